@@ -1,0 +1,1 @@
+"""Tells people that an episode needs them."""

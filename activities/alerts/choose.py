@@ -1,0 +1,60 @@
+"""Makes the channels that the settings name."""
+
+import logging
+from collections.abc import Mapping
+from typing import assert_never
+
+from activities.alerts.log import Log
+from activities.alerts.port import Channel, NotDeliveredError, Post
+from tightloop.alert import AlertKind, Notice
+from tightloop.settings import AlertChannel, Settings
+
+logger = logging.getLogger("tightloop")
+
+
+def post_of(settings: Settings, environ: Mapping[str, str]) -> Post:
+    """Return where alerts go. A channel that cannot work is kept, so that the timeline tells of it."""
+    return Post(
+        channels=tuple(_channel(name, channel, environ) for name, channel in settings.alerts.channels.items()),
+        ui_url=settings.temporal.ui_url,
+        namespace=settings.temporal.namespace,
+        full=settings.privacy.alerts == "full",
+    )
+
+
+class Unusable:
+    """Stands for a channel whose settings lead nowhere on this host."""
+
+    def __init__(self, name: str, reason: str, kinds: frozenset[AlertKind]) -> None:
+        """Take why."""
+        self.name = name
+        self._reason = reason
+        self.kinds = kinds
+
+    async def deliver(self, notice: Notice) -> None:  # noqa: ARG002 - the port's signature
+        """Say why it cannot."""
+        raise NotDeliveredError(self._reason, again=False)
+
+
+def _channel(name: str, channel: AlertChannel, environ: Mapping[str, str]) -> Channel:
+    kinds = frozenset(channel.kinds)
+    missing = [variable for variable in (channel.url_env, channel.secret_env) if variable and not environ.get(variable)]
+    if missing:
+        reason = f"the worker has no environment variable {missing[0]}. Set it and start the worker again"
+        logger.warning("alerts: the channel %s cannot be used: %s", name, reason)
+        return Unusable(name, reason, kinds)
+    match channel.type:
+        case "webhook":
+            from activities.alerts.webhook import Webhook
+
+            url = channel.url or environ[channel.url_env]
+            secret = environ[channel.secret_env] if channel.secret_env else ""
+            return Webhook(name, url, secret, kinds=kinds, timeout_s=channel.timeout_s)
+        case "desktop":
+            from activities.alerts.desktop import Desktop
+
+            return Desktop(name, kinds=kinds, timeout_s=channel.timeout_s)
+        case "log":
+            return Log(name, kinds=kinds)
+        case _:
+            assert_never(channel.type)

@@ -1,0 +1,1 @@
+"""Content-addressed bytes on the workspace's host."""

@@ -1,0 +1,1 @@
+"""Hand-off to an executor and its supervision."""

@@ -1,0 +1,231 @@
+"""One request to a model service, and its errors in our words."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from activities.model.egress import passed
+from activities.model.service import OPENAI_URL, ModelService
+from tightloop.budget import Usage
+from tightloop.egress import Egress
+from tightloop.errors import PlannerError, PlannerUnavailableError, TightloopError
+from tightloop.value import shorten
+
+
+class AnswerSchema(NamedTuple):
+    """The object that a model is to answer with."""
+
+    name: str
+    schema: Mapping[str, Any]
+    """Strict JSON schema: every property is required, none may be added."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The top-level keys."""
+        return tuple(self.schema["properties"])
+
+
+class Turn(NamedTuple):
+    """One message of a conversation."""
+
+    role: str
+    """`user` or `assistant`."""
+    text: str
+
+
+class ModelAnswer(NamedTuple):
+    """What the service returned, as it came."""
+
+    text: str = ""
+    truncated: bool = False
+    """It was cut off: a valid object in it is not the whole answer."""
+    refusal: str = ""
+    usage: Usage = Usage()
+    model: str = ""
+
+
+class ModelClient:
+    """Asks one model service. Every call is one paid request: the caller's activity does the retrying."""
+
+    def __init__(self, service: ModelService) -> None:
+        """Take the service; nothing is opened before the first question."""
+        self._service = service
+        self._missing: set[str] = set()
+
+    async def ask(
+        self,
+        system: str,
+        user: str,
+        schema: AnswerSchema,
+        *,
+        after: Sequence[Turn] = (),
+        egress: Egress | None = None,
+    ) -> ModelAnswer:
+        """Ask for a JSON object; the first model of the list that the service has answers.
+
+        Args:
+            system: the stable part of the prompt.
+            user: the changing part.
+            schema: what the answer has to look like.
+            after: what followed: an answer and what was wrong with it.
+            egress: the level that the prompt keeps; None: its author does not say.
+
+        Raises:
+            PlannerError: the service refuses; not retryable.
+            PlannerUnavailableError: it is busy or down; retryable.
+        """
+        # The SDK takes most of a second to import: a worker that asks no model never pays for it.
+        import openai
+
+        from activities.model.failure import model_missing, translated
+
+        strictest = self._service.strictest_egress
+        system, *said = (
+            passed(text, egress, strictest=strictest) for text in (system, user, *(turn.text for turn in after))
+        )
+        turns = tuple(
+            Turn(role, text) for role, text in zip(("user", *(turn.role for turn in after)), said, strict=True)
+        )
+        refused: list[str] = []
+        for model in self._models():
+            try:
+                return await self._ask_model(model, system, turns, schema)
+            except openai.APIStatusError as error:
+                if not model_missing(error):
+                    raise translated(error, model) from error
+                self._missing.add(model)
+                refused.append(f"{model} ({error.status_code})")
+            except openai.APIError as error:
+                raise translated(error, model) from error
+        raise self._no_model(refused)
+
+    def _models(self) -> tuple[str, ...]:
+        """Return the models to try; all of them again once every one was missing."""
+        left = tuple(model for model in self._service.models if model not in self._missing)
+        return left or self._service.models
+
+    def _no_model(self, refused: Sequence[str]) -> TightloopError:
+        return PlannerError(
+            f"{self._service.base_url} has none of the models {', '.join(refused) or '(none configured)'}: "
+            "set planner models to names that this key may use, and check the base URL"
+        )
+
+    async def _ask_model(self, model: str, system: str, turns: Sequence[Turn], schema: AnswerSchema) -> ModelAnswer:
+        import openai
+
+        service = self._service
+        # An empty key is passed on as a word: own services need none, and the SDK must not look for one elsewhere.
+        async with openai.AsyncOpenAI(
+            api_key=service.api_key or "none",
+            base_url=service.base_url or OPENAI_URL,
+            timeout=service.timeout_s,
+            max_retries=0,
+        ) as client:
+            if service.uses_responses:
+                raw = await client.responses.with_raw_response.create(
+                    **_responses_body(service, model, system, turns, schema)
+                )
+                return _from_responses(_payload(raw.http_response.text), model)
+            raw_chat = await client.chat.completions.with_raw_response.create(
+                **_chat_body(service, model, system, turns, schema)
+            )
+            return _from_chat(_payload(raw_chat.http_response.text), model)
+
+
+def _responses_body(
+    service: ModelService, model: str, system: str, turns: Sequence[Turn], schema: AnswerSchema
+) -> dict[str, Any]:
+    return {
+        "model": model,
+        "instructions": system,
+        "input": [{"role": turn.role, "content": turn.text} for turn in turns],
+        "text": {"format": {"type": "json_schema", "name": schema.name, "schema": schema.schema, "strict": True}},
+        "max_output_tokens": service.max_output_tokens,
+        # Goals and code stay with the caller.
+        "store": False,
+    }
+
+
+def _chat_body(
+    service: ModelService, model: str, system: str, turns: Sequence[Turn], schema: AnswerSchema
+) -> dict[str, Any]:
+    limit = "max_completion_tokens" if service.is_openai else "max_tokens"
+    return {
+        "model": model,
+        "messages": [{"role": turn.role, "content": turn.text} for turn in (Turn("system", system), *turns)],
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": schema.name, "schema": schema.schema, "strict": True},
+        },
+        limit: service.max_output_tokens,
+    }
+
+
+def _payload(body: str) -> dict[str, Any]:
+    """Read the envelope. It comes from a program, so what is not JSON is a fault on the way, not an answer."""
+    try:
+        payload = json.loads(body)
+    except (ValueError, RecursionError):
+        payload = None
+    if not isinstance(payload, dict):
+        raise PlannerUnavailableError(
+            f"the model service answered with {len(body)} characters that are not its API: {shorten(body, 80)!r}. "
+            "Check that the base URL ends in /v1 and that no proxy stands between"
+        )
+    return payload
+
+
+def _from_responses(payload: dict[str, Any], model: str) -> ModelAnswer:
+    parts = [
+        part
+        for item in _dicts(payload.get("output"))
+        if item.get("type") == "message"
+        for part in _dicts(item.get("content"))
+    ]
+    reported = _dict(payload.get("usage"))
+    if payload.get("status") == "failed":
+        raise PlannerUnavailableError(f"the model service failed: {_dict(payload.get('error')).get('message', '')}")
+    return ModelAnswer(
+        text="".join(str(part.get("text") or "") for part in parts if part.get("type") == "output_text"),
+        truncated=payload.get("status") == "incomplete",
+        refusal="".join(str(part.get("refusal") or "") for part in parts if part.get("type") == "refusal"),
+        usage=_usage(reported, "input", "output"),
+        model=str(payload.get("model") or model),
+    )
+
+
+def _from_chat(payload: dict[str, Any], model: str) -> ModelAnswer:
+    choice = next(iter(_dicts(payload.get("choices"))), {})
+    message = _dict(choice.get("message"))
+    reason = choice.get("finish_reason")
+    filtered = "the answer was stopped by the service's content filter" if reason == "content_filter" else ""
+    return ModelAnswer(
+        text=str(message.get("content") or ""),
+        truncated=reason == "length",
+        refusal=str(message.get("refusal") or filtered),
+        usage=_usage(_dict(payload.get("usage")), "prompt", "completion"),
+        model=str(payload.get("model") or model),
+    )
+
+
+def _usage(reported: dict[str, Any], came_in: str, went_out: str) -> Usage:
+    details = _dict(reported.get(f"{came_in}_tokens_details"))
+    cost = reported.get("cost")
+    return Usage(
+        input_tokens=_count(reported.get(f"{came_in}_tokens")),
+        cached_tokens=_count(details.get("cached_tokens")),
+        output_tokens=_count(reported.get(f"{went_out}_tokens")),
+        cost_usd=float(cost) if isinstance(cost, int | float) else None,
+    )
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and value >= 0 else None
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

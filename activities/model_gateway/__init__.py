@@ -1,0 +1,1 @@
+"""A loopback door between an agent and its model provider."""

@@ -1,0 +1,158 @@
+"""One connection of an agent to the door: HTTP/1.1, one request after the other."""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import h11
+
+from activities.model_gateway.exchange import Headers
+
+LARGEST_REQUEST_BYTES = 64 * 2**20
+LARGEST_HEAD_BYTES = 64 * 2**10
+IDLE_S = 600.0
+"""Longest silence of an agent between its calls on one connection, and longest stall of a read or write."""
+LINGER_S = 2.0
+_READ_BYTES = 64 * 2**10
+
+
+class AgentGoneError(Exception):
+    """The agent hung up or does not speak HTTP."""
+
+
+class TooLargeError(Exception):
+    """The body of a request is above the bound."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request of an agent, read to its end."""
+
+    method: str
+    target: str
+    headers: Headers
+    body: bytes
+
+
+class AgentConnection:
+    """Reads requests and writes answers. Lives in the event loop of its door."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take the streams of a connection."""
+        self._reader = reader
+        self._writer = writer
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=LARGEST_HEAD_BYTES)
+        self._silent = False
+
+    async def request(self) -> Request | None:
+        """Return the next request; None where there is none any more.
+
+        Raises:
+            AgentGoneError: what came is not HTTP, or stopped in its middle.
+            TooLargeError: the body is above `LARGEST_REQUEST_BYTES`.
+        """
+        if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
+            self._http.start_next_cycle()
+        elif self._http.our_state is not h11.IDLE:
+            return None
+        event = await self._event()
+        if not isinstance(event, h11.Request):
+            return None
+        headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in event.headers)
+        self._silent = event.method == b"HEAD"
+        body = await self._body(dict(headers).get("content-length", "0"))
+        return Request(event.method.decode("latin-1"), event.target.decode("latin-1"), headers, body)
+
+    async def while_there(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something for the agent; it is given up as soon as the agent hangs up.
+
+        Raises:
+            AgentGoneError: it did.
+        """
+        doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(self._hung_up())
+        try:
+            await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            finished = doing.done()
+            doing.cancel()
+            gone.cancel()
+            await asyncio.gather(doing, gone, return_exceptions=True)
+        if not finished:
+            raise AgentGoneError
+        doing.result()
+
+    async def begin(self, status: int, headers: Headers) -> None:
+        """Send the head of an answer."""
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        await self._send(h11.Response(status_code=status, headers=raw))
+
+    async def write(self, data: bytes) -> None:
+        """Send a part of the body at once."""
+        if data and not self._silent:
+            await self._send(h11.Data(data=data))
+
+    async def finish(self) -> None:
+        """Send the end of the answer."""
+        await self._send(h11.EndOfMessage())
+
+    async def answer(self, status: int, body: bytes, headers: Headers = ()) -> None:
+        """Send a whole answer of the door's own."""
+        fixed = (("content-type", "application/json"), ("content-length", str(len(body))))
+        await self.begin(status, (*fixed, *headers))
+        await self.write(body)
+        await self.finish()
+
+    async def linger(self) -> None:
+        """Read what the agent still sends, for a moment: a reset would take the answer away from it."""
+        with suppress(TimeoutError, OSError):
+            async with asyncio.timeout(LINGER_S):
+                while await self._reader.read(_READ_BYTES):
+                    pass
+
+    def abort(self) -> None:
+        """Cut the connection; an answer that had begun looks broken off, as it is."""
+        self._writer.transport.abort()
+
+    async def close(self) -> None:
+        """Close the connection after what was written."""
+        self._writer.close()
+        with suppress(TimeoutError, OSError):
+            await asyncio.wait_for(self._writer.wait_closed(), LINGER_S)
+
+    async def _body(self, told: str) -> bytes:
+        if int(told) > LARGEST_REQUEST_BYTES:
+            raise TooLargeError
+        if self._http.they_are_waiting_for_100_continue:
+            await self._send(h11.InformationalResponse(status_code=100, headers=[]))
+        body = bytearray()
+        while isinstance(event := await self._event(), h11.Data):
+            body += event.data
+            if len(body) > LARGEST_REQUEST_BYTES:
+                raise TooLargeError
+        return bytes(body)
+
+    async def _event(self) -> Any:
+        try:
+            while (event := self._http.next_event()) is h11.NEED_DATA:
+                self._http.receive_data(await asyncio.wait_for(self._reader.read(_READ_BYTES), IDLE_S))
+        except (h11.RemoteProtocolError, OSError, TimeoutError):
+            raise AgentGoneError from None
+        return event
+
+    async def _hung_up(self) -> None:
+        """Return when the agent closed its end; a little that it sends early is kept for the next request."""
+        early = 0
+        with suppress(OSError):
+            while early <= LARGEST_HEAD_BYTES and (data := await self._reader.read(_READ_BYTES)):
+                early += len(data)
+                self._http.receive_data(data)
+
+    async def _send(self, event: Any) -> None:
+        try:
+            self._writer.write(self._http.send(event) or b"")
+            if self._writer.transport.get_write_buffer_size():
+                await asyncio.wait_for(self._writer.drain(), IDLE_S)
+        except (OSError, TimeoutError):
+            raise AgentGoneError from None

@@ -1,0 +1,177 @@
+"""Reads tokens and errors out of answers that pass by, without changing them."""
+
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from tightloop.budget import Usage
+
+LARGEST_EVENT_BYTES = 8 * 2**20
+"""An event or a body above that is passed on unread."""
+BYTES_PER_TOKEN = 4
+_LAST = (
+    b'"type":"response.completed"',
+    b'"type": "response.completed"',
+    b'"type":"message_stop"',
+    b'"type": "message_stop"',
+)
+_TELLING = (b'"usage', b'"error"')
+
+
+class AnswerReader:
+    """Reads one answer of a provider, chunk by chunk."""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        """Take the headers of the answer; their names in lower case."""
+        self.streamed = headers.get("content-type", "").lower().startswith("text/event-stream")
+        packed = headers.get("content-encoding", "identity").lower()
+        self._unpack = zlib.decompressobj(wbits=47) if packed in {"gzip", "deflate"} else None
+        self._readable = self._unpack is not None or packed == "identity"
+        self._held = bytearray()
+        self._data = bytearray()
+        self._counts: dict[str, int] = {}
+        self._size = 0
+        self._events = 0
+        self.finished = False
+        """The event came that ends a good answer; not every wire format has one."""
+        self.error: Any = None
+        """Body of the error that ended a stream which began well."""
+
+    def feed(self, chunk: bytes) -> None:
+        """Read what came."""
+        self._size += len(chunk)
+        if not self._readable:
+            return
+        try:
+            self._held += self._unpack.decompress(chunk, LARGEST_EVENT_BYTES) if self._unpack else chunk
+        except zlib.error:
+            self._readable = False
+        if self.streamed and b"\n" in self._held:
+            self._lines()
+        if len(self._held) > LARGEST_EVENT_BYTES:
+            self._held.clear()
+            self._readable = self.streamed
+
+    def end(self) -> None:
+        """Read what is left after the last chunk."""
+        if self.streamed:
+            self._held += b"\n"
+            self._lines()
+            self._event()
+        elif self._readable:
+            self._body(bytes(self._held))
+
+    def usage(self) -> Usage:
+        """Return the tokens that were reported so far."""
+        return Usage(**self._counts)
+
+    def tokens(self, request_bytes: int) -> int:
+        """Return input and output tokens; where they were not reported, an estimate that errs to the high side.
+
+        It is for the budget only: a token for each `BYTES_PER_TOKEN` of the request and of a body, or for each event.
+        """
+        reported = self.usage()
+        input_tokens, output_tokens = reported.input_tokens, reported.output_tokens
+        if input_tokens is None:
+            input_tokens = request_bytes // BYTES_PER_TOKEN
+        if output_tokens is None:
+            output_tokens = self._events if self.streamed else self._size // BYTES_PER_TOKEN
+        return input_tokens + output_tokens
+
+    def _lines(self) -> None:
+        # A lone carriage return would be a line end, too; no provider sends it.
+        *lines, rest = bytes(self._held).split(b"\n")
+        self._held = bytearray(rest)
+        for line in lines:
+            stripped = line.rstrip(b"\r")
+            if not stripped:
+                self._event()
+            elif stripped.startswith(b"data:") and len(self._data) < LARGEST_EVENT_BYTES:
+                self._data += stripped[5:] + b"\n"
+
+    def _event(self) -> None:
+        data = bytes(self._data)
+        self._data.clear()
+        self._events += bool(data)
+        self.finished = self.finished or data.strip() == b"[DONE]" or any(mark in data for mark in _LAST)
+        if any(mark in data for mark in _TELLING):
+            self._body(data)
+
+    def _body(self, data: bytes) -> None:
+        try:
+            decoded = json.loads(data)
+        except (ValueError, RecursionError):
+            return
+        for item in decoded if isinstance(decoded, list) else [decoded]:
+            if isinstance(item, dict):
+                self._counts.update(token_counts(item))
+                self.error = error_in(item) or self.error
+
+
+def error_in(event: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the error that an event or a body tells of, in an envelope with `error`."""
+    inner = event.get("response")
+    holder = inner if isinstance(inner, dict) and inner.get("error") else event
+    if event.get("type") == "error" and not event.get("error"):
+        return {"error": {key: event.get(key) for key in ("code", "message")}}
+    return {"error": holder["error"]} if holder.get("error") else None
+
+
+def token_counts(event: Mapping[str, Any]) -> dict[str, int]:
+    """Return what an event or a body of any wire format says about tokens, in the words of `Usage`.
+
+    Anthropic counts what its cache served and stored beside the input, the others within it.
+    """
+    for holder in (event, event.get("response"), event.get("message")):
+        if not isinstance(holder, dict):
+            continue
+        if isinstance(google := holder.get("usageMetadata"), dict):
+            return _gemini(google)
+        if isinstance(usage := holder.get("usage"), dict):
+            return _known(_chat(usage) if "prompt_tokens" in usage else _responses_or_messages(usage))
+    return {}
+
+
+def _known(counts: Mapping[str, int | None]) -> dict[str, int]:
+    return {name: count for name, count in counts.items() if count is not None}
+
+
+def _number(holder: Any, name: str) -> int | None:
+    value = holder.get(name) if isinstance(holder, dict) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _sum(holder: Mapping[str, Any], *names: str) -> int | None:
+    found = [count for name in names if (count := _number(holder, name)) is not None]
+    return sum(found) if found else None
+
+
+def _chat(usage: Mapping[str, Any]) -> dict[str, int | None]:
+    return {
+        "input_tokens": _number(usage, "prompt_tokens"),
+        "cached_tokens": _number(usage.get("prompt_tokens_details"), "cached_tokens"),
+        "output_tokens": _number(usage, "completion_tokens"),
+    }
+
+
+def _responses_or_messages(usage: Mapping[str, Any]) -> dict[str, int | None]:
+    cached = _number(usage.get("input_tokens_details"), "cached_tokens")
+    input_tokens = None
+    if _number(usage, "input_tokens") is not None:
+        input_tokens = _sum(usage, "input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+    return {
+        "input_tokens": input_tokens,
+        "cached_tokens": _number(usage, "cache_read_input_tokens") if cached is None else cached,
+        "output_tokens": _number(usage, "output_tokens"),
+    }
+
+
+def _gemini(usage: Mapping[str, Any]) -> dict[str, int]:
+    return _known(
+        {
+            "input_tokens": _sum(usage, "promptTokenCount", "toolUsePromptTokenCount"),
+            "cached_tokens": _number(usage, "cachedContentTokenCount"),
+            "output_tokens": _sum(usage, "candidatesTokenCount", "thoughtsTokenCount"),
+        }
+    )

@@ -1,0 +1,163 @@
+"""Keeps exchanges in a file, and answers from it instead of the provider."""
+
+import base64
+import json
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from activities.model_gateway.exchange import Answer, BrokenOffError, Call, Headers, NoAnswerError, Source
+from activities.model_gateway.fingerprint import fingerprint, marks
+from activities.model_gateway.port import GatewaySpec
+from tightloop.errors import ExecutorError
+
+LARGEST_BODY_BYTES = 32 * 2**20
+"""An answer above that is passed on, but not recorded."""
+_KEPT = ("content-type", "content-encoding", "retry-after", "x-ratelimit-", "anthropic-ratelimit-", "x-codex-",
+         "x-should-retry", "request-id", "x-request-id")  # fmt: skip
+_HIDDEN_KEY = "<key>"
+
+
+class Recorder:
+    """A source that writes down what another one answers."""
+
+    def __init__(self, spec: GatewaySpec, source: Source, path: Path) -> None:
+        """Take what to record and where; what is in the file already stays.
+
+        Raises:
+            ExecutorError: the file cannot be written.
+        """
+        self._spec = spec
+        self._source = source
+        self._marks = [*([(spec.key, _HIDDEN_KEY)] if spec.key else []), *marks(spec.volatile)]
+        self._broken = ""
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise ExecutorError(f"recording {path} cannot be written: {error.strerror}. Name another file") from None
+
+    @asynccontextmanager
+    async def answer(self, call: Call) -> AsyncIterator[Answer]:
+        """Answer a call and record it; one that the agent gave up is not recorded. See `Source`."""
+        if self._broken:
+            raise NoAnswerError(HTTPStatus.INSUFFICIENT_STORAGE, self._broken, asked=False)
+        try:
+            async with self._source.answer(call) as answer:
+                yield Answer(status=answer.status, headers=answer.headers, chunks=self._noted(call, answer))
+        except NoAnswerError as error:
+            self._write(call, {"status": error.status, "silent": error.message})
+            raise
+
+    async def close(self) -> None:
+        """Close the file and the source."""
+        self._file.close()
+        await self._source.close()
+
+    async def _noted(self, call: Call, answer: Answer) -> AsyncIterator[bytes]:
+        chunks: list[bytes] = []
+        size = 0
+        line: dict[str, Any] = {"status": answer.status, "headers": self._headers(answer.headers)}
+        try:
+            async for chunk in answer.chunks:
+                size += len(chunk)
+                if size <= LARGEST_BODY_BYTES:
+                    chunks.append(chunk)
+                yield chunk
+        except BrokenOffError:
+            self._write(call, {**line, "cut": True, "chunks": [self._text(chunk) for chunk in chunks]})
+            raise
+        if size <= LARGEST_BODY_BYTES:
+            self._write(call, {**line, "chunks": [self._text(chunk) for chunk in chunks]})
+
+    def _write(self, call: Call, answer: Mapping[str, Any]) -> None:
+        hash_ = fingerprint(self._spec.wire, call, self._spec.volatile)
+        line = {"hash": hash_, "wire": self._spec.wire, "method": call.method, "path": call.route.tail, **answer}
+        try:
+            self._file.write(json.dumps(line).encode() + b"\n")
+        except OSError as error:
+            self._broken = f"the recording cannot be written: {error.strerror}. Make room or record nothing"
+
+    def _headers(self, headers: Headers) -> Headers:
+        return tuple((name, self._without(value)) for name, value in headers if name.startswith(_KEPT))
+
+    def _text(self, chunk: bytes) -> str | dict[str, str]:
+        hidden = chunk
+        for text, mark in self._marks:
+            hidden = hidden.replace(text.encode(), mark.encode())
+        try:
+            return hidden.decode()
+        except UnicodeDecodeError:
+            return {"base64": base64.b64encode(hidden).decode()}
+
+    def _without(self, text: str) -> str:
+        for secret, mark in self._marks:
+            text = text.replace(secret, mark)
+        return text
+
+
+class Player:
+    """A source that answers from a recording, in its order where equal calls were recorded; never the provider."""
+
+    def __init__(self, spec: GatewaySpec, path: Path) -> None:
+        """Read the recording.
+
+        Raises:
+            ExecutorError: it is not there or not whole.
+        """
+        self._spec = spec
+        self._path = path
+        self._marks = marks(spec.volatile)
+        self._lines: defaultdict[str, deque[dict[str, Any]]] = defaultdict(deque)
+        self._recorded = 0
+        for line in _read(path):
+            self._lines[line["hash"]].append(line)
+            self._recorded += 1
+        self._played = 0
+
+    @asynccontextmanager
+    async def answer(self, call: Call) -> AsyncIterator[Answer]:
+        """Answer a call; see `Source`."""
+        hash_ = fingerprint(self._spec.wire, call, self._spec.volatile)
+        line = self._next(hash_, call)
+        if "silent" in line:
+            raise NoAnswerError(line["status"], line["silent"])
+        headers = tuple((name, value) for name, value in line["headers"])
+        yield Answer(status=line["status"], headers=headers, chunks=self._chunks(line))
+
+    async def close(self) -> None:
+        """Nothing is held open."""
+
+    def _next(self, hash_: str, call: Call) -> dict[str, Any]:
+        known = hash_ in self._lines
+        if not known or not self._lines[hash_]:
+            what = "was asked more often than it was recorded" if known else "is not in the recording"
+            message = (
+                f"{call.method} {call.route.tail} with hash {hash_[:12]} {what} {self._path.name} "
+                f"({self._played} of its {self._recorded} exchanges were played). Record it anew"
+            )
+            raise NoAnswerError(HTTPStatus.CONFLICT, message, asked=False)
+        self._played += 1
+        return self._lines[hash_].popleft()
+
+    async def _chunks(self, line: Mapping[str, Any]) -> AsyncIterator[bytes]:
+        for chunk in line["chunks"]:
+            data = chunk.encode() if isinstance(chunk, str) else base64.b64decode(chunk["base64"])
+            for path, mark in self._marks:
+                data = data.replace(mark.encode(), path.encode())
+            yield data
+        if line.get("cut"):
+            raise BrokenOffError("recorded so")
+
+
+def _read(path: Path) -> Sequence[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in path.read_bytes().splitlines()]
+    except OSError as error:
+        raise ExecutorError(f"recording {path} cannot be read: {error.strerror}. Record it first") from None
+    except ValueError:
+        raise ExecutorError(f"recording {path} is not whole. Record it anew") from None

@@ -1,0 +1,113 @@
+"""Asks the real provider, with the key that the agent does not have."""
+
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cache
+from http import HTTPStatus
+from ipaddress import ip_address
+
+import httpx2
+
+from activities.model_gateway.exchange import HOP_HEADERS, Answer, BrokenOffError, Call, Headers, NoAnswerError
+from activities.model_gateway.port import GatewaySpec
+from activities.model_gateway.wire import CREDENTIALS, key_header
+from tightloop.value import shorten
+
+# One line for each call of an agent would drown the worker's own log.
+logging.getLogger("httpx2").setLevel(logging.WARNING)
+
+CONNECT_S = 10.0
+READ_IDLE_S = 600.0
+KEEP_S = 4.0
+"""A connection that rests longer is made anew: many servers shut theirs after 5 s."""
+_TIMEOUT = httpx2.Timeout(READ_IDLE_S, connect=CONNECT_S, pool=READ_IDLE_S)
+# A compressed answer could not be read as it passes.
+_REPLACED = HOP_HEADERS | CREDENTIALS | {"content-length", "accept-encoding", "cookie"}
+
+
+class Provider:
+    """The provider of a door. Lives in the event loop that uses it."""
+
+    def __init__(self, spec: GatewaySpec, *, at_once: int) -> None:
+        """Prepare; nothing is connected yet.
+
+        Args:
+            spec: of the door.
+            at_once: most connections.
+        """
+        self._base = httpx2.URL(spec.upstream.rstrip("/"))
+        self._key = key_header(spec.wire, spec.key) if spec.key else None
+        # What proxies and certificates the host's environment names holds for the world outside only.
+        self._client = httpx2.AsyncClient(
+            verify=_certificates() if self._base.scheme == "https" else False,
+            trust_env=not _loopback(self._base.host),
+            limits=httpx2.Limits(max_connections=at_once, keepalive_expiry=KEEP_S),
+        )
+
+    @asynccontextmanager
+    async def answer(self, call: Call) -> AsyncIterator[Answer]:
+        """Forward a call; see `Source`."""
+        try:
+            response = await self._client.send(self._request(call), stream=True)
+        except httpx2.TimeoutException as error:
+            raise NoAnswerError(HTTPStatus.GATEWAY_TIMEOUT, self._silence(error)) from None
+        except httpx2.RequestError as error:
+            raise NoAnswerError(HTTPStatus.BAD_GATEWAY, self._silence(error)) from None
+        try:
+            yield Answer(status=response.status_code, headers=_passed_on(response.headers), chunks=_chunks(response))
+        finally:
+            await response.aclose()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    def _request(self, call: Call) -> httpx2.Request:
+        headers = [item for item in call.headers if item[0] not in _REPLACED]
+        headers += [("accept-encoding", "identity"), *([self._key] if self._key else [])]
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        path = self._base.raw_path.rstrip(b"/") + call.route.tail.encode("ascii")
+        query = b"?" + call.route.query.encode("ascii") if call.route.query else b""
+        return httpx2.Request(
+            call.method,
+            self._base.copy_with(raw_path=path + query),
+            headers=raw,
+            content=call.body,
+            extensions={"timeout": _TIMEOUT.as_dict()},
+        )
+
+    def _silence(self, error: Exception) -> str:
+        # Once a request was sent, texts of the library can hold parts of it.
+        why = f": {error}" if isinstance(error, httpx2.ConnectError) else ""
+        return (
+            f"the model provider at {self._base.host} gave no answer ({type(error).__name__}{shorten(why, 200)}). "
+            "Check the base URL, and the network and certificates of the worker's host"
+        )
+
+
+def _passed_on(headers: httpx2.Headers) -> Headers:
+    named = ((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers.raw)
+    return tuple(item for item in named if item[0] not in HOP_HEADERS)
+
+
+async def _chunks(response: httpx2.Response) -> AsyncIterator[bytes]:
+    try:
+        async for chunk in response.aiter_raw():
+            yield chunk
+    except httpx2.RequestError as error:
+        raise BrokenOffError(type(error).__name__) from None
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@cache
+def _certificates() -> ssl.SSLContext:
+    """Return the trusted certificates; reading them takes longer than all the rest of opening a door."""
+    return httpx2.create_ssl_context()

@@ -1,0 +1,182 @@
+"""A loopback HTTP server between one agent and its model provider, open for one delivery.
+
+What the provider says is passed on as it comes and unchanged, its time to retry included: Claude Code, Copilot and the
+openai package end at once on a long one. Agents that would sleep it through are for their executor to end: it can see
+the limit before the agent does.
+"""
+
+import asyncio
+import hmac
+import secrets
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+from activities.model_gateway.agent_connection import AgentConnection, AgentGoneError, Request, TooLargeError
+from activities.model_gateway.cassette import Player, Recorder
+from activities.model_gateway.exchange import BrokenOffError, Call, Source
+from activities.model_gateway.meter import Meter
+from activities.model_gateway.passage import NO_RETRY, Passage
+from activities.model_gateway.port import Cassette, Gateway, GatewaySeen, GatewaySpec
+from activities.model_gateway.provider import Provider
+from activities.model_gateway.wire import credentials, find_route, refusal
+from tightloop.errors import ExecutorError
+
+CALLS_AT_ONCE = 32
+CONNECTIONS = 128
+SHUT_S = 0.4
+"""Longest wait for what is still under way, twice in a row."""
+
+
+class ModelGateways:
+    """Opens doors; see `Gateways`."""
+
+    @contextmanager
+    def __call__(self, spec: GatewaySpec) -> Iterator[Gateway]:
+        """Open a door; it is shut on leaving.
+
+        Raises:
+            ExecutorError: the upstream, the key or the recording cannot be used.
+        """
+        prefix = _prefix(spec)
+        door = Door(spec, prefix, _source(spec))
+        door.open()
+        try:
+            yield door
+        finally:
+            door.shut()
+
+
+class Door:
+    """The server, with an event loop in a thread of its own."""
+
+    def __init__(self, spec: GatewaySpec, prefix: str, source: Source) -> None:
+        """Take a port; nothing is answered before `open`."""
+        self._spec = spec
+        self._prefix = prefix
+        self._source = source
+        self._token = f"tl-{secrets.token_urlsafe(32)}"
+        self._meter = Meter(spec)
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=CONNECTIONS)
+        self._port = self._socket.getsockname()[1]
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._turns = asyncio.Semaphore(CALLS_AT_ONCE)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._run, name=f"model-gateway-{self._port}", daemon=True)
+
+    @property
+    def base_url(self) -> str:
+        """Address for the agent; see `Gateway`."""
+        return f"http://127.0.0.1:{self._port}{self._prefix}"
+
+    @property
+    def token(self) -> str:
+        """What the agent sends as its key; see `Gateway`."""
+        return self._token
+
+    def seen(self) -> GatewaySeen:
+        """Return what passed through; see `Gateway`."""
+        return self._meter.seen()
+
+    def open(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def shut(self) -> None:
+        """Give up all calls and free the port."""
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(4 * SHUT_S)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        finally:
+            # Not waiting for its threads: a name server that hangs would hold the door open.
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._connected, sock=self._socket)
+        await self._stop.wait()
+        server.close()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=SHUT_S)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._source.close(), SHUT_S)
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._tasks) >= CONNECTIONS:
+            writer.transport.abort()
+            return
+        # asyncio does it only for sockets that name their protocol; without it each answer waits 40 ms for an ACK.
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        task = self._loop.create_task(self._converse(AgentConnection(reader, writer)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _converse(self, agent: AgentConnection) -> None:
+        try:
+            while request := await agent.request():
+                await agent.while_there(self._answer(agent, request))
+        except TooLargeError:
+            with suppress(AgentGoneError):
+                await self._refuse(agent, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the request is above 64 MB. Send less")
+                await agent.linger()
+        except (AgentGoneError, BrokenOffError, asyncio.CancelledError):
+            agent.abort()
+        finally:
+            await agent.close()
+
+    async def _answer(self, agent: AgentConnection, request: Request) -> None:
+        shown = credentials(dict(request.headers), request.target)
+        if not any(hmac.compare_digest(key.encode(), self._token.encode()) for key in shown):
+            await self._refuse(agent, HTTPStatus.UNAUTHORIZED, "this is not the token of this delivery's model gateway")
+            return
+        route = find_route(self._spec.wire, request.method, request.target, self._prefix)
+        if route is None:
+            path = request.target.partition("?")[0][:200]
+            where = f"{self._spec.wire} below {self._prefix or '/'}"
+            message = f"{request.method} {path} is neither a model call nor a listing of {where}"
+            await self._refuse(agent, HTTPStatus.NOT_FOUND, message)
+            return
+        call = Call(method=request.method, route=route, headers=request.headers, body=request.body)
+        await Passage(self._spec, self._meter, agent, call).go(self._source, self._turns)
+
+    async def _refuse(self, agent: AgentConnection, status: int, message: str) -> None:
+        await agent.answer(status, refusal(self._spec.wire, status, message), NO_RETRY)
+
+
+def _prefix(spec: GatewaySpec) -> str:
+    """Return the path of the upstream without a slash at its end.
+
+    Raises:
+        ExecutorError: the upstream or the key cannot be used.
+    """
+    parts = urlsplit(spec.upstream)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.username:
+        raise ExecutorError(
+            "the base URL of the model provider cannot be used. It looks like https://api.openai.com/v1, "
+            "without a question mark or a user name"
+        )
+    if not spec.key.isascii() or not spec.key.isprintable() or spec.key != spec.key.strip():
+        raise ExecutorError(
+            "the key of the model provider holds characters that cannot be sent, such as a line break. Set it anew"
+        )
+    return parts.path.rstrip("/")
+
+
+def _source(spec: GatewaySpec) -> Source:
+    if spec.cassette is not Cassette.OFF and spec.recording is None:
+        raise ExecutorError(f"cassette {spec.cassette!s} needs a file. Name one in `recording`")
+    if spec.cassette is Cassette.REPLAY and spec.recording:
+        return Player(spec, spec.recording)
+    provider = Provider(spec, at_once=CALLS_AT_ONCE)
+    if spec.cassette is Cassette.RECORD and spec.recording:
+        return Recorder(spec, provider, spec.recording)
+    return provider

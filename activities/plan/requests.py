@@ -1,0 +1,188 @@
+"""What the plan activities are asked for, and what they answer."""
+
+from pydantic import Field
+
+from activities.scope import EpisodeScope
+from tightloop.artifact import ArtifactRef
+from tightloop.budget import Usage
+from tightloop.plan.request import PlanOutcome, PlanRequest
+from tightloop.plan.result import Belief, PersonDecision, StepResult
+from tightloop.value import Value
+
+
+class PlanScope(EpisodeScope):
+    """One plan in one workspace; `episode_id` is the plan's id (its workflow id)."""
+
+    plan: ArtifactRef | None = None
+    """The stored `StoredPlan` of the revision; None only before the plan is open."""
+    revision: int = 1
+    base_tree: str = ""
+    """Tree that the plan began with."""
+
+
+class OpenPlanRequest(Value):
+    """A plan that begins."""
+
+    scope: PlanScope
+    request: PlanRequest
+    opening: str = ""
+    """Original run id: a new run opens anew, a reset run finds what it opened before."""
+
+
+class OpenedPlan(Value):
+    """A plan that may run."""
+
+    plan: ArtifactRef
+    graph: str = Field(repr=False)
+    """`Graph.packed()`: what the scheduler needs, compressed; at most 1.5 MB."""
+    tree: str = ""
+    notes: tuple[str, ...] = ()
+    attempt: int = 1
+    planner: bool = False
+    """A planner may be asked for a revision where a step has failed: the flag `agent_planning` is on."""
+    usage: Usage | None = None
+    """Of the planner that wrote the plan."""
+    api_calls: int = 0
+
+
+class LoadPlanRequest(Value):
+    """The graph of a stored revision, for a run that follows another one."""
+
+    scope: PlanScope
+
+
+class RevisePlanRequest(Value):
+    """A new revision: text from a person, or (empty) asked of a planner."""
+
+    scope: PlanScope
+    source: str = ""
+    rationale: str = ""
+    by: str = ""
+    fixed: tuple[str, ...] = ()
+    """Steps that are completed or running: they must stay as they are, or be left out if not running."""
+    statuses: dict[str, str] = Field(default_factory=dict)
+    """Status of steps that are not pending, for the planner; at most 500."""
+    trouble: str = ""
+    """What diverged, for the planner."""
+
+
+class RevisedPlan(Value):
+    """A revision that may be taken up, or why there is none."""
+
+    plan: ArtifactRef | None = None
+    graph: str = Field(default="", repr=False)
+    problem: str = ""
+    """Why the text was refused, with line, column and suggestion."""
+    diff: str = ""
+    """What is different, in words; at most 1 kB."""
+    changed: tuple[str, ...] = ()
+    """Ids of steps that are new or not as before."""
+    usage: Usage | None = None
+    """Of the planner; also where it found no way."""
+    api_calls: int = 0
+
+
+class RunStepRequest(Value):
+    """One attempt of one step."""
+
+    scope: PlanScope
+    step: str
+    """Id; of a step made from a template, its own: `look-3`."""
+    template: str = ""
+    """`look-*` then."""
+    item: int | None = None
+    """Index into the template's items."""
+    attempt: int = 1
+    expected_tree: str = ""
+    """For steps that read or write the tree; empty for others."""
+    beliefs: tuple[Belief, ...] = ()
+    """For decisions."""
+    decisions: tuple[PersonDecision, ...] = ()
+    """For a gate, or a step that asked: what people said."""
+    dry_run: bool = False
+
+
+class CompensateRequest(Value):
+    """A completed step that is to be taken back."""
+
+    scope: PlanScope
+    step: str
+    template: str = ""
+    item: int | None = None
+    attempt: int = 1
+    expected_tree: str = ""
+
+
+class Compensated(Value):
+    """The tree without the step's work."""
+
+    tree: str = ""
+    failure: str = ""
+    """Why it could not be taken back; a sentence for a person."""
+    files_changed: int = 0
+    drift: str | None = None
+
+
+class VerifyPlanRequest(Value):
+    """The definition of done of a plan whose steps are settled."""
+
+    scope: PlanScope
+    expected_tree: str
+
+
+class PlanVerification(Value):
+    """Whether the definition of done holds."""
+
+    passed: bool = True
+    total: int = 0
+    failed: tuple[str, ...] = ()
+    """At most 10, one line each."""
+    tree: str = ""
+    drift: str | None = None
+
+
+class ClosePlanRequest(Value):
+    """A plan that ends: its account is stored, its claim given back."""
+
+    scope: PlanScope
+    outcome: PlanOutcome
+    reason: str = ""
+    expected_tree: str = ""
+    statuses: dict[str, str] = Field(default_factory=dict)
+    """At most 2 000 steps that are not completed, by id."""
+    counts: dict[str, int] = Field(default_factory=dict)
+
+
+class PlanClosed(Value):
+    """The stored account."""
+
+    archive: ArtifactRef | None = None
+    drift: str | None = None
+    """Tree that was found instead of the expected one; saved and undone."""
+
+
+class StepRun(Value):
+    """How the child workflows of an `episode`, `subplan` or `branch` step are to be started."""
+
+    result: StepResult | None = None
+    """Set where nothing is to be started: done before, skipped, refused, previewed."""
+    episode: dict[str, object] = Field(default_factory=dict)
+    """Fields of an `EpisodeRequest`."""
+    plans: tuple[PlanRequest, ...] = ()
+    """One for a subplan; one for each alternative of a branch, each in a worktree of its own."""
+    names: tuple[str, ...] = ()
+    """Of the alternatives."""
+
+
+class SettleRequest(Value):
+    """A step whose child workflows have ended: read their results, judge alternatives, take the best one over."""
+
+    run: RunStepRequest
+    children: tuple[str, ...] = ()
+    """Workflow ids, in the order of `StepRun.plans`."""
+    outcomes: tuple[str, ...] = ()
+    """Their outcomes."""
+    reasons: tuple[str, ...] = ()
+    trees: tuple[str, ...] = ()
+    cost_usd: float = 0.0
+    tokens: int = 0

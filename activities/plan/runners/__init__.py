@@ -1,0 +1,1 @@
+"""One module for each capability, and what only they need."""

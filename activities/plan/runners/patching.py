@@ -1,0 +1,81 @@
+"""A unified diff applied strictly to the files on disk: every hunk fits exactly, or nothing is changed."""
+
+from dataclasses import dataclass
+
+from activities.plan.files import below
+from activities.scope import EpisodeScope
+from activities.workspace.git_command import Git, Outcome, split_z
+from activities.workspace.snapshot_repository import SnapshotRepository
+from tightloop.errors import InvalidRequestError
+
+PATCH_BYTES = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A diff for one working tree."""
+
+    git: Git
+    text: bytes
+    paths: tuple[str, ...]
+    applied: bool
+    """The files are already as the diff makes them."""
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """Paths that applying it changes."""
+        return () if self.applied else self.paths
+
+    def check(self) -> None:
+        """Raise if it cannot be applied.
+
+        Raises:
+            InvalidRequestError: it does not fit; the message names the first place.
+        """
+        if not self.applied:
+            _refuse(_apply(self.git, self.text, "--check"))
+
+    def apply(self) -> None:
+        """Apply it; raises as `check` does, and then has changed nothing."""
+        if not self.applied:
+            _refuse(_apply(self.git, self.text))
+
+
+def patch_of(scope: EpisodeScope, text: bytes) -> Patch:
+    """Read a diff.
+
+    Raises:
+        InvalidRequestError: it is no diff, too large, or changes a path that no step may touch.
+    """
+    if len(text) > PATCH_BYTES:
+        raise InvalidRequestError(f"the diff has {len(text)} bytes, more than {PATCH_BYTES}. Split it")
+    text = text if text.endswith(b"\n") else text + b"\n"
+    git = SnapshotRepository(scope.state_folder, scope.root).private
+    paths = _paths(git, text)
+    for path in paths:
+        below(scope.root, path)
+    # What fits backwards and not forwards is there already.
+    fits = _apply(git, text, "--check").code == 0
+    return Patch(git, text, paths, not fits and _apply(git, text, "--check", "--reverse").code == 0)
+
+
+def _paths(git: Git, text: bytes) -> tuple[str, ...]:
+    """Return all paths in a diff, also the old names of renamed files."""
+    found: set[bytes] = set()
+    for direction in ((), ("--reverse",)):
+        listed = _apply(git, text, "--numstat", "-z", *direction)
+        if listed.code != 0:
+            raise InvalidRequestError(f"the diff cannot be read: {listed.error}. Write it as 'git diff' does")
+        found |= {line.split(b"\t", 2)[2] for line in split_z(listed.out)}
+    return tuple(sorted(path.decode("utf-8", "surrogateescape") for path in found))
+
+
+def _apply(git: Git, text: bytes, *options: str) -> Outcome:
+    return git.attempt("apply", "--whitespace=nowarn", *options, "-", stdin=text)
+
+
+def _refuse(outcome: Outcome) -> None:
+    if outcome.code != 0:
+        raise InvalidRequestError(
+            f"the diff does not fit the files, nothing was changed: {outcome.error}. Make it anew from these files"
+        )

@@ -1,0 +1,158 @@
+"""The capability `search`: ranked passages from the project's text files and from cached documents."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from activities.plan.port import Done, Work
+from activities.plan.runners.document import readable
+from activities.plan.runners.web_cache import WebCache, open_web_cache
+from activities.workspace.git_command import Git, git_folder, split_z
+from tightloop.plan.model import FailureClass
+from tightloop.plan.ranking import Scorer, words
+from tightloop.plan.result import StepFailure
+from tightloop.scope import outside
+from tightloop.value import shorten
+
+FILES_LIMIT = 10_000
+FILE_BYTES = 1_000_000
+TOTAL_BYTES = 50_000_000
+LISTING_BYTES = 10_000_000
+LISTING_TIMEOUT = timedelta(seconds=30)
+PASSAGE_LINES = 15
+PASSAGE_CHARACTERS = 1_000
+LINE_CHARACTERS = 2_000
+"""Longer lines are cut: they are generated, not written."""
+QUERY_CHARACTERS = 2_000
+
+
+class _Passage(NamedTuple):
+    source: str
+    """Path below the root, or URL."""
+    line: int
+    """From 1."""
+    lines: tuple[str, ...]
+    cached: bool
+    title: str = ""
+
+
+class SearchRunner:
+    """Finds passages; the same tree, cache and query give the same hits."""
+
+    def preview(self, work: Work) -> str:
+        """Return what would be searched."""
+        action = work.step.search
+        assert action is not None
+        return f"search {action.where} for {work.resolve(action.query)!r}, at most {action.limit} hits"
+
+    def run(self, work: Work) -> Done:
+        """Search; see the port. No hit is no failure."""
+        action = work.step.search
+        assert action is not None
+        query = str(work.resolve(action.query))[:QUERY_CHARACTERS]
+        if not words(query):
+            problem = "the query has no words. Name what is looked for"
+            return Done(
+                failure=StepFailure(failure_class=FailureClass.LOGIC, reason=problem), command=self.preview(work)
+            )
+        passages: list[_Passage] = []
+        for passage in _passages(work, [str(path) for path in work.resolve(action.paths)]):
+            if work.cancelled():
+                stopped = StepFailure(failure_class=FailureClass.TRANSIENT, reason="the search was stopped")
+                return Done(failure=stopped, command=self.preview(work))
+            passages.append(passage)
+        hits = _ranked(query, passages)[: action.limit]
+        return Done(
+            outputs={"hits": hits, "searched": len({passage.source for passage in passages})},
+            command=self.preview(work),
+            summary=f"{len(hits)} hits in {len(passages)} passages",
+        )
+
+
+def _passages(work: Work, patterns: list[str]) -> Iterator[_Passage]:
+    assert work.step.search is not None
+    room = TOTAL_BYTES
+    if work.step.search.where in ("project", "both"):
+        for path, content in _files(work.root, patterns):
+            room -= len(content)
+            if room < 0:
+                return
+            yield from _split(path, content.decode("utf-8", "replace"), cached=False)
+    if work.step.search.where in ("cache", "both"):
+        for url, title, text in _documents(open_web_cache(work.scope.state_folder)):
+            room -= len(text)
+            if room < 0:
+                return
+            yield from _split(url, text, cached=True, title=title)
+
+
+def _documents(cache: WebCache) -> Iterator[tuple[str, str, str]]:
+    for document in cache.all():
+        content = cache.content(document)
+        if content is not None:
+            read = readable(content, document.media_type)
+            yield document.url, read.title, read.text
+
+
+def _files(root: Path, patterns: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    place = {"GIT_DIR": str(git_folder(root)), "GIT_WORK_TREE": str(root.resolve())}
+    listed, _ = Git(root, place).head(
+        "ls-files", "-z", "--cached", "--others", "--exclude-standard",
+        limit_bytes=LISTING_BYTES, timeout=LISTING_TIMEOUT,
+    )  # fmt: skip
+    # The last name may be cut off.
+    names = sorted({os.fsdecode(name) for name in split_z(listed[: listed.rfind(b"\0") + 1])})
+    wanted = tuple(patterns)
+    left_out = set(outside(wanted, names)) if wanted else set()
+    for name in [name for name in names if name not in left_out and not name.startswith(".tightloop/")][:FILES_LIMIT]:
+        content = _text(root / name)
+        if content is not None:
+            yield name, content
+
+
+def _text(path: Path) -> bytes | None:
+    """Return a text file; None for a link (it may lead out of the tree), a large file, or one that is no text."""
+    try:
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > FILE_BYTES:
+            return None
+        content = path.read_bytes()
+    except OSError:
+        return None
+    return None if b"\0" in content[:8_192] else content
+
+
+def _split(source: str, text: str, *, cached: bool, title: str = "") -> Iterator[_Passage]:
+    lines = [line[:LINE_CHARACTERS] for line in text.split("\n")]
+    for start in range(0, len(lines), PASSAGE_LINES):
+        part = tuple(lines[start : start + PASSAGE_LINES])
+        if any(line.strip() for line in part):
+            yield _Passage(source, start + 1, part, cached, title)
+
+
+def _ranked(query: str, passages: list[_Passage]) -> list[dict[str, Any]]:
+    # The name of a file and the title of a page say what all their passages are about.
+    counted = [Counter(words("\n".join((passage.source, passage.title, *passage.lines)))) for passage in passages]
+    scorer = Scorer(query, counted)
+    scored = [(scorer.score(counts), passage) for counts, passage in zip(counted, passages, strict=True)]
+    scored.sort(key=lambda one: (-one[0], one[1].cached, one[1].source, one[1].line))
+    terms = set(words(query))
+    return [_hit(score, passage, terms) for score, passage in scored if score > 0]
+
+
+def _hit(score: float, passage: _Passage, terms: set[str]) -> dict[str, Any]:
+    """Return a hit that points at the line of the passage with the most words of the query."""
+    fitting = [len(terms & set(words(line))) for line in passage.lines]
+    best = fitting.index(max(fitting))
+    line = passage.line + best
+    return {
+        "where": f"{passage.source}:{line}",
+        "path": "" if passage.cached else passage.source,
+        "url": passage.source if passage.cached else "",
+        "title": passage.title,
+        "line": line,
+        "score": round(score, 4),
+        "text": shorten("\n".join(passage.lines).strip("\n"), PASSAGE_CHARACTERS),
+    }

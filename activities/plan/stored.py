@@ -1,0 +1,93 @@
+"""Stored plans, parsed once in each process."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from activities.artifacts.port import ArtifactStore, ArtifactStores
+from activities.plan.requests import PlanScope
+from tightloop.artifact import ArtifactRef
+from tightloop.errors import ArtifactMissingError, InvalidRequestError
+from tightloop.plan.engine.graph import compile_graph
+from tightloop.plan.model import Capability, Plan, Step
+from tightloop.plan.stored import StoredPlan
+
+PLANS_KEPT = 8
+
+
+@dataclass(frozen=True)
+class LoadedPlan:
+    """A stored plan with an index of its steps."""
+
+    stored: StoredPlan
+
+    @property
+    def plan(self) -> Plan:
+        """The document."""
+        return self.stored.plan
+
+    @cached_property
+    def steps(self) -> Mapping[str, Step]:
+        """By id; templates under the id with `*`."""
+        return {step.id: step for step in self.plan.steps}
+
+    @cached_property
+    def graph(self) -> str:
+        """What the scheduler needs, packed for the history; compiled once, though each run of the workflow wants it."""
+        return compile_graph(self.plan, self.stored.inputs).packed()
+
+    def step(self, step: str, template: str = "") -> Step:
+        """Return a step; one made from a template has its own id.
+
+        Raises:
+            InvalidRequestError: the plan has no such step.
+        """
+        found = self.steps.get(template or step)
+        if found is None:
+            raise InvalidRequestError(
+                f"plan {self.stored.plan_id} has no step {template or step!r} in revision {self.stored.revision}"
+            )
+        return found.model_copy(update={"id": step}) if template else found
+
+
+def is_plain(step: Step) -> bool:
+    """Return whether a milestone promises and asks nothing, so that nothing has to be looked at."""
+    asks = step.when or step.preconditions or step.expect or step.outputs or step.inputs or step.evidence
+    return step.capability is Capability.NONE and not asks and not step.failure_modes
+
+
+class PlanMemory:
+    """Reads stored plans; the last `PLANS_KEPT` stay in memory, by hash."""
+
+    def __init__(self, stores: ArtifactStores) -> None:
+        """Take the stores of the workspaces."""
+        self._stores = stores
+        self._kept: OrderedDict[tuple[str, str], LoadedPlan] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def load(self, scope: PlanScope) -> LoadedPlan:
+        """Return the plan of a scope.
+
+        Raises:
+            ArtifactMissingError: the scope names none, or it is not in the store.
+        """
+        if scope.plan is None:
+            raise ArtifactMissingError(f"plan {scope.episode_id} has no stored revision: it was never opened")
+        key = (scope.workspace, scope.plan.sha256)
+        # Under the lock: hundreds of first steps at once must not parse a plan of 10 000 steps hundreds of times.
+        with self._lock:
+            if key not in self._kept:
+                content = self._stores(Path(scope.workspace)).get(scope.plan)
+                self._kept[key] = LoadedPlan(StoredPlan.model_validate_json(content))
+                if len(self._kept) > PLANS_KEPT:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(key)
+            return self._kept[key]
+
+
+def put_plan(store: ArtifactStore, stored: StoredPlan) -> ArtifactRef:
+    """Store a revision."""
+    return store.put(stored.content(), name=f"plan revision {stored.revision}")

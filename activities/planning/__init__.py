@@ -1,0 +1,1 @@
+"""What comes next: the planner port and its adapters."""

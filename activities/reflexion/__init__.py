@@ -1,0 +1,1 @@
+"""Learning from an iteration that went off its course."""

@@ -1,0 +1,43 @@
+"""What the settings allow a command."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from activities.sandbox.port import MEBIBYTE, Network, SandboxSpec
+from tightloop.errors import SettingsError
+from tightloop.settings import SandboxSettings
+
+
+def allowed(
+    settings: SandboxSettings, argv: tuple[str, ...], root: Path, *, wall_limit_s: float, grace_s: float
+) -> SandboxSpec:
+    """Return the spec of a command within the bounds of the settings.
+
+    Raises:
+        SettingsError: the settings name a path that is not there.
+    """
+    return SandboxSpec(
+        argv=argv,
+        root=root,
+        readable=places(settings.read, "sandbox.read"),
+        writable=places(settings.write, "sandbox.write"),
+        network=Network.HOST if settings.network else Network.NONE,
+        cores=settings.cores,
+        memory_bytes=settings.memory_mb * MEBIBYTE,
+        processes=settings.processes,
+        wall_limit_s=wall_limit_s,
+        grace_s=grace_s,
+    )
+
+
+def places(paths: Iterable[str], what: str) -> tuple[Path, ...]:
+    """Return the files and folders of a setting; `~` is the worker's home.
+
+    Raises:
+        SettingsError: one is not absolute or not there.
+    """
+    found = tuple(Path(path).expanduser() for path in paths)
+    for place in found:
+        if not place.is_absolute() or not place.exists():
+            raise SettingsError(f"{what} names {str(place)!r}, which is no absolute path or not there: correct it")
+    return found

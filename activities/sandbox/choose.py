@@ -1,0 +1,119 @@
+"""Chooses the walls of a host: the first that work, tried by running a command behind them."""
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox
+from activities.sandbox.docker import DockerSandbox
+from activities.sandbox.port import Fence, Sandbox, SandboxResult, SandboxSpec, SandboxUnavailableError
+from activities.sandbox.seatbelt import SeatbeltFence, SeatbeltSandbox
+from activities.sandbox.unsafe import NoFence, UnsafeLocal
+from tightloop.settings import SandboxSettings
+
+WITHOUT = "or set sandbox.unsafe_local to run commands with the worker's rights and without any walls"
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What trying one backend showed."""
+
+    name: str
+    problem: str
+    """Empty where it works; else why not and how to mend it."""
+    chosen: bool = False
+
+
+def choose_sandbox(settings: SandboxSettings) -> Sandbox:
+    """Return the sandbox of these settings. It is looked for when it is first needed, and kept once it works."""
+    return _FirstThatWorks(settings)
+
+
+def choose_fence(settings: SandboxSettings) -> Fence:
+    """Return the fence for agents of this host.
+
+    Raises:
+        SandboxUnavailableError: none works, and `unsafe_local` is not set.
+    """
+    sandbox: Sandbox = BubblewrapSandbox() if sys.platform == "linux" else SeatbeltSandbox()
+    problem = sandbox.probe()
+    if not problem:
+        return BubblewrapFence() if sys.platform == "linux" else SeatbeltFence()
+    if settings.unsafe_local:
+        return NoFence()
+    raise SandboxUnavailableError(f"no fence for agents works on this host. {sandbox.name}: {problem}; {WITHOUT}")
+
+
+def examine_sandboxes(settings: SandboxSettings) -> tuple[Probed, ...]:
+    """Try every backend that these settings allow on this host, in the order in which they are chosen."""
+    found = [(backend.name, backend.probe()) for backend in _backends(settings)]
+    first = next((name for name, problem in found if not problem), "")
+    rows = tuple(Probed(name, problem, name == first) for name, problem in found)
+    if settings.unsafe_local:
+        rows += (Probed(UnsafeLocal().name, "", not first),)
+    return rows
+
+
+def _backends(settings: SandboxSettings) -> Sequence[Sandbox]:
+    docker, bubblewrap, seatbelt = DockerSandbox(settings.image), BubblewrapSandbox(), SeatbeltSandbox()
+    match settings.backend:
+        case "docker":
+            return (docker,)
+        case "bubblewrap":
+            return (bubblewrap,)
+        case "sandbox-exec":
+            return (seatbelt,)
+        case "auto":
+            own: Sandbox = bubblewrap if sys.platform == "linux" else seatbelt
+            return (docker, own) if settings.image else (own,)
+
+
+class _FirstThatWorks:
+    """Stands for a sandbox that is not chosen yet.
+
+    A failure is not kept: once a person has installed what was missing, the next command finds it.
+    """
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._found: Sandbox | None = None
+
+    @property
+    def name(self) -> str:
+        return self._chosen().name
+
+    def probe(self) -> str:
+        try:
+            self._chosen()
+        except SandboxUnavailableError as error:
+            return error.message
+        return ""
+
+    def run(
+        self,
+        spec: SandboxSpec,
+        *,
+        cancelled: Callable[[], bool],
+        started: Callable[[int], None],
+        on_output: Callable[[bytes], None] | None = None,
+    ) -> SandboxResult:
+        return self._chosen().run(spec, cancelled=cancelled, started=started, on_output=on_output)
+
+    def _chosen(self) -> Sandbox:
+        with self._lock:
+            if self._found is None:
+                self._found = self._look()
+            return self._found
+
+    def _look(self) -> Sandbox:
+        tried: list[str] = []
+        for backend in _backends(self._settings):
+            problem = backend.probe()
+            if not problem:
+                return backend
+            tried.append(f"{backend.name}: {problem}")
+        if self._settings.unsafe_local:
+            return UnsafeLocal()
+        raise SandboxUnavailableError(f"no sandbox works on this host. {'; '.join(tried)}; {WITHOUT}")

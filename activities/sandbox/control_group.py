@@ -1,0 +1,254 @@
+"""Linux control groups, version 1 or 2: limits that the kernel keeps over a whole process tree."""
+
+import functools
+import os
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from activities.sandbox.owner import lives, this_process
+from activities.sandbox.port import Limit
+
+PREFIX = "tightloop-"
+"""Of the names of our groups, which lie beside each other: a parent of their own would be left behind."""
+REMOVE_S = 2.0
+"""A group stays busy for a moment after its last process."""
+
+PROBE_S = 5.0
+
+_PERIOD_US = 100_000
+_POLL_S = 0.02
+_CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
+
+
+@dataclass(frozen=True)
+class Room:
+    """Where groups can be made.
+
+    Attributes:
+        folders: where our groups are made, by controller; in version 2 the same for all.
+        unified: version 2.
+    """
+
+    folders: dict[str, Path]
+    unified: bool
+
+
+@dataclass(frozen=True)
+class Use:
+    """What the processes of a group did."""
+
+    oom_kills: int = 0
+    refused_processes: int = 0
+    """How often a new process or thread was refused."""
+    cpu_s: float | None = None
+    peak_memory_bytes: int | None = None
+    """Files that the kernel keeps in memory for it included."""
+
+
+@functools.cache
+def find_room() -> Room | None:
+    """Return where this process may make groups; None: nowhere. Removes what dead workers left there."""
+    for room in _rooms():
+        group = ControlGroup(room, f"{PREFIX}{this_process()}-probe")
+        usable = group.limits and _can_be_entered(group)
+        group.close()
+        if usable:
+            _sweep(room)
+            return room
+    return None
+
+
+class ControlGroup:
+    """One group, or one in each hierarchy of version 1, for one run."""
+
+    def __init__(
+        self, room: Room, name: str = "", *, memory_bytes: int = 0, processes: int = 0, cores: float = 0.0
+    ) -> None:
+        """Make the group and set its limits; a limit that cannot be set is missing in `limits`."""
+        name = name or f"{PREFIX}{this_process()}-{uuid.uuid4().hex[:12]}"
+        self._room = room
+        self._by_controller = {key: folder / name for key, folder in room.folders.items()}
+        self.folders = tuple(folder for folder in dict.fromkeys(self._by_controller.values()) if _made(folder))
+        """Where a process has to enter its id."""
+        settings = _unified(memory_bytes, processes, cores) if room.unified else _legacy(memory_bytes, processes, cores)
+        self.limits = frozenset(limit for limit, lines in settings.items() if self._set(lines))
+
+    def _set(self, lines: Sequence[tuple[str, str, str]]) -> bool:
+        """Write settings; only the first must succeed, the others exist on some kernels only."""
+        done = [self._write(controller, file, value) for controller, file, value in lines]
+        return done[0]
+
+    def _write(self, controller: str, file: str, value: str) -> bool:
+        folder = self._by_controller.get(controller)
+        if folder is None or folder not in self.folders:
+            return False
+        try:
+            (folder / file).write_text(value)
+        except OSError:
+            return False
+        return True
+
+    def use(self) -> Use:
+        """Return what its processes did so far."""
+        read = functools.partial(_read, self._by_controller)
+        if self._room.unified:
+            cpu = _field(read("cpu", "cpu.stat"), "usage_usec")
+            return Use(
+                oom_kills=_field(read("memory", "memory.events"), "oom_kill") or 0,
+                refused_processes=_field(read("pids", "pids.events"), "max") or 0,
+                cpu_s=None if cpu is None else cpu / 1e6,
+                peak_memory_bytes=_number(read("memory", "memory.peak")),
+            )
+        nanoseconds = _number(read("cpuacct", "cpuacct.usage"))
+        return Use(
+            oom_kills=_field(read("memory", "memory.oom_control"), "oom_kill") or 0,
+            refused_processes=_field(read("pids", "pids.events"), "max") or 0,
+            cpu_s=None if nanoseconds is None else nanoseconds / 1e9,
+            peak_memory_bytes=_number(read("memory", "memory.max_usage_in_bytes")),
+        )
+
+    def close(self) -> bool:
+        """End what is left in the group and remove it; return whether it is gone."""
+        deadline = time.monotonic() + REMOVE_S
+        while left := [folder for folder in self.folders if not _removed(folder)]:
+            if time.monotonic() > deadline:
+                return False
+            for folder in left:
+                _kill(folder)
+            time.sleep(_POLL_S)
+        return True
+
+
+def _unified(memory_bytes: int, processes: int, cores: float) -> dict[Limit, Sequence[tuple[str, str, str]]]:
+    quota = f"{int(cores * _PERIOD_US)} {_PERIOD_US}" if cores else f"max {_PERIOD_US}"
+    return {
+        Limit.MEMORY: (
+            ("memory", "memory.max", str(memory_bytes or "max")),
+            ("memory", "memory.swap.max", "0"),
+            ("memory", "memory.oom.group", "1"),
+        ),
+        Limit.PROCESSES: (("pids", "pids.max", str(processes or "max")),),
+        Limit.CORES: (("cpu", "cpu.max", quota),),
+    }
+
+
+def _legacy(memory_bytes: int, processes: int, cores: float) -> dict[Limit, Sequence[tuple[str, str, str]]]:
+    memory = str(memory_bytes or -1)
+    return {
+        Limit.MEMORY: (
+            ("memory", "memory.limit_in_bytes", memory),
+            ("memory", "memory.memsw.limit_in_bytes", memory),
+        ),
+        Limit.PROCESSES: (("pids", "pids.max", str(processes or "max")),),
+        Limit.CORES: (("cpu", "cpu.cfs_quota_us", str(int(cores * _PERIOD_US) or -1)),),
+    }
+
+
+def _rooms() -> Iterator[Room]:
+    """Yield the places to try: the worker's own groups in version 1, then version 2 from the inside out."""
+    mounts = _mounts()
+    legacy: dict[str, Path] = {}
+    for line in _lines(Path("/proc/self/cgroup")):
+        number, _, rest = line.partition(":")
+        names, _, path = rest.partition(":")
+        if number == "0" and not names:
+            if unified := mounts.get(""):
+                yield from _unified_rooms(unified, path)
+            continue
+        for name in names.split(","):
+            if name in _CONTROLLERS and name in mounts:
+                own = mounts[name] / path.lstrip("/")
+                legacy[name] = own if own.is_dir() else mounts[name]
+    if legacy:
+        yield Room(legacy, unified=False)
+
+
+def _unified_rooms(mount: Path, path: str) -> Iterator[Room]:
+    own = mount / path.lstrip("/")
+    if not own.is_dir():
+        return
+    for folder in (own, *own.parents):
+        if not folder.is_relative_to(mount):
+            return
+        given = set(" ".join(_lines(folder / "cgroup.subtree_control")).split())
+        if {"memory", "pids"} <= given and os.access(folder, os.W_OK):
+            yield Room(dict.fromkeys(_CONTROLLERS, folder), unified=True)
+
+
+def _mounts() -> dict[str, Path]:
+    """Return where the hierarchies are mounted, by controller; "" is version 2."""
+    found: dict[str, Path] = {}
+    for line in _lines(Path("/proc/self/mounts")):
+        _, place, kind, options, *_ = line.split(" ")
+        if kind == "cgroup2":
+            found.setdefault("", Path(place))
+        elif kind == "cgroup":
+            found |= {name: Path(place) for name in options.split(",") if name in _CONTROLLERS}
+    return found
+
+
+def _can_be_entered(group: ControlGroup) -> bool:
+    """Whether a child may join: in version 2 that needs rights on the groups between, which no file mode shows."""
+    join = 'for folder; do echo $$ > "$folder/cgroup.procs" || exit 1; done'
+    argv = ("/bin/sh", "-c", join, "sh", *map(str, group.folders))
+    try:
+        return subprocess.run(argv, capture_output=True, timeout=PROBE_S, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def _sweep(room: Room) -> None:
+    for parent in dict.fromkeys(room.folders.values()):
+        for folder in parent.glob(f"{PREFIX}*-*-*"):
+            if not lives(folder.name.removeprefix(PREFIX).rpartition("-")[0]):
+                _kill(folder)
+                _removed(folder)
+
+
+def _kill(folder: Path) -> None:
+    for pid in _lines(folder / "cgroup.procs"):
+        with suppress(OSError):
+            os.kill(int(pid), signal.SIGKILL)
+
+
+def _made(folder: Path) -> bool:
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError:
+        return False
+    return True
+
+
+def _removed(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _read(folders: dict[str, Path], controller: str, file: str) -> list[str]:
+    return _lines(folders[controller] / file) if controller in folders else []
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _field(lines: list[str], name: str) -> int | None:
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), None)
+
+
+def _number(lines: list[str]) -> int | None:
+    return int(lines[0]) if lines and lines[0].isdigit() else None

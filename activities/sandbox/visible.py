@@ -1,0 +1,154 @@
+"""What of this host a command behind walls sees: the system, Python, the programs in PATH. Never a whole home."""
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+STATE_FOLDER = ".tightloop"
+SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+"""Links into /usr on a merged system, folders of their own on others."""
+SYSTEM_SETTINGS = (
+    "alternatives", "ca-certificates", "fonts", "group", "host.conf", "hosts", "ld.so.cache", "ld.so.conf",
+    "ld.so.conf.d", "localtime", "magic", "mime.types", "nsswitch.conf", "passwd", "pki/ca-trust/extracted",
+    "pki/tls/certs", "pki/tls/cert.pem", "pki/tls/openssl.cnf", "protocols", "services", "ssl/certs",
+    "ssl/openssl.cnf", "terminfo", "timezone",
+)  # fmt: skip
+"""Parts of /etc without secrets: neither shadow nor private keys nor the settings of servers."""
+NETWORK_SETTINGS = ("gai.conf", "resolv.conf")
+
+_BESIDE_PROGRAMS = ("lib", "lib64", "libexec")
+"""Never `share`: beside ~/.local/bin that is where programs keep logins."""
+_PYTHON_PARTS = ("bin", "lib", "lib64", "include", "share")
+_MODULE_TREE = re.compile(r"^\s*worktree\s*=\s*(\S.*?)\s*$", re.MULTILINE)
+_PYTHON_LIBRARY = re.compile(r"^python3\.\d+t?$")
+
+
+def python_folders() -> tuple[Path, ...]:
+    """Return the folders of the Python that runs the worker: a check may name `sys.executable`."""
+    prefixes = {Path(prefix) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
+    return tuple(sorted(prefix for prefix in prefixes if not in_system(prefix) and not _too_wide(prefix)))
+
+
+def project_python(root: Path) -> tuple[Path, ...]:
+    """Return the parts of the Python behind the tree's own .venv, where that lies outside of the tree.
+
+    The tree names it, and whoever writes the tree could name any folder: only what is a Python
+    installation by its contents is believed, and only its usual folders are shown.
+    """
+    link = root / ".venv" / "bin" / "python"
+    try:
+        program = link.resolve(strict=True)
+    except (OSError, RuntimeError):
+        return ()
+    prefix = program.parent.parent
+    if program.is_relative_to(root.resolve()) or in_system(prefix) or _too_wide(prefix) or not _is_python(prefix):
+        return ()
+    # The .venv may name the installation through links, as `versions/3.12` of uv and pyenv do.
+    named = Path(os.path.abspath(link.parent / os.readlink(link))).parent.parent if link.is_symlink() else prefix  # noqa: PTH100, PTH115
+    prefixes = {prefix} | ({named} if named.exists() and named.resolve() == prefix and not _too_wide(named) else set())
+    return tuple(place / part for place in sorted(prefixes) for part in _PYTHON_PARTS if (place / part).is_dir())
+
+
+def _is_python(prefix: Path) -> bool:
+    if not any(path.is_file() for path in (prefix / "bin").glob("python3*")):
+        return False
+    libraries = (path for path in (prefix / "lib").glob("python3.*") if _PYTHON_LIBRARY.match(path.name))
+    return any((library / "os.py").is_file() for library in libraries)
+
+
+def path_folders(path: str, root: Path) -> tuple[Path, ...]:
+    """Return the folders of a PATH outside the system and the tree, each with its libraries beside it."""
+    found: list[Path] = []
+    for entry in path.split(os.pathsep):
+        folder = Path(entry)
+        if not folder.is_absolute() or not folder.is_dir() or folder.is_relative_to(root):
+            continue
+        resolved = folder.resolve()
+        if in_system(resolved) or _too_wide(folder) or _too_wide(resolved) or resolved.is_relative_to(root.resolve()):
+            continue
+        found.append(folder)
+        # Of a link the libraries lie where it leads to.
+        beside = (place.parent / part for place in (folder, resolved) for part in _BESIDE_PROGRAMS)
+        found += [place for place in beside if folder.name in ("bin", "sbin") and place.is_dir()]
+    return tuple(dict.fromkeys(found))
+
+
+def program_folders(program: str, path: str, root: Path) -> tuple[Path, ...]:
+    """Return what the program needs that its entry in PATH links to, such as the package of a npm command.
+
+    A program that lies in the tree gets nothing: a link in it could lead to any secret.
+    """
+    found = None if os.sep in program and not Path(program).is_absolute() else shutil.which(program, path=path)
+    if found is None or Path(found).is_relative_to(root):
+        return ()
+    link, target = Path(found), Path(found).resolve()
+    if target.is_relative_to(root.resolve()):
+        return ()
+    places = [*_around(link), *_around(target)]
+    return tuple(place for place in dict.fromkeys(places) if place.exists())
+
+
+def _around(program: Path) -> Iterator[Path]:
+    """Yield the package of a program, its folder and libraries, or the file alone where neither is plain."""
+    packages = [parent for parent in program.parents if parent.name == "node_modules"]
+    if in_system(program):
+        return
+    if packages:
+        yield packages[-1]
+    elif program.parent.name in ("bin", "sbin") and not _too_wide(program.parent.parent):
+        yield from (program.parent, *(program.parent.parent / part for part in _BESIDE_PROGRAMS))
+    else:
+        yield program
+
+
+def in_system(path: Path) -> bool:
+    """Return whether a resolved path lies in what every command sees."""
+    return path.is_relative_to("/usr") or any(path.is_relative_to(link) for link in SYSTEM_LINKS)
+
+
+def _too_wide(folder: Path) -> bool:
+    """Whether showing this folder would show a home, or more."""
+    home = Path.home()
+    wide = {Path("/"), Path("/home"), Path("/root"), Path("/etc"), Path("/var"), Path("/tmp"), home, *home.parents}  # noqa: S108
+    return folder in wide or folder.resolve() in {place.resolve() for place in wide}
+
+
+def git_folders(folder: Path, *, tree: bool) -> Iterator[Path]:
+    """Yield what of git must be seen and not written in a writable folder.
+
+    Args:
+        folder: a writable folder.
+        tree: whether it is the working tree. A worktree's or a submodule's `.git` is a file that names another
+            folder, which is yielded too; elsewhere such a file may be the command's own and is not followed.
+    """
+    git = folder / ".git"
+    if git.is_symlink() or not git.exists():
+        return
+    yield git
+    if tree and git.is_file() and (own := _pointed_to(git)) is not None:
+        yield own.parent.parent if own.parent.name == "worktrees" else own
+
+
+def _pointed_to(git: Path) -> Path | None:
+    """Return the git folder that a `.git` file names; None where that does not name the tree in return.
+
+    The way back cannot be forged from the tree: so no tree can name a folder of its choice to have it shown.
+    """
+    key, _, value = _text(git).partition(":")
+    own = (git.parent / value.strip()).resolve()
+    if key != "gitdir" or not (own / "HEAD").is_file() or _too_wide(own):
+        return None
+    worktree = _text(own / "gitdir").strip()
+    module = _MODULE_TREE.search(_text(own / "config"))
+    back = [Path(worktree)] if worktree else [own / module[1] / ".git"] if module else []
+    return own if any(path.parent.resolve() == git.parent.resolve() for path in back) else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""

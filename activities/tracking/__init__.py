@@ -1,0 +1,1 @@
+"""Checkpoints, diffs, the probability class and the ledger."""

@@ -1,0 +1,278 @@
+"""The tracking activity: measures an iteration, classifies it and makes its checkpoint."""
+
+import asyncio
+import time
+from datetime import timedelta
+from pathlib import Path
+
+from temporalio import activity
+
+from activities.alignment.gate import Gate, Weighed
+from activities.alignment.port import JudgeBriefing
+from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, put_model
+from activities.scope import EpisodeScope
+from activities.tracking.port import Differ, Ledgers, TextDelta, TrailEvent, TreeDiff
+from activities.tracking.reading import read_diff
+from activities.workspace.port import Workspaces
+from tightloop.alignment import bounded
+from tightloop.alignment_change import of_change, still_stands
+from tightloop.alignment_patch import Change
+from tightloop.alignment_reading import Watch
+from tightloop.artifact import ArtifactRef
+from tightloop.check import CheckReport, Verification
+from tightloop.checkpoint import CheckpointRecord
+from tightloop.classification import RULES, classify
+from tightloop.course import ChangedFile, Iteration, observe
+from tightloop.episode import CheckpointFile, EpisodeRequest, EpisodeState, Tracked
+from tightloop.executor import ExecutorReport
+from tightloop.failure import goes_round
+from tightloop.message import PlanRequestMessage, Reflection, render_plan
+from tightloop.planning import PlanRecord, PlanVerdict
+from tightloop.report import plan_request_of
+from tightloop.scope import announced
+from tightloop.tracking import Tracking, similarity
+from tightloop.value import Value, shorten
+
+MATERIAL_CHARACTERS = 100_000
+"""Of the diff that a judge may see; the prompt bounds it further."""
+READING_BOUND = timedelta(seconds=0.4)
+"""Processor time of the rules about one change; what they did not get to is left to a judge or a person."""
+RENAMES_NAMED = 10
+RENAME_CHARACTERS = 160
+NOTE_CHARACTERS = 300
+
+
+class TrackRequest(Value):
+    """One iteration, by reference."""
+
+    scope: EpisodeScope
+    state: EpisodeState
+    """The state to keep in the checkpoint, without its lists of checkpoints and events."""
+    base_tree: str
+    """The tree before the iteration."""
+    base_lines: int | None = None
+    """Lines of text in `base_tree`, where known."""
+    previous_plan: ArtifactRef | None = None
+    checks_before: str = ""
+    """Passed of all before the iteration, such as `1/3`."""
+    parent: str | None = None
+    """The checkpoint before this one."""
+    report: ExecutorReport | None = None
+    verification: Verification | None = None
+    worked: timedelta = timedelta()
+    """Working time of the iteration so far."""
+
+
+class TrackingActivities:
+    """Keeps the record of an episode."""
+
+    def __init__(
+        self,
+        workspaces: Workspaces,
+        stores: ArtifactStores,
+        ledgers: Ledgers,
+        differ: Differ,
+        *,
+        gate: Gate | None = None,
+    ) -> None:
+        """Take the ports, and the gate of the alignment rubric."""
+        self._workspaces = workspaces
+        self._stores = stores
+        self._ledgers = ledgers
+        self._differ = differ
+        self._gate = gate or Gate()
+
+    @activity.defn(no_thread_cancel_exception=True)
+    def track_iteration(self, request: TrackRequest) -> Tracked:
+        """Record an iteration: diff, class, plan request, checkpoint, trail.
+
+        Idempotent: the checkpoint's key is the run and the iteration.
+        """
+        workspace = Path(request.scope.workspace)
+        store = self._stores(workspace)
+        episode = find_model(store, request.scope.request, EpisodeRequest) or EpisodeRequest()
+        with self._workspaces.hold(request.scope) as tree:
+            drift = tree.ensure(request.state.tree)
+            diff = self._differ.compare(tree.root, request.base_tree, request.state.tree)
+            before = request.base_lines
+            if before is None:
+                before = self._differ.lines(tree.root, request.base_tree)
+            tracking = _tracking(
+                request, diff, _iteration(store, request, diff, tree.root), lines_before=before, episode=episode
+            )
+            file = self._file(store, request, diff, episode)
+            record = self._ledgers(workspace).record_checkpoint(
+                request.scope.episode_id,
+                _key(request),
+                _draft(request, tracking, lines=before + diff.lines_added - diff.lines_removed).model_copy(
+                    update={"state": put_model(store, file, name="checkpoint")}
+                ),
+            )
+            tree.keep(str(record.number), record.tree)
+        self._ledgers(workspace).add_event(_event(request, record, diff))
+        weighed = self._weigh(store, request, diff, episode, before)
+        return Tracked(
+            tracking=tracking,
+            checkpoint=record,
+            plan_request=file.state.plan_request,
+            findings=weighed.findings,
+            alignment=weighed.store(store),
+            usage=weighed.usage,
+            drift=drift,
+            attempt=activity.info().attempt,
+        )
+
+    def _weigh(
+        self, store: ArtifactStore, request: TrackRequest, diff: TreeDiff, episode: EpisodeRequest, lines_before: int
+    ) -> Weighed:
+        """Hold the change against the rubric; a retry may ask, and pay, a judge again."""
+        plan = find_model(store, request.state.plan, PlanRecord)
+        message = plan.message if plan and request.report else None
+        # Of this thread alone: a busy machine reads as much as a quiet one.
+        watch = Watch(time.thread_time, READING_BOUND.total_seconds())
+        files, unread = read_diff(diff, request.state.tree)
+        change = Change(
+            files=files,
+            goal="\n".join((episode.goal, *(step.title for step in message.steps))) if message else episode.goal,
+            scope=announced(message.scope, (str(request.scope.root), request.scope.workspace)) if message else (),
+            lines_before=lines_before,
+            cpu_s=_cpu_s(request),
+            wall_s=request.worked.total_seconds(),
+            unread=unread,
+        )
+        found = of_change(change, self._gate.rubric, watch=watch)
+        egress = self._gate.egress(str(Path(request.scope.workspace).resolve()))
+        material = diff.patch[: 4 * MATERIAL_CHARACTERS].decode("utf-8", "replace")[:MATERIAL_CHARACTERS]
+        briefing = JudgeBriefing(goal=episode.goal, about="a change", material=material, egress=egress)
+        # An activity in a thread has no event loop of its own.
+        weighed = (
+            asyncio.run(self._gate.weigh(found, briefing, planner=episode.planner, overruled=request.state.overruled))
+            if found
+            else Weighed()
+        )
+        refused = tuple(item for item in request.state.findings if item.refused and still_stands(item, change))
+        return weighed._replace(findings=bounded((*weighed.findings, *refused), self._gate.rubric))
+
+    def _file(
+        self, store: ArtifactStore, request: TrackRequest, diff: TreeDiff, episode: EpisodeRequest
+    ) -> CheckpointFile:
+        state = request.state
+        plan = find_model(store, state.plan, PlanRecord)
+        message = plan_request_of(
+            episode,
+            state,
+            plan=plan.message if plan else None,
+            report=request.report,
+            checks=find_model(store, state.checks, CheckReport),
+            changes=tuple(f"{file.path} (+{file.added} -{file.removed})" for file in diff.files),
+            before=find_model(store, state.plan_request, PlanRequestMessage),
+            checks_before=request.checks_before,
+        )
+        reference = put_model(store, message, name="plan request")
+        delta = self._plan_delta(store, request, plan)
+        return CheckpointFile(
+            state=state.model_copy(update={"plan_request": reference}),
+            patch=store.put(diff.patch, name="patch", media_type="text/x-diff") if diff.patch else None,
+            plan_delta=put_model(store, delta, name="plan delta") if delta else None,
+        )
+
+    def _plan_delta(self, store: ArtifactStore, request: TrackRequest, new: PlanRecord | None) -> TextDelta | None:
+        old = find_model(store, request.previous_plan, PlanRecord)
+        if old is None or new is None or old.message is None or new.message is None:
+            return None
+        return self._differ.text(render_plan(old.message), render_plan(new.message))
+
+
+def _key(request: TrackRequest) -> str:
+    return f"{activity.info().workflow_run_id}/{request.state.iteration}"
+
+
+def _iteration(store: ArtifactStore, request: TrackRequest, diff: TreeDiff, root: Path) -> Iteration:
+    """Gather what is known of the iteration from the state, the reports and the artifacts."""
+    state, report = request.state, request.report
+    planned = state.plan_verdict in (PlanVerdict.PLANNED, PlanVerdict.CLAIMS_DONE)
+    plan = find_model(store, state.plan, PlanRecord) if planned else None
+    given = find_model(store, state.reflection, Reflection)
+    return Iteration(
+        spent=state.spent,
+        roots=(str(root), request.scope.workspace),
+        changed=tuple(
+            ChangedFile(path=file.path, was=file.renamed_from, lines=file.added + file.removed) for file in diff.files
+        ),
+        files_changed=diff.files_changed,
+        plan=plan.message if plan else None,
+        items=given.action_items if given else (),
+        claimed_done=state.plan_final,
+        report=report,
+        obeyed=any(not grant.allowed for grant in state.grants),
+        verification=request.verification,
+        checks=find_model(store, state.checks, CheckReport) if request.verification else None,
+    )
+
+
+def _tracking(
+    request: TrackRequest, diff: TreeDiff, iteration: Iteration, *, lines_before: int, episode: EpisodeRequest
+) -> Tracking:
+    state = request.state
+    ratio = similarity(lines_before, added=diff.lines_added, removed=diff.lines_removed)
+    observed, memory = observe(state.memory, iteration)
+    facts = observed.model_copy(
+        update={
+            "ratio": round(ratio, 4),
+            "lines_kept": round(max(1 - diff.lines_removed / lines_before, 0.0), 4) if lines_before > 0 else 1.0,
+            "tree_seen_before": state.tree in state.trees[:-1],
+            "alternates": goes_round((*state.trees, state.tree)),
+        }
+    )
+    renames = [(file.renamed_from, file.path) for file in diff.files if file.renamed_from]
+    probability_class, reasons = classify(facts, episode.thresholds.patient(episode.repeat_error_limit))
+    return Tracking(
+        probability_class=probability_class,
+        ratio=facts.ratio,
+        rules=RULES,
+        reasons=reasons,
+        files_changed=diff.files_changed,
+        lines_added=diff.lines_added,
+        lines_removed=diff.lines_removed,
+        approximate=diff.approximate,
+        note=shorten(diff.note, NOTE_CHARACTERS),
+        renames=tuple(shorten(f"{old} => {new}", RENAME_CHARACTERS) for old, new in renames[:RENAMES_NAMED]),
+        files_renamed=len(renames),
+        memory=memory,
+    )
+
+
+def _draft(request: TrackRequest, tracking: Tracking, *, lines: int) -> CheckpointRecord:
+    state = request.state
+    return CheckpointRecord(
+        id="",
+        iteration=state.iteration,
+        branch=state.branch,
+        tree=state.tree,
+        parent=request.parent,
+        probability_class=tracking.probability_class,
+        checks=state.checks_text,
+        title=shorten(state.plan_title, 80),
+        run_id=activity.info().workflow_run_id or "",
+        lines=lines,
+    )
+
+
+def _event(request: TrackRequest, record: CheckpointRecord, diff: TreeDiff) -> TrailEvent:
+    status = request.report.status.value if request.report else "nothing delivered"
+    verdict = record.probability_class.value if record.probability_class else ""
+    note = f"; {shorten(diff.note, NOTE_CHARACTERS)}" if diff.note else ""
+    return TrailEvent(
+        episode_id=request.scope.episode_id,
+        kind="iteration",
+        key=f"iteration/{_key(request)}",
+        text=f"{record.id}: iteration {record.iteration}, {status}, checks {record.checks}, {verdict}, "
+        f"{diff.files_changed} files{note}",
+    )
+
+
+def _cpu_s(request: TrackRequest) -> float | None:
+    """Return the processor time of the executor and of the checks, as far as it was measured."""
+    parts = [part.cpu_s for part in (request.report, request.verification) if part is not None]
+    measured = [part for part in parts if part is not None]
+    return sum(measured) if measured else None

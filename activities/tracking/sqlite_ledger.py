@@ -1,0 +1,143 @@
+"""The ledger of one project in a SQLite file."""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from activities.sqlite import use_wal
+from activities.tracking.port import TrailEvent
+from tightloop.checkpoint import CheckpointRecord, checkpoint_id
+from tightloop.errors import StorageFullError, WorkspaceError
+
+SCHEMA_VERSION = 1
+BUSY_TIMEOUT = timedelta(seconds=10)
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS checkpoint (
+    episode_id TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    record TEXT NOT NULL,
+    PRIMARY KEY (episode_id, number),
+    UNIQUE (episode_id, key)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS trail (
+    id INTEGER PRIMARY KEY,
+    episode_id TEXT NOT NULL,
+    key TEXT NOT NULL,
+    event TEXT NOT NULL
+);
+CREATE UNIQUE INDEX IF NOT EXISTS trail_key ON trail (episode_id, key) WHERE key <> '';
+CREATE INDEX IF NOT EXISTS trail_episode ON trail (episode_id, id);
+"""
+FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
+"""Primary result codes: SQLite reports a disk that is full as a failed write, too."""
+
+
+class SqliteLedger:
+    """Keeps checkpoints and the trail; safe for many threads and processes at once.
+
+    Every call opens and closes its own connection, because SQLite connections must not be shared by threads.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Use the file `path`, which is made by the first call."""
+        self._path = path
+
+    def record_checkpoint(self, episode_id: str, key: str, record: CheckpointRecord) -> CheckpointRecord:
+        """Give the record the next number of its episode (from 0) and keep it.
+
+        Idempotent: the same key returns the record that was kept first.
+
+        Raises:
+            StorageFullError: there is no room. Retryable.
+            WorkspaceError: the file is damaged, or was written by a newer version.
+        """
+        with self._connected() as connection:
+            known = connection.execute(
+                "SELECT record FROM checkpoint WHERE episode_id = ? AND key = ?", (episode_id, key)
+            ).fetchone()
+            if known is not None:
+                return CheckpointRecord.model_validate_json(known[0])
+            (number,) = connection.execute(
+                "SELECT coalesce(max(number) + 1, 0) FROM checkpoint WHERE episode_id = ?", (episode_id,)
+            ).fetchone()
+            kept = record.model_copy(update={"id": checkpoint_id(number)})
+            connection.execute(
+                "INSERT INTO checkpoint VALUES (?, ?, ?, ?)", (episode_id, number, key, kept.model_dump_json())
+            )
+            return kept
+
+    def checkpoints(self, episode_id: str) -> tuple[CheckpointRecord, ...]:
+        """Return all checkpoints of an episode, by number."""
+        query = "SELECT record FROM checkpoint WHERE episode_id = ? ORDER BY number"
+        return tuple(CheckpointRecord.model_validate_json(text) for text in self._texts(query, episode_id))
+
+    def add_event(self, event: TrailEvent) -> None:
+        """Add a line to the trail, once per key; without a time it gets the present one."""
+        stamped = event if event.at is not None else event.model_copy(update={"at": datetime.now(UTC)})
+        with self._connected() as connection:
+            connection.execute(
+                "INSERT INTO trail (episode_id, key, event) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+                (event.episode_id, event.key, stamped.model_dump_json()),
+            )
+
+    def events(self, episode_id: str) -> tuple[TrailEvent, ...]:
+        """Return the trail of an episode, oldest first."""
+        query = "SELECT event FROM trail WHERE episode_id = ? ORDER BY id"
+        return tuple(TrailEvent.model_validate_json(text) for text in self._texts(query, episode_id))
+
+    def _texts(self, query: str, episode_id: str) -> list[str]:
+        with self._connected() as connection:
+            return [text for (text,) in connection.execute(query, (episode_id,))]
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        """Open a connection with a write transaction; commit it unless an exception passes."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with contextlib.closing(self._open()) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                try:
+                    yield connection
+                except BaseException:
+                    connection.rollback()
+                    raise
+                connection.execute("COMMIT")
+        except sqlite3.DatabaseError as error:
+            raise self._explained(error) from error
+
+    def _open(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT.total_seconds(), isolation_level=None)
+        try:
+            connection.execute("PRAGMA synchronous = FULL")
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version > SCHEMA_VERSION:
+                raise WorkspaceError(
+                    f"the ledger {self._path} was written by a newer tightloop (schema {version}, known is "
+                    f"{SCHEMA_VERSION}). Upgrade this worker"
+                )
+            if version < SCHEMA_VERSION:
+                use_wal(connection, patience=BUSY_TIMEOUT)
+                connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _explained(self, error: sqlite3.DatabaseError) -> Exception:
+        """Errors that a person can do something about say what; the others (such as a busy file) stay retryable."""
+        code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+        if code & 0xFF in FULL:
+            return StorageFullError(f"no room for the ledger {self._path}: {error}. Free space there")
+        if code & 0xFF in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:  # the rest is detail
+            return WorkspaceError(
+                f"the ledger {self._path} is damaged: {error}. Move it away and restore it from a backup"
+            )
+        return error
+
+
+def open_sqlite_ledger(workspace: Path) -> SqliteLedger:
+    """Return the ledger of the project in `workspace`."""
+    return SqliteLedger(workspace / ".tightloop" / "ledger.db")

@@ -1,0 +1,1 @@
+"""Running the definition of done."""

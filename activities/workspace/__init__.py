@@ -1,0 +1,1 @@
+"""The working tree: snapshots, restore, adoption, ownership."""

@@ -1,0 +1,290 @@
+"""The workspace activities: open, adopt, restore, reconcile after a reset, amend, close."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from temporalio import activity
+
+from activities.artifacts.port import ArtifactStores, get_model, put_model
+from activities.scope import EpisodeScope
+from activities.tracking.port import Differ, Ledgers, TrailEvent
+from activities.workspace.port import OpenEpisodes, WorkingTree, Workspaces
+from tightloop.artifact import ArtifactRef
+from tightloop.check import Check
+from tightloop.checkpoint import RECENT_LIMIT, CheckpointRecord
+from tightloop.episode import (
+    CheckpointFile,
+    EpisodeOutcome,
+    EpisodeRequest,
+    EpisodeState,
+    RestoreTarget,
+    first_state,
+)
+from tightloop.errors import ArtifactMissingError, WorkspaceError
+from tightloop.executor import ExecutorChoice
+from tightloop.value import Value
+
+
+class OpenRequest(Value):
+    """An episode that begins."""
+
+    scope: EpisodeScope
+    episode: EpisodeRequest
+    opening: str
+    """Original run id: a new run opens anew, a reset run finds what it opened before."""
+
+
+class Opened(Value):
+    """A workspace that is ready."""
+
+    request: ArtifactRef
+    tree: str
+    checkpoint: CheckpointRecord
+    """Everything as it was found; `ckpt-0` in a new episode."""
+    notes: tuple[str, ...] = ()
+    attempt: int = 1
+
+
+class AdoptRequest(Value):
+    """A pause that ends: edits made by a person are kept."""
+
+    scope: EpisodeScope
+    expected_tree: str
+
+
+class Adopted(Value):
+    """The tree after a pause."""
+
+    tree: str
+    files_changed: int = 0
+    attempt: int = 1
+
+
+class RestoreRequest(Value):
+    """A checkpoint to go back to."""
+
+    scope: EpisodeScope
+    target: RestoreTarget
+    record: CheckpointRecord | None = None
+    """The checkpoint, where the run still carries it; otherwise the ledger is asked."""
+    closed: bool = False
+    """The episode had ended: what it spent and its checkpoints come from the store too."""
+
+
+class RestoredCheckpoint(Value):
+    """A checkpoint whose files are on disk again."""
+
+    record: CheckpointRecord
+    state: EpisodeState
+    saved_tree: str | None = None
+    """What was on disk before, saved."""
+    newest: EpisodeState | None = None
+    """State of the newest checkpoint, for a run that starts from the store and carries nothing."""
+    known: tuple[CheckpointRecord, ...] = ()
+    """All checkpoints of the episode, then too; at most `RECENT_LIMIT`."""
+    attempt: int = 1
+
+
+class ReconcileRequest(Value):
+    """A run that was reset in Temporal."""
+
+    scope: EpisodeScope
+    expected_tree: str
+    newest_known: int
+    """Number of the newest checkpoint that the run knows."""
+
+
+class Reconciled(Value):
+    """What the discarded future left behind."""
+
+    discarded: tuple[CheckpointRecord, ...] = ()
+    saved_tree: str | None = None
+    attempt: int = 1
+
+
+class AmendRequest(Value):
+    """A changed request; what is empty stays as it is."""
+
+    scope: EpisodeScope
+    goal: str = ""
+    definition_of_done: tuple[Check, ...] = ()
+    executor: ExecutorChoice | None = None
+    planner: str = ""
+
+
+class CloseRequest(Value):
+    """An episode that ends."""
+
+    scope: EpisodeScope
+    outcome: EpisodeOutcome
+    reason: str = ""
+    expected_tree: str = ""
+    """The tree to leave behind; empty: as it is."""
+
+
+class WorkspaceActivities:
+    """Looks after the working tree of an episode. All methods are idempotent."""
+
+    def __init__(
+        self,
+        workspaces: Workspaces,
+        stores: ArtifactStores,
+        ledgers: Ledgers,
+        differ: Differ,
+        has_ended: OpenEpisodes,
+        refuse: Callable[[EpisodeRequest], None] = lambda _episode: None,
+    ) -> None:
+        """Take the ports; `refuse` raises where a request names what its workers do not have."""
+        self._workspaces = workspaces
+        self._stores = stores
+        self._ledgers = ledgers
+        self._differ = differ
+        self._has_ended = has_ended
+        self._refuse = refuse
+
+    @activity.defn(no_thread_cancel_exception=True)
+    def open_workspace(self, request: OpenRequest) -> Opened:
+        """Check and claim the workspace, store the request and make `ckpt-0`.
+
+        Raises:
+            WorkspaceError: it cannot be used; the message says what to do.
+            InvalidRequestError: the request names an executor or a planner that is not there.
+        """
+        scope = request.scope
+        self._refuse(request.episode)
+        notes = self._workspaces.prepare(scope, take_over=self._has_ended)
+        workspace = Path(scope.workspace)
+        store, ledger = self._stores(workspace), self._ledgers(workspace)
+        stored = put_model(store, request.episode, name="request")
+        with self._workspaces.hold(scope) as tree:
+            record = ledger.record_checkpoint(
+                scope.episode_id, f"opened/{request.opening}", self._as_found(request, tree)
+            )
+            tree.keep(str(record.number), record.tree)
+        self._trail(scope, "opened", key=f"opened/{request.opening}")
+        return Opened(request=stored, tree=record.tree, checkpoint=record, notes=notes, attempt=activity.info().attempt)
+
+    def _as_found(self, request: OpenRequest, tree: WorkingTree) -> CheckpointRecord:
+        found = tree.snapshot()
+        file = CheckpointFile(state=first_state(request.episode).model_copy(update={"tree": found}))
+        return CheckpointRecord(
+            id="",
+            iteration=0,
+            tree=found,
+            title="as it was found",
+            run_id=activity.info().workflow_run_id or "",
+            state=put_model(self._stores(Path(request.scope.workspace)), file, name="checkpoint"),
+            lines=self._differ.lines(tree.root, found),
+        )
+
+    @activity.defn(no_thread_cancel_exception=True)
+    def adopt_workspace(self, request: AdoptRequest) -> Adopted:
+        """Take the tree as a person left it."""
+        with self._workspaces.hold(request.scope) as tree:
+            found = tree.snapshot()
+            if found == request.expected_tree:
+                return Adopted(tree=found, attempt=activity.info().attempt)
+            tree.keep(f"adopted-{found[:12]}", found)
+            diff = self._differ.compare(tree.root, request.expected_tree, found)
+        self._trail(
+            request.scope, "adopted", f"edits of a person were kept: {diff.files_changed} files", key=f"adopted/{found}"
+        )
+        return Adopted(tree=found, files_changed=diff.files_changed, attempt=activity.info().attempt)
+
+    @activity.defn(no_thread_cancel_exception=True)
+    def restore_checkpoint(self, request: RestoreRequest) -> RestoredCheckpoint:
+        """Put the files of a checkpoint back and return its state. What was on disk is saved first.
+
+        Raises:
+            WorkspaceError: there is no such checkpoint; the message names those that exist.
+        """
+        workspace = Path(request.scope.workspace)
+        owner = request.target.episode_id or request.scope.episode_id
+        record = request.record or self._find(workspace, owner, request.target.checkpoint_id)
+        if record.state is None:
+            raise ArtifactMissingError(f"{record.id} has no stored state and cannot be restored")
+        store = self._stores(workspace)
+        file = get_model(store, record.state, CheckpointFile)
+        known: tuple[CheckpointRecord, ...] = ()
+        newest: EpisodeState | None = None
+        if request.closed:
+            known = self._ledgers(workspace).checkpoints(owner)[-RECENT_LIMIT:]
+            worked = [r.state for r in known if r.state is not None and r.iteration > 0]
+            newest = get_model(store, worked[-1], CheckpointFile).state if worked else None
+        info = activity.info()
+        if owner != request.scope.episode_id:
+            record = self._ledgers(workspace).record_checkpoint(
+                request.scope.episode_id,
+                f"forked/{info.workflow_run_id}",
+                record.model_copy(update={"id": "", "parent": None, "branch": 1, "event_id": None, "discarded": False}),
+            )
+        with self._workspaces.hold(request.scope) as tree:
+            saved = tree.ensure(record.tree)
+            tree.keep(str(record.number), record.tree)
+        self._trail(
+            request.scope, "restored", f"{record.id}: {request.target.reason}", key=f"restored/{info.workflow_run_id}"
+        )
+        return RestoredCheckpoint(
+            record=record, state=file.state, saved_tree=saved, newest=newest, known=known, attempt=info.attempt
+        )
+
+    def _find(self, workspace: Path, episode_id: str, checkpoint: str) -> CheckpointRecord:
+        records = self._ledgers(workspace).checkpoints(episode_id)
+        found = next((record for record in records if record.id == checkpoint), None)
+        if found is None:
+            known = ", ".join(record.id for record in records[-10:]) or "none"
+            raise WorkspaceError(f"episode {episode_id} has no checkpoint {checkpoint!r}. The last ones are: {known}")
+        return found
+
+    @activity.defn(no_thread_cancel_exception=True)
+    def reconcile_reset(self, request: ReconcileRequest) -> Reconciled:
+        """Put the files back to where the reset run stands, and list what the discarded future made."""
+        ledger = self._ledgers(Path(request.scope.workspace))
+        # A closed episode gave its claim back: a reset opens it again.
+        self._workspaces.prepare(request.scope, take_over=self._has_ended)
+        with self._workspaces.hold(request.scope) as tree:
+            saved = tree.ensure(request.expected_tree)
+        discarded = tuple(
+            record.model_copy(update={"discarded": True})
+            for record in ledger.checkpoints(request.scope.episode_id)
+            if record.number > request.newest_known
+        )
+        run_id = activity.info().workflow_run_id
+        self._trail(request.scope, "reset", f"{len(discarded)} checkpoints discarded", key=f"reset/{run_id}")
+        return Reconciled(discarded=discarded, saved_tree=saved, attempt=activity.info().attempt)
+
+    @activity.defn(no_thread_cancel_exception=True)
+    def amend_request(self, request: AmendRequest) -> ArtifactRef:
+        """Store the request with its changes."""
+        store = self._stores(Path(request.scope.workspace))
+        if request.scope.request is None:
+            raise ArtifactMissingError("the episode has no stored request: its workspace was never opened")
+        episode = get_model(store, request.scope.request, EpisodeRequest)
+        amended = episode.model_copy(
+            update={
+                "goal": request.goal or episode.goal,
+                "definition_of_done": request.definition_of_done or episode.definition_of_done,
+                "executor": request.executor or episode.executor,
+                "planner": request.planner or episode.planner,
+            }
+        )
+        return put_model(store, amended, name="request")
+
+    @activity.defn(no_thread_cancel_exception=True)
+    def close_workspace(self, request: CloseRequest) -> None:
+        """Leave the expected tree behind and give the claim back."""
+        if request.expected_tree:
+            with self._workspaces.hold(request.scope) as tree:
+                tree.ensure(request.expected_tree)
+        self._workspaces.release(request.scope)
+        self._trail(
+            request.scope,
+            "closed",
+            f"{request.outcome.value}: {request.reason}",
+            key=f"closed/{activity.info().workflow_run_id}",
+        )
+
+    def _trail(self, scope: EpisodeScope, kind: str, text: str = "", *, key: str) -> None:
+        self._ledgers(Path(scope.workspace)).add_event(
+            TrailEvent(episode_id=scope.episode_id, kind=kind, text=text, key=key)
+        )

@@ -1,0 +1,188 @@
+"""Runs git: bounded in time and output, without prompts, hooks or settings from outside the repository."""
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+from tightloop.errors import GitError, NotARepositoryError, StorageFullError, WorkspaceError
+
+COMMAND_TIMEOUT = timedelta(seconds=120)
+CLEANUP_TIMEOUT = timedelta(seconds=5)
+STDERR_LIMIT = 1_000
+KEPT_ENVIRONMENT = ("PATH", "HOME", "XDG_CONFIG_HOME", "TMPDIR", "USER", "LOGNAME")
+"""Nothing else is inherited: neither the worker's secrets nor a `GIT_DIR` of a hook it was started from."""
+
+QUIET = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "GIT_LITERAL_PATHSPECS": "1"}
+ISOLATED = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1"}
+FIXED_SETTINGS = ("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false", "-c", "gc.auto=0")
+_NO_ROOM = ("No space left on device", "Disk quota exceeded")
+
+
+class GitTimeoutError(GitError):
+    """A git command ran out of time and was killed."""
+
+
+class Outcome(NamedTuple):
+    """What a git command answered."""
+
+    code: int
+    out: bytes
+    error: str
+
+
+@dataclass(frozen=True)
+class Git:
+    """Git in one folder, with a closed environment.
+
+    Attributes:
+        folder: where it runs.
+        variables: environment variables besides the allow-listed ones.
+        timeout: wall time after which a command and its children are killed.
+        inherit: file descriptors that its processes keep open (the lock of the tree).
+    """
+
+    folder: Path
+    variables: Mapping[str, str] = field(default_factory=dict)
+    timeout: timedelta = COMMAND_TIMEOUT
+    inherit: tuple[int, ...] = ()
+
+    def run(self, *arguments: str, stdin: bytes = b"", timeout: timedelta | None = None) -> bytes:
+        """Return the output of a command.
+
+        Raises:
+            GitError: it failed or ran out of time. Retryable.
+            StorageFullError: the disk is full.
+        """
+        outcome = self.attempt(*arguments, stdin=stdin, timeout=timeout)
+        if outcome.code != 0:
+            if any(words in outcome.error for words in _NO_ROOM):
+                raise StorageFullError(
+                    f"git {arguments[0]} found no room in {self.folder}: free some space, then resume"
+                )
+            raise GitError(f"git {arguments[0]} failed in {self.folder} (exit code {outcome.code}): {outcome.error}")
+        return outcome.out
+
+    def attempt(self, *arguments: str, stdin: bytes = b"", timeout: timedelta | None = None) -> Outcome:
+        """Return what a command answered, whether it failed or not."""
+        limit = timeout or self.timeout
+        process = self._start(arguments, stderr=subprocess.PIPE)
+        try:
+            out, error = process.communicate(stdin, timeout=limit.total_seconds())
+        except subprocess.TimeoutExpired:
+            raise GitTimeoutError(
+                f"git {arguments[0]} in {self.folder} took longer than {limit.total_seconds():g} s and was ended. "
+                "Ignore big generated folders in .gitignore, or raise the time limit for git"
+            ) from None
+        finally:
+            _end(process)
+        return Outcome(process.returncode, out, error.decode("utf-8", "replace").strip()[-STDERR_LIMIT:])
+
+    def head(self, *arguments: str, limit_bytes: int, timeout: timedelta) -> tuple[bytes, bool]:
+        """Return the beginning of the output, and whether that is all of it (in time, and without failing)."""
+        deadline = time.monotonic() + timeout.total_seconds()
+        process = self._start(arguments, stderr=subprocess.DEVNULL)
+        out, ended = b"", False
+        try:
+            out, ended = _read(process, limit_bytes, deadline)
+            if ended:
+                process.wait(max(0.01, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            ended = False
+        finally:
+            _end(process)
+        return out, ended and process.returncode == 0
+
+    def within(self, variables: Mapping[str, str]) -> "Git":
+        """Return the same git with more environment variables."""
+        return replace(self, variables={**self.variables, **variables})
+
+    def _start(self, arguments: tuple[str, ...], *, stderr: int) -> "subprocess.Popen[bytes]":
+        kept = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
+        try:
+            return subprocess.Popen(
+                ["git", *FIXED_SETTINGS, *arguments],
+                cwd=self.folder,
+                env={**kept, **QUIET, **self.variables},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,
+                pass_fds=self.inherit,
+            )
+        except FileNotFoundError:
+            if not self.folder.is_dir():
+                raise WorkspaceError(f"the folder {self.folder} does not exist") from None
+            raise WorkspaceError("git is not installed on this host. Install git 2.30 or newer") from None
+
+
+def git_folder(root: Path) -> Path:
+    """Return the git folder of a working tree (not the common one, if it is a linked worktree).
+
+    Reading `.git` ourselves instead of asking git works for a tree that another user owns (a mounted folder).
+
+    Raises:
+        NotARepositoryError: `root` is not the top of a git working tree.
+    """
+    entry = root / ".git"
+    if entry.is_dir():
+        return entry.resolve()
+    try:
+        kind, _, target = entry.read_bytes().partition(b":")
+    except OSError:
+        kind, target = b"", b""
+    folder = (root / os.fsdecode(target.strip())).resolve()
+    if kind != b"gitdir" or not folder.is_dir():
+        raise NotARepositoryError(f"{root} is not a git repository. Make it one: git init {root}")
+    return folder
+
+
+def common_folder(folder: Path) -> Path:
+    """Return the git folder that all worktrees of a repository share."""
+    pointer = folder / "commondir"
+    return (folder / os.fsdecode(pointer.read_bytes().strip())).resolve() if pointer.exists() else folder
+
+
+def split_z(output: bytes) -> list[bytes]:
+    """Split the output of a command run with `-z`."""
+    return [part for part in output.split(b"\0") if part]
+
+
+def join_z(parts: list[bytes]) -> bytes:
+    """Join paths for `-z --stdin`."""
+    return b"".join(part + b"\0" for part in parts)
+
+
+def _read(process: "subprocess.Popen[bytes]", limit_bytes: int, deadline: float) -> tuple[bytes, bool]:
+    """Read until the end (True), the limit or the deadline (False)."""
+    stream = process.stdout
+    assert stream is not None
+    collected = bytearray()
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        while len(collected) <= limit_bytes:
+            if not selector.select(max(0.0, deadline - time.monotonic())):
+                return bytes(collected), False
+            chunk = os.read(stream.fileno(), 1 << 16)
+            if not chunk:
+                return bytes(collected), True
+            collected += chunk
+    return bytes(collected[:limit_bytes]), False
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Leave neither the process, nor a child of it, nor an open pipe."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(CLEANUP_TIMEOUT.total_seconds())
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()

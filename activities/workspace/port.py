@@ -1,0 +1,84 @@
+"""The ports of the working tree."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from activities.scope import EpisodeScope
+
+
+class WorkingTree(Protocol):
+    """A working tree that is held exclusively. Trees are git tree ids of everything that is not ignored."""
+
+    @property
+    def root(self) -> Path:
+        """Top folder of the tree."""
+        ...
+
+    def snapshot(self) -> str:
+        """Return the id of the tree as it is on disk, byte for byte. The user's index is not touched."""
+        ...
+
+    def restore(self, tree: str) -> None:
+        """Make the files on disk equal `tree`. What was there should be in a snapshot before."""
+        ...
+
+    def ensure(self, expected: str) -> str | None:
+        """Make sure that `expected` is on disk.
+
+        Returns:
+            None if it was; otherwise the id of the tree that was found, saved under a reference and undone.
+        """
+        ...
+
+    def keep(self, name: str, tree: str) -> None:
+        """Keep a tree alive as `refs/tightloop/<episode>/<name>`."""
+        ...
+
+    def own_process(self, pid: int) -> None:
+        """Note a child process, so that the next holder ends it should this worker die."""
+        ...
+
+
+class Workspaces(Protocol):
+    """The working trees of this host."""
+
+    def prepare(self, scope: EpisodeScope, *, take_over: Callable[[str], bool]) -> tuple[str, ...]:
+        """Check the workspace, claim it for the episode and make its worktree if it wants one.
+
+        Idempotent for the same episode.
+
+        Args:
+            scope: the episode.
+            take_over: asked with the id of another episode that holds the claim; True if that one has ended.
+
+        Returns:
+            Things that a person should know, as sentences (such as: ignored files are not covered).
+
+        Raises:
+            NotARepositoryError: the workspace is not the top of a git working tree.
+            WorkspaceBusyError: another open episode works in the same tree.
+            WorkspaceError: the workspace cannot be used otherwise.
+        """
+        ...
+
+    def release(self, scope: EpisodeScope) -> None:
+        """Give the claim back. Idempotent."""
+        ...
+
+    def hold(self, scope: EpisodeScope) -> AbstractContextManager[WorkingTree]:
+        """Hold the tree exclusively; ends what a dead holder left running.
+
+        Raises:
+            WorkspaceLockedError: another attempt kept holding it for the whole waiting time. Retryable.
+        """
+        ...
+
+
+class OpenEpisodes(Protocol):
+    """What is known about other episodes."""
+
+    def __call__(self, episode_id: str) -> bool:
+        """Return whether the episode has ended."""
+        ...

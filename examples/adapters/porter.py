@@ -1,0 +1,57 @@
+"""An adapter for `porter`, an agent that reads its task from stdin and prints one JSON object a line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from activities.execution.agent.port import AgentAdapter, Ending, EventReader, Launch, ModelAccess
+from activities.execution.agent.program import find_program, version_of
+from activities.execution.port import Availability
+from activities.model_gateway.port import Wire
+from tightloop.executor import EventKind, ExecutorEvent, ExecutorOutcome, ExecutorStatus, ResumeToken, WorkOrder
+
+
+class PorterReader(EventReader):
+    """Reads one run: `{"session": id}`, `{"say": text}`, `{"done": true or false, "summary": text}`."""
+
+    _end: dict[str, Any] | None = None
+    finished = property(lambda self: self._end is not None)
+
+    def feed(self, line: str) -> list[ExecutorEvent]:
+        """Read one line."""
+        try:
+            event = json.loads(line)
+        except ValueError:
+            return [ExecutorEvent(kind=EventKind.UNKNOWN, text=line[:500])]
+        self._end = event if "done" in event else self._end
+        kind = EventKind.SESSION if "session" in event else EventKind.FINISHED if "done" in event else EventKind.MESSAGE
+        return [ExecutorEvent(kind=kind, text=str(event.get("say", ""))[:500], session_id=event.get("session", ""))]
+
+    def verdict(self, ending: Ending) -> ExecutorOutcome:
+        """Return what it came to: never success because of an exit code alone."""
+        if self._end and self._end["done"]:
+            return ExecutorOutcome(status=ExecutorStatus.COMPLETED, summary=str(self._end.get("summary", ""))[:500])
+        return ExecutorOutcome(status=ExecutorStatus.FAILED, error=ending.output_end[-500:] or "it did not finish")
+
+
+class PorterAdapter(AgentAdapter):
+    """How porter is found and started."""
+
+    name, wire = "porter", Wire.CHAT
+    default_base_url, default_key_env = "https://api.openai.com/v1", "OPENAI_API_KEY"
+
+    def availability(self) -> Availability:
+        """Look for the program."""
+        if program := find_program("", "porter"):
+            return Availability(version=version_of(program))
+        return Availability(usable=False, reason="porter is not installed: npm install -g porter")
+
+    def launch(self, order: WorkOrder, home: Path, access: ModelAccess, resume: ResumeToken | None) -> Launch:
+        """Start it with its task on stdin; the key is the gateway's, worth nothing elsewhere."""
+        argv = (find_program("", "porter"), *(("--session", resume.session_id) if resume else ()))
+        secrets = {"OPENAI_API_KEY": access.key, "OPENAI_BASE_URL": access.base_url}
+        return Launch(argv=argv, secrets=secrets, stdin=order.prompt)
+
+    def reader(self, order: WorkOrder) -> EventReader:
+        """Read its lines."""
+        return PorterReader()

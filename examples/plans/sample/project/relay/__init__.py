@@ -1,0 +1,1 @@
+"""Passes requests on to a service behind it."""

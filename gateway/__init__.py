@@ -1,0 +1,1 @@
+"""Doors to tightloop for other programs. Each stands alone: they never import each other."""

@@ -1,0 +1,134 @@
+"""The engine: an iteration of an episode against bare Temporal workflows on the same server and worker settings."""
+
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+from statistics import median
+from typing import Any
+from uuid import uuid4
+
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from tests.benchmarks.bare import BareEmpty, BareWork, act, think
+from tests.benchmarks.figures import Report, Spread, progress
+from tests.benchmarks.stage import InstantPlanner, Stage, stage
+from tests.benchmarks.stopwatch import Pass
+from tightloop.client import TightloopClient
+
+ROUNDS = 12
+ITERATIONS = 12
+SETTLED = 2
+"""First iterations of a workflow, not counted."""
+
+Arm = Callable[[Stage], Awaitable[str]]
+
+
+async def measure() -> Report:
+    """Run the three kinds of workflow in turn, in another order every round."""
+    async with stage() as on:
+        episodes = on.worker(InstantPlanner())
+        async with episodes, _bare(on, episodes):
+            await _episode(on)
+            found: dict[str, list[list[Pass]]] = {name: [] for name in ARMS}
+            last: dict[str, str] = {}
+            for number in range(ROUNDS):
+                progress(f"engine: round {number + 1} of {ROUNDS}")
+                order = list(ARMS)[number % len(ARMS) :] + list(ARMS)[: number % len(ARMS)]
+                for name in order:
+                    run, first = ARMS[name]
+                    last[name] = await run(on)
+                    found[name].append(on.stopwatch.passes(last[name], first)[SETTLED:])
+            sizes = {name: await _history(on.client, last[name], first) for name, (_, first) in ARMS.items()}
+    return _report(found, sizes)
+
+
+async def _episode(on: Stage) -> str:
+    client = TightloopClient(on.client, on.settings)
+    episode_id = await client.start(on.request(ITERATIONS))
+    result = await client.result(episode_id)
+    assert result.iterations == ITERATIONS
+    return episode_id
+
+
+async def _work(on: Stage) -> str:
+    return await _run(on, BareWork.run, [on.request(ITERATIONS), ITERATIONS])
+
+
+async def _empty(on: Stage) -> str:
+    return await _run(on, BareEmpty.run, [ITERATIONS])
+
+
+async def _run(on: Stage, workflow: Any, arguments: list[Any]) -> str:
+    queue, workflow_id = _bare_queue(on), f"bare-{uuid4().hex[:8]}"
+    await on.client.execute_workflow(workflow, args=arguments, id=workflow_id, task_queue=queue)
+    return workflow_id
+
+
+EPISODE, SAME, EMPTY = "episode", "bare, same activities", "bare, empty activities"
+ARMS: dict[str, tuple[Arm, str]] = {
+    EPISODE: (_episode, "next_plan"),
+    SAME: (_work, "next_plan"),
+    EMPTY: (_empty, "think"),
+}
+TIMES = {"wall": "wall", "outside": "engine"}
+RATIOS = (
+    ("wall", EPISODE, SAME, "aim <= 1.15"),
+    ("outside", EPISODE, SAME, ""),
+    ("outside", EPISODE, EMPTY, "aim <= 1.15, read strictly"),
+    ("outside", SAME, EMPTY, "what any workflow pays to carry the same payloads and do the same work"),
+    ("wall", EPISODE, EMPTY, ""),
+)
+
+
+def _bare_queue(on: Stage) -> str:
+    return f"{on.settings.temporal.task_queue}-bare"
+
+
+def _bare(on: Stage, episodes: Worker) -> Worker:
+    """Return a worker with the same settings, but without our interceptors."""
+    config: Any = episodes.config()
+    config |= {
+        "task_queue": _bare_queue(on),
+        "workflows": [BareEmpty, BareWork],
+        "activities": [*config["activities"], think, act],
+        "interceptors": [],
+    }
+    return Worker(**config)
+
+
+async def _history(client: Client, workflow_id: str, first: str) -> tuple[Spread, Spread]:
+    """Return events and bytes of an iteration."""
+    events = (await client.get_workflow_handle(workflow_id).fetch_history()).events
+    starts = [
+        index
+        for index, event in enumerate(events)
+        if event.activity_task_scheduled_event_attributes.activity_type.name == first
+    ]
+    spans = [events[a:b] for a, b in pairwise(starts)][SETTLED:]
+    return Spread.of(len(span) for span in spans), Spread.of(sum(e.ByteSize() for e in span) for span in spans)
+
+
+def _report(found: dict[str, list[list[Pass]]], sizes: dict[str, tuple[Spread, Spread]]) -> Report:
+    report = Report(
+        f"engine: one iteration, {ROUNDS} rounds of {ITERATIONS} iterations of each kind, interleaved",
+        ("kind", "calls", "wall ms", "in activities ms", "engine ms", "events", "bytes", ""),
+    )
+    for name, rounds in found.items():
+        passes = [one for passes in rounds for one in passes]
+        wall, inside, outside = (
+            Spread.of(getattr(one, part) * 1_000 for one in passes) for part in ("wall", "inside", "outside")
+        )
+        calls = median(one.calls for one in passes)
+        events, size = sizes[name]
+        report.add(name, calls, wall, inside, outside, events, size)
+
+    for part, above, below, aim in RATIOS:
+        over, under = (
+            [median(getattr(one, part) for one in passes) for passes in found[name]] for name in (above, below)
+        )
+        spread = Spread.of_ratios(over, under)
+        title = f"ratio of {TIMES[part]} time, {above} to {below}"
+        report.notes.append(f"{title:<78} {spread}  {aim}".rstrip())
+        report.figures[title] = spread.__dict__
+    report.notes.append("engine: wall less the bodies of the activities. Ratios: of the medians of each round")
+    return report

@@ -1,0 +1,115 @@
+"""What the benchmarks run on: a server with production's settings and database, production's workers, a workspace."""
+
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from temporalio.client import Client
+from temporalio.testing import WorkflowEnvironment
+from temporalio.worker import Worker
+
+from activities.planning.port import Planner
+from tests.benchmarks.stopwatch import Stopwatch
+from tests.doubles import planned
+from tightloop.budget import Budget
+from tightloop.episode import EpisodeRequest
+from tightloop.executor import ExecutorChoice
+from tightloop.planning import Briefing, PlannerAnswer
+from tightloop.settings import Settings, parse_settings
+from worker.build import build_adapters, build_workers
+from worker.connect import DATA_CONVERTER, connect
+from worker.server import server_arguments, temporal_binary, tuning_arguments
+
+
+class InstantPlanner:
+    """Plans one step at once and remembers nothing, so that it cannot be what takes memory."""
+
+    def __init__(self, planning: Callable[[int], object] = lambda _iteration: None) -> None:
+        """Take what shall happen at every plan."""
+        self._planning = planning
+
+    async def plan(self, briefing: Briefing) -> PlannerAnswer:
+        """Answer."""
+        self._planning(briefing.iteration)
+        return planned(f"step {briefing.iteration}")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A running server, a client whose activities are timed, and a folder for workspaces."""
+
+    client: Client
+    settings: Settings
+    folder: Path
+    stopwatch: Stopwatch
+
+    def worker(self, planner: Planner, **adapters: Any) -> Worker:
+        """Return production's worker of the role `all`, not yet running, but with this planner."""
+        chosen = {"planners": lambda _kind: planner, **adapters}
+        (worker,) = build_workers(
+            self.client, self.settings, adapters=replace(build_adapters(self.client, self.settings), **chosen)
+        )
+        return worker
+
+    def workspace(self) -> Path:
+        """Return a new git repository with one commit of 200 lines."""
+        folder = self.folder / f"workspace-{uuid4().hex[:8]}"
+        folder.mkdir()
+        (folder / "notes.txt").write_text("".join(f"line {n}\n" for n in range(200)))
+        git(folder, "init", "--quiet", "--initial-branch=main")
+        git(folder, "add", "--all")
+        git(folder, "commit", "--quiet", "-m", "start")
+        return folder
+
+    def request(self, iterations: int, **changes: Any) -> EpisodeRequest:
+        """Return a request that takes so many iterations, all alike, without a reflection.
+
+        The check counts fewer failures every time, which is progress.
+        """
+        counting = f"n=$(cat log.txt | wc -l); echo $(({iterations} - n)) failed in 0.1s; test $n -ge {iterations}"
+        fields: dict[str, Any] = {
+            "goal": f"write {iterations} lines",
+            "workspace": str(self.workspace()),
+            "definition_of_done": [counting],
+            "executor": ExecutorChoice(
+                name="scripted",
+                options={"steps": [{"append": [{"path": "log.txt", "text": "{n}\n"}]}], "repeat": True},
+            ),
+            "budget": Budget(max_iterations=iterations + 1, warn_at_iteration=None),
+        }
+        return EpisodeRequest.model_validate({**fields, **changes})
+
+
+@asynccontextmanager
+async def stage() -> AsyncIterator[Stage]:
+    """Start a server as `tightloop up` does, with a database in a file, and connect as a worker does."""
+    with tempfile.TemporaryDirectory(prefix="tightloop-bench-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        production = server_arguments(Settings(), folder / "temporal.db")
+        database = production[production.index("-f") :]
+        environment = await WorkflowEnvironment.start_local(
+            data_converter=DATA_CONVERTER,
+            dev_server_existing_path=str(temporal_binary()),
+            dev_server_log_level="error",
+            dev_server_extra_args=["--output", "none", *tuning_arguments(), *database],
+        )
+        async with environment:
+            address = environment.client.service_client.config.target_host
+            queue = f"bench-{uuid4().hex[:8]}"
+            document = f"temporal: {{address: '{address}', task_queue: '{queue}'}}\nsandbox: {{unsafe_local: true}}"
+            settings = parse_settings(document, {})
+            stopwatch = Stopwatch()
+            config = (await connect(settings)).config()
+            config["interceptors"] = [stopwatch]
+            yield Stage(Client(**config), settings, folder, stopwatch)
+
+
+def git(folder: Path, *arguments: str) -> bytes:
+    """Run git with an identity of the benchmarks' own."""
+    identity = ("-c", "user.name=bench", "-c", "user.email=bench@localhost", "-c", "commit.gpgsign=false")
+    return subprocess.run(("git", *identity, *arguments), cwd=folder, capture_output=True, check=True).stdout

@@ -1,0 +1,200 @@
+"""Recorded histories fit the present code, tell what happened, and do not fit code that was changed without care."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from temporalio.worker import Replayer
+from temporalio.workflow import NondeterminismError
+
+from tests.replay.changed_workflow import WithAnotherActivity, WithOneMoreTimer
+from tests.replay.record import HISTORIES, leaks
+from tests.replay.scenarios import SCENARIOS
+from tightloop.errors import InvalidRequestError
+from worker.build import workflow_runner
+from worker.connect import DATA_CONVERTER
+from worker.replay import Replayed, account, read_history, replay
+
+RECORDED = sorted(HISTORIES.glob("*.json"))
+
+TOLD = {
+    "paused_and_resumed": (
+        r"paused: operator: lunch \(by operator\)",
+        r"resumed: 1 files edited meanwhile were kept",
+        r"closed: SUCCEEDED",
+    ),
+    "restored_before": (r"iteration: ckpt-2:", r"paused: budget:"),
+    "restored_after": (
+        r"restored: back to ckpt-1: wrong turn \(by operator\), branch 2",
+        r"paused: budget:",
+        r"topped up: .*iterations",
+        r"iteration: ckpt-4:",
+        r"closed: SUCCEEDED",
+    ),
+    "reset_in_temporal": (r"iteration: ckpt-1:", r"reset: .*1 checkpoints discarded", r"closed: SUCCEEDED"),
+    "limit_hit": (
+        r"limit: strike 1: wait 0.1 s. 429 Too Many Requests",
+        r"limit: strike 2:",
+        r"paused: limit: 3 limits in a row: 429 Too Many Requests",
+        r"resumed: ",
+        r"closed: SUCCEEDED",
+    ),
+    "continued_as_new_first": (r"opened: ckpt-0", r"iteration: ckpt-1:", r"iteration: ckpt-2:"),
+    "continued_as_new_second": (r"opened: ckpt-0", r"iteration: ckpt-3:", r"closed: SUCCEEDED"),
+    "failed": (r"paused: budget:", r"closed: FAILED: nobody answered within 0:00:01"),
+    "aborted_while_executing": (r"opened: ckpt-0", r"closed: ABORTED: enough"),
+    "planner_gave_up_and_respond": (
+        r"paused: planner_gave_up: I do not know how",
+        r"response: operator: append a line",
+        r"iteration: ckpt-1:",
+    ),
+    "budget_top_up_amend": (r"paused: budget:", r"amended: ", r"topped up: ", r"closed: SUCCEEDED"),
+    "asked_for_permission": (
+        r"paused: needs_response: append line 1: log.txt \(by the executor\)",
+        r"answered: operator: deny to 'append line 1' not yet",
+        r"iteration: ckpt-1:",
+        r"paused: needs_response: append line 2:",
+        r"resumed: ",
+        r"paused: needs_response: append line 2:",
+        r"answered: operator: allow to 'append line 2'",
+        r"closed: SUCCEEDED",
+    ),
+    "person_works": (
+        r"paused: needs_response: step 1: Work in ",
+        r"answered: operator: failed to 'step 1' no time",
+        r"iteration: ckpt-1: .*executor failed: operator: no time",
+        r"paused: needs_response: step 2:",
+        r"resumed: 1 files edited meanwhile were kept",
+        r"answered: operator: done to 'step 2'",
+        r"closed: SUCCEEDED",
+    ),
+    "fallback_and_amended_executor": (
+        r"fallback: scripted works in place of absent: absent: it is not installed",
+        r"paused: budget:",
+        r"amended: executor absent, planner auto \(by operator\)",
+        r"paused: fatal: the executor cannot work: no executor can be used. absent: it is not installed",
+        r"amended: executor scripted",
+        r"closed: SUCCEEDED",
+    ),
+    "alerted": (
+        r"paused: budget:",
+        r"alert: budget sent to log after \d+\.\d\d s",
+        r"topped up: ",
+        r"paused: budget:",
+        r"alert: budget sent to log after",
+        r"alert: failed sent to log after",
+        r"closed: FAILED: nobody answered within 0:00:03",
+    ),
+    "plan_completed": (
+        r"opened: 5 steps",
+        r"completed: list",
+        r"completed: look-3",
+        r"completed: pick",
+        r"completed: write",
+        r"verified: 1 of 1 checks pass",
+        r"closed: COMPLETED: all steps are done",
+    ),
+    "plan_gate_and_compensation": (
+        r"failed: pack: transient: busy",
+        r"completed: pack",
+        r"waits: ask: may it go on\?",
+        r"approved: ask: by ada",
+        r"approved: ask: by bob",
+        r"failed: deploy: logic: no route",
+        r"compensated: pack: 1 files",
+        r"compensated: build: 1 files",
+        r"closed: COMPENSATED: deploy: no route",
+    ),
+    "plan_changed_first": (
+        r"failed: two: logic: wrong flag",
+        r"paused: two: needs_response: failed: two \(wrong flag\)",
+        r"revised: revision 2 \(by ada\): one more",
+        r"completed: three",
+    ),
+    "plan_changed_second": (
+        r"revised: revision 2",
+        r"paused: operator: lunch",
+        r"cancelled: enough \(by ada\)",
+        r"stopped: four",
+        r"closed: CANCELLED: enough",
+    ),
+}
+"""What the timeline of a history has to tell, in this order, as patterns."""
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+async def test_recorded_history_fits_the_code_and_tells_what_happened(path: Path) -> None:
+    history = read_history(path)
+    replayed = await replay(history)
+    assert replayed.failure == ""
+    assert replayed.events == len(history.events) > 0
+    told = [f"{entry.kind}: {entry.text}" for entry in replayed.timeline]
+    rest = iter(told)
+    for wanted in TOLD[path.stem]:
+        assert any(re.match(wanted, line) for line in rest), f"{wanted!r} is missing, or out of order, in {told}"
+
+
+def test_every_scenario_is_recorded_and_every_history_is_looked_at() -> None:
+    recorded = {path.stem for path in RECORDED}
+    assert {file for scenario in SCENARIOS.values() for file in scenario.histories} <= recorded
+    assert recorded == TOLD.keys()
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_recorded_history_tells_nothing_of_the_machine(path: Path) -> None:
+    document = json.loads(path.read_text())
+    assert leaks(document) == []
+    assert {event["identity"] for event in _with("identity", document)} == {"worker@sample"}
+
+
+def _with(key: str, value: object) -> list[dict[str, str]]:
+    if isinstance(value, dict):
+        here = [value] if key in value else []
+        return here + [found for item in value.values() for found in _with(key, item)]
+    return [found for item in value for found in _with(key, item)] if isinstance(value, list) else []
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "told"),
+    [
+        ("failed", WithOneMoreTimer, r"TMPRL1100.*HistoryEvent\(id: \d+, ActivityTaskScheduled\)"),
+        ("limit_hit", WithOneMoreTimer, r"TMPRL1100.*HistoryEvent\(id: \d+, ActivityTaskScheduled\)"),
+        ("limit_hit", WithAnotherActivity, r"TMPRL1100.*'next_plan'.*'verify'"),
+    ],
+)
+async def test_workflow_code_changed_without_care_is_caught(name: str, changed: type, told: str) -> None:
+    replayer = Replayer(workflows=[changed], data_converter=DATA_CONVERTER, workflow_runner=workflow_runner())
+    history = read_history(HISTORIES / f"{name}.json")
+    result = await replayer.replay_workflow(history, raise_on_replay_failure=False)
+    assert isinstance(result.replay_failure, NondeterminismError)
+    assert re.search(told, str(result.replay_failure), re.DOTALL)
+    shown = account(Replayed(history.workflow_id, len(history.events), (), str(result.replay_failure)))
+    assert f"DIVERGED: the current code does not fit the history of {name}" in shown
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("not JSON at all", "Expecting value"),
+        ("[]", "JSON history not"),
+        ('{"goal": "a request, not a history"}', "events"),
+        ("\xff\xfe", "decode"),
+        # The SDK would wait for ever for the replay of a part of a history.
+        ('{"events": []}', "WorkflowExecutionStarted"),
+        ('{"events": [{"eventId": "5"}]}', "WorkflowExecutionStarted"),
+    ],
+)
+def test_file_that_is_no_history_is_refused_with_the_way_to_one(tmp_path: Path, content: str, why: str) -> None:
+    path = tmp_path / "notes.json"
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(InvalidRequestError) as refused:
+        read_history(path)
+    assert refused.value.message.startswith(f"{path} is not the history of an episode (")
+    assert why in refused.value.message
+    assert refused.value.message.endswith(f"Make one with: tightloop export ID --out {path}")
+
+
+def test_missing_file_is_refused_with_the_way_to_one(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"there is no file .*nothing.json. Make one with: tightloop export"):
+        read_history(tmp_path / "nothing.json")

@@ -1,0 +1,183 @@
+"""Alerts: one key for a cause, nothing of a person's in a notice, and commands that the CLI knows."""
+
+import json
+import shlex
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from activities.alerts.webhook import signed
+from tightloop.alert import (
+    Alert,
+    AlertKind,
+    Delivery,
+    alert_key,
+    alert_kind,
+    alert_of,
+    answers_to,
+    delivery_line,
+    episode_link,
+    notice_of,
+)
+from tightloop.cli.main import app
+from tightloop.episode import EpisodePhase, EpisodeRequest, Pause, PauseKind, first_state
+from tightloop.errors import SettingsError
+from tightloop.executor import Question, QuestionKind
+from tightloop.failure import Failure, FailureClass, FailureStreak
+from tightloop.settings import Settings, parse_settings
+
+NOW = datetime(2026, 3, 4, 12, 0, tzinfo=UTC)
+GOAL = "rewrite the billing of ACME"
+REQUEST = EpisodeRequest(goal=GOAL, workspace="/srv/acme-billing", definition_of_done=["pytest -q"])  # type: ignore[arg-type]
+REASON = "2 iterations left their course: edited /srv/acme-billing/rates.py: RATE = 0.17"
+
+
+def alert(kind: AlertKind = AlertKind.DEVIATION, *, at: datetime = NOW, reason: str = REASON) -> Alert:
+    state = first_state(REQUEST).model_copy(
+        update={"phase": EpisodePhase.TRACKING, "iteration": 3, "checks_text": "1/3", "plan_title": "Fix RATE"}
+    )
+    return alert_of(REQUEST, state, kind, episode_id="episode-1", happened=(at, reason))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in PauseKind if kind is not PauseKind.OPERATOR])
+def test_every_pause_that_nobody_asked_for_alerts(kind: PauseKind) -> None:
+    told = alert_kind(Pause(kind=kind, reason="r"))
+    assert told is not None
+    assert told.value == kind.value
+
+
+def test_an_operator_who_pauses_is_not_told() -> None:
+    assert alert_kind(Pause(kind=PauseKind.OPERATOR, reason="lunch")) is None
+
+
+@given(st.text(), st.text(), st.sampled_from(AlertKind), st.sampled_from(AlertKind))
+def test_the_key_is_the_same_for_the_same_cause_only(one: str, other: str, kind: AlertKind, second: AlertKind) -> None:
+    key = alert_key("episode-1", kind, one, NOW)
+    assert key == alert_key("episode-1", kind, one, NOW)
+    assert (key == alert_key("episode-1", second, other, NOW)) == ((kind, one) == (second, other))
+    assert key != alert_key("episode-2", kind, one, NOW)
+
+
+def test_what_came_back_after_a_person_ended_the_wait_is_a_new_cause() -> None:
+    assert alert().key == alert().key
+    assert alert(at=NOW + timedelta(seconds=1)).key != alert().key
+
+
+def test_the_cause_of_a_repeated_error_is_its_signature_and_not_how_it_is_worded() -> None:
+    failure = Failure(kind=FailureClass.CHECK, signature="ab" * 8)
+    state = first_state(REQUEST).model_copy(update={"failures": FailureStreak(last=failure, count=3)})
+    one, other = (
+        alert_of(REQUEST, state, AlertKind.REPEAT_ERROR, episode_id="e", happened=(NOW, text)) for text in ("a", "b")
+    )
+    assert one.key == other.key
+
+
+@pytest.mark.parametrize("kind", AlertKind)
+def test_a_notice_holds_ids_kinds_and_counts_alone(kind: AlertKind) -> None:
+    body = (
+        notice_of(alert(kind), link=episode_link("http://127.0.0.1:8233/", "default", "episode-1")).as_json().decode()
+    )
+    for private in (GOAL, "ACME", "acme", "/srv", "RATE", "rates.py", "left their course"):
+        assert private not in body
+    told = json.loads(body)
+    assert told["kind"] == kind.value
+    assert (told["iteration"], told["checks"], told["phase"]) == (3, "1/3", "TRACKING")
+    assert told["link"] == "http://127.0.0.1:8233/namespaces/default/workflows/episode-1"
+    assert datetime.fromisoformat(told["at"]) == NOW
+
+
+def test_a_full_notice_tells_the_reason_without_secrets() -> None:
+    secret = "ghp_" + "aB3dE5gH7j" * 3 + "kL9mN1"
+    notice = notice_of(alert(reason=f"the push with {secret} failed"), full=True)
+    assert notice.goal == GOAL
+    assert "the push with [secret:" in notice.reason
+    assert "the push with [secret:" in notice.text
+    assert secret not in notice.as_json().decode()
+
+
+@pytest.mark.parametrize("kind", AlertKind)
+@pytest.mark.parametrize("question", [None, *QuestionKind])
+@pytest.mark.parametrize("checkpoint", ["", "ckpt-2"])
+def test_every_command_of_an_alert_is_one_that_the_cli_knows(
+    kind: AlertKind, question: QuestionKind | None, checkpoint: str
+) -> None:
+    known = typer.main.get_command(app)
+    told = alert(kind).model_copy(update={"question": question, "checkpoint_id": checkpoint})
+    for line in answers_to(told):
+        program, name, *rest = shlex.split(line)
+        command = getattr(known, "commands")[name]  # noqa: B009 - a Command has none for the type checker
+        context = command.make_context(name, list(rest), resilient_parsing=False)
+        assert program == "tightloop"
+        assert context.params["episode"] == "episode-1"
+
+
+def test_a_question_for_work_is_answered_otherwise_than_one_for_a_permission() -> None:
+    def first(kind: QuestionKind) -> str:
+        question = Question(kind=kind, title="t", fingerprint="f")
+        state = first_state(REQUEST).model_copy(
+            update={"pause": Pause(kind=PauseKind.RESPONSE, reason="r", question=question)}
+        )
+        told = alert_of(REQUEST, state, AlertKind.RESPONSE, episode_id="e", happened=(NOW, "r"))
+        return answers_to(told)[0]
+
+    assert first(QuestionKind.PERMISSION) == "tightloop answer e allow"
+    assert first(QuestionKind.WORK) == "tightloop answer e done"
+
+
+def test_work_that_is_held_to_be_wrong_can_be_allowed_or_taken_back() -> None:
+    told = alert().model_copy(update={"kind": AlertKind.ALIGNMENT, "checkpoint_id": "ckpt-3"})
+    assert [line.split()[1] for line in answers_to(told)] == ["respond", "resume", "restore", "abort", "status"]
+
+
+def test_an_id_with_blanks_is_quoted_for_the_shell_and_for_the_link() -> None:
+    odd = alert().model_copy(update={"episode_id": "my run; rm -rf ~"})
+    assert shlex.split(answers_to(odd)[0]) == ["tightloop", "resume", "my run; rm -rf ~"]
+    assert episode_link("http://ui", "a b", odd.episode_id).endswith("/a%20b/workflows/my%20run%3B%20rm%20-rf%20~")
+
+
+def test_the_timeline_says_how_long_it_took_or_why_it_failed() -> None:
+    sent = Delivery(channel="ops", at=NOW, seconds=0.123, tries=2)
+    assert delivery_line(alert(), sent) == "deviation sent to ops after 0.12 s in try 2"
+    again = sent.model_copy(update={"known": True})
+    assert delivery_line(alert(), again) == "deviation was sent to ops before, at 12:00:00"
+    failed = Delivery(channel="ops", error="it answers 503", tries=8)
+    assert delivery_line(alert(), failed) == "deviation could not be sent to ops in try 8: it answers 503"
+
+
+def test_the_signature_is_the_one_of_standard_webhooks() -> None:
+    """The example of the specification and of its libraries."""
+    headers = signed(
+        "msg_p5jXN8AQM9LWM0D4loKWxJek",
+        b'{"test": 2432232314}',
+        "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+        at=1614265330,
+    )
+    assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+def test_by_default_alerts_go_to_the_log_only() -> None:
+    channels = Settings().alerts.channels
+    assert [channel.type for channel in channels.values()] == ["log"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{ops: {type: webhook}}", "alerts.channels.ops: a webhook needs either url or url_env"),
+        ("{ops: {type: webhook, url: 'https://x', url_env: X}}", "needs either url or url_env"),
+        ("{ops: {type: webhook, url: 'ftp://x'}}", "alerts.channels.ops: url must be like https://host/path"),
+        ("{ops: {type: webhook, url: 'https://u:hunter22@x'}}", "without a user and a password"),
+        ("{ops: {type: log, secret_env: X}}", "belong to a webhook, not to log"),
+        ("{ops: {type: log, kinds: [deviaton]}}", "alerts.channels.ops.kinds[0] is 'deviaton'; it must be one of"),
+        ("{ops: {type: log, timeout_s: 31}}", "a number, above 0, at most 30"),
+        ("{ops: {type: log, kind: x}}", "did you mean kinds?"),
+    ],
+)
+def test_a_wrong_channel_is_refused_with_a_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        parse_settings(f"alerts: {{channels: {text}}}", {})
+    assert sentence in refused.value.message
+    assert "hunter22" not in refused.value.message

@@ -1,0 +1,220 @@
+"""The command line without a server: what it says, where it says it, and with which exit code."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from tightloop.cli import render
+from tightloop.cli.main import app
+from tightloop.cli.request import (
+    build_request,
+    defaults_from,
+    read_options,
+    read_request_file,
+    unknown_fields,
+    with_iterations,
+)
+from tightloop.cli.session import complete_episode
+from tightloop.episode import EpisodeRequest, EpisodeStatus, Pause, PauseKind
+from tightloop.errors import InvalidRequestError
+from tightloop.executor import Question, QuestionKind
+from tightloop.loop import asked
+from tightloop.settings import parse_settings
+
+COMMANDS = (  # noqa: SIM905 - a sentence is easier to read
+    "up start list status watch pause resume answer restore fork respond top-up amend abort checkpoints timeline diff "
+    "export replay doctor settings"
+).split()
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address on the loopback interface at which nobody answers."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, arguments)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_help_names_every_command() -> None:
+    code, out, _ = run("--help")
+    assert code == 0
+    assert [name for name in COMMANDS if name not in out] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    code, out, _ = run(command, "--help")
+    assert code == 0
+    assert "Usage" in out
+
+
+@pytest.mark.parametrize("command", [["list"], ["status", "last"], ["pause", "x"], ["export", "x"], ["top-up", "x"]])
+def test_silent_server_gives_one_sentence_and_exit_code_1(command: list[str], nobody: str) -> None:
+    code, out, error = run("--address", nobody, *command, *(["--json"] if command[0] == "list" else []))
+    assert (code, out) == (1, "")
+    assert error == f"Temporal does not answer at {nobody} (connection refused). Start it: tightloop up\n"
+
+
+def test_silent_server_never_ends_the_process_by_a_signal(nobody: str) -> None:
+    command = (sys.executable, "-m", "tightloop.cli.main", "--address", nobody, "list")
+    codes = {subprocess.run(command, capture_output=True, check=False).returncode for _ in range(5)}
+    assert codes == {1}
+
+
+def test_goal_without_checks_is_refused_before_anything_is_contacted(nobody: str) -> None:
+    code, _, error = run("--address", nobody, "start", "make it green")
+    assert code == 2
+    assert "Give at least one: tightloop start" in error
+
+
+def test_misspelt_field_in_a_request_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "request.yaml"
+    file.write_text("goal: green\nbudget: {max_iteration: 3}\n")
+    code, _, error = run("start", "--file", str(file))
+    assert code == 2
+    assert "budget.max_iteration" in error
+
+
+def test_wrong_address_is_refused_with_an_example() -> None:
+    code, _, error = run("--address", "nowhere", "list")
+    assert code == 2
+    assert "127.0.0.1:7233" in error
+
+
+def test_settings_are_one_json_document_with_secrets_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIGHTLOOP_TEMPORAL__API_KEY", "very-secret")
+    code, out, _ = run("--namespace", "mine", "settings", "--json")
+    assert code == 0
+    assert json.loads(out)["temporal"]["namespace"] == "mine"
+    assert "very-secret" not in out
+    assert "very-secret" not in run("settings")[1]
+
+
+def test_doctor_reports_a_missing_server_and_fails(
+    nobody: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / "not" / "there" / "yet"))
+    code, out, _ = run("--address", nobody, "doctor", "--json")
+    findings = {row["name"]: row for row in json.loads(out)}
+    assert code == 1
+    assert findings["Temporal server"]["ok"] is False
+    assert "tightloop up" in findings["Temporal server"]["remedy"]
+    assert findings["state folder"]["ok"] is True
+    assert findings["executor command"]["needed"] is True
+    assert findings["executor person"] == {
+        "name": "executor person", "ok": True, "found": "", "remedy": "", "needed": False,
+    }  # fmt: skip
+    assert any(name.startswith("sandbox ") for name in findings)
+    assert not (tmp_path / "not").exists()
+
+
+def test_completion_without_a_server_is_silent(nobody: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIGHTLOOP_TEMPORAL__ADDRESS", nobody)
+    assert complete_episode("") == []
+
+
+def test_completion_script_is_offered_for_bash() -> None:
+    environment = {**os.environ, "_TIGHTLOOP_COMPLETE": "source_bash"}
+    command = (
+        sys.executable,
+        "-c",
+        "import sys; sys.argv[0] = 'tightloop'; from tightloop.cli.main import main; main()",
+    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert "_tightloop_completion" in done.stdout
+
+
+def test_options_win_over_the_file_and_the_file_over_the_settings() -> None:
+    settings = {"planner": "auto", "budget": {"max_iterations": 15, "max_tokens": 9}}
+    file = {"goal": "from the file", "workspace": "/w", "definition_of_done": ["true"], "budget": {"max_tokens": 5}}
+    request = build_request(settings, file, {"goal": "from the option", "budget": with_iterations(5)})
+    assert request.goal == "from the option"
+    assert (request.budget.max_iterations, request.budget.warn_at_iteration, request.budget.max_tokens) == (5, 4, 5)
+
+
+def test_request_file_may_be_json(tmp_path: Path) -> None:
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps({"goal": "green", "definition_of_done": [{"run": "pytest -q", "timeout_s": 5}]}))
+    assert read_request_file(file)["definition_of_done"][0]["run"] == "pytest -q"
+
+
+def test_unknown_fields_are_found_in_every_part() -> None:
+    document = {"gaol": "x", "executor": {"name": "codex", "option": {}}, "definition_of_done": ["true", {"cmd": "x"}]}
+    assert unknown_fields(EpisodeRequest, document) == ["gaol", "executor.option", "definition_of_done.cmd"]
+
+
+def test_executor_options_are_json_or_text() -> None:
+    assert read_options(["n=3", "model=gpt-5.1", 'argv=["a", "b"]']) == {"n": 3, "model": "gpt-5.1", "argv": ["a", "b"]}
+    with pytest.raises(InvalidRequestError, match="name=value"):
+        read_options(["model"])
+
+
+def test_paused_episode_shows_the_commands_that_end_the_wait() -> None:
+    pause = Pause(kind=PauseKind.BUDGET, reason="iterations 5 of 5", since=datetime.now(UTC), advice="give more")
+    text = "\n".join(render.what_to_do("episode-1", pause))
+    assert "iterations 5 of 5" in text
+    assert "tightloop top-up episode-1 --iterations 5" in text
+
+
+def test_text_of_agents_cannot_steer_the_terminal() -> None:
+    hostile = "\x1b]0;owned\x07 [red]not markup[/red] \x1b[2J"
+    status = EpisodeStatus(episode_id="e", goal=hostile, plan=hostile, reason=hostile)
+    out = StringIO()
+    Console(file=out, width=120, color_system=None).print(render.status_panel(status))
+    shown = out.getvalue() + render.status_line(status)
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+    assert "[red]not markup[/red]" in shown
+
+
+@pytest.mark.parametrize(
+    ("kind", "commands"),
+    [
+        ("permission", ["answer episode-1 allow", "answer episode-1 deny"]),
+        ("work", ['answer episode-1 done --text "what I did"', "answer episode-1 failed", "answer episode-1 refused"]),
+    ],
+)
+def test_question_shows_the_commands_that_answer_it(kind: str, commands: list[str]) -> None:
+    question = Question(kind=QuestionKind(kind), title="rm -rf build", detail="in the workspace", fingerprint="f")
+    pause = asked(question).pause
+    assert pause is not None
+    text = "\n".join(render.what_to_do("episode-1", pause))
+    assert "rm -rf build: in the workspace" in text
+    assert [command for command in commands if f"tightloop {command}" not in text] == []
+    assert "tightloop resume episode-1" in text
+    assert "NEEDS RESPONSE" in render.status_line(EpisodeStatus(status="paused", pause=pause))
+
+
+def test_answer_that_there_is_not_is_refused_with_those_that_there_are(nobody: str) -> None:
+    code, _, error = run("--address", nobody, "answer", "x", "perhaps")
+    assert code == 2
+    assert "'allow', 'deny', 'done', 'failed', 'refused'" in " ".join(error.replace("│", " ").split())
+
+
+def test_amendment_without_a_change_is_refused_before_anything_is_contacted(nobody: str) -> None:
+    code, _, error = run("--address", nobody, "amend", "x", "--done", " ")
+    assert code == 2
+    assert "nothing is changed" in error
+
+
+def test_fallbacks_of_the_settings_are_used_where_the_request_names_none() -> None:
+    settings = parse_settings("executor: {default: codex, fallback: [claude, person]}", {})
+    wanted = {"goal": "g", "workspace": "/w", "definition_of_done": ["true"]}
+    assert build_request(defaults_from(settings), wanted).executor.fallback == ("claude", "person")
+    own = build_request(defaults_from(settings), wanted, {"executor": {"fallback": ["command"]}})
+    assert (own.executor.name, own.executor.fallback) == ("codex", ("command",))

@@ -1,0 +1,110 @@
+"""Where this host keeps things, which settings files count, and what it is called."""
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from tightloop.errors import SettingsError
+from tightloop.host import host_name, host_queue, load_settings, settings_files, state_home
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host of its own: an empty home, no variables, and a project to stand in."""
+    for variable in ("TIGHTLOOP_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    project = tmp_path / "project" / "deep"
+    project.mkdir(parents=True)
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_state_lies_where_the_platform_keeps_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert state_home() == home / ".local/state/tightloop"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert state_home() == home / "Library/Application Support/tightloop"
+
+
+def test_state_folder_can_be_chosen(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "xdg"))
+    assert state_home() == home / "xdg/tightloop"
+    monkeypatch.setenv("TIGHTLOOP_HOME", "~/mine")
+    assert state_home() == home / "mine"
+
+
+def test_relative_xdg_folder_is_ignored(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    assert state_home() == home / ".local/state/tightloop"
+
+
+def test_project_file_is_found_from_below_and_wins_over_the_users(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
+    user = write(home / "config/tightloop/settings.yaml", "budget: {max_iterations: 9, warn_at_iteration: 7}")
+    far = write(home / "tightloop.yaml", "budget: {max_iterations: 5}")
+    near = write(home / "project/tightloop.yaml", "budget: {max_iterations: 3}")
+    assert settings_files(Path.cwd()) == [user, near]
+    assert settings_files(home) == [user, far]
+    settings = load_settings()
+    assert (settings.budget.max_iterations, settings.budget.warn_at_iteration) == (3, 7)
+
+
+def test_environment_wins_over_files(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(home / "project/tightloop.yaml", "budget: {max_iterations: 3}")
+    monkeypatch.setenv("TIGHTLOOP_BUDGET__MAX_ITERATIONS", "4")
+    assert load_settings().budget.max_iterations == 4
+
+
+def test_explicit_file_is_the_only_one_read(home: Path) -> None:
+    write(home / "project/tightloop.yaml", "budget: {max_iterations: 3}")
+    explicit = write(home / "other.yaml", "planner: {kind: heuristic}")
+    settings = load_settings(explicit)
+    assert (settings.planner.kind, settings.budget.max_iterations) == ("heuristic", 15)
+
+
+def test_project_file_may_not_decide_what_runs_or_where_keys_go(home: Path) -> None:
+    write(home / "project/tightloop.yaml", "planner: {base_url: 'http://elsewhere'}\nexecutor: {argv: [sh]}")
+    with pytest.raises(SettingsError, match=r"sets executor, planner, but the file of a project may only set budget"):
+        load_settings()
+
+
+def test_mistake_names_the_file(home: Path) -> None:
+    path = write(home / "project/tightloop.yaml", "planer: {}")
+    with pytest.raises(SettingsError) as refused:
+        load_settings()
+    assert refused.value.message == f"{path}: there is no setting 'planer' (planer); did you mean planner?"
+
+
+def test_file_that_cannot_be_read_is_named(home: Path) -> None:
+    with pytest.raises(SettingsError, match=r"nowhere\.yaml cannot be read: No such file"):
+        load_settings(home / "nowhere.yaml")
+    broken = home / "broken.yaml"
+    broken.write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingsError, match=r"broken\.yaml is not UTF-8 text"):
+        load_settings(broken)
+
+
+@pytest.mark.parametrize(
+    ("name", "safe"),
+    [
+        ("Adas-MacBook-Pro.local", "adas-macbook-pro"),
+        ("worker_7.eu.example", "worker-7"),
+        ("é.local", "localhost"),
+        ("", "localhost"),
+        ("a" * 60, "a" * 40),
+    ],
+)
+def test_host_name_is_safe_in_the_name_of_a_queue(name: str, safe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: name)
+    assert host_name() == safe
+    assert host_queue("tightloop-workspace") == f"tightloop-workspace-{safe}"

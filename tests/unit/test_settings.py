@@ -1,0 +1,191 @@
+"""Settings: safe by default, later layers win, and every mistake is named with its remedy."""
+
+from datetime import timedelta
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import settings as limits
+from hypothesis import strategies as st
+
+from tightloop.budget import Budget
+from tightloop.errors import SettingsError
+from tightloop.settings import AgentSettings, Settings, combined_settings, parse_settings
+from tightloop.tracking import Thresholds
+
+
+def refusal(text: str, **environ: str) -> str:
+    with pytest.raises(SettingsError) as refused:
+        parse_settings(text, environ)
+    return refused.value.message
+
+
+def test_nothing_given_means_the_defaults() -> None:
+    assert parse_settings("", {}) == Settings()
+    assert parse_settings("temporal:\n", {"TIGHTLOOP_HOME": "/x", "PATH": "/bin"}) == Settings()
+
+
+def test_environment_wins_over_the_document() -> None:
+    document = "temporal: {address: 'a:1', namespace: shop}"
+    settings = parse_settings(document, {"TIGHTLOOP_TEMPORAL__ADDRESS": "b:2"})
+    assert (settings.temporal.address, settings.temporal.namespace) == ("b:2", "shop")
+
+
+def test_later_document_wins_field_by_field() -> None:
+    settings = combined_settings(
+        [("user", "planner: {kind: openai, corrections: 1}"), ("project", "planner: {corrections: 0}")], {}
+    )
+    assert (settings.planner.kind, settings.planner.corrections) == ("openai", 0)
+
+
+def test_variables_are_read_by_the_type_of_their_setting() -> None:
+    settings = parse_settings(
+        "budget: {max_iterations: 3}",
+        {
+            "TIGHTLOOP_TEMPORAL__NAMESPACE": "123",
+            "TIGHTLOOP_TEMPORAL__TLS": "true",
+            "TIGHTLOOP_WORKER__STICKY_TIMEOUT_S": "1.5",
+            "TIGHTLOOP_PLANNER__MODELS": "a, b",
+            "TIGHTLOOP_EXECUTOR__ARGV": '["agent", "--plan", "a,b"]',
+            "TIGHTLOOP_EXECUTOR__AGENTS": "{codex: {model: m, login: true}}",
+            "TIGHTLOOP_EXECUTOR__FALLBACK": "claude, person",
+            "TIGHTLOOP_BUDGET__MAX_ITERATIONS": "",
+            "TIGHTLOOP_BUDGET__MAX_TOKENS": "1000",
+        },
+    )
+    assert settings.temporal.namespace == "123"
+    assert settings.temporal.tls is True
+    assert settings.worker.sticky_timeout_s == 1.5
+    assert settings.planner.models == ("a", "b")
+    assert settings.executor.argv == ("agent", "--plan", "a,b")
+    assert settings.executor.agents["codex"] == AgentSettings(model="m", login=True)
+    assert settings.executor.fallback == ("claude", "person")
+    assert settings.budget.max_iterations is None
+    assert settings.budget.max_tokens == 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "temporal: {adress: x}",
+            "there is no setting 'adress' (temporal.adress); did you mean temporal.address?",
+        ),
+        ("temprl: {}", "there is no setting 'temprl' (temprl); did you mean temporal?"),
+        ("adress: x", "there is no setting 'adress' (adress); did you mean temporal.address?"),
+        (
+            "tracking: {zzz: 1}",
+            "there is no setting 'zzz' (tracking.zzz); known here: cost_low_factor, cost_usd_per_progress, deviation_l",
+        ),
+        ("temporal: {1: 2}", "there is no setting '1' (temporal.1)"),
+        ("queues: here", "queues is 'here'; it must be a section with workspace, llm, executor"),
+        ("worker: {sticky_timeout_s: 11}", "worker.sticky_timeout_s is 11; it must be a number from 1 to 10"),
+        ("worker: {heartbeat_interval_s: .nan}", "worker.heartbeat_interval_s is nan; it must be a number from 1 to"),
+        ("planner: {kind: gpt}", "planner.kind is 'gpt'; it must be one of auto, openai, heuristic"),
+        ("planner: {timeout_s: 0}", "planner.timeout_s is 0; it must be a number, above 0"),
+        ("planner: {models: gpt}", "planner.models is 'gpt'; it must be a list of texts, not empty"),
+        ("planner: {models: [a, 1]}", "planner.models[1] is 1; it must be text"),
+        ("planner: {context_characters: 5}", "planner.context_characters is 5; it must be a whole number, at least"),
+        ("temporal: {namespace: 1}", "temporal.namespace is 1; it must be text, not empty"),
+        ("temporal: {tls: perhaps}", "temporal.tls is 'perhaps'; it must be true or false"),
+        ("temporal: {address: here}", "temporal.address is 'here'; it must be like 127.0.0.1:7233"),
+        ("budget: {max_wall_hours: 0}", "budget.max_wall_hours is 0; it must be a number, above 0, at most 8760, or"),
+        ("tracking: {high_from: 0.3}", "tracking: medium_from 0.4 must not be above high_from 0.3"),
+        ("executor: {agents: 5}", "executor.agents is 5; it must be a section with one section for each name"),
+        ("executor: {agents: {codex: 5}}", "executor.agents.codex is 5; it must be a section with program, arguments"),
+        ("executor: {agents: {1: {}}}", "executor.agents has the name 1; it must be text"),
+        (
+            "executor: {agents: {codex: {modl: x}}}",
+            "there is no setting 'modl' (executor.agents.codex.modl); did you mean model?",
+        ),
+        (
+            "executor: {agents: {codex: {login: perhaps}}}",
+            "executor.agents.codex.login is 'perhaps'; it must be true or false",
+        ),
+        ("executor: {agents: {codex: {arguments: x}}}", "executor.agents.codex.arguments is 'x'; it must be a list"),
+        ("executor: {agents: {codex: {arguments: [1]}}}", "executor.agents.codex.arguments[0] is 1; it must be text"),
+        ("- a", "the settings: there are no sections. Write it like this:"),
+        ("temporal: {", "the settings: not valid YAML: line 1: "),
+        ("a: 2024-13-45", "the settings: not valid YAML: "),
+    ],
+)
+def test_mistake_is_named_with_its_remedy(text: str, sentence: str) -> None:
+    assert refusal(text).startswith(sentence)
+
+
+def test_every_mistake_is_named_at_once() -> None:
+    message = refusal("temporal: {adress: x, tls: perhaps}\nserver: {http_port: -1}")
+    assert sorted(message.split("\n")) == [
+        "server.http_port is -1; it must be a whole number from 0 to 65535",
+        "temporal.tls is 'perhaps'; it must be true or false",
+        "there is no setting 'adress' (temporal.adress); did you mean temporal.address?",
+    ]
+
+
+def test_mistake_in_the_environment_names_the_variable() -> None:
+    assert refusal("", TIGHTLOOP_SERVER__HTTP_PORT="x") == (
+        "environment variable TIGHTLOOP_SERVER__HTTP_PORT: server.http_port is 'x'; "
+        "it must be a whole number from 0 to 65535"
+    )
+    assert "did you mean temporal.address?" in refusal("", TIGHTLOOP_TEMPORAL__ADRESS="x")
+    assert "did you mean temporal?" in refusal("", TIGHTLOOP_TEMPORL__ADDRESS="x")
+    assert "a list of texts" in refusal("", TIGHTLOOP_EXECUTOR__ARGV="[a")
+
+
+def test_mistake_in_a_document_names_the_document() -> None:
+    with pytest.raises(SettingsError, match=r"^project: planner\.kind is 'gpt'"):
+        combined_settings([("user", "planner: {kind: openai}"), ("project", "planner: {kind: gpt}")], {})
+
+
+def test_secret_is_never_shown() -> None:
+    settings = parse_settings("", {"TIGHTLOOP_TEMPORAL__API_KEY": "hush"})
+    assert settings.temporal.api_key.get_secret_value() == "hush"
+    assert "hush" not in repr(settings) + str(settings.temporal) + settings.as_yaml()
+    assert "4711" not in refusal("temporal: {api_key: 4711}")
+    assert "hush" not in refusal("temporal: {api_key: hush, [}")
+
+
+def test_password_in_an_address_is_masked_where_settings_are_shown() -> None:
+    settings = parse_settings("planner: {base_url: 'https://me:hush@models.example/v1'}", {})
+    assert "base_url: https://**********@models.example/v1" in settings.as_yaml()
+
+
+def test_shown_settings_are_a_document_that_gives_the_same_settings() -> None:
+    settings = parse_settings("planner: {models: [ü, b]}\nbudget: {max_cost_usd: 2.5, max_wall_hours: null}", {})
+    assert parse_settings(settings.as_yaml(), {}) == settings
+
+
+def test_budget_of_the_settings_is_the_budget_of_an_episode() -> None:
+    assert Settings().budget.as_budget() == Budget()
+    settings = parse_settings("budget: {max_iterations: null, max_wall_hours: 0.5, max_tokens: 7}", {})
+    assert settings.budget.as_budget() == Budget(max_iterations=None, max_wall_time=timedelta(minutes=30), max_tokens=7)
+
+
+def test_thresholds_of_the_settings_are_those_of_an_episode() -> None:
+    assert Settings().tracking.as_thresholds() == Thresholds()
+
+
+def test_plans_may_not_run_what_runs_anything_else() -> None:
+    unsafe = {"python", "python3", "pytest", "sh", "bash", "node", "npm", "cargo", "go", "make", "env", "git"}
+    assert unsafe.isdisjoint(Settings().executor.programs)
+
+
+keys = st.one_of(
+    st.sampled_from([*Settings.model_fields, "address", "models", "agents", "login"]),
+    st.text(max_size=5),
+    st.integers(),
+)
+leaves = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.dates())
+values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(keys, inner, max_size=3))
+
+
+@limits(deadline=None)
+@given(st.dictionaries(keys, st.one_of(values, st.dictionaries(keys, values, max_size=3)), max_size=3))
+def test_any_document_gives_settings_or_a_sentence(document: dict[object, object]) -> None:
+    text = yaml.safe_dump(document, allow_unicode=True)
+    try:
+        settings = parse_settings(text, {})
+    except SettingsError:
+        assert refusal(text).strip()
+    else:
+        assert parse_settings(settings.as_yaml().replace("*" * 10, ""), {}).budget == settings.budget

@@ -1,0 +1,347 @@
+"""Alerts of real episodes: a real Temporal server, workers, ledgers and HTTP."""
+
+import asyncio
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from activities.alerts.activity import AlertActivities
+from activities.alerts.choose import post_of
+from activities.alerts.port import Post
+from activities.alerts.trail import TrailMemory
+from activities.tracking.sqlite_ledger import open_sqlite_ledger
+from tests.alert_receiver import SECRET, Answer, Came, Receiver, receiving
+from tests.conftest import APPEND, Working, eventually, scripted
+from tests.doubles import AskingExecutor, ScriptedPlanner, gives_up
+from tests.workflow.impatient_workflow import Impatient
+from tightloop.budget import Budget
+from tightloop.client import TightloopClient
+from tightloop.episode import EpisodeOutcome, EpisodeRequest, PauseKind, Queues
+from tightloop.settings import Settings, parse_settings
+from worker.build import workflow_runner
+
+EACH = 50
+AT_ONCE = 6
+NEVER = ["echo nope; false"]
+FATAL = scripted({"status": "fatal", "error": "nobody has a key"})
+ELSEWHERE = scripted({"write": [{"path": "notes.txt", "text": "".join(f"{{n}} other {i}\n" for i in range(220))}]})
+CAUSES: dict[str, dict[str, Any]] = {
+    "deviation": {"definition_of_done": NEVER, "executor": ELSEWHERE, "repeat_error_limit": 9},
+    "repeat_error": {"definition_of_done": NEVER, "deviation_limit": 9},
+    "fatal": {"executor": FATAL},
+}
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as running:
+        yield running
+
+
+def post_to(receiver: Receiver, **channel: Any) -> Post:
+    options = "".join(f", {name}: {value}" for name, value in channel.items())
+    settings = parse_settings(
+        f"alerts: {{channels: {{ops: {{type: webhook, url: '{receiver.url}', secret_env: S{options}}}}}}}", {}
+    )
+    return post_of(settings, {"S": SECRET})
+
+
+async def told(receiver: Receiver, episode_id: str, count: int = 1) -> list[Came]:
+    async def came() -> list[Came] | None:
+        found = receiver.of(episode_id)
+        return found if len(found) >= count else None
+
+    found: list[Came] = await eventually(came)
+    return found
+
+
+async def lines(client: TightloopClient, episode_id: str, count: int = 1) -> list[str]:
+    """Wait for so many lines about alerts in the timeline."""
+
+    async def there() -> list[str] | None:
+        found = [entry.text for entry in await client.timeline(episode_id) if entry.kind == "alert"]
+        return found if len(found) >= count else None
+
+    found: list[str] = await eventually(there)
+    return found
+
+
+async def waits(client: TightloopClient, episode_id: str, kind: PauseKind) -> None:
+    async def paused() -> bool:
+        pause = (await client.status(episode_id)).pause
+        return pause is not None and pause.kind is kind
+
+    await eventually(paused)
+
+
+async def test_an_alert_is_at_the_webhook_within_five_seconds_of_the_pause(
+    client: TightloopClient, working: Working, request_for, workspace: Path, tmp_path: Path, receiver: Receiver
+) -> None:
+    """50 episodes of each of the three pause conditions, mixed; the p95 of all is printed."""
+    free = asyncio.Semaphore(AT_ONCE)
+
+    async def episode(number: int, cause: str) -> tuple[str, float]:
+        async with free:
+            folder = tmp_path / f"project-{number}"
+            await asyncio.to_thread(shutil.copytree, workspace, folder)
+            episode_id = await client.start(request_for(workspace=str(folder), **CAUSES[cause]))
+            (came, *_) = await told(receiver, episode_id)
+            pause = (await client.status(episode_id)).pause
+            assert pause is not None
+            assert pause.since is not None
+            assert (pause.kind.value, came.told["kind"], came.genuine) == (cause, cause, True)
+            await client.abort(episode_id)
+            await client.result(episode_id)
+            return cause, came.at - pause.since.timestamp()
+
+    async with working(post=post_to(receiver)):
+        mixed = [cause for _ in range(EACH) for cause in CAUSES]
+        took = await asyncio.gather(*(episode(number, cause) for number, cause in enumerate(mixed)))
+    seconds = sorted(second for _, second in took)
+    p95 = seconds[math.ceil(0.95 * len(seconds)) - 1]
+    print(f"\nalert at the webhook after the pause, {len(seconds)} episodes: p50 {seconds[len(seconds) // 2]:.3f} s, "
+          f"p95 {p95:.3f} s, most {seconds[-1]:.3f} s")  # fmt: skip
+    for cause in CAUSES:
+        print(f"  {cause}: most {max(second for name, second in took if name == cause):.3f} s")
+    assert len(receiver.came) == len(mixed), "each cause is told once"
+    assert p95 < 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "command", "changes", "planner"),
+    [
+        ("budget", "top-up {} --iterations 5", {"budget": Budget(max_iterations=1)}, None),
+        ("planner_gave_up", 'respond {} "what may be done"', {}, ScriptedPlanner(lambda _: gives_up())),
+        ("limit", "resume {}", {"executor": scripted({"limit_tries": 3, "retry_after_s": 0.01})}, None),
+        ("fatal", "resume {}", {"executor": FATAL}, None),
+    ],
+)
+async def test_every_pause_that_nobody_asked_for_alerts_with_the_command_that_answers_it(
+    client, working: Working, request_for, receiver: Receiver, kind: str, command: str, changes, planner
+) -> None:
+    async with working(planner, post=post_to(receiver)):
+        episode_id = await client.start(request_for(**changes))
+        (came,) = await told(receiver, episode_id)
+        await client.abort(episode_id)
+        await client.result(episode_id)
+    assert came.genuine
+    assert came.told["kind"] == kind
+    assert came.told["commands"][0] == "tightloop " + command.format(episode_id)
+    assert came.told["link"].endswith(f"/workflows/{episode_id}")
+
+
+async def test_a_question_alerts_for_each_question_and_an_operators_pause_for_none(
+    client, working: Working, request_for, receiver: Receiver
+) -> None:
+    asking = AskingExecutor()
+    async with working(post=post_to(receiver), executors=lambda _name: asking):
+        episode_id = await client.start(request_for(definition_of_done=["test $(cat log.txt | wc -l) -ge 2"]))
+        await client.pause(episode_id, "lunch")
+        await waits(client, episode_id, PauseKind.OPERATOR)
+        await client.resume(episode_id)
+        for count in (1, 2):
+            await told(receiver, episode_id, count)
+            await waits(client, episode_id, PauseKind.RESPONSE)
+            await client.answer(episode_id, "allow")
+        result = await client.result(episode_id)
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+    assert [came.told["kind"] for came in receiver.came] == ["needs_response"] * 2
+    assert receiver.came[0].told["commands"][:2] == [
+        f"tightloop answer {episode_id} allow",
+        f"tightloop answer {episode_id} deny",
+    ]
+
+
+async def test_the_timeline_and_the_trail_tell_when_it_was_delivered(
+    client, working: Working, request_for, workspace: Path, receiver: Receiver
+) -> None:
+    async with working(post=post_to(receiver)):
+        episode_id = await client.start(request_for(executor=FATAL))
+        (line,) = await lines(client, episode_id)
+        await client.abort(episode_id)
+        await client.result(episode_id)
+    (event,) = [event for event in open_sqlite_ledger(workspace).events(episode_id) if event.kind == "alert"]
+    assert line == event.text
+    assert line.startswith("fatal sent to ops after 0.")
+    assert event.at is not None
+    assert abs(event.at.timestamp() - receiver.came[0].at) < 2
+
+
+async def test_a_new_cause_alerts_again_and_a_new_run_alone_does_not(
+    client, working: Working, request_for, receiver: Receiver
+) -> None:
+    """Every iteration is a run of its own: what was told must not be told again by the runs that follow."""
+    async with working(post=post_to(receiver)):
+        episode_id = await client.start(
+            request_for(definition_of_done=NEVER, budget=Budget(max_iterations=2), iterations_per_run=1,
+                        repeat_error_limit=9)
+        )  # fmt: skip
+        await told(receiver, episode_id)
+        await client.top_up(episode_id, iterations=2)
+        first, second = await told(receiver, episode_id, 2)
+        status = await client.status(episode_id)
+        await client.abort(episode_id)
+        await client.result(episode_id)
+    assert status.runs >= 3
+    assert len(receiver.came) == 2
+    assert first.told["id"] != second.told["id"]
+    assert (first.told["iteration"], second.told["iteration"]) == (2, 4)
+
+
+async def test_a_restarted_worker_tells_what_is_not_told_and_nothing_twice(
+    client, working: Working, request_for, receiver: Receiver
+) -> None:
+    receiver.answers = [Answer(503)]
+    async with working(post=post_to(receiver)):
+        episode_id = await client.start(request_for(executor=FATAL))
+        await told(receiver, episode_id)
+    refused = len(receiver.came)
+    receiver.answers = [Answer()]
+    for _ in range(2):
+        async with working(post=post_to(receiver)):
+            (line,) = await lines(client, episode_id)
+    async with working(post=post_to(receiver)):
+        await client.abort(episode_id)
+        await client.result(episode_id)
+    assert len(receiver.came) == refused + 1
+    assert len({came.headers["webhook-id"] for came in receiver.came}) == 1
+    assert f"in try {refused + 1}" in line
+
+
+async def test_a_receiver_that_fails_first_gets_the_same_alert_again(
+    client, working: Working, request_for, receiver: Receiver
+) -> None:
+    receiver.answers = [Answer(500), Answer(200)]
+    async with working(post=post_to(receiver)):
+        episode_id = await client.start(request_for(executor=FATAL))
+        (line,) = await lines(client, episode_id)
+        await client.abort(episode_id)
+        await client.result(episode_id)
+    assert line.endswith("in try 2")
+    one, other = receiver.came
+    assert one.headers["webhook-id"] == other.headers["webhook-id"]
+    assert one.body == other.body
+    assert one.genuine
+    assert other.genuine
+
+
+async def test_the_wait_that_a_receiver_asks_for_is_kept(
+    client, working: Working, request_for, receiver: Receiver
+) -> None:
+    receiver.answers = [Answer(429, {"retry-after": "3"}), Answer(200)]
+    async with working(post=post_to(receiver)):
+        episode_id = await client.start(request_for(executor=FATAL))
+        await lines(client, episode_id)
+        await client.abort(episode_id)
+        await client.result(episode_id)
+    one, other = receiver.came
+    assert other.at - one.at >= 2.9
+
+
+async def test_a_receiver_that_points_elsewhere_is_told_of_in_the_timeline_and_not_followed(
+    client, working: Working, request_for, receiver: Receiver
+) -> None:
+    with receiving() as elsewhere:
+        receiver.answers = [Answer(307, {"location": elsewhere.url})]
+        async with working(post=post_to(receiver)):
+            episode_id = await client.start(request_for(executor=FATAL))
+            (line,) = await lines(client, episode_id)
+            await client.abort(episode_id)
+            await client.result(episode_id)
+        assert elsewhere.came == []
+    assert line.startswith("fatal could not be sent to ops: it answers 307 and points elsewhere")
+
+
+@pytest.mark.parametrize("answer", [Answer(hang_s=30), None], ids=["slow", "down"])
+async def test_a_receiver_that_is_slow_or_down_holds_nothing_up(
+    client, working: Working, request_for, receiver: Receiver, answer: Answer | None
+) -> None:
+    post = post_to(receiver, timeout_s=20)
+    if answer is None:
+        with receiving() as gone:
+            post = post_to(gone)
+    else:
+        receiver.answers = [answer]
+    async with working(post=post):
+        episode_id = await client.start(request_for(budget=Budget(max_iterations=1)))
+        await waits(client, episode_id, PauseKind.BUDGET)
+        began = time.monotonic()
+        await client.top_up(episode_id, iterations=5)
+        result = await client.result(episode_id)
+        took = time.monotonic() - began
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+    assert took < 10
+
+
+async def test_an_episode_that_fails_alerts_before_it_ends(
+    client, working: Working, request_for, receiver: Receiver
+) -> None:
+    async with working(post=post_to(receiver)):
+        episode_id = await client.start(request_for(executor=FATAL, pause_timeout=timedelta(seconds=1)))
+        result = await client.result(episode_id)
+        kinds = [came.told["kind"] for came in receiver.of(episode_id)]
+    assert result.outcome is EpisodeOutcome.FAILED
+    assert kinds == ["fatal", "failed"]
+
+
+async def test_an_episode_that_cannot_even_begin_alerts_too(
+    client, working: Working, request_for, receiver: Receiver, tmp_path: Path
+) -> None:
+    async with working(post=post_to(receiver)):
+        episode_id = await client.start(request_for(workspace=str(tmp_path / "nowhere")))
+        (came,) = await told(receiver, episode_id)
+    assert came.told["kind"] == "failed"
+    assert str(tmp_path) not in came.body.decode()
+    assert not (tmp_path / "nowhere").exists()
+
+
+async def test_a_failing_episode_waits_only_a_little_for_its_alert(
+    client, working: Working, request_for, receiver: Receiver
+) -> None:
+    receiver.answers = [Answer(503)]
+    async with working(post=post_to(receiver, kinds="[failed]")):
+        episode_id = await client.start(request_for(executor=FATAL, pause_timeout=timedelta(seconds=1)))
+        await told(receiver, episode_id)
+        began = time.monotonic()
+        result = await client.result(episode_id)
+    assert result.outcome is EpisodeOutcome.FAILED
+    assert time.monotonic() - began < 20
+
+
+async def test_a_queue_without_a_worker_alerts_that_no_executor_is_connected(
+    client: TightloopClient,
+    temporal_client: Client,
+    settings: Settings,
+    working: Working,
+    request_for: Callable[..., EpisodeRequest],
+    receiver: Receiver,
+) -> None:
+    queue = f"{settings.temporal.task_queue}-patient"
+    impatient = Worker(
+        temporal_client, task_queue=queue, workflows=[Impatient], workflow_runner=workflow_runner(),
+        activities=[AlertActivities(post_to(receiver), TrailMemory(open_sqlite_ledger)).send_alerts],
+    )  # fmt: skip
+    mine = settings.model_copy(update={"temporal": settings.temporal.model_copy(update={"task_queue": queue})})
+    everything, nobody = settings.temporal.task_queue, f"{queue}-nobody"
+    async with working(post=post_to(receiver)), impatient:
+        served = Queues(workspace=everything, llm=everything, executor=nobody)
+        # An executor may rightly be busy for as long as the limit of a delivery.
+        choice = scripted(APPEND).model_copy(update={"wall_limit_s": 1.0})
+        patient = TightloopClient(temporal_client, mine)
+        episode_id = await patient.start(request_for(queues=served, executor=choice))
+        (came,) = await told(receiver, episode_id)
+        status = await patient.status(episode_id)
+        await patient.abort(episode_id)
+        await patient.result(episode_id)
+    assert came.told["kind"] == "no_executor"
+    assert nobody not in came.body.decode()
+    assert status.pause is not None
+    assert f"no worker on task queue '{nobody}'" in status.pause.reason

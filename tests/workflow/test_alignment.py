@@ -1,0 +1,115 @@
+"""Alignment: a plan or a change that a person has to see first pauses, and goes on after they said so."""
+
+import sys
+from pathlib import Path
+
+from activities.alignment.gate import Gate
+from tests.conftest import Working, eventually, scripted
+from tests.data.alignment import KEYS
+from tests.doubles import ScriptedPlanner, planned
+from tightloop.alignment import Rubric
+from tightloop.client import TightloopClient
+from tightloop.episode import EpisodeOutcome, EpisodeStatus, PauseKind
+from tightloop.message import PlannedStep
+from tightloop.planning import Briefing, PlannerAnswer
+
+
+async def paused(client: TightloopClient, episode_id: str) -> EpisodeStatus:
+    async def is_paused() -> EpisodeStatus | None:
+        status = await client.status(episode_id)
+        return status if status.pause is not None else None
+
+    found: EpisodeStatus = await eventually(is_paused)
+    return found
+
+
+async def again(client: TightloopClient, episode_id: str, before: EpisodeStatus) -> EpisodeStatus | None:
+    status = await client.status(episode_id)
+    return status if status.pause is not None and status.pause.since != before.pause.since else None
+
+
+def running(*command: str) -> PlannerAnswer:
+    answer = planned("bring the branch up to date")
+    assert answer.message is not None
+    steps = (PlannedStep(title="bring the branch up to date", run=command),)
+    return answer.model_copy(update={"message": answer.message.model_copy(update={"steps": steps})})
+
+
+FORCE = ("git", "push", "--force", "origin", "main")
+
+
+async def test_a_destructive_plan_waits_and_is_carried_out_once_allowed(
+    client: TightloopClient, working: Working, request_for, workspace: Path
+) -> None:
+    planner = ScriptedPlanner(lambda _briefing: running(*FORCE))
+    async with working(planner):
+        episode_id = await client.start(request_for(definition_of_done=["test $(cat log.txt | wc -l) -ge 2"]))
+        status = await paused(client, episode_id)
+        untouched = not (workspace / "log.txt").exists()
+        await client.resume(episode_id)
+        result = await client.result(episode_id)
+        told = await client.timeline(episode_id)
+    assert any(entry.kind == "allowed" and "rewrites_history" in entry.text for entry in told)
+    assert status.pause is not None
+    assert status.pause.kind is PauseKind.ALIGNMENT
+    assert status.pause.reason.startswith("rewrites_history, irreversible damage: step 1: git push --force origin main")
+    assert "leave git's history" in status.pause.advice
+    assert untouched, "the plan was delivered before a person saw it"
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+    assert result.iterations == 2
+    assert len(planner.briefings) == 2, "what was allowed is neither planned nor asked for again"
+
+
+async def test_a_refused_plan_is_made_anew_and_asked_about_again(
+    client: TightloopClient, working: Working, request_for
+) -> None:
+    """A planner that does not listen gets no permission from a person's no."""
+
+    def answer(briefing: Briefing) -> PlannerAnswer:
+        return planned() if any("append a line" in note for note in briefing.notes) else running(*FORCE)
+
+    async with working(ScriptedPlanner(answer)):
+        episode_id = await client.start(request_for(definition_of_done=["test -f log.txt"]))
+        first = await paused(client, episode_id)
+        await client.respond(episode_id, "no, not by force")
+        second = await eventually(lambda: again(client, episode_id, first))
+        await client.respond(episode_id, "no, append a line instead")
+        result = await client.result(episode_id)
+    assert second.pause.reason == first.pause.reason
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+
+
+async def test_a_planted_key_waits_before_success_and_is_accepted_by_a_person(
+    client: TightloopClient, working: Working, request_for
+) -> None:
+    leak = {"write": [{"path": "client.py", "text": f"KEY = '{KEYS['openai']}'\n"}]}
+    async with working():
+        episode_id = await client.start(
+            request_for(definition_of_done=["test -f client.py"], executor=scripted(leak, repeat=False))
+        )
+        status = await paused(client, episode_id)
+        checks = status.checks
+        await client.resume(episode_id)
+        result = await client.result(episode_id)
+    assert status.pause is not None
+    assert status.pause.kind is PauseKind.ALIGNMENT
+    assert "secret_added, data privacy: client.py:1: KEY = '[secret:openai-key]'" in status.pause.reason
+    assert KEYS["openai"] not in status.model_dump_json()
+    assert "read it from the environment" in status.pause.advice
+    assert checks == "1/1", "green checks alone would have been a success"
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+    assert result.iterations == 1
+
+
+async def test_an_iteration_that_burns_more_processor_time_than_allowed_is_asked_about(
+    client: TightloopClient, working: Working, request_for
+) -> None:
+    busy = f"{sys.executable} -c 'sum(n * n for n in range(6_000_000))' && test -f log.txt"
+    async with working(gate=Gate(Rubric(cpu_minutes=0.2 / 60))):
+        episode_id = await client.start(request_for(definition_of_done=[busy]))
+        status = await paused(client, episode_id)
+        await client.resume(episode_id)
+        result = await client.result(episode_id)
+    assert status.pause is not None
+    assert status.pause.reason.startswith("cpu_time")
+    assert result.outcome is EpisodeOutcome.SUCCEEDED

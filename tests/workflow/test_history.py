@@ -1,0 +1,64 @@
+"""What an episode costs in Temporal: events, bytes, runs."""
+
+from itertools import pairwise
+
+from tests.conftest import APPEND, Working, scripted
+from tightloop.budget import Budget
+from tightloop.episode import EpisodeOutcome
+
+EVENTS_PER_ITERATION = 32
+BYTES_PER_ITERATION = 14_000
+
+
+async def test_an_iteration_fits_its_share_of_the_history(client, temporal_client, working: Working, request_for):
+    lines = 12
+    async with working():
+        episode_id = await client.start(
+            request_for(
+                # Failures that get fewer are progress, so that no reflection comes between.
+                definition_of_done=[
+                    f"n=$(cat log.txt | wc -l); echo $(({lines} - n)) failed in 0.1s; test $n -ge {lines}"
+                ],
+            )
+        )
+        result = await client.result(episode_id)
+        history = await temporal_client.get_workflow_handle(episode_id).fetch_history()
+    assert result.iterations == lines
+    starts = [
+        index
+        for index, event in enumerate(history.events)
+        if event.activity_task_scheduled_event_attributes.activity_type.name == "next_plan"
+    ]
+    # From one plan to the next is one iteration; the last ones are the longest, as lists have filled.
+    spans = [history.events[a:b] for a, b in pairwise(starts)]
+    events = [len(span) for span in spans]
+    sizes = [sum(event.ByteSize() for event in span) for span in spans]
+    print(
+        f"\nper iteration: at most {max(events)} events and {max(sizes)} bytes, {sum(sizes) // len(sizes)} on average"
+    )
+    assert max(events) <= EVENTS_PER_ITERATION
+    assert max(sizes) <= BYTES_PER_ITERATION
+
+
+async def test_long_episodes_continue_as_new_and_forget_nothing(
+    client, temporal_client, working, request_for, workspace
+):
+    async with working():
+        episode_id = await client.start(
+            request_for(
+                definition_of_done=["test $(cat log.txt | wc -l) -ge 12"],
+                repeat_error_limit=50,
+                iterations_per_run=5,
+                executor=scripted(APPEND),
+                budget=Budget(max_iterations=20, warn_at_iteration=None),
+            )
+        )
+        result = await client.result(episode_id)
+        status = await client.status(episode_id)
+        checkpoints = await client.checkpoints(episode_id)
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+    assert result.iterations == 12
+    assert status.runs == 3
+    assert [record.id for record in checkpoints] == [f"ckpt-{n}" for n in range(13)]
+    assert len({record.run_id for record in checkpoints}) == 3
+    assert (workspace / "log.txt").read_text() == "".join(f"{n}\n" for n in range(1, 13))

@@ -1,0 +1,145 @@
+"""What an operator does from the Temporal CLI and Web UI, without our client."""
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Awaitable, Callable
+
+import pytest
+from temporalio.common import SearchAttributeKey
+
+from tests.conftest import APPEND, Working, eventually, scripted
+from tightloop.budget import Budget
+from tightloop.episode import EpisodeOutcome
+from worker.server import temporal_binary
+
+TemporalCli = Callable[..., Awaitable["subprocess.CompletedProcess[str]"]]
+SLOW = {**APPEND, "sleep": 0.3}
+
+
+@pytest.fixture
+def temporal_cli(temporal) -> TemporalCli:
+    async def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(temporal_binary()), *arguments, "--address", temporal.client.service_client.config.target_host]
+        # In a thread: the worker that has to answer lives in this event loop.
+        return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+
+    return run
+
+
+async def test_bare_pause_and_resume_signals_work(client, temporal_client, temporal_cli, working: Working, request_for):
+    async with working():
+        episode_id = await client.start(request_for(executor=scripted(SLOW)))
+        sent = await temporal_cli("workflow", "signal", "--name", "pause", "-w", episode_id)
+
+        async def waits() -> bool:
+            return (await client.status(episode_id)).pause is not None
+
+        await eventually(waits)
+        status = await client.status(episode_id)
+        attributes = (await temporal_client.get_workflow_handle(episode_id).describe()).typed_search_attributes
+        metadata = await temporal_cli("workflow", "metadata", "-w", episode_id)
+        await temporal_cli("workflow", "signal", "--name", "resume", "-w", episode_id)
+        result = await client.result(episode_id)
+    assert sent.returncode == 0, sent.stderr
+    assert status.status == "paused"
+    assert attributes.get(SearchAttributeKey.for_keyword("TightloopStatus")) == "paused"
+    assert "Waits for a person" in metadata.stdout
+    assert "restore_checkpoint" in metadata.stdout
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+
+
+async def test_signals_with_more_inputs_than_one_do_what_they_say(client, temporal_cli, working, request_for):
+    async with working():
+        episode_id = await client.start(request_for(executor=scripted(SLOW)))
+        two = ("--input", json.dumps("lunch"), "--input", "2")
+        await temporal_cli("workflow", "signal", "--name", "pause", "-w", episode_id, *two)
+
+        async def waits() -> bool:
+            return (await client.status(episode_id)).pause is not None
+
+        await eventually(waits)
+        reason = (await client.status(episode_id)).pause.reason
+        await temporal_cli("workflow", "signal", "--name", "resume", "-w", episode_id, *two)
+        result = await client.result(episode_id)
+    assert reason == "lunch"
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+
+
+async def test_a_pause_with_a_reason_shows_it(client, temporal_cli, working: Working, request_for):
+    async with working():
+        episode_id = await client.start(request_for(executor=scripted(SLOW)))
+        await temporal_cli("workflow", "signal", "--name", "pause", "-w", episode_id, "--input", json.dumps("lunch"))
+
+        async def waits() -> bool:
+            return (await client.status(episode_id)).pause is not None
+
+        await eventually(waits)
+        status = await client.status(episode_id)
+        await temporal_cli("workflow", "signal", "--name", "abort", "-w", episode_id)
+        result = await client.result(episode_id)
+    assert status.pause is not None
+    assert status.pause.reason == "lunch"
+    assert result.outcome is EpisodeOutcome.ABORTED
+
+
+@pytest.mark.parametrize(
+    ("update", "value", "sentence"),
+    [
+        ("restore_checkpoint", '{"checkpoint": "ckpt-0"}', "Send for example"),
+        ("restore_checkpoint", '"nonsense"', "there is no checkpoint 'nonsense'"),
+        ("top_up", '{"iteration": 5}', "top_up: iteration: Extra inputs are not permitted"),
+        ("respond", '""', "the text is empty"),
+        ("answer", '"allow"', "answer: nothing is asked now"),
+        ("amend_goal", "{}", "nothing is changed"),
+        ("amend_goal", '{"goal": "%s"}' % ("x" * 9_000), "the goal has 9000 characters"),
+        ("amend_goal", '{"definition_of_done": [{"run": "true", "timeout_s": 1e300}]}', "a time limit is 1e+300 s"),
+    ],
+)
+async def test_a_wrong_update_gets_a_sentence(client, temporal_cli, working, request_for, update, value, sentence):
+    async with working():
+        episode_id = await client.start(request_for(executor=scripted({**APPEND, "hang": True})))
+
+        async def runs() -> bool:
+            return (await client.status(episode_id)).iteration == 1
+
+        await eventually(runs)
+        sent = await temporal_cli("workflow", "update", "execute", "--name", update, "-w", episode_id, "--input", value)
+        await client.abort(episode_id)
+        await client.result(episode_id)
+    assert sent.returncode != 0
+    assert sentence in sent.stderr + sent.stdout
+    assert "Traceback" not in (sent.stderr + sent.stdout).split(sentence)[0]
+
+
+async def test_cancelling_in_temporal_ends_an_episode_of_short_steps(client, temporal_client, working, request_for):
+    """No activity runs long enough to be cancelled itself; the cancellation must not be swallowed."""
+    async with working():
+        episode_id = await client.start(
+            request_for(definition_of_done=["false"], repeat_error_limit=1_000, budget=Budget(max_iterations=1_000))
+        )
+
+        async def runs() -> bool:
+            return (await client.status(episode_id)).iteration >= 2
+
+        await eventually(runs)
+        await temporal_client.get_workflow_handle(episode_id).cancel()
+        async with asyncio.timeout(10):
+            result = await client.result(episode_id)
+    assert result.outcome is EpisodeOutcome.ABORTED
+
+
+async def test_cancelling_in_temporal_gives_the_workspace_back(client, temporal_client, working, request_for):
+    async with working():
+        episode_id = await client.start(request_for(executor=scripted({**APPEND, "hang": True})))
+
+        async def runs() -> bool:
+            return (await client.status(episode_id)).phase.value == "EXECUTING"
+
+        await eventually(runs)
+        await temporal_client.get_workflow_handle(episode_id).cancel()
+        result = await client.result(episode_id)
+        again = await client.start(request_for())
+        second = await client.result(again)
+    assert result.outcome is EpisodeOutcome.ABORTED
+    assert second.outcome is EpisodeOutcome.SUCCEEDED

@@ -1,0 +1,317 @@
+"""What people say to a running plan: pause, replan, single steps, more budget, and what they can look at."""
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+import pytest
+import temporalio.api.common.v1 as common
+import temporalio.api.workflowservice.v1 as service
+from temporalio.common import SearchAttributeKey
+
+from tests.plan_doubles import BASE, Hanging, asks, done, fails
+from tests.workflow.conftest import Playing
+from tightloop.client import TightloopClient
+from tightloop.client.plans import Plans
+from tightloop.errors import EpisodeNotFoundError, InvalidRequestError
+from tightloop.plan.request import PlanOutcome, PlanRequest
+from worker.server import temporal_binary
+
+LINE = """
+id: line
+title: A line
+steps:
+  - {id: a, shell: {run: "true"}}
+  - {id: b, needs: [a], shell: {run: "true"}}
+  - {id: c, needs: [b], shell: {run: "true"}}
+"""
+LONGER = LINE + '  - {id: d, needs: [c], shell: {run: "true"}}\n'
+STATUS = SearchAttributeKey.for_keyword("TightloopStatus")
+KIND = SearchAttributeKey.for_keyword("TightloopPauseKind")
+TemporalCli = Callable[..., Awaitable["subprocess.CompletedProcess[str]"]]
+
+
+@pytest.fixture
+def temporal_cli(temporal) -> TemporalCli:
+    async def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(temporal_binary()), *arguments, "--address", temporal.client.service_client.config.target_host]
+        # In a thread: the worker that has to answer lives in this event loop.
+        return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+
+    return run
+
+
+async def test_bare_pause_and_resume_signals_work(playing: Playing, temporal_cli: TemporalCli):
+    slow = Hanging()
+    async with playing(LINE, {"a": slow}) as stage:
+        await slow.started.wait()
+        await temporal_cli("workflow", "signal", "--name", "pause", "-w", stage.id, "--input", json.dumps("lunch"))
+        during = await stage.until(lambda status: status.status == "paused")
+        slow.go.set()
+        await stage.paused()
+        ran = stage.scripted.names()
+        found = (await stage.temporal.get_workflow_handle(stage.id).describe()).typed_search_attributes
+        shown = await temporal_cli("workflow", "metadata", "-w", stage.id)
+        await temporal_cli("workflow", "signal", "--name", "resume", "-w", stage.id)
+        result = await stage.result()
+        after = (await stage.temporal.get_workflow_handle(stage.id).describe()).typed_search_attributes
+    assert (during.pause_reason, [line.id for line in during.running]) == ("lunch", ["a"])
+    assert ran == ["a"]
+    assert (found.get(STATUS), found.get(KIND)) == ("paused", "operator")
+    assert "Waits for a person" in shown.stdout
+    assert "signal `resume`" in shown.stdout
+    assert result.outcome is PlanOutcome.COMPLETED
+    assert (after.get(STATUS), after.get(KIND)) == ("completed", None)
+
+
+async def test_edits_made_during_a_pause_are_kept(playing: Playing):
+    slow = Hanging()
+    async with playing(LINE, {"a": slow}) as stage:
+        await slow.started.wait()
+        await stage.plans.pause(stage.id)
+        slow.go.set()
+        await stage.paused()
+        stage.scripted.edited = f"{BASE},a,by hand"
+        await stage.plans.resume(stage.id)
+        result = await stage.result()
+    assert result.tree == f"{BASE},a,by hand,b,c"
+
+
+async def test_changed_plan_is_taken_up_at_once(playing: Playing):
+    slow = Hanging()
+    async with playing(LINE, {"b": slow}) as stage:
+        await slow.started.wait()
+        said = await stage.plans.replan(stage.id, LONGER, rationale="one more", by="ada")
+        status = await stage.status()
+        slow.go.set()
+        result = await stage.result()
+        told = await stage.told()
+    assert said == "revision 2 is taken up. added: d"
+    assert (status.revision, status.counts) == (2, {"pending": 2, "running": 1, "completed": 1})
+    assert stage.scripted.names() == ["a", "b", "c", "d"]
+    assert (result.revision, result.spent.revisions) == (2, 2)
+    assert "revised revision 2 (by ada): one more" in told
+    request = stage.scripted.revisions[0]
+    assert sorted(request.fixed) == ["a", "b"]
+    assert request.statuses == {"b": "running", "a": "completed"}
+    assert stage.scripted.ran[-1].scope.revision == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        (LINE.replace("needs: [b], shell", "needs: [b], shel"), "7:25: unknown field 'shel' in step 'c'"),
+        (
+            LINE.replace('id: b, needs: [a], shell: {run: "true"}', 'id: b, needs: [a], shell: {run: "false"}'),
+            "under way",
+        ),
+        ("", "there is no planner"),
+    ],
+)
+async def test_change_that_cannot_be_taken_up_is_refused_with_the_reason(playing: Playing, source, sentence):
+    slow = Hanging()
+    async with playing(LINE, {"b": slow}) as stage:
+        await slow.started.wait()
+        with pytest.raises(InvalidRequestError) as refused:
+            await stage.plans.replan(stage.id, source)
+        slow.go.set()
+        result = await stage.result()
+    assert sentence in refused.value.message
+    assert (result.outcome, result.revision) == (PlanOutcome.COMPLETED, 1)
+
+
+async def test_plan_is_not_changed_more_often_than_its_budget_allows(playing: Playing):
+    slow = Hanging()
+    async with playing(LINE + "budget: {max_revisions: 1}\n", {"b": slow}) as stage:
+        await slow.started.wait()
+        with pytest.raises(InvalidRequestError, match="the plan has 1 revisions, max_revisions is 1"):
+            await stage.plans.replan(stage.id, LONGER)
+        await stage.plans.top_up(stage.id, revisions=1)
+        await stage.plans.replan(stage.id, LONGER + "budget: {max_revisions: 1}\n")
+        slow.go.set()
+        await stage.result()
+    assert stage.scripted.names() == ["a", "b", "c", "d"]
+
+
+async def test_nothing_starts_while_a_change_is_decided_on(playing: Playing):
+    slow = Hanging()
+    async with playing(LINE, {"a": slow}) as stage:
+        await slow.started.wait()
+        deciding, decide = asyncio.Event(), asyncio.Event()
+        stage.scripted.before_revision = (deciding, decide)
+        sent = asyncio.create_task(stage.plans.replan(stage.id, LONGER))
+        await deciding.wait()
+        slow.go.set()
+        await stage.until(lambda status: status.counts.get("completed") == 1)
+        ran = stage.scripted.names()
+        decide.set()
+        await sent
+        await stage.result()
+    assert ran == ["a"]
+    assert stage.scripted.names() == ["a", "b", "c", "d"]
+
+
+async def test_failure_is_answered_with_another_plan(playing: Playing):
+    mended = LINE.replace('id: b, needs: [a], shell: {run: "true"}', 'id: b2, needs: [a], shell: {run: "true"}')
+    mended = mended.replace("needs: [b]", "needs: [b2]")
+    async with playing(LINE, {"b": fails("wrong way")}) as stage:
+        await stage.paused()
+        said = await stage.plans.answer(stage.id, "replan", "b", text=mended, by="ada")
+        result = await stage.result()
+    assert said.startswith("revision 2 is taken up")
+    assert stage.scripted.revisions[0].trouble == "wrong way"
+    assert result.outcome is PlanOutcome.COMPLETED
+    assert stage.scripted.names() == ["a", "b", "b2", "c"]
+
+
+async def test_planner_changes_the_plan_by_itself_where_a_step_fails(playing: Playing):
+    mended = LINE.replace('id: b, needs: [a], shell: {run: "true"}', 'id: b, needs: [a], shell: {run: "true # 2"}')
+    async with playing(LINE, {"b": [fails("wrong way"), done()]}, planner=mended) as stage:
+        result = await stage.result()
+        told = await stage.told()
+    request = stage.scripted.revisions[0]
+    assert (request.source, request.by) == ("", "tightloop")
+    assert request.trouble == "step b failed (logic): wrong way"
+    assert result.outcome is PlanOutcome.COMPLETED
+    assert [line for line in told if line.startswith("revised")] == ["revised revision 2 (by tightloop): a step failed"]
+
+
+async def test_planner_is_asked_twice_about_a_step_and_then_a_person(playing: Playing):
+    async with playing(LINE, {"b": fails("wrong way")}, planner=LINE) as stage:
+        status = await stage.paused()
+        await stage.plans.answer(stage.id, "abort")
+        await stage.result()
+    assert status.asked == ("b",)
+    assert len(stage.scripted.revisions) == 2
+    assert status.revision == 3
+
+
+async def test_single_steps_are_run_in_a_pause(playing: Playing):
+    hold = Hanging()
+    async with playing(LINE, {"a": hold}) as stage:
+        await hold.started.wait()
+        await stage.plans.pause(stage.id)
+        hold.go.set()
+        await stage.paused()
+        said = await stage.plans.run_step(stage.id, "b")
+        status = await stage.until(lambda status: status.counts.get("completed") == 2)
+        ran = stage.scripted.names()
+        with pytest.raises(InvalidRequestError, match="run_step: b is completed"):
+            await stage.plans.run_step(stage.id, "b")
+        with pytest.raises(InvalidRequestError, match="there is no step 'cc'"):
+            await stage.plans.run_step(stage.id, "cc")
+        await stage.plans.resume(stage.id)
+        result = await stage.result()
+    assert said == "b is started as soon as the tree is free"
+    assert (status.status, ran) == ("paused", ["a", "b"])
+    assert result.outcome is PlanOutcome.COMPLETED
+
+
+async def test_failed_step_is_run_again_by_hand(playing: Playing):
+    async with playing(LINE, {"b": [fails("no disk"), done()]}) as stage:
+        await stage.paused()
+        with pytest.raises(InvalidRequestError, match="c is blocked by a failed step"):
+            await stage.plans.run_step(stage.id, "c")
+        await stage.plans.run_step(stage.id, "b")
+        await stage.until(lambda status: status.counts.get("completed") == 2)
+        await stage.plans.resume(stage.id)
+        result = await stage.result()
+    assert result.outcome is PlanOutcome.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("update", "value", "sentence"),
+    [
+        ("top_up", '{"step": 5}', "top_up: step: Extra inputs are not permitted"),
+        ("top_up", "5", "top_up: it needs an object"),
+        ("approve", '"deploy"', "no step waits for an approval now"),
+        ("reject", "null", "no step waits for an approval now"),
+        ("answer", '"retry"', "no failed step waits for an answer now"),
+        ("run_step", "{}", "run_step: step: Field required"),
+        ("replan", '{"sauce": "x"}', "replan: sauce: Extra inputs are not permitted"),
+    ],
+)
+async def test_wrong_update_gets_a_sentence(playing: Playing, temporal_cli, update, value, sentence):
+    slow = Hanging()
+    async with playing(LINE, {"a": slow}) as stage:
+        await slow.started.wait()
+        sent = await temporal_cli("workflow", "update", "execute", "--name", update, "-w", stage.id, "--input", value)
+        slow.go.set()
+        await stage.result()
+    assert sent.returncode != 0
+    assert sentence in sent.stderr + sent.stdout
+
+
+async def test_closed_plan_is_looked_at_and_takes_no_more_messages(playing: Playing, temporal_client, settings):
+    async with playing(LINE) as stage:
+        await stage.result()
+        with pytest.raises(InvalidRequestError, match=f"--again {stage.id}"):
+            await stage.plans.pause(stage.id)
+        with pytest.raises(EpisodeNotFoundError, match="there is no plan 'plan-x'"):
+            await stage.plans.status("plan-x")
+        listed = await stage.plans.list("completed")
+        assert await stage.plans.resolve(stage.id[:12]) == stage.id
+        assert (await stage.plans.request(stage.id)).source == LINE
+    assert stage.id in {row.id for row in listed}
+    assert next(row.goal for row in listed if row.id == stage.id) == "A line"
+    # No worker is there any more.
+    status = await Plans(temporal_client, settings, query_timeout=timedelta(seconds=1)).status(stage.id)
+    assert (status.status, status.counts, status.phase) == ("completed", {"completed": 3}, "CLOSED")
+
+
+async def test_same_plan_is_not_started_twice_while_it_is_open(playing: Playing):
+    slow = Hanging()
+    async with playing(LINE, {"a": slow}) as stage:
+        await slow.started.wait()
+        again = PlanRequest(workspace="/sample/project", source=LINE)
+        with pytest.raises(InvalidRequestError, match=f"the plan {stage.id} is already open"):
+            await stage.plans.start(again, plan_id=stage.id)
+        slow.go.set()
+        await stage.result()
+
+
+async def test_status_is_watched_until_the_end(playing: Playing):
+    async with playing(LINE) as stage:
+        seen = [status async for status in stage.plans.watch(stage.id)]
+    assert seen[-1].status == "completed"
+    assert seen[-1].outcome is PlanOutcome.COMPLETED
+
+
+async def test_client_of_episodes_leads_to_plans(playing: Playing, client: TightloopClient):
+    async with playing(LINE) as stage:
+        await stage.result()
+        status = await client.plans.status(stage.id)
+    assert status.plan_id == stage.id
+
+
+async def test_reset_in_temporal_is_told_and_the_plan_goes_on(playing: Playing):
+    async with playing(LINE, {"c": [fails("no disk"), done()]}) as stage:
+        await stage.paused()
+        handle = stage.temporal.get_workflow_handle(stage.id)
+        events = [event async for event in handle.fetch_history_events()]
+        completed = [event.event_id for event in events if event.HasField("workflow_task_completed_event_attributes")]
+        await stage.temporal.workflow_service.reset_workflow_execution(
+            service.ResetWorkflowExecutionRequest(
+                namespace=stage.temporal.namespace,
+                workflow_execution=common.WorkflowExecution(workflow_id=stage.id),
+                reason="look again",
+                workflow_task_finish_event_id=completed[2],
+                request_id=f"reset-{stage.id}",
+            )
+        )
+        result = await stage.result()
+        told = await stage.told()
+    assert result.outcome is PlanOutcome.COMPLETED
+    assert any(line.startswith("reset the run was reset in Temporal") for line in told)
+
+
+async def test_gate_that_a_change_removes_waits_no_more(playing: Playing):
+    source = 'id: g\nsteps:\n  - {id: ask, gate: {approval: {}}}\n  - {id: a, shell: {run: "true"}}\n'
+    async with playing(source, {"ask": asks()}) as stage:
+        await stage.waits()
+        await stage.plans.replan(stage.id, 'id: g\nsteps:\n  - {id: a, shell: {run: "true"}}\n')
+        result = await stage.result()
+    assert result.outcome is PlanOutcome.COMPLETED
+    assert result.counts == {"completed": 1}

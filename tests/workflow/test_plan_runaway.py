@@ -1,0 +1,204 @@
+"""Plans that would never end by themselves: a breaker stops each of them, and says which bound was reached."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from activities.plan.requests import RunStepRequest
+from tests.conftest import Git, Working
+from tests.plan_doubles import asks, done, fails
+from tests.workflow.conftest import Playing
+from tightloop.budget import Usage
+from tightloop.client import TightloopClient
+from tightloop.plan.request import PlanOutcome, PlanRequest
+from tightloop.plan.result import StepResult
+
+ADVICE = "Raise the bound with top_up, or cancel the plan"
+
+
+def wide(count: int, budget: str) -> str:
+    """A plan of steps side by side, four at once."""
+    steps = "".join(f'  - {{id: s{n}, shell: {{run: "true"}}, access: none}}\n' for n in range(count))
+    return f"id: wide\nmax_parallel: 4\nbudget: {budget}\nsteps:\n{steps}"
+
+
+def attempt(number: int) -> str:
+    """A revision whose one step is another try of the same."""
+    return (
+        f"id: again\non_failure: fail\nbudget: {{max_revisions: 5}}\nsteps:\n"
+        f'  - {{id: first}}\n  - {{id: try{number}, needs: [first], shell: {{run: "false"}}, access: none}}\n'
+    )
+
+
+async def test_planner_that_only_ever_writes_another_try_is_stopped(playing: Playing):
+    async with playing(attempt(0), {}, planner=attempt(1)) as stage:
+
+        async def breaks(request: RunStepRequest) -> StepResult:
+            stage.scripted.planner = attempt(int(request.step.removeprefix("try")) + 1)
+            return fails("broken again")
+
+        stage.scripted.script.update({f"try{number}": breaks for number in range(100)})
+        result = await stage.result()
+        told = await stage.told()
+    assert result.outcome is PlanOutcome.FAILED
+    assert "try4 (broken again)" in result.reason
+    assert stage.scripted.names() == ["first", *(f"try{number}" for number in range(5))]
+    assert (result.revision, len(stage.scripted.revisions)) == (5, 4)
+    assert f"refused revision: the plan has 5 revisions, max_revisions is 5. {ADVICE}" in told
+
+
+async def test_planner_that_writes_the_same_failing_step_is_asked_twice_and_not_again(playing: Playing):
+    def text(note: int) -> str:
+        return f'id: same\non_failure: fail\nsteps: [{{id: a, title: n{note}, shell: {{run: "false"}}}}]\n'
+
+    async with playing(text(0), {}, planner=text(1)) as stage:
+
+        async def breaks(request: RunStepRequest) -> StepResult:
+            stage.scripted.planner = text(len(stage.scripted.ran))
+            return fails("broken again")
+
+        stage.scripted.script["a"] = breaks
+        result = await stage.result()
+    assert result.outcome is PlanOutcome.FAILED
+    assert len(stage.scripted.revisions) == 2
+    assert stage.scripted.names() == ["a"] * 3
+
+
+async def test_template_that_explodes_makes_no_step_at_all(playing: Playing):
+    source = """
+id: explosion
+steps:
+  - {id: list, shell: {run: "true"}, access: none, outputs: {found: json}}
+  - {id: look-*, needs: [list], for_each: "${list.found}", shell: {run: "true"}, access: none}
+"""
+    async with playing(source, {"list": done(counts={"found": 1_000_000})}) as stage:
+        status = await stage.paused()
+        await stage.plans.cancel(stage.id)
+        result = await stage.result()
+    assert status.pause_reason == f"look-* would become 1000000 steps, max_fan_out is 100. {ADVICE}"
+    assert result.outcome is PlanOutcome.CANCELLED
+    assert stage.scripted.names() == ["list"]
+
+
+async def test_templates_that_feed_templates_are_stopped_by_the_number_of_attempts(playing: Playing):
+    items = ", ".join(str(n) for n in range(100))
+    steps = [f"  - {{id: a0-*, for_each: [{items}]}}\n"]
+    steps += [f'  - {{id: a{n}-*, needs: ["a{n - 1}-*"], for_each: "${{a{n - 1}-*.x}}"}}\n' for n in range(1, 6)]
+    source = f"id: cascade\nmax_parallel: 20\nbudget: {{max_steps: 250}}\nsteps:\n{''.join(steps)}"
+    async with playing(source) as stage:
+        status = await stage.paused()
+        await stage.plans.cancel(stage.id)
+        result = await stage.result()
+    assert "attempts of steps were started, max_steps is 250" in status.pause_reason
+    assert 250 <= len(stage.scripted.names()) < 250 + 20
+    assert result.outcome is PlanOutcome.CANCELLED
+
+
+async def test_step_that_fails_for_ever_is_stopped_by_the_number_of_attempts(playing: Playing):
+    source = """
+id: for-ever
+budget: {max_steps: 12}
+steps:
+  - {id: a, shell: {run: "false"}, access: none, retry: {attempts: 50, initial_s: 0}}
+  - {id: b, needs: [a], shell: {run: "true"}}
+"""
+    async with playing(source, {"a": fails("busy", "transient")}) as stage:
+        status = await stage.paused()
+        await stage.plans.cancel(stage.id, "it never ends")
+        result = await stage.result()
+    assert status.pause_reason == f"12 attempts of steps were started, max_steps is 12. {ADVICE}"
+    assert status.pause_advice == "top_up, or cancel"
+    assert stage.scripted.names() == ["a"] * 12
+    assert (result.outcome, result.reason) == (PlanOutcome.CANCELLED, "it never ends")
+
+
+async def test_step_that_asks_a_person_gets_no_more_attempts_by_that(playing: Playing):
+    source = """
+id: asking
+on_failure: fail
+steps: [{id: a, shell: {run: "false"}, retry: {attempts: 2, initial_s: 0}}]
+"""
+
+    async def act(request: RunStepRequest) -> StepResult:
+        return fails("busy", "transient") if request.decisions or request.attempt == 1 else await asks()(request)
+
+    async with playing(source, {"a": act}) as stage:
+        await stage.waits()
+        await stage.plans.approve(stage.id, "a")
+        result = await stage.result()
+    assert result.outcome is PlanOutcome.FAILED
+    assert [(ran.attempt, len(ran.decisions)) for ran in stage.scripted.ran] == [(1, 0), (2, 0), (2, 1)]
+
+
+async def test_step_that_fails_for_ever_is_stopped_by_its_time_box(playing: Playing):
+    source = """
+id: boxed
+on_failure: fail
+steps: [{id: a, shell: {run: "false"}, timebox_s: 1, retry: {attempts: 50, initial_s: 0.3, factor: 1}}]
+"""
+    async with playing(source, {"a": fails("busy", "transient")}) as stage:
+        result = await stage.result()
+    assert result.outcome is PlanOutcome.FAILED
+    assert "a (busy)" in result.reason
+    assert 1 < len(stage.scripted.names()) <= 4
+
+
+@pytest.mark.parametrize(
+    ("budget", "sentence"),
+    [
+        ("{max_cost_usd: 5}", "USD were spent, max_cost_usd is 5"),
+        ("{max_tokens: 5000}", "tokens were used, max_tokens is 5000"),
+        ("{max_api_calls: 5}", "API calls were made, max_api_calls is 5"),
+    ],
+)
+async def test_steps_that_spend_too_much_stop_the_plan(playing: Playing, budget: str, sentence: str):
+    spending = done(usage=Usage(input_tokens=900, output_tokens=100, cost_usd=1.0), api_calls=1)
+    async with playing(wide(60, budget), {f"s{n}": spending for n in range(60)}) as stage:
+        status = await stage.paused()
+        await stage.plans.cancel(stage.id)
+        result = await stage.result()
+    started = len(stage.scripted.names())
+    assert sentence in status.pause_reason
+    assert status.pause_reason.endswith(ADVICE)
+    assert 5 <= started < 5 + 4
+    assert result.spent.cost_usd == started
+
+
+async def test_plan_that_works_too_long_starts_nothing_more(playing: Playing):
+    async def slow(_request: RunStepRequest) -> StepResult:
+        await asyncio.sleep(0.4)
+        return done()
+
+    source = wide(200, "{max_wall_s: 1}")
+    async with playing(source, {f"s{n}": slow for n in range(200)}) as stage:
+        status = await stage.paused()
+        await stage.plans.cancel(stage.id)
+        await stage.result()
+    assert status.pause_reason.startswith("the plan has worked for ")
+    assert f"max_wall_s is 1. {ADVICE}" in status.pause_reason
+    assert len(stage.scripted.names()) < 40
+
+
+async def test_subplan_that_contains_itself_ends_at_the_depth_of_the_outermost_plan(
+    working: Working, client: TightloopClient, workspace: Path, git: Git
+):
+    text = """
+id: matryoshka
+on_failure: fail
+budget: {{max_depth: {depth}}}
+steps: [{{id: inner, subplan: {{file: matryoshka.yaml}}}}]
+"""
+    (workspace / "matryoshka.yaml").write_text(text.format(depth=16))
+    git(workspace, "add", "--all")
+    git(workspace, "commit", "--quiet", "-m", "a plan within itself")
+    request = PlanRequest(workspace=str(workspace), source=text.format(depth=3))
+    async with working():
+        plan_id = await client.plans.start(request)
+        async with asyncio.timeout(60):
+            result = await client.plans.result(plan_id)
+        started = [row.id for row in await client.plans.list(limit=500) if row.id.startswith(plan_id)]
+    assert result.outcome is PlanOutcome.FAILED
+    assert "the plan is nested 4 deep, max_depth is 3" in result.reason
+    assert "Raise max_depth in the budget of the outermost plan" in result.reason
+    assert sorted(started) == [plan_id, f"{plan_id}.inner.1", f"{plan_id}.inner.1.inner.1"]

@@ -1,0 +1,410 @@
+"""An executor that asks a person: the episode waits, takes the answer at every door, and goes on where it was."""
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.common import SearchAttributeKey
+from typer.testing import CliRunner
+
+from activities.execution.choose import executors
+from activities.execution.sqlite_outbox import open_sqlite_outbox
+from tests.conftest import Working, eventually
+from tests.doubles import AppendingExecutor, AskingExecutor, ScriptedPlanner
+from tightloop.cli.main import app
+from tightloop.client import TightloopClient
+from tightloop.control import ExecutorAmendment
+from tightloop.episode import EpisodeOutcome, EpisodeStatus, PauseKind
+from tightloop.errors import InvalidRequestError
+from tightloop.executor import ExecutorStatus, PermissionRule
+from worker.build import build_adapters, surroundings
+from worker.server import temporal_binary
+
+ACP_AGENT = Path(__file__).parents[1] / "integration" / "acp_fake_agent.py"
+ONE_LINE = {"definition_of_done": ["test -f log.txt"]}
+Door = Callable[[TightloopClient, str], Awaitable[str]]
+
+
+async def asked(client: TightloopClient, episode_id: str, *, since: EpisodeStatus | None = None) -> EpisodeStatus:
+    """Wait until the episode asks; `since`: until it asks anew."""
+
+    async def waits() -> EpisodeStatus | None:
+        status = await client.status(episode_id)
+        before = since.pause if since else None
+        return status if status.pause is not None and status.pause != before else None
+
+    found: EpisodeStatus = await eventually(waits)
+    return found
+
+
+@pytest.fixture
+def registry(settings) -> Callable[..., dict[str, Any]]:
+    """The executors of a worker with more of the test's own."""
+
+    def build(**more: Any) -> dict[str, Any]:
+        return {"executors": executors(surroundings(settings), more)}
+
+    return build
+
+
+@pytest.fixture
+def cli(settings) -> Callable[..., Awaitable[tuple[int, str]]]:
+    """The command line, in a thread: the worker that has to answer lives in this event loop."""
+
+    async def run(*arguments: str) -> tuple[int, str]:
+        address = ("--address", settings.temporal.address)
+        done = await asyncio.to_thread(CliRunner().invoke, app, [*address, *arguments])
+        return done.exit_code, done.output
+
+    return run
+
+
+@pytest.fixture
+def signal(settings) -> Callable[..., Awaitable[None]]:
+    """Temporal's own command line, as an operator without our client has it."""
+
+    async def send(name: str, episode_id: str) -> None:
+        command = [str(temporal_binary()), "workflow", "signal", "--name", name, "-w", episode_id]
+        command += ["--address", settings.temporal.address]
+        await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True, timeout=60)
+
+    return send
+
+
+async def test_an_allowed_permission_goes_on_in_the_same_session(
+    client, temporal_client, working: Working, request_for, registry, workspace: Path
+) -> None:
+    asking = AskingExecutor()
+    async with working(**registry(asking=asking)):
+        episode_id = await client.start(request_for(executor={"name": "asking"}, **ONE_LINE))
+        status = await asked(client, episode_id)
+        attributes = (await temporal_client.get_workflow_handle(episode_id).describe()).typed_search_attributes
+        said = await client.answer(episode_id, "allow", by="ada")
+        result = await client.result(episode_id)
+        told = [f"{entry.kind}: {entry.text}" for entry in await client.timeline(episode_id)]
+    assert status.pause is not None
+    assert (status.pause.kind, status.pause.reason) == (PauseKind.RESPONSE, "append line 1: log.txt")
+    assert attributes.get(SearchAttributeKey.for_keyword("TightloopPauseKind")) == "needs_response"
+    assert said == "the answer is 'allow'; the episode goes on"
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+    assert (result.iterations, result.spent.executor_failures) == (1, 0)
+    assert (workspace / "log.txt").read_text() == "1\n"
+    first, second = asking.orders
+    assert (first.resume, first.grants) == (None, ())
+    assert second.resume is not None
+    assert second.resume.session_id == "session-1"
+    assert [grant.allowed for grant in second.grants] == [True]
+    assert "answered: ada: allow to 'append line 1'" in told
+
+
+async def test_a_denied_permission_is_told_to_executor_and_planner(
+    client, working: Working, request_for, registry, workspace: Path
+) -> None:
+    planner = ScriptedPlanner()
+    async with working(planner, **registry(asking=AskingExecutor())):
+        episode_id = await client.start(request_for(executor={"name": "asking"}, **ONE_LINE))
+        first = await asked(client, episode_id)
+        await client.answer(episode_id, "deny", "use another file", by="ada")
+        await asked(client, episode_id, since=first)
+        await client.abort(episode_id)
+        await client.result(episode_id)
+        report = open_sqlite_outbox(workspace).deliveries(episode_id)[1].report
+    assert report is not None
+    assert (report.status, report.denied) == (ExecutorStatus.NO_CHANGE, ("append line 1",))
+    assert any("asked about append line 1: use another file" in note for note in planner.briefings[1].notes)
+    assert "It was not allowed: append line 1" in str(planner.briefings[1].plan_request)
+    assert not (workspace / "log.txt").exists()
+
+
+async def test_the_json_that_the_web_ui_shows_is_the_answer(
+    client, temporal_client, settings, working: Working, request_for, registry
+) -> None:
+    async with working(**registry(asking=AskingExecutor())):
+        episode_id = await client.start(request_for(executor={"name": "asking"}, **ONE_LINE))
+        await asked(client, episode_id)
+        handle = temporal_client.get_workflow_handle(episode_id)
+        details = (await handle.query("__temporal_workflow_metadata")).current_details
+        [row] = [line for line in details.splitlines() if line.startswith("| allow it | update `answer`")]
+        shown = row.split("`")[-2]
+        command = [str(temporal_binary()), "workflow", "update", "execute", "--name", "answer", "-w", episode_id]
+        command += ["--input", shown, "--address", settings.temporal.address]
+        sent = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+        result = await client.result(episode_id)
+    assert details.startswith("**NEEDS RESPONSE**")
+    assert sent.returncode == 0, sent.stderr
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+
+
+async def test_a_bare_resume_of_a_permission_lets_it_ask_again(
+    client, working: Working, request_for, registry, signal
+) -> None:
+    asking = AskingExecutor()
+    async with working(**registry(asking=asking)):
+        episode_id = await client.start(request_for(executor={"name": "asking"}, **ONE_LINE))
+        first = await asked(client, episode_id)
+        await signal("resume", episode_id)
+        second = await asked(client, episode_id, since=first)
+        said = await client.respond(episode_id, "it is only a log")
+        still = await client.status(episode_id)
+        await client.respond(episode_id, "allow")
+        result = await client.result(episode_id)
+    assert second.pause is not None
+    assert second.pause.kind is PauseKind.RESPONSE
+    assert "the question is still open" in said
+    assert still.pause == second.pause
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+    assert [len(order.grants) for order in asking.orders] == [0, 0, 1]
+
+
+async def test_wrong_and_late_answers_get_a_sentence(client, working: Working, request_for, registry) -> None:
+    async with working(**registry(asking=AskingExecutor())):
+        episode_id = await client.start(request_for(executor={"name": "asking"}, **ONE_LINE))
+        await asked(client, episode_id)
+        with pytest.raises(InvalidRequestError, match=r"'done' does not answer 'append line 1'\. Send for example"):
+            await client.answer(episode_id, "done")
+        await client.pause(episode_id, "asked twice")
+        await client.answer(episode_id, "allow")
+        await client.result(episode_id)
+        with pytest.raises(InvalidRequestError, match="closed"):
+            await client.answer(episode_id, "allow")
+
+
+async def test_an_answer_to_nothing_is_refused(client, working: Working, request_for) -> None:
+    async with working():
+        episode_id = await client.start(request_for(budget={"max_iterations": 1}))
+        await asked(client, episode_id)
+        with pytest.raises(InvalidRequestError, match="nothing is asked now"):
+            await client.answer(episode_id, "allow")
+        await client.abort(episode_id)
+        await client.result(episode_id)
+
+
+async def by_answer(client: TightloopClient, episode_id: str) -> str:
+    return await client.answer(episode_id, "done", "wrote it by hand", by="ada")
+
+
+async def by_respond(client: TightloopClient, episode_id: str) -> str:
+    return await client.respond(episode_id, "wrote it by hand", by="ada")
+
+
+async def by_resume(client: TightloopClient, episode_id: str) -> str:
+    await client.resume(episode_id, note="wrote it by hand", by="ada")
+    return ""
+
+
+@pytest.mark.parametrize("door", [by_answer, by_respond, by_resume])
+async def test_a_persons_work_is_adopted_verified_and_recorded(
+    client, working: Working, request_for, workspace: Path, door: Door
+) -> None:
+    async with working():
+        episode_id = await client.start(request_for(executor={"name": "person"}, **ONE_LINE))
+        status = await asked(client, episode_id)
+        (workspace / "log.txt").write_text("by hand\n")
+        await door(client, episode_id)
+        result = await client.result(episode_id)
+        told = [f"{entry.kind}: {entry.text}" for entry in await client.timeline(episode_id)]
+        last = (await client.checkpoints(episode_id))[-1]
+    assert status.pause is not None
+    assert status.pause.question is not None
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+    assert (result.iterations, result.spent.executor_failures) == (1, 0)
+    assert last.tree == result.tree
+    assert any(line.startswith("answered: ada: done to ") and "wrote it by hand" in line for line in told)
+    assert (workspace / "log.txt").read_text() == "by hand\n"
+
+
+async def test_a_bare_resume_from_the_web_ui_means_that_the_work_is_done(
+    client, working: Working, request_for, workspace: Path, signal
+) -> None:
+    async with working():
+        episode_id = await client.start(request_for(executor={"name": "person"}, **ONE_LINE))
+        await asked(client, episode_id)
+        (workspace / "log.txt").write_text("by hand\n")
+        await signal("resume", episode_id)
+        result = await client.result(episode_id)
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+
+
+async def test_work_that_a_person_could_not_do_is_a_failed_iteration_and_no_failure_of_the_executor(
+    client, working: Working, request_for, cli
+) -> None:
+    planner = ScriptedPlanner()
+    async with working(planner):
+        episode_id = await client.start(request_for(executor={"name": "person"}, **ONE_LINE))
+        first = await asked(client, episode_id)
+        code, out = await cli("answer", episode_id, "failed", "--text", "the iron is cold", "--json")
+        second = await asked(client, episode_id, since=first)
+        shown = (await cli("status", episode_id))[1]
+        listed = (await cli("list"))[1]
+        await client.abort(episode_id)
+        result = await client.result(episode_id)
+    assert (code, json.loads(out)["episode_id"]) == (0, episode_id)
+    assert second.iteration == 2
+    assert "the iron is cold" in str(planner.briefings[1].plan_request)
+    assert result.spent.executor_failures == 0
+    assert "NEEDS RESPONSE" in shown
+    assert f"tightloop answer {episode_id} done" in shown
+    assert "NEEDS RESPONSE" in next(line for line in listed.splitlines() if episode_id in line)
+
+
+async def test_a_fallback_works_where_the_first_choice_cannot(
+    client, working: Working, request_for, registry, workspace: Path
+) -> None:
+    absent = AskingExecutor(reason="it is not installed: npm install -g asking")
+    async with working(**registry(absent=absent, appending=AppendingExecutor())):
+        request = request_for()
+        choice = request.executor.model_copy(update={"name": "absent", "fallback": ("appending",), "model": "m"})
+        episode_id = await client.start(request_for(executor=choice))
+        result = await client.result(episode_id)
+        told = [f"{entry.kind}: {entry.text}" for entry in await client.timeline(episode_id)]
+        report = open_sqlite_outbox(workspace).deliveries(episode_id)[0].report
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+    assert report is not None
+    assert report.executor == "appending"
+    assert any("appending works in place of absent: absent: it is not installed: npm install" in line for line in told)
+
+
+async def test_no_usable_executor_pauses_with_every_reason_and_another_one_mends_it(
+    client, working: Working, request_for, registry
+) -> None:
+    one, two = AskingExecutor(reason="no program"), AskingExecutor(reason="no key")
+    async with working(**registry(one=one, two=two)):
+        request = request_for()
+        choice = request.executor.model_copy(update={"name": "one", "fallback": ("two",)})
+        episode_id = await client.start(request_for(executor=choice))
+        status = await asked(client, episode_id)
+        changes = ExecutorAmendment(name="scripted", fallback=(), permissions=PermissionRule.ASK)
+        await client.amend_goal(episode_id, executor=changes)
+        await client.resume(episode_id)
+        result = await client.result(episode_id)
+        amended = await client.request(episode_id)
+    assert status.pause is not None
+    assert status.pause.kind is PauseKind.FATAL
+    assert "one: no program; two: no key" in status.pause.reason
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+    assert (amended.executor.name, amended.executor.permissions) == ("scripted", PermissionRule.ASK)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"executor": {"name": "codx"}}, r"there is no executor 'codx'\. Did you mean codex\? This worker has: "),
+        ({"executor": {"name": "scripted", "fallback": ["persn"]}}, r"there is no executor 'persn'\. Did you mean per"),
+        ({"planner": "opnai"}, r"there is no planner 'opnai'\. Choose one of: auto, openai, heuristic"),
+    ],
+)
+async def test_mistyped_names_are_refused_when_the_workspace_is_opened(
+    client, working: Working, request_for, change, sentence
+) -> None:
+    async with working():
+        episode_id = await client.start(request_for(**change))
+        result = await client.result(episode_id)
+    assert result.outcome is EpisodeOutcome.FAILED
+    assert re.search(sentence, result.reason), result.reason
+
+
+async def test_a_mistyped_executor_of_a_running_episode_is_mended(client, working: Working, request_for, cli) -> None:
+    async with working():
+        episode_id = await client.start(request_for(budget={"max_iterations": 1}))
+        await asked(client, episode_id)
+        await client.amend_goal(episode_id, executor="scrpted")
+        await client.top_up(episode_id, iterations=5)
+
+        async def fatal() -> EpisodeStatus | None:
+            status = await client.status(episode_id)
+            return status if status.pause is not None and status.pause.kind is PauseKind.FATAL else None
+
+        status = await eventually(fatal)
+        code, out = await cli("amend", episode_id, "--executor", "scripted")
+        await client.resume(episode_id)
+        result = await client.result(episode_id)
+    assert "Did you mean scripted?" in status.pause.reason
+    assert code == 0, out
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+
+
+async def test_start_takes_who_works_and_how_and_says_that_nobody_is_there_yet(
+    settings, client, working: Working, workspace: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(settings.as_yaml().replace("api_key: '**********'", "api_key: ''"))
+    command = ["--settings", str(file), "start", "one line", "--workspace", str(workspace), "--done", "test -f log.txt"]
+    command += ["--executor", "person", "--fallback", "command", "--mode", "read_only", "--permissions", "ask"]
+    done = await asyncio.to_thread(CliRunner().invoke, app, [*command, "--model", "small", "--json"])
+    assert done.exit_code == 0, done.output
+    episode_id = json.loads(done.stdout)["episode_id"]
+    async with working():
+        await asked(client, episode_id)
+        choice = (await client.request(episode_id)).executor
+        again = await asyncio.to_thread(CliRunner().invoke, app, [*command, "--id", "second", "--json"])
+        await client.abort(episode_id)
+        await client.result(episode_id)
+    assert f"no worker polls task queue '{settings.temporal.task_queue}': {episode_id} waits for one" in done.stderr
+    assert (choice.name, choice.fallback, choice.model) == ("person", ("command",), "small")
+    assert (choice.mode.value, choice.permissions.value) == ("read_only", "ask")
+    assert "no worker polls" not in again.stderr
+    assert f"episode {episode_id} works in {workspace}" in again.stderr.replace("\n", " ")
+
+
+async def test_without_a_model_an_executor_that_takes_whole_plans_gets_the_goal_and_what_fails(
+    client, temporal_client, settings, working: Working, request_for, workspace: Path
+) -> None:
+    heuristic = build_adapters(temporal_client, settings).planners
+    check = "echo 'the log is missing'; test -f log.txt"
+    async with working(planners=heuristic):
+        episode_id = await client.start(
+            request_for(goal="keep a log", executor={"name": "person"}, definition_of_done=[check])
+        )
+        status = await asked(client, episode_id)
+        [plan] = (workspace / ".tightloop" / "inbox").glob("*.md")
+        told = plan.read_text()
+        (workspace / "log.txt").write_text("by hand\n")
+        await client.answer(episode_id, "done")
+        result = await client.result(episode_id)
+    assert status.pause is not None
+    assert "keep a log" in told
+    assert "the log is missing" in told
+    assert str(plan) in status.pause.reason
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+
+
+@pytest.mark.parametrize("answer", ["allow", "deny"])
+async def test_a_real_agent_process_waits_for_the_person_and_goes_on_in_its_session(
+    client, working: Working, request_for, workspace: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: str
+) -> None:
+    """Over the Agent Client Protocol: the process ends while the person thinks, its session does not."""
+    monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / "home"))
+    choice = {
+        "name": "acp",
+        "mode": "full",
+        "permissions": "ask",
+        "options": {"argv": [sys.executable, str(ACP_AGENT), "works", "resume"]},
+    }
+    async with working():
+        episode_id = await client.start(request_for(executor=choice, definition_of_done=["test -f made.txt"]))
+        status = await asked(client, episode_id)
+        await client.answer(episode_id, answer, by="ada")
+        if answer == "allow":
+            assert (await client.result(episode_id)).outcome is EpisodeOutcome.SUCCEEDED
+        else:
+            await asked(client, episode_id, since=status)
+            await client.abort(episode_id)
+            await client.result(episode_id)
+        deliveries = open_sqlite_outbox(workspace).deliveries(episode_id)
+        told = [f"{entry.kind}: {entry.text}" for entry in await client.timeline(episode_id)]
+    assert status.pause is not None
+    assert "echo made > made.txt" in status.pause.reason
+    reports = [delivery.report for delivery in deliveries if delivery.report is not None]
+    assert reports[0].status is ExecutorStatus.NEEDS_PERSON
+    assert reports[0].resume is not None
+    assert reports[1].status is (ExecutorStatus.COMPLETED if answer == "allow" else ExecutorStatus.REFUSED)
+    assert (workspace / "made.txt").exists() is (answer == "allow")
+    [session] = (tmp_path / "home" / "homes").glob(f"*/acp/{reports[0].resume.session_id}.log")
+    assert "resumed" in session.read_text()
+    assert any(line.startswith(f"answered: ada: {answer} to ") and "echo made > made.txt" in line for line in told)

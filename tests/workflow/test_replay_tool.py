@@ -1,0 +1,114 @@
+"""`python -m worker replay`: what a person sees who replays a file, or an episode that still runs."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import APPEND, Working, eventually, scripted
+from tightloop.client.encryption import EncryptionCodec
+from tightloop.client.keys import new_ring, write_ring
+from worker.replay import account, fetch_history, read_history, replay
+
+PROJECT = Path(__file__).parents[2]
+RECORDED = PROJECT / "tests" / "replay" / "histories" / "paused_and_resumed.json"
+
+
+async def run_replay(tmp_path: Path, *what: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "worker", "replay", *what]
+    environment = {**os.environ, **variables, "XDG_CONFIG_HOME": str(tmp_path)}
+    # In a thread: a worker of the test may have to answer meanwhile.
+    return await asyncio.to_thread(
+        subprocess.run, command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=60
+    )
+
+
+async def test_a_history_file_is_replayed_and_told_as_a_story(tmp_path: Path) -> None:
+    done = await run_replay(tmp_path, str(RECORDED))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    kinds = [line[21:].split()[0] for line in lines[:-1]]
+    assert kinds[0] == "opened"
+    assert kinds.index("paused") < kinds.index("resumed") < kinds.index("closed")
+    events = len(json.loads(RECORDED.read_text())["events"])
+    assert lines[-1] == f"replayed {events} events of paused_and_resumed: the current code fits the history"
+
+
+async def test_a_history_that_does_not_fit_is_told_and_ends_with_1(tmp_path: Path) -> None:
+    """As if the code that recorded it had called another activity where ours plans."""
+    other = tmp_path / "other.json"
+    other.write_text(RECORDED.read_text().replace('"next_plan"', '"plan_next"'))
+    done = await run_replay(tmp_path, str(other))
+    assert done.returncode == 1
+    assert "DIVERGED: the current code does not fit the history of other." in done.stdout
+    assert "plan_next" in done.stdout
+    assert "workflow.patched()" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+async def test_a_file_that_is_no_history_ends_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "notes.json").write_text("notes")
+    done = await run_replay(tmp_path, str(tmp_path / "notes.json"))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"error: {tmp_path / 'notes.json'} is not the history of an episode")
+    assert "Traceback" not in done.stderr
+
+
+async def test_a_running_episode_is_replayed_by_its_id(
+    client, temporal_client, settings, working: Working, request_for, tmp_path: Path
+) -> None:
+    async with working():
+        episode_id = await client.start(request_for(executor=scripted(APPEND, {**APPEND, "hang": True})))
+
+        async def hangs() -> bool:
+            status = await client.status(episode_id)
+            return status.iteration == 2 and status.phase.value == "EXECUTING"
+
+        await eventually(hangs)
+        replayed = await replay(await fetch_history(temporal_client, episode_id))
+        shown = await run_replay(tmp_path, episode_id, TIGHTLOOP_TEMPORAL__ADDRESS=settings.temporal.address)
+        still = await client.status(episode_id)
+        await client.abort(episode_id)
+        await client.result(episode_id)
+    assert replayed.failure == ""
+    assert [entry.kind for entry in replayed.timeline] == ["opened", "iteration"]
+    assert f"of {episode_id}: the current code fits the history" in account(replayed)
+    assert shown.returncode == 0, shown.stderr
+    assert f"of {episode_id}: the current code fits the history" in shown.stdout
+    assert still.status == "running"
+
+
+async def test_an_encrypted_history_without_its_key_ends_with_one_line_that_names_the_key_and_says_what_to_do(
+    tmp_path: Path,
+) -> None:
+    ring, sealed = new_ring(), tmp_path / "sealed.json"
+    codec = EncryptionCodec(ring)
+    history = read_history(RECORDED)
+    started = history.events[0].workflow_execution_started_event_attributes
+    [payload] = await codec.encode(started.input.payloads)
+    started.input.payloads[0].CopyFrom(payload)
+    sealed.write_text(history.to_json())
+    homes = {name: tmp_path / name for name in ("with_it", "with_another")}
+    write_ring(homes["with_it"] / "keys.json", ring)
+    write_ring(homes["with_another"] / "keys.json", new_ring())
+    on = {name: {"TIGHTLOOP_HOME": str(home), "TIGHTLOOP_PRIVACY__ENCRYPT": "true"} for name, home in homes.items()}
+    told = await run_replay(tmp_path, str(sealed), **on["with_it"])
+    off = await run_replay(tmp_path, str(sealed))
+    another = await run_replay(tmp_path, str(sealed), **on["with_another"])
+    assert told.returncode == 0, told.stderr
+    for done, advice in ((off, "Turn privacy.encrypt on"), (another, "Copy the key file")):
+        assert done.returncode == 1
+        assert done.stdout == ""
+        [line] = done.stderr.splitlines()
+        assert line.startswith("error: the history of sealed cannot be decrypted here: ")
+        assert ring.current in line
+        assert advice in line
+
+
+async def test_an_unknown_episode_ends_with_a_sentence(settings, tmp_path: Path) -> None:
+    done = await run_replay(tmp_path, "ep-nobody", TIGHTLOOP_TEMPORAL__ADDRESS=settings.temporal.address)
+    assert done.returncode == 1
+    assert "ep-nobody" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr

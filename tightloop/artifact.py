@@ -1,0 +1,26 @@
+"""References to content that lives in the artifact store of the workspace's host."""
+
+import hashlib
+
+from tightloop.value import Value
+
+
+class ArtifactRef(Value):
+    """The address of stored bytes; this, not the content, travels through Temporal."""
+
+    sha256: str
+    """Digest of the bytes, 64 hexadecimal digits; the address in the store."""
+    size_bytes: int
+    media_type: str = "application/json"
+    name: str = ""
+    """What it is, for a reader of the history: `plan`, `checks` ..."""
+
+
+def reference(content: bytes, *, name: str, media_type: str = "application/json") -> ArtifactRef:
+    """Return the reference under which `content` is stored."""
+    return ArtifactRef(
+        sha256=hashlib.sha256(content).hexdigest(),
+        size_bytes=len(content),
+        media_type=media_type,
+        name=name,
+    )

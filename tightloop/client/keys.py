@@ -1,0 +1,146 @@
+"""The keys of the payload encryption: a ring of them by id, kept in a file of this user or in a variable."""
+
+import base64
+import binascii
+import json
+import os
+import re
+import secrets
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tightloop.errors import SettingsError
+from tightloop.host import state_home
+from tightloop.settings import PrivacySettings
+
+KEY_FILE = "keys.json"
+KEY_BYTES = 32
+_KEY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_MAKE_ONE = "Make one: tightloop keys new"
+
+
+@dataclass(frozen=True)
+class KeyRing:
+    """Keys by their ids. `current` encrypts; the others are for what was encrypted before."""
+
+    current: str
+    keys: Mapping[str, bytes] = field(repr=False)
+    """256 bits each."""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The current id first, then the others, the newest first where ids begin with their day."""
+        return (self.current, *sorted((key for key in self.keys if key != self.current), reverse=True))
+
+    def rotated(self) -> "KeyRing":
+        """Return the ring with a new current key; the old ones stay."""
+        fresh = new_ring()
+        return KeyRing(fresh.current, {**self.keys, **fresh.keys})
+
+    def as_json(self) -> str:
+        """Return the ring with its keys, as the key file holds it."""
+        keys = {key_id: base64.b64encode(self.keys[key_id]).decode() for key_id in self.ids}
+        return json.dumps({"current": self.current, "keys": keys}, indent=1) + "\n"
+
+
+def new_ring() -> KeyRing:
+    """Return a ring with one random key, whose id begins with today's date."""
+    key_id = f"{datetime.now(UTC):%Y%m%d}-{secrets.token_hex(3)}"
+    return KeyRing(key_id, {key_id: secrets.token_bytes(KEY_BYTES)})
+
+
+def key_file(privacy: PrivacySettings, home: Path | None = None) -> Path:
+    """Return where the keys are, or would be."""
+    chosen = Path(privacy.keys_file).expanduser() if privacy.keys_file else Path(KEY_FILE)
+    return chosen if chosen.is_absolute() else (home or state_home()) / chosen
+
+
+def read_ring(privacy: PrivacySettings, home: Path | None = None) -> KeyRing:
+    """Read the keys from the variable that the settings name, else from the key file.
+
+    Raises:
+        SettingsError: there are none, others could read them, or they are not keys.
+    """
+    if privacy.keys_env:
+        text = os.environ.get(privacy.keys_env, "")
+        if not text:
+            raise SettingsError(
+                f"payload encryption is on, but the variable {privacy.keys_env} that privacy.keys_env names is empty. "
+                f"Put the content of a key file into it. {_MAKE_ONE}"
+            )
+        return _parsed(text, f"the variable {privacy.keys_env}")
+    path = key_file(privacy, home)
+    try:
+        with path.open(encoding="utf-8") as file:
+            _refuse_readable_by_others(path, os.fstat(file.fileno()))
+            text = file.read()
+    except FileNotFoundError:
+        raise SettingsError(f"payload encryption is on, but there is no key file {path}. {_MAKE_ONE}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"the key file {path} cannot be read: {error}") from None
+    return _parsed(text, f"the key file {path}")
+
+
+def write_ring(path: Path, ring: KeyRing, *, replace: bool = False) -> None:
+    """Write the key file so that only this user can read it; all of it or nothing.
+
+    Raises:
+        SettingsError: there is one already and `replace` is not set, or it cannot be written.
+    """
+    fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(ring.as_json())
+                file.flush()
+                os.fsync(file.fileno())
+            if replace:
+                fresh.replace(path)
+            else:
+                # A link does not overwrite: two processes that make the first key at once end with one.
+                path.hardlink_to(fresh)
+        finally:
+            fresh.unlink(missing_ok=True)
+    except FileExistsError:
+        raise SettingsError(
+            f"there is a key file {path} already; without it nothing that it encrypted can be read. "
+            "Add a new key to it: tightloop keys rotate"
+        ) from None
+    except OSError as error:
+        raise SettingsError(f"the key file {path} cannot be written: {error.strerror or error}") from None
+
+
+def _refuse_readable_by_others(path: Path, found: os.stat_result) -> None:
+    if found.st_uid != os.geteuid() and os.geteuid() != 0:
+        raise SettingsError(f"the key file {path} belongs to another user. Use one of your own: privacy.keys_file")
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & 0o077:
+        raise SettingsError(f"the key file {path} can be read by others (mode {mode:04o}). Close it: chmod 600 {path}")
+
+
+def _parsed(text: str, where: str) -> KeyRing:
+    try:
+        document = json.loads(text)
+        current, given = document["current"], document["keys"]
+        if not isinstance(current, str):
+            raise TypeError(current)
+        keys = {str(key_id): base64.b64decode(value, validate=True) for key_id, value in given.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, binascii.Error):
+        # The text is not shown: it holds keys.
+        raise SettingsError(
+            f'{where} does not hold keys: expected {{"current": ID, "keys": {{ID: BASE64}}}}. {_MAKE_ONE}'
+        ) from None
+    for key_id, key in keys.items():
+        if not _KEY_ID.fullmatch(key_id) or len(key) != KEY_BYTES:
+            raise SettingsError(
+                f"{where}: key {key_id[:64]!r} has {len(key)} bytes, but AES-256 needs {KEY_BYTES}, and an id has "
+                "letters, digits, dots and dashes only"
+            )
+    if current not in keys:
+        raise SettingsError(f"{where}: the current key {current[:64]!r} is not among its keys")
+    return KeyRing(current, keys)

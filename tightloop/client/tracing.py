@@ -1,0 +1,142 @@
+"""Traces of calls to Temporal, without their content.
+
+Import it only where telemetry is on: it loads OpenTelemetry. Nothing is registered globally, so spans of other
+libraries in the process never reach the collector through here.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.trace import Status, Tracer, get_current_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from temporalio.contrib.opentelemetry import TracingInterceptor, TracingWorkflowInboundInterceptor
+from temporalio.exceptions import ApplicationError
+from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, WorkflowInterceptorClassInput
+
+from tightloop.telemetry import UNTRACED, class_name, digest, span_attributes, span_name, status_text
+
+EXPORT_SECONDS = 5.0
+BATCH_SECONDS = 2.0
+
+
+class WithoutContent(SpanExporter):
+    """Hands spans on with names, times, ids and classes of errors only.
+
+    The SDK puts messages and stack traces of exceptions onto spans, which quote code, prompts and secrets.
+    """
+
+    def __init__(self, next: SpanExporter) -> None:
+        """Take the exporter that sends."""
+        self._next = next
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Export what may be told."""
+        told = [without_content(span) for span in spans if not span.name.startswith(UNTRACED)]
+        return self._next.export(told) if told else SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        """End the exporter behind."""
+        self._next.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Flush the exporter behind."""
+        return self._next.force_flush(timeout_millis)
+
+
+def without_content(span: ReadableSpan) -> ReadableSpan:
+    """Return a span built anew from what is known to hold no content; all else is left out."""
+    description = span.status.description
+    return ReadableSpan(
+        name=span_name(span.name),
+        context=span.context,
+        parent=span.parent,
+        resource=span.resource,
+        attributes=span_attributes(span.attributes or {}),
+        events=[_exception(event) for event in span.events if event.name == "exception"],
+        links=[type(link)(link.context) for link in span.links],
+        kind=span.kind,
+        status=Status(span.status.status_code, status_text(description) if description else None),
+        start_time=span.start_time,
+        end_time=span.end_time,
+        instrumentation_scope=span.instrumentation_scope,
+    )
+
+
+def _exception(event: Event) -> Event:
+    given = event.attributes or {}
+    told = {
+        "exception.type": class_name(given.get("exception.type")),
+        "exception.message": digest(str(given.get("exception.message", ""))),
+    }
+    return Event("exception", told, event.timestamp)
+
+
+class _WorkflowInbound(TracingWorkflowInboundInterceptor):
+    def __init__(self, next: Any) -> None:
+        super().__init__(next)
+        self.text_map_propagator = TraceContextTextMapPropagator()
+
+
+class _ErrorNames(ActivityInboundInterceptor):
+    """Puts the class of our errors onto the span; the SDK knows all of them as `ApplicationError`."""
+
+    async def execute_activity(self, input: ExecuteActivityInput) -> Any:
+        try:
+            return await super().execute_activity(input)
+        except ApplicationError as error:
+            get_current_span().set_attribute("error.type", class_name(error.type))
+            raise
+
+
+class Tracing(TracingInterceptor):
+    """The SDK's interceptor for clients and workers, without baggage: its values would stand in histories."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        """Take where spans go."""
+        super().__init__(tracer)
+        self.text_map_propagator = TraceContextTextMapPropagator()
+
+    def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
+        """Put a span around an activity."""
+        return super().intercept_activity(_ErrorNames(next))
+
+    def workflow_interceptor_class(
+        self, input: WorkflowInterceptorClassInput
+    ) -> type[TracingWorkflowInboundInterceptor]:
+        """Return what makes the spans of a workflow, none of them in replay."""
+        super().workflow_interceptor_class(input)
+        return _WorkflowInbound
+
+
+@contextlib.contextmanager
+def exporting(endpoint: str, service_name: str, *, seconds: float = EXPORT_SECONDS) -> Iterator[Tracing]:
+    """Send spans to a collector until the block ends.
+
+    Args:
+        endpoint: base URL of the collector.
+        service_name: `OTEL_SERVICE_NAME` wins over it.
+        seconds: for one request, with its retries, and for what is left when the block ends.
+    """
+    # No other detector: that of processes would tell the command line, with the goal in it.
+    resource = Resource({SERVICE_NAME: service_name}).merge(OTELResourceDetector().detect())
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    sender = OTLPSpanExporter(endpoint=f"{endpoint}/v1/traces", timeout=seconds)
+    provider.add_span_processor(
+        BatchSpanProcessor(
+            WithoutContent(sender),
+            schedule_delay_millis=BATCH_SECONDS * 1_000,
+            export_timeout_millis=seconds * 1_000,
+        )
+    )
+    try:
+        yield Tracing(provider.get_tracer("tightloop"))
+    finally:
+        ending = threading.Thread(target=provider.shutdown, name="telemetry-shutdown", daemon=True)
+        ending.start()
+        ending.join(seconds)

@@ -1,0 +1,162 @@
+"""Errors of the library and of its activities.
+
+    TightloopError
+    ├── InvalidRequestError      not retryable  the caller's input is wrong
+    │   ├── MessageError         not retryable  a plan message or plan request misses a section
+    │   ├── PlanError            not retryable  a plan's text is wrong; it holds all problems with their places
+    │   ├── ExpressionError      not retryable  an expression or a reference of a plan is wrong
+    │   ├── ReferenceMissingError  not retryable  a reference of a plan has no value
+    │   └── SettingsError        not retryable  a setting is unknown or has a wrong value
+    ├── WorkspaceError           not retryable  the workspace cannot be used as it is
+    │   ├── NotARepositoryError  not retryable
+    │   └── WorkspaceBusyError   not retryable  another open episode works in it
+    ├── WorkspaceLockedError     retryable      an earlier attempt still holds the workspace
+    ├── GitError                 retryable      a git command failed
+    ├── ArtifactError            not retryable
+    │   ├── ArtifactMissingError not retryable
+    │   └── ArtifactCorruptError not retryable
+    ├── StorageFullError         not retryable  no room for an artifact; a person has to make some
+    ├── PlannerError             not retryable  the model service refuses (key, quota, model, request)
+    ├── PlannerUnavailableError  retryable      the model service is busy or down
+    ├── ExecutorError            not retryable  the executor cannot be started as configured
+    ├── EpisodeNotFoundError     not retryable
+    └── ServiceUnavailableError  retryable      Temporal or a worker does not answer
+
+A message says what failed, with the value, then what to do.
+"""
+
+from datetime import timedelta
+from typing import ClassVar
+
+from tightloop.plan.problem import Problem
+
+
+class TightloopError(Exception):
+    """Base of all errors raised by tightloop."""
+
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str) -> None:
+        """Keep the sentence that the user will read."""
+        super().__init__(message)
+        self.message = message
+
+
+class InvalidRequestError(TightloopError):
+    """The caller's input is wrong; the message names the field and shows a right one."""
+
+
+class MessageError(InvalidRequestError):
+    """A plan message or plan request does not follow the template."""
+
+
+class PlanError(InvalidRequestError):
+    """A plan's text cannot be read, or says what cannot be done.
+
+    Attributes:
+        problems: what is wrong, in the order of their places.
+    """
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        """Keep the problems; the message has one line for each."""
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = problems
+
+
+class ExpressionError(InvalidRequestError):
+    """An expression or a reference of a plan is wrong, or cannot be computed with the values that it met.
+
+    Attributes:
+        problem: what is wrong.
+        column: where in the text, counted from 1.
+        suggestion: what to write instead; may be empty.
+    """
+
+    def __init__(self, problem: str, column: int = 1, suggestion: str = "") -> None:
+        """Make one sentence of the parts and keep them."""
+        advice = f". {suggestion[0].upper()}{suggestion[1:]}" if suggestion else ""
+        super().__init__(f"column {column}: {problem}{advice}")
+        self.problem = problem
+        self.column = column
+        self.suggestion = suggestion
+
+
+class ReferenceMissingError(InvalidRequestError):
+    """A reference of a plan has no value: its step was skipped, has no such output, or there is no such name."""
+
+
+class SettingsError(InvalidRequestError):
+    """A setting is unknown or has a value that is not allowed."""
+
+
+class WorkspaceError(TightloopError):
+    """The workspace cannot be used as it is."""
+
+
+class NotARepositoryError(WorkspaceError):
+    """The workspace is not the top of a git working tree."""
+
+
+class WorkspaceBusyError(WorkspaceError):
+    """Another open episode works in the same working tree."""
+
+
+class WorkspaceLockedError(TightloopError):
+    """An earlier attempt on this host still holds the workspace."""
+
+    retryable = True
+
+
+class GitError(TightloopError):
+    """A git command failed or ran out of time."""
+
+    retryable = True
+
+
+class ArtifactError(TightloopError):
+    """An artifact cannot be read."""
+
+
+class ArtifactMissingError(ArtifactError):
+    """The store does not hold the artifact."""
+
+
+class ArtifactCorruptError(ArtifactError):
+    """The stored bytes do not have the hash they are filed under."""
+
+
+class StorageFullError(TightloopError):
+    """There is no room for an artifact; nothing was written. Waiting makes none: a person is asked at once."""
+
+
+class PlannerError(TightloopError):
+    """The model service refuses: key, quota, model name or request."""
+
+
+class PlannerUnavailableError(TightloopError):
+    """The model service is busy or down.
+
+    Attributes:
+        retry_after: how long the service asks to wait, if it says so.
+    """
+
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after: timedelta | None = None) -> None:
+        """Keep the sentence and the wait that the service asked for."""
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class ExecutorError(TightloopError):
+    """The executor cannot be started as configured."""
+
+
+class EpisodeNotFoundError(TightloopError):
+    """No episode has this id."""
+
+
+class ServiceUnavailableError(TightloopError):
+    """Temporal, or a worker on the task queue, does not answer."""
+
+    retryable = True

@@ -1,0 +1,103 @@
+"""What the library needs to know about this host: its folders, its settings files and its name.
+
+The one module of the library, besides the client and the command line, that reads files and the environment.
+"""
+
+import os
+import re
+import socket
+import sys
+from pathlib import Path
+
+from tightloop.errors import SettingsError
+from tightloop.layers import sections_of
+from tightloop.settings import Settings, combined_settings
+
+USER_FILE = "settings.yaml"
+PROJECT_FILE = "tightloop.yaml"
+PROJECT_SECTIONS = frozenset({"budget", "tracking"})
+HOST_NAME_CHARACTERS = 40
+
+
+def state_home() -> Path:
+    """Return the folder for what must survive a restart: the embedded server's database, logs, sockets.
+
+    `TIGHTLOOP_HOME` wins; else it is where the platform keeps such things (XDG Base Directory Specification;
+    Application Support on macOS). It may not exist yet.
+    """
+    chosen = os.environ.get("TIGHTLOOP_HOME", "")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    return _platform_home("XDG_STATE_HOME", ".local/state") / "tightloop"
+
+
+def settings_files(cwd: Path) -> list[Path]:
+    """Return the settings files that exist, the user's first, then the nearest one at or above `cwd`."""
+    user = user_file()
+    start = cwd.absolute()
+    project = next((path for folder in (start, *start.parents) if (path := folder / PROJECT_FILE).is_file()), None)
+    return [path for path in (user, project) if path is not None and path.is_file()]
+
+
+def user_file() -> Path:
+    """Return where the user's own settings file is, or would be."""
+    return _platform_home("XDG_CONFIG_HOME", ".config") / "tightloop" / USER_FILE
+
+
+def load_settings(explicit: Path | None = None) -> Settings:
+    """Read the settings of this process: later files over earlier ones, then the environment.
+
+    Args:
+        explicit: the only file to read, in place of those that `settings_files` finds.
+
+    Raises:
+        SettingsError: a file cannot be read, or a setting is wrong; the message names the file.
+    """
+    files = settings_files(Path.cwd()) if explicit is None else [explicit]
+    texts = [(path, _text_of(path)) for path in files]
+    for path, text in texts:
+        if path.name == PROJECT_FILE and explicit is None:
+            _check_project_file(path, text)
+    return combined_settings([(str(path), text) for path, text in texts], os.environ)
+
+
+def host_name() -> str:
+    """Return the name of this host, safe as a part of a task queue's name.
+
+    Only the first label counts: the domain changes with the network that a laptop is in.
+    """
+    label = socket.gethostname().lower().partition(".")[0]
+    return re.sub(r"[^a-z0-9]+", "-", label)[:HOST_NAME_CHARACTERS].strip("-") or "localhost"
+
+
+def host_queue(prefix: str) -> str:
+    """Return the task queue of what only this host can do, such as `tightloop-workspace-<host>`."""
+    return f"{prefix}-{host_name()}"
+
+
+def _platform_home(variable: str, under_home: str) -> Path:
+    given = Path(os.environ.get(variable, ""))
+    if given.is_absolute():  # the specification says to ignore a relative one
+        return given
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support"
+    return Path.home() / under_home
+
+
+def _check_project_file(path: Path, text: str) -> None:
+    """Refuse what a repository must not decide: which programs run, and where keys and code are sent."""
+    beyond = sorted((sections_of(str(path), text) & Settings.model_fields.keys()) - PROJECT_SECTIONS)
+    if beyond:
+        raise SettingsError(
+            f"{path} sets {', '.join(beyond)}, but the file of a project may only set "
+            f"{', '.join(sorted(PROJECT_SECTIONS))}. Put the rest into your own {user_file()}"
+        )
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"the settings file {path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"the settings file {path} is not UTF-8 text. Save it as UTF-8") from None

@@ -1,0 +1,114 @@
+"""What follows a failure: the same again, another step, another plan, a person, or the end."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Final
+
+from tightloop.plan.engine.graph import Node
+from tightloop.plan.model import FailureClass, OnPlanFailure, Recovery, Retry
+from tightloop.plan.result import StepFailure
+
+
+class RouteAction(StrEnum):
+    """What is done about a failed attempt."""
+
+    RETRY = "retry"
+    """Run the step again after `Route.after_s`."""
+    ALTERNATE = "alternate"
+    """Take back `Route.compensate`, then let the step's alternate go."""
+    SKIP = "skip"
+    """Go on as if the step had been skipped."""
+    REPLAN = "replan"
+    """Ask a planner for a new revision."""
+    ASK = "ask"
+    """The step has failed; go on with what does not depend on it and ask a person."""
+    FAIL = "fail"
+    """The step has failed; go on with what does not depend on it, then end as failed."""
+    ABORT = "abort"
+    """The step has failed; start nothing more and end as failed."""
+    COMPENSATE = "compensate"
+    """The step has failed; start nothing more, take everything back and end as failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """The way out of a failure."""
+
+    action: RouteAction
+    after_s: float = 0.0
+    to: int | None = None
+    """Number of the alternate in the graph."""
+    compensate: tuple[str, ...] = ()
+    """Ids of steps to take back before it starts."""
+
+
+_PLAN_FAILURE: Final = {
+    OnPlanFailure.ASK: RouteAction.ASK,
+    OnPlanFailure.FAIL: RouteAction.FAIL,
+    OnPlanFailure.COMPENSATE: RouteAction.COMPENSATE,
+}
+
+
+def route(
+    node: Node,
+    failure: StepFailure,
+    *,
+    attempt: int,
+    elapsed: timedelta,
+    replan_allowed: bool,
+    on_plan_failure: OnPlanFailure,
+) -> Route:
+    """Return what follows the failure of one attempt.
+
+    A recognised failure mode says what to do; without one a transient failure is tried again while attempts and
+    time box allow. What is left goes to the alternate, to a planner (never where a rule or a person refused), and
+    last to what the plan says about failures.
+
+    Args:
+        node: the step.
+        failure: why the attempt failed.
+        attempt: its number, from 1.
+        elapsed: time since the step's first attempt began.
+        replan_allowed: a planner may be asked now.
+        on_plan_failure: what the plan does about failures that no step recovers from.
+    """
+    wanted = failure.recover
+    if wanted is None and failure.failure_class is FailureClass.TRANSIENT:
+        wanted = Recovery.RETRY
+    if wanted is Recovery.RETRY:
+        wait = backoff_s(node.retry, attempt)
+        if attempt < node.retry.attempts and _fits(node, elapsed.total_seconds() + wait):
+            return Route(action=RouteAction.RETRY, after_s=wait)
+        wanted = None
+    last = _PLAN_FAILURE[on_plan_failure]
+    if wanted is Recovery.SKIP:
+        return Route(action=RouteAction.SKIP)
+    if wanted is Recovery.ABORT:
+        return Route(action=last if last is RouteAction.COMPENSATE else RouteAction.ABORT)
+    if wanted is Recovery.ASK:
+        return Route(action=RouteAction.ASK)
+    if node.alternate is not None and wanted is not Recovery.REPLAN:
+        return Route(action=RouteAction.ALTERNATE, to=node.alternate, compensate=node.take_back)
+    if replan_allowed and failure.failure_class is not FailureClass.POLICY:
+        return Route(action=RouteAction.REPLAN)
+    return _without_planner(node, last)
+
+
+def _without_planner(node: Node, last: RouteAction) -> Route:
+    if node.alternate is not None:
+        return Route(action=RouteAction.ALTERNATE, to=node.alternate, compensate=node.take_back)
+    return Route(action=last)
+
+
+def backoff_s(retry: Retry, attempt: int) -> float:
+    """Return how many seconds to wait after the given attempt, from 1; at most `retry.maximum_s`."""
+    try:
+        wait = retry.initial_s * retry.factor ** (attempt - 1)
+    except OverflowError:
+        return retry.maximum_s
+    return min(wait, retry.maximum_s)
+
+
+def _fits(node: Node, until_s: float) -> bool:
+    return node.timebox_s is None or until_s < node.timebox_s

@@ -1,0 +1,232 @@
+"""What is different between two revisions of a plan, which changes are refused, and what is kept of what was done."""
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from tightloop.plan import state as code
+from tightloop.plan.engine.graph import Graph
+from tightloop.plan.model import Plan, Step
+from tightloop.plan.state import PlanState, decode_tries, encode_tries
+from tightloop.value import shorten
+
+V = TypeVar("V")
+
+WORDS_CHARACTERS = 1_000
+_EDGE_FIELDS: Final = ("needs", "join", "on_success", "on_failure")
+_UNHASHED: Final = frozenset(
+    {
+        "title", "description", "owner", "labels", "priority", "needs", "join", "on_success", "on_failure", "retry",
+        "timeout_s", "timebox_s", "watchdog", "estimate_s", "budget", "compensate", "evidence", "failure_modes",
+        "assumptions", "risks", "effects", "cache",
+    }
+)  # fmt: skip
+"""Fields of a step that do not change what an attempt does and whether it succeeds."""
+_KEPT = frozenset(
+    {code.COMPLETED, code.RECOVERED, code.COMPENSATED, code.RUNNING, code.WAITING, code.LATER, code.AGAIN}
+)
+_SHOWN: Final = 8
+
+
+def step_digest(step: Step) -> str:
+    """Return the sha256 over what an attempt of the step does: its action, inputs, outputs and conditions.
+
+    What only decides when it runs, how often, and what follows, is left out: changing that does not undo its work.
+    """
+    fields = step.model_dump(mode="json", by_alias=True, exclude=set(_UNHASHED))
+    return hashlib.sha256(json.dumps(fields, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RevisionDiff:
+    """What a new revision of a plan changes, by step id in the order of the plans."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: dict[str, tuple[str, ...]]
+    """Step -> fields that are different and are no edges."""
+    moved: dict[str, tuple[str, ...]]
+    """Step -> edges that are different: `needs`, `join`, `on_success`, `on_failure`."""
+    redone: tuple[str, ...] = ()
+    """Steps whose digest is different: what they did does not count any more."""
+    plan_fields: tuple[str, ...] = ()
+    """Fields of the plan itself that are different."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether the two say the same."""
+        return not (self.added or self.removed or self.changed or self.moved or self.plan_fields)
+
+    @property
+    def touched(self) -> tuple[str, ...]:
+        """Steps that are new or not as before."""
+        return tuple(dict.fromkeys((*self.added, *self.changed, *self.moved)))
+
+    def words(self, limit: int = WORDS_CHARACTERS) -> str:
+        """Return one line for each kind of change, for people; at most `limit` characters."""
+        return shorten("\n".join(self._lines()), limit) if not self.empty else "nothing is different"
+
+    def _lines(self) -> Iterator[str]:
+        if self.added:
+            yield f"added: {_listed(self.added)}"
+        if self.removed:
+            yield f"removed: {_listed(self.removed)}"
+        if self.changed:
+            yield "changed: " + _listed([f"{name} ({', '.join(fields)})" for name, fields in self.changed.items()])
+        if self.moved:
+            yield "edges moved: " + _listed([f"{name} ({', '.join(fields)})" for name, fields in self.moved.items()])
+        if self.plan_fields:
+            yield f"of the plan itself: {', '.join(self.plan_fields)}"
+
+
+def diff(old: Plan, new: Plan) -> RevisionDiff:
+    """Compare two revisions step by step."""
+    before = {step.id: step for step in old.steps}
+    after = {step.id: step for step in new.steps}
+    common = [name for name in after if name in before and after[name] != before[name]]
+    fields = {name: tuple(_different(before[name], after[name])) for name in common}
+    changed = {name: tuple(field for field in fields[name] if field not in _EDGE_FIELDS) for name in common}
+    moved = {name: tuple(field for field in fields[name] if field in _EDGE_FIELDS) for name in common}
+    return RevisionDiff(
+        added=tuple(name for name in after if name not in before),
+        removed=tuple(name for name in before if name not in after),
+        changed={name: found for name, found in changed.items() if found},
+        moved={name: found for name, found in moved.items() if found},
+        redone=tuple(name for name in common if step_digest(before[name]) != step_digest(after[name])),
+        plan_fields=tuple(field for field in _different(old, new) if field != "steps"),
+    )
+
+
+def refusals(found: RevisionDiff, *, fixed: Collection[str], running: Collection[str] = ()) -> tuple[str, ...]:
+    """Return why a revision cannot be taken up, one sentence for each step; empty if it can.
+
+    Args:
+        found: the difference.
+        fixed: ids of steps that are completed or under way, also those made from templates.
+        running: those of them that are under way.
+    """
+    templates = {name: name.removesuffix("*") for name in (*found.redone, *found.removed) if name.endswith("*")}
+    done, busy = _with_templates(fixed, templates), _with_templates(running, templates)
+    refused = [
+        f"step {name!r} is {'under way' if name in busy else 'completed'} and cannot be changed: "
+        "leave it as it is, or give the new work another id"
+        for name in found.redone
+        if name in done
+    ]
+    refused += [
+        f"step {name!r} is under way and cannot be left out: cancel the plan, or wait until it has ended"
+        for name in found.removed
+        if name in busy
+    ]
+    return tuple(refused)
+
+
+def carry_over(old: Graph, state: PlanState, new: Graph, changed: Collection[str] = ()) -> PlanState:
+    """Return the state with which a new revision goes on.
+
+    Completed steps, and those under way, stay as they are. Everything else is looked at anew: steps that were
+    blocked or skipped because of others, and steps that failed, get another go.
+
+    Args:
+        old: graph of the revision before.
+        state: of its schedule, by `Schedule.save`.
+        new: graph of the new revision.
+        changed: ids of steps whose work does not count any more (`RevisionDiff.redone`).
+    """
+    letters, tries = _by_id(old, state)
+    changed = frozenset(changed)
+    kept = {name for name in old.index if name in new.index and name not in changed}
+    expansions = tuple(
+        (new.index[old.nodes[number].id], count)
+        for number, count in state.expansions
+        if old.nodes[number].id in kept and new.nodes[new.index[old.nodes[number].id]].template
+    )
+    made = [name for number, count in expansions for name in _made(new, number, count)]
+    spread = {new.nodes[number].id for number, _ in expansions}
+    names = [*(node.id for node in new.nodes), *made]
+    known = kept.union(made)
+    codes = [
+        code.EXPANDED
+        if name in spread
+        else _next_code(new, name, letters.get(name, "") if name in known else "", tries.get(name, 0), letters)
+        for name in names
+    ]
+    fresh = {name for name, letter in zip(names, codes, strict=True) if letter == code.PENDING}
+    fresh |= letters.keys() - set(names)
+    return _forgetting(state, fresh).model_copy(
+        update={
+            "codes": "".join(codes),
+            "tries": encode_tries([tries.get(name, 0) for name in names]),
+            "expansions": expansions,
+            "lengths": {key: size for key, size in state.lengths.items() if _is_of(key, kept)},
+            "chosen": {name: ids for name, ids in state.chosen.items() if name in kept and name not in fresh},
+        }
+    )
+
+
+def _forgetting(state: PlanState, fresh: Collection[str]) -> PlanState:
+    """Return the state without what is noted of steps that start anew or are gone."""
+
+    def kept(notes: Mapping[str, V]) -> dict[str, V]:
+        return {name: note for name, note in notes.items() if name not in fresh}
+
+    return state.model_copy(
+        update={
+            "failures": kept(state.failures),
+            "first_starts": kept(state.first_starts),
+            "due": kept(state.due),
+            "decisions": kept(state.decisions),
+            "waiting": tuple(gate for gate in state.waiting if gate.step not in fresh),
+            "asked": tuple(name for name in state.asked if name not in fresh),
+        }
+    )
+
+
+def _next_code(new: Graph, name: str, letter: str, tries: int, letters: dict[str, str]) -> str:
+    if letter in _KEPT or (letter == code.SKIPPED and tries > 0):
+        return letter
+    if name not in new.index:
+        return code.PENDING
+    node = new.nodes[new.index[name]]
+    alternate = "" if node.alternate is None else new.nodes[node.alternate].id
+    if letter == code.FAILED_OVER and letters.get(alternate, "") in _KEPT:
+        return letter  # its work is being done right now
+    return code.first(node.kind)
+
+
+def _by_id(old: Graph, state: PlanState) -> tuple[dict[str, str], dict[str, int]]:
+    names = [node.id for node in old.nodes]
+    for number, count in state.expansions:
+        names += _made(old, number, count)
+    tries = decode_tries(state.tries) or [0] * len(names)
+    return dict(zip(names, state.codes, strict=True)), dict(zip(names, tries, strict=True))
+
+
+def _made(graph: Graph, template: int, count: int) -> list[str]:
+    stem = graph.nodes[template].id.removesuffix("*")
+    return [f"{stem}{item + 1}" for item in range(count)]
+
+
+def _is_of(key: str, steps: Collection[str]) -> bool:
+    # ids may hold dots themselves
+    return any(letter == "." and key[:at] in steps for at, letter in enumerate(key))
+
+
+def _different(before: Any, after: Any) -> Iterator[str]:
+    return (field for field in type(before).model_fields if getattr(before, field) != getattr(after, field))
+
+
+def _with_templates(ids: Collection[str], templates: dict[str, str]) -> set[str]:
+    found = set(ids)
+    for template, stem in templates.items():
+        if any(each.startswith(stem) and each[len(stem) :].isdigit() for each in ids):
+            found.add(template)
+    return found
+
+
+def _listed(names: Collection[str]) -> str:
+    shown = list(names)[:_SHOWN]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")

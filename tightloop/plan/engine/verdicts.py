@@ -1,0 +1,177 @@
+"""What each step means to those that depend on it: counters that make every event cheap."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from tightloop.plan import state as code
+from tightloop.plan.engine.graph import ON_CHOICE, ON_FAILURE, ON_SUCCESS, Graph, Node
+from tightloop.plan.engine.roster import Roster
+from tightloop.plan.model import Join
+
+OPEN: Final = 0
+GOOD: Final = 1
+SKIPPED: Final = 2
+BAD: Final = 3
+"""What a step means to those that need it."""
+
+_MEANING = {
+    code.COMPLETED: GOOD,
+    code.RECOVERED: GOOD,
+    code.COMPENSATED: GOOD,
+    code.SKIPPED: SKIPPED,
+    code.FAILED: BAD,
+    code.BLOCKED: BAD,
+}
+_FAILED_OVER: Final = 1
+_DONE: Final = 2
+_OTHERWISE: Final = 4
+"""What a step has told its conditional edges: it failed over, it completed, it is settled in another way."""
+_TOLD = {
+    code.COMPLETED: _DONE,
+    code.COMPENSATED: _DONE,
+    code.SKIPPED: _OTHERWISE,
+    code.FAILED: _OTHERWISE,
+    code.FAILED_OVER: _OTHERWISE | _FAILED_OVER,
+    code.RECOVERED: _OTHERWISE | _FAILED_OVER,
+}
+
+
+class Verdicts:
+    """Derives the codes of steps that have not started, and of templates, from counters of what their sources mean."""
+
+    def __init__(self, graph: Graph, roster: Roster, codes: Sequence[str], chosen: Mapping[int, Sequence[str]]) -> None:
+        """Begin as if nothing had happened; `codes` and `chosen` are looked at, and changed by their owner."""
+        self._graph, self._roster, self._codes, self._chosen = graph, roster, codes, chosen
+        size = len(graph.nodes)
+        self._means = [OPEN] * len(roster)
+        self._told = [0] * size
+        self._needs = [[0, 0, 0, 0] for _ in range(size)]
+        self._inside = {number: [0, 0, 0, 0] for number, _ in roster.expansions}
+        self._fired = [0] * size
+        self._undecided = [0] * size
+        self._over: dict[int, list[int]] = {}
+        self._spilt: dict[int, bool] = {}
+        for edges in graph.edges:
+            for target, _ in edges:
+                self._undecided[target] += 1
+        self._conditional = [count > 0 for count in self._undecided]
+
+    def means(self, number: int) -> int:
+        """Return OPEN, GOOD, SKIPPED or BAD."""
+        return self._means[number]
+
+    def grow(self, count: int) -> None:
+        """Take notice of the last template that became steps."""
+        self._means.extend([OPEN] * count)
+        self._inside[self._roster.expansions[-1][0]] = [0, 0, 0, 0]
+
+    def failed_over(self, number: int) -> None:
+        """Note that the step's alternate was let go."""
+        node = self._roster.node(number)
+        self._spilt[self._roster.origin(number)] = True
+        if node.recovers and node.alternate is not None:
+            self._over.setdefault(node.alternate, []).append(number)
+
+    def derived(self, number: int) -> tuple[str, bool]:
+        """Return the code that follows from other steps, or its own, and whether it may start."""
+        letter = self._codes[number]
+        if number in self._inside:
+            return self._of_instances(number, letter), False
+        if letter in (code.PENDING, code.BLOCKED) and not self._roster.made(number):
+            return self._of_sources(number)
+        if letter == code.FAILED_OVER and self._meaning(number, letter) == GOOD:
+            return code.RECOVERED, False
+        return letter, False
+
+    def tell(self, number: int) -> list[int]:
+        """Pass on what the step now means and return those that have to be looked at again."""
+        letter = self._codes[number]
+        touched: list[int] = []
+        meaning = self._meaning(number, letter)
+        if meaning != self._means[number]:
+            touched += self._tell_dependents(number, meaning)
+        if not self._roster.made(number) and self._graph.edges[number]:
+            touched += self._tell_targets(number, letter)
+        return touched
+
+    def _of_instances(self, number: int, letter: str) -> str:
+        if letter == code.ABANDONED:
+            return letter
+        counts = self._inside[number]
+        instances = self._roster.instances(number) or ()
+        if counts[GOOD] + counts[SKIPPED] + counts[BAD] < len(instances):
+            return code.EXPANDED
+        if counts[BAD]:
+            return code.FAILED
+        return code.COMPLETED if counts[GOOD] else code.SKIPPED
+
+    def _of_sources(self, number: int) -> tuple[str, bool]:
+        node = self._graph.nodes[number]
+        counts = self._needs[number]
+        if (self._conditional[number] and not self._fired[number] and not self._undecided[number]) or _skips(
+            node, counts
+        ):
+            return code.SKIPPED, False
+        if counts[BAD]:
+            return code.BLOCKED, False
+        held = counts[GOOD] + counts[SKIPPED] == len(node.needs)
+        return code.PENDING, held and (self._fired[number] > 0 or not self._conditional[number])
+
+    def _meaning(self, number: int, letter: str) -> int:
+        if letter != code.FAILED_OVER:
+            return _MEANING.get(letter, OPEN)
+        node = self._roster.node(number)
+        if not node.recovers or node.alternate is None:
+            return BAD
+        # an alternate that is blocked may still be let go: not settled
+        meaning = OPEN if self._codes[node.alternate] == code.BLOCKED else self._means[node.alternate]
+        return BAD if meaning == SKIPPED else meaning
+
+    def _tell_dependents(self, number: int, meaning: int) -> list[int]:
+        before, self._means[number] = self._means[number], meaning
+        if self._roster.made(number):
+            template = self._roster.origin(number)
+            counts = self._inside[template]
+            counts[before] -= 1
+            counts[meaning] += 1
+            return [template]
+        dependents = self._graph.dependents[number]
+        for each in dependents:
+            counts = self._needs[each]
+            counts[before] -= 1
+            counts[meaning] += 1
+        return [*dependents, *self._over.get(number, ())]
+
+    def _tell_targets(self, number: int, letter: str) -> list[int]:
+        told = _TOLD.get(letter, 0)
+        if number in self._inside and self._spilt.get(number):
+            told |= _FAILED_OVER
+        before = self._told[number]
+        if told == before:
+            return []
+        self._told[number] = told
+        chosen = self._chosen.get(number, ())
+        touched: list[int] = []
+        for target, bits in self._graph.edges[number]:
+            picked = bits & ON_CHOICE and self._graph.nodes[target].id in chosen
+            was, now = _fires(before, bits, picked=bool(picked)), _fires(told, bits, picked=bool(picked))
+            self._fired[target] += now - was
+            self._undecided[target] -= _decided(told, now) - _decided(before, was)
+            touched.append(target)
+        return touched
+
+
+def _skips(node: Node, counts: Sequence[int]) -> bool:
+    if node.join is Join.ANY:
+        return counts[SKIPPED] > 0 and counts[SKIPPED] == len(node.needs)
+    return counts[SKIPPED] > 0
+
+
+def _fires(told: int, bits: int, *, picked: bool) -> int:
+    if told & _FAILED_OVER and bits & ON_FAILURE:
+        return 1
+    return 1 if told & _DONE and (bits & ON_SUCCESS or picked) else 0
+
+
+def _decided(told: int, fired: int) -> int:
+    return 1 if fired or told & (_DONE | _OTHERWISE) else 0

@@ -1,0 +1,1 @@
+"""References and expressions in the texts of a plan."""

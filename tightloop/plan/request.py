@@ -1,0 +1,205 @@
+"""What starts a plan, and what a plan leaves behind."""
+
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from pydantic import Field
+
+from tightloop.artifact import ArtifactRef
+from tightloop.budget import Usage
+from tightloop.episode import Queues
+from tightloop.errors import InvalidRequestError
+from tightloop.plan.result import Belief, GateQuestion, PersonDecision, StepFailure, StepStatus
+from tightloop.value import Value
+
+PLAN_WORKFLOW_TYPE = "PlanWorkflow"
+RIGHT_PLAN_INPUT = '{"workspace": "/home/me/project", "file": "plans/refactor.yaml"}'
+SOURCE_CHARACTERS = 1_000_000
+INPUT_CHARACTERS = 64_000
+LONGEST_PAUSE = timedelta(days=366)
+
+
+class PlanOutcome(StrEnum):
+    """How a plan ended."""
+
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    COMPENSATED = "COMPENSATED"
+    """Failed, and everything that could be taken back was."""
+    CANCELLED = "CANCELLED"
+
+
+class PlanPhase(StrEnum):
+    """What a plan is about."""
+
+    OPENING = "OPENING"
+    RUNNING = "RUNNING"
+    COMPENSATING = "COMPENSATING"
+    VERIFYING = "VERIFYING"
+    """The definition of done is executed."""
+    REPLANNING = "REPLANNING"
+    CLOSED = "CLOSED"
+
+
+class PlanRequest(Value):
+    """A plan to run: its text, or the file that holds it on the workspace's host."""
+
+    workspace: str = ""
+    """Absolute path of the top of a git working tree."""
+    source: str = ""
+    """The plan as YAML, JSON or DSL; at most 1 MB."""
+    file: str = ""
+    """Path of the plan file, absolute or below the workspace; for plans of any size."""
+    inputs: dict[str, Any] = Field(default_factory=dict)
+    """Values for `Plan.inputs`."""
+    worktree: bool = False
+    """Work in a git worktree of its own."""
+    goal: str = ""
+    """What the plan is for; a planner writes it (needs the flag `agent_planning`) where there is no source and file."""
+    max_parallel: int | None = None
+    dry_run: bool = False
+    """Show what each step would do; nothing is changed."""
+    pause_timeout: timedelta = timedelta(days=30)
+    queues: Queues = Queues()
+    depth: int = 1
+    """1 for a plan of its own; a subplan has its parent's and one more."""
+    within: str = ""
+    """Id of the plan that holds the workspace and waits for this one."""
+    base_tree: str = ""
+    """Tree to begin with, for plans within plans; empty: the files as they are found."""
+    attempts_per_run: int = 1_000
+    """After so many attempts of steps the workflow continues as new."""
+
+    def check(self) -> None:
+        """Refuse what cannot work.
+
+        Raises:
+            InvalidRequestError: with a sentence for the first wrong field.
+        """
+        if not self.workspace.startswith("/"):
+            raise InvalidRequestError(
+                f"the workspace {self.workspace!r} is not an absolute path. "
+                'Name the top of a git working tree: "workspace": "/home/me/project"'
+            )
+        if sum(map(bool, (self.source.strip(), self.file.strip(), self.goal.strip()))) != 1:
+            raise InvalidRequestError(
+                f"there must be exactly one of source, file and goal. A right input: {RIGHT_PLAN_INPUT}"
+            )
+        if (size := len(self.source.encode())) > SOURCE_CHARACTERS:
+            raise InvalidRequestError(
+                f"the plan has {size} bytes, at most {SOURCE_CHARACTERS} can be sent. "
+                'Put it into a file and name that: "file": "plans/big.yaml"'
+            )
+        if len(str(self.inputs)) > INPUT_CHARACTERS:
+            raise InvalidRequestError(
+                f"the inputs have more than {INPUT_CHARACTERS} characters. Put large values into files of the workspace"
+            )
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        if self.max_parallel is not None and not 1 <= self.max_parallel <= 100:
+            raise InvalidRequestError(f"max_parallel is {self.max_parallel}; it must be 1 to 100")
+        if not timedelta() < self.pause_timeout <= LONGEST_PAUSE:
+            raise InvalidRequestError(f"pause_timeout is {self.pause_timeout}; it must be above 0 and at most a year")
+        for name in ("attempts_per_run", "depth"):
+            if getattr(self, name) < 1:
+                raise InvalidRequestError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+
+class PlanSpent(Value):
+    """What a plan used so far."""
+
+    attempts: int = 0
+    """Attempts of steps."""
+    api_calls: int = 0
+    tokens: int = 0
+    cost_usd: float = 0.0
+    unpriced_calls: int = 0
+    wall_time: timedelta = timedelta()
+    """Without pauses."""
+    revisions: int = 1
+
+    def with_usage(self, usage: Usage | None, api_calls: int) -> "PlanSpent":
+        """Return the sum of this and one step's usage."""
+        if usage is None:
+            return self.model_copy(update={"api_calls": self.api_calls + api_calls})
+        return self.model_copy(
+            update={
+                "api_calls": self.api_calls + api_calls,
+                "tokens": self.tokens + (usage.input_tokens or 0) + (usage.output_tokens or 0),
+                "cost_usd": self.cost_usd + (usage.cost_usd or 0.0),
+                "unpriced_calls": self.unpriced_calls + (1 if usage.cost_usd is None else 0),
+            }
+        )
+
+
+class PlanResult(Value):
+    """What a plan leaves behind."""
+
+    outcome: PlanOutcome
+    reason: str = ""
+    counts: dict[str, int] = Field(default_factory=dict)
+    """Steps by status."""
+    tree: str = ""
+    revision: int = 1
+    spent: PlanSpent = PlanSpent()
+    record: ArtifactRef | None = None
+    """The stored account of the plan (`PlanArchive`)."""
+    outputs: dict[str, Any] = Field(default_factory=dict)
+    """Of a subplan: counts of its lists; values are in its records."""
+
+
+class WaitingGate(Value):
+    """A step that waits for a person."""
+
+    step: str
+    question: GateQuestion
+    since: datetime | None = None
+    decisions: tuple[PersonDecision, ...] = ()
+
+
+class StepLine(Value):
+    """A step in a listing."""
+
+    id: str
+    status: StepStatus
+    attempt: int = 0
+    failure: StepFailure | None = None
+    summary: str = ""
+
+
+class StepPage(Value):
+    """A page of the listing of all steps, in the order of the plan."""
+
+    lines: tuple[StepLine, ...] = ()
+    page: int = 1
+    pages: int = 1
+    total: int = 0
+
+
+class PlanStatus(Value):
+    """A snapshot for people and programs; at most 100 steps of each list."""
+
+    plan_id: str = ""
+    run_id: str = ""
+    title: str = ""
+    workspace: str = ""
+    status: str = "running"
+    """`running`, `paused`, `completed`, `failed`, `compensated`, `cancelled`; also `terminated`."""
+    phase: PlanPhase = PlanPhase.OPENING
+    revision: int = 1
+    plan: ArtifactRef | None = None
+    counts: dict[str, int] = Field(default_factory=dict)
+    running: tuple[StepLine, ...] = ()
+    waiting: tuple[WaitingGate, ...] = ()
+    failed: tuple[StepLine, ...] = ()
+    asked: tuple[str, ...] = ()
+    """Failed steps that wait for an answer: `retry`, `skip`, `abort` or `replan`."""
+    beliefs: tuple[Belief, ...] = ()
+    pause_reason: str = ""
+    pause_advice: str = ""
+    spent: PlanSpent = PlanSpent()
+    tree: str = ""
+    outcome: PlanOutcome | None = None
+    reason: str = ""

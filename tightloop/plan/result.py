@@ -1,0 +1,153 @@
+"""What becomes of a step: the small part that the workflow sees, and the whole record that is stored."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from pydantic import Field
+
+from tightloop.artifact import ArtifactRef
+from tightloop.budget import Usage
+from tightloop.plan.action import Option
+from tightloop.plan.model import FailureClass, Recovery
+from tightloop.value import Value
+
+REASON_CHARACTERS = 500
+"""Bound of a failure's reason in the history; the record holds all."""
+
+
+class StepStatus(StrEnum):
+    """Where a step stands."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    WAITING = "waiting"
+    """For a person."""
+    COMPLETED = "completed"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+    RECOVERED = "recovered"
+    """It failed, and another step did its work."""
+    BLOCKED = "blocked"
+    """Something it needs has failed, or is blocked itself."""
+    COMPENSATED = "compensated"
+    """It completed and was taken back."""
+    ABANDONED = "abandoned"
+    """The plan ended, or was changed, before it."""
+
+
+class StepFailure(Value):
+    """Why an attempt failed. A failing step is data, not an exception."""
+
+    failure_class: FailureClass
+    reason: str
+    """At most `REASON_CHARACTERS`, scrubbed."""
+    mode: str = ""
+    """Name of the failure mode that was recognised."""
+    recover: Recovery | None = None
+    """What that mode asks for."""
+    retry_after_s: float | None = None
+    """How long the service asks to wait before the next attempt."""
+
+
+class EvidenceNote(Value):
+    """What a step found out about a hypothesis."""
+
+    hypothesis: str
+    verdict: str
+    """`supports`, `refutes` or `neutral`."""
+    strength: str = "moderate"
+    step: str = ""
+    note: str = ""
+    """At most 200 characters."""
+
+
+class Belief(Value):
+    """How sure the plan is of a hypothesis."""
+
+    hypothesis: str
+    confidence: float
+    """0 to 1."""
+    evidence: int = 0
+    """How many notes were counted."""
+
+
+class GateQuestion(Value):
+    """What a gate wants to know of a person."""
+
+    text: str
+    role: str = ""
+    count: int = 1
+    window: str = ""
+    options: tuple[Option, ...] = ()
+    checks: tuple[str, ...] = ()
+    """One line for each automatic check and its result."""
+    evidence: tuple[ArtifactRef, ...] = ()
+
+
+class PersonDecision(Value):
+    """What a person said about a gate or a question."""
+
+    step: str
+    by: str
+    approved: bool = True
+    option: str = ""
+    rationale: str = ""
+    at: datetime | None = None
+
+
+class StepResult(Value):
+    """What the workflow learns of an attempt. Bounded to a few kB."""
+
+    status: StepStatus
+    """COMPLETED, SKIPPED, FAILED or WAITING."""
+    tree: str = ""
+    """Tree after a step that may write; empty: it did not look at the tree."""
+    failure: StepFailure | None = None
+    chosen: tuple[str, ...] | None = None
+    """Steps that a decision or an answered gate starts; None: the step decides nothing."""
+    counts: dict[str, int] = Field(default_factory=dict)
+    """Lengths of the outputs that are lists."""
+    evidence: tuple[EvidenceNote, ...] = ()
+    question: GateQuestion | None = None
+    """With WAITING."""
+    usage: Usage | None = None
+    api_calls: int = 0
+    reused: bool = False
+    """The work was done before with the same inputs; nothing was done now."""
+    drift: str | None = None
+    """Tree that was found instead of the expected one; saved and undone."""
+    summary: str = ""
+    """One line for a person, at most 200 characters."""
+    record: str = ""
+    """sha256 of the stored `StepRecord`; empty for a milestone."""
+
+
+class StepRecord(Value):
+    """Everything that is known of one attempt: the evidence, the marker of a re-run, and what outputs are read from."""
+
+    plan_id: str
+    revision: int
+    step: str
+    attempt: int
+    run: str = ""
+    """Workflow run that made the attempt; another run of the same plan has attempts with the same numbers."""
+    inputs_sha256: str
+    """Over the step's definition, its resolved inputs and, for a step that reads or writes it, the tree before."""
+    inputs: dict[str, Any] = Field(default_factory=dict)
+    command: str = ""
+    """What was done, as a person would write it."""
+    result: StepResult
+    outputs: dict[str, Any] = Field(default_factory=dict)
+    """Values of at most 64 kB each; larger ones are `{"artifact": {...}}`."""
+    artifacts: dict[str, ArtifactRef] = Field(default_factory=dict)
+    """By name: logs, patches, documents, prompts and answers."""
+    tree_before: str = ""
+    tree_after: str = ""
+    decisions: tuple[PersonDecision, ...] = ()
+    started: datetime | None = None
+    ended: datetime | None = None
+    host: str = ""
+    seed: int = 0
+    undone: bool = False
+    """It was compensated; it is not taken over by a re-run."""

@@ -1,0 +1,1 @@
+"""What a step may do: judged before the act."""

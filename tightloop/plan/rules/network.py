@@ -1,0 +1,99 @@
+"""Which hosts a plan may ask: the allowlist of its policy, judged for every request and every redirect."""
+
+from collections.abc import Iterable
+from ipaddress import ip_address
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+PORTS = {"http": 80, "https": 443}
+ADDRESS_CHARACTERS = 2_000
+
+
+class Host(NamedTuple):
+    """Where a request goes."""
+
+    name: str
+    """In lower case, without brackets."""
+    port: int
+
+    @property
+    def authority(self) -> str:
+        """Such as `127.0.0.1:8080` or `[::1]:80`."""
+        return f"[{self.name}]:{self.port}" if ":" in self.name else f"{self.name}:{self.port}"
+
+
+class Verdict(NamedTuple):
+    """Whether a host may be asked."""
+
+    refusal: str = ""
+    """Why not, with the rule; empty: it may."""
+    private: bool = False
+    """A private address may stand behind the name too, because host and port are listed."""
+
+
+def host_of(url: str) -> Host | None:
+    """Return where a URL points to; None where it is no address of the web."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return None
+    name = (parts.hostname or "").rstrip(".").lower()
+    if parts.scheme not in PORTS or not name or len(url) > ADDRESS_CHARACTERS:
+        return None
+    return Host(name, port or PORTS[parts.scheme])
+
+
+def judge_url(url: str, network: Iterable[str]) -> Verdict:
+    """Return whether the policy lets a URL be asked.
+
+    `example.org` allows that host at the usual ports, `*.example.org` those below it, `host:port` exactly that one,
+    and only that one may be a private address.
+
+    Args:
+        url: absolute.
+        network: the hosts of `Policy.network`.
+    """
+    host = host_of(url)
+    shown = url[:200]
+    if host is None:
+        return Verdict(f"'{shown}' is no http or https address. Give it in full, such as https://example.org/page")
+    parts = urlsplit(url)
+    if parts.username or parts.password:
+        return Verdict("an address holds a name or password. Name an environment variable in secret_headers instead")
+    rules = [rule.strip().lower() for rule in network]
+    if host.authority in rules:
+        return Verdict(private=True)
+    if host.port in PORTS.values() and any(_fits(host.name, rule) for rule in rules):
+        return Verdict()
+    usual = host.port in PORTS.values() and not is_private(host.name)
+    entry = host.name if usual else host.authority
+    return Verdict(f"policy.network does not list {host.authority}, which '{shown}' needs. Add '{entry}' to allow it")
+
+
+def _fits(name: str, rule: str) -> bool:
+    if rule.startswith("*."):
+        return name.endswith(rule[1:]) and len(name) > len(rule) - 1
+    return name == rule.strip("[]")
+
+
+def is_private(address: str) -> bool:
+    """Return whether an IP address belongs to this host or a private network; False for a name that is no address."""
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(found, "ipv4_mapped", None)
+    found = mapped or found
+    return not found.is_global or found.is_multicast
+
+
+def independent_hosts(sources: Iterable[object]) -> frozenset[str]:
+    """Return the different hosts of sources: URLs, or mappings with `url`. `www.` makes no other host."""
+    found: set[str] = set()
+    for source in sources:
+        url = source.get("url", "") if isinstance(source, dict) else source
+        host = host_of(url) if isinstance(url, str) else None
+        if host is not None:
+            found.add(host.name.removeprefix("www."))
+    return frozenset(found)

@@ -1,0 +1,68 @@
+"""What is stored of a plan: each of its revisions, and the account that it leaves behind."""
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import Field
+
+from tightloop.artifact import ArtifactRef
+from tightloop.plan.model import Plan
+from tightloop.plan.request import PlanOutcome
+from tightloop.plan.result import PersonDecision
+from tightloop.value import Value
+
+
+class StoredPlan(Value):
+    """One immutable revision of a plan."""
+
+    plan_id: str
+    revision: int = 1
+    plan: Plan
+    inputs: dict[str, Any] = Field(default_factory=dict)
+    """The plan's own and those of the request; the request's win."""
+    source: str = ""
+    """The text as it was given."""
+    file: str = ""
+    """Where the text came from, if from a file."""
+    rationale: str = ""
+    by: str = ""
+    diff: str = ""
+    """What is different from the revision before, in words."""
+    previous: ArtifactRef | None = None
+    exchange: ArtifactRef | None = None
+    """Prompts and answers of the model that wrote it."""
+    prompts_sha256: str = ""
+    """Version of the prompts."""
+
+    def content(self) -> bytes:
+        """Return the JSON that is stored. Fields have the names that a person writes, as in a plan file."""
+        return self.model_dump_json(by_alias=True, exclude_defaults=True).encode()
+
+
+class PlanArchive(Value):
+    """The account of a plan that has ended; everything in it can be read without tightloop."""
+
+    plan_id: str
+    title: str = ""
+    outcome: PlanOutcome
+    reason: str = ""
+    closed: datetime | None = None
+    base_tree: str = ""
+    tree: str = ""
+    counts: dict[str, int] = Field(default_factory=dict)
+    """Steps by status."""
+    statuses: dict[str, str] = Field(default_factory=dict)
+    """Of the steps that are not completed."""
+    revisions: tuple[ArtifactRef, ...] = ()
+    """`StoredPlan`s, oldest first."""
+    records: ArtifactRef | None = None
+    """All `StepRecord`s, one JSON object a line, in the order of their ends."""
+    decisions: tuple[PersonDecision, ...] = ()
+    checks: ArtifactRef | None = None
+    """The last `CheckReport` of the definition of done."""
+    artifacts: dict[str, Any] = Field(default_factory=dict)
+    """Declared outputs by name: the value, or `{"artifact": {...}}`, or `{"missing": why}`."""
+    hand_off: ArtifactRef | None = None
+    """Markdown: what was done, what is open, how to go on."""
+    postmortem: ArtifactRef | None = None
+    """Markdown: what failed and what followed; None where nothing failed."""

@@ -1,0 +1,150 @@
+"""The text form of plans: `plan` and `task` headers with YAML fields below them.
+
+plan tidy "Tidy the client"
+  max_parallel: 2
+
+task lint "Lint" kind:validate using:shell
+  needs: build docs
+  run: |
+    make lint
+  expect:
+    - "${exit_code} == 0"
+  on failure -> repair
+  on success -> publish
+"""
+
+import json
+import re
+from dataclasses import dataclass, field
+
+from tightloop.plan.problem import Position, did_you_mean
+from tightloop.plan.text.json_text import TextError
+from tightloop.plan.text.marked import Map, Seq
+from tightloop.plan.text.yaml_text import parse_yaml, plain_scalar
+
+RIGHT_HEADER = 'task build "Build it" kind:tool using:shell'
+_HEADER = re.compile(r'(?P<word>plan|task)[ \t]+(?P<id>[^\s"]+)(?P<title>[ \t]+"(?:[^"\\]|\\.)*")?(?P<rest>.*)')
+_ATTRIBUTE = re.compile(r"(?P<key>[A-Za-z_]+):(?P<value>\S+)")
+_ARROW = re.compile(r"\s+on[ _](?P<end>\w+)\s*->\s*(?P<to>[^#]*?)\s*(?:#.*)?")
+_SIGNIFICANT = re.compile(r"\s*[^\s#]")
+
+
+@dataclass
+class _Block:
+    """A header and the lines below it."""
+
+    line: int
+    header: str
+    body: list[str] = field(default_factory=list)
+
+
+def is_dsl(text: str) -> bool:
+    """Return whether the first significant word is `plan` or `task`."""
+    first = next((line for line in text.splitlines() if _SIGNIFICANT.match(line)), "")
+    return re.match(r"(plan|task)[ \t]+[^\s:]", first) is not None
+
+
+def parse_dsl(text: str, *, depth_limit: int) -> Map:
+    """Return a plan's fields, in the spelling in which they were written.
+
+    Raises:
+        TextError: with line and column.
+    """
+    plan = Map(Position(1, 1))
+    steps = Seq(Position(1, 1))
+    for block in _blocks(text):
+        found = _HEADER.fullmatch(block.header)
+        if found is None:
+            raise TextError(f"not a header: {block.header[:60]}", Position(block.line, 1), f"Write `{RIGHT_HEADER}`")
+        fields = _fields(block, found, depth_limit)
+        if found["word"] == "task":
+            steps.add(fields, fields.at)
+        elif plan:
+            raise TextError("a second `plan` header", Position(block.line, 1), "Write one plan in one file")
+        elif steps:
+            raise TextError("the `plan` header comes after a task", Position(block.line, 1), "Put it first")
+        else:
+            plan = fields
+    for step in steps:
+        if not isinstance(plan.get("steps"), Seq):
+            plan.put("steps", Seq(steps.at), at=steps.items_at[0])
+        plan["steps"].add(step, step.at)
+    return plan
+
+
+def _blocks(text: str) -> list[_Block]:
+    blocks: list[_Block] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        line = line.removesuffix("\r")
+        if line[:1].strip() and not line.startswith("#"):
+            blocks.append(_Block(number, line.rstrip()))
+        elif blocks:
+            blocks[-1].body.append(line)
+        elif _SIGNIFICANT.match(line):
+            raise TextError("an indented line without a header above it", Position(number, 1), "Begin with a header")
+    return blocks
+
+
+def _fields(block: _Block, header: re.Match[str], depth_limit: int) -> Map:
+    made = Map(Position(block.line, 1))
+    made.put("id", header["id"], at=Position(block.line, header.start("id") + 1))
+    if header["title"]:
+        at = Position(block.line, header.end("title") - len(header["title"].lstrip()) + 2)
+        made.put("title", _quoted(header["title"].strip(), at), at=at)
+    _attributes(made, block.line, header["rest"], header.start("rest"))
+    arrows = _arrows(block)
+    body = parse_yaml("\n".join(block.body), depth_limit=depth_limit, first_line=block.line + 1)
+    if body is not None and not isinstance(body, Map):
+        at = Position(block.line + 1, 1)
+        raise TextError(f"below '{block.header[:60]}' there are no fields", at, "Write `key: value` lines")
+    for source in (body, arrows):
+        for key in list(source or ()):
+            assert source is not None
+            value, at, key_at = source.take(key)
+            if key in made:
+                raise TextError(f"field '{key}' twice (first in line {made.keys_at[key].line})", key_at, "Remove one")
+            made.put(key, value, at=at, key_at=key_at)
+    return made
+
+
+def _quoted(text: str, at: Position) -> str:
+    try:
+        return str(json.loads(text))
+    except ValueError as error:
+        raise TextError(f"the title {text[:60]} is not quoted as in JSON", at, "Write \\\\ for a backslash") from error
+
+
+def _attributes(made: Map, line: int, rest: str, start: int) -> None:
+    for word in re.finditer(r"\S+", rest):
+        if word[0].startswith("#"):
+            return
+        at = Position(line, start + word.start() + 1)
+        found = _ATTRIBUTE.fullmatch(word[0])
+        if found is None:
+            raise TextError(f"'{word[0][:60]}' in a header is no `key:value`", at, f"Write `{RIGHT_HEADER}`")
+        if found["key"] in made:
+            raise TextError(f"'{found['key']}' twice in one header", at, "Remove one")
+        value_at = Position(line, at.column + found.start("value"))
+        made.put(found["key"], plain_scalar(found["value"]), at=value_at, key_at=at)
+
+
+def _arrows(block: _Block) -> Map:
+    """Take the `on failure ->` and `on success ->` lines out of the body."""
+    made = Map(Position(block.line, 1))
+    indent = next((len(line) - len(line.lstrip()) for line in block.body if _SIGNIFICANT.match(line)), 0)
+    for index, line in enumerate(block.body):
+        found = _ARROW.fullmatch(line)
+        if found is None or len(line) - len(line.lstrip()) != indent:
+            continue
+        at = Position(block.line + 1 + index, found.start("to") + 1)
+        key, key_at = f"on_{found['end']}", Position(at.line, indent + 1)
+        if found["end"] not in ("success", "failure"):
+            hint = did_you_mean(found["end"], ("success", "failure"))
+            raise TextError(f"'on {found['end']}' is no end of a step", key_at, hint)
+        if not found["to"]:
+            raise TextError(f"'on {found['end']} ->' names no step", key_at, "Write an id behind it")
+        if key in made:
+            raise TextError(f"'on {found['end']}' twice", key_at, "Name all steps in one line: `on success -> a b`")
+        made.put(key, found["to"], at=at, key_at=key_at)
+        block.body[index] = ""
+    return made

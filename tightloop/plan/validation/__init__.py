@@ -1,0 +1,1 @@
+"""What is wrong with a plan, each problem with its place and a suggestion."""

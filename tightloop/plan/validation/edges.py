@@ -1,0 +1,337 @@
+"""Rules about the graph: unknown steps, cycles, steps that can never start."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+
+from tightloop.plan.model import Capability, Join, Step, StepKind
+from tightloop.plan.text.marked import Path
+from tightloop.plan.validation.scope import Scope
+
+CYCLES_SHOWN = 5
+_INSTANCE = re.compile(r"(.*?)(\d+)")
+Conditions = dict[tuple[str, int], frozenset[str]]
+"""Under which ends of a step, or choices of a decision, a step can run; what is not named is not restricted."""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """`source` comes before `target`."""
+
+    source: int
+    target: int
+    path: Path
+    """Where it is written."""
+    kind: str = "need"
+    """`need`, `success`, `failure` or `choice`."""
+    option: str = ""
+    """Of a choice."""
+
+
+@dataclass
+class Edges:
+    """The graph of one list of steps."""
+
+    scope: Scope
+    into: list[list[Edge]] = field(default_factory=list)
+    out: list[list[Edge]] = field(default_factory=list)
+    order: list[int] = field(default_factory=list)
+    """Topological; shorter than the list of steps if there is a cycle."""
+    before: list[int] = field(default_factory=list)
+    """For each step the set of steps that are done when it starts, as bits; empty if there is a cycle."""
+
+    @property
+    def acyclic(self) -> bool:
+        """Whether every step has a place in the order."""
+        return len(self.order) == len(self.scope.steps)
+
+
+def check_edges(scope: Scope) -> Edges:
+    """Check the graph; return it for the rules that build on it. Linear in steps and edges, but for the bits."""
+    count = len(scope.steps)
+    edges = Edges(scope, [[] for _ in range(count)], [[] for _ in range(count)])
+    for place, step in enumerate(scope.steps):
+        for edge in _edges(scope, place, step):
+            edges.into[edge.target].append(edge)
+            edges.out[edge.source].append(edge)
+    _sort(edges)
+    _compensations(edges)
+    if not edges.acyclic:
+        _cycles(edges)
+        return edges
+    edges.before = _before(edges)
+    _alternates(edges)
+    _reachable(edges)
+    return edges
+
+
+def named_step(scope: Scope, name: str) -> int | None:
+    """Return the place of a step, also by the id of one that a template will become: `look-2` for `look-*`."""
+    if name in scope.index:
+        return scope.index[name]
+    found = _INSTANCE.fullmatch(name)
+    return scope.index.get(f"{found[1]}*") if found else None
+
+
+def _edges(scope: Scope, place: int, step: Step) -> Iterator[Edge]:
+    for number, name in enumerate(step.needs):
+        source = _known(scope, name, scope.at(place, "needs", number), f"'{step.id}' needs")
+        if source is not None:
+            yield Edge(source, place, scope.at(place, "needs", number))
+        if name in step.needs[:number] and number < 100:
+            scope.report.warning("double-need", scope.at(place, "needs", number), f"'{step.id}' needs '{name}' twice")
+    for fields, name, kind, option in _targets(step):
+        path = scope.at(place, *fields)
+        target = _known(scope, name, path, f"'{step.id}' leads to")
+        if target is not None:
+            yield Edge(place, target, path, kind, option)
+
+
+def _known(scope: Scope, name: str, path: Path, said: str) -> int | None:
+    if name in scope.index:
+        return scope.index[name]
+    template = named_step(scope, name)
+    if template is not None:
+        hint = f"Write '{scope.steps[template].id}': it stands for all steps that the template becomes"
+    else:
+        hint = scope.report.closest(name, scope.index)
+    scope.report.error("unknown-step", path, f"{said} '{name}', which is no step", hint)
+    return None
+
+
+def _targets(step: Step) -> Iterator[tuple[Path, str, str, str]]:
+    """Yield field, id, kind and option of every conditional edge."""
+    for number, name in enumerate(step.on_success):
+        yield ("on_success", number), name, "success", ""
+    if step.on_failure:
+        yield ("on_failure", "to"), step.on_failure.to, "failure", ""
+    for fields, names in _choices(step):
+        option = ".".join(str(part) for part in fields)
+        for number, name in enumerate(names):
+            yield (*fields, number), name, "choice", option
+
+
+def _choices(step: Step) -> Iterator[tuple[Path, Sequence[str]]]:
+    if decision := step.decision:
+        yield from ((("decision", "rules", number, "to"), rule.to) for number, rule in enumerate(decision.rules))
+        yield ("decision", "otherwise"), decision.otherwise
+        yield from ((("decision", "hypotheses", name), ids) for name, ids in decision.hypotheses.items())
+        yield from ((("decision", "options", number, "to"), one.to) for number, one in enumerate(decision.options))
+    if step.gate and step.gate.approval:
+        for number, option in enumerate(step.gate.approval.options):
+            yield ("gate", "approval", "options", number, "to"), option.to
+
+
+def _sort(edges: Edges) -> None:
+    waiting = [len(found) for found in edges.into]
+    edges.order = [place for place, count in enumerate(waiting) if not count]
+    for place in edges.order:
+        for edge in edges.out[place]:
+            waiting[edge.target] -= 1
+            if not waiting[edge.target]:
+                edges.order.append(edge.target)
+
+
+def _cycles(edges: Edges) -> None:
+    """Show each cycle as the path on which it is walked."""
+    scope, left = edges.scope, set(range(len(edges.scope.steps))) - set(edges.order)
+    for _ in range(CYCLES_SHOWN):
+        _trim(edges, left)
+        if not left:
+            return
+        walked: dict[int, Edge] = {}
+        place = min(left)
+        while place not in walked:
+            walked[place] = next(edge for edge in edges.into[place] if edge.source in left)
+            place = walked[place].source
+        cycle, at = [place], walked[place].source
+        while at != place:
+            cycle.append(at)
+            at = walked[at].source
+        names = [scope.steps[one].id for one in (place, *reversed(cycle[1:]), place)]
+        shown = names if len(names) <= 12 else [*names[:6], "...", *names[-5:]]
+        scope.report.error(
+            "cycle",
+            walked[place].path,
+            f"cycle: {' -> '.join(shown)}",
+            "Take one of these edges out: none can be first",
+        )
+        left.difference_update(cycle)
+
+
+def _trim(edges: Edges, left: set[int]) -> None:
+    """Take out what is only behind a cycle or between cycles that were shown."""
+    waiting = {place: sum(edge.source in left for edge in edges.into[place]) for place in left}
+    free = [place for place, count in waiting.items() if not count]
+    for place in free:
+        left.discard(place)
+        for edge in edges.out[place]:
+            if edge.target in left:
+                waiting[edge.target] -= 1
+                if not waiting[edge.target]:
+                    free.append(edge.target)
+
+
+def _before(edges: Edges, kinds: frozenset[str] = frozenset({"need", "success", "failure", "choice"})) -> list[int]:
+    before = [0] * len(edges.into)
+    for place in edges.order:
+        for edge in edges.into[place]:
+            if edge.kind in kinds:
+                # A step that failed has no outputs, but what it needed has.
+                before[place] |= before[edge.source] | (0 if edge.kind == "failure" else 1 << edge.source)
+    return before
+
+
+def _compensations(edges: Edges) -> None:
+    scope = edges.scope
+    used = {step.compensate.step for step in scope.steps if step.compensate and step.compensate.step}
+    for place, step in enumerate(scope.steps):
+        if step.kind is not StepKind.COMPENSATION:
+            continue
+        if step.needs:
+            said = f"compensation step '{step.id}' has needs, but it is started only to take a step back"
+            scope.report.error("compensation-needs", scope.at(place, "needs"), said, "Remove them")
+        for edge in (*edges.into[place], *edges.out[place]):
+            if edge.kind != "need" or edge.source == place:
+                other = scope.steps[edge.source if edge.target == place else edge.target].id
+                said = f"'{other}' and compensation step '{step.id}' are connected, which never starts by itself"
+                hint = (
+                    f"Write `compensate: {{step: {step.id}}}` in the step that it takes back, or give it another kind"
+                )
+                scope.report.error("compensation-edge", edge.path, said, hint)
+        if step.id not in used:
+            said = f"compensation step '{step.id}' takes no step back"
+            hint = f"Name it in a step: `compensate: {{step: {step.id}}}`"
+            scope.report.warning("unused-compensation", scope.at(place, "id"), said, hint)
+
+
+def _alternates(edges: Edges) -> None:
+    """Refuse alternates that wait for the very step that failed."""
+    scope = edges.scope
+    failures = [edge for found in edges.into for edge in found if edge.kind == "failure"]
+    needed = _before(edges, frozenset({"need"})) if failures else []
+    for edge in failures:
+        failed, alternate = scope.steps[edge.source], scope.steps[edge.target]
+        if needed[edge.target] >> edge.source & 1:
+            said = f"'{alternate.id}' starts when '{failed.id}' has failed, but it also needs '{failed.id}'"
+            scope.report.error("alternate-needs-failed", edge.path, said, f"Remove '{failed.id}' from what it needs")
+        taken_back = failed.on_failure.compensate if failed.on_failure else ()
+        for number, name in enumerate(taken_back):
+            path = scope.at(edge.source, "on_failure", "compensate", number)
+            other = _known(scope, name, path, f"'{failed.id}' takes back")
+            if other not in (None, edge.source) and not edges.before[edge.source] >> (other or 0) & 1:
+                said = f"'{failed.id}' takes back '{name}', which need not be done before it"
+                scope.report.error("compensates-stranger", path, said, f"Add '{name}' to the needs of '{failed.id}'")
+
+
+def _can_fail(step: Step) -> bool:
+    checked = (step.when, step.preconditions, step.expect, step.outputs, step.for_each)
+    return step.capability is not Capability.NONE or any(checked)
+
+
+def _reachable(edges: Edges) -> None:
+    """Find steps that no course of the plan can start; only the first one of a chain is told."""
+    steps, scope = edges.scope.steps, edges.scope
+    dead: set[int] = {place for place, step in enumerate(steps) if step.kind is StepKind.COMPENSATION}
+    conditions: list[Conditions] = [{} for _ in steps]
+    everything = _everything(edges)
+    for place in edges.order:
+        step = steps[place]
+        needs = [edge for edge in edges.into[place] if edge.kind == "need"]
+        chosen = [edge for edge in edges.into[place] if edge.kind != "need"]
+        alive = [
+            edge
+            for edge in chosen
+            if edge.source not in dead and (edge.kind != "failure" or _can_fail(steps[edge.source]))
+        ]
+        if chosen and not alive:
+            dead.add(place)
+            if not any(edge.source in dead for edge in chosen):
+                names = " and ".join(f"'{steps[edge.source].id}'" for edge in chosen)
+                said = f"'{step.id}' can never start: only a failure of {names} starts it, and nothing there can fail"
+                scope.report.error(
+                    "unreachable", scope.at(place, "id"), said, "Give that step an action, or use `needs`"
+                )
+            continue
+        if step.join is Join.ALL and any(edge.source in dead for edge in needs):
+            dead.add(place)
+            continue
+        made = _conditions(edges, place, (needs, alive), conditions)
+        # What may be reached by every option is not restricted; this keeps long chains of decisions linear.
+        conditions[place] = {key: options for key, options in made.items() if options != everything[key]}
+
+
+def _conditions(
+    edges: Edges, place: int, incoming: tuple[list[Edge], list[Edge]], known: list[Conditions]
+) -> Conditions:
+    needs, alive = incoming
+    step, scope = edges.scope.steps[place], edges.scope
+    if not alive and len(needs) == 1:
+        return known[needs[0].source]
+    from_needs = [known[edge.source] for edge in needs]
+    parts = [reduce(_either, from_needs)] if step.join is Join.ANY and needs else [part for part in from_needs if part]
+    if alive:
+        parts.append(reduce(_either, (_with(known[edge.source], edge) for edge in alive)))
+    made: Conditions = {}
+    for part in parts:
+        for key, options in part.items():
+            made[key] = made[key] & options if key in made else options
+    empty = [key for key, options in made.items() if not options]
+    if not empty:
+        return made
+    ends, decider = (
+        [f"'{scope.steps[edge.source].id}'" for edge in needs if empty[0] in known[edge.source]],
+        empty[0][1],
+    )
+    said = (
+        f"'{step.id}' joins {', '.join(ends[:4])}: they are on exclusive paths of '{scope.steps[decider].id}', "
+        "so it would always be skipped"
+    )
+    scope.report.error("exclusive-needs", scope.at(place, "needs"), said, "Write `join: any`")
+    return {key: options for key, options in made.items() if options}
+
+
+def _everything(edges: Edges) -> dict[tuple[str, int], frozenset[str]]:
+    """Return all ends and options that lead anywhere."""
+    found: dict[tuple[str, int], set[str]] = defaultdict(set)
+    for edge in (edge for out in edges.out for edge in out if edge.kind != "need"):
+        found[_key(edge)].add(_option(edge))
+    return {key: frozenset(options) for key, options in found.items()}
+
+
+def _key(edge: Edge) -> tuple[str, int]:
+    return ("choice" if edge.kind == "choice" else "end", edge.source)
+
+
+def _option(edge: Edge) -> str:
+    return edge.option if edge.kind == "choice" else edge.kind
+
+
+def _with(source: Conditions, edge: Edge) -> Conditions:
+    key, option = _key(edge), frozenset({_option(edge)})
+    return source | {key: source[key] & option if key in source else option}
+
+
+def _either(one: Conditions, other: Conditions) -> Conditions:
+    return {key: one[key] | other[key] for key in one.keys() & other.keys()}
+
+
+def longest(edges: Edges) -> tuple[float, list[str]]:
+    """Return the estimated seconds of the critical path and the ids on it; 0 if there is a cycle."""
+    steps = edges.scope.steps
+    ends: dict[int, float] = defaultdict(float)
+    previous: dict[int, int] = {}
+    for place in edges.order if edges.acyclic else ():
+        for edge in edges.into[place]:
+            if place not in previous or ends[edge.source] > ends[previous[place]]:
+                previous[place] = edge.source
+        ends[place] = steps[place].estimate_s + (ends[previous[place]] if place in previous else 0.0)
+    if not ends:
+        return 0.0, []
+    last = max(ends, key=lambda place: ends[place])
+    path = [last]
+    while path[-1] in previous:
+        path.append(previous[path[-1]])
+    return ends[last], [steps[place].id for place in reversed(path)]

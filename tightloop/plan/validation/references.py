@@ -1,0 +1,223 @@
+"""Rules about expressions and references: right form, known names, and values that are there in time."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tightloop.errors import ExpressionError
+from tightloop.plan.language.expression import looks_like_expression, parse_expression
+from tightloop.plan.language.reference import find_references, is_one_reference
+from tightloop.plan.model import RESERVED_IDS, Capability, Step
+from tightloop.plan.text.marked import Path, texts
+from tightloop.plan.validation.edges import Edges, named_step
+from tightloop.plan.validation.scope import Scope
+
+ACTIONS = tuple(one.value for one in Capability if one is not Capability.NONE)
+BEFORE = frozenset({"inputs", "when", "for_each", "preconditions", *ACTIONS})
+"""Fields that are read before the step acts: its own results are not known there."""
+AFTER = frozenset({"expect", "outputs", "failure_modes", "evidence", "compensate"})
+OWN = frozenset({"outputs", "exit_code", "status"})
+PLACEHOLDERS = frozenset({"step", "title", "kind", "plan"})
+"""What a commit message may hold besides references."""
+RESULTS = {
+    Capability.NONE: frozenset[str](),
+    Capability.SHELL: frozenset({"stdout", "exit_code"}),
+    Capability.EDIT: frozenset({"paths", "changed"}),
+    Capability.GIT: frozenset({"branch", "commit", "committed", "pull_request"}),
+    Capability.HTTP: frozenset({"status", "url", "headers", "body", "size", "json"}),
+    Capability.FETCH: frozenset({"documents", "texts", "duplicates", "failed"}),
+    Capability.SEARCH: frozenset({"hits", "searched"}),
+    Capability.GATE: frozenset({"checks", "approved", "approved_by", "rejected_by", "rationale", "option"}),
+    Capability.DECISION: frozenset({"chosen", "by", "reason", "option"}),
+    Capability.CHECKPOINT: frozenset({"name", "tree", "reference"}),
+}
+"""What an action leaves behind whatever its fields are, where that is all that it leaves behind."""
+_PROSE = frozenset({"note", "name", "pros", "cons", "cost", "prose"})
+
+
+def check_references(scope: Scope, edges: Edges) -> None:
+    """Check all texts of all steps in which references count."""
+    declared = frozenset(one.id for one in scope.plan.hypotheses)
+    compensated = _compensated(scope, edges)
+    trees = _tree(scope)
+    for place, step in enumerate(scope.steps):
+        tree = trees[place] if place < len(trees) else None
+        reader = _Reader(scope, edges, place, declared, compensated.get(step.id, 0))
+        for path, text in _texts(step, tree):
+            reader.check(path, text)
+        reader.for_each()
+        reader.declared()
+
+
+def _tree(scope: Scope) -> list[Any]:
+    tree: Any = scope.report.read.tree
+    for part in scope.path:
+        tree = tree[part] if scope.steps else []
+    return list(tree)
+
+
+def _texts(step: Step, tree: Any) -> Iterator[tuple[Path, str]]:
+    without: set[Path] = {("subplan", "steps")}
+    if step.branch:
+        without |= {("branch", "alternatives", number, "steps") for number in range(len(step.branch.alternatives))}
+    for field in tree if isinstance(tree, dict) else ():
+        if field in BEFORE or field in AFTER:
+            yield from texts(tree[field], without=frozenset(without), path=(field,))
+
+
+def _compensated(scope: Scope, edges: Edges) -> dict[str, int]:
+    """Return for each compensation step what is done when it starts."""
+    found: dict[str, int] = {}
+    for place, step in enumerate(scope.steps):
+        if step.compensate and step.compensate.step and edges.before:
+            id_ = step.compensate.step
+            found[id_] = found.get(id_, 0) | edges.before[place] | 1 << place
+    return found
+
+
+def _is_expression(path: Path) -> bool:
+    first, last = path[0], path[-1]
+    return (
+        first == "when"
+        or (first == "evidence" and last == "when")
+        or (path[:2] == ("decision", "rules") and last == "when")
+        or (path[:2] == ("gate", "checks") and last == "invariant")
+    )
+
+
+class _Reader:
+    """Checks the texts of one step."""
+
+    def __init__(self, scope: Scope, edges: Edges, place: int, hypotheses: frozenset[str], compensated: int) -> None:
+        self._scope, self._edges, self._place = scope, edges, place
+        self._step = scope.steps[place]
+        self._hypotheses = hypotheses
+        self._before = (edges.before[place] if edges.before else -1) | compensated
+
+    def check(self, path: Path, text: str) -> None:
+        """Check one text; what holds no reference and is no expression costs nothing."""
+        if path[-1] in _PROSE and path[0] != "shell":
+            return
+        if path == ("edit", "diff") and not is_one_reference(text):
+            return
+        expression = _is_expression(path)
+        if path[0] in ("preconditions", "expect") or (path[0] == "failure_modes" and path[-1] == "detect"):
+            expression = looks_like_expression(text)
+            if path[0] == "failure_modes" and text and not expression:
+                said = f"'detect' of '{self._step.id}' is prose: this failure is never recognised"
+                hint = 'Write an expression such as "${exit_code} == 5"'
+                self._scope.report.warning("prose-detect", self._scope.at(self._place, *path), said, hint)
+        if path[0] == "failure_modes" and path[-1] != "detect":
+            return
+        if not text or not (expression or "${" in text):
+            return
+        at = self._scope.at(self._place, *path)
+        try:
+            names = parse_expression(text).references if expression else find_references(text)
+        except ExpressionError as error:
+            what = "expression" if expression else "text"
+            column = error.column if "\n" not in text else 1
+            said = f"{what} '{_line(text)}' of '{self._step.id}': {error.problem}"
+            hint = error.suggestion[:1].upper() + error.suggestion[1:]
+            self._scope.report.at_column("expression", at, said, hint, column)
+            return
+        for name in names:
+            self._name(path, name, text)
+
+    def for_each(self) -> None:
+        """Check where a template's items come from."""
+        source = self._step.for_each
+        if isinstance(source, str) and not re.fullmatch(r"\$\{[^}]+\}", source.strip()):
+            said = f"'for_each' of '{self._step.id}' is '{_line(source)}', which is neither a list nor one reference"
+            at = self._scope.at(self._place, "for_each")
+            self._scope.report.error("for-each", at, said, "Write `${step.output}` or `[...]`")
+
+    def declared(self) -> None:
+        """Check where the declared outputs come from."""
+        results = results_of(self._step)
+        for name, source in self._step.outputs.items():
+            word = source.partition(".")[0]
+            if results is None or word in results or word == "json" or source.startswith(("file:", "json:")):
+                continue
+            said = f"output '{name}' of '{self._step.id}' is from '{source}', which the step does not have"
+            hint = self._scope.report.closest(word, results) if results else ""
+            at = self._scope.at(self._place, "outputs", name)
+            self._scope.report.error("unknown-output", at, said, hint or "Write `file:<path>`")
+
+    def _name(self, path: Path, name: str, text: str) -> None:
+        if path[:2] == ("git", "commit") and name in PLACEHOLDERS:
+            return
+        parts = name.split(".")
+        for count in range(len(parts), 0, -1):
+            other = named_step(self._scope, ".".join(parts[:count]))
+            if other is not None:
+                self._step_output(path, name, (other, parts[count:]), text)
+                return
+        if parts[0] in RESERVED_IDS:
+            self._reserved(path, parts, text)
+            return
+        known = {*self._scope.index, *RESERVED_IDS}
+        hint = self._scope.report.closest(".".join(parts[:-1]) or name, known)
+        if path[:2] == ("shell", "run") and len(parts) == 1:
+            hint = f"Write $${{{name}}} for the shell's own variable"
+        self._tell("unknown-reference", path, f"'${{{name}}}' names neither a step nor a value", hint, (name, text))
+
+    def _step_output(self, path: Path, name: str, found: tuple[int, list[str]], text: str) -> None:
+        other, rest = found
+        source = self._scope.steps[other]
+        if other == self._place and path[0] != "compensate":
+            hint = "Write `${outputs.<name>}`, `${exit_code}` or `${status}` for its own results"
+            self._tell("own-reference", path, f"'${{{name}}}' refers to the step itself", hint, (name, text))
+        elif other != self._place and not self._before >> other & 1:
+            said = f"'${{{name}}}' is read, but '{self._step.id}' does not need '{source.id}'"
+            self._tell("not-needed", path, said, f"Add '{source.id}' to its needs", (name, text))
+        elif not rest:
+            hint = f"Write `${{{source.id}.{next(iter(sorted(_outputs(source))), 'output')}}}`"
+            self._tell("no-output", path, f"'${{{name}}}' names a step, not one of its outputs", hint, (name, text))
+        elif results_of(source) is not None and rest[0] not in _outputs(source):
+            hint = self._scope.report.closest(rest[0], _outputs(source)) or f"Declare it in `outputs` of '{source.id}'"
+            self._tell("unknown-output", path, f"'{source.id}' has no output '{rest[0]}'", hint, (name, text))
+
+    def _reserved(self, path: Path, parts: list[str], text: str) -> None:
+        word, name = parts[0], ".".join(parts)
+        if word == "item" and self._step.for_each is None:
+            hint = "Use it in a step with `for_each`"
+            self._tell("item", path, f"'${{{name}}}' is known in templates only", hint, (name, text))
+        elif word in OWN and path[0] in BEFORE and path[0] != "gate":
+            hint = f"Write $${{{name}}} for the shell's own variable" if path[0] == "shell" else "Use it in `expect`"
+            said = f"'${{{name}}}' is the step's own result, which is not known before it acts"
+            self._tell("own-result", path, said, hint, (name, text))
+        names = {"inputs": self._step.inputs, "plan": self._scope.inputs, "hypotheses": self._hypotheses}.get(word)
+        if word == "outputs" and results_of(self._step) is not None:
+            names = _outputs(self._step)
+        if names is None:
+            return
+        if len(parts) < 2 or parts[1] not in names:
+            own = f"'{self._step.id}' has no"
+            owner = {"inputs": f"{own} input", "outputs": f"{own} output", "plan": "the plan has no input"}.get(
+                word, "there is no hypothesis"
+            )
+            hint = self._scope.report.closest(parts[-1], names) or "Declare it"
+            self._tell("unknown-input", path, f"{owner} '{'.'.join(parts[1:])}'", hint, (name, text))
+
+    def _tell(self, code: str, path: Path, message: str, suggestion: str, found: tuple[str, str]) -> None:
+        name, text = found
+        column = max(text.find("${" + name), 0) + 1 if "\n" not in text else 1
+        at = self._scope.at(self._place, *path)
+        where = f" (in '{self._step.id}')" if f"'{self._step.id}'" not in message else ""
+        self._scope.report.at_column(code, at, message + where, suggestion, column)
+
+
+def results_of(step: Step) -> frozenset[str] | None:
+    """Return the names of what the step's action leaves behind; None: that depends on what it finds."""
+    if step.model and step.model.schema_ is None:
+        return frozenset({"text"})
+    return RESULTS.get(step.capability)
+
+
+def _outputs(step: Step) -> frozenset[str]:
+    return (results_of(step) or frozenset()) | frozenset(step.outputs)
+
+
+def _line(text: str) -> str:
+    return text if len(text) <= 60 and "\n" not in text else " ".join(text.split())[:57] + "..."

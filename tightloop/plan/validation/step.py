@@ -1,0 +1,227 @@
+"""Rules about one step by itself: its action, its contract, what it may spend."""
+
+from collections.abc import Iterator
+
+from tightloop.plan.model import RESERVED_IDS, Capability, Step, StepKind
+from tightloop.plan.text.marked import Path
+from tightloop.plan.validation.scope import Scope
+
+ACTIONS = tuple(one for one in Capability if one is not Capability.NONE)
+ACTION_OF_KIND = {
+    StepKind.GATE: Capability.GATE,
+    StepKind.DECISION: Capability.DECISION,
+    StepKind.CHECKPOINT: Capability.CHECKPOINT,
+    StepKind.SUBPLAN: Capability.SUBPLAN,
+    StepKind.BRANCH: Capability.BRANCH,
+    StepKind.EPISODE: Capability.EPISODE,
+    StepKind.MODEL: Capability.MODEL,
+}
+"""Kinds that say how a step is done."""
+CHECK_WAYS = ("command", "invariant", "artifact", "diff", "prose")
+
+
+LONGEST_S = 1e9
+"""About 30 years; Temporal and `timedelta` know no endless durations."""
+
+
+def check_step(scope: Scope, place: int) -> None:
+    """Check one step without looking at others."""
+    step = scope.steps[place]
+    _check_id(scope, place, step)
+    _check_action(scope, place, step)
+    for fields, message, suggestion in _faults(step):
+        scope.report.error("action", scope.at(place, *fields), message, suggestion)
+    _check_durations(scope, place, step)
+    _check_gate(scope, place, step)
+    _check_budget(scope, place, step)
+    _check_names(scope, place, step)
+
+
+def _check_id(scope: Scope, place: int, step: Step) -> None:
+    if step.id.removesuffix("*") in RESERVED_IDS:
+        said = f"'{step.id}' cannot be the id of a step: `${{{step.id}...}}` means something else"
+        scope.report.error("reserved-id", scope.at(place, "id"), said, f"Write `{step.id}-step`")
+    if step.id.endswith("*") and step.for_each is None:
+        said = f"'{step.id}' is a template without items"
+        hint = "Add `for_each: ${step.output}`, or remove the '*'"
+        scope.report.error("template", scope.at(place, "id"), said, hint)
+    if step.for_each is not None and not step.id.endswith("*"):
+        said = f"'{step.id}' has 'for_each' but is no template"
+        scope.report.error("template", scope.at(place, "id"), said, f"Write `id: {step.id}-*`")
+    most = scope.plan.budget.max_fan_out
+    if isinstance(step.for_each, tuple) and len(step.for_each) > most:
+        said = f"'{step.id}' becomes {len(step.for_each)} steps, but budget.max_fan_out is {most}"
+        scope.report.error("fan-out", scope.at(place, "for_each"), said, "Raise it, or split the items")
+
+
+def _check_action(scope: Scope, place: int, step: Step) -> None:
+    actions = [one for one in ACTIONS if getattr(step, one.value) is not None]
+    report, capability = scope.report, step.capability
+    if len(actions) > 1:
+        names = " and ".join(f"`{one.value}`" for one in actions)
+        said = f"'{step.id}' has more than one action: {names}"
+        hint = "Make a step of each, connected by `needs`"
+        report.error("two-actions", scope.at(place, actions[1].value), said, hint)
+    elif step.using is not None and step.using is not capability:
+        if capability is Capability.NONE:
+            said, hint = f"'{step.id}' uses {step.using.value} but has no action", f"Add `{step.using.value}:`"
+        else:
+            said = f"'{step.id}' uses {step.using.value}, but its action is `{capability.value}`"
+            hint = f"Write `using: {capability.value}`, or remove it"
+        report.error("using", scope.at(place, "using"), said, hint)
+    known = scope.capabilities
+    if known is not None and capability is not Capability.NONE and capability.value not in known:
+        said = f"'{step.id}' needs capability '{capability.value}', which is not available here"
+        there_is = f"Available: {', '.join(sorted(known))}"
+        report.error("capability", scope.at(place, capability.value), said, there_is)
+    meant = ACTION_OF_KIND.get(step.kind)
+    if meant and capability is not meant and len(actions) < 2 and not (capability is Capability.NONE and step.using):
+        said = f"'{step.id}' is of kind {step.kind.value} but has no `{meant.value}:`"
+        if step.kind in (StepKind.GATE, StepKind.DECISION):
+            report.error("kind", scope.at(place, "kind"), said, f"Add `{meant.value}:`, or give it another kind")
+        else:
+            report.warning("kind", scope.at(place, "kind"), said, f"Add `{meant.value}:`, or give it another kind")
+
+
+def _faults(step: Step) -> Iterator[tuple[Path, str, str]]:
+    """Yield field, message and suggestion of what an action misses or has too much."""
+    if step.shell and not step.shell.run.strip():
+        yield ("shell",), f"'{step.id}' runs an empty command", "Write `run:` with a command"
+    if step.edit and bool(step.edit.files) == bool(step.edit.diff.strip()):
+        yield ("edit",), f"'{step.id}' must have either `files` or `diff`", ""
+    for number, file in enumerate(step.edit.files if step.edit else ()):
+        ways = [bool(file.search), file.content is not None, file.delete]
+        if sum(ways) != 1 or (file.replace and not file.search):
+            said = f"the edit of '{file.path}' in '{step.id}' must be exactly one of search/replace, content and delete"
+            yield ("edit", "files", number), said, ""
+    if step.git and not (step.git.branch or step.git.commit or step.git.pull_request):
+        yield ("git",), f"'{step.id}' does nothing with git", "Write `branch`, `commit` or `pull_request`"
+    if step.subplan and bool(step.subplan.steps) == bool(step.subplan.file):
+        yield ("subplan",), f"'{step.id}' must have either `steps` or `file`", ""
+    yield from _decision_faults(step)
+    yield from _branch_faults(step)
+    undo = step.compensate
+    if undo and bool(undo.run) + bool(undo.step) + undo.none > 1:
+        yield ("compensate",), f"'{step.id}' must be taken back in one way: `run`, `step` or `none`", ""
+
+
+def _decision_faults(step: Step) -> Iterator[tuple[Path, str, str]]:
+    decision = step.decision
+    if decision and not (decision.rules or decision.hypotheses or decision.question):
+        yield ("decision",), f"'{step.id}' has nothing to decide by", "Add `rules`, `hypotheses` or `question`"
+    if decision and decision.question and not decision.options:
+        yield ("decision", "question"), f"'{step.id}' asks without options", "Add `options: [{name: ...}]`"
+    if decision and not any(
+        (
+            decision.otherwise,
+            *(rule.to for rule in decision.rules),
+            *decision.hypotheses.values(),
+            *tuple(option.to for option in decision.options),
+        )
+    ):
+        yield ("decision",), f"'{step.id}' decides, but leads to no step", "Name steps in `to:`"
+
+
+def _branch_faults(step: Step) -> Iterator[tuple[Path, str, str]]:
+    if step.branch is None:
+        return
+    if len(step.branch.alternatives) < 2:
+        yield ("branch",), f"'{step.id}' has nothing to choose from", "Add a second item to `alternatives`"
+    names: set[str] = set()
+    for number, alternative in enumerate(step.branch.alternatives):
+        where: Path = ("branch", "alternatives", number)
+        if alternative.name in names:
+            yield (*where, "name"), f"alternative '{alternative.name}' occurs twice in '{step.id}'", "Rename one"
+        names.add(alternative.name)
+        if not alternative.steps:
+            yield where, f"alternative '{alternative.name}' of '{step.id}' has no steps", "Add `steps:`"
+
+
+def _check_durations(scope: Scope, place: int, step: Step) -> None:
+    watchdog = step.watchdog.after_s if step.watchdog else 0.0
+    for fields, seconds in (
+        (("timeout_s",), step.timeout_s),
+        (("timebox_s",), step.timebox_s or 0.0),
+        (("estimate_s",), step.estimate_s),
+        (("retry", "initial_s"), step.retry.initial_s),
+        (("retry", "maximum_s"), step.retry.maximum_s),
+        (("watchdog", "after_s"), watchdog),
+    ):
+        if not seconds <= LONGEST_S:
+            said = f"'{'.'.join(fields)}' of '{step.id}' is {seconds:g} s, at most {LONGEST_S:g} can be"
+            scope.report.error("duration", scope.at(place, *fields), said, "Write a number of seconds")
+
+
+def _check_gate(scope: Scope, place: int, step: Step) -> None:
+    gate, report = step.gate, scope.report
+    if gate is None:
+        return
+    if not gate.checks and gate.approval is None:
+        hint = "Add `checks`, or `approval: {role: ...}`"
+        report.error("empty-gate", scope.at(place, "gate"), f"gate '{step.id}' has nothing that could close it", hint)
+    for number, check in enumerate(gate.checks):
+        path = scope.at(place, "gate", "checks", number)
+        ways = [way for way in CHECK_WAYS if getattr(check, way)]
+        if len(ways) != 1:
+            said = f"check {number + 1} of gate '{step.id}' has {' and '.join(ways) if ways else 'no way to check'}"
+            report.error("gate-check", path, said, f"Give it exactly one of {', '.join(CHECK_WAYS)}")
+        if check.artifact and check.schema_ is None and not check.confirmations:
+            said = f"check {number + 1} of gate '{step.id}' says nothing about its artifact"
+            report.error("gate-check", path, said, "Add `schema` or `confirmations`")
+        if check.diff and check.diff.since and check.diff.since not in scope.index:
+            said = (
+                f"check {number + 1} of gate '{step.id}' looks at changes since '{check.diff.since}', which is no step"
+            )
+            report.error("unknown-step", (*path, "diff", "since"), said, report.closest(check.diff.since, scope.index))
+    prose = any(check.prose for check in gate.checks)
+    if prose and not (gate.approval and gate.approval.role):
+        said = f"gate '{step.id}' has a check that only a person can make, but names no role"
+        report.warning("no-approver", scope.at(place, "gate"), said, "Add `approval: {role: ...}`")
+
+
+def _check_budget(scope: Scope, place: int, step: Step) -> None:
+    plan, report = scope.plan.budget, scope.report
+    pairs = (
+        ("max_cost_usd", step.budget.max_cost_usd, plan.max_cost_usd, ("budget", "max_cost_usd")),
+        ("max_tokens", step.budget.max_tokens, plan.max_tokens, ("budget", "max_tokens")),
+        (
+            "max_cost_usd",
+            step.branch.max_cost_usd if step.branch else None,
+            plan.max_cost_usd,
+            ("branch", "max_cost_usd"),
+        ),
+    )
+    for name, own, whole, fields in pairs:
+        if own is not None and whole is not None and own > whole:
+            said = f"'{step.id}' may spend {name} {own:g}, but the whole plan only {whole:g}"
+            report.error("step-budget", scope.at(place, *fields), said, "Lower it, or raise the plan's")
+    if step.timebox_s and plan.max_wall_s and step.timebox_s > plan.max_wall_s:
+        said = f"'{step.id}' may take {step.timebox_s:g} s, but the whole plan only {plan.max_wall_s:g} s"
+        report.error("step-budget", scope.at(place, "timebox_s"), said, "Lower it, or raise budget.max_wall_s")
+    if (step.http or step.fetch) and not scope.plan.policy.network:
+        said = f"'{step.id}' asks the network, but the policy allows no host"
+        hint = "Add `policy: {network: [host]}`"
+        report.error("no-network", scope.at(place, step.capability.value), said, hint)
+
+
+def _check_names(scope: Scope, place: int, step: Step) -> None:
+    report, known = scope.report, {one.id for one in scope.plan.hypotheses}
+    for number, rule in enumerate(step.evidence):
+        if rule.hypothesis not in known:
+            said = f"'{step.id}' has evidence for '{rule.hypothesis}', which is no hypothesis of the plan"
+            path = scope.at(place, "evidence", number, "hypothesis")
+            report.error("unknown-hypothesis", path, said, report.closest(rule.hypothesis, known) or "Declare it")
+    for name in step.decision.hypotheses if step.decision else ():
+        if name not in known:
+            said = f"'{step.id}' decides by '{name}', which is no hypothesis of the plan"
+            path = scope.at(place, "decision", "hypotheses", name)
+            report.error("unknown-hypothesis", path, said, report.closest(name, known) or "Declare it")
+    undo = step.compensate.step if step.compensate else ""
+    if undo:
+        path = scope.at(place, "compensate", "step")
+        if undo not in scope.index:
+            said = f"'{step.id}' is taken back by '{undo}', which is no step"
+            report.error("unknown-step", path, said, report.closest(undo, scope.index))
+        elif scope.steps[scope.index[undo]].kind is not StepKind.COMPENSATION:
+            said = f"'{step.id}' is taken back by '{undo}', which is not of kind compensation"
+            report.error("compensation-kind", path, said, f"Write `kind: compensation` in '{undo}'")

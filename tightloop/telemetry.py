@@ -1,0 +1,122 @@
+"""What is told to a collector of traces and metrics, and where it is. Off unless settings or environment name one.
+
+Labels and attributes are enums, numbers and ids; a text goes out as its length and digest only.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from tightloop.scrub import scrub
+from tightloop.value import Document
+
+ENDPOINT_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
+SPAN_ATTRIBUTES = frozenset(
+    {"temporalWorkflowID", "temporalRunID", "temporalActivityID", "temporalUpdateID", "error.type"}
+)
+"""All that may stand on a span; ids that Temporal shows as they are, and class names."""
+UNTRACED = ("QueryWorkflow:", "HandleQuery:")
+"""Reading changes nothing, and `watch` reads twice a second."""
+
+METRICS = {
+    "tightloop_iterations": "Iterations by probability class and by how the delivery ended",
+    "tightloop_tracker_seconds": "Time to look at an iteration: diff, class, checkpoint",
+    "tightloop_plans": "Answers of planners by verdict",
+    "tightloop_tokens": "Tokens of models by who used them",
+    "tightloop_call_cost_usd": "Cost of an activity that used a model, where it is known",
+    "tightloop_alerts": "Alerts by cause, one for each channel",
+    "tightloop_activity_failures": "Attempts of activities that failed, by the class of the error",
+    "tightloop_pauses": "Waits for a person by kind",
+    "tightloop_episodes": "Episodes that ended, by outcome",
+    "tightloop_episode_tokens": "Tokens of an episode, input and output",
+    "tightloop_episode_cost_usd": "Cost of an episode, as far as it is known",
+    "tightloop_episode_minutes": "Working time of an episode, pauses left out",
+    "tightloop_episode_iterations": "Iterations of an episode",
+}
+"""Our own metrics and what they say. Two descriptions of one name would be two series."""
+
+_URL = re.compile(r"https?://[^\s/@]+(/\S*)?")
+_BIND = re.compile(r"[^\s/]+:\d{1,5}")
+_SPAN_NAME = re.compile(r"[A-Za-z]{1,40}:[A-Za-z_]\w{0,79}", re.ASCII)
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,199}")
+_CLASS = re.compile(r"[A-Za-z_][\w.]{0,99}", re.ASCII)
+
+
+class TelemetrySettings(Document):
+    """Where traces and metrics go. See docs/telemetry.md."""
+
+    otlp_endpoint: str | None = None
+    """Base URL of a collector that speaks OTLP over HTTP, such as http://127.0.0.1:4318. Empty (null): the one of
+    `OTEL_EXPORTER_OTLP_ENDPOINT`, else none."""
+    prometheus_bind: str | None = None
+    """Host and port at which a worker shows its metrics to Prometheus, in place of sending them to the collector."""
+    service_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,99}$")] = "tightloop"
+
+    @model_validator(mode="after")
+    def _addressed(self) -> "TelemetrySettings":
+        if self.otlp_endpoint is not None and not _URL.fullmatch(self.otlp_endpoint):
+            raise ValueError("otlp_endpoint must be like http://127.0.0.1:4318, without a user and a password")
+        if self.prometheus_bind is not None and not _BIND.fullmatch(self.prometheus_bind):
+            raise ValueError("prometheus_bind must be like 127.0.0.1:9464")
+        return self
+
+    def endpoint(self, environ: Mapping[str, str]) -> str:
+        """Return the base URL of the collector, without a slash at its end; empty where there is none."""
+        if self.otlp_endpoint is not None:
+            return self.otlp_endpoint.rstrip("/")
+        return "" if self.ignored(environ) else environ.get(ENDPOINT_VARIABLE, "").strip().rstrip("/")
+
+    def ignored(self, environ: Mapping[str, str]) -> str:
+        """Return why the collector of the environment is not used; empty where it is, or where there is none."""
+        if self.otlp_endpoint is not None or not environ.get(ENDPOINT_VARIABLE, "").strip():
+            return ""
+        if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+            return "OTEL_SDK_DISABLED is true"
+        protocol = environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "").strip()
+        if protocol not in ("", "http/protobuf"):
+            return f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}, but only http/protobuf is spoken here"
+        return ""
+
+    def told(self, environ: Mapping[str, str]) -> str:
+        """Return in a few words what goes where; empty where telemetry is off."""
+        endpoint = self.endpoint(environ)
+        shown = re.sub(r"://[^/@\s]*@", "://**********@", endpoint)
+        parts = [f"traces to {shown}"] if endpoint else []
+        if self.prometheus_bind:
+            parts.append(f"metrics at http://{self.prometheus_bind}/metrics")
+        elif endpoint:
+            parts.append(f"metrics to {shown}")
+        return ", ".join(parts)
+
+
+def digest(text: str) -> str:
+    """Return what may be told of a text: how long it is, and a digest by which equal texts are known.
+
+    The digest is the one that the logs of an encrypted installation show.
+    """
+    return f"{len(text)} characters, sha256 {hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:12]}"
+
+
+def span_name(name: str) -> str:
+    """Return the name of a span, made of the names of types and messages; anything else becomes its digest."""
+    return name if _SPAN_NAME.fullmatch(name) and scrub(name) == name else digest(name)
+
+
+def span_attributes(attributes: Mapping[str, object]) -> dict[str, str]:
+    """Return those attributes that may go out; a value that is not like an id becomes its digest."""
+    known = {name: str(value) for name, value in attributes.items() if name in SPAN_ATTRIBUTES}
+    return {name: text if _ID.fullmatch(text) and scrub(text) == text else digest(text) for name, text in known.items()}
+
+
+def class_name(text: object) -> str:
+    """Return the name of an error's class; what is not like one becomes `error`."""
+    return text if isinstance(text, str) and _CLASS.fullmatch(text) else "error"
+
+
+def status_text(description: str) -> str:
+    """Return the class in `Class: message`, with the digest of the message."""
+    kind, _, message = description.partition(": ")
+    return f"{class_name(kind)} ({digest(message)})" if message else digest(description)

@@ -1,0 +1,55 @@
+"""The two kinds of model: values that cross Temporal, and documents that a person writes."""
+
+from pydantic import BaseModel, ConfigDict
+
+from tightloop.scrub import marks
+
+AROUND_CUT = 4_096
+"""Characters on each side of a cut in which a secret is looked for: more than a private key of 4096 bits has."""
+
+
+class Value(BaseModel):
+    """A frozen value that crosses Temporal.
+
+    Unknown fields are ignored and every later field needs a default, because old histories are
+    replayed with new code and new histories may reach old workers.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Document(BaseModel):
+    """A frozen value written by a person (settings, CLI input): a misspelt field is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def shorten(text: str, limit: int) -> str:
+    """Return `text` with at most `limit` characters, marked where it was cut; the start is kept.
+
+    A secret is never cut in two: half of one would not be known for what it is.
+    """
+    if len(text) <= limit:
+        return text
+    mark = " [...]"
+    return text[: _beside_secret(text, max(limit - len(mark), 0))[0]] + mark[:limit]
+
+
+def clip(text: str, limit: int) -> str:
+    """Return `text` with at most `limit` characters, marked where it was cut.
+
+    The end is kept: in the output of a tool the cause stands last. A secret is never cut in two.
+    """
+    if len(text) <= limit:
+        return text
+    mark = "[...] "[:limit]
+    return mark + text[_beside_secret(text, len(text) - limit + len(mark))[1] :]
+
+
+def _beside_secret(text: str, at: int) -> tuple[int, int]:
+    """Return where to cut in place of `at`: before and after the secret that lies across it, if one does."""
+    start = max(at - AROUND_CUT, 0)
+    for found in marks(text[start : at + AROUND_CUT]):
+        if start + found.start < at < start + found.end:
+            return start + found.start, start + found.end
+    return at, at

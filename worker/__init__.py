@@ -1,0 +1,1 @@
+"""The composition root: settings become adapters, adapters become workers by role."""

@@ -1,0 +1,94 @@
+"""The processes of the server side: `python -m worker up | run | replay | demo | describe`."""
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+
+from tightloop.client.encryption import data_converter
+from tightloop.errors import TightloopError
+from tightloop.host import load_settings, state_home
+from tightloop.log import set_up
+from tightloop.scrub import scrub
+from tightloop.settings import Settings
+from worker.build import Role
+from worker.connect import connect
+from worker.demo import run_demo
+from worker.describe import print_description
+from worker.encryption import turn_on
+from worker.replay import account, fetch_history, read_history, replay
+from worker.up import run_up, run_worker
+
+
+def main() -> int:
+    """Run one command; errors of ours are one sentence."""
+    set_up(logging.INFO, content=True)
+    logging.getLogger("temporalio").setLevel(logging.WARNING)
+    # Failures of activities are logged in one line by the edge.
+    logging.getLogger("temporalio.activity").setLevel(logging.ERROR)
+    arguments = _parser().parse_args()
+    try:
+        settings = load_settings(arguments.settings)
+        if arguments.command == "up" and arguments.encrypt:
+            settings = turn_on(settings, arguments.settings)
+        set_up(logging.INFO, content=not settings.privacy.encrypt)
+        return asyncio.run(_dispatch(arguments, settings))
+    except TightloopError as error:
+        print(f"error: {scrub(error.message)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+async def _dispatch(arguments: argparse.Namespace, settings: Settings) -> int:
+    folder: Path = arguments.state_folder or state_home()
+    if arguments.command == "up":
+        await run_up(settings, folder, Role(arguments.role), settings_file=arguments.settings)
+    elif arguments.command == "run":
+        await run_worker(settings, Role(arguments.role))
+    elif arguments.command == "describe":
+        await asyncio.to_thread(print_description, settings)
+    elif arguments.command == "demo":
+        return await run_demo(settings, folder)
+    else:
+        return await _replay(arguments.what, settings)
+    return 0
+
+
+async def _replay(what: str, settings: Settings) -> int:
+    path = Path(what)
+    if path.exists() or path.suffix == ".json":
+        history = read_history(path)
+    else:
+        history = await fetch_history(await connect(settings), what)
+    result = await replay(history, data_converter(settings.privacy))
+    print(account(result))
+    return 1 if result.failure else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
+    parser.add_argument("--settings", type=Path, help="settings file")
+    parser.add_argument("--state-folder", type=Path, help="where histories and logs are kept")
+    commands = parser.add_subparsers(dest="command", required=True)
+    roles = [role.value for role in Role]
+    up = commands.add_parser("up", help="embedded Temporal server and workers")
+    up.add_argument("--role", choices=roles, default=Role.ALL.value)
+    up.add_argument("--encrypt", action="store_true", help="turn payload encryption on, for workers and clients")
+    run = commands.add_parser("run", help="workers for a server that is already there")
+    run.add_argument("--role", choices=roles, default=Role.ALL.value)
+    commands.add_parser("demo", help="everything up, and one real episode on a sample repository")
+    commands.add_parser("describe", help="what executors and sandboxes of this host can do, as JSON")
+    again = commands.add_parser("replay", help="replay a history file or an episode against the current code")
+    again.add_argument("what", help="a history file, or the id of an episode")
+    return parser
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The SDK's native threads can abort the interpreter while it finalizes.
+    os._exit(code)

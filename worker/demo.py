@@ -1,0 +1,119 @@
+"""`make run`: everything up, and one real episode on a sample repository that is made for it."""
+
+import asyncio
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from activities.sandbox.choose import choose_sandbox
+from tightloop.check import Check
+from tightloop.client import TightloopClient
+from tightloop.display import budget_line
+from tightloop.episode import EpisodeOutcome, EpisodeRequest, EpisodeStatus
+from tightloop.errors import WorkspaceError
+from tightloop.settings import Settings
+from tightloop.value import shorten
+from worker.up import stack_up, stop_event
+
+SAMPLE = Path(__file__).parent.parent / "examples" / "sample"
+GOAL = "Get the orders package green: its tests, its linter and its formatter."
+CHECKS = (
+    Check(run="ruff check --no-cache .", name="lint"),
+    Check(run="ruff format --no-cache --check .", name="format"),
+    Check(run=f"{sys.executable} -m pytest -q -p no:cacheprovider", name="tests"),
+)
+CLOSING_S = 60
+STAY_HINT = "The server keeps running so that you can look around. Press Ctrl-C to stop it."
+
+
+def make_sample(folder: Path) -> Path:
+    """Copy the sample package to a new folder and make it a git repository with one commit."""
+    target = folder / "samples" / time.strftime("orders-%Y%m%d-%H%M%S")
+    shutil.copytree(SAMPLE, target, ignore=shutil.ignore_patterns("__pycache__", ".ruff_cache", ".pytest_cache"))
+    identity = ("-c", "user.name=tightloop", "-c", "user.email=tightloop@localhost", "-c", "commit.gpgsign=false")
+    for command in (("init", "--quiet"), ("add", "--all"), (*identity, "commit", "--quiet", "-m", "As found")):
+        done = subprocess.run(("git", *command), cwd=target, capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode != 0:
+            raise WorkspaceError(f"git {command[-1]} failed in {target}: {done.stderr.strip()}")
+    return target
+
+
+def with_walls(settings: Settings) -> Settings:
+    """Return the settings for the sample, whose code is ours: where no sandbox works it runs without one."""
+    problem = choose_sandbox(settings.sandbox).probe()
+    if not problem:
+        return settings
+    print(f"The sample runs without a sandbox, as none works here (yours would be refused): {shorten(problem, 160)}")
+    return settings.model_copy(update={"sandbox": settings.sandbox.model_copy(update={"unsafe_local": True})})
+
+
+async def run_demo(settings: Settings, folder: Path) -> int:
+    """Bring everything up, run the episode, tell what happened; returns 0 if it ended green."""
+    stopped = stop_event()
+    settings = with_walls(settings)
+    print("Starting Temporal and a worker ...", flush=True)
+    async with stack_up(settings, folder) as temporal:
+        workspace = make_sample(folder)
+        client = TightloopClient(temporal, settings)
+        request = EpisodeRequest(goal=GOAL, workspace=str(workspace), definition_of_done=CHECKS)
+        episode_id = await client.start(request)
+        ui = f"{settings.temporal.ui_url}/namespaces/{settings.temporal.namespace}/workflows/{episode_id}"
+        print(f"Temporal Web UI   {ui}")
+        print(f"Sample repository {workspace}")
+        print(f"Episode           {episode_id}: {GOAL}\n", flush=True)
+        watching = asyncio.create_task(_watch(client, episode_id))
+        waiting = asyncio.create_task(stopped.wait())
+        await asyncio.wait((watching, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if not watching.done():
+            watching.cancel()
+            print("Stopped. The episode goes on when you start again with: tightloop up")
+            return 130
+        green = await _tell(client, episode_id, workspace)
+        if sys.stdin.isatty():
+            print(f"\nTry next, from another terminal:\n{_next_steps(episode_id)}\n\n{STAY_HINT}", flush=True)
+            await waiting
+        else:
+            print(f"\nTry next, after `make up`:\n{_next_steps(episode_id)}", flush=True)
+        waiting.cancel()
+        return 0 if green else 1
+
+
+async def _watch(client: TightloopClient, episode_id: str) -> EpisodeStatus | None:
+    last: EpisodeStatus | None = None
+    seen = 0
+    async for status in client.watch(episode_id):
+        entries = await client.timeline(episode_id)
+        for entry in entries[seen:]:
+            print(f"  {entry.at:%H:%M:%S}  {entry.kind:<10} {entry.text}", flush=True)
+        seen = len(entries)
+        if status.pause is not None and (last is None or last.pause is None):
+            print(f"  It waits for a person: {status.pause.reason}\n  {status.pause.advice}", flush=True)
+            return status
+        last = status
+    return last
+
+
+async def _tell(client: TightloopClient, episode_id: str, workspace: Path) -> bool:
+    status = await client.status(episode_id)
+    if status.pause is None:
+        # The files are done before Temporal has closed the workflow.
+        async with asyncio.timeout(CLOSING_S):
+            await client.result(episode_id)
+        status = await client.status(episode_id)
+    green = status.outcome is EpisodeOutcome.SUCCEEDED
+    stat = subprocess.run(
+        ("git", "diff", "--stat", "HEAD"), cwd=workspace, capture_output=True, text=True, timeout=60, check=False
+    )
+    print(f"\nWhat changed in {workspace}:\n{stat.stdout.rstrip()}")
+    spent = budget_line(status.spent, status.budget)
+    print(f"\n{'GREEN' if green else 'NOT GREEN'}: checks {status.checks}. Spent: {spent}")
+    return green
+
+
+def _next_steps(episode_id: str) -> str:
+    command = Path(sys.executable).with_name("tightloop")
+    command = command.relative_to(Path.cwd()) if command.is_relative_to(Path.cwd()) else command
+    steps = ("checkpoints {0}", "diff {0} ckpt-0 ckpt-2", "fork {0} ckpt-2", "restore {0} ckpt-2", "replay {0}")
+    return "\n".join(f"  {command} {step.format(episode_id)}" for step in steps)

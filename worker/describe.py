@@ -1,0 +1,39 @@
+"""`python -m worker describe`: what the executors and the sandboxes of this host can do, as JSON."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from activities.execution.choose import ExecutorRegistry, executors
+from activities.execution.port import Availability
+from activities.sandbox.choose import examine_sandboxes
+from tightloop.errors import TightloopError
+from tightloop.settings import Settings
+from worker.build import surroundings
+
+AT_ONCE = 4
+
+
+def describe(settings: Settings) -> dict[str, list[dict[str, Any]]]:
+    """Look for every executor and try every sandbox; within about half a minute."""
+    registry = executors(surroundings(settings))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        seen = list(pool.map(lambda name: _availability(registry, name), registry.names))
+    return {
+        "executors": [
+            {"name": name, **one.model_dump(mode="json")} for name, one in zip(registry.names, seen, strict=True)
+        ],
+        "sandboxes": [vars(probed) for probed in examine_sandboxes(settings.sandbox)],
+    }
+
+
+def _availability(registry: ExecutorRegistry, name: str) -> Availability:
+    try:
+        return registry(name).availability()
+    except TightloopError as error:
+        return Availability(usable=False, reason=error.message)
+
+
+def print_description(settings: Settings) -> None:
+    """Print one JSON document."""
+    print(json.dumps(describe(settings), indent=1))

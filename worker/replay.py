@@ -1,0 +1,164 @@
+"""Replay: runs the current workflow code against a recorded history and tells what happened."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from temporalio import workflow
+from temporalio.client import Client, WorkflowHistory
+from temporalio.converter import DataConverter
+from temporalio.service import RPCError, RPCStatusCode
+from temporalio.worker import (
+    ExecuteWorkflowInput,
+    Interceptor,
+    Replayer,
+    WorkflowInboundInterceptor,
+    WorkflowInterceptorClassInput,
+)
+
+from tightloop.client.encryption import ScrubbedFailures, key_ids, open_all
+from tightloop.episode import WORKFLOW_TYPE, TimelineEntry
+from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, SettingsError
+from tightloop.plan.request import PLAN_WORKFLOW_TYPE
+from tightloop.plan.state import PlanEvent
+from worker.build import WORKFLOWS, workflow_runner
+from worker.connect import DATA_CONVERTER
+
+_SEEN: list[Any] = []
+
+
+class _Grab(WorkflowInboundInterceptor):
+    """Keeps hold of the workflow instance, so that its timeline can be read after the replay."""
+
+    async def execute_workflow(self, input: ExecuteWorkflowInput) -> Any:
+        with workflow.unsafe.sandbox_unrestricted():
+            _SEEN.append(workflow.instance())
+        return await super().execute_workflow(input)
+
+
+class _Grabber(Interceptor):
+    def workflow_interceptor_class(
+        self, input: WorkflowInterceptorClassInput
+    ) -> type[WorkflowInboundInterceptor] | None:
+        del input
+        return _Grab
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The outcome of a replay."""
+
+    workflow_id: str
+    events: int
+    timeline: tuple[TimelineEntry, ...]
+    failure: str = ""
+    """Why the current code does not fit the history; empty if it does."""
+
+
+def read_history(path: Path) -> WorkflowHistory:
+    """Read a history as `temporal workflow show -o json`, the Web UI or `tightloop export` write it.
+
+    Raises:
+        InvalidRequestError: the file is missing or is not a history.
+    """
+    try:
+        document = json.loads(path.read_text())
+        document = document.get("history", document) if isinstance(document, dict) else document
+        if isinstance(document, dict) and isinstance(document.get("history"), dict):
+            document = document["history"]
+        history = WorkflowHistory.from_json(path.stem, document)
+        if not history.events or not history.events[0].HasField("workflow_execution_started_event_attributes"):
+            raise ValueError("its first event is not WorkflowExecutionStarted")
+        started = history.events[0].workflow_execution_started_event_attributes
+        if started.workflow_type.name not in (WORKFLOW_TYPE, PLAN_WORKFLOW_TYPE):
+            raise ValueError(f"it is of a {started.workflow_type.name or 'nameless'} workflow")
+        return history
+    except FileNotFoundError:
+        raise InvalidRequestError(f"there is no file {path}. Make one with: tightloop export ID --out {path}") from None
+    except Exception as error:
+        raise InvalidRequestError(
+            f"{path} is not the history of an episode ({error}). Make one with: tightloop export ID --out {path}"
+        ) from error
+
+
+async def fetch_history(client: Client, episode_id: str) -> WorkflowHistory:
+    """Read the history of an episode, open or closed, from the server.
+
+    Raises:
+        EpisodeNotFoundError: the server has no such episode.
+    """
+    try:
+        return await client.get_workflow_handle(episode_id).fetch_history()
+    except RPCError as error:
+        if error.status is not RPCStatusCode.NOT_FOUND:
+            raise
+        raise EpisodeNotFoundError(
+            f"there is no episode {episode_id}. Look at those there are: tightloop list"
+        ) from None
+
+
+async def replay(history: WorkflowHistory, converter: DataConverter = DATA_CONVERTER) -> Replayed:
+    """Replay a history against the current code; `converter` has its keys where it is encrypted.
+
+    Raises:
+        SettingsError: a key is missing here; the message names it. The code may fit the history all the same.
+    """
+    await _check_readable(history, converter)
+    _SEEN.clear()
+    replayer = Replayer(
+        workflows=WORKFLOWS,
+        # Nothing is stored here: failures may say what they are.
+        data_converter=replace(converter, failure_converter_class=ScrubbedFailures),
+        workflow_runner=workflow_runner(),
+        interceptors=[_Grabber()],
+    )
+    result = await replayer.replay_workflow(history, raise_on_replay_failure=False)
+    instance = _SEEN[-1] if _SEEN else None
+    timeline = _timeline(instance)
+    failure = str(result.replay_failure) if result.replay_failure else ""
+    return Replayed(history.workflow_id, len(history.events), timeline, failure)
+
+
+def _timeline(instance: Any) -> tuple[TimelineEntry, ...]:
+    """Return the timeline that a workflow tells, of an episode or of a plan."""
+    told: list[TimelineEntry | PlanEvent] = instance.timeline() if instance is not None else []
+    return tuple(
+        TimelineEntry(at=entry.at, kind=entry.event, text=entry.text) if isinstance(entry, PlanEvent) else entry
+        for entry in told
+    )
+
+
+async def _check_readable(history: WorkflowHistory, converter: DataConverter) -> None:
+    """Look for the keys before the SDK does: it would log a stack trace for each payload that it cannot open."""
+    ids = sorted(set().union(*map(key_ids, history.events)))
+    if not ids:
+        return
+    where = f"the history of {history.workflow_id} cannot be decrypted here"
+    if converter.payload_codec is None:
+        raise SettingsError(
+            f"{where}: it was encrypted with key {', '.join(ids)}, and encryption is off. Turn privacy.encrypt on with "
+            "the keys of the host that recorded it, or replay what that host exports: tightloop export ID --out FILE"
+        )
+    try:
+        for event in history.events:
+            copy = type(event)()
+            copy.CopyFrom(event)
+            await open_all(copy, converter.payload_codec)
+    except SettingsError as error:
+        raise SettingsError(f"{where}: {error.message}") from None
+
+
+def account(replayed: Replayed) -> str:
+    """Return a readable account of a replay."""
+    lines = [f"{entry.at:%Y-%m-%d %H:%M:%S}  {entry.kind:<10} {entry.text}" for entry in replayed.timeline]
+    if replayed.failure:
+        lines += [
+            "",
+            f"DIVERGED: the current code does not fit the history of {replayed.workflow_id}.",
+            replayed.failure,
+            "The event id above is where. Guard the change with workflow.patched(), or end it on the old code.",
+        ]
+    else:
+        lines.append(f"replayed {replayed.events} events of {replayed.workflow_id}: the current code fits the history")
+    return "\n".join(lines)

@@ -1,0 +1,95 @@
+"""`up` and `run`: the processes that a person starts."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+
+from google.protobuf.duration_pb2 import Duration
+from temporalio.api.namespace.v1 import NamespaceConfig
+from temporalio.api.workflowservice.v1 import UpdateNamespaceRequest
+from temporalio.client import Client
+
+from activities.execution.agent.home import sweep_homes
+from tightloop.settings import Settings
+from worker.build import Role, agent_homes, build_workers
+from worker.connect import connect, register_search_attributes
+from worker.encryption import codec_server, usage
+from worker.server import embedded_server
+from worker.telemetry import observed
+
+logger = logging.getLogger("tightloop")
+
+
+def stop_event() -> asyncio.Event:
+    """Return an event that is set by Ctrl-C, SIGTERM, or the end of the terminal."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(sign, stopped.set)
+    return stopped
+
+
+@asynccontextmanager
+async def working(client: Client, settings: Settings, role: Role) -> AsyncIterator[None]:
+    """Run the workers of a role; on the way out running activities get their time to finish."""
+    if role not in (Role.WORKFLOWS, Role.LLM):
+        await asyncio.to_thread(sweep_homes, agent_homes(), timedelta(days=settings.server.retention_days))
+    async with AsyncExitStack() as stack:
+        for worker in build_workers(client, settings, role):
+            await stack.enter_async_context(worker)
+        yield
+
+
+async def run_worker(settings: Settings, role: Role) -> None:
+    """Run workers against a server that is already there, until stopped."""
+    stopped = stop_event()
+    async with observed(settings) as telemetry:
+        client = await connect(settings, telemetry)
+        if role in (Role.ALL, Role.WORKFLOWS):
+            await register_search_attributes(client)
+        async with working(client, settings, role):
+            logger.info("worker '%s' is ready", role.value)
+            await stopped.wait()
+
+
+async def keep_histories(client: Client, days: int) -> None:
+    """Set how long closed histories are kept; the dev server's default is one day."""
+    retention = Duration()
+    retention.FromTimedelta(timedelta(days=days))
+    await client.workflow_service.update_namespace(
+        UpdateNamespaceRequest(
+            namespace=client.namespace, config=NamespaceConfig(workflow_execution_retention_ttl=retention)
+        )
+    )
+
+
+@asynccontextmanager
+async def stack_up(settings: Settings, folder: Path, role: Role = Role.ALL) -> AsyncIterator[Client]:
+    """Bring up the embedded server (unless one answers already) and the workers of a role."""
+    async with embedded_server(settings, folder) as started, observed(settings) as telemetry:
+        client = await connect(settings, telemetry)
+        if started:
+            await keep_histories(client, settings.server.retention_days)
+        await register_search_attributes(client)
+        async with working(client, settings, role):
+            yield client
+
+
+async def run_up(settings: Settings, folder: Path, role: Role, *, settings_file: Path | None = None) -> None:
+    """Run server and workers, and with encryption the codec server, until stopped."""
+    stopped = stop_event()
+    async with codec_server(settings, settings_file), stack_up(settings, folder, role):
+        print(f"tightloop is up.  Temporal Web UI: {settings.temporal.ui_url}   histories: {folder / 'temporal.db'}")
+        print(
+            "Start an episode from another terminal: tightloop start GOAL --done COMMAND   (Ctrl-C stops)", flush=True
+        )
+        if settings.privacy.encrypt:
+            print(usage(settings), flush=True)
+        with contextlib.suppress(asyncio.CancelledError):
+            await stopped.wait()
+        print("stopping ...", flush=True)
