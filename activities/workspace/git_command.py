@@ -168,7 +168,8 @@ def _read(process: "subprocess.Popen[bytes]", limit_bytes: int, deadline: float)
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
         while len(collected) <= limit_bytes:
-            if not selector.select(max(0.0, deadline - time.monotonic())):
+            left = deadline - time.monotonic()
+            if left <= 0 or not selector.select(left):
                 return bytes(collected), False
             chunk = os.read(stream.fileno(), 1 << 16)
             if not chunk:
