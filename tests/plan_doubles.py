@@ -11,6 +11,7 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from activities.alerts.activity import AlertsSent, SendAlertsRequest
+from activities.plan.activity import PlanActivities
 from activities.plan.requests import (
     ClosePlanRequest,
     Compensated,
@@ -31,10 +32,10 @@ from activities.workspace.activity import Adopted, AdoptRequest
 from tightloop.artifact import ArtifactRef
 from tightloop.client.plans import Plans
 from tightloop.errors import PlanError
-from tightloop.plan.action import Option
+from tightloop.plan.action import Option, ShellAction
 from tightloop.plan.engine.graph import compile_graph
 from tightloop.plan.engine.revision import diff, refusals
-from tightloop.plan.model import FailureClass, Plan
+from tightloop.plan.model import Access, Capability, FailureClass, Plan
 from tightloop.plan.request import PlanRequest, PlanResult, PlanStatus
 from tightloop.plan.result import GateQuestion, StepFailure, StepResult, StepStatus
 from tightloop.plan.text.reading import read_plan
@@ -148,7 +149,7 @@ class ScriptedPlanActivities:
 
     def all(self) -> list[Callable[..., Any]]:
         """Return what a worker registers."""
-        steps = [self._step(method.__name__) for method in ACTIVITIES.values()]
+        steps = [self._step(method.__name__) for method in (PlanActivities.pass_milestone, *ACTIVITIES.values())]
         return [
             *steps,
             self.open_plan,
@@ -220,7 +221,7 @@ class ScriptedPlanActivities:
             new = read_plan(source).plan
         except PlanError as error:
             return RevisedPlan(problem=error.message)
-        found = diff(self._plans[request.scope.plan.sha256], new)
+        found = diff(self._plans[request.scope.plan.sha256], self._takes_time(new))
         running = [name for name, status in request.statuses.items() if status == "running"]
         if refused := refusals(found, fixed=request.fixed, running=running):
             return RevisedPlan(problem="; ".join(refused))
@@ -228,10 +229,21 @@ class ScriptedPlanActivities:
         return RevisedPlan(plan=ref, graph=compile_graph(new).packed(), diff=found.words(), changed=found.redone)
 
     def _keep(self, source: str, revision: int) -> ArtifactRef:
-        plan = read_plan(source).plan
+        plan = self._takes_time(read_plan(source).plan)
         digest = f"{revision:064d}"
         self._plans[digest] = plan
         return ArtifactRef(sha256=digest, size_bytes=len(source), media_type="application/json", name="plan")
+
+    def _takes_time(self, plan: Plan) -> Plan:
+        """Make commands of the milestones that the script gives something to do: a plain one takes no time."""
+        commands = {
+            step.id: step.model_copy(
+                update={"shell": ShellAction(run="the script"), "access": step.access or Access.NONE}
+            )
+            for step in plan.steps
+            if step.capability is Capability.NONE and callable(self.script.get(step.id))
+        }
+        return plan.model_copy(update={"steps": tuple(commands.get(step.id, step) for step in plan.steps)})
 
     def _opened(self, ref: ArtifactRef, tree: str) -> OpenedPlan:
         graph = compile_graph(self._plans[ref.sha256]).packed()

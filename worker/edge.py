@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -58,20 +58,28 @@ class _Inbound(ActivityInboundInterceptor):
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
         # What the attempt before told must outlive this one too, should it die before it tells more.
         self._outbound.details = tuple(activity.info().heartbeat_details)
-        beating = asyncio.create_task(self._beat(in_thread=not inspect.iscoroutinefunction(input.fn)))
         try:
-            return without_secrets(await super().execute_activity(input))
+            async with self._beating(in_thread=not inspect.iscoroutinefunction(input.fn)):
+                return without_secrets(await super().execute_activity(input))
         except TightloopError as error:
             logger.warning("%s: %s", activity.info().activity_type, told(error))
             raise as_application_error(error) from error
+
+    @contextlib.asynccontextmanager
+    async def _beating(self, *, in_thread: bool) -> AsyncIterator[None]:
+        """Beat meanwhile, if the workflow wants that."""
+        if activity.info().heartbeat_timeout is None:
+            yield
+            return
+        beating = asyncio.create_task(self._beat(in_thread=in_thread))
+        try:
+            yield
         finally:
             beating.cancel()
             with contextlib.suppress(asyncio.CancelledError, TimeoutError):
                 await beating
 
     async def _beat(self, *, in_thread: bool) -> None:
-        if activity.info().heartbeat_timeout is None:
-            return
         while True:
             await asyncio.sleep(BEAT_SECONDS)
             if in_thread:

@@ -142,6 +142,7 @@ class PlanFloor(PlanRecovery):
                 dry_run=self._request.dry_run,
             ),
             summary=_summary(name, node),
+            instant=node.plain,
             timeout=self._time_limit(name, node),
             plan=self._request,
             since=now,

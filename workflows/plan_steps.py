@@ -40,7 +40,6 @@ from workflows.steps import (
 )
 
 ACTIVITIES: dict[Capability, Callable[[Any, RunStepRequest], StepResult]] = {
-    Capability.NONE: PlanActivities.pass_milestone,
     Capability.SHELL: PlanActivities.run_shell,
     Capability.EDIT: PlanActivities.run_edit,
     Capability.GIT: PlanActivities.run_git,
@@ -52,7 +51,7 @@ ACTIVITIES: dict[Capability, Callable[[Any, RunStepRequest], StepResult]] = {
     Capability.DECISION: PlanActivities.run_decision,
     Capability.CHECKPOINT: PlanActivities.take_checkpoint,
 }
-"""Capability -> activity; the others start child workflows."""
+"""Capability -> activity; a milestone is passed, the others start child workflows."""
 CHILDREN = frozenset({Capability.EPISODE, Capability.SUBPLAN, Capability.BRANCH})
 PREPARE_TIMEOUT = timedelta(minutes=15)
 SETTLE_TIMEOUT = timedelta(hours=2)
@@ -60,6 +59,8 @@ SETTLE_TIMEOUT = timedelta(hours=2)
 ORPHAN_WAIT = timedelta(seconds=2)
 ORPHAN_TRIES = 60
 """How often a child is started again while one of a discarded run still ends."""
+INSTANT = timedelta(seconds=10)
+"""Limit of what only looks at the plan; so short that it needs no heartbeats."""
 STEP_RETRIES = RetryPolicy(
     initial_interval=RETRIES.initial_interval,
     backoff_coefficient=RETRIES.backoff_coefficient,
@@ -88,6 +89,8 @@ class Attempt:
     capability: Capability
     request: RunStepRequest
     summary: str
+    instant: bool
+    """It does nothing that takes time."""
     timeout: timedelta | None
     """None: it starts workflows that have bounds of their own, and may wait for people."""
     plan: PlanRequest
@@ -153,8 +156,8 @@ async def run_activity(
             task_queue=call.queue or None,
             start_to_close_timeout=call.timeout,
             schedule_to_start_timeout=patience if call.queue else None,
-            heartbeat_timeout=HEARTBEAT_TIMEOUT,
-            retry_policy=STEP_RETRIES,
+            heartbeat_timeout=None if call.instant else HEARTBEAT_TIMEOUT,
+            retry_policy=RETRIES if call.instant else STEP_RETRIES,
             cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
             summary=call.summary or None,
         )
@@ -182,9 +185,12 @@ async def run_attempt(attempt: Attempt) -> StepResult:
     """
     try:
         if attempt.capability in CHILDREN:
-            limit = None if attempt.timeout is None else attempt.timeout.total_seconds()
-            return await asyncio.wait_for(_with_children(attempt), limit)
-        call = Call(attempt.summary, (attempt.timeout or timedelta()) + GRACE, attempt.queue)
+            seconds = None if attempt.timeout is None else attempt.timeout.total_seconds()
+            return await asyncio.wait_for(_with_children(attempt), seconds)
+        limit = INSTANT if attempt.instant else (attempt.timeout or timedelta()) + GRACE
+        call = Call(attempt.summary, limit, attempt.queue, instant=attempt.instant)
+        if attempt.capability is Capability.NONE:
+            return await run_activity(PlanActivities.pass_milestone, attempt.request, call, attempt.patience)
         return await run_activity(ACTIVITIES[attempt.capability], attempt.request, call, attempt.patience)
     except (TimeoutError, OutOfTimeError):
         return out_of_time(attempt.timeout)

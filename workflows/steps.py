@@ -61,6 +61,8 @@ class Call:
     """Task queue; empty for the workflow's own, where activities start eagerly."""
     busy_for: timedelta = timedelta()
     """How long the workers of that queue may rightly be busy with something else."""
+    instant: bool = False
+    """It takes no time: it need not beat, and where it uses up its limit nevertheless, it is tried again."""
 
 
 class StepFailedError(Exception):
@@ -103,7 +105,7 @@ class Steps:
             task_queue=call.queue or None,
             start_to_close_timeout=call.timeout,
             schedule_to_start_timeout=self._patience(call) if call.queue else None,
-            heartbeat_timeout=HEARTBEAT_TIMEOUT,
+            heartbeat_timeout=None if call.instant else HEARTBEAT_TIMEOUT,
             retry_policy=RETRIES,
             cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
             summary=call.summary,

@@ -1,5 +1,6 @@
 """The plan activities: open, load, revise; one attempt of a step by its capability; take back, verify, close."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,12 +44,13 @@ from activities.plan.requests import (
     StepRun,
     VerifyPlanRequest,
 )
-from activities.plan.stored import PlanMemory, is_plain
+from activities.plan.stored import LoadedPlan, PlanMemory
 from activities.plan.verifying import verified
 from activities.tracking.port import Ledgers, TrailEvent
 from activities.verification.port import CheckRunner
 from activities.workspace.port import OpenEpisodes, Workspaces
 from tightloop.errors import InvalidRequestError
+from tightloop.plan.engine.graph import is_plain
 from tightloop.plan.model import Capability
 from tightloop.plan.result import StepResult, StepStatus
 from tightloop.value import shorten
@@ -170,14 +172,13 @@ class PlanActivities:
         """Keep the tree under a name."""
         return self._run(Capability.CHECKPOINT, request)
 
-    @activity.defn(no_thread_cancel_exception=True)
-    def pass_milestone(self, request: RunStepRequest) -> StepResult:
+    @activity.defn
+    async def pass_milestone(self, request: RunStepRequest) -> StepResult:
         """Judge the conditions of a milestone. A plain one is passed without looking at anything but the plan."""
-        loaded = self._parts.plans.load(request.scope)
-        step = loaded.step(request.step, request.template)
-        if is_plain(step) and self._ports.guard.before(loaded.plan, step, {}).judgement is Judgement.ALLOW:
+        known = self._parts.plans.known(request.scope)
+        if known is not None and self._passes(known, request):
             return StepResult(status=StepStatus.COMPLETED)
-        return self._run(Capability.NONE, request)
+        return await asyncio.to_thread(self._judge_milestone, request)
 
     @activity.defn(no_thread_cancel_exception=True)
     def prepare_children(self, request: RunStepRequest) -> StepRun:
@@ -237,6 +238,16 @@ class PlanActivities:
         line = shorten(f"{request.outcome.value}: {request.reason}", 400)
         self._trail(scope, "plan-closed", line, key=f"closed/{activity.info().workflow_run_id}")
         return PlanClosed(archive=archive, drift=drift)
+
+    def _judge_milestone(self, request: RunStepRequest) -> StepResult:
+        if self._passes(self._parts.plans.load(request.scope), request):
+            return StepResult(status=StepStatus.COMPLETED)
+        return self._run(Capability.NONE, request)
+
+    def _passes(self, loaded: LoadedPlan, request: RunStepRequest) -> bool:
+        """Return whether the step is a plain milestone that the policy allows: a decision without a look outside."""
+        step = loaded.step(request.step, request.template)
+        return is_plain(step) and self._ports.guard.before(loaded.plan, step, {}).judgement is Judgement.ALLOW
 
     def _run(self, capability: Capability, request: RunStepRequest) -> StepResult:
         runner = self._ports.runners.get(capability)

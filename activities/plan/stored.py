@@ -12,7 +12,7 @@ from activities.plan.requests import PlanScope
 from tightloop.artifact import ArtifactRef
 from tightloop.errors import ArtifactMissingError, InvalidRequestError
 from tightloop.plan.engine.graph import compile_graph
-from tightloop.plan.model import Capability, Plan, Step
+from tightloop.plan.model import Plan, Step
 from tightloop.plan.stored import StoredPlan
 
 PLANS_KEPT = 8
@@ -53,12 +53,6 @@ class LoadedPlan:
         return found.model_copy(update={"id": step}) if template else found
 
 
-def is_plain(step: Step) -> bool:
-    """Return whether a milestone promises and asks nothing, so that nothing has to be looked at."""
-    asks = step.when or step.preconditions or step.expect or step.outputs or step.inputs or step.evidence
-    return step.capability is Capability.NONE and not asks and not step.failure_modes
-
-
 class PlanMemory:
     """Reads stored plans; the last `PLANS_KEPT` stay in memory, by hash."""
 
@@ -67,6 +61,15 @@ class PlanMemory:
         self._stores = stores
         self._kept: OrderedDict[tuple[str, str], LoadedPlan] = OrderedDict()
         self._lock = threading.Lock()
+
+    def known(self, scope: PlanScope) -> LoadedPlan | None:
+        """Return the plan of a scope if it is in memory and nobody is reading one; never waits."""
+        if scope.plan is None or not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self._kept.get((scope.workspace, scope.plan.sha256))
+        finally:
+            self._lock.release()
 
     def load(self, scope: PlanScope) -> LoadedPlan:
         """Return the plan of a scope.

@@ -1,5 +1,7 @@
 """The real plan activities on a real repository, for tests: no workflow, everything else as a worker has it."""
 
+import asyncio
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,7 +86,8 @@ class Stage:
         """Run one activity in a thread-like environment with this run's id."""
         environment = ActivityEnvironment()
         environment.info = type(environment.info)(**{**environment.info.__dict__, "workflow_run_id": self.run_id})
-        return environment.run(getattr(self.activities, name), request)
+        answer = environment.run(getattr(self.activities, name), request)
+        return asyncio.run(answer) if inspect.iscoroutine(answer) else answer
 
     def run(self, step: str, attempt: int = 1, **changes: Any) -> StepResult:
         """Run an attempt of a step and carry its tree on, as the workflow does."""

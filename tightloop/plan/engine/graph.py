@@ -73,6 +73,8 @@ class Node(Value):
     source: tuple[int, str] | None = None
     """Step and output whose length is the number of items."""
     budget: StepBudget = StepBudget()
+    plain: bool = False
+    """A milestone that promises and asks nothing: passing it takes no time."""
 
 
 class GraphHead(Value):
@@ -245,7 +247,14 @@ def _node(step: Step, index: Mapping[str, int], values: Mapping[str, Any]) -> No
         items=items,
         source=source,
         budget=step.budget,
+        plain=is_plain(step),
     )
+
+
+def is_plain(step: Step) -> bool:
+    """Return whether a step is a milestone that promises and asks nothing, so that nothing has to be looked at."""
+    asks = step.when or step.preconditions or step.expect or step.outputs or step.inputs or step.evidence
+    return step.capability is Capability.NONE and not asks and not step.failure_modes
 
 
 def _number(step: Step, named: str, index: Mapping[str, int]) -> int:
