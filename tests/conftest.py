@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import hypothesis
 import pytest
+from hypothesis import HealthCheck
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
 from tests.doubles import ScriptedPlanner
 from tightloop.client import TightloopClient
-from tightloop.client.episodes import PATIENCE
+from tightloop.client.reader import PATIENCE
 from tightloop.episode import EpisodeRequest, EpisodeResult
 from tightloop.executor import ExecutorChoice
 from tightloop.settings import Settings, parse_settings
@@ -29,6 +31,11 @@ from worker.server import temporal_binary, tuning_arguments
 Git = Callable[..., str]
 RESULT_SECONDS = 90.0
 """How long a test waits for the end of an episode; half of the time that a whole test has."""
+
+_UNHURRIED = hypothesis.settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""Property tests say what holds, not how fast."""
+hypothesis.settings.register_profile("repeatable", _UNHURRIED, derandomize=True, database=None)
+hypothesis.settings.register_profile("explore", _UNHURRIED)
 
 
 @pytest.fixture(scope="session", autouse=True)

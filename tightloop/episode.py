@@ -23,7 +23,7 @@ from tightloop.executor import (
 from tightloop.failure import NO_FAILURES, FailureStreak
 from tightloop.planning import PlanVerdict, ReflectCause
 from tightloop.tracking import ProbabilityClass, Thresholds, TrackerMemory, Tracking
-from tightloop.value import Value, shorten
+from tightloop.value import Value, first_problem
 
 RIGHT_INPUT = '{"goal": "make the tests pass", "workspace": "/home/me/project", "definition_of_done": ["pytest -q"]}'
 WORKFLOW_TYPE = "EpisodeWorkflow"
@@ -292,12 +292,7 @@ class EpisodeInput(EpisodeRequest):
         try:
             read: EpisodeInput = handler(value)
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(part) for part in first["loc"]) or "the input"
-            return cls.model_construct(
-                problem=f"{field}: {first['msg']}, not {shorten(repr(first['input']), 80)}. "
-                f"A right input: {RIGHT_INPUT}"
-            )
+            return cls.model_construct(problem=f"{first_problem(error)}. A right input: {RIGHT_INPUT}")
         return read
 
     def as_request(self) -> EpisodeRequest:

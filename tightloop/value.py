@@ -1,6 +1,6 @@
 """The two kinds of model: values that cross Temporal, and documents that a person writes."""
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tightloop.scrub import marks
 
@@ -22,6 +22,13 @@ class Document(BaseModel):
     """A frozen value written by a person (settings, CLI input): a misspelt field is refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return `field: what is wrong, not what was given` for the first field that is wrong."""
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"]) or "the input"
+    return f"{field}: {first['msg']}, not {shorten(repr(first['input']), 80)}"
 
 
 def shorten(text: str, limit: int) -> str:

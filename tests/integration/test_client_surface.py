@@ -153,6 +153,12 @@ def settings(server: WorkflowEnvironment) -> Settings:
 
 @pytest.fixture
 def client(server: WorkflowEnvironment, settings: Settings) -> TightloopClient:
+    return TightloopClient(server.client, settings, query_timeout=timedelta(seconds=30))
+
+
+@pytest.fixture
+def hasty(server: WorkflowEnvironment, settings: Settings) -> TightloopClient:
+    """A client that soon takes a worker for absent."""
     return TightloopClient(server.client, settings, query_timeout=timedelta(seconds=1.5))
 
 
@@ -192,7 +198,7 @@ async def test_started_episode_is_listed_with_its_goal_and_has_no_goal_in_its_id
     async with working():
         episode_id = await client.start(a_request(goal="g" * 300))
         status = await client.status(episode_id)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while episode_id not in (rows := {row.id: row for row in await client.list("running")}):
                 await asyncio.sleep(0.05)
     assert episode_id.startswith("episode-")
@@ -257,13 +263,13 @@ async def test_end_that_temporal_made_counts_as_aborted(
 
 
 async def test_closed_episode_can_be_looked_at_without_a_worker(
-    server: WorkflowEnvironment, client: TightloopClient, working: Working
+    server: WorkflowEnvironment, client: TightloopClient, hasty: TightloopClient, working: Working
 ) -> None:
     async with working():
         episode_id = await client.start(a_request())
         await tell(server, episode_id, "SUCCEEDED")
         await client.result(episode_id)
-    status = await client.status(episode_id)
+    status = await hasty.status(episode_id)
     exported = await run_cli(server, "export", episode_id)
     assert (status.status, status.outcome, status.goal) == ("succeeded", EpisodeOutcome.SUCCEEDED, "make it green")
     document = json.loads(exported[1])
@@ -273,19 +279,19 @@ async def test_closed_episode_can_be_looked_at_without_a_worker(
 
 
 async def test_open_episode_without_a_worker_says_which_queue_needs_one(
-    client: TightloopClient, settings: Settings
+    hasty: TightloopClient, settings: Settings
 ) -> None:
-    episode_id = await client.start(a_request())
+    episode_id = await hasty.start(a_request())
     with pytest.raises(
         ServiceUnavailableError, match=f"no worker answers on task queue '{settings.temporal.task_queue}'"
     ):
-        await client.status(episode_id)
+        await hasty.status(episode_id)
 
 
 async def test_unknown_id_names_the_nearest_known_ones(client: TightloopClient) -> None:
     known = await client.start(a_request(), episode_id=f"nearest-{uuid4().hex}")
     wrong = known[:-1] + "z"
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not any(row.id == known for row in await client.list()):
             await asyncio.sleep(0.05)
     for call in (client.status(wrong), client.pause(wrong), client.respond(wrong, "x"), client.history_json(wrong)):
@@ -296,14 +302,18 @@ async def test_unknown_id_names_the_nearest_known_ones(client: TightloopClient) 
 async def test_beginning_of_an_id_and_last_mean_an_episode(client: TightloopClient) -> None:
     first = await client.start(a_request(), episode_id=f"alpha-{uuid4().hex}")
     last = await client.start(a_request())
-    async with asyncio.timeout(5):
-        while (await client.list(limit=1))[0].id != last:
+    async with asyncio.timeout(60):
+        while (rows := [row.id for row in await client.list()])[:1] != [last] or first not in rows:
             await asyncio.sleep(0.05)
     assert await client.resolve("last") == last
     assert await client.resolve(last.removeprefix("episode-")) == last
     assert await client.resolve(first[:20]) == first
+    other = await client.start(a_request(), episode_id=f"{first[:-1]}{'0' if first[-1] != '0' else '1'}")
+    async with asyncio.timeout(60):
+        while other not in [row.id for row in await client.list()]:
+            await asyncio.sleep(0.05)
     with pytest.raises(InvalidRequestError, match="fits"):
-        await client.resolve("e")
+        await client.resolve(first[:-1])
 
 
 async def test_refusal_of_the_workflow_reaches_the_caller_in_its_own_words(
@@ -394,19 +404,19 @@ async def started_with(client: Client, episode_id: str) -> EpisodeInput:
 
 
 async def test_watch_and_result_go_on_through_new_runs_resets_and_a_missing_worker(
-    server: WorkflowEnvironment, client: TightloopClient, working: Working
+    server: WorkflowEnvironment, client: TightloopClient, hasty: TightloopClient, working: Working
 ) -> None:
     seen: list[EpisodeStatus] = []
     silences: list[str] = []
     episode_id = await client.start(a_request())
 
     async def follow() -> None:
-        async for status in client.watch(episode_id, poll=WAIT, on_silence=lambda e: silences.append(e.message)):
+        async for status in hasty.watch(episode_id, poll=WAIT, on_silence=lambda e: silences.append(e.message)):
             seen.append(status)
 
     watching = asyncio.create_task(follow())
     waiting = asyncio.create_task(client.result(episode_id))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not silences:
             await asyncio.sleep(0.05)
         async with working():
@@ -460,7 +470,7 @@ async def test_watch_survives_a_restart_of_the_server(tmp_path: Path) -> None:
             seen.append(status)
 
     watching = asyncio.create_task(follow())
-    async with asyncio.timeout(60), worker_for(first.client, settings):
+    async with asyncio.timeout(150), worker_for(first.client, settings):
         while not seen:
             await asyncio.sleep(0.05)
         await first.shutdown()
@@ -490,7 +500,7 @@ async def test_episode_that_temporal_itself_paused_is_shown_and_explained(
             await client.respond(episode_id, "x")
         with pytest.raises(InvalidRequestError, match="temporal workflow unpause"):
             await client.checkpoints(episode_id)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not any(row.id == episode_id for row in await client.list("paused")):
                 await asyncio.sleep(0.05)
         await server.client.get_workflow_handle(episode_id).terminate()
@@ -574,6 +584,23 @@ async def test_command_line_steers_an_episode(
         code, out, _ = await run_cli(server, "status", episode_id)
     assert code == 0
     assert "aborted" in out
+
+
+async def test_command_that_is_given_one_of_the_other_kind_says_so(
+    server: WorkflowEnvironment, client: TightloopClient
+) -> None:
+    episode_id = await client.start(a_request())
+    code, _, error = await run_cli(server, "plan", "status", episode_id)
+    assert (code, error) == (
+        2,
+        f"error: {episode_id} is an episode, not a plan. See: tightloop status {episode_id}\n",
+    )
+
+
+async def test_replay_of_nothing_names_what_it_could_be(server: WorkflowEnvironment) -> None:
+    code, _, error = await run_cli(server, "replay", "nothing")
+    assert code == 1
+    assert error.startswith("error: there is no file, no episode and no plan 'nothing'. See: ")
 
 
 async def test_doctor_finds_server_attributes_and_workers(

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+import worker.build
 from tightloop.cli import render
 from tightloop.cli.main import app
 from tightloop.cli.request import (
@@ -24,7 +25,8 @@ from tightloop.cli.request import (
     unknown_fields,
     with_iterations,
 )
-from tightloop.cli.session import complete_episode
+from tightloop.cli.server_part import Role
+from tightloop.cli.session import complete_episode, complete_plan
 from tightloop.episode import EpisodeRequest, EpisodeStatus, Pause, PauseKind
 from tightloop.errors import InvalidRequestError
 from tightloop.executor import Question, QuestionKind
@@ -67,7 +69,7 @@ def test_every_command_explains_itself(command: str) -> None:
 def test_silent_server_gives_one_sentence_and_exit_code_1(command: list[str], nobody: str) -> None:
     code, out, error = run("--address", nobody, *command, *(["--json"] if command[0] == "list" else []))
     assert (code, out) == (1, "")
-    assert error == f"Temporal does not answer at {nobody} (connection refused). Start it: tightloop up\n"
+    assert error == f"error: Temporal does not answer at {nobody} (connection refused). Start it: tightloop up\n"
 
 
 def test_silent_server_never_ends_the_process_by_a_signal(nobody: str) -> None:
@@ -88,6 +90,54 @@ def test_misspelt_field_in_a_request_file_is_refused(tmp_path: Path) -> None:
     code, _, error = run("start", "--file", str(file))
     assert code == 2
     assert "budget.max_iteration" in error
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"goal: [\n", "is not YAML: line 2, column 1: "),
+        (b"\xff", "is no UTF-8 text (byte 0)"),
+        (b"green\n", "is not a request. Write: goal: "),
+        (None, "cannot be read: No such file or directory. Name a file\n"),
+    ],
+)
+def test_request_file_that_cannot_be_read_is_refused_with_the_place(
+    text: bytes | None, said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "request.yaml"
+    if text is not None:
+        file.write_bytes(text)
+    code, _, error = run("start", "--file", str(file))
+    assert code == 2
+    assert error.startswith("error: ")
+    assert said in error
+
+
+def test_each_wrong_setting_is_an_error_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("temporal: {adress: x}\nqueues: {lim: x}\n")
+    code, _, error = run("--settings", str(file), "list")
+    lines = error.splitlines()
+    assert code == 2
+    assert [line.startswith(f"error: {file}: ") for line in lines] == [True, True]
+    assert ["adress" in lines[0], "lim" in lines[1]] == [True, True]
+
+
+def test_role_that_there_is_not_is_refused_with_those_that_the_worker_has() -> None:
+    code, _, error = run("up", "--role", "x")
+    words = " ".join(error.replace("│", " ").split())
+    assert code == 2
+    assert [role.value for role in worker.build.Role if f"'{role.value}'" not in words] == []
+    assert [role.value for role in Role] == [role.value for role in worker.build.Role]
+
+
+def test_missing_keys_are_called_needed_only_where_encryption_is_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path))
+    assert run("keys", "list")[2].startswith("error: there is no key file ")
+    monkeypatch.setenv("TIGHTLOOP_PRIVACY__ENCRYPT", "true")
+    assert run("keys", "list")[2].startswith("error: payload encryption is on, but there is no key file ")
 
 
 def test_wrong_address_is_refused_with_an_example() -> None:
@@ -126,6 +176,7 @@ def test_doctor_reports_a_missing_server_and_fails(
 def test_completion_without_a_server_is_silent(nobody: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIGHTLOOP_TEMPORAL__ADDRESS", nobody)
     assert complete_episode("") == []
+    assert complete_plan("") == []
 
 
 def test_completion_script_is_offered_for_bash() -> None:

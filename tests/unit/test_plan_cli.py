@@ -193,7 +193,19 @@ def test_run_of_a_wrong_plan_starts_nothing(tmp_path: Path) -> None:
     path.write_text(WRONG)
     code, _, err = run("run", str(path))
     assert code == 2
-    assert f"{path}:4:24: " in err
+    assert f"{path}:4:24: error: 'test' needs 'biuld'" in err
+
+
+@pytest.mark.parametrize("command", ["run", "graph", "show"])
+@pytest.mark.parametrize("text", ["steps: [\n", "green\n", "", "id: x\nstepz: []\n"])
+def test_every_command_spells_a_problem_as_validate_does(command: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(text)
+    *problems, verdict = run("validate", str(path))[1].splitlines()
+    code, _, err = run(command, str(path))
+    assert code == 2
+    assert err.splitlines() == problems
+    assert verdict == f"{path}: {len(problems)} error{'' if len(problems) == 1 else 's'}"
 
 
 def test_inputs_are_json_or_text_and_misspelt_ones_are_refused() -> None:

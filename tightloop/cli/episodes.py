@@ -1,26 +1,22 @@
 """The commands about episodes: start them, look at them."""
 
-import asyncio
-import contextlib
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.live import Live
 
 from tightloop.cli import render
+from tightloop.cli.follow import follow_as_json, follow_lines, follow_live, remark_silence
+from tightloop.cli.opening import opened
 from tightloop.cli.request import build_request, defaults_from, read_options, read_request_file, with_iterations
 from tightloop.cli.session import Session, complete_episode, exit_code, on_terminal, operator, session_of
 from tightloop.client import CLOSED_STATUSES, OPEN_STATUSES, TightloopClient
-from tightloop.episode import EpisodePhase, EpisodeRequest, EpisodeStatus, Pause
-from tightloop.errors import InvalidRequestError, ServiceUnavailableError, TightloopError
+from tightloop.episode import EpisodePhase, EpisodeRequest, EpisodeStatus
 from tightloop.executor import AgentMode, PermissionRule
 from tightloop.settings import Settings
 
 app = typer.Typer()
 START, LOOK = "Start", "Look"
-OPENING_SECONDS = 3.0
 
 Episode = Annotated[
     str,
@@ -99,18 +95,12 @@ async def _started(
     Returns the id, and a sentence where no worker is there to take it.
     """
     new_id = await client.start(request, episode_id=episode_id)
-    queue = settings.temporal.task_queue
-    with contextlib.suppress(TightloopError):
-        if not await client.pollers(queue):
-            return new_id, f"no worker polls task queue {queue!r}: {new_id} waits for one. Start it: tightloop up"
-    with contextlib.suppress(TimeoutError, ServiceUnavailableError):
-        async with asyncio.timeout(OPENING_SECONDS):
-            async for status in client.watch(new_id):
-                if status.status == "failed":
-                    raise InvalidRequestError(f"{new_id} could not start: {status.reason}")
-                if status.phase is not EpisodePhase.OPENING:
-                    break
-    return new_id, ""
+    changes = client.watch(new_id)
+    return new_id, await opened(client, settings.temporal.task_queue, new_id, changes, _has_begun)
+
+
+def _has_begun(status: EpisodeStatus) -> bool:
+    return status.status != "failed" and status.phase is not EpisodePhase.OPENING
 
 
 @app.command("list", rich_help_panel=LOOK)
@@ -150,46 +140,14 @@ def watch(
 
 def _watch(session: Session, reference: str, *, as_json: bool) -> None:
     async def follow(client: TightloopClient, episode_id: str) -> EpisodeStatus | None:
+        changes = client.watch(episode_id, on_silence=remark_silence)
         if as_json:
-            return await _follow_as_json(client, episode_id)
-        return await (_follow_live if on_terminal() else _follow_lines)(client, episode_id)
+            return await follow_as_json(changes)
+        return await (follow_live if on_terminal() else follow_lines)(changes)
 
     last = session.on(reference, follow)
     if last is not None and exit_code(last):
         raise typer.Exit(exit_code(last))
-
-
-def _silence(error: ServiceUnavailableError) -> None:
-    render.remark(f"{error.message} - still trying ...")
-
-
-async def _follow_as_json(client: TightloopClient, episode_id: str) -> EpisodeStatus | None:
-    last = None
-    async with contextlib.aclosing(client.watch(episode_id, on_silence=_silence)) as changes:
-        async for last in changes:
-            typer.echo(last.model_dump_json())
-    return last
-
-
-async def _follow_lines(client: TightloopClient, episode_id: str) -> EpisodeStatus | None:
-    last: EpisodeStatus | None = None
-    waits: Pause | None = None
-    async with contextlib.aclosing(client.watch(episode_id, on_silence=_silence)) as changes:
-        async for last in changes:
-            render.show(f"{datetime.now():%H:%M:%S}  {render.status_line(last)}")
-            if last.pause is not None and last.pause != waits:
-                render.show(*render.what_to_do(last.episode_id, last.pause))
-            waits = last.pause
-    return last
-
-
-async def _follow_live(client: TightloopClient, episode_id: str) -> EpisodeStatus | None:
-    last = None
-    with Live(console=render.console(), auto_refresh=False, transient=False) as live:
-        async with contextlib.aclosing(client.watch(episode_id, on_silence=_silence)) as changes:
-            async for last in changes:
-                live.update(render.status_panel(last), refresh=True)
-    return last
 
 
 @app.command(rich_help_panel=LOOK)

@@ -1,12 +1,10 @@
 """The commands about things on this host: server and worker, files, settings, exports."""
 
-import asyncio
 import contextlib
 import json
 import os
 import socket
 import subprocess
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +16,8 @@ from tightloop.checkpoint import CheckpointRecord, checkpoint_number
 from tightloop.cli import render
 from tightloop.cli.doctor import Finding, examine
 from tightloop.cli.episodes import AsJson, Episode
-from tightloop.cli.server_part import become_worker
+from tightloop.cli.export import ask_all, json_text, writing
+from tightloop.cli.server_part import Role, become_worker
 from tightloop.cli.session import on_terminal, session_of
 from tightloop.client import TightloopClient
 from tightloop.errors import (
@@ -37,14 +36,14 @@ GIT_TIMEOUT_S = 60
 @app.command(rich_help_panel=HOST)
 def up(
     context: typer.Context,
-    role: Annotated[str | None, typer.Option(help="all, workflows, workspace, llm or gui. Default: all.")] = None,
+    role: Annotated[Role | None, typer.Option(help="What the worker is for. Default: all.")] = None,
     state_folder: Annotated[Path | None, typer.Option(help="Where histories and logs are kept.")] = None,
     encrypt: Annotated[
         bool, typer.Option("--encrypt", help="Turn payload encryption on, for workers and clients; makes a key.")
     ] = False,
 ) -> None:
     """Start the embedded Temporal server and a worker, until Ctrl-C."""
-    options = [*(["--role", role] if role else []), *(["--encrypt"] if encrypt else [])]
+    options = [*(["--role", role.value] if role else []), *(["--encrypt"] if encrypt else [])]
     become_worker(session_of(context), "up", *options, state_folder=state_folder)
 
 
@@ -66,7 +65,9 @@ async def _resolved(client: TightloopClient, reference: str) -> str:
     except EpisodeNotFoundError:
         with contextlib.suppress(EpisodeNotFoundError):
             return await client.plans.resolve(reference)
-        raise
+    raise EpisodeNotFoundError(
+        f"there is no file, no episode and no plan {reference!r}. See: tightloop list, or tightloop plan list"
+    )
 
 
 @app.command(rich_help_panel="Look")
@@ -179,25 +180,15 @@ def export(
     if out is None:
         render.show_json(document)
         return
-    try:
-        out.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InvalidRequestError(f"{out} cannot be written: {error.strerror}. Choose another --out") from error
+    with writing(out):
+        out.write_text(json_text(document), encoding="utf-8")
     render.show(f"wrote {out}. Replay it with: tightloop replay {out}")
 
 
 async def _exported(client: TightloopClient, episode_id: str) -> dict[str, Any]:
-    problems: dict[str, None] = {}
-
-    async def part(ask: Callable[[str], Awaitable[Any]]) -> Any:
-        try:
-            return render.as_plain_values(await ask(episode_id))
-        except ServiceUnavailableError as error:
-            problems[f"not everything could be asked, the history is complete: {error.message}"] = None
-            return None
-
-    asked = (client.status, client.request, client.timeline, client.checkpoints)
-    status, request, timeline, checkpoints = await asyncio.gather(*map(part, asked))
+    (status, request, timeline, checkpoints), problems = await ask_all(
+        episode_id, client.status, client.request, client.timeline, client.checkpoints
+    )
     return {
         "episode_id": episode_id,
         "exported_at": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -11,8 +11,9 @@ import typer
 from typer.core import TyperGroup
 
 from tightloop.cli import episodes, keys, local, plans, render, steer
+from tightloop.cli.plan_file import problem_line
 from tightloop.cli.session import INTERRUPTED, Session
-from tightloop.errors import InvalidRequestError, TightloopError
+from tightloop.errors import InvalidRequestError, PlanError, SettingsError, TightloopError
 from tightloop.log import set_up
 
 FAILED, WRONG_INPUT = 1, 2
@@ -26,15 +27,24 @@ class Sentences(TyperGroup):
         try:
             return super().invoke(ctx)
         except TightloopError as error:
-            render.complain(error.message)
+            for sentence in _sentences(error):
+                render.complain(sentence)
             raise typer.Exit(WRONG_INPUT if isinstance(error, InvalidRequestError) else FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             raise typer.Exit(FAILED) from None
         except OSError as error:
-            render.complain(f"this host refuses: {error}")
+            render.complain(f"error: this host refuses: {error}")
             raise typer.Exit(FAILED) from None
+
+
+def _sentences(error: TightloopError) -> list[str]:
+    """Return each problem as `error: what`, those of a plan file as `file:line:column: error: what`."""
+    if isinstance(error, PlanError):
+        return [problem_line(problem) for problem in error.problems]
+    lines = error.message.splitlines() if isinstance(error, SettingsError) else [error.message]
+    return [f"error: {line}" for line in lines]
 
 
 app = typer.Typer(

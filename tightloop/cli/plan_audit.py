@@ -4,7 +4,7 @@ import asyncio
 import json
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,12 +14,13 @@ import typer
 from tightloop.artifact import ArtifactRef
 from tightloop.cli import render
 from tightloop.cli.episodes import AsJson
-from tightloop.cli.plan_session import PlanId, on_plan
+from tightloop.cli.export import ask_all, json_text, writing
+from tightloop.cli.plan_session import PlanId
 from tightloop.cli.plan_store import PlanStore
 from tightloop.cli.session import session_of
-from tightloop.client.plan_calls import PLAN_CLOSED_STATUSES
+from tightloop.client.plan_kind import PLAN_CLOSED_STATUSES
 from tightloop.client.plans import Plans
-from tightloop.errors import ArtifactError, InvalidRequestError, ServiceUnavailableError, WorkspaceError
+from tightloop.errors import ArtifactError, InvalidRequestError, WorkspaceError
 from tightloop.plan.request import PlanResult
 from tightloop.plan.stored import PlanArchive
 
@@ -39,38 +40,28 @@ def export(
     """Write everything about a plan: revisions, records, decisions, timeline, history. Default: JSON on stdout."""
     if out is not None and out.suffix != ".json" and out.exists():
         raise InvalidRequestError(f"{out} exists already. Name a folder that does not")
-    document, store = on_plan(session_of(context), plan, _document)
+    document, store = session_of(context).on_plan(plan, _document)
     for problem in document["problems"]:
         render.remark(problem)
     if out is None:
         render.show_json(document)
         return
-    try:
+    with writing(out):
         if out.suffix == ".json":
-            out.write_text(_json(document), encoding="utf-8")
+            out.write_text(json_text(document), encoding="utf-8")
             render.show(f"wrote {out}. Replay its history with: tightloop replay {out}")
         else:
             missing = _write_folder(out, document, store)
             for sentence in missing:
                 render.remark(sentence)
             render.show(f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
-    except OSError as error:
-        raise InvalidRequestError(f"{out} cannot be written: {error.strerror}. Choose another --out") from error
 
 
 async def _document(plans: Plans, plan_id: str) -> tuple[dict[str, Any], PlanStore]:
     """Return everything that is known of a plan; what could not be asked stands under `problems`."""
-    problems: dict[str, None] = {}
-
-    async def part(ask: Callable[[str], Awaitable[Any]]) -> Any:
-        try:
-            return render.as_plain_values(await ask(plan_id))
-        except ServiceUnavailableError as error:
-            problems[f"not everything could be asked, the history is complete: {error.message}"] = None
-            return None
-
-    asked = (plans.status, plans.request, plans.timeline, plans.steps)
-    status, request, timeline, steps = await asyncio.gather(*map(part, asked))
+    (status, request, timeline, steps), problems = await ask_all(
+        plan_id, plans.status, plans.request, plans.timeline, plans.steps
+    )
     summary = await plans.summary(plan_id)
     store = PlanStore(Path(summary.workspace), plan_id)
     account = await _account(plans, plan_id, store, problems) if summary.status in PLAN_CLOSED_STATUSES else None
@@ -127,10 +118,6 @@ async def _account(
         return None
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-
-
 def _write_folder(out: Path, document: dict[str, Any], store: PlanStore) -> list[str]:
     """Write the parts as files, all or nothing; return a sentence for each artifact that is not here."""
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -152,15 +139,15 @@ def _write_folder(out: Path, document: dict[str, Any], store: PlanStore) -> list
 def _write_parts(folder: Path, document: dict[str, Any]) -> None:
     apart = {"revisions", "records", "history", "children", "timeline"}
     (folder / "plan.json").write_text(
-        _json({key: part for key, part in document.items() if key not in apart}), encoding="utf-8"
+        json_text({key: part for key, part in document.items() if key not in apart}), encoding="utf-8"
     )
     for number, revision in enumerate(document["revisions"] or (), start=1):
-        (folder / f"revision-{number}.json").write_text(_json(revision), encoding="utf-8")
+        (folder / f"revision-{number}.json").write_text(json_text(revision), encoding="utf-8")
     lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in document["records"] or ())
     (folder / "records.jsonl").write_text("".join(lines), encoding="utf-8")
     for name in ("history", "timeline"):
         if name in document:
-            (folder / f"{name}.json").write_text(_json(document[name]), encoding="utf-8")
+            (folder / f"{name}.json").write_text(json_text(document[name]), encoding="utf-8")
 
 
 def _copy_artifacts(folder: Path, document: dict[str, Any], store: PlanStore) -> list[str]:
@@ -212,7 +199,7 @@ def archive(
             )
         return account, _texts(account, store)
 
-    account, texts = on_plan(session_of(context), plan, look)
+    account, texts = session_of(context).on_plan(plan, look)
     if out is not None:
         _write_archive(out, account, texts)
         render.show(f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
@@ -228,10 +215,8 @@ def _texts(account: PlanArchive, store: PlanStore) -> dict[str, str]:
 
 
 def _write_archive(out: Path, account: PlanArchive, texts: dict[str, str]) -> None:
-    try:
+    with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             (out / f"{name}.md").write_text(text, encoding="utf-8")
-        (out / "account.json").write_text(_json(account.model_dump(mode="json")), encoding="utf-8")
-    except OSError as error:
-        raise InvalidRequestError(f"{out} cannot be written: {error.strerror}. Choose another --out") from error
+        (out / "account.json").write_text(json_text(account.model_dump(mode="json")), encoding="utf-8")

@@ -9,7 +9,7 @@ import typer
 from tightloop.cli import plan_render, render
 from tightloop.cli.episodes import AsJson
 from tightloop.cli.plan_file import Examined, accepted, examine, examine_any, problem_line
-from tightloop.cli.plan_session import FileOrId, is_file, on_plan, plan_with_states
+from tightloop.cli.plan_session import FileOrId, is_file, plan_with_states
 from tightloop.cli.plan_store import PlanStore
 from tightloop.cli.plan_text import plan_text, step_text
 from tightloop.cli.session import session_of
@@ -79,7 +79,7 @@ def graph(context: typer.Context, what: FileOrId) -> None:
         plan, _ = await plan_with_states(plans, plan_id)
         return to_mermaid(plan, _states(await plans.steps(plan_id)))
 
-    typer.echo(on_plan(session_of(context), what, look), nl=False)
+    typer.echo(session_of(context).on_plan(what, look), nl=False)
 
 
 def _readable(file: str) -> Plan:
@@ -113,7 +113,7 @@ def show(
     if is_file(what):
         plan = _readable(what)
     else:
-        plan, states, records = on_plan(session_of(context), what, lambda plans, key: _shown(plans, key, step))
+        plan, states, records = session_of(context).on_plan(what, lambda plans, key: _shown(plans, key, step))
     if step is not None:
         _show_step(plan, step, records, states, as_json=as_json)
     elif form is not None:

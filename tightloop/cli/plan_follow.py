@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
-import typer
 from rich.live import Live
 from rich.text import Text
 
 from tightloop.cli import plan_render, render
-from tightloop.cli.session import on_terminal
+from tightloop.cli.follow import follow_as_json, remark_silence
+from tightloop.cli.session import on_terminal, within
 from tightloop.client import TightloopClient
-from tightloop.client.plan_calls import PLAN_CLOSED_STATUSES
+from tightloop.client.plan_kind import PLAN_CLOSED_STATUSES
 from tightloop.errors import ServiceUnavailableError
 from tightloop.plan.display import counts_line
 from tightloop.plan.request import PlanOutcome, PlanStatus
@@ -35,25 +35,16 @@ def new_events(shown: Sequence[PlanEvent], now: Sequence[PlanEvent]) -> tuple[Se
     return now, True
 
 
-async def follow_as_json(client: TightloopClient, plan_id: str) -> PlanStatus | None:
+async def follow_plan_as_json(client: TightloopClient, plan_id: str) -> PlanStatus | None:
     """Print the status at each change, one JSON document a line; return the last one."""
-    last = None
-    async with contextlib.aclosing(client.plans.watch(plan_id, on_silence=_silence)) as changes:
-        async for last in changes:
-            typer.echo(last.model_dump_json())
+    last = await follow_as_json(client.plans.watch(plan_id, on_silence=remark_silence))
     await _closed(client, plan_id)
     return last
 
 
 async def _closed(client: TightloopClient, plan_id: str) -> None:
     """Wait until the workspace is given back, too: a plan tells its end a moment before."""
-    with contextlib.suppress(TimeoutError, ServiceUnavailableError):
-        async with asyncio.timeout(LAST_EVENTS_S):
-            await client.plans.result(plan_id)
-
-
-def _silence(error: ServiceUnavailableError) -> None:
-    render.remark(f"{error.message} - still trying ...")
+    await within(LAST_EVENTS_S, client.plans.result(plan_id))
 
 
 class Follower:
@@ -73,7 +64,9 @@ class Follower:
         out = render.console()
         live = Live(console=out, auto_refresh=False, transient=True) if on_terminal() else None
         with live or contextlib.nullcontext():
-            async with contextlib.aclosing(self._client.plans.watch(self._plan_id, on_silence=_silence)) as changes:
+            async with contextlib.aclosing(
+                self._client.plans.watch(self._plan_id, on_silence=remark_silence)
+            ) as changes:
                 async for last in changes:
                     for line in await self._news(last):
                         out.print(line)

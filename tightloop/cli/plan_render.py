@@ -4,7 +4,6 @@ import shlex
 from collections.abc import Iterable
 from datetime import datetime
 
-from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -110,18 +109,9 @@ def spent_line(spent: PlanSpent) -> str:
     return ", ".join([*parts, f"minutes {spent.wall_time.total_seconds() / 60:.1f}"])
 
 
-def status_panel(status: PlanStatus) -> RenderableType:
+def status_panel(status: PlanStatus) -> Panel:
     """Return one plan on a panel."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim")
-    grid.add_column(overflow="fold")
-    for name, value in _status_rows(status):
-        if str(value):
-            grid.add_row(name, value if isinstance(value, Text) else Text(render.plain(value)))
-    parts: list[RenderableType] = [grid]
-    if todo := what_to_do(status):
-        parts += [Text(), Text(render.plain("\n".join(todo)), style="yellow")]
-    return Panel(Group(*parts), title=Text(status.plan_id), title_align="left", expand=False)
+    return render.panel(status.plan_id, _status_rows(status), what_to_do(status))
 
 
 def _status_rows(status: PlanStatus) -> list[tuple[str, str | Text]]:

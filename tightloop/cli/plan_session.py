@@ -1,40 +1,18 @@
 """What the plan commands share: the plan that a person means, and where its text and its records are."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
 from tightloop.cli.plan_store import PlanStore
-from tightloop.cli.session import COMPLETION_SECONDS, Session
-from tightloop.client import TightloopClient
+from tightloop.cli.session import complete_plan
 from tightloop.client.plans import Plans
 from tightloop.errors import InvalidRequestError, WorkspaceError
-from tightloop.host import load_settings
 from tightloop.plan.model import Plan
 from tightloop.plan.request import PlanStatus
 from tightloop.plan.stored import StoredPlan
 from tightloop.plan.text.reading import read_plan
-
-T = TypeVar("T")
-
-
-def complete_plan(incomplete: str) -> list[tuple[str, str]]:
-    """Offer plan ids to the shell; silent when Temporal does not answer at once."""
-
-    async def rows() -> list[tuple[str, str]]:
-        async with asyncio.timeout(COMPLETION_SECONDS):
-            client = await TightloopClient.connect(load_settings())
-            return [(row.id, f"{row.status}: {row.goal[:60]}") for row in await client.plans.list()]
-
-    try:
-        found = [("last", "the newest plan"), *asyncio.run(rows())]
-    except Exception:  # noqa: BLE001 - a shell that completes must never see an error
-        return []
-    return [pair for pair in found if pair[0].startswith(incomplete)]
-
 
 PlanId = Annotated[
     str, typer.Argument(metavar="ID", help="Plan id, its beginning, or 'last'.", autocompletion=complete_plan)
@@ -42,15 +20,6 @@ PlanId = Annotated[
 FileOrId = Annotated[
     str, typer.Argument(metavar="FILE|ID", help="Plan file, or the id of a plan.", autocompletion=complete_plan)
 ]
-
-
-def on_plan(session: Session, reference: str, work: Callable[[Plans, str], Awaitable[T]]) -> T:
-    """Do one thing with the plan that `reference` means."""
-
-    async def resolved(client: TightloopClient) -> T:
-        return await work(client.plans, await client.plans.resolve(reference))
-
-    return session.run(resolved)
 
 
 def is_file(what: str) -> bool:

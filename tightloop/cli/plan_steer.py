@@ -1,7 +1,5 @@
 """The commands that steer a plan: approve, answer, change, pause, give more, end."""
 
-import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Annotated
 
@@ -10,10 +8,10 @@ import typer
 from tightloop.cli import render
 from tightloop.cli.episodes import AsJson
 from tightloop.cli.plan_file import accepted
-from tightloop.cli.plan_session import PlanId, on_plan
-from tightloop.cli.session import operator, session_of
+from tightloop.cli.plan_session import PlanId
+from tightloop.cli.session import operator, session_of, within
 from tightloop.client.plans import Plans
-from tightloop.errors import InvalidRequestError, ServiceUnavailableError
+from tightloop.errors import InvalidRequestError
 from tightloop.plan.control import FailureAnswer
 from tightloop.plan.request import PlanStatus, WaitingGate
 
@@ -21,7 +19,7 @@ app = typer.Typer()
 PERSON, STEER = "Answer", "Steer"
 END_SECONDS = 10
 
-Gate = Annotated[str, typer.Argument(metavar="[GATE]", help="Step, or window; can be left out where one waits.")]
+Gate = Annotated[str, typer.Argument(metavar="GATE", help="Step, or window; can be left out where one waits.")]
 By = Annotated[str | None, typer.Option("--by", help="Who says so. Default: your user name.")]
 Rationale = Annotated[str, typer.Option(help="Why; kept in the record.")]
 Reason = Annotated[str, typer.Option(help="Why; kept in the timeline.")]
@@ -34,7 +32,7 @@ def _steer(context: typer.Context, plan: str, work: Steering, *, as_json: bool) 
     async def named(plans: Plans, key: str) -> tuple[str, str]:
         return key, await work(plans, key)
 
-    key, sentence = on_plan(session_of(context), plan, named)
+    key, sentence = session_of(context).on_plan(plan, named)
     render.answer({"plan_id": key, "message": sentence}, sentence, as_json=as_json)
 
 
@@ -91,9 +89,7 @@ def answer(
     context: typer.Context,
     plan: PlanId,
     word: Annotated[FailureAnswer, typer.Argument(metavar="ANSWER", help="retry, skip, abort or replan.")],
-    step: Annotated[
-        str, typer.Argument(metavar="[STEP]", help="Failed step. Default: all that were asked about.")
-    ] = "",
+    step: Annotated[str, typer.Argument(metavar="STEP", help="Failed step. Default: all that were asked about.")] = "",
     file: Annotated[str | None, typer.Option(help="With replan: the new plan. Default: a planner writes it.")] = None,
     by: By = None,
     as_json: AsJson = False,
@@ -114,7 +110,7 @@ def replan(
     context: typer.Context,
     plan: PlanId,
     file: Annotated[
-        str | None, typer.Argument(metavar="[FILE]", help="The whole new plan. Default: a planner writes it.")
+        str | None, typer.Argument(metavar="FILE", help="The whole new plan. Default: a planner writes it.")
     ] = None,
     rationale: Rationale = "",
     by: By = None,
@@ -216,10 +212,9 @@ def cancel(context: typer.Context, plan: PlanId, reason: Reason = "", as_json: A
 
     async def work(plans: Plans, key: str) -> str:
         await plans.cancel(key, reason, by=operator())
-        with contextlib.suppress(TimeoutError, ServiceUnavailableError):
-            async with asyncio.timeout(END_SECONDS):
-                result = await plans.result(key)
-                return f"{key} is {result.outcome.value.lower()}: {result.reason}"
-        return f"{key} ends as soon as what runs has stopped: tightloop plan watch {key}"
+        result = await within(END_SECONDS, plans.result(key))
+        if result is None:
+            return f"{key} ends as soon as what runs has stopped: tightloop plan watch {key}"
+        return f"{key} is {result.outcome.value.lower()}: {result.reason}"
 
     _steer(context, plan, work, as_json=as_json)

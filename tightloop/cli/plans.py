@@ -1,6 +1,5 @@
 """The commands about plans: run one, look at what runs."""
 
-import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable
@@ -13,21 +12,17 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from tightloop.cli import plan_audit, plan_check, plan_render, plan_steer, render
-from tightloop.cli.episodes import OPENING_SECONDS, AsJson
+from tightloop.cli.episodes import AsJson
+from tightloop.cli.opening import opened
 from tightloop.cli.plan_file import Examined, accepted, problem_line, read_inputs
-from tightloop.cli.plan_follow import Follower, follow_as_json
-from tightloop.cli.plan_session import PlanId, newest, on_plan
+from tightloop.cli.plan_follow import Follower, follow_plan_as_json
+from tightloop.cli.plan_session import PlanId, newest
 from tightloop.cli.plan_store import PlanStore
 from tightloop.cli.session import INTERRUPTED, Session, on_terminal, session_of
 from tightloop.client import OPEN_STATUSES, TightloopClient
-from tightloop.client.plan_calls import PLAN_CLOSED_STATUSES
+from tightloop.client.plan_kind import PLAN_CLOSED_STATUSES
 from tightloop.client.plans import Plans
-from tightloop.errors import (
-    EpisodeNotFoundError,
-    InvalidRequestError,
-    ServiceUnavailableError,
-    TightloopError,
-)
+from tightloop.errors import EpisodeNotFoundError, InvalidRequestError
 from tightloop.plan.request import SOURCE_CHARACTERS, PlanRequest, PlanStatus, StepLine
 from tightloop.scrub import scrub
 
@@ -71,7 +66,7 @@ class Wanted:
 @app.command(rich_help_panel=RUN)
 def run(
     context: typer.Context,
-    file: Annotated[str | None, typer.Argument(metavar="[FILE]", help="Plan file; '-' is the standard input.")] = None,
+    file: Annotated[str | None, typer.Argument(metavar="FILE", help="Plan file; '-' is the standard input.")] = None,
     workspace: Annotated[str | None, typer.Option(help="Top of the git working tree. Default: this folder.")] = None,
     values: Annotated[
         list[str] | None, typer.Option("--set", help="name=value of an input, the value as JSON. Repeatable.")
@@ -129,19 +124,8 @@ async def _started(client: TightloopClient, session: Session, wanted: Wanted, te
     """Start a plan, and stay for the moment in which it may be refused. Returns its id and a remark."""
     request, known_id = await _request(client, wanted, text)
     new_id = await client.plans.start(request, plan_id=known_id)
-    queue = session.settings.temporal.task_queue
-    with contextlib.suppress(TightloopError):
-        if not await client.pollers(queue):
-            return new_id, f"no worker polls task queue {queue!r}: {new_id} waits for one. Start it: tightloop up"
-    with contextlib.suppress(TimeoutError, ServiceUnavailableError):
-        async with asyncio.timeout(OPENING_SECONDS):
-            async with contextlib.aclosing(client.plans.watch(new_id)) as changes:
-                async for status in changes:
-                    if status.status == "failed" and not status.counts:
-                        raise InvalidRequestError(f"{new_id} could not start: {status.reason}")
-                    if status.counts:
-                        break
-    return new_id, ""
+    changes, queue = client.plans.watch(new_id), session.settings.temporal.task_queue
+    return new_id, await opened(client, queue, new_id, changes, lambda status: bool(status.counts))
 
 
 async def _request(client: TightloopClient, wanted: Wanted, text: Examined | None) -> tuple[PlanRequest, str | None]:
@@ -189,7 +173,7 @@ def _text_fields(file: str, text: str) -> dict[str, str]:
 
 def _watch(session: Session, plan_id: str, *, as_json: bool, dry_run: bool = False) -> PlanStatus | None:
     def followed(client: TightloopClient) -> Awaitable[PlanStatus | None]:
-        return follow_as_json(client, plan_id) if as_json else Follower(client, plan_id, dry_run=dry_run).run()
+        return follow_plan_as_json(client, plan_id) if as_json else Follower(client, plan_id, dry_run=dry_run).run()
 
     try:
         return session.run(followed)
@@ -251,7 +235,7 @@ def status(
     async def look(plans: Plans, key: str) -> tuple[PlanStatus, tuple[StepLine, ...]]:
         return await plans.status(key), await plans.steps(key) if steps else ()
 
-    found, lines = on_plan(session_of(context), plan, look)
+    found, lines = session_of(context).on_plan(plan, look)
     if as_json:
         document = found.model_dump(mode="json")
         render.show_json({**document, "steps": render.as_plain_values(lines)} if steps else document)
@@ -267,14 +251,18 @@ def watch(
 ) -> None:
     """Show what happens until the plan ends; exit code 0 when it completed, 1 when not."""
     session = session_of(context)
-    key = session.run(lambda client: client.plans.resolve(plan))
+
+    async def named(_: Plans, key: str) -> str:
+        return key
+
+    key = session.on_plan(plan, named)
     _leave(_watch(session, key, as_json=as_json))
 
 
 @app.command(rich_help_panel=LOOK)
 def timeline(context: typer.Context, plan: PlanId, as_json: AsJson = False) -> None:
     """Show what happened in a plan, newest last; at most 200 lines."""
-    found = on_plan(session_of(context), plan, lambda plans, key: plans.timeline(key))
+    found = session_of(context).on_plan(plan, lambda plans, key: plans.timeline(key))
     render.answer(found, plan_render.timeline_table(found), as_json=as_json)
 
 

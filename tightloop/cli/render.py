@@ -152,17 +152,24 @@ def timeline_table(entries: Iterable[TimelineEntry]) -> Table:
     return made
 
 
-def status_panel(status: EpisodeStatus) -> RenderableType:
+def status_panel(status: EpisodeStatus) -> Panel:
     """Return one episode on a panel."""
+    todo = [] if status.pause is None else what_to_do(status.episode_id, status.pause)
+    return panel(status.episode_id, _status_rows(status), todo)
+
+
+def panel(title: str, rows: Iterable[tuple[str, str | Text]], todo: Sequence[str]) -> Panel:
+    """Return names with their values, without the empty ones, and below them what a person can do."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")
-    for name, value in _status_rows(status):
-        grid.add_row(name, value if isinstance(value, Text) else Text(plain(value)))
+    for name, value in rows:
+        if str(value):
+            grid.add_row(name, value if isinstance(value, Text) else Text(plain(value)))
     parts: list[RenderableType] = [grid]
-    if status.pause is not None:
-        parts += [Text(), Text(plain("\n".join(what_to_do(status.episode_id, status.pause))), style="yellow")]
-    return Panel(Group(*parts), title=Text(status.episode_id), title_align="left", expand=False)
+    if todo:
+        parts += [Text(), Text(plain("\n".join(todo)), style="yellow")]
+    return Panel(Group(*parts), title=Text(title), title_align="left", expand=False)
 
 
 def _label(status: EpisodeStatus) -> str:
@@ -171,7 +178,7 @@ def _label(status: EpisodeStatus) -> str:
 
 def _status_rows(status: EpisodeStatus) -> list[tuple[str, str | Text]]:
     passes = f"{status.iteration} on branch {status.branch}"
-    rows: list[tuple[str, str | Text]] = [
+    return [
         ("status", coloured(_label(status) + (", pause requested" if status.pause_requested else ""))),
         ("goal", status.goal),
         ("workspace", status.workspace),
@@ -187,7 +194,6 @@ def _status_rows(status: EpisodeStatus) -> list[tuple[str, str | Text]]:
         ("budget", budget_line(status.spent, status.budget)),
         ("reason", status.reason),
     ]
-    return [(name, value) for name, value in rows if str(value)]
 
 
 def what_to_do(episode_id: str, pause: Pause) -> list[str]:

@@ -11,6 +11,7 @@ from tightloop.check import Check
 from tightloop.episode import EpisodeRequest
 from tightloop.errors import InvalidRequestError
 from tightloop.settings import Settings
+from tightloop.value import first_problem
 
 _EXAMPLE = 'tightloop start "make the tests pass" --done "pytest -q"'
 
@@ -23,10 +24,19 @@ def read_request_file(path: Path) -> dict[str, Any]:
     """
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"the request file {path} cannot be read: {error}") from error
+    except OSError as error:
+        raise InvalidRequestError(f"the request file {path} cannot be read: {error.strerror}. Name a file") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"the request file {path} is no UTF-8 text (byte {error.start})") from error
+    except yaml.MarkedYAMLError as error:
+        at = (
+            f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}: "
+            if error.problem_mark
+            else ""
+        )
+        raise InvalidRequestError(f"the request file {path} is not YAML: {at}{error.problem}") from error
     except yaml.YAMLError as error:
-        raise InvalidRequestError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+        raise InvalidRequestError(f"the request file {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(document, dict):
         raise InvalidRequestError(
             f"{path} is not a request. Write: goal: ..., workspace: ..., definition_of_done: [...]"
@@ -87,11 +97,7 @@ def build_request(*layers: dict[str, Any]) -> EpisodeRequest:
     try:
         request = EpisodeRequest.model_validate(merged)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise InvalidRequestError(
-            f"{field}: {first['msg']}, not {first['input']!r}. For example: {_EXAMPLE}"
-        ) from error
+        raise InvalidRequestError(f"{first_problem(error)}. For example: {_EXAMPLE}") from error
     request.check()
     return request
 

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,6 +15,16 @@ from tightloop.errors import ServiceUnavailableError
 DESCRIBE_SECONDS = 60
 # -P: a folder `worker` in the current directory must not be taken for ours.
 _COMMAND = (sys.executable, "-P", "-m", "worker")
+
+
+class Role(StrEnum):
+    """What a worker is for, as the server part has it."""
+
+    ALL = "all"
+    WORKFLOWS = "workflows"
+    WORKSPACE = "workspace"
+    LLM = "llm"
+    GUI = "gui"
 
 
 def become_worker(session: Session, *arguments: str, state_folder: Path | None = None) -> NoReturn:

@@ -6,7 +6,7 @@ import getpass
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +16,11 @@ import typer
 from pydantic import ValidationError
 from temporalio.client import Interceptor
 
-from tightloop.client import TightloopClient
-from tightloop.client.plans import LAST
+from tightloop.client import EpisodeSummary, TightloopClient
+from tightloop.client.plans import Plans
+from tightloop.client.starting import LAST
 from tightloop.episode import EpisodeStatus
-from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, SettingsError
+from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ServiceUnavailableError, SettingsError
 from tightloop.host import load_settings
 from tightloop.settings import Settings
 
@@ -80,21 +81,45 @@ class Session:
 
         async def resolved(client: TightloopClient) -> T:
             try:
-                episode_id = await client.resolve(reference)
+                key = await client.resolve(reference)
             except EpisodeNotFoundError:
-                await _refuse_plan(client, reference)
+                await _refuse(client.plans, reference, "a plan, not an episode. See: tightloop plan status")
                 raise
-            return await work(client, episode_id)
+            return await work(client, key)
+
+        return self.run(resolved)
+
+    def on_plan(self, reference: str, work: Callable[[Plans, str], Awaitable[T]]) -> T:
+        """Do one thing with the plan that `reference` means."""
+
+        async def resolved(client: TightloopClient) -> T:
+            try:
+                key = await client.plans.resolve(reference)
+            except EpisodeNotFoundError:
+                await _refuse(client, reference, "an episode, not a plan. See: tightloop status")
+                raise
+            return await work(client.plans, key)
 
         return self.run(resolved)
 
 
-async def _refuse_plan(client: TightloopClient, reference: str) -> None:
-    """Say so where a plan is meant."""
-    with contextlib.suppress(EpisodeNotFoundError):
-        plan_id = "" if reference == LAST else await client.plans.resolve(reference)
-        if plan_id:
-            raise InvalidRequestError(f"{plan_id} is a plan, not an episode. See: tightloop plan status {plan_id}")
+async def _refuse(others: TightloopClient | Plans, reference: str, what: str) -> None:
+    """Say so where one of the other kind is meant."""
+    if reference == LAST:
+        return
+    try:
+        other = await others.resolve(reference)
+    except (EpisodeNotFoundError, InvalidRequestError):
+        return
+    raise InvalidRequestError(f"{other} is {what} {other}")
+
+
+async def within(seconds: float, work: Awaitable[T]) -> T | None:
+    """Return what comes of a wait; None where nothing comes in time, or nobody answers."""
+    with contextlib.suppress(TimeoutError, ServiceUnavailableError):
+        async with asyncio.timeout(seconds):
+            return await work
+    return None
 
 
 def _traced(settings: Settings) -> AbstractContextManager[Interceptor | None]:
@@ -132,14 +157,24 @@ def exit_code(status: EpisodeStatus) -> int:
 
 def complete_episode(incomplete: str) -> list[tuple[str, str]]:
     """Offer episode ids to the shell; silent when Temporal does not answer at once."""
+    return _completions(incomplete, "the newest episode", lambda client: client.list())
 
+
+def complete_plan(incomplete: str) -> list[tuple[str, str]]:
+    """Offer plan ids to the shell; silent when Temporal does not answer at once."""
+    return _completions(incomplete, "the newest plan", lambda client: client.plans.list())
+
+
+def _completions(
+    incomplete: str, newest: str, listed: Callable[[TightloopClient], Awaitable[Sequence[EpisodeSummary]]]
+) -> list[tuple[str, str]]:
     async def rows() -> list[tuple[str, str]]:
         async with asyncio.timeout(COMPLETION_SECONDS):
             client = await TightloopClient.connect(load_settings())
-            return [(row.id, f"{row.status}: {row.goal[:60]}") for row in await client.list()]
+            return [(row.id, f"{row.status}: {row.goal[:60]}") for row in await listed(client)]
 
     try:
-        found = [("last", "the newest episode"), *asyncio.run(rows())]
+        found = [(LAST, newest), *asyncio.run(rows())]
     except Exception:  # noqa: BLE001 - a shell that completes must never see an error
         return []
     return [pair for pair in found if pair[0].startswith(incomplete)]

@@ -1,7 +1,5 @@
 """The commands that steer an episode: pause, answer, give more, change, go back, end."""
 
-import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Annotated
 
@@ -9,10 +7,10 @@ import typer
 
 from tightloop.cli import render
 from tightloop.cli.episodes import AsJson, Checkpoint, Episode
-from tightloop.cli.session import operator, session_of
+from tightloop.cli.session import operator, session_of, within
 from tightloop.client import TightloopClient
 from tightloop.control import ExecutorAmendment
-from tightloop.errors import InvalidRequestError, ServiceUnavailableError
+from tightloop.errors import InvalidRequestError
 from tightloop.executor import AnswerKind, PermissionRule
 
 app = typer.Typer()
@@ -158,10 +156,8 @@ def abort(context: typer.Context, episode: Episode, reason: Reason = "", as_json
 
     async def work(client: TightloopClient, key: str) -> str:
         await client.abort(key, reason, by=operator())
-        with contextlib.suppress(TimeoutError, ServiceUnavailableError):
-            async with asyncio.timeout(END_SECONDS):
-                await client.result(key)
-                return f"{key} is aborted; its files are as it left them"
-        return f"{key} aborts as soon as a worker takes the message"
+        if await within(END_SECONDS, client.result(key)) is None:
+            return f"{key} aborts as soon as a worker takes the message"
+        return f"{key} is aborted; its files are as it left them"
 
     _steer(context, episode, work, as_json=as_json)

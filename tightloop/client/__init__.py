@@ -9,7 +9,9 @@ It speaks to Temporal by workflow name, so that the `tightloop` wheel alone is e
     result = await client.result(episode_id)
 """
 
-from tightloop.client.answers import CLOSED_STATUSES, OPEN_STATUSES, EpisodeSummary, Poller, registration_commands
+from tightloop.client.answers import EpisodeSummary, Poller, registration_commands
+from tightloop.client.episode_kind import CLOSED_STATUSES
 from tightloop.client.episodes import TightloopClient
+from tightloop.client.execution import OPEN_STATUSES
 
 __all__ = ["CLOSED_STATUSES", "OPEN_STATUSES", "EpisodeSummary", "Poller", "TightloopClient", "registration_commands"]

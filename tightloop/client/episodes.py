@@ -1,13 +1,9 @@
 """The typed client: start, look at and steer episodes."""
 
-import asyncio
-import builtins
-import contextlib
-import re
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 from temporalio.client import Client, Interceptor
 from temporalio.converter import DataConverter
@@ -15,46 +11,26 @@ from temporalio.converter import DataConverter
 from tightloop.budget import TopUp
 from tightloop.check import Check
 from tightloop.checkpoint import CheckpointRecord
-from tightloop.client.answers import (
-    CLOSED_STATUSES,
-    OPEN_STATUSES,
-    SEARCH_ATTRIBUTES,
-    EpisodeSummary,
-    Poller,
-    closed_status,
-    outline_of,
-    summary_of,
-)
+from tightloop.client.answers import EpisodeSummary, Poller
 from tightloop.client.calls import QUERY_TIMEOUT, Calls
-from tightloop.client.calls import connect as open_connection
+from tightloop.client.connection import connect as open_connection
 from tightloop.client.encryption import data_converter as converter_of
+from tightloop.client.episode_kind import EPISODE
+from tightloop.client.execution import SEARCH_ATTRIBUTES
 from tightloop.client.plans import Plans
+from tightloop.client.reader import PATIENCE, POLL_INTERVAL, OnSilence, Reader
+from tightloop.client.starting import checked_id, memo_of, queues_of
 from tightloop.control import ExecutorAmendment, read_restore
 from tightloop.episode import (
     EpisodeInput,
     EpisodeRequest,
     EpisodeResult,
     EpisodeStatus,
-    Queues,
     RestoreTarget,
     TimelineEntry,
 )
-from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ServiceUnavailableError
 from tightloop.executor import AnswerKind
-from tightloop.scrub import scrub
 from tightloop.settings import Settings
-
-POLL_INTERVAL = timedelta(milliseconds=500)
-PATIENCE = timedelta(minutes=10)
-"""How long `watch` and `result` bear that nobody answers: a restart of the server, or of the worker."""
-MEMO_GOAL_CHARACTERS = 200
-LAST = "last"
-_RESOLVE_AMONG = 500
-
-# An id becomes part of a git ref (refs/tightloop/<episode>/<n>), whose rules are stricter than Temporal's.
-_EPISODE_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?=[A-Za-z0-9_-])){0,99}")
-
-T = TypeVar("T")
 
 
 class TightloopClient:
@@ -70,7 +46,8 @@ class TightloopClient:
             settings: where new episodes go: task queue and queues of the capabilities.
             query_timeout: how long a worker may take to answer before it counts as absent.
         """
-        self._calls = Calls(client, query_timeout)
+        self._calls = Calls(client, EPISODE, query_timeout)
+        self._reader = Reader(self._calls)
         self._settings = settings or Settings()
         self._plans = Plans(client, self._settings, query_timeout=query_timeout)
 
@@ -111,23 +88,15 @@ class TightloopClient:
             SettingsError: the namespace does not know our search attributes.
             ServiceUnavailableError: Temporal does not answer (retryable).
         """
-        new_id = _new_id() if episode_id is None else _checked_id(episode_id)
+        new_id = _new_id() if episode_id is None else checked_id(episode_id, "an episode id")
         return await self._start(new_id, _as_input(request))
 
     async def _start(self, episode_id: str, request: EpisodeInput) -> str:
         request.check()
-        request = request.model_copy(update={"queues": self._queues(request.queues)})
-        queue = self._settings.temporal.task_queue
-        await self._calls.start(episode_id, request, task_queue=queue, memo=_memo(request))
+        request = request.model_copy(update={"queues": queues_of(request.queues, self._settings.queues)})
+        memo = memo_of(request.goal, request.workspace, request.executor.name)
+        await self._calls.start(episode_id, request, task_queue=self._settings.temporal.task_queue, memo=memo)
         return episode_id
-
-    def _queues(self, asked: Queues) -> Queues:
-        known = self._settings.queues
-        return Queues(
-            workspace=asked.workspace or known.workspace,
-            llm=asked.llm or known.llm,
-            executor=asked.executor or known.executor,
-        )
 
     # -- look -----------------------------------------------------------------------------------
 
@@ -138,29 +107,19 @@ class TightloopClient:
             EpisodeNotFoundError: no episode has this id.
             ServiceUnavailableError: the episode is open and no worker answers (retryable).
         """
-        seen = await self._calls.describe(episode_id)
-        if seen.frozen is not None:
-            return outline_of(seen)
-        if seen.is_open:
-            return await self._calls.query(episode_id, "status", EpisodeStatus)
-        result = await self._calls.outcome(seen)
-        try:
-            answered = await self._calls.query(episode_id, "status", EpisodeStatus)
-        except ServiceUnavailableError:
-            answered = outline_of(seen)
-        return closed_status(answered, seen, result)
+        return await self._reader.status(episode_id)
 
     async def summary(self, episode_id: str) -> EpisodeSummary:
         """Return what Temporal itself knows of an episode, without asking a worker."""
-        return summary_of(await self._calls.describe(episode_id))
+        return await self._reader.summary(episode_id)
 
-    async def watch(
+    def watch(
         self,
         episode_id: str,
         *,
         poll: timedelta = POLL_INTERVAL,
         patience: timedelta = PATIENCE,
-        on_silence: Callable[[ServiceUnavailableError], None] | None = None,
+        on_silence: OnSilence | None = None,
     ) -> AsyncGenerator[EpisodeStatus]:
         """Yield the status now and whenever it changed, until the episode is closed.
 
@@ -175,15 +134,7 @@ class TightloopClient:
         Raises:
             ServiceUnavailableError: nobody answered for longer than `patience` (retryable).
         """
-        shown: EpisodeStatus | None = None
-        while True:
-            status = await _patiently(lambda: self.status(episode_id), patience, poll, on_silence)
-            if shown is None or _without_clock(status) != _without_clock(shown):
-                shown = status
-                yield status
-            if status.status in CLOSED_STATUSES:
-                return
-            await asyncio.sleep(poll.total_seconds())
+        return self._reader.watch(episode_id, poll=poll, patience=patience, on_silence=on_silence)
 
     async def result(self, episode_id: str, *, patience: timedelta = PATIENCE) -> EpisodeResult:
         """Wait for the end and return what the episode leaves behind, however it ended.
@@ -193,12 +144,7 @@ class TightloopClient:
         Raises:
             ServiceUnavailableError: Temporal did not answer for longer than `patience` (retryable).
         """
-        while True:
-            seen = await _patiently(lambda: self._calls.describe(episode_id), patience, POLL_INTERVAL, None)
-            if not seen.is_open:
-                return await self._calls.outcome(seen)
-            # Another run may follow this one: after a restore, a reset, or many iterations.
-            await self._calls.end_of_run(seen)
+        return await self._reader.result(episode_id, patience=patience)
 
     async def list(self, status: str | None = None, limit: int = 50) -> tuple[EpisodeSummary, ...]:
         """Return episodes, the newest run first.
@@ -210,17 +156,7 @@ class TightloopClient:
         Raises:
             InvalidRequestError: there is no such status.
         """
-        if status is not None and status not in OPEN_STATUSES + CLOSED_STATUSES:
-            known = ", ".join(OPEN_STATUSES + CLOSED_STATUSES)
-            raise InvalidRequestError(f"there is no status {status!r}. Known are: {known}")
-        rows: builtins.list[EpisodeSummary] = []
-        async with contextlib.aclosing(self._calls.executions(only_open=status in OPEN_STATUSES)) as found:
-            async for seen in found:
-                if len(rows) >= limit:
-                    break
-                if status is None or seen.status == status:
-                    rows.append(summary_of(seen))
-        return tuple(sorted(rows, key=lambda row: row.started.timestamp() if row.started else 0.0, reverse=True))
+        return await self._reader.list(status, limit)
 
     async def resolve(self, reference: str) -> str:
         """Return the id that a person means: an id, its unambiguous beginning, or `last`.
@@ -229,40 +165,23 @@ class TightloopClient:
             EpisodeNotFoundError: nothing fits.
             InvalidRequestError: more than one fits.
         """
-        if reference != LAST:
-            with contextlib.suppress(EpisodeNotFoundError):
-                return (await self._calls.describe(reference)).episode_id
-        rows = await self.list(limit=_RESOLVE_AMONG)
-        if reference == LAST and rows:
-            return rows[0].id
-        starts = (reference, f"episode-{reference}")
-        fitting = [row.id for row in rows if row.id.startswith(starts)]
-        if len(fitting) > 1:
-            raise InvalidRequestError(f"{reference!r} fits {len(fitting)} episodes: {', '.join(fitting[:5])}")
-        if not fitting:
-            raise await self._calls.not_found(reference)
-        return fitting[0]
+        return await self._reader.resolve(reference)
 
     async def checkpoints(self, episode_id: str) -> tuple[CheckpointRecord, ...]:
         """Return the checkpoints that the newest run carries, oldest first."""
-        return tuple(await self._ask(episode_id, "checkpoints", list[CheckpointRecord]))
+        return tuple(await self._reader.ask(episode_id, "checkpoints", list[CheckpointRecord]))
 
     async def timeline(self, episode_id: str) -> tuple[TimelineEntry, ...]:
         """Return what happened last, oldest first."""
-        return tuple(await self._ask(episode_id, "timeline", list[TimelineEntry]))
+        return tuple(await self._reader.ask(episode_id, "timeline", list[TimelineEntry]))
 
     async def request(self, episode_id: str) -> EpisodeRequest:
         """Return the request, with amendments."""
-        return await self._ask(episode_id, "request", EpisodeRequest)
+        return await self._reader.ask(episode_id, "request", EpisodeRequest)
 
     async def history_json(self, episode_id: str) -> str:
         """Return the newest run's history as Temporal's own tools write it; `tightloop replay` reads it."""
-        await self._calls.describe(episode_id)
-        return await self._calls.history(episode_id)
-
-    async def _ask(self, episode_id: str, name: str, kind: type[T]) -> T:
-        await self._calls.describe(episode_id)
-        return await self._calls.query(episode_id, name, kind)
+        return await self._reader.history_json(episode_id)
 
     # -- steer ----------------------------------------------------------------------------------
 
@@ -373,7 +292,7 @@ class TightloopClient:
             worktree=True,
             restore=target.model_copy(update={"episode_id": episode_id}),
         )
-        return await self._start(_new_id() if new_id is None else _checked_id(new_id), request)
+        return await self._start(_new_id() if new_id is None else checked_id(new_id, "an episode id"), request)
 
     async def _target(self, episode_id: str, checkpoint_id: str, reason: str, by: str) -> RestoreTarget:
         known = await self.checkpoints(episode_id)
@@ -393,53 +312,10 @@ class TightloopClient:
         return await self._calls.pollers(task_queue)
 
 
-async def _patiently(
-    look: Callable[[], Awaitable[T]],
-    patience: timedelta,
-    pause: timedelta,
-    on_silence: Callable[[ServiceUnavailableError], None] | None,
-) -> T:
-    clock = asyncio.get_running_loop().time
-    until = clock() + patience.total_seconds()
-    while True:
-        try:
-            return await look()
-        except ServiceUnavailableError as error:
-            if clock() >= until:
-                raise
-            if on_silence is not None:
-                on_silence(error)
-            await asyncio.sleep(pause.total_seconds())
-
-
 def _new_id() -> str:
     return f"episode-{secrets.token_hex(4)}"
-
-
-def _checked_id(episode_id: str) -> str:
-    wrong = episode_id == LAST or episode_id.endswith(".lock") or not _EPISODE_ID.fullmatch(episode_id)
-    if wrong:
-        raise InvalidRequestError(
-            f"{episode_id!r} cannot be an episode id: it needs 1 to 100 letters, digits, '-', '_' or single '.', "
-            f"starting with a letter or digit, and not {LAST!r}. For example: nightly-1"
-        )
-    return episode_id
 
 
 def _as_input(request: EpisodeRequest, **changes: Any) -> EpisodeInput:
     fields = {name: getattr(request, name) for name in EpisodeRequest.model_fields}
     return EpisodeInput(**(fields | changes))
-
-
-def _memo(request: EpisodeRequest) -> dict[str, str]:
-    return {
-        "goal": scrub(request.goal)[:MEMO_GOAL_CHARACTERS],
-        "workspace": request.workspace,
-        "executor": request.executor.name,
-    }
-
-
-def _without_clock(status: EpisodeStatus) -> EpisodeStatus:
-    """Leave out what always changes: time alone is no news."""
-    spent = status.spent.model_copy(update={"wall_time": timedelta()})
-    return status.model_copy(update={"spent": spent})

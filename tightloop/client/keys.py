@@ -68,7 +68,7 @@ def read_ring(privacy: PrivacySettings, home: Path | None = None) -> KeyRing:
         text = os.environ.get(privacy.keys_env, "")
         if not text:
             raise SettingsError(
-                f"payload encryption is on, but the variable {privacy.keys_env} that privacy.keys_env names is empty. "
+                f"{_needed(privacy)}the variable {privacy.keys_env} that privacy.keys_env names is empty. "
                 f"Put the content of a key file into it. {_MAKE_ONE}"
             )
         return _parsed(text, f"the variable {privacy.keys_env}")
@@ -78,10 +78,14 @@ def read_ring(privacy: PrivacySettings, home: Path | None = None) -> KeyRing:
             _refuse_readable_by_others(path, os.fstat(file.fileno()))
             text = file.read()
     except FileNotFoundError:
-        raise SettingsError(f"payload encryption is on, but there is no key file {path}. {_MAKE_ONE}") from None
+        raise SettingsError(f"{_needed(privacy)}there is no key file {path}. {_MAKE_ONE}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"the key file {path} cannot be read: {error}") from None
     return _parsed(text, f"the key file {path}")
+
+
+def _needed(privacy: PrivacySettings) -> str:
+    return "payload encryption is on, but " if privacy.encrypt else ""
 
 
 def write_ring(path: Path, ring: KeyRing, *, replace: bool = False) -> None:

@@ -1,40 +1,25 @@
 """The typed client of plans: start, look at and steer them. `TightloopClient.plans` is the way to it."""
 
-import asyncio
 import builtins
-import contextlib
-import re
 import secrets
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 from temporalio.client import Client
 
-from tightloop.client.answers import OPEN_STATUSES, EpisodeSummary, Execution, summary_of
-from tightloop.client.calls import QUERY_TIMEOUT
-from tightloop.client.plan_calls import PLAN_CLOSED_STATUSES, PlanCalls
-from tightloop.episode import Queues
-from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ServiceUnavailableError
+from tightloop.client.answers import EpisodeSummary
+from tightloop.client.calls import QUERY_TIMEOUT, Calls
+from tightloop.client.plan_kind import PLAN
+from tightloop.client.reader import PATIENCE, POLL_INTERVAL, OnSilence, Reader
+from tightloop.client.starting import checked_id, memo_of, queues_of
 from tightloop.plan.input import PlanInput
-from tightloop.plan.request import PlanPhase, PlanRequest, PlanResult, PlanStatus, StepLine, StepPage
+from tightloop.plan.request import PlanRequest, PlanResult, PlanStatus, StepLine, StepPage
 from tightloop.plan.state import PlanEvent
-from tightloop.scrub import scrub
 from tightloop.settings import Settings
-from tightloop.value import shorten
 
-POLL_INTERVAL = timedelta(milliseconds=500)
-PATIENCE = timedelta(minutes=10)
-"""How long `watch` and `result` bear that nobody answers: a restart of the server, or of the worker."""
 REPLAN_TIMEOUT = timedelta(minutes=15)
 """A planner may have to write the revision."""
-MEMO_CHARACTERS = 200
-LAST = "last"
-_RESOLVE_AMONG = 500
-_PLAN_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?=[A-Za-z0-9_-])){0,99}")
-"""An id becomes part of a git ref, whose rules are stricter than Temporal's."""
-
-T = TypeVar("T")
 
 
 class Plans:
@@ -50,7 +35,8 @@ class Plans:
             settings: where new plans go: task queue and queues of the capabilities.
             query_timeout: how long a worker may take to answer before it counts as absent.
         """
-        self._calls = PlanCalls(client, query_timeout)
+        self._calls = Calls(client, PLAN, query_timeout)
+        self._reader = Reader(self._calls)
         self._settings = settings or Settings()
 
     # -- start ----------------------------------------------------------------------------------
@@ -66,21 +52,12 @@ class Plans:
             ServiceUnavailableError: Temporal does not answer (retryable).
         """
         request.check()
-        new_id = f"plan-{secrets.token_hex(6)}" if plan_id is None else _checked_id(plan_id)
+        new_id = f"plan-{secrets.token_hex(6)}" if plan_id is None else checked_id(plan_id, "a plan id")
         fields = {name: getattr(request, name) for name in PlanRequest.model_fields}
-        start = PlanInput(**{**fields, "queues": self._queues(request.queues)})
-        title = shorten(scrub(start.title), MEMO_CHARACTERS)
-        memo = {"goal": title, "workspace": request.workspace, "executor": ""}
+        start = PlanInput(**{**fields, "queues": queues_of(request.queues, self._settings.queues)})
+        memo = memo_of(start.title, request.workspace)
         await self._calls.start(new_id, start, task_queue=self._settings.temporal.task_queue, memo=memo)
         return new_id
-
-    def _queues(self, asked: Queues) -> Queues:
-        known = self._settings.queues
-        return Queues(
-            workspace=asked.workspace or known.workspace,
-            llm=asked.llm or known.llm,
-            executor=asked.executor or known.executor,
-        )
 
     # -- look -----------------------------------------------------------------------------------
 
@@ -91,21 +68,11 @@ class Plans:
             EpisodeNotFoundError: no plan has this id.
             ServiceUnavailableError: the plan is open and no worker answers (retryable).
         """
-        seen = await self._calls.describe(plan_id)
-        if seen.frozen is not None:
-            return _outline(seen).model_copy(update={"pause_reason": seen.frozen, "pause_advice": seen.unfreeze})
-        if seen.is_open:
-            return await self._calls.query(plan_id, "status", PlanStatus)
-        result = await self._calls.plan_outcome(seen)
-        try:
-            answered = await self._calls.query(plan_id, "status", PlanStatus)
-        except ServiceUnavailableError:
-            answered = _outline(seen)
-        return _closed(answered, seen, result)
+        return await self._reader.status(plan_id)
 
     async def summary(self, plan_id: str) -> EpisodeSummary:
         """Return what Temporal itself knows of a plan, without asking a worker."""
-        return _line(await self._calls.describe(plan_id))
+        return await self._reader.summary(plan_id)
 
     async def steps(self, plan_id: str) -> tuple[StepLine, ...]:
         """Return all steps in the order of the plan; those made from a template stand last."""
@@ -117,29 +84,27 @@ class Plans:
 
     async def step_page(self, plan_id: str, page: int) -> StepPage:
         """Return one page of the listing of steps, counted from 1."""
-        await self._calls.describe(plan_id)
-        return await self._calls.query(plan_id, "steps", StepPage, page)
+        return await self._reader.ask(plan_id, "steps", StepPage, page)
 
     async def timeline(self, plan_id: str) -> tuple[PlanEvent, ...]:
         """Return what happened last, oldest first; at most 200 lines."""
-        return tuple(await self._ask(plan_id, "timeline", list[PlanEvent]))
+        return tuple(await self._reader.ask(plan_id, "timeline", list[PlanEvent]))
 
     async def request(self, plan_id: str) -> PlanRequest:
         """Return the request."""
-        return await self._ask(plan_id, "request", PlanRequest)
+        return await self._reader.ask(plan_id, "request", PlanRequest)
 
     async def history_json(self, plan_id: str) -> str:
         """Return the newest run's history as Temporal's own tools write it."""
-        await self._calls.describe(plan_id)
-        return await self._calls.history(plan_id)
+        return await self._reader.history_json(plan_id)
 
-    async def watch(
+    def watch(
         self,
         plan_id: str,
         *,
         poll: timedelta = POLL_INTERVAL,
         patience: timedelta = PATIENCE,
-        on_silence: Callable[[ServiceUnavailableError], None] | None = None,
+        on_silence: OnSilence | None = None,
     ) -> AsyncGenerator[PlanStatus]:
         """Yield the status now and whenever it changed, until the plan is closed.
 
@@ -152,15 +117,7 @@ class Plans:
         Raises:
             ServiceUnavailableError: nobody answered for longer than `patience` (retryable).
         """
-        shown: PlanStatus | None = None
-        while True:
-            status = await self._patiently_status(plan_id, patience, poll, on_silence)
-            if shown is None or _without_clock(status) != _without_clock(shown):
-                shown = status
-                yield status
-            if status.status in PLAN_CLOSED_STATUSES:
-                return
-            await asyncio.sleep(poll.total_seconds())
+        return self._reader.watch(plan_id, poll=poll, patience=patience, on_silence=on_silence)
 
     async def result(self, plan_id: str, *, patience: timedelta = PATIENCE) -> PlanResult:
         """Wait for the end and return what the plan leaves behind, however it ended.
@@ -170,21 +127,7 @@ class Plans:
         Raises:
             ServiceUnavailableError: Temporal did not answer for longer than `patience` (retryable).
         """
-        clock = asyncio.get_running_loop().time
-        until = clock() + patience.total_seconds()
-        while True:
-            try:
-                seen = await self._calls.describe(plan_id)
-            except ServiceUnavailableError:
-                if clock() >= until:
-                    raise
-                await asyncio.sleep(POLL_INTERVAL.total_seconds())
-                continue
-            until = clock() + patience.total_seconds()
-            if not seen.is_open:
-                return await self._calls.plan_outcome(seen)
-            # Another run may follow this one: after many steps, or a reset.
-            await self._calls.end_of_run(seen)
+        return await self._reader.result(plan_id, patience=patience)
 
     async def list(self, status: str | None = None, limit: int = 50) -> tuple[EpisodeSummary, ...]:
         """Return plans, the newest run first.
@@ -196,17 +139,7 @@ class Plans:
         Raises:
             InvalidRequestError: there is no such status.
         """
-        if status is not None and status not in OPEN_STATUSES + PLAN_CLOSED_STATUSES:
-            known = ", ".join(OPEN_STATUSES + PLAN_CLOSED_STATUSES)
-            raise InvalidRequestError(f"there is no status {status!r}. Known are: {known}")
-        rows: builtins.list[EpisodeSummary] = []
-        async with contextlib.aclosing(self._calls.executions(only_open=status in OPEN_STATUSES)) as found:
-            async for seen in found:
-                if len(rows) >= limit:
-                    break
-                if status is None or seen.status == status:
-                    rows.append(_line(seen))
-        return tuple(sorted(rows, key=lambda row: row.started.timestamp() if row.started else 0.0, reverse=True))
+        return await self._reader.list(status, limit)
 
     async def resolve(self, reference: str) -> str:
         """Return the id that a person means: an id, its unambiguous beginning, or `last`.
@@ -215,18 +148,7 @@ class Plans:
             EpisodeNotFoundError: nothing fits.
             InvalidRequestError: more than one fits.
         """
-        if reference != LAST:
-            with contextlib.suppress(EpisodeNotFoundError):
-                return (await self._calls.describe(reference)).episode_id
-        rows = await self.list(limit=_RESOLVE_AMONG)
-        if reference == LAST and rows:
-            return rows[0].id
-        fitting = [row.id for row in rows if row.id.startswith((reference, f"plan-{reference}"))]
-        if len(fitting) > 1:
-            raise InvalidRequestError(f"{reference!r} fits {len(fitting)} plans: {', '.join(fitting[:5])}")
-        if not fitting:
-            raise await self._calls.not_found(reference)
-        return fitting[0]
+        return await self._reader.resolve(reference)
 
     # -- steer ----------------------------------------------------------------------------------
 
@@ -309,80 +231,3 @@ class Plans:
             "revisions": revisions,
         }
         return await self._calls.update(plan_id, "top_up", {name: more for name, more in amounts.items() if more})
-
-    # -- inside ---------------------------------------------------------------------------------
-
-    async def _ask(self, plan_id: str, name: str, kind: type[T]) -> T:
-        await self._calls.describe(plan_id)
-        return await self._calls.query(plan_id, name, kind)
-
-    async def _patiently_status(
-        self,
-        plan_id: str,
-        patience: timedelta,
-        poll: timedelta,
-        on_silence: Callable[[ServiceUnavailableError], None] | None,
-    ) -> PlanStatus:
-        clock = asyncio.get_running_loop().time
-        until = clock() + patience.total_seconds()
-        while True:
-            try:
-                return await self.status(plan_id)
-            except ServiceUnavailableError as error:
-                if clock() >= until:
-                    raise
-                if on_silence is not None:
-                    on_silence(error)
-                await asyncio.sleep(poll.total_seconds())
-
-
-def _checked_id(plan_id: str) -> str:
-    if plan_id == LAST or plan_id.endswith(".lock") or not _PLAN_ID.fullmatch(plan_id):
-        raise InvalidRequestError(
-            f"{plan_id!r} cannot be a plan id: it needs 1 to 100 letters, digits, '-', '_' or single '.', "
-            f"starting with a letter or digit, and not {LAST!r}. For example: nightly-1"
-        )
-    return plan_id
-
-
-def _line(seen: Execution) -> EpisodeSummary:
-    """Return a line of the list; a plan may wait for an approval while it runs."""
-    return summary_of(seen).model_copy(update={"pause_kind": seen.pause_kind if seen.is_open else ""})
-
-
-def _outline(seen: Execution) -> PlanStatus:
-    """Return the little that is known without a worker."""
-    return PlanStatus(
-        plan_id=seen.episode_id,
-        run_id=seen.run_id,
-        title=seen.goal,
-        workspace=seen.workspace,
-        status=seen.status,
-    )
-
-
-def _closed(answered: PlanStatus, seen: Execution, result: PlanResult) -> PlanStatus:
-    """Lay what Temporal recorded of the end over the last words of the workflow."""
-    gone = seen.status in ("terminated", "timed_out")
-    return answered.model_copy(
-        update={
-            "status": seen.status if gone else result.outcome.value.lower(),
-            "phase": PlanPhase.CLOSED,
-            "outcome": result.outcome,
-            "reason": result.reason,
-            "pause_reason": "",
-            "pause_advice": "",
-            "running": (),
-            "waiting": (),
-            "asked": (),
-            "counts": result.counts or answered.counts,
-            "tree": result.tree or answered.tree,
-            "spent": result.spent if result.counts else answered.spent,
-            "revision": result.revision if result.counts else answered.revision,
-        }
-    )
-
-
-def _without_clock(status: PlanStatus) -> PlanStatus:
-    """Leave out what always changes: time alone is no news."""
-    return status.model_copy(update={"spent": status.spent.model_copy(update={"wall_time": timedelta()})})

@@ -6,7 +6,7 @@ from pydantic import ValidationError, ValidatorFunctionWrapHandler, model_valida
 
 from tightloop.plan.request import RIGHT_PLAN_INPUT, PlanRequest
 from tightloop.plan.state import PlanState
-from tightloop.value import shorten
+from tightloop.value import first_problem
 
 
 class PlanInput(PlanRequest):
@@ -23,12 +23,7 @@ class PlanInput(PlanRequest):
         try:
             read: PlanInput = handler(value)
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(part) for part in first["loc"]) or "the input"
-            return cls.model_construct(
-                problem=f"{field}: {first['msg']}, not {shorten(repr(first['input']), 80)}. "
-                f"A right input: {RIGHT_PLAN_INPUT}"
-            )
+            return cls.model_construct(problem=f"{first_problem(error)}. A right input: {RIGHT_PLAN_INPUT}")
         return read
 
     @property
