@@ -126,16 +126,19 @@ def test_retry_fetches_only_what_is_missing(tmp_path: Path, site: FakeSite) -> N
 
 
 def test_slow_site_ends_with_the_time_of_the_attempt_and_the_next_goes_on(tmp_path: Path, site: FakeSite) -> None:
-    site.pages["/slow"] = Page(body=b"x" * 500, drip_s=0.05)
+    site.pages["/slow"] = Page(body=b"x" * 500, drip_s=1)
     urls = [site.url(path) for path in ("/tea", "/slow", "/retries")]
-    step = {"fetch": {"urls": urls, "at_least": 3}, "timeout_s": 0.4}
-    work = work_for(tmp_path, step, plan={"policy": {"network": [site.authority]}})
-    first = FetchRunner().run(work)
+
+    def within(seconds: float) -> Done:
+        step = {"fetch": {"urls": urls, "at_least": 3}, "timeout_s": seconds}
+        return FetchRunner().run(work_for(tmp_path, step, plan={"policy": {"network": [site.authority]}}))
+
+    first = within(3)
     assert first.failure is not None
     assert first.failure.failure_class is FailureClass.TRANSIENT
     assert [one["url"] for one in first.outputs["failed"]] == urls[1:]
     site.pages["/slow"] = html("Slow", "Quick now.")
-    assert FetchRunner().run(work).failure is None
+    assert within(60).failure is None
     assert site.paths() == ["/tea", "/slow", "/slow", "/retries"]
 
 
@@ -204,7 +207,10 @@ def test_documents_are_read_as_a_person_would(content: bytes, media_type: str, t
 
 
 @pytest.mark.parametrize("part", [b"<p", b"<!--", b"<a href='", b"<script>", b"</", b"&#1", b"<title>", b"<"])
-def test_malformed_page_of_a_megabyte_is_read_in_time(part: bytes) -> None:
-    started = time.monotonic()
-    readable(part * (1_000_000 // len(part)), "text/html")
-    assert time.monotonic() - started < 20
+def test_malformed_page_of_a_megabyte_is_read_in_time_that_grows_as_it_does(part: bytes) -> None:
+    def cost(size: int) -> float:
+        before = time.process_time()
+        readable(part * (size // len(part)), "text/html")
+        return time.process_time() - before
+
+    assert cost(1_000_000) < 40 * cost(100_000) + 0.5

@@ -22,7 +22,7 @@ from tightloop.client.plans import Plans
 from tightloop.plan.request import PlanOutcome, PlanRequest, PlanResult
 from tightloop.settings import PlanSettings, Settings
 
-BOUND_S = 60.0
+BOUND_S = 120.0
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ async def test_cancelled_branch_stops_its_alternatives_and_leaves_nothing(
     temporal_client: Client, settings: Settings, workspace: Path, working: Working
 ) -> None:
     before = on_disk(workspace)
-    ways = [{"name": name, "steps": [shell("x", "touch begun; sleep 50")]} for name in ("a", "b")]
+    ways = [{"name": name, "steps": [shell("x", "touch begun; sleep 500")]} for name in ("a", "b")]
     text = json.dumps({"id": "p", "steps": [{"id": "try", "branch": {"alternatives": ways}}]})
     plans = Plans(temporal_client, settings)
     async with working():

@@ -13,7 +13,7 @@ from tightloop.client.plans import Plans
 from tightloop.plan.request import PlanOutcome, PlanRequest, PlanResult
 from tightloop.settings import Settings
 
-BOUND_S = 60.0
+BOUND_S = 120.0
 REFACTOR = """
 id: refactor
 title: Say it once

@@ -1,5 +1,6 @@
 """The limit detector over everything that agents and providers are known to say."""
 
+import time
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -236,9 +237,12 @@ def test_normalising_twice_changes_nothing(text: str) -> None:
     ],
     ids=lambda text: text[:8],
 )
-def test_hostile_text_is_read_in_no_time(text: str) -> None:
-    started = datetime.now(UTC)
-    bounded(detect(text, now=NOW))
-    bounded(detect("You've hit your usage limit. " + text, now=NOW))
-    bounded(detect(LimitSignal(body={"error": {"message": text}}), now=NOW))
-    assert datetime.now(UTC) - started < timedelta(seconds=5)
+def test_no_hostile_text_takes_more_than_linear_time(text: str) -> None:
+    def cost(hostile: str) -> float:
+        before = time.process_time()
+        bounded(detect(hostile, now=NOW))
+        bounded(detect("You've hit your usage limit. " + hostile, now=NOW))
+        bounded(detect(LimitSignal(body={"error": {"message": hostile}}), now=NOW))
+        return time.process_time() - before
+
+    assert cost(text) < 40 * cost(text[: len(text) // 10]) + 0.5

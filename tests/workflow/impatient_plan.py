@@ -11,12 +11,12 @@ from workflows.plan import PlanWorkflow
 
 @workflow.defn(name="PlanWorkflow")
 class ImpatientPlan(PlanWorkflow):
-    """Waits a second for a worker in place of minutes."""
+    """Waits a few seconds for a worker in place of minutes."""
 
     @workflow.init
     def __init__(self, request: PlanInput | None = None) -> None:
         super().__init__(request)
-        self._no_worker_timeout = timedelta(seconds=1)
+        self._no_worker_timeout = timedelta(seconds=5)
 
     @workflow.run
     async def run(self, request: PlanInput | None = None) -> PlanResult:

@@ -11,12 +11,12 @@ from workflows.steps import Steps
 
 @workflow.defn(name="EpisodeWorkflow")
 class Impatient(EpisodeWorkflow):
-    """Waits a second for a worker in place of minutes."""
+    """Waits a few seconds for a worker in place of minutes."""
 
     @workflow.init
     def __init__(self, request: EpisodeInput | None = None) -> None:
         super().__init__(request)
-        self._steps = Steps(no_worker_timeout=timedelta(seconds=1))
+        self._steps = Steps(no_worker_timeout=timedelta(seconds=5))
 
     @workflow.run
     async def run(self, request: EpisodeInput | None = None) -> EpisodeResult:

@@ -104,7 +104,8 @@ async def test_a_planted_key_waits_before_success_and_is_accepted_by_a_person(
 async def test_an_iteration_that_burns_more_processor_time_than_allowed_is_asked_about(
     client: TightloopClient, working: Working, request_for
 ) -> None:
-    busy = f"{sys.executable} -c 'sum(n * n for n in range(6_000_000))' && test -f log.txt"
+    burn = "import time\nwhile time.process_time() < 1: pass"
+    busy = f"{sys.executable} -c '{burn}' && test -f log.txt"
     async with working(gate=Gate(Rubric(cpu_minutes=0.2 / 60))):
         episode_id = await client.start(request_for(definition_of_done=[busy]))
         status = await paused(client, episode_id)

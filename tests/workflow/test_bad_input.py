@@ -3,9 +3,9 @@
 It ends with a sentence or waits for a person with one; it never hangs.
 """
 
-import asyncio
 import json
 import os
+import secrets
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -238,7 +238,6 @@ async def test_an_episode_among_odd_file_names_succeeds(client, working: Working
     assert all(entry.model_dump_json().encode() for entry in timeline)
 
 
-@pytest.mark.timeout(120)
 async def test_a_big_file_neither_fails_the_episode_nor_its_heartbeats(
     client, working: Working, request_for, workspace: Path
 ) -> None:
@@ -287,8 +286,7 @@ async def test_a_wrong_input_given_to_temporal_itself_fails_with_a_sentence(
         handle = await temporal_client.start_workflow(
             "EpisodeWorkflow", args=given, id=f"bad-{queue}", task_queue=queue
         )
-        async with asyncio.timeout(20):
-            result = await client.result(handle.id)
+        result = await client.result(handle.id)
     assert result.outcome is EpisodeOutcome.FAILED
     assert sentence in result.reason
 
@@ -309,7 +307,8 @@ async def test_a_check_whose_program_is_missing_says_so(client, working: Working
 
 
 async def test_a_check_that_never_ends_is_stopped_with_all_its_processes(client, working, request_for) -> None:
-    forever = {"run": "echo begun; sleep 86399 & sleep 86398", "name": "endless", "timeout_s": 1}
+    first, second = (str(100_000 + secrets.randbelow(900_000)) for _ in range(2))
+    forever = {"run": f"echo begun; sleep {first} & sleep {second}", "name": "endless", "timeout_s": 1}
     async with working():
         episode_id = await client.start(request_for(definition_of_done=[forever], repeat_error_limit=2))
         status = await paused(client, episode_id)
@@ -320,7 +319,11 @@ async def test_a_check_that_never_ends_is_stopped_with_all_its_processes(client,
     assert status.pause is not None
     assert status.pause.kind is PauseKind.REPEAT_ERROR
     assert "endless" in status.pause.reason
-    assert [p.pid for p in psutil.process_iter() if {"86398", "86399"} & set(_words(p))] == []
+
+    async def none_is_left() -> bool:
+        return not [p for p in psutil.process_iter() if {first, second} & set(_words(p))]
+
+    await eventually(none_is_left)
 
 
 def _words(process: psutil.Process) -> list[str]:
@@ -335,7 +338,7 @@ def _words(process: psutil.Process) -> list[str]:
 
 def asks(server: ModelServer) -> dict[str, Any]:
     """Adapters that ask this model service."""
-    service = ModelService(api_key="key-1", base_url=server.url, models=("m1",), timeout_s=10.0)
+    service = ModelService(api_key="key-1", base_url=server.url, models=("m1",), timeout_s=60.0)
     return {"planners": planners(service), "reflectors": reflectors(service)}
 
 
@@ -417,16 +420,19 @@ def fill(disk: Path) -> Path:
 
 
 async def test_a_full_disk_pauses_until_a_person_has_made_room(
-    client, working: Working, request_for, workspace: Path, small_disk: Path
+    client, working: Working, request_for, workspace: Path, small_disk: Path, tmp_path: Path
 ) -> None:
+    full = tmp_path / "full"
+    step = {**APPEND, "run": ["sh", "-c", f"until test -e {full}; do sleep 0.05; done"]}
     async with working(stores=lambda _workspace: LocalArtifactStore(small_disk / "artifacts")):
-        episode_id = await client.start(request_for(executor=scripted({**APPEND, "sleep": 0.5})))
+        episode_id = await client.start(request_for(executor=scripted(step)))
 
         async def works() -> bool:
             return (workspace / "log.txt").exists()
 
         await eventually(works)
         filler = fill(small_disk)
+        full.touch()
         status = await paused(client, episode_id)
         filler.unlink()
         await client.resume(episode_id)

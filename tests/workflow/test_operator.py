@@ -4,6 +4,8 @@ import asyncio
 import json
 import subprocess
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from temporalio.common import SearchAttributeKey
@@ -14,7 +16,11 @@ from tightloop.episode import EpisodeOutcome
 from worker.server import temporal_binary
 
 TemporalCli = Callable[..., Awaitable["subprocess.CompletedProcess[str]"]]
-SLOW = {**APPEND, "sleep": 0.3}
+
+
+def until(file: Path) -> dict[str, Any]:
+    """A step that leaves its line and goes on once this file is there."""
+    return {**APPEND, "run": ["sh", "-c", f"until test -e {file}; do sleep 0.05; done"]}
 
 
 @pytest.fixture
@@ -27,10 +33,14 @@ def temporal_cli(temporal) -> TemporalCli:
     return run
 
 
-async def test_bare_pause_and_resume_signals_work(client, temporal_client, temporal_cli, working: Working, request_for):
+async def test_bare_pause_and_resume_signals_work(
+    client, temporal_client, temporal_cli, working: Working, request_for, tmp_path
+):
+    go = tmp_path / "go"
     async with working():
-        episode_id = await client.start(request_for(executor=scripted(SLOW)))
+        episode_id = await client.start(request_for(executor=scripted(until(go))))
         sent = await temporal_cli("workflow", "signal", "--name", "pause", "-w", episode_id)
+        go.touch()
 
         async def waits() -> bool:
             return (await client.status(episode_id)).pause is not None
@@ -49,11 +59,13 @@ async def test_bare_pause_and_resume_signals_work(client, temporal_client, tempo
     assert result.outcome is EpisodeOutcome.SUCCEEDED
 
 
-async def test_signals_with_more_inputs_than_one_do_what_they_say(client, temporal_cli, working, request_for):
+async def test_signals_with_more_inputs_than_one_do_what_they_say(client, temporal_cli, working, request_for, tmp_path):
+    go = tmp_path / "go"
     async with working():
-        episode_id = await client.start(request_for(executor=scripted(SLOW)))
+        episode_id = await client.start(request_for(executor=scripted(until(go))))
         two = ("--input", json.dumps("lunch"), "--input", "2")
         await temporal_cli("workflow", "signal", "--name", "pause", "-w", episode_id, *two)
+        go.touch()
 
         async def waits() -> bool:
             return (await client.status(episode_id)).pause is not None
@@ -66,10 +78,12 @@ async def test_signals_with_more_inputs_than_one_do_what_they_say(client, tempor
     assert result.outcome is EpisodeOutcome.SUCCEEDED
 
 
-async def test_a_pause_with_a_reason_shows_it(client, temporal_cli, working: Working, request_for):
+async def test_a_pause_with_a_reason_shows_it(client, temporal_cli, working: Working, request_for, tmp_path):
+    go = tmp_path / "go"
     async with working():
-        episode_id = await client.start(request_for(executor=scripted(SLOW)))
+        episode_id = await client.start(request_for(executor=scripted(until(go))))
         await temporal_cli("workflow", "signal", "--name", "pause", "-w", episode_id, "--input", json.dumps("lunch"))
+        go.touch()
 
         async def waits() -> bool:
             return (await client.status(episode_id)).pause is not None
@@ -124,8 +138,7 @@ async def test_cancelling_in_temporal_ends_an_episode_of_short_steps(client, tem
 
         await eventually(runs)
         await temporal_client.get_workflow_handle(episode_id).cancel()
-        async with asyncio.timeout(10):
-            result = await client.result(episode_id)
+        result = await client.result(episode_id)
     assert result.outcome is EpisodeOutcome.ABORTED
 
 

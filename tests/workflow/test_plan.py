@@ -64,13 +64,16 @@ async def test_steps_run_in_the_order_of_their_needs(playing: Playing):
 
 async def test_independent_steps_run_at_the_same_time_up_to_the_limit(playing: Playing):
     steps = "".join(f'  - {{id: s{n}, shell: {{run: "true"}}, access: none}}\n' for n in range(6))
-    running, most = 0, 0
+    running, most, full = 0, 0, asyncio.Event()
 
     async def act(_request):
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.2)
+        if running == 3:
+            full.set()
+        await full.wait()
+        await asyncio.sleep(0.2)  # time for one too many to show itself
         running -= 1
         return done()
 
@@ -83,11 +86,14 @@ async def test_independent_steps_run_at_the_same_time_up_to_the_limit(playing: P
 async def test_writers_are_alone_with_the_tree_and_each_gets_what_the_one_before_left(playing: Playing):
     tree: set[str] = set()
     met: list[tuple[str, frozenset[str]]] = []
+    readers = asyncio.Barrier(2)
 
     async def act(request):
         met.append((request.step, frozenset(tree)))
         tree.add(request.step)
-        await asyncio.sleep(0.1)
+        if request.step[0] == "r":
+            await readers.wait()
+        await asyncio.sleep(0.1)  # time for whoever must not be there to show itself
         tree.remove(request.step)
         return done()
 
@@ -96,7 +102,7 @@ async def test_writers_are_alone_with_the_tree_and_each_gets_what_the_one_before
     for step, others in met:
         assert not (step[0] == "w" and any(other[0] in "wr" for other in others)), (step, others)
         assert not (step[0] == "r" and any(other[0] == "w" for other in others)), (step, others)
-    assert any(step == "r2" and "r1" in others for step, others in met)
+    assert any(step[0] == "r" and {"r1", "r2"} <= {step, *others} for step, others in met)
     assert result.tree == f"{BASE},w1,w2"
     assert stage.scripted.closed[0].expected_tree == result.tree
     assert [ran.expected_tree for ran in stage.scripted.ran if ran.step == "n1"] == [""]

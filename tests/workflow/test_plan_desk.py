@@ -11,6 +11,7 @@ import temporalio.api.common.v1 as common
 import temporalio.api.workflowservice.v1 as service
 from temporalio.common import SearchAttributeKey
 
+from tests.conftest import eventually
 from tests.plan_doubles import BASE, Hanging, asks, done, fails
 from tests.workflow.conftest import Playing
 from tightloop.client import TightloopClient
@@ -251,11 +252,15 @@ async def test_closed_plan_is_looked_at_and_takes_no_more_messages(playing: Play
             await stage.plans.pause(stage.id)
         with pytest.raises(EpisodeNotFoundError, match="there is no plan 'plan-x'"):
             await stage.plans.status("plan-x")
-        listed = await stage.plans.list("completed")
+
+        async def listed() -> list[str]:
+            rows = await stage.plans.list("completed", limit=500)
+            return [row.goal for row in rows if row.id == stage.id]
+
+        goals = await eventually(listed)
         assert await stage.plans.resolve(stage.id[:12]) == stage.id
         assert (await stage.plans.request(stage.id)).source == LINE
-    assert stage.id in {row.id for row in listed}
-    assert next(row.goal for row in listed if row.id == stage.id) == "A line"
+    assert goals == ["A line"]
     # No worker is there any more.
     status = await Plans(temporal_client, settings, query_timeout=timedelta(seconds=1)).status(stage.id)
     assert (status.status, status.counts, status.phase) == ("completed", {"completed": 3}, "CLOSED")

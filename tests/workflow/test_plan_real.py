@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 from temporalio.testing import WorkflowEnvironment
 
-from tests.conftest import Working, eventually
+from tests.conftest import RESULT_SECONDS, Working, eventually
 from tightloop.client import TightloopClient
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.settings import Settings, parse_settings
@@ -32,7 +32,7 @@ def settings(temporal: WorkflowEnvironment) -> Settings:
 
 async def end_of(client: TightloopClient, plan_id: str) -> Any:
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(RESULT_SECONDS):
             return await client.plans.result(plan_id)
     except TimeoutError:
         told = [f"{event.event} {event.text}" for event in await client.plans.timeline(plan_id)]
@@ -44,7 +44,7 @@ async def waits(client: TightloopClient, plan_id: str) -> None:
         return bool((await client.plans.status(plan_id)).waiting)
 
     try:
-        await eventually(is_waiting, seconds=10)
+        await eventually(is_waiting, seconds=RESULT_SECONDS)
     except TimeoutError:
         told = [f"{event.event} {event.text}" for event in await client.plans.timeline(plan_id)]
         raise AssertionError("\n".join([repr(await client.plans.status(plan_id)), *told])) from None
@@ -157,7 +157,11 @@ async def test_reset_to_an_earlier_step_puts_the_files_back_and_goes_on(
         # opening, and `one`: `two` is done again
         await reset(temporal, plan_id, await task_after(temporal, plan_id, lambda ended: ended == 2))
         if not closed:
-            await asyncio.sleep(0.5)
+
+            async def has_gone_back() -> bool:
+                return "reset" in [event.event for event in await client.plans.timeline(plan_id)]
+
+            await eventually(has_gone_back)
             await waits(client, plan_id)
             assert (workspace / "log.txt").read_text() == "one\ntwo\n"
             await client.plans.approve(plan_id)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Working
+from tests.conftest import RESULT_SECONDS, Working
 from tightloop.client import TightloopClient
 from tightloop.plan.request import PlanOutcome, PlanRequest
 
@@ -124,7 +124,7 @@ async def test_plans_within_a_plan_work_on_its_tree(client, working: Working, wo
     async with working():
         request = PlanRequest(workspace=str(workspace), source=NESTED, worktree=worktree)
         plan_id = await client.plans.start(request)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(RESULT_SECONDS):
             result = await client.plans.result(plan_id)
     root = workspace / ".tightloop" / "worktrees" / plan_id if worktree else workspace
     assert result.outcome is PlanOutcome.COMPLETED, result.reason
