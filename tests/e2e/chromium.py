@@ -35,7 +35,7 @@ class Browser:
         fields = "[...document.querySelectorAll('input,textarea')].map(e => e.value).join('\\n')"
         return str(self.run(f"return document.body.innerText + '\\n' + {fields}"))
 
-    def text_with(self, *wanted: str, seconds: float = 30.0) -> str:
+    def text_with(self, *wanted: str, seconds: float = 90.0) -> str:
         """Wait until all of this can be read; returns the page's text, also when the time is over.
 
         The Web UI now and then shows an internal error of its own and asks for a reload: that is done.
@@ -84,7 +84,7 @@ def chromium(folder: Path) -> Iterator[Browser]:
             with suppress(AssertionError, OSError):
                 browser.close()
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def wait_until_ready(url: str) -> None:

@@ -73,7 +73,7 @@ class Stack:
         process, self._worker = self._worker, None
         if process is not None:
             process.terminate()
-            process.wait(30)
+            process.wait(60)
 
     def worker_log(self) -> str:
         """What the workers wrote."""
@@ -90,10 +90,10 @@ class Stack:
     def _kill(process: subprocess.Popen[bytes] | None) -> None:
         if process is not None and process.poll() is None:
             os.kill(process.pid, signal.SIGKILL)
-            process.wait(30)
+            process.wait(60)
 
 
-def wait_for_port(address: str, seconds: float = 60.0) -> None:
+def wait_for_port(address: str, seconds: float = 120.0) -> None:
     """Wait until something listens at `host:port`."""
     import socket
 

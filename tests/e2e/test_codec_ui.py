@@ -22,6 +22,7 @@ from tightloop.settings import parse_settings
 from worker.encryption import turn_on
 from worker.server import Owner, free_port, owner_file, server_arguments, temporal_binary
 
+pytestmark = pytest.mark.timeout(600)
 PLANTED = "zebra-crossing-42"
 EPISODE = "codec-ui-1"
 FOLLOW_THE_PAGE = """
@@ -29,14 +30,18 @@ const [endpoint] = arguments;
 document.querySelector('[data-testid^=data-encoder-status]').click();
 const dialog = document.querySelector('#data-encoder-settings');
 const labelled = text => [...dialog.querySelectorAll('label')].find(each => each.innerText.includes(text));
+const there = find => new Promise(done => {
+  const look = () => { const found = find(); found ? done(found) : setTimeout(look, 50); };
+  look();
+});
 labelled('Use my browser setting and ignore Cluster-level setting').click();
-return new Promise(done => setTimeout(() => {
-  const field = dialog.querySelector('textarea');
+return there(() => labelled('Include cross-origin credentials') && dialog.querySelector('textarea')).then(field => {
   field.value = endpoint;
   field.dispatchEvent(new Event('input', {bubbles: true}));
-  labelled('Include cross-origin credentials').querySelector('input').click();
-  setTimeout(() => { dialog.querySelector('[data-testid=confirm-modal-button]').click(); done(true); }, 300);
-}, 300));
+  const credentials = labelled('Include cross-origin credentials').querySelector('input');
+  credentials.click();
+  return there(() => credentials.checked && dialog.querySelector('[data-testid=confirm-modal-button]:enabled'));
+}).then(confirm => new Promise(done => setTimeout(() => { confirm.click(); done(true); }, 300)));
 """
 """What the sign-in page asks a person to do in the UI, with the words of UI 2.54."""
 
@@ -75,7 +80,7 @@ class Installation:
                 yield psutil.Process(process.pid), said
             finally:
                 process.send_signal(signal.SIGTERM)
-                process.wait(40)
+                process.wait(120)
 
     @contextmanager
     def running(self, command: list[str], port_of: str, **more: str) -> Iterator[None]:
@@ -92,17 +97,17 @@ class Installation:
                 yield
             finally:
                 one.terminate()
-                one.wait(30)
+                one.wait(90)
 
     def tightloop(self, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "tightloop.cli.main", *arguments]
         environment = {**self.environment, **more}
-        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=90)
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
 
     def history(self) -> dict[str, Any]:
         """The history as Temporal stores it."""
         command = [str(temporal_binary()), "workflow", "show", "-w", EPISODE, "-o", "json", "--address", self.address]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=150, check=True)
         return dict(json.loads(done.stdout))
 
 
@@ -242,7 +247,7 @@ async def test_the_codec_server_is_started_again_when_it_dies_and_ends_with_a_ki
             found = codec_of(up)
             return found if found is not None and found.pid != first.pid else None
 
-        second = await eventually(another)
+        second = await eventually(another, seconds=90)
         wait_for_port(installation.codec)
         up.kill()
 
@@ -251,7 +256,7 @@ async def test_the_codec_server_is_started_again_when_it_dies_and_ends_with_a_ki
                 return second.status() == psutil.STATUS_ZOMBIE
             return True
 
-        await eventually(gone)
+        await eventually(gone, seconds=90)
     psutil.Process(Owner.model_validate_json(owner_file(installation.state).read_text()).server.pid).terminate()
 
 

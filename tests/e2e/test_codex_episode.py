@@ -45,7 +45,7 @@ def places_that_hold(secret: bytes, *folders: Path) -> list[str]:
     return [str(path) for path in files if secret in path.read_bytes()]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(500)
 async def test_codex_gets_the_sample_green_and_no_planted_key_is_seen_anywhere(tmp_path: Path) -> None:
     sample = make_sample(tmp_path)
     with (
@@ -63,7 +63,7 @@ async def test_codex_gets_the_sample_green_and_no_planted_key_is_seen_anywhere(t
             goal=GOAL, workspace=str(sample), definition_of_done=CHECKS, executor=ExecutorChoice(name="codex")
         )
         episode_id = await client.start(request)
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(400):
             result = await client.result(episode_id)
         timeline = await client.timeline(episode_id)
         history = await client.history_json(episode_id)

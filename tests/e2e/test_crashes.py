@@ -73,10 +73,10 @@ async def progress(workspace: Path, episode_id: str) -> None:
     async def more() -> bool:
         return len(ledger.checkpoints(episode_id)) > before
 
-    await eventually(more, seconds=60)
+    await eventually(more, seconds=150)
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("victim", ["worker", "server"])
 async def test_an_episode_survives_ten_kills(victim: str, workspace: Path, tmp_path: Path) -> None:
     seed = int(os.environ.get("CRASH_SEED", random.randrange(10_000)))
@@ -105,7 +105,7 @@ async def test_an_episode_survives_ten_kills(victim: str, workspace: Path, tmp_p
                 stack.start_server()
                 wait_for_port(stack.settings.temporal.address)
         enough.touch()
-        async with asyncio.timeout(240):
+        async with asyncio.timeout(600):
             outcome = await client.result(episode_id)
         checkpoints = await client.checkpoints(episode_id)
     figures = check_that_nothing_was_lost_or_doubled(workspace, episode_id)

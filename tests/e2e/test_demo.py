@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.model_server import ModelServer, says
 from worker.server import free_port
 
+pytestmark = pytest.mark.timeout(450)
 ROOT = Path(__file__).parents[2]
 
 
@@ -23,7 +26,7 @@ def run_demo(home: Path, **more: str) -> subprocess.CompletedProcess[str]:
     }
     command = [sys.executable, "-m", "worker", "demo"]
     return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=150
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=400
     )
 
 

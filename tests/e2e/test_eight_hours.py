@@ -35,7 +35,7 @@ SEED = int(os.environ.get("TIGHTLOOP_TEST_SEED", "8"))
 ITERATIONS = 210
 EXTRA = 40
 """Iterations that the script has besides: flaky runs cost some."""
-LONGEST_REAL_S = 300
+LONGEST_REAL_S = 1500
 SKIPS = 100_000
 """Beyond this number of timers a session stops skipping."""
 
@@ -70,7 +70,7 @@ def workers(environment: dict[str, str], log: Path) -> Iterator[None]:
             yield
         finally:
             keeper.send_signal(signal.SIGTERM)
-            keeper.wait(20)
+            keeper.wait(90)
 
 
 def request_of(dealt: Deal, workspace: Path, folder: Path) -> EpisodeRequest:
@@ -199,7 +199,7 @@ def lines_of(path: Path) -> tuple[str, ...]:
     return tuple(path.read_text().splitlines()) if path.exists() else ()
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1700)
 async def test_eight_hours_with_faults_need_a_person_less_than_once_in_100_iterations(seen: Seen) -> None:
     report(seen)
     result, found, faults = seen.result, seen.account, seen.faults

@@ -6,9 +6,10 @@ import random
 import shutil
 import signal
 import subprocess
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,10 @@ from worker.connect import register_search_attributes
 WORKERS = 3
 AT_ONCE = 24
 RANDOM_KILLS = 20
+SETTLE_S = 20.0
+"""The workers are killed in the end: what they had started is gone a moment later. An orphan would stay longer."""
 APPEND = {"append": [{"path": "log.txt", "text": "{n}\n"}]}
-ORPHAN = {**APPEND, "orphan": {"path": "late.txt", "after_s": 4}}
+ORPHAN = {**APPEND, "orphan": {"path": "late.txt", "after_s": 60}}
 DONE = "test $(cat log.txt | wc -l) -ge 2"
 
 
@@ -91,7 +94,7 @@ async def faulty_workers(stack: Stack, marks: Path) -> AsyncIterator[psutil.Proc
         yield psutil.Process(process.pid)
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(90)
 
 
 async def kill_at_random(keeper: psutil.Process, moments: random.Random) -> int:
@@ -101,8 +104,9 @@ async def kill_at_random(keeper: psutil.Process, moments: random.Random) -> int:
         await asyncio.sleep(moments.uniform(2.0, 6.0))
         workers = keeper.children()
         if workers:
-            moments.choice(workers).kill()
-            kills += 1
+            with suppress(psutil.NoSuchProcess):  # it has just died of a fault of its own
+                moments.choice(workers).kill()
+                kills += 1
     return kills
 
 
@@ -121,7 +125,7 @@ async def run_episode(client: TightloopClient, fault: Fault, number: int, worksp
     episode_id = await client.start(request_of(fault, workspace), episode_id=f"{fault.name}-{number}")
     if not fault.waits:
         try:
-            async with asyncio.timeout(300):
+            async with asyncio.timeout(900):
                 await client.result(episode_id)
         except TimeoutError:
             timeline = "; ".join(f"{entry.kind}: {entry.text}" for entry in await client.timeline(episode_id))
@@ -135,9 +139,9 @@ async def run_episode(client: TightloopClient, fault: Fault, number: int, worksp
             return None
         return status if status.pause or status.phase is EpisodePhase.BACKING_OFF else None
 
-    status = await eventually(waiting, seconds=180)
+    status = await eventually(waiting, seconds=600)
     await client.abort(episode_id, "seen enough")
-    async with asyncio.timeout(180):
+    async with asyncio.timeout(600):
         await client.result(episode_id)
     return Seen(fault, episode_id, workspace, status)
 
@@ -192,7 +196,7 @@ def check_waiting(seen: Seen) -> None:
         assert seen.status.phase is EpisodePhase.BACKING_OFF
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3000)
 async def test_300_episodes_with_faults_end_truthfully(workspace: Path, tmp_path: Path) -> None:
     seed = int(os.environ.get("FAULT_SEED", random.randrange(10_000)))
     share = float(os.environ.get("FAULT_SHARE", "1"))
@@ -219,6 +223,10 @@ async def test_300_episodes_with_faults_end_truthfully(workspace: Path, tmp_path
             killer.cancel()
             deaths = len(list((tmp_path / "marks").iterdir())) + len(list(projects.glob("*/.tightloop/**/*.crashed")))
         left = survivors(projects)
+        until = time.monotonic() + SETTLE_S
+        while left and time.monotonic() < until:
+            await asyncio.sleep(0.2)
+            left = survivors(projects)
     figures: Counter[str] = Counter()
     for seen in ended:
         figures += check(seen)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tightloop.client import TightloopClient
 from tightloop.client.keys import new_ring, write_ring
 from tightloop.client.tracing import Tracing, exporting
 from tightloop.episode import EpisodeOutcome, EpisodeRequest
+from tightloop.errors import ServiceUnavailableError
 from tightloop.executor import ExecutorChoice
 from worker.server import free_port
 
@@ -111,12 +113,14 @@ async def run_through(
     await client.pause(episode_id, f"wait: {EVERYTHING}")
 
     async def paused() -> bool:
-        return (await client.status(episode_id)).status == "paused"
+        with suppress(ServiceUnavailableError):  # its worker is still starting
+            return (await client.status(episode_id)).status == "paused"
+        return False
 
-    await eventually(paused, seconds=60)
+    await eventually(paused, seconds=120)
     await client.respond(episode_id, f"note {EVERYTHING}")
     # The refused key pauses it again, with an alert.
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(240):
         async for status in client.watch(episode_id):
             if status.status == "paused":
                 await client.respond(episode_id, EVERYTHING)
@@ -187,13 +191,13 @@ def scrape(bind: str) -> bytes:
 def command_line(stack: Stack, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", *arguments]
     done = subprocess.run(
-        command, cwd=ROOT, env=stack.environment, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=ROOT, env=stack.environment, capture_output=True, text=True, timeout=150, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 async def test_with_encryption_nothing_that_was_planted_is_seen_without_the_key_and_all_of_it_with_the_key(
     tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,7 +241,7 @@ async def test_with_encryption_nothing_that_was_planted_is_seen_without_the_key_
     assert "the current code fits the history" in offline
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 async def test_without_encryption_code_is_in_histories_but_no_secret_that_an_activity_answered_and_none_in_a_log(
     tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,7 +296,7 @@ async def test_without_encryption_code_is_in_histories_but_no_secret_that_an_act
     ("egress", "withheld"),
     [("redacted", (SECRET, EMAIL)), ("summary", (SECRET, EMAIL, CODE))],
 )
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 async def test_a_project_decides_what_its_prompts_contain(
     tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch, egress: str, withheld: tuple[str, ...]
 ) -> None:
@@ -309,7 +313,7 @@ async def test_a_project_decides_what_its_prompts_contain(
             stack.start_worker()
             client = await TightloopClient.connect(stack.settings)
             asked = request(project).model_copy(update={"goal": f"make it right, {SECRET} {EMAIL}"})
-            async with asyncio.timeout(90):
+            async with asyncio.timeout(240):
                 result = await client.result(await client.start(asked))
         sent = "\n".join(asked.text for asked in models.requests)
     assert result.outcome is EpisodeOutcome.SUCCEEDED

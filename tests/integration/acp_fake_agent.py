@@ -187,7 +187,7 @@ class Agent:
     def do_is_stubborn(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        late = "sleep 3; echo late > late.txt"
+        late = "while [ ! -e go.txt ]; do sleep 0.05; done; echo late > late.txt"
         subprocess.Popen(["/bin/sh", "-c", late], cwd=self.cwd, start_new_session=True)
         (self.cwd / "begun.txt").write_text("begun")
         while True:

@@ -20,6 +20,8 @@ from tightloop.settings import parse_settings
 from worker.build import build_adapters, build_workers
 from worker.connect import connect
 
+DIES_WITHIN_S = 120.0
+"""It dies when its state folder has a file `die`, so that a test can first see what it told."""
 TOKEN = ResumeToken(adapter="breaking", session_id="session-of-the-dead")
 
 
@@ -35,7 +37,9 @@ class Breaking(Executor):
         control.own_process(left.pid)
         (state_folder / "left.pid").write_text(str(left.pid))
         control.progress(Progress(events=1, resume=TOKEN, pid=left.pid))
-        time.sleep(1.5)
+        until = time.monotonic() + DIES_WITHIN_S
+        while not (state_folder / "die").exists() and time.monotonic() < until:
+            time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("it is dead")
 

@@ -56,7 +56,7 @@ def send(
 ) -> Reply:
     """Make one request without any client's habits; the body of a stream is read to its end."""
     parts = urlsplit(base_url)
-    with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)) as connection:
+    with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)) as connection:
         content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         connection.request(method, parts.path + path, content, {"content-type": "application/json", **(headers or {})})
         answer = connection.getresponse()
@@ -75,7 +75,7 @@ def client_of(gateway: Gateway) -> openai.OpenAI:
     return openai.OpenAI(base_url=gateway.base_url, api_key=gateway.token, max_retries=0, timeout=20)
 
 
-def until(seen: Callable[[], bool], seconds: float = 10) -> None:
+def until(seen: Callable[[], bool], seconds: float = 60) -> None:
     """Wait for something that happens in another thread; it must within the time."""
     end = time.monotonic() + seconds
     while not seen():

@@ -135,11 +135,11 @@ async def test_the_wait_that_a_receiver_asks_for_is_kept_within_bounds(
 
 
 async def test_a_wait_until_a_date_is_understood(receiver: Receiver) -> None:
-    date = datetime.now(UTC) + timedelta(seconds=60)
+    date = datetime.now(UTC) + timedelta(seconds=240)
     receiver.answers = [Answer(503, {"retry-after": format_datetime(date, usegmt=True)})]
     after = (await refusal(hook(receiver))).after
     assert after is not None
-    assert timedelta(seconds=50) < after <= timedelta(seconds=60)
+    assert timedelta(seconds=180) < after <= timedelta(seconds=240)
 
 
 async def test_an_alert_never_follows_a_redirect_to_another_host(receiver: Receiver) -> None:
@@ -259,8 +259,9 @@ async def test_the_trail_tells_when_it_was_delivered(receiver: Receiver, scope: 
     (event,) = open_sqlite_ledger(Path(scope.workspace)).events("episode-1")
     assert event.kind == "alert"
     assert event.at == sent.deliveries[0].at
-    assert 3 <= sent.deliveries[0].seconds < 10
-    assert event.text.startswith("fatal sent to ops after 3.")
+    seconds = sent.deliveries[0].seconds
+    assert 3 <= seconds < 60
+    assert event.text.startswith(f"fatal sent to ops after {seconds:.2f} s")
 
 
 async def test_another_try_leaves_out_what_was_delivered_or_refused_for_good(

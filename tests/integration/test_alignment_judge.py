@@ -35,7 +35,7 @@ def ruling(*answers: str, rationale: str = "the goal asks for it") -> dict[str, 
 
 
 async def weighed(server: ModelServer, *, findings: tuple[Finding, ...] = DOUBTFUL, briefing: JudgeBriefing = BRIEFING,
-                  corrections: int = 1, timeout_s: float = 5.0) -> Weighed:  # fmt: skip
+                  corrections: int = 1, timeout_s: float = 30.0) -> Weighed:  # fmt: skip
     service = ModelService(base_url=server.url, models=("judge-1",), corrections=corrections, timeout_s=timeout_s)
     return await Gate(judges=judges(service)).weigh(findings, briefing, planner="openai")
 
@@ -66,12 +66,12 @@ async def test_a_yes_clears_one_finding_and_a_no_is_shown_with_its_reason() -> N
         fails(500),
         fails(401),
         raw(b"<html>"),
-        hangs(3.0),
+        hangs(30.0),
     ],
 )
 async def test_everything_but_a_clear_yes_asks_a_person(reply: Reply) -> None:
     with ModelServer(reply) as server:
-        result = await weighed(server, corrections=0, timeout_s=0.5)
+        result = await weighed(server, corrections=0, timeout_s=0.5 if reply.hang_s else 30.0)
     assert [kept.fingerprint for kept in result.findings] == [doubtful.fingerprint for doubtful in DOUBTFUL]
     assert result.record is not None
     assert Ruling.YES not in result.record.rulings

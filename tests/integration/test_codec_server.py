@@ -91,7 +91,7 @@ def ask(server: CodecServer, path: str, body: Any = None, *, method: str = "POST
     given = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json", "X-Namespace": "default"}
     given |= {name.replace("_", "-"): value for name, value in headers.items()}
     data = body if isinstance(body, bytes | type(None)) else json.dumps(body).encode()
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)
     try:
         connection.request(method, path, data, {name: value for name, value in given.items() if value})
         answer = connection.getresponse()
@@ -253,7 +253,7 @@ def test_other_paths_and_methods_are_answered_with_what_there_is(server: CodecSe
 def test_a_connection_is_kept_for_many_requests_and_silent_ones_do_not_block_others(server: CodecServer) -> None:
     address = ("127.0.0.1", server.server_address[1])
     silent = [socket.create_connection(address, 5) for _ in range(CONNECTIONS // 2)]
-    connection = http.client.HTTPConnection(*address, timeout=20)
+    connection = http.client.HTTPConnection(*address, timeout=60)
     try:
         headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
         body = json.dumps({"payloads": [payload()]})
@@ -337,16 +337,16 @@ def test_the_process_ends_with_the_one_that_started_it(tmp_path: Path, ring: Key
         assert "listens at http://127.0.0.1:" in process.stdout.readline()
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(20) == 0
+        assert process.wait(90) == 0
 
 
 def test_the_process_says_why_it_does_not_start(tmp_path: Path) -> None:
     with codec_process(tmp_path) as process:
-        said = process.communicate(timeout=30)[1]
+        said = process.communicate(timeout=90)[1]
     assert process.returncode == 1
     assert "error: the codec server has nothing to do: privacy.encrypt is off" in said
     with codec_process(tmp_path, TIGHTLOOP_PRIVACY__ENCRYPT="true") as process:
-        said = process.communicate(timeout=30)[1]
+        said = process.communicate(timeout=90)[1]
     assert "there is no key file" in said
 
 

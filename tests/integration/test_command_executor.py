@@ -141,12 +141,12 @@ def test_a_missing_program_is_fatal_before_anything_runs(root: Path) -> None:
 
 
 def test_the_wall_limit_counts_for_all_steps_together(root: Path) -> None:
-    steps = [step("sleep", "0.4")] * 5
+    steps = [step("sleep", "0.6")] * 60
     begun = time.monotonic()
     outcome = execute(order(root, *steps, wall_limit_s=1.0), executor=with_programs("sleep"))
     assert outcome.status is ExecutorStatus.TIMED_OUT
     assert "wall_limit_s" in outcome.error
-    assert time.monotonic() - begun < 4
+    assert time.monotonic() - begun < 30
 
 
 def test_idle_limit_and_cancel_have_their_own_endings(root: Path) -> None:

@@ -1,6 +1,7 @@
 """The tracking activity on real trees: it gathers what no ratio sees from plans, reports, checks and its own memory."""
 
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -21,17 +22,20 @@ from tightloop.message import PlanMessage, PlannedStep, Reflection
 from tightloop.planning import PlanRecord, PlanVerdict, ReflectCause, ReflectionRecord
 from tightloop.tracking import ProbabilityClass, ReasonKind, Tracking
 
+PATIENCE = timedelta(seconds=60)
+"""Enough for every comparison here, however busy the machine is."""
 PYTEST = Check(run="pytest -q", name="pytest")
 
 
 class Episode:
     """An episode in a real repository, driven by hand: edit, run the checks, track."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, patience: timedelta = PATIENCE) -> None:
         self.root = root
         self._store = open_local_store(root)
         self._workspaces = GitWorkspaces()
-        self._activities = TrackingActivities(self._workspaces, open_local_store, open_sqlite_ledger, GitDiffer())
+        differ = GitDiffer(compare_bound=patience, lines_bound=patience, text_bound=patience)
+        self._activities = TrackingActivities(self._workspaces, open_local_store, open_sqlite_ledger, differ)
         request = EpisodeRequest(goal="make it green", workspace=str(root), definition_of_done=(PYTEST,))
         stored = put_model(self._store, request, name="request")
         self._scope = EpisodeScope(episode_id="course", workspace=str(root), request=stored)

@@ -142,7 +142,8 @@ def test_lines_count_as_rewritten_when_comparing_them_takes_too_long(tree: GitWo
     write(tree.root, {"hard.txt": start_text})
     start = tree.snapshot()
     write(tree.root, {"hard.txt": end_text})
-    found = GitDiffer().compare(tree.root, start, tree.snapshot())
+    # Half of the bound is for the lines, which take git ten times as long; all the rest is done within the other half.
+    found = GitDiffer(compare_bound=timedelta(seconds=3)).compare(tree.root, start, tree.snapshot())
     (change,) = found.files
     assert change.path == "hard.txt"
     assert change.added in (1_500_000, len(end_text) // BYTES_PER_LINE)
@@ -165,7 +166,8 @@ def test_lines_of_a_tree_are_counted(tree: GitWorkingTree) -> None:
     assert PATIENT.lines(tree.root, tree.snapshot()) == 3 + 1 + 400
 
 
-def test_lines_are_estimated_when_there_is_no_time(tree: GitWorkingTree) -> None:
+def test_lines_are_estimated_when_there_is_no_time(tree: GitWorkingTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("activities.tracking.git_differ.ESTIMATE_BOUND", timedelta(seconds=30))
     size = len(TEXT) + len("1\n2\n3\n") + len("b\n")
     assert HASTY.lines(tree.root, tree.snapshot()) in (size // BYTES_PER_LINE, 3 + 1 + 400)
 

@@ -95,7 +95,9 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_repository(root, {"start": "start\n"})
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(before=TREES.map(without_conflicts), after=TREES.map(without_conflicts), keep=st.booleans())
 @example(before={b"a": (FILE, b"x\n")}, after={b"a/b": (FILE, b"x\n")}, keep=False)
 @example(before={b"a/b": (FILE, b"x\n")}, after={b"a": (LINK, b"x")}, keep=False)

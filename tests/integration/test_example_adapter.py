@@ -38,7 +38,7 @@ def run(root: Path, monkeypatch: pytest.MonkeyPatch, end: str, control: Supervis
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
     executor = AgentExecutor(PorterAdapter(), settings=AgentSettings(), homes=root.parent / "homes", grace_s=0.5)
-    work = order(root, idle_limit_s=2)
+    work = order(root, idle_limit_s=5)
     choice = work.executor.model_copy(update={"mode": AgentMode.FULL})
     return executor.execute(
         work.model_copy(update={"executor": choice}), control or Supervision(), root.parent / "state"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from temporalio.client import Client
 from temporalio.testing import ActivityEnvironment
 
 from activities.artifacts.local import open_local_store
@@ -254,29 +255,40 @@ async def test_the_way_back_of_a_delivery_that_broke_off_reaches_the_next_attemp
         async def closed() -> bool:
             return (await client.status(episode_id)).outcome is not None
 
-        await eventually(closed)
+        await eventually(closed, seconds=90)
         result = await client.result(episode_id)
     assert [work.resume for work in agent.orders] == [None, TOKEN, TOKEN]
     assert result.outcome.value == "SUCCEEDED"
     assert result.spent.infrastructure_retries == 2
 
 
+async def heartbeat_is_known(client: Client, episode_id: str) -> bool:
+    """Whether the server has the way back that the breaking worker told."""
+    described = (await client.get_workflow_handle(episode_id).describe()).raw_description
+    told = (payload.data for one in described.pending_activities for payload in one.heartbeat_details.payloads)
+    return any(b"session-of-the-dead" in data for data in told)
+
+
 async def test_a_worker_killed_in_a_delivery_leaves_no_process_and_the_next_one_resumes_the_session(
-    client, settings, request_for, workspace: Path
+    client, temporal_client: Client, settings, request_for, workspace: Path
 ) -> None:
     where = (settings.temporal.address, settings.temporal.task_queue)
     command = [sys.executable, "-m", "tests.integration.breaking_worker", *where]
     request = request_for(executor={"name": "breaking"}, definition_of_done=["grep -q session-of-the-dead log.txt"])
     episode_id = await client.start(request)
-    first = await asyncio.to_thread(
-        subprocess.run, command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60
-    )
+    first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        await eventually(lambda: heartbeat_is_known(temporal_client, episode_id), seconds=90)
+        (workspace / ".tightloop" / "die").touch()
+        await asyncio.to_thread(first.wait, 60)
+    finally:
+        first.kill()
+        first.wait(10)
     left = int((workspace / ".tightloop" / "left.pid").read_text())
     survived = psutil.pid_exists(left)
     second = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        async with asyncio.timeout(60):
-            result = await client.result(episode_id)
+        result = await client.result(episode_id)
     finally:
         second.kill()
         second.wait(10)

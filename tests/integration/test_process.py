@@ -16,6 +16,9 @@ from activities.process import ProcessRequest, ProcessResult, Reason, run_proces
 from activities.process_output import BoundedOutput
 from activities.process_tree import MARK
 
+LONG_S = 25.0
+"""Less than the wall limit of `run` and than the programs sleep: what took less was ended, however slow the machine."""
+
 
 def never() -> bool:
     return False
@@ -38,6 +41,24 @@ def python(cwd: Path, code: str, **changes: Any) -> ProcessResult:
 def after(seconds: float) -> Any:
     until = time.monotonic() + seconds
     return lambda: time.monotonic() > until
+
+
+class Said:
+    """What the program has printed so far; `cancelled` once it holds the words."""
+
+    def __init__(self, words: bytes) -> None:
+        self._words = words
+        self._seen = b""
+
+    def take(self, chunk: bytes) -> None:
+        self._seen += chunk
+
+    def cancelled(self) -> bool:
+        return self._words in self._seen
+
+    @property
+    def watched(self) -> dict[str, Any]:
+        return {"cancelled": self.cancelled, "on_output": self.take}
 
 
 def alive(pid_file: Path) -> bool:
@@ -127,11 +148,9 @@ def test_bounded_output_counts_what_is_missing() -> None:
 
 
 def test_an_endless_flood_ends_at_the_wall_limit(tmp_path: Path) -> None:
-    begun = time.monotonic()
     result = run(tmp_path, "yes", wall_limit_s=0.5)
     assert result.reason is Reason.WALL_LIMIT
     assert result.exit_code is None
-    assert time.monotonic() - begun < 5
 
 
 def test_binary_output_is_returned_byte_for_byte(tmp_path: Path) -> None:
@@ -170,15 +189,15 @@ def test_wall_limit_ends_a_child_that_ignores_term(tmp_path: Path) -> None:
     pids: list[int] = []
     result = python(tmp_path, code, wall_limit_s=0.5, started=pids.append)
     assert result.reason is Reason.WALL_LIMIT
-    assert result.duration_s < 5
+    assert result.duration_s < LONG_S
     assert not psutil.pid_exists(pids[0])
 
 
 def test_idle_limit_ends_a_silent_program_only(tmp_path: Path) -> None:
-    silent = run(tmp_path, "/bin/sh", "-c", "echo once; sleep 60", idle_limit_s=0.4)
+    silent = run(tmp_path, "/bin/sh", "-c", "echo once; sleep 60", idle_limit_s=2.0)
     assert (silent.reason, silent.output) == (Reason.IDLE_LIMIT, b"once\n")
-    talking = "import time\nfor n in range(8): print(n, flush=True); time.sleep(0.1)"
-    assert python(tmp_path, talking, idle_limit_s=0.5).reason is Reason.EXITED
+    talking = "import time\nfor n in range(12): print(n, flush=True); time.sleep(0.2)"
+    assert python(tmp_path, talking, idle_limit_s=2.0).reason is Reason.EXITED
 
 
 def test_closing_the_output_is_not_the_end(tmp_path: Path) -> None:
@@ -199,23 +218,25 @@ signal.signal(signal.SIGTERM, lambda *_: print("terminated", flush=True))
 print("ready", flush=True)
 time.sleep(60)
 """
-    result = python(tmp_path, code, cancelled=after(0.6), grace_s=3.0)
+    result = python(tmp_path, code, grace_s=LONG_S, **Said(b"ready\n").watched)
     assert (result.reason, result.exit_code) == (Reason.CANCELLED, None)
-    assert result.output == b"ready\ntidied up\n"
-    assert result.duration_s < 3
+    assert result.output == b"ready\ntidied up\n", "a second signal comes only after the grace"
 
 
 def test_cancel_ends_one_that_ignores_everything_but_kill(tmp_path: Path) -> None:
-    code = "import signal,time; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; time.sleep(60)"
-    result = python(tmp_path, code, cancelled=after(0.5))
+    code = (
+        "import signal,time; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; "
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    result = python(tmp_path, code, **Said(b"ready").watched)
     assert result.reason is Reason.CANCELLED
-    assert result.duration_s < 5
+    assert result.duration_s < LONG_S
 
 
 def test_cancel_during_a_flood_is_noticed_soon(tmp_path: Path) -> None:
     result = run(tmp_path, "yes", cancelled=after(0.3))
     assert result.reason is Reason.CANCELLED
-    assert result.duration_s < 3
+    assert result.duration_s < LONG_S
 
 
 def test_cancelled_before_the_start_runs_nothing(tmp_path: Path) -> None:
@@ -229,15 +250,15 @@ def test_a_daemon_that_holds_the_pipe_is_ended_after_a_normal_exit(tmp_path: Pat
     assert (result.reason, result.exit_code) == (Reason.EXITED, 0)
     assert result.output == b"leader done\n"
     assert result.survivors_ended == 1
-    assert result.duration_s < 5
+    assert result.duration_s < LONG_S
     assert not alive(tmp_path / "daemon.pid")
 
 
-@pytest.mark.parametrize("limits", [{"wall_limit_s": 1.0}, {"cancelled": None}])
-def test_a_daemon_is_ended_with_its_program(tmp_path: Path, limits: dict[str, Any]) -> None:
-    changes = {"cancelled": after(1.0)} if "cancelled" in limits else limits
+@pytest.mark.parametrize("limit", ["wall", "cancel"])
+def test_a_daemon_is_ended_with_its_program(tmp_path: Path, limit: str) -> None:
+    changes = Said(b"leader done").watched if limit == "cancel" else {"wall_limit_s": 4.0}
     result = python(tmp_path, DAEMON + "time.sleep(60)", **changes)
-    assert result.reason is not Reason.EXITED
+    assert result.reason is (Reason.CANCELLED if limit == "cancel" else Reason.WALL_LIMIT)
     assert not alive(tmp_path / "daemon.pid")
 
 
@@ -246,14 +267,14 @@ def test_a_daemon_that_ignores_term_and_floods_is_ended(tmp_path: Path) -> None:
     result = python(tmp_path, "import signal; signal.signal(15, signal.SIG_IGN)\n" + stubborn)
     assert (result.reason, result.exit_code) == (Reason.EXITED, 0)
     assert result.survivors_ended == 1
-    assert result.duration_s < 6
+    assert result.duration_s < LONG_S
     assert not alive(tmp_path / "daemon.pid")
 
 
 def test_a_quiet_background_job_is_ended(tmp_path: Path) -> None:
     result = run(tmp_path, "/bin/sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $! > daemon.pid")
     assert (result.exit_code, result.survivors_ended) == (0, 1)
-    assert result.duration_s < 2
+    assert result.duration_s < LONG_S
     assert not alive(tmp_path / "daemon.pid")
 
 
@@ -265,7 +286,8 @@ def test_a_child_without_the_mark_is_known_by_its_parent(tmp_path: Path) -> None
 
 
 def test_the_last_words_of_a_child_are_waited_for(tmp_path: Path) -> None:
-    result = run(tmp_path, "/bin/sh", "-c", "(sleep 0.2; echo last) & echo first")
+    script = "(while kill -0 $$ 2>/dev/null; do :; done; echo last) & echo first"
+    result = run(tmp_path, "/bin/sh", "-c", script)
     assert result.output == b"first\nlast\n"
     assert result.survivors_ended == 0
 
@@ -280,7 +302,7 @@ def test_nobody_else_is_ended(tmp_path: Path) -> None:
         assert other.is_alive()
     finally:
         ended.set()
-        other.join(10)
+        other.join(30)
     assert results[0].reason is Reason.CANCELLED
 
 

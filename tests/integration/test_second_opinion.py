@@ -56,8 +56,8 @@ FIXTURES = {
     ]
 }
 LISTENS = re.compile(rb"listening on (http://127\.0\.0\.1:\d+)")
-START_TIMEOUT_S = 30.0
-RUN_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 60.0
+RUN_TIMEOUT_S = 110.0
 
 
 @contextmanager

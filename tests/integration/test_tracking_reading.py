@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -74,9 +75,11 @@ def test_renamed_files_are_in_the_record(episode: Episode) -> None:
 
 
 def test_a_small_change_that_a_busy_machine_had_no_time_for_is_compared_once_more(
-    episode: Episode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stall = f'case " $* " in *" -p "*) mkdir {tmp_path}/stalled 2>/dev/null && exec sleep 20;; esac'
+    (workspace / "app.py").write_text("".join(f"line_{number} = {number}\n" for number in range(200)))
+    episode = Episode(workspace, patience=timedelta(seconds=5))
+    stall = f'case " $* " in *" -p "*) mkdir {tmp_path}/stalled 2>/dev/null && exec sleep 100;; esac'
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "git").write_text(f'#!/bin/sh\n{stall}\nexec {shutil.which("git")} "$@"\n')
     (tmp_path / "bin" / "git").chmod(0o755)
