@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tightloop.plan.action import DecisionAction, Rule
-from tightloop.plan.model import Access, FailureClass, Join, OnFailure, Plan, Retry, Step
+from tightloop.plan.model import Access, FailureClass, Join, OnFailure, OnPlanFailure, Plan, Retry, Step
 from tightloop.plan.result import StepStatus
 
 DONE = (StepStatus.COMPLETED, StepStatus.RECOVERED)
@@ -32,6 +32,15 @@ def predicted(plan: Plan, script: Script) -> dict[str, StepStatus]:
     The plan does not replan and asks nobody (`on_failure: fail`).
     """
     return _Prediction(plan, script).statuses()
+
+
+def at_cancellation(status: StepStatus) -> frozenset[StepStatus]:
+    """Return where a step may stand in a plan that is cancelled, from its status in the same plan run to its end.
+
+    Nothing is decided otherwise than it would have been: it is decided already, or not at all.
+    """
+    before = {status, StepStatus.ABANDONED}
+    return frozenset(before | {StepStatus.FAILED} if status is StepStatus.RECOVERED else before)
 
 
 def last_attempt(step: Step, name: str, script: Script) -> Scripted:
@@ -163,7 +172,9 @@ def _choices(step: Step) -> tuple[str, ...]:
 def random_plan(chance: random.Random, size: int) -> Plan:
     """Return a plan of `size` steps with everything that decides whether a step runs."""
     names = [f"s{number}" + ("-*" if chance.random() < 0.08 else "") for number in range(size)]
-    return Plan(id="random", on_failure="fail", steps=tuple(_step(chance, names, number) for number in range(size)))
+    return Plan(
+        id="random", on_failure=OnPlanFailure.FAIL, steps=tuple(_step(chance, names, number) for number in range(size))
+    )
 
 
 def random_script(chance: random.Random, plan: Plan) -> Script:
