@@ -73,7 +73,8 @@ def read_history(path: Path) -> WorkflowHistory:
         started = history.events[0].workflow_execution_started_event_attributes
         if started.workflow_type.name not in (WORKFLOW_TYPE, PLAN_WORKFLOW_TYPE):
             raise ValueError(f"it is of a {started.workflow_type.name or 'nameless'} workflow")
-        return history
+        # Ids of child workflows are made of it; old servers leave it out.
+        return replace(history, workflow_id=started.workflow_id or path.stem)
     except FileNotFoundError:
         raise InvalidRequestError(f"there is no file {path}. Make one with: tightloop export ID --out {path}") from None
     except Exception as error:

@@ -106,6 +106,11 @@ TOLD = {
         r"compensated: build: 1 files",
         r"closed: COMPENSATED: deploy: no route",
     ),
+    "plan_with_child_of_a_dotted_step": (
+        r"opened: 1 steps",
+        r"completed: sub.x",
+        r"closed: COMPLETED: all steps are done",
+    ),
     "plan_changed_first": (
         r"failed: two: logic: wrong flag",
         r"paused: two: needs_response: failed: two \(wrong flag\)",
@@ -170,7 +175,7 @@ async def test_workflow_code_changed_without_care_is_caught(name: str, changed: 
     assert isinstance(result.replay_failure, NondeterminismError)
     assert re.search(told, str(result.replay_failure), re.DOTALL)
     shown = account(Replayed(history.workflow_id, len(history.events), (), str(result.replay_failure)))
-    assert f"DIVERGED: the current code does not fit the history of {name}" in shown
+    assert f"DIVERGED: the current code does not fit the history of {history.workflow_id}" in shown
 
 
 @pytest.mark.parametrize(
