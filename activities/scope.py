@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from tightloop.artifact import ArtifactRef
-from tightloop.value import Value
+from tightloop.value import Sparse
 
 
-class EpisodeScope(Value):
+class EpisodeScope(Sparse):
     """One episode in one workspace."""
 
     episode_id: str

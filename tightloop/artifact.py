@@ -2,10 +2,10 @@
 
 import hashlib
 
-from tightloop.value import Value
+from tightloop.value import Sparse
 
 
-class ArtifactRef(Value):
+class ArtifactRef(Sparse):
     """The address of stored bytes; this, not the content, travels through Temporal."""
 
     sha256: str

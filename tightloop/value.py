@@ -1,6 +1,9 @@
 """The two kinds of model: values that cross Temporal, and documents that a person writes."""
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from tightloop.scrub import marks
 
@@ -16,6 +19,22 @@ class Value(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Sparse(Value):
+    """A value of which thousands travel: fields that are as by default are left out of its JSON."""
+
+    @model_serializer(mode="wrap", when_used="json")
+    def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        defaults = _defaults(type(self))
+        return {name: value for name, value in write(self).items() if getattr(self, name) != defaults.get(name, ...)}
+
+
+@cache
+def _defaults(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the defaults of the fields that have one."""
+    fields = model.model_fields.items()
+    return {name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()}
 
 
 class Document(BaseModel):

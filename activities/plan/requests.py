@@ -7,7 +7,7 @@ from tightloop.artifact import ArtifactRef
 from tightloop.budget import Usage
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.plan.result import Belief, PersonDecision, StepResult
-from tightloop.value import Value
+from tightloop.value import Sparse, Value
 
 
 class PlanScope(EpisodeScope):
@@ -82,7 +82,7 @@ class RevisedPlan(Value):
     api_calls: int = 0
 
 
-class RunStepRequest(Value):
+class RunStepRequest(Sparse):
     """One attempt of one step."""
 
     scope: PlanScope
@@ -186,3 +186,4 @@ class SettleRequest(Value):
     trees: tuple[str, ...] = ()
     cost_usd: float = 0.0
     tokens: int = 0
+    api_calls: int = 0

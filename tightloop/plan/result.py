@@ -10,7 +10,7 @@ from tightloop.artifact import ArtifactRef
 from tightloop.budget import Usage
 from tightloop.plan.action import Option
 from tightloop.plan.model import FailureClass, Recovery
-from tightloop.value import Value
+from tightloop.value import Sparse, Value
 
 REASON_CHARACTERS = 500
 """Bound of a failure's reason in the history; the record holds all."""
@@ -96,7 +96,7 @@ class PersonDecision(Value):
     at: datetime | None = None
 
 
-class StepResult(Value):
+class StepResult(Sparse):
     """What the workflow learns of an attempt. Bounded to a few kB."""
 
     status: StepStatus
