@@ -353,9 +353,6 @@ def stand(address: str) -> Iterator[Stand]:
             opened.close()
 
 
-# Stopping a worker cancels activities, also one that ended in this moment; as an error that would end the activity
-# worker, and the stop would never end.
-@pytest.mark.filterwarnings("ignore:Cannot find activity to cancel:UserWarning")
 @pytest.mark.timeout(180 + PLANS * 10 + SHRINKING_S)
 def test_random_plans_end_as_their_specification_says(temporal: WorkflowEnvironment) -> None:
     address = temporal.client.service_client.config.target_host
