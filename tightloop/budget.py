@@ -49,6 +49,8 @@ class Spent(Value):
     cached_tokens: int = 0
     output_tokens: int = 0
     cost_usd: float = 0.0
+    calls: int = 0
+    """Calls that said what they used: of planner, reflector and judge; each run of an executor is one."""
     unreported_calls: int = 0
     """Calls whose tokens are not known; while it is above zero the sums of tokens are lower bounds."""
     unpriced_calls: int = 0
@@ -68,6 +70,7 @@ class Spent(Value):
                 "cached_tokens": self.cached_tokens + (usage.cached_tokens or 0),
                 "output_tokens": self.output_tokens + (usage.output_tokens or 0),
                 "cost_usd": self.cost_usd + (usage.cost_usd or 0.0),
+                "calls": self.calls + 1,
                 "unreported_calls": self.unreported_calls + (0 if usage.known else 1),
                 "unpriced_calls": self.unpriced_calls + (1 if usage.cost_usd is None else 0),
             }

@@ -12,6 +12,7 @@ from tightloop.episode import PauseKind
 from tightloop.errors import InvalidRequestError
 from tightloop.plan import control
 from tightloop.plan.book import is_decided
+from tightloop.plan.child_wait import read_child_note
 from tightloop.plan.control import FailureAnswer, FailureWord, GateWord
 from tightloop.plan.engine.schedule import Schedule
 from tightloop.plan.input import PlanInput
@@ -88,6 +89,11 @@ class PlanDesk(PlanRevisions):
     def answer_failure(self, word: Any = None, *_more: Any) -> None:
         """Answer; a wrong word is noted in the timeline."""
         self._when_open(lambda: self._answer(control.read_failure_word(word)))
+
+    @workflow.signal(description="Told by the workflows that steps started: what waits there for a person")
+    def child_waits(self, note: Any = None, *_more: Any) -> None:
+        """Show it here too; a wrong word is noted in the timeline."""
+        self._tolerantly(lambda: self._hear(read_child_note(note)))
 
     # -- updates ------------------------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ from tightloop.alert import GOAL_SHOWN, Alert, AlertKind, Subject, alert_key, de
 from tightloop.control import Remark
 from tightloop.episode import PauseKind
 from tightloop.failure import signature
-from tightloop.plan.book import Book
+from tightloop.plan.book import WANTS_YES, Book
+from tightloop.plan.child_wait import WAITS_LIMIT, ChildNote, ChildWait
 from tightloop.plan.display import plan_details
 from tightloop.plan.engine.breaker import breach
 from tightloop.plan.engine.schedule import Schedule
@@ -24,12 +25,13 @@ from tightloop.plan.state import PlanPause, PlanState
 from tightloop.value import shorten
 
 from workflows.metering import count_pause
+from workflows.plan_around import PlanAround
 from workflows.plan_steps import Attempt
 from workflows.steps import LAST_ALERT_TIMEOUT, send_alerts
 
 STATUS = SearchAttributeKey.for_keyword("TightloopStatus")
 PAUSE_KIND = SearchAttributeKey.for_keyword("TightloopPauseKind")
-APPROVAL = "approval"
+APPROVAL = WANTS_YES
 """Value of `PAUSE_KIND` while steps wait for a yes and the plan goes on beside them."""
 LINES_LIMIT = 100
 SHOWN_EVERY_S = 2.0
@@ -74,6 +76,9 @@ class PlanNotices:
         self._shown_at: datetime | None = None
         self._attention = ""
         self._alerting: set[asyncio.Task[None]] = set()
+        self._child_waits: dict[str, tuple[ChildWait, ...]] = {}
+        """What waits in each workflow that a running step started, as that told it."""
+        self._around = PlanAround()
         self._resets = 0
         workflow.register_random_seed_callback(self._on_reset)
 
@@ -152,6 +157,39 @@ class PlanNotices:
         self._wake()
         self._show_attention()
 
+    # -- what waits within --------------------------------------------------------------------------
+
+    def _hear(self, note: ChildNote) -> None:
+        """Take note of what waits in a workflow that a running step started."""
+        child = note.workflow_id
+        step = next((attempt.name for attempt in self._running.values() if child in attempt.children), None)
+        if step is None:
+            return
+        before = self._child_waits.get(child, ())
+        self._child_waits[child] = tuple(wait.model_copy(update={"step": step}) for wait in note.waits)
+        for wait in self._child_waits[child]:
+            if wait not in before:
+                self._log("waits", step, f"{wait.where}: {wait.what}")
+        if before and not note.waits:
+            self._log("goes on", step, child)
+        self._show(force=True)
+
+    def _waits_within(self) -> tuple[ChildWait, ...]:
+        """Return what waits in the workflows of the steps that run."""
+        return tuple(wait for waits in self._heard().values() for wait in waits)
+
+    def _heard(self) -> dict[str, tuple[ChildWait, ...]]:
+        """Return the part of what was told that is about steps which run."""
+        if not self._child_waits:
+            return {}
+        started = [child for attempt in self._running.values() for child in attempt.children]
+        return {child: self._child_waits[child] for child in started if child in self._child_waits}
+
+    def _tell_around(self, within: tuple[ChildWait, ...]) -> None:
+        """Let the plan around this one know what waits here, or further within."""
+        if self._request.depth > 1 and self._status == "running" and not self._ending:
+            self._around.tell((*self._book.waits(workflow.info().workflow_id), *within)[:WAITS_LIMIT])
+
     # -- alerts -------------------------------------------------------------------------------------
 
     def _alert(self, kind: AlertKind, reason: str, step: str = "") -> asyncio.Task[None]:
@@ -215,6 +253,7 @@ class PlanNotices:
             running=tuple(self._line(name) for name in list(self._running)[:LINES_LIMIT]),
             waiting=tuple(book.waiting.values())[:LINES_LIMIT],
             failed=tuple(line for line in lines if line.status is StepStatus.FAILED)[:LINES_LIMIT],
+            children=self._waits_within()[:LINES_LIMIT],
             asked=tuple(book.asked[:LINES_LIMIT]),
             beliefs=book.beliefs,
             pause_reason=pause.reason if pause is not None else "",
@@ -255,8 +294,11 @@ class PlanNotices:
         self._show(force=True)
 
     def _show(self, *, force: bool = False) -> None:
-        now = workflow.now()
+        self._child_waits = self._heard()
+        now, within = workflow.now(), self._waits_within()
+        self._tell_around(within)
         if not force and self._shown_at is not None and (now - self._shown_at).total_seconds() < SHOWN_EVERY_S:
             return
         self._shown_at = now
-        workflow.set_current_details(plan_details(self._snapshot(), self._book.budget, pausing=bool(self._running)))
+        shown = plan_details(self._snapshot(), self._book.budget, pausing=bool(self._running), children=within)
+        workflow.set_current_details(shown)

@@ -6,11 +6,13 @@ from typing import Any
 
 from activities.plan.activity import PlanActivities
 from activities.plan.requests import RevisedPlan, RevisePlanRequest
+from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 from tightloop.control import Remark
 from tightloop.episode import PauseKind
 from tightloop.errors import InvalidRequestError
 from tightloop.plan.book import Book
+from tightloop.plan.budgeting import changed_bounds, taken_up
 from tightloop.plan.engine.breaker import revisions_breach
 from tightloop.plan.engine.graph import Graph
 from tightloop.plan.engine.revision import carry_over
@@ -25,6 +27,7 @@ from workflows.steps import Call, StepFailedError
 
 REVISE_TIMEOUT = timedelta(minutes=30)
 STATUSES_LIMIT = 500
+BOUNDS_OF_REVISIONS = "bounds-of-revisions"
 ENDING = "the plan is ending and takes no more messages"
 _FIXED = frozenset({StepStatus.COMPLETED, StepStatus.RECOVERED, StepStatus.COMPENSATED, StepStatus.RUNNING})
 
@@ -57,9 +60,13 @@ class PlanRevisions(PlanNotices):
                 raise self._refused(reason) from error
             if revised.plan is None or revised.problem:
                 raise self._refused(revised.problem or "no revision was made")
-            self._take_up(revised)
+            bounds = self._take_up(revised, by_person=bool(source))
             self._log("revised", detail=f"revision {self._book.revision} (by {by}): {rationale or revised.diff}")
-            return f"revision {self._book.revision} is taken up. {revised.diff}".strip()
+            if bounds:
+                self._log("budget", detail=f"{bounds} (by {by})")
+            self._go_on_within(bounds)
+            said = [f"revision {self._book.revision} is taken up. {revised.diff}".strip()]
+            return "\n".join([*said, f"budget: {bounds}"] if bounds else said)
 
     def _refuse_another_revision(self) -> None:
         if self._schedule is None:
@@ -133,18 +140,24 @@ class PlanRevisions(PlanNotices):
         begun.sort(key=lambda number: schedule.status(number) is StepStatus.COMPLETED)
         return {schedule.name(number): schedule.status(number).value for number in begun[:STATUSES_LIMIT]}
 
-    def _take_up(self, revised: RevisedPlan) -> None:
-        """Go on with another graph; completed steps and those that run keep their place."""
+    def _take_up(self, revised: RevisedPlan, *, by_person: bool) -> str:
+        """Go on with another graph; completed steps and those that run keep their place.
+
+        Return which bounds are others now, in words.
+        """
         old = self._schedule
         if old is None:
-            return
+            return ""
         graph = Graph.unpack(revised.graph)
         before = self._book
         state = carry_over(old.graph, before.save(old), graph, revised.changed)
         self._book = Book(state)
         self._book.plan, self._book.revision = revised.plan, before.revision + 1
         self._book.spent = before.spent.model_copy(update={"revisions": before.spent.revisions + 1})
-        self._book.budget = before.budget
+        budget = taken_up(before.budget, old.graph.head.budget, graph.head.budget, by_person=by_person)
+        # Histories from before have revisions whose bounds were not looked at.
+        changed = budget != before.budget and workflow.patched(BOUNDS_OF_REVISIONS)
+        self._book.budget = budget if changed else before.budget
         self._book.suppose(graph.head.hypotheses)
         self._title = graph.head.title or graph.head.plan_id
         self._schedule = Schedule(graph, state)
@@ -153,6 +166,13 @@ class PlanRevisions(PlanNotices):
             self._end_pause(Remark())
         self._show_attention()
         self._wake()
+        return changed_bounds(before.budget, self._book.budget)
+
+    def _go_on_within(self, bounds: str) -> None:
+        """End a pause for a bound that a revision raised far enough."""
+        pause = self._book.pause
+        if bounds and pause is not None and pause.kind == PauseKind.BUDGET and self._breach() is None:
+            self._end_pause(Remark())
 
     def _forget_what_is_gone(self) -> None:
         book, schedule = self._book, self._schedule

@@ -20,7 +20,7 @@ from temporalio.exceptions import (
 )
 from temporalio.exceptions import TimeoutError as TemporalTimeoutError
 from tightloop.episode import WORKFLOW_TYPE, EpisodeInput, EpisodeOutcome, EpisodeRequest, EpisodeResult
-from tightloop.plan.child import child_id
+from tightloop.plan.child import ambiguous_child_id, child_id
 from tightloop.plan.input import PlanInput
 from tightloop.plan.model import Capability, FailureClass
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE, PlanOutcome, PlanRequest, PlanResult
@@ -72,6 +72,9 @@ STEP_RETRIES = RetryPolicy(
 _FIRST_ATTRIBUTES = TypedSearchAttributes(
     [SearchAttributePair(SearchAttributeKey.for_keyword("TightloopStatus"), "running")]
 )
+
+DISTINCT_IDS = "distinct-child-ids"
+"""Patch: steps `a.b` and `a_b` start workflows with different ids."""
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -129,6 +132,7 @@ class Ended:
     tree: str = ""
     cost_usd: float = 0.0
     tokens: int = 0
+    api_calls: int = 0
 
 
 @overload
@@ -228,6 +232,7 @@ async def _with_children(attempt: Attempt) -> StepResult:
         trees=tuple(end.tree for end in ended),
         cost_usd=sum(end.cost_usd for end in ended),
         tokens=sum(end.tokens for end in ended),
+        api_calls=sum(end.api_calls for end in ended),
     )
     return await run_activity(PlanActivities.settle_children, request, settle, attempt.patience)
 
@@ -237,11 +242,11 @@ def _children(attempt: Attempt, run: StepRun) -> Iterable[tuple[str, EpisodeInpu
     scope, around = attempt.request.scope, attempt.plan
     inherited: dict[str, Any] = {"queues": around.queues, "pause_timeout": around.pause_timeout}
     if run.episode:
-        identity = child_id(scope.episode_id, attempt.name, attempt.number)
+        identity = _identity(attempt)
         yield identity, EpisodeInput.model_validate({**inherited, "within": scope.holder, **run.episode})
     for index, plan in enumerate(run.plans):
         name = run.names[index] if index < len(run.names) else ""
-        identity = child_id(scope.episode_id, attempt.name, attempt.number, name)
+        identity = _identity(attempt, name)
         fields: dict[str, Any] = {field: getattr(plan, field) for field in PlanRequest.model_fields}
         # A worktree of its own has a claim of its own.
         within = plan.within or ("" if plan.worktree else scope.holder)
@@ -249,6 +254,12 @@ def _children(attempt: Attempt, run: StepRun) -> Iterable[tuple[str, EpisodeInpu
         patience = min(plan.pause_timeout, around.pause_timeout)
         own = {"within": within, "depth": around.depth + 1, "pause_timeout": patience}
         yield identity, PlanInput(**{**fields, **inherited, **own})
+
+
+def _identity(attempt: Attempt, alternative: str = "") -> str:
+    place = (attempt.request.scope.episode_id, attempt.name, attempt.number, alternative)
+    identity, before = child_id(*place), ambiguous_child_id(*place)
+    return identity if identity == before or workflow.patched(DISTINCT_IDS) else before
 
 
 async def _all(runs: Sequence[Any]) -> list[Ended]:
@@ -304,6 +315,7 @@ def _ended(result: EpisodeResult | PlanResult) -> Ended:
         tree=result.tree,
         cost_usd=result.spent.cost_usd,
         tokens=result.spent.tokens,
+        api_calls=result.spent.api_calls if isinstance(result, PlanResult) else result.spent.calls,
     )
 
 

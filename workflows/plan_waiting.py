@@ -39,7 +39,9 @@ class PlanWaiting(PlanFloor):
             raise self._over
         if self._resets > self._resets_handled:
             self._resets_handled = self._resets
+            self._around.tell_again()
             self._log("reset", detail="the run was reset in Temporal; the next step that writes puts the files back")
+            self._show(force=True)
 
     async def _next_event(self) -> None:
         """Wait until something is to be looked at; for people only as long as the request allows."""

@@ -21,6 +21,7 @@ from tightloop.planning import ReflectCause
 
 from workflows.desk import OperatorDesk
 from workflows.metering import count_pause
+from workflows.plan_around import PlanAround, waits_of
 from workflows.steps import (
     HAND_OFF_TIMEOUT,
     LAST_ALERT_TIMEOUT,
@@ -62,6 +63,7 @@ class SafePoints(OperatorDesk):
         self._resets_handled = 0
         self._putting_back = False
         self._alerting: set[asyncio.Task[None]] = set()
+        self._around = PlanAround()
 
     @overload
     async def _do(
@@ -97,6 +99,7 @@ class SafePoints(OperatorDesk):
         self._leave_if_asked()
         if self._resets > self._resets_handled:
             await self._reconcile_reset()
+        self._tell_plan(None)
         await self._amend()
         if self._pause_wanted is not None:
             await self._wait_for_person(self._pause_wanted)
@@ -118,6 +121,7 @@ class SafePoints(OperatorDesk):
         self._show("paused")
         workflow.upsert_search_attributes([STATUS.value_set("paused"), PAUSE_KIND.value_set(pause.kind.value)])
         self._alert(alert or alert_kind(pause), since, pause.reason)
+        self._tell_plan(pause)
         try:
             await workflow.wait_condition(
                 lambda: self._resume_wanted or self._abort_wanted is not None or self._restore_wanted is not None,
@@ -136,6 +140,11 @@ class SafePoints(OperatorDesk):
         if self._abort_wanted is None and self._restore_wanted is None:
             await self._adopt()
         await self._safe_point()
+
+    def _tell_plan(self, pause: Pause | None) -> None:
+        """Let the plan that waits for this episode know what it waits for."""
+        if self._request.within:
+            self._around.tell(waits_of(pause))
 
     def _alert(self, kind: AlertKind | None, at: datetime, reason: str) -> asyncio.Task[None] | None:
         """Tell people, beside the wait for them: neither a resume nor an abort waits for it."""
@@ -226,6 +235,7 @@ class SafePoints(OperatorDesk):
     async def _reconcile_reset(self) -> None:
         """After a reset in Temporal: put the files back too, and list what was discarded."""
         self._resets_handled = self._resets
+        self._around.tell_again()
         if self._state.request is None:
             return
         newest = max((record.number for record in self._state.checkpoints), default=-1)

@@ -27,7 +27,6 @@ from activities.workspace.port import WorkingTree
 from tightloop.artifact import ArtifactRef
 from tightloop.check import Check
 from tightloop.plan.action import Alternative, BranchAction
-from tightloop.plan.child import child_id
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.plan.rules.bounds import bounded
 from tightloop.scrub import scrub
@@ -82,7 +81,7 @@ class Branching:
 
     def settle(self, work: Work, request: SettleRequest) -> Done:
         """Run checks and score in each worktree, take the best over into `work.tree`, and remove the worktrees."""
-        action, children = _action(work), tuple(_children(work, _action(work)))
+        action, children = _action(work), request.children
         tried = [self._tried(work, request, number) for number in range(len(children))]
         artifacts = dict(self._patches(work, tried))
         passed = [one for one in tried if one.passed]
@@ -126,8 +125,7 @@ class Branching:
         one = replace(one, tree=tree, files=len(changed), lines=_lines(patch))
         if outcome != PlanOutcome.COMPLETED:
             return replace(one, why=reason or f"it ended {outcome}")
-        child = child_scope(work.scope, tuple(_children(work, action))[number])
-        with self._worktrees.at(child, tree) as held:
+        with self._worktrees.at(child_scope(work.scope, request.children[number]), tree) as held:
             return self._judged(work, action, held, one)
 
     def _judged(self, work: Work, action: BranchAction, held: WorkingTree, one: Tried) -> Tried:
@@ -173,11 +171,6 @@ class Branching:
 def _action(work: Work) -> BranchAction:
     assert work.step.branch is not None
     return work.step.branch
-
-
-def _children(work: Work, action: BranchAction) -> Iterator[str]:
-    for one in action.alternatives:
-        yield child_id(work.scope.episode_id, work.step.id, work.attempt, one.name)
 
 
 def _lines(patch: bytes) -> int:

@@ -105,7 +105,7 @@ class StepChildren:
             done = self._branching.settle(work, request)
         else:
             done = self._of_one(work, request)
-        return replace(done, usage=used)
+        return replace(done, usage=used, api_calls=request.api_calls)
 
     def tidy(self, scope: PlanScope) -> None:
         """Remove the worktrees that children of a plan left. Idempotent."""

@@ -22,11 +22,13 @@ from activities.plan.stored import PlanMemory, put_plan
 from activities.workspace.port import OpenEpisodes, WorkingTree, Workspaces
 from tightloop.artifact import ArtifactRef
 from tightloop.errors import InvalidRequestError, PlanError, WorkspaceError
+from tightloop.plan.budgeting import stated
 from tightloop.plan.engine.graph import compile_graph
 from tightloop.plan.engine.revision import diff, refusals
 from tightloop.plan.model import Plan
 from tightloop.plan.request import PlanRequest
 from tightloop.plan.result import StepStatus
+from tightloop.plan.rules.bounds import narrowest
 from tightloop.plan.stored import StoredPlan
 from tightloop.plan.text.reading import ReadPlan, read_plan
 from tightloop.plan.validation.validate import validate
@@ -134,7 +136,11 @@ class Opening:
             read, _ = checked(written.text, "the new revision", self._capabilities)
         except InvalidRequestError as error:
             return RevisedPlan(problem=shorten(error.message, PROBLEM_CHARACTERS))
-        plan = read.plan.model_copy(update={"id": old.plan.id, "max_parallel": old.plan.max_parallel})
+        budget = stated(read.plan.budget, old.plan.budget)
+        if not request.source:
+            budget = narrowest(budget, old.plan.budget)
+        kept = {"id": old.plan.id, "max_parallel": old.plan.max_parallel, "budget": budget}
+        plan = read.plan.model_copy(update=kept)
         found = diff(old.plan, plan)
         busy = [step for step in request.fixed if request.statuses.get(step) in _BUSY]
         problems = refusals(found, fixed=request.fixed, running=busy)

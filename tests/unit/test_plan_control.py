@@ -140,7 +140,7 @@ def test_evidence_for_a_hypothesis_starts_from_its_prior():
 
 def test_child_has_an_id_that_git_takes_as_a_name():
     assert child_id("plan-1", "build", 2) == "plan-1.build.2"
-    assert child_id("plan-1", "a..b.lock", 1, "fast way") == "plan-1.a__b_lock.1.fast_way"
+    assert child_id("plan-1", "a..b.lock", 1, "fast way") == "plan-1.a__b_lock-86ceb9a78c2f.1.fast_way-1f2160b99ba6"
     long = [child_id("plan-1." + "x" * 200, f"s{n}", 1) for n in range(2)]
     assert len(set(long)) == 2
     assert all(len(name) <= NAME_CHARACTERS for name in long)

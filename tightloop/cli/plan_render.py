@@ -137,6 +137,8 @@ def what_to_do(status: PlanStatus) -> list[str]:
     lines = [line for gate in status.waiting[:LINES_SHOWN] for line in _gate_lines(status.plan_id, gate)]
     if len(status.waiting) > LINES_SHOWN:
         lines.append(f"... and {len(status.waiting) - LINES_SHOWN} more wait")
+    for wait in status.children[:LINES_SHOWN]:
+        lines += [f"{wait.step}: {wait.where} waits for a person: {wait.what}", f"  {wait.command}"]
     for name in status.asked[:LINES_SHOWN]:
         why = next((_why(line) for line in status.failed if line.id == name), "")
         lines.append(f"{name} failed: {why}")

@@ -46,6 +46,7 @@ def _closed_status(answered: PlanStatus, seen: Execution, result: PlanResult) ->
             "pause_advice": "",
             "running": (),
             "waiting": (),
+            "children": (),
             "asked": (),
             "counts": result.counts or answered.counts,
             "tree": result.tree or answered.tree,

@@ -3,6 +3,8 @@
 from collections import deque
 from datetime import datetime, timedelta
 
+from tightloop.episode import PauseKind
+from tightloop.plan.child_wait import REASON_CHARACTERS, ChildWait
 from tightloop.plan.engine.schedule import Schedule
 from tightloop.plan.hypothesis import initial, updated
 from tightloop.plan.model import Hypothesis, PlanBudget
@@ -13,6 +15,8 @@ from tightloop.value import shorten
 
 FAILURES_LIMIT = 500
 DETAIL_CHARACTERS = 200
+WANTS_YES = "approval"
+"""The kind of wait of steps that want a yes, beside those of `PauseKind`."""
 
 
 class Book:
@@ -127,6 +131,21 @@ class Book:
             tokens += (result.usage.input_tokens or 0) + (result.usage.output_tokens or 0)
         self.step_spent[step] = (cost, tokens)
         return cost, tokens
+
+    def waits(self, plan_id: str) -> tuple[ChildWait, ...]:
+        """Return what waits for a person here, as the plan around this one shows it."""
+        why = {name: failure.reason for name, failure in self.failures.items() if name in self.asked}
+        found = [(PauseKind.RESPONSE.value, why.get(name, ""), name) for name in self.asked]
+        found += [(WANTS_YES, gate.question.text, gate.step) for gate in self.waiting.values()]
+        # What was asked about stands there already.
+        pauses = [self.pause, self.pause.also] if self.pause is not None else []
+        found += [(one.kind, one.reason, one.step) for one in pauses if one is not None and one.step not in self.asked]
+        return tuple(
+            ChildWait(
+                workflow_id=plan_id, kind=kind, reason=shorten(reason, REASON_CHARACTERS), gate=gate, is_plan=True
+            )
+            for kind, reason, gate in found
+        )
 
     def undone(self, entry: UndoEntry) -> None:
         """Forget what was taken back; the latest one is found at once."""

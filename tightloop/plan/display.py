@@ -1,7 +1,9 @@
 """A running plan in words: Markdown for the Temporal Web UI, with the exact JSON for what can be done next."""
 
 import json
+from collections.abc import Sequence
 
+from tightloop.plan.child_wait import ChildWait
 from tightloop.plan.model import PlanBudget
 from tightloop.plan.request import PlanSpent, PlanStatus, StepLine, WaitingGate
 
@@ -9,13 +11,16 @@ LINES_SHOWN = 12
 CLOSED = frozenset({"completed", "failed", "compensated", "cancelled"})
 
 
-def plan_details(status: PlanStatus, budget: PlanBudget, *, pausing: bool = False) -> str:
+def plan_details(
+    status: PlanStatus, budget: PlanBudget, *, pausing: bool = False, children: Sequence[ChildWait] = ()
+) -> str:
     """Return the current details of a plan.
 
     Args:
         status: the snapshot.
         budget: its bounds, with what people added.
         pausing: a pause was asked for, and steps still run.
+        children: what waits for a person in the workflows that steps started.
     """
     label = "pausing" if pausing and status.running else status.status
     lines = [f"**{label}** · {status.phase.value} · revision {status.revision} · {status.title}", ""]
@@ -27,6 +32,7 @@ def plan_details(status: PlanStatus, budget: PlanBudget, *, pausing: bool = Fals
         *(f"- runs: `{line.id}` (attempt {line.attempt})" for line in status.running[:LINES_SHOWN]),
         *(f"- failed: `{line.id}`: {_reason(line)}" for line in status.failed[:LINES_SHOWN]),
         *(_waits(gate) for gate in status.waiting[:LINES_SHOWN]),
+        *(_waits_within(wait) for wait in children[:LINES_SHOWN]),
         *(f"- {belief.hypothesis}: {belief.confidence:.2f}" for belief in status.beliefs[:LINES_SHOWN]),
     ]
     if status.status not in CLOSED:
@@ -68,6 +74,10 @@ def _waits(gate: WaitingGate) -> str:
     given = f", {len(gate.decisions)} of {gate.question.count} approvals" if gate.question.count > 1 else ""
     role = f" ({gate.question.role})" if gate.question.role else ""
     return f"- waits{role}: `{gate.step}`: {gate.question.text}{given}"
+
+
+def _waits_within(wait: ChildWait) -> str:
+    return f"- waits in step `{wait.step}`: `{wait.where}`: {wait.what} (how to answer: its details, `{wait.command}`)"
 
 
 def _actions(status: PlanStatus) -> list[tuple[str, str, str]]:

@@ -10,6 +10,7 @@ from tightloop.artifact import ArtifactRef
 from tightloop.budget import Usage
 from tightloop.episode import Queues
 from tightloop.errors import InvalidRequestError
+from tightloop.plan.child_wait import ChildWait
 from tightloop.plan.result import Belief, GateQuestion, PersonDecision, StepFailure, StepStatus
 from tightloop.value import Value
 
@@ -194,6 +195,8 @@ class PlanStatus(Value):
     running: tuple[StepLine, ...] = ()
     waiting: tuple[WaitingGate, ...] = ()
     failed: tuple[StepLine, ...] = ()
+    children: tuple[ChildWait, ...] = ()
+    """What waits for a person in the workflows that running steps started."""
     asked: tuple[str, ...] = ()
     """Failed steps that wait for an answer: `retry`, `skip`, `abort` or `replan`."""
     beliefs: tuple[Belief, ...] = ()
