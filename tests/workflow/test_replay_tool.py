@@ -33,7 +33,7 @@ async def test_a_history_file_is_replayed_and_told_as_a_story(tmp_path: Path) ->
     assert kinds[0] == "opened"
     assert kinds.index("paused") < kinds.index("resumed") < kinds.index("closed")
     events = len(json.loads(RECORDED.read_text())["events"])
-    assert lines[-1] == f"replayed {events} events of paused_and_resumed: the current code fits the history"
+    assert lines[-1] == f"replayed {events} events of sample-paused-and-resumed: the current code fits the history"
 
 
 async def test_a_history_that_does_not_fit_is_told_and_ends_with_1(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ async def test_a_history_that_does_not_fit_is_told_and_ends_with_1(tmp_path: Pat
     other.write_text(RECORDED.read_text().replace('"next_plan"', '"plan_next"'))
     done = await run_replay(tmp_path, str(other))
     assert done.returncode == 1
-    assert "DIVERGED: the current code does not fit the history of other." in done.stdout
+    assert "DIVERGED: the current code does not fit the history of sample-paused-and-resumed." in done.stdout
     assert "plan_next" in done.stdout
     assert "workflow.patched()" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
@@ -102,7 +102,7 @@ async def test_an_encrypted_history_without_its_key_ends_with_one_line_that_name
         assert done.returncode == 1
         assert done.stdout == ""
         [line] = done.stderr.splitlines()
-        assert line.startswith("error: the history of sealed cannot be decrypted here: ")
+        assert line.startswith("error: the history of sample-paused-and-resumed cannot be decrypted here: ")
         assert ring.current in line
         assert advice in line
 
