@@ -355,6 +355,7 @@ class PlanWorkflow(PlanWaiting):
             if not hard and (not self._is_long() or self._children_run or self._nothing_left):
                 return
             self._holds += 1
+            self._stop_growing()
             self._draining = asyncio.create_task(self._stop_draining(forever=hard))
         if not (self._running or self._ended or self._side or self._alerting):
             raise GivesWay

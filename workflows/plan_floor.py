@@ -27,6 +27,8 @@ YOUNG_LIMIT = 48
 YOUNG_S = 1.0
 """At most so many attempts are younger than this. Each may end within one workflow task and leaves two events then;
 more than 100 of them make the server throw the task away (`history.maximumBufferedEventsBatch`)."""
+STOPS_GROWING = "stops-growing-when-draining"
+"""Patch: no timer is left when a new run follows."""
 DEFAULT_TIMEOUT_S: float = Node.model_fields["timeout_s"].default
 _DEEPER = frozenset({Capability.SUBPLAN, Capability.BRANCH})
 
@@ -85,6 +87,11 @@ class PlanFloor(PlanRecovery):
     async def _grow_up(self) -> None:
         await workflow.sleep(YOUNG_S, summary="start more steps beside those that run")
         self._wake()
+
+    def _stop_growing(self) -> None:
+        """End the wait for starting more: ending while this run gives way, it would make the server refuse that."""
+        if self._growing_up is not None and not self._growing_up.done() and workflow.patched(STOPS_GROWING):
+            self._growing_up.cancel()
 
     def _start_wanted(self) -> None:
         """Start what a person wants started, also in a pause."""
