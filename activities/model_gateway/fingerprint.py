@@ -16,6 +16,8 @@ _MEASURED = (
         "<id>",
     ),
     (r"\bchunk id: \w+", "<id>"),
+    # Of an output that names a folder: it depends on how long the folder's name is.
+    (r"\boriginal token count: \d+", "<count>"),
     (r"\b(pgid|pids?|process id|session id)(\W{1,4})\d+", r"\1\2<id>"),
     (r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?", "<date>"),
     (r"\b(?:mon|tues|wednes|thurs|fri|satur|sun)day,? (?:[a-z]+ \d{1,2}|\d{1,2} [a-z]+),? \d{4}", "<date>"),
@@ -49,7 +51,7 @@ def fingerprint(wire: Wire, call: Call, volatile: Sequence[str]) -> str:
 
 
 def normalised(value: Any, volatile: Sequence[str]) -> Any:
-    """Return decoded JSON with marks in place of ids, dates, durations and the given paths."""
+    """Return decoded JSON with marks in place of ids, dates, durations, counts and the given paths."""
     if isinstance(value, dict):
         return {_plain(key, volatile): normalised(item, volatile) for key, item in value.items()}
     if isinstance(value, list):

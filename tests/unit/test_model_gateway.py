@@ -212,6 +212,7 @@ SAME = [
     ("at 2026-11-21T03:19:29.5Z", "at 2025-01-02T03:04:05Z"),
     ("Process Group PGID: 4242", "Process Group PGID: 51"),
     ("Wall time: 0.0512 seconds", "Wall time: 1.5 seconds"),
+    ("Original token count: 7\nOutput:\n/home/a/tree", "Original token count: 8\nOutput:\n/srv/b/tree"),
     ("Today is Saturday, November 21, 2026", "Today is Sunday, November 22, 2026"),
     ('{"started":1795232439281}', '{"started":1795232439040}'),
 ]
