@@ -14,6 +14,7 @@ from tightloop.log import set_up
 from tightloop.scrub import scrub
 from tightloop.settings import Settings
 from worker.build import Role
+from worker.collector import collect_less_often
 from worker.connect import connect
 from worker.demo import run_demo
 from worker.describe import print_description
@@ -34,6 +35,7 @@ def main() -> int:
         if arguments.command == "up" and arguments.encrypt:
             settings = turn_on(settings, arguments.settings)
         set_up(logging.INFO, content=not settings.privacy.encrypt)
+        collect_less_often()
         return asyncio.run(_dispatch(arguments, settings))
     except TightloopError as error:
         print(f"error: {scrub(error.message)}", file=sys.stderr)

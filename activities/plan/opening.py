@@ -18,12 +18,11 @@ from activities.plan.requests import (
     RevisedPlan,
     RevisePlanRequest,
 )
-from activities.plan.stored import PlanMemory, put_plan
+from activities.plan.stored import PlanMemory
 from activities.workspace.port import OpenEpisodes, WorkingTree, Workspaces
 from tightloop.artifact import ArtifactRef
 from tightloop.errors import InvalidRequestError, PlanError, WorkspaceError
 from tightloop.plan.budgeting import stated
-from tightloop.plan.engine.graph import compile_graph
 from tightloop.plan.engine.revision import diff, refusals
 from tightloop.plan.model import Plan
 from tightloop.plan.request import PlanRequest
@@ -36,8 +35,6 @@ from tightloop.value import Value, shorten
 
 NOTES_LIMIT = 20
 PROBLEMS_LIMIT = 50
-GRAPH_CHARACTERS = 1_500_000
-"""Temporal takes no payload above 2 MB."""
 PROBLEM_CHARACTERS = 8_000
 _BUSY = frozenset({StepStatus.RUNNING.value, StepStatus.WAITING.value})
 
@@ -160,13 +157,12 @@ class Opening:
             exchange=self._exchange(scope, written),
             prompts_sha256=written.prompts_sha256,
         )
-        ref = put_plan(self._ports.stores(Path(scope.workspace)), stored)
+        ref, loaded = self._ports.plans.put(scope.workspace, stored)
         records = self._ports.records(Path(scope.workspace))
         records.keep(scope.episode_id, revision_fact(stored.revision), RevisionFact(plan=ref))
-        graph = packed_graph(stored)
         return RevisedPlan(
             plan=ref,
-            graph=graph,
+            graph=loaded.graph,
             diff=stored.diff,
             changed=(*found.added, *found.redone),
             usage=written.usage,
@@ -193,8 +189,7 @@ class Opening:
             exchange=self._exchange(scope, written),
             prompts_sha256=written.prompts_sha256,
         )
-        graph = packed_graph(stored)
-        ref = put_plan(self._ports.stores(Path(scope.workspace)), stored)
+        ref, loaded = self._ports.plans.put(scope.workspace, stored)
         with self._ports.workspaces.hold(scope) as tree:
             if asked.base_tree:
                 tree.ensure(asked.base_tree)
@@ -203,7 +198,7 @@ class Opening:
         told = (*notes, *put_back, *said, *warnings)
         return OpenedPlan(
             plan=ref,
-            graph=graph,
+            graph=loaded.graph,
             tree=base,
             notes=tuple(told[:NOTES_LIMIT]),
             planner=self._writer.available,
@@ -274,21 +269,6 @@ def _given(stored: StoredPlan) -> dict[str, Any]:
     """Return the inputs that did not come from the plan itself."""
     own = stored.plan.inputs
     return {name: value for name, value in stored.inputs.items() if name not in own or own[name] != value}
-
-
-def packed_graph(stored: StoredPlan) -> str:
-    """Return the graph of a plan for the history.
-
-    Raises:
-        InvalidRequestError: it is too large for one.
-    """
-    graph = compile_graph(stored.plan, stored.inputs).packed()
-    if len(graph) > GRAPH_CHARACTERS:
-        raise InvalidRequestError(
-            f"the plan's {len(stored.plan.steps)} steps need {len(graph)} characters of the history, at most "
-            f"{GRAPH_CHARACTERS} are possible. Split it into subplans, or take templates (`name-*`)"
-        )
-    return graph
 
 
 def checked(source: str, name: str, capabilities: frozenset[str]) -> tuple[ReadPlan, tuple[str, ...]]:

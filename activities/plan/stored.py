@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from activities.artifacts.port import ArtifactStore, ArtifactStores
+from activities.artifacts.port import ArtifactStores
 from activities.plan.requests import PlanScope
 from tightloop.artifact import ArtifactRef
 from tightloop.errors import ArtifactMissingError, InvalidRequestError
@@ -16,6 +16,8 @@ from tightloop.plan.model import Plan, Step
 from tightloop.plan.stored import StoredPlan
 
 PLANS_KEPT = 8
+GRAPH_CHARACTERS = 1_500_000
+"""Temporal takes no payload above 2 MB."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,18 @@ class LoadedPlan:
 
     @cached_property
     def graph(self) -> str:
-        """What the scheduler needs, packed for the history; compiled once, though each run of the workflow wants it."""
-        return compile_graph(self.plan, self.stored.inputs).packed()
+        """What the scheduler needs, packed for the history; compiled once, though each run of the workflow wants it.
+
+        Raises:
+            InvalidRequestError: it is too large for one.
+        """
+        packed = compile_graph(self.plan, self.stored.inputs).packed()
+        if len(packed) > GRAPH_CHARACTERS:
+            raise InvalidRequestError(
+                f"the plan's {len(self.plan.steps)} steps need {len(packed)} characters of the history, at most "
+                f"{GRAPH_CHARACTERS} are possible. Split it into subplans, or take templates (`name-*`)"
+            )
+        return packed
 
     def step(self, step: str, template: str = "") -> Step:
         """Return a step; one made from a template has its own id.
@@ -71,6 +83,21 @@ class PlanMemory:
         finally:
             self._lock.release()
 
+    def put(self, workspace: str, stored: StoredPlan) -> tuple[ArtifactRef, LoadedPlan]:
+        """Store a revision, and keep it as it will be read.
+
+        Raises:
+            InvalidRequestError: its graph is too large for the history; nothing is stored.
+        """
+        content = stored.content()
+        loaded = LoadedPlan(StoredPlan.model_validate_json(content))
+        # Compiled before anything is stored: a plan that is too large leaves nothing behind.
+        _ = loaded.graph
+        ref = self._stores(Path(workspace)).put(content, name=f"plan revision {stored.revision}")
+        with self._lock:
+            self._keep((workspace, ref.sha256), loaded)
+        return ref, loaded
+
     def load(self, scope: PlanScope) -> LoadedPlan:
         """Return the plan of a scope.
 
@@ -84,13 +111,11 @@ class PlanMemory:
         with self._lock:
             if key not in self._kept:
                 content = self._stores(Path(scope.workspace)).get(scope.plan)
-                self._kept[key] = LoadedPlan(StoredPlan.model_validate_json(content))
-                if len(self._kept) > PLANS_KEPT:
-                    self._kept.popitem(last=False)
+                self._keep(key, LoadedPlan(StoredPlan.model_validate_json(content)))
             self._kept.move_to_end(key)
             return self._kept[key]
 
-
-def put_plan(store: ArtifactStore, stored: StoredPlan) -> ArtifactRef:
-    """Store a revision."""
-    return store.put(stored.content(), name=f"plan revision {stored.revision}")
+    def _keep(self, key: tuple[str, str], loaded: LoadedPlan) -> None:
+        self._kept[key] = loaded
+        if len(self._kept) > PLANS_KEPT:
+            self._kept.popitem(last=False)

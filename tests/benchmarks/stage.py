@@ -1,5 +1,6 @@
 """What the benchmarks run on: a server with production's settings and database, production's workers, a workspace."""
 
+import compileall
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -13,6 +14,7 @@ from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
+import workflows
 from activities.planning.port import Planner
 from tests.benchmarks.stopwatch import Stopwatch
 from tests.doubles import planned
@@ -22,6 +24,7 @@ from tightloop.executor import ExecutorChoice
 from tightloop.planning import Briefing, PlannerAnswer
 from tightloop.settings import Settings, parse_settings
 from worker.build import build_adapters, build_workers
+from worker.collector import collect_less_often
 from worker.connect import DATA_CONVERTER, connect
 from worker.server import server_arguments, temporal_binary, tuning_arguments
 
@@ -88,6 +91,10 @@ class Stage:
 @asynccontextmanager
 async def stage() -> AsyncIterator[Stage]:
     """Start a server as `tightloop up` does, with a database in a file, and connect as a worker does."""
+    collect_less_often()
+    for folder in (Path(workflows.__path__[0]), Path(__file__).parent):
+        # As in an installed package: the sandbox loads the modules of workflows anew for each of them.
+        compileall.compile_dir(folder, quiet=1)
     with tempfile.TemporaryDirectory(prefix="tightloop-bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         production = server_arguments(Settings(), folder / "temporal.db")
