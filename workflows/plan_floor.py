@@ -26,8 +26,8 @@ WINDOW_LIMIT = 100
 YOUNG_LIMIT = 48
 YOUNG_S = 1.0
 """At most so many attempts are younger than this. Each may end within one workflow task and leaves two events then;
-more than 100 of them make the server throw the task away (`history.maximumBufferedEventsBatch`). A limit that grows while
-few end at once is no better: a worker that stalls for 0.2 s loses the task, and the steps are as fast."""
+more than 100 of them make the server throw the task away (`history.maximumBufferedEventsBatch`). A limit that grows
+while few end at once is hardly faster, and a worker that stalls for 0.2 s loses its task."""
 STOPS_GROWING = "stops-growing-when-draining"
 """Patch: no timer is left when a new run follows."""
 DEFAULT_TIMEOUT_S: float = Node.model_fields["timeout_s"].default
