@@ -144,7 +144,7 @@ class Graph:
     def packed(self) -> str:
         """Return the graph as compressed text for the history."""
         text = _Document(head=self.head, nodes=tuple(self.nodes)).model_dump_json(exclude_defaults=True)
-        return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+        return base64.b64encode(zlib.compress(text.encode())).decode()
 
     @staticmethod
     def unpack(packed: str) -> "Graph":

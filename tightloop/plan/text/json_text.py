@@ -9,6 +9,7 @@ from tightloop.plan.problem import Position
 from tightloop.plan.text.marked import Map, Seq
 
 _SPACE = re.compile(r"[ \t\n\r]*")
+_BLANK = frozenset(" \t\n\r")
 _DECODER = json.JSONDecoder()
 
 
@@ -56,6 +57,8 @@ class _Reader:
         return Position(line, offset - self._lines[line - 1] + 1)
 
     def _skip(self, offset: int) -> int:
+        if self._text[offset : offset + 1] not in _BLANK:
+            return offset
         found = _SPACE.match(self._text, offset)
         return found.end() if found else offset
 
@@ -73,6 +76,8 @@ class _Reader:
 
     def _string(self, offset: int) -> tuple[str, int]:
         text, end = _DECODER.raw_decode(self._text, offset)
+        if text.isascii():
+            return text, end
         try:
             text.encode()
         except UnicodeEncodeError as error:

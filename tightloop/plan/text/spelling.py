@@ -1,6 +1,7 @@
 """The other spellings of fields that plans in the wild use, and the short forms of values."""
 
 import re
+from functools import lru_cache
 from typing import Any
 
 from tightloop.plan.problem import Position
@@ -57,8 +58,11 @@ _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)")
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 _WORDS = re.compile(r"[\s,]+")
+NAMES_KEPT = 1_000
+"""A plan of thousands of steps has the same few dozen names of fields in each."""
 
 
+@lru_cache(maxsize=NAMES_KEPT)
 def snake(name: str) -> str:
     """Return `depends_on` for `dependsOn` and `depends-on`."""
     return _CAMEL.sub("_", name).replace("-", "_").lower()
