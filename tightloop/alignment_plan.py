@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterator
 
 from tightloop.alignment import Finding, Rubric, Stand, Topic, bounded, found, planners_own
-from tightloop.alignment_commands import Offence, of_words, offences
+from tightloop.alignment_commands import of_words, offences
+from tightloop.alignment_offences import Offence
 from tightloop.alignment_shell import plain
 from tightloop.message import PlanMessage
 

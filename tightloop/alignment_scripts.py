@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from tightloop.alignment import Finding, Stand, Topic
 from tightloop.alignment_checks import WEAK_HOOKS, WEAK_HOOKS_WORDS, WEAKENED
-from tightloop.alignment_commands import Offence, taken_apart
+from tightloop.alignment_commands import taken_apart
+from tightloop.alignment_offences import Offence
 from tightloop.alignment_patch import EXAMPLE, GENERATED, TEST, Line
 from tightloop.alignment_reading import Seen
 from tightloop.alignment_shell import plain

@@ -1,7 +1,7 @@
 """Telling fast that no rule about commands can be about a text, so that only the others have to be taken apart.
 
-A text is suspicious if it has the name of a program, or a word, that some rule of `alignment_commands.py` needs. Quotes
-and backslashes are taken out first, as a shell does, and what separates words for a shell separates them here, so that
+A text is suspicious if it has the name of a program, or a word, that some rule about commands needs. Quotes and
+backslashes are taken out first, as a shell does, and what separates words for a shell separates them here, so that
 more is suspicious than breaks a rule, and never less. A test holds it against the rules themselves.
 """
 

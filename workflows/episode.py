@@ -1,6 +1,6 @@
 """The episode workflow: plan, hand off, execute, verify, track, reflect - until the checks are green.
 
-This file is the order of things. What a step decides is in `tightloop/loop.py`, what it does in
+This file is the order of things. What a step decides is in `tightloop/loop/`, what it does in
 `activities/`; what an operator may say is read by `tightloop/control.py`.
 """
 

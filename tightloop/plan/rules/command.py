@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from tightloop.alignment import Stand, Topic
-from tightloop.alignment_commands import Offence, of_words, offences, script_in
+from tightloop.alignment_commands import of_words, offences, script_in
+from tightloop.alignment_offences import Offence
 from tightloop.alignment_shell import Call, calls, plain
 from tightloop.plan.policy import CommandRule
 from tightloop.plan.rules.ruling import Stance, Verdict, strictest

@@ -1,0 +1,44 @@
+"""The settings of the whole system: their defaults, their bounds, and how they are read.
+
+A YAML document comes first, then environment variables `TIGHTLOOP_<SECTION>__<FIELD>`. A setting that is
+misspelt or out of bounds is refused with a sentence that names it and says what is allowed.
+"""
+
+from tightloop.settings.alerts import AlertChannel, AlertSettings
+from tightloop.settings.bounds import AlignmentSettings, BudgetSettings, TrackingSettings
+from tightloop.settings.document import Settings, combined_settings, parse_settings
+from tightloop.settings.execution import AgentSettings, ExecutorSettings, SandboxSettings
+from tightloop.settings.planning import PlannerSettings, PlanSettings
+from tightloop.settings.privacy import PrivacySettings, ProjectPrivacy
+from tightloop.settings.services import (
+    LOOPBACK_HOSTS,
+    CodecSettings,
+    QueueSettings,
+    ServerSettings,
+    TemporalSettings,
+    WorkerSettings,
+)
+
+__all__ = [
+    "LOOPBACK_HOSTS",
+    "AgentSettings",
+    "AlertChannel",
+    "AlertSettings",
+    "AlignmentSettings",
+    "BudgetSettings",
+    "CodecSettings",
+    "ExecutorSettings",
+    "PlanSettings",
+    "PlannerSettings",
+    "PrivacySettings",
+    "ProjectPrivacy",
+    "QueueSettings",
+    "SandboxSettings",
+    "ServerSettings",
+    "Settings",
+    "TemporalSettings",
+    "TrackingSettings",
+    "WorkerSettings",
+    "combined_settings",
+    "parse_settings",
+]

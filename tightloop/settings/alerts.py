@@ -1,0 +1,47 @@
+"""Who is told when an episode needs a person, and on which channels."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, WithJsonSchema, model_validator
+
+from tightloop.alert import AlertKind
+from tightloop.settings.section import Section
+
+KindOfAlert = Annotated[AlertKind, WithJsonSchema({"type": "string", "enum": [kind.value for kind in AlertKind]})]
+
+_WEB_ADDRESS = re.compile(r"https?://[^\s/@]+(/\S*)?")
+
+
+class AlertChannel(Section):
+    """One way to a person."""
+
+    type: Literal["webhook", "desktop", "log"]
+    kinds: tuple[KindOfAlert, ...] = ()
+    """What this channel is for; empty: everything."""
+    url: str = ""
+    """Of a webhook."""
+    url_env: str = ""
+    """Name of the environment variable that holds the URL, for services whose URL is a secret."""
+    secret_env: str = ""
+    """Name of the environment variable that holds the secret that signs a webhook; empty: not signed."""
+    timeout_s: Annotated[float, Field(gt=0, le=30)] = 5.0
+    """For one try."""
+
+    @model_validator(mode="after")
+    def _addressed(self) -> "AlertChannel":
+        given = bool(self.url) + bool(self.url_env)
+        if self.type == "webhook" and given != 1:
+            raise ValueError("a webhook needs either url or url_env, the name of the variable that holds the URL")
+        if self.url and not _WEB_ADDRESS.fullmatch(self.url):
+            raise ValueError("url must be like https://host/path, without a user and a password")
+        if self.type != "webhook" and (given or self.secret_env):
+            raise ValueError(f"url, url_env and secret_env belong to a webhook, not to {self.type}")
+        return self
+
+
+class AlertSettings(Section):
+    """Who is told when an episode needs a person. See docs/alerts.md."""
+
+    channels: dict[str, AlertChannel] = Field(default_factory=lambda: {"log": AlertChannel(type="log")})
+    """By a name of your own, which the timeline shows. None: nobody is told."""

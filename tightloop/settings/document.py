@@ -1,0 +1,64 @@
+"""All settings as one document, and how it is read: YAML first, then the environment."""
+
+import re
+from collections.abc import Iterable, Mapping
+
+import yaml
+
+from tightloop.layers import read_layers
+from tightloop.settings.alerts import AlertSettings
+from tightloop.settings.bounds import AlignmentSettings, BudgetSettings, TrackingSettings
+from tightloop.settings.execution import ExecutorSettings, SandboxSettings
+from tightloop.settings.planning import PlannerSettings, PlanSettings
+from tightloop.settings.privacy import PrivacySettings
+from tightloop.settings.services import CodecSettings, QueueSettings, ServerSettings, TemporalSettings, WorkerSettings
+from tightloop.telemetry import TelemetrySettings
+from tightloop.value import Document
+
+ENVIRONMENT_PREFIX = "TIGHTLOOP_"
+"""Variables with this prefix and `__` in the rest are settings; `TIGHTLOOP_HOME` and its like are not."""
+_URL_PASSWORD = re.compile(r"://[^/@\s]+@")
+
+
+class Settings(Document):
+    """All settings, in force."""
+
+    temporal: TemporalSettings = TemporalSettings()
+    queues: QueueSettings = QueueSettings()
+    worker: WorkerSettings = WorkerSettings()
+    server: ServerSettings = ServerSettings()
+    planner: PlannerSettings = PlannerSettings()
+    plans: PlanSettings = PlanSettings()
+    executor: ExecutorSettings = ExecutorSettings()
+    sandbox: SandboxSettings = SandboxSettings()
+    budget: BudgetSettings = BudgetSettings()
+    tracking: TrackingSettings = TrackingSettings()
+    alignment: AlignmentSettings = AlignmentSettings()
+    privacy: PrivacySettings = PrivacySettings()
+    codec: CodecSettings = CodecSettings()
+    alerts: AlertSettings = AlertSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+
+    def as_yaml(self) -> str:
+        """Return the settings as a document, secrets masked."""
+        text = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+        return _URL_PASSWORD.sub("://**********@", text)
+
+
+def parse_settings(text: str, environ: Mapping[str, str]) -> Settings:
+    """Read one YAML document, then the environment.
+
+    Raises:
+        SettingsError: with one sentence for each setting that is unknown or not allowed.
+    """
+    return combined_settings([("", text)], environ)
+
+
+def combined_settings(documents: Iterable[tuple[str, str]], environ: Mapping[str, str]) -> Settings:
+    """Read YAML documents, each as its name and its text, then the environment; what comes later wins.
+
+    Raises:
+        SettingsError: with one sentence for each setting that is unknown or not allowed, each naming the
+            document or the environment variable that it stands in.
+    """
+    return read_layers(Settings, documents, environ, prefix=ENVIRONMENT_PREFIX)

@@ -1,0 +1,80 @@
+"""Who does the work, how coding agents are started, and the sandbox that commands run in."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tightloop.settings.section import Seconds, Section
+
+
+class AgentSettings(Section):
+    """How one coding agent is started and reaches its model, on the hosts with these settings."""
+
+    program: str = ""
+    """Name or absolute path; empty: the agent's usual name, looked up in PATH."""
+    arguments: tuple[str, ...] = ()
+    """Added to the command line."""
+    model: str = ""
+    base_url: str = ""
+    """Of the model provider; empty: the agent's own default."""
+    api_key_env: str = ""
+    """Name of the variable of the worker that holds the key; empty: the agent's usual one."""
+    login: bool = False
+    """Use the agent's own login of the worker's user in place of a key: its login file is copied into the agent's
+    home, where the agent's tools could read it."""
+    gateway: bool = True
+    """The agent talks to its provider through a loopback gateway and never has the key itself."""
+    environment: tuple[str, ...] = ()
+    """Names of more variables of the worker that the agent, and what it runs, may see."""
+
+
+class ExecutorSettings(Section):
+    """Who does the work, where the request does not say."""
+
+    default: str = Field(default="command", min_length=1)
+    fallback: tuple[str, ...] = ()
+    """Executors to use, in this order, where the chosen one is not installed or has no key."""
+    agents: dict[str, AgentSettings] = Field(default_factory=dict)
+    """By the name of the executor: `codex`, `claude`, `opencode`, `gemini` ..."""
+    programs: tuple[str, ...] = (
+        "ruff",
+        "black",
+        "isort",
+        "autoflake",
+        "pyupgrade",
+        "prettier",
+        "eslint",
+        "stylelint",
+        "gofmt",
+        "goimports",
+        "rustfmt",
+        "clang-format",
+        "shfmt",
+    )
+    """Programs that the `command` executor may run from the steps of a plan: formatters and linters.
+    Interpreters, shells, package managers and test runners would let a plan run anything."""
+    argv: tuple[str, ...] = ()
+    """Template of a command that takes the whole plan, with `{plan_file}` and `{workspace}`. Empty: the steps
+    are run."""
+    wall_limit_s: Seconds = 3600.0
+    idle_limit_s: Seconds = 900.0
+    """Longest time without any output."""
+
+
+class SandboxSettings(Section):
+    """Where commands of plans and of definitions of done run."""
+
+    backend: Literal["auto", "docker", "bubblewrap", "sandbox-exec"] = "auto"
+    """`auto`: docker where `image` is set, else bubblewrap (Linux) or sandbox-exec (macOS)."""
+    unsafe_local: bool = False
+    """Where no sandbox works, run commands without one. Without this nothing is run then."""
+    image: str = ""
+    """Docker image with the tools of the project."""
+    network: bool = False
+    """Let commands see the network."""
+    cores: Annotated[float, Field(gt=0, le=256)] = 1.0
+    memory_mb: Annotated[int, Field(ge=64)] = 1024
+    processes: Annotated[int, Field(ge=8)] = 256
+    read: tuple[str, ...] = ()
+    """More absolute paths that commands may read."""
+    write: tuple[str, ...] = ()

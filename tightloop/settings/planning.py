@@ -1,0 +1,92 @@
+"""Who plans, and the bounds of the plans that a model writes."""
+
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tightloop.plan.model import PlanBudget
+from tightloop.plan.rules.caution import Caution, policy_for
+from tightloop.settings.section import Count, Seconds, Section
+
+
+class PlannerSettings(Section):
+    """Who plans, and what a plan may cost."""
+
+    kind: Literal["auto", "openai", "heuristic"] = "auto"
+    """`auto`: `openai` where a key is present, else `heuristic`, which needs none."""
+    models: tuple[str, ...] = Field(default=("gpt-5.1", "gpt-5-mini"), min_length=1)
+    """The first is used; the next ones where it is refused or not available."""
+    base_url: str = ""
+    """Of an OpenAI-compatible service; empty: OpenAI itself."""
+    api_key_env: str = Field(default="OPENAI_API_KEY", min_length=1)
+    """Name of the environment variable that holds the key; never the key."""
+    api: Literal["auto", "responses", "chat"] = "auto"
+    """`auto`: `responses` against OpenAI itself, `chat` for any other `base_url`."""
+    timeout_s: Seconds = 120.0
+    """For one call."""
+    max_output_tokens: Count = 4000
+    corrections: int = Field(default=2, ge=0, le=10)
+    """How often an answer that does not follow the template is sent back."""
+    context_characters: int = Field(default=24_000, ge=8_000)
+    """Bound on what is put into one prompt."""
+
+
+class PlanSettings(Section):
+    """Plans that a model writes: whether it may, and the bounds that none of them can widen."""
+
+    agent_planning: bool = False
+    """Let the model of `planner` write plans for a goal, and change plans whose steps failed. Plans that people write
+    run in any case."""
+    allow: tuple[str, ...] = (
+        "cat **",
+        "diff **",
+        "echo **",
+        "git diff **",
+        "git log **",
+        "git show **",
+        "git status **",
+        "grep **",
+        "head **",
+        "ls **",
+        "tail **",
+        "test **",
+        "true",
+        "wc **",
+    )
+    """Commands of such a plan that need no approval, besides `executor.programs`; `*` is a word, `**` any number."""
+    write: tuple[str, ...] = ("**",)
+    """Glob patterns of what its steps may change."""
+    network: tuple[str, ...] = ()
+    """Hosts that its `http` and `fetch` steps may ask."""
+    max_steps: Annotated[int, Field(ge=1, le=2_000)] = 200
+    max_attempts: Count = 1_000
+    """Attempts of all its steps."""
+    max_cost_usd: Annotated[float, Field(ge=0)] | None = 5.0
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_wall_hours: Annotated[float, Field(gt=0, le=8_760)] | None = 4.0
+    max_depth: Annotated[int, Field(ge=1, le=16)] = 2
+    max_fan_out: Annotated[int, Field(ge=1, le=2_500)] = 25
+    max_revisions: Count = 5
+    max_output_tokens: Count = 16_000
+    """For one answer: a plan is longer than a message to an executor."""
+
+    def caution(self, programs: Iterable[str]) -> Caution:
+        """Return the bounds.
+
+        Args:
+            programs: names of programs that need no approval either.
+        """
+        allowed = (*self.allow, *(f"{program} **" for program in programs))
+        hours = self.max_wall_hours
+        budget = PlanBudget(
+            max_wall_s=None if hours is None else hours * 3_600,
+            max_cost_usd=self.max_cost_usd,
+            max_tokens=self.max_tokens,
+            max_steps=self.max_attempts,
+            max_depth=self.max_depth,
+            max_fan_out=self.max_fan_out,
+            max_revisions=self.max_revisions,
+        )
+        policy = policy_for(allowed, write=self.write, network=self.network)
+        return Caution(policy=policy, budget=budget, max_steps=self.max_steps)

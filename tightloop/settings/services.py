@@ -1,0 +1,84 @@
+"""Where Temporal and its codec server are, which task queues there are, and how workers behave."""
+
+from typing import Annotated
+
+from pydantic import Field, SecretStr, model_validator
+
+from tightloop.settings.section import Address, Count, Section
+
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
+
+
+class TemporalSettings(Section):
+    """Where Temporal is."""
+
+    address: Address = "127.0.0.1:7233"
+    """Host and port of the frontend."""
+    namespace: str = Field(default="default", min_length=1)
+    task_queue: str = Field(default="tightloop", min_length=1)
+    """Task queue of the episodes."""
+    ui_url: str = "http://127.0.0.1:8233"
+    """Temporal UI, for the links that the command line prints."""
+    tls: bool = False
+    api_key: SecretStr = SecretStr("")
+    """Temporal Cloud. Better given as `TIGHTLOOP_TEMPORAL__API_KEY` than in a file."""
+
+
+class QueueSettings(Section):
+    """Task queues of the capabilities. Empty: the same queue as the episode."""
+
+    workspace: str = ""
+    """Git, checks and artifacts: the host that has the working tree."""
+    llm: str = ""
+    executor: str = ""
+
+
+class WorkerSettings(Section):
+    """How a worker process behaves."""
+
+    sticky_timeout_s: float = Field(default=2.0, ge=1, le=10)
+    """After a worker died its workflows wait so long before another worker takes them."""
+    heartbeat_interval_s: float = Field(default=2.0, ge=1, le=60)
+    """How often a worker tells Temporal that it lives (`temporal worker list`)."""
+    graceful_shutdown_s: float = Field(default=10.0, ge=0)
+    """On a stop signal activities may go on for so long."""
+    max_concurrent_activities: Count = 20
+    max_cached_workflows: Annotated[int, Field(ge=0)] = 1000
+
+
+class ServerSettings(Section):
+    """The embedded development server; it listens where `temporal` says. Your own server needs none of this."""
+
+    http_port: int = Field(default=0, ge=0, le=65_535)
+    """0: a free one. The API behind it is not used by tightloop."""
+    retention_days: Count = 30
+    """How long the history of a closed episode is kept."""
+
+
+class CodecSettings(Section):
+    """The codec server: shows to Temporal's UI and CLI what `privacy.encrypt` encrypted. See docs/codec-server.md."""
+
+    listen: Address = "127.0.0.1:8234"
+    """Host and port to listen at. Plain HTTP: for other hosts put a proxy with TLS before it."""
+    require_token: bool = True
+    """Without it every process of this machine may decrypt what it finds in Temporal; only for loopback."""
+    token_env: str = ""
+    """Name of the environment variable that holds the token; empty: `codec-token` in the state folder."""
+    origins: tuple[Annotated[str, Field(pattern=r"^https?://[^/\s]+$")], ...] = ()
+    """Web pages that may ask, besides the Temporal UI of `temporal.ui_url`, such as https://temporal.example.com"""
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        return self.listen.rpartition(":")[0] in LOOPBACK_HOSTS
+
+    @property
+    def endpoint(self) -> str:
+        """What Temporal's UI and CLI take as their codec endpoint."""
+        return f"http://{self.listen}"
+
+    @model_validator(mode="after")
+    def _closed(self) -> "CodecSettings":
+        if not self.require_token and not self.loopback:
+            raise ValueError(f"require_token may be false only on 127.0.0.1, not on {self.listen}")
+        return self
