@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from activities.plan.requests import PlanScope
-from activities.workspace.ownership import tree_key
+from activities.workspace.ownership import tree_key, tree_lock
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.snapshot_repository import SnapshotRepository
 from tightloop.errors import NotARepositoryError
@@ -37,18 +37,20 @@ class Worktrees:
     def remove(self, scope: PlanScope) -> None:
         """Remove the worktree of a child that has ended; its trees are kept by references. Idempotent."""
         self._workspaces.release(scope)
-        root = scope.root
-        repository = SnapshotRepository(scope.state_folder, Path(scope.workspace))
-        index = repository.folder / f"index-{tree_key(root)}"
+        root, state = scope.root, scope.state_folder
+        # First, so that one that is removed in part is made anew where it is wanted again.
+        root.with_name(root.name + ".ready").unlink(missing_ok=True)
         if root.exists():
             # Holding it ends what was left running there; a step may have broken it, which is no reason to keep it.
             with contextlib.suppress(NotARepositoryError), self._workspaces.hold(scope):
                 pass
-            repository.as_user.attempt("worktree", "remove", "--force", "--force", str(root))
-            # Git leaves one that it does not know.
-            shutil.rmtree(root, ignore_errors=True)
-        index.unlink(missing_ok=True)
-        root.with_name(root.name + ".ready").unlink(missing_ok=True)
+            # Git has the lock too: while it outlives a killed worker, the worktree is not made anew under it.
+            with tree_lock(state, root) as lock:
+                repository = SnapshotRepository(state, Path(scope.workspace), lock=lock)
+                repository.as_user.attempt("worktree", "remove", "--force", "--force", str(root))
+                # Git leaves one that it does not know.
+                shutil.rmtree(root, ignore_errors=True)
+        (state / "git" / f"index-{tree_key(root)}").unlink(missing_ok=True)
 
     def remove_all(self, scope: PlanScope) -> None:
         """Remove what children of a plan left that was cancelled, or whose worker died, while they were judged."""

@@ -8,13 +8,18 @@ from pathlib import Path
 
 from activities.scope import EpisodeScope
 from activities.workspace.git_command import COMMAND_TIMEOUT
-from activities.workspace.ownership import Claims, OwnedProcesses, locked, tree_key, write_atomically
+from activities.workspace.ownership import (
+    LOCK_WAIT,
+    Claims,
+    OwnedProcesses,
+    tree_key,
+    tree_lock,
+    write_atomically,
+)
 from activities.workspace.preflight import check_workspace, notes_on
 from activities.workspace.snapshot_repository import ADD_TIMEOUT, SnapshotRepository
 from activities.workspace.working_tree import GitWorkingTree
 from tightloop.errors import WorkspaceError
-
-LOCK_WAIT = timedelta(seconds=30)
 
 
 class GitWorkspaces:
@@ -66,8 +71,10 @@ class GitWorkspaces:
         self._claims(scope).take(scope.root, scope.holder, take_over)
         notes = notes_on(repository, worktree=scope.worktree)
         if scope.worktree and not scope.within:
-            with self._lock(scope):
-                self._make_worktree(repository, scope.root)
+            with self._lock(scope) as lock:
+                # A git that outlives a killed worker removes what it has made: it is waited for, too.
+                holding = SnapshotRepository(scope.state_folder, workspace, timeout=self._timeout, lock=lock)
+                self._make_worktree(holding, scope.root)
         return notes
 
     def release(self, scope: EpisodeScope) -> None:
@@ -89,7 +96,7 @@ class GitWorkspaces:
             NotARepositoryError: the workspace is no git working tree any more.
         """
         with self._lock(scope) as lock:
-            processes = OwnedProcesses(self._place(scope, ".processes.json"))
+            processes = OwnedProcesses(scope.state_folder / "locks" / f"{tree_key(scope.root)}.processes.json")
             processes.end_all()
             repository = SnapshotRepository(scope.state_folder, scope.root, timeout=self._timeout, lock=lock)
             repository.make()
@@ -97,10 +104,7 @@ class GitWorkspaces:
             yield GitWorkingTree(repository, scope.episode_id, processes, add_timeout=self._add_timeout)
 
     def _lock(self, scope: EpisodeScope) -> contextlib.AbstractContextManager[int]:
-        return locked(self._place(scope, ".lock"), wait=self._lock_wait, what=f"the working tree {scope.root}")
-
-    def _place(self, scope: EpisodeScope, suffix: str) -> Path:
-        return scope.state_folder / "locks" / (tree_key(scope.root) + suffix)
+        return tree_lock(scope.state_folder, scope.root, wait=self._lock_wait)
 
     def _claims(self, scope: EpisodeScope) -> Claims:
         return Claims(scope.state_folder / "claims", wait=self._lock_wait)

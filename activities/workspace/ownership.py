@@ -17,6 +17,7 @@ import psutil
 
 from tightloop.errors import WorkspaceBusyError, WorkspaceLockedError
 
+LOCK_WAIT = timedelta(seconds=30)
 LOCK_POLL = timedelta(milliseconds=50)
 END_WAIT = timedelta(seconds=10)
 CLOCK_SLACK = timedelta(seconds=2)
@@ -65,6 +66,11 @@ def locked(path: Path, *, wait: timedelta, what: str) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def tree_lock(state: Path, root: Path, *, wait: timedelta = LOCK_WAIT) -> contextlib.AbstractContextManager[int]:
+    """Hold the lock of the working tree `root`, whose state lies in `state`; see `locked`."""
+    return locked(state / "locks" / f"{tree_key(root)}.lock", wait=wait, what=f"the working tree {root}")
 
 
 def _try_lock(path: Path) -> int | None:

@@ -1,10 +1,15 @@
-"""Workers that kill themselves at one moment of one activity of a plan, once; each serves a task queue of its own.
+"""Workers that kill themselves at moments of activities of a plan, once at each; each has a task queue of its own.
 
-The parent keeps one worker alive for each file in a folder: its name is the task queue, its text says where the worker
+The parent keeps one worker alive for each file in a folder: its name is the task queue, its lines say where the worker
 dies, such as `rename-uses acted`. It forks, so that a new one is there at once, and ends those whose file is gone.
+
+A step is named by its id, `undo-`, `prepare-` or `settle-` and its id where it is taken back or starts workflows; all
+else by its activity, with `@build.1` behind it in the workflow that attempt 1 of step `build` started. An episode has
+the scripted executor with the script in `SCRIPT` of its workspace.
 """
 
 import asyncio
+import fcntl
 import os
 import signal
 import sys
@@ -20,16 +25,21 @@ import temporalio.client
 import temporalio.worker
 from temporalio import activity
 
+from activities.execution.port import Control, Executor
+from activities.execution.scripted import ScriptedExecutor
 from activities.plan.port import Done, Runner, Work
 from activities.plan.records import open_file_records
-from activities.plan.requests import CompensateRequest, RunStepRequest
+from activities.plan.requests import CompensateRequest, RunStepRequest, SettleRequest
 from activities.plan.runners.checkpoint import CheckpointRunner
 from activities.plan.runners.edit import EditRunner
 from activities.plan.runners.git import GitRunner
 from activities.plan.undo import GitTrees
 from activities.sandbox.port import Sandbox, SandboxResult, SandboxSpec
 from activities.scope import EpisodeScope
+from activities.verification.runner import ProcessCheckRunner
 from activities.workspace.port import WorkingTree, Workspaces
+from tests.doubles import ScriptedPlanner
+from tightloop.executor import ExecutorOutcome, WorkOrder
 from tightloop.host import load_settings
 from tightloop.plan.model import Capability
 from worker.build import build_adapters, build_workers
@@ -37,26 +47,36 @@ from worker.connect import connect
 from worker.up import stop_event
 
 MOMENTS = ("before", "acted", "recorded")
-"""Before the activity does anything; when its work is done but not recorded; recorded, but not told to the server."""
+"""Before the activity does anything; when its work is done but not recorded; recorded, but not told to the server.
+
+While alternatives are settled also: `taken-over`, the files of the best one are in the tree of the plan; `released`,
+the claim of the first worktree is given back, and the worktree is about to go.
+"""
+SCRIPT = "agent.yaml"
 _here: ContextVar[str] = ContextVar("here", default="")
 
 
 class Fault:
-    """Kills this process at its moment, unless a process before it died there."""
+    """Kills this process at its moments, unless a process before it died there."""
 
-    def __init__(self, place: str, mark: Path) -> None:
-        self.target, self.moment = place.split()
-        self.mark = mark
+    def __init__(self, places: str, deaths: Path) -> None:
+        """Take a line for each place; `deaths` has a line for each where a process has died."""
+        self._places = frozenset(places.splitlines())
+        self._deaths = deaths
 
     def reached(self, moment: str, target: str | None = None) -> None:
-        """Die if this is the moment."""
-        if (target or _here.get(), moment) != (self.target, self.moment):
+        """Die if this is a moment to die."""
+        place = f"{target or _here.get()} {moment}"
+        if place not in self._places:
             return
-        try:
-            os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return
-        os.kill(os.getpid(), signal.SIGKILL)
+        with self._deaths.open("a+") as deaths:
+            fcntl.flock(deaths, fcntl.LOCK_EX)
+            deaths.seek(0)
+            if place in deaths.read().splitlines():
+                return
+            deaths.write(f"{place}\n")
+            deaths.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class AroundActivities(temporalio.client.Interceptor, temporalio.worker.Interceptor):
@@ -77,17 +97,25 @@ class _Around(temporalio.worker.ActivityInboundInterceptor):
         self._fault = fault
 
     async def execute_activity(self, input: temporalio.worker.ExecuteActivityInput) -> Any:
-        request = input.args[0] if input.args else None
-        target = activity.info().activity_type
-        if isinstance(request, RunStepRequest):
-            target = request.step
-        elif isinstance(request, CompensateRequest):
-            target = f"undo-{request.step}"
+        target = _named(activity.info().activity_type, input.args[0] if input.args else None)
         _here.set(target)
         self._fault.reached("before")
         result = await super().execute_activity(input)
         self._fault.reached("recorded", target)
         return result
+
+
+def _named(name: str, request: object) -> str:
+    match request:
+        case RunStepRequest():
+            return f"prepare-{request.step}" if name == "prepare_children" else request.step
+        case CompensateRequest():
+            return f"undo-{request.step}"
+        case SettleRequest():
+            return f"settle-{request.run.step}"
+    scope = getattr(request, "scope", None)
+    child = scope.episode_id.partition(".")[2] if isinstance(scope, EpisodeScope) else ""
+    return f"{name}@{child}" if child else name
 
 
 class FaultySandbox:
@@ -131,8 +159,21 @@ class FaultyRunner:
         return done
 
 
+class FaultyExecutor(Executor):
+    """The scripted executor, in a process that dies when it has done its work."""
+
+    def __init__(self, fault: Fault) -> None:
+        self._executor, self._fault = ScriptedExecutor(), fault
+
+    def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
+        choice = order.executor.model_copy(update={"options": {"script": SCRIPT}})
+        outcome = self._executor.execute(order.model_copy(update={"executor": choice}), control, state_folder)
+        self._fault.reached("acted")
+        return outcome
+
+
 class FaultyTree:
-    """The real working tree, in a process that dies when files were put back by a compensation."""
+    """The real working tree, in a process that dies when files were put back, or taken over from an alternative."""
 
     def __init__(self, tree: WorkingTree, fault: Fault) -> None:
         self._tree, self._fault = tree, fault
@@ -148,6 +189,8 @@ class FaultyTree:
         self._tree.restore(tree)
         if _here.get().startswith("undo-"):
             self._fault.reached("acted")
+        elif _here.get().startswith("settle-"):
+            self._fault.reached("taken-over")
 
     def ensure(self, expected: str) -> str | None:
         return self._tree.ensure(expected)
@@ -170,6 +213,7 @@ class FaultyWorkspaces:
 
     def release(self, scope: EpisodeScope) -> None:
         self._workspaces.release(scope)
+        self._fault.reached("released")
 
     @contextmanager
     def hold(self, scope: EpisodeScope) -> Iterator[WorkingTree]:
@@ -189,6 +233,7 @@ async def work(queue: str, fault: Fault) -> None:
     client = temporalio.client.Client(**config)
     adapters = build_adapters(client, settings)
     assert adapters.sandbox is not None
+    sandbox = FaultySandbox(adapters.sandbox, fault)
     runners = {
         Capability.EDIT: EditRunner(),
         Capability.GIT: GitRunner(open_file_records, GitTrees()),
@@ -196,7 +241,10 @@ async def work(queue: str, fault: Fault) -> None:
     }
     adapters = replace(
         adapters,
-        sandbox=FaultySandbox(adapters.sandbox, fault),
+        sandbox=sandbox,
+        runner=ProcessCheckRunner(sandbox, settings.sandbox),
+        executors=lambda _name: FaultyExecutor(fault),
+        planners=lambda _kind: ScriptedPlanner(),
         workspaces=FaultyWorkspaces(adapters.workspaces, fault),
         plan_runners={
             **adapters.plan_runners,

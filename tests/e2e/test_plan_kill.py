@@ -4,30 +4,20 @@ Whatever the moment: the files end byte for byte as without a kill, and no step 
 """
 
 import asyncio
-import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.faulty_plan_worker import MOMENTS
-from tests.e2e.stack import ROOT, Stack, wait_for_port
-from tightloop.client import TightloopClient
+from tests.e2e.plan_killing import COUNTS, EXAMPLES, Killing, Left, Place, counting, killing_stack, make_template
+from tests.e2e.stack import Stack
 from tightloop.plan.action import ShellAction
 from tightloop.plan.model import Access, Capability, Compensation, OnPlanFailure, Plan, Step
-from tightloop.plan.request import PlanOutcome, PlanRequest, PlanResult
+from tightloop.plan.request import PlanOutcome
 from tightloop.plan.text.reading import read_plan
-from tightloop.plan.text.writing import write_plan
 
-EXAMPLES = ROOT / "examples" / "plans"
-COUNTS = ".counts"
-"""Ignored by git: the steps' commands append a line each time they really run, and nothing takes it back."""
-AT_ONCE = 6
-PLAN_SECONDS = 600.0
 STEPS = ("baseline", "before", "rename-definition", "rename-uses", "announce", "test", "careful-rename", "test-again")
 TAKEN_BACK = ("undo-announce", "undo-rename-uses", "undo-rename-definition")
 AROUND = ("open_plan", "verify_plan", "close_plan")
@@ -37,38 +27,6 @@ RECOVERS = [
     *((name, moment) for name in AROUND for moment in ("before", "recorded")),
 ]
 GIVES_UP = [(step, moment) for step in TAKEN_BACK for moment in MOMENTS]
-NOWHERE = ("nowhere", "before")
-
-
-@dataclass(frozen=True)
-class Left:
-    """What a plan left behind."""
-
-    result: PlanResult
-    files: dict[str, bytes]
-    """Path -> content of everything but git's and tightloop's own files."""
-    ran: Counter[str]
-    """How often each step's command ran; `-step` for the one that takes it back."""
-    commits: int
-    died: bool
-    project: Path
-
-    def same_end(self, other: "Left") -> bool:
-        """Whether both ended alike, byte for byte."""
-        mine, others = self.result, other.result
-        return (mine.outcome, mine.tree, self.files, self.commits) == (
-            others.outcome,
-            others.tree,
-            other.files,
-            other.commits,
-        )
-
-
-def counting(step: Step) -> Step:
-    """Return the step with a command that leaves a line whenever it runs."""
-    if step.shell is None:
-        return step
-    return step.model_copy(update={"shell": ShellAction(run=f"echo {step.id} >> {COUNTS}\n{step.shell.run}")})
 
 
 def refactoring(*, recovers: bool) -> Plan:
@@ -98,86 +56,19 @@ def refactoring(*, recovers: bool) -> Plan:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A server on a file, and the process that keeps the workers."""
-    environment = {"TIGHTLOOP_WORKER__STICKY_TIMEOUT_S": "1"}
-    with Stack(tmp_path_factory.mktemp("stack"), environment) as running:
-        (running.folder / "workers").mkdir(parents=True)
-        running.start_server()
-        wait_for_port(running.settings.temporal.address)
-        keeper = running.start_keeper(running.folder / "workers")
+    with killing_stack(tmp_path_factory.mktemp("stack")) as running:
         yield running
-        keeper.send_signal(signal.SIGTERM)
-        keeper.wait(90)
 
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sample project, with the file of counts ignored."""
-    folder = tmp_path_factory.mktemp("template") / "relay"
-    subprocess.run((sys.executable, EXAMPLES / "sample/create.py", folder), check=True, capture_output=True, timeout=60)
-    with (folder / ".git" / "info" / "exclude").open("a") as ignored:
-        ignored.write(f"/{COUNTS}\n")
-    return folder
+    return make_template(tmp_path_factory.mktemp("template") / "relay")
 
 
-class Killing:
-    """Runs plans, each with a worker that dies at one moment."""
-
-    def __init__(self, stack: Stack, template: Path, plan: Plan, folder: Path) -> None:
-        self._stack, self._template, self._folder = stack, template, folder
-        self._source = write_plan(plan, "yaml")
-        self._at_once = asyncio.Semaphore(AT_ONCE)
-
-    async def run(self, place: tuple[str, str]) -> Left:
-        """Run the plan in a project of its own, with a kill at this place."""
-        async with self._at_once:
-            name = f"{self._folder.name}-{'-'.join(place)}"
-            project = self._folder / name
-            await asyncio.to_thread(subprocess.run, ("cp", "-a", self._template, project), check=True, timeout=60)
-            wanted = self._stack.folder / "workers" / f"{name}.wanted"
-            wanted.with_suffix(".new").write_text(" ".join(place))
-            wanted.with_suffix(".new").rename(wanted)
-            try:
-                result = await self._result(name, project)
-            finally:
-                wanted.unlink()
-            return self._left(result, project, died=wanted.with_suffix(".died").exists())
-
-    async def _result(self, name: str, project: Path) -> PlanResult:
-        settings = self._stack.settings
-        temporal = settings.temporal.model_copy(update={"task_queue": name})
-        client = await TightloopClient.connect(settings.model_copy(update={"temporal": temporal}))
-        request = PlanRequest(workspace=str(project), source=self._source)
-        await client.plans.start(request, plan_id=name)
-        try:
-            async with asyncio.timeout(PLAN_SECONDS):
-                return await client.plans.result(name)
-        except TimeoutError:
-            told = "; ".join(f"{event.event} {event.text}" for event in await client.plans.timeline(name))
-            raise AssertionError(f"{name} does not end: {told}") from None
-
-    def _left(self, result: PlanResult, project: Path, *, died: bool) -> Left:
-        own = (".git", ".tightloop", COUNTS, "__pycache__")
-        found = [path for path in project.rglob("*") if path.is_file() and not set(path.parts) & set(own)]
-        log = subprocess.run(
-            ("git", "log", "--oneline", "--all", "--not", "--glob=refs/tightloop"), cwd=project, capture_output=True,
-            check=True, timeout=60,
-        )  # fmt: skip
-        counts = project / COUNTS
-        return Left(
-            result=result,
-            files={str(path.relative_to(project)): path.read_bytes() for path in found},
-            ran=Counter(counts.read_text().split() if counts.exists() else ()),
-            commits=len(log.stdout.splitlines()),
-            died=died,
-            project=project,
-        )
-
-
-def check(place: tuple[str, str], left: Left, untouched: Left, plan: Plan) -> None:
+def check(place: Place, left: Left, untouched: Left, plan: Plan) -> None:
     """Compare a plan whose worker was killed with one that nobody touched."""
     target, moment = place
-    assert left.died, f"{place}: the worker did not die"
+    assert left.deaths == (place,), f"{place}: the worker did not die"
     assert left.same_end(untouched), f"{place}: {left.result.outcome} {left.result.reason} {left.result.tree}"
     step = next((step for step in plan.steps if step.id == target.removeprefix("undo-")), None)
     # Between a command and its record nobody can know that it ran: there, and only there, it runs again.
@@ -197,7 +88,10 @@ async def test_files_end_as_if_nobody_had_killed_a_worker(
     folder.mkdir()
     killing = Killing(stack, template, plan, folder)
     places = RECOVERS if recovers else GIVES_UP
-    untouched, *killed = await asyncio.gather(*map(killing.run, (NOWHERE, *places)))
+    untouched, *killed = await asyncio.gather(
+        killing.run(f"{folder.name}-nowhere", ()),
+        *(killing.run(f"{folder.name}-{'-'.join(place)}", (place,)) for place in places),
+    )
     assert set(untouched.ran.values()) == {1}
     if recovers:
         assert untouched.result.outcome is PlanOutcome.COMPLETED
