@@ -263,9 +263,9 @@ def _plan_answers(alert: Alert, name: str) -> tuple[str, ...]:
     step = shlex.quote(alert.step)
     match alert.kind:
         case AlertKind.APPROVAL:
-            return (f"approve {name} {step}", f'reject {name} {step} --reason "why"')
+            return (f"approve {name} {step}", f'reject {name} {step} --rationale "why"')
         case AlertKind.RESPONSE:
-            return tuple(f"answer {name} {step} {word}" for word in ("retry", "skip", "abort", "replan"))
+            return tuple(f"answer {name} {word} {step}" for word in ("retry", "skip", "abort", "replan"))
         case AlertKind.BUDGET:
             return (f"top-up {name} --cost-usd 1", f"cancel {name}")
         case AlertKind.OVERDUE | AlertKind.FAILED:

@@ -156,6 +156,10 @@ class EpisodeNotFoundError(TightloopError):
     """No episode has this id."""
 
 
+class OtherKindError(EpisodeNotFoundError):
+    """What has this id is a plan and no episode, or the other way round."""
+
+
 class ServiceUnavailableError(TightloopError):
     """Temporal, or a worker on the task queue, does not answer."""
 

@@ -36,6 +36,7 @@ from tightloop.episode import (
     TimelineEntry,
 )
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ServiceUnavailableError, SettingsError
+from tightloop.plan.request import PlanRequest
 from tightloop.settings import Settings, parse_settings
 from worker.server import free_port, temporal_binary, tuning_arguments
 
@@ -595,6 +596,28 @@ async def test_command_that_is_given_one_of_the_other_kind_says_so(
         2,
         f"error: {episode_id} is an episode, not a plan. See: tightloop status {episode_id}\n",
     )
+
+
+async def test_id_of_the_other_kind_never_means_what_that_one_started(
+    server: WorkflowEnvironment, settings: Settings, client: TightloopClient
+) -> None:
+    plan_id = await client.plans.start(PlanRequest(workspace="/srv/app", source="id: p\nsteps: [{id: a}]"))
+    child = await server.client.start_workflow(
+        "EpisodeWorkflow",
+        a_request(),
+        id=f"{plan_id}.hand.1",
+        task_queue=settings.temporal.task_queue,
+    )
+    async with asyncio.timeout(30):
+        while child.id not in [row.id for row in await client.list()]:
+            await asyncio.sleep(0.1)
+    code, _, error = await run_cli(server, "abort", plan_id)
+    assert (code, error) == (
+        2,
+        f"error: {plan_id} is a plan, not an episode. See: tightloop plan status {plan_id}\n",
+    )
+    history = await child.fetch_history()
+    assert not [event for event in history.events if event.HasField("workflow_execution_signaled_event_attributes")]
 
 
 async def test_replay_of_nothing_names_what_it_could_be(server: WorkflowEnvironment) -> None:

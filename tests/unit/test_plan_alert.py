@@ -1,11 +1,14 @@
 """What leaves the host when a plan needs a person."""
 
 import json
+import shlex
 from datetime import UTC, datetime
 
 import pytest
+import typer
 
 from tightloop.alert import Alert, AlertKind, Subject, alert_key, notice_of
+from tightloop.cli.main import app
 from tightloop.episode import EpisodePhase
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -21,7 +24,7 @@ def alert(kind: AlertKind, **more: object) -> Alert:
     ("kind", "title", "command"),
     [
         (AlertKind.APPROVAL, "Plan plan-1 waits for an approval", "tightloop plan approve plan-1 deploy"),
-        (AlertKind.RESPONSE, "Plan plan-1 asks for an answer", "tightloop plan answer plan-1 deploy retry"),
+        (AlertKind.RESPONSE, "Plan plan-1 asks for an answer", "tightloop plan answer plan-1 retry deploy"),
         (AlertKind.BUDGET, "Plan plan-1 spent its budget and waits", "tightloop plan top-up plan-1 --cost-usd 1"),
         (AlertKind.FATAL, "Plan plan-1 cannot go on and waits", "tightloop plan resume plan-1"),
         (AlertKind.OVERDUE, "Plan plan-1 has a step that takes longer than it should", "tightloop plan status plan-1"),
@@ -33,6 +36,16 @@ def test_notice_of_a_plan_names_the_step_and_the_command_that_answers(kind, titl
     assert (notice.title, notice.commands[0]) == (title, command)
     assert "(RUNNING, deploy)" in notice.text
     assert "may it?" not in notice.text
+
+
+@pytest.mark.parametrize("kind", AlertKind)
+def test_every_command_of_an_alert_is_one_that_the_cli_knows(kind: AlertKind) -> None:
+    plan_commands = typer.main.get_command(app).commands["plan"].commands  # type: ignore[attr-defined]
+    for line in notice_of(alert(kind, step="look-at it")).commands:
+        program, group, name, *rest = shlex.split(line)
+        context = plan_commands[name].make_context(name, rest, resilient_parsing=False)
+        assert (program, group) == ("tightloop", "plan")
+        assert context.params["plan"] == "plan-1"
 
 
 def test_body_of_a_plan_holds_nothing_that_only_episodes_have():

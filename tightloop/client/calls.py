@@ -42,6 +42,7 @@ from tightloop.client.kind import Kind, ResultT, StatusT
 from tightloop.errors import (
     EpisodeNotFoundError,
     InvalidRequestError,
+    OtherKindError,
     ServiceUnavailableError,
     SettingsError,
     TightloopError,
@@ -90,7 +91,7 @@ class Calls(Generic[StatusT, ResultT]):
         """Return what Temporal knows of the newest run.
 
         Raises:
-            EpisodeNotFoundError: none has this id.
+            EpisodeNotFoundError: none has this id; `OtherKindError` where it is the id of a workflow of another kind.
             ServiceUnavailableError: Temporal does not answer.
         """
         request = service.DescribeWorkflowExecutionRequest(
@@ -101,7 +102,7 @@ class Calls(Generic[StatusT, ResultT]):
                 request, retry=True, timeout=CALL_TIMEOUT
             )
         if answer.workflow_execution_info.type.name != self.kind.workflow_type:
-            raise await self.not_found(workflow_id)
+            raise OtherKindError((await self.not_found(workflow_id)).message)
         pause = answer.workflow_extended_info.pause_info
         return await self._execution(answer.workflow_execution_info, pause.reason)
 

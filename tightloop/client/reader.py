@@ -13,7 +13,7 @@ from tightloop.client.execution import OPEN_STATUSES
 from tightloop.client.kind import ResultT, StatusT
 from tightloop.client.starting import LAST
 from tightloop.episode import EpisodeStatus
-from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ServiceUnavailableError
+from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, OtherKindError, ServiceUnavailableError
 from tightloop.plan.request import PlanStatus
 
 POLL_INTERVAL = timedelta(milliseconds=500)
@@ -123,8 +123,13 @@ class Reader(Generic[StatusT, ResultT]):
             InvalidRequestError: more than one fits.
         """
         if reference != LAST:
-            with contextlib.suppress(EpisodeNotFoundError):
+            try:
                 return (await self._calls.describe(reference)).workflow_id
+            except OtherKindError:
+                # Ids of what it started begin with its own, and none of them is meant.
+                raise
+            except EpisodeNotFoundError:
+                pass
         rows = await self.list(None, _RESOLVE_AMONG)
         if reference == LAST and rows:
             return rows[0].id
