@@ -1,9 +1,11 @@
 # Every command sets up .venv by itself. PYTHON=python3.12 chooses another Python.
 PYTHON ?= python3
 BIN := .venv/bin
+# As many processes as tests/conftest.py finds right for this machine.
+PARALLEL := -q -n auto
 
 .DEFAULT_GOAL := help
-.PHONY: help install run up test test-fast check format bench lock clean
+.PHONY: help install run up test test-fast trials check format bench lock clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -17,11 +19,14 @@ run: install ## everything up, and one real episode on a sample repository
 up: install ## embedded Temporal server and worker, until Ctrl-C
 	@$(BIN)/python -m worker up
 
-test: install ## all tests; starts every server it needs
-	@$(BIN)/python -m pytest
+test: install ## all tests but the trials, in parallel; starts every server it needs
+	@$(BIN)/python -m pytest $(PARALLEL)
 
-test-fast: install ## unit and workflow tests only
-	@$(BIN)/python -m pytest tests/unit tests/workflow tests/replay
+test-fast: install ## unit, workflow and replay tests only
+	@$(BIN)/python -m pytest $(PARALLEL) tests/unit tests/workflow tests/replay
+
+trials: install ## what takes long: kills, eight simulated hours, random plans, agents, escapes, browser
+	@$(BIN)/python -m pytest $(PARALLEL) tests/trials
 
 check: install ## format, lint, layers, types
 	@$(BIN)/ruff format --check .
@@ -30,7 +35,7 @@ check: install ## format, lint, layers, types
 	@$(BIN)/mypy
 	@$(BIN)/pyright
 
-format: install ## format and mend what the linter can mend
+format: install ## format and fix what the linter can fix
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 

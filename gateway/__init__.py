@@ -1,1 +1,1 @@
-"""Doors to tightloop for other programs. Each stands alone: they never import each other."""
+"""Servers through which other programs use tightloop. Each stands alone: they never import each other."""

@@ -1,11 +1,10 @@
-"""What all tests share: one real Temporal server a session, git workspaces, workers with scripted ports."""
+"""What all tests share: one real Temporal server a run, git workspaces, workers with scripted ports."""
 
-import asyncio
-import contextlib
 import os
 import subprocess
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,24 +17,56 @@ from hypothesis import HealthCheck
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
-from tests.doubles import ScriptedPlanner
+from tests.support.doubles import ScriptedPlanner
+from tests.support.episodes import APPEND, BoundedClient, Git, Working, scripted
+from tests.support.plan.doubles import PlanStage, Playing, Script, ScriptedPlanActivities, plan_worker
+from tests.support.temporal_server import close_run, connect_to_server, open_run
 from tightloop.client import TightloopClient
-from tightloop.client.reader import PATIENCE
-from tightloop.episode import EpisodeRequest, EpisodeResult
-from tightloop.executor import ExecutorChoice
+from tightloop.episode.model import EpisodeRequest
 from tightloop.settings import Settings, parse_settings
 from worker.build import Adapters, build_adapters, build_workers
-from worker.connect import DATA_CONVERTER
-from worker.server import temporal_binary, tuning_arguments
 
-Git = Callable[..., str]
-RESULT_SECONDS = 90.0
-"""How long a test waits for the end of an episode; half of the time that a whole test has."""
-
+MOST_PROCESSES = 8
+"""All of them share one Temporal server, which is busy with the tests of so many."""
+QUERY_TIMEOUT = timedelta(seconds=30)
+"""A worker that keeps nothing in memory replays a plan for each answer."""
 _UNHURRIED = hypothesis.settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """Property tests say what holds, not how fast."""
 hypothesis.settings.register_profile("repeatable", _UNHURRIED, derandomize=True, database=None)
 hypothesis.settings.register_profile("explore", _UNHURRIED)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin a run; a process of pytest-xdist takes part in the run that started it."""
+    if not hasattr(config, "workerinput"):
+        open_run()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        close_run()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return how many processes `-n auto` starts: one more than there are cores, because tests mostly wait."""
+    return min(MOST_PROCESSES, (os.cpu_count() or 1) + 1)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep tests together that share something expensive."""
+    from tests.support.scheduling import WholeFiles
+
+    return WholeFiles(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say once what each group of skipped tests needs."""
+    skipped = terminalreporter.getreports("skipped")
+    reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped if report.longrepr)
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.write_line(f"{count} skipped: {reason}")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -48,13 +79,8 @@ def _quiet_environment() -> None:
 
 @pytest.fixture(scope="session")
 async def temporal() -> AsyncIterator[WorkflowEnvironment]:
-    """A real Temporal dev server with the tuned settings, in memory."""
-    environment = await WorkflowEnvironment.start_local(
-        data_converter=DATA_CONVERTER,
-        dev_server_existing_path=str(temporal_binary()),
-        dev_server_extra_args=tuning_arguments(),
-    )
-    async with environment:
+    """The Temporal dev server of this run: real, with the tuned settings, in memory."""
+    async with WorkflowEnvironment.from_client(await connect_to_server()) as environment:
         yield environment
 
 
@@ -100,25 +126,9 @@ def settings(temporal: WorkflowEnvironment) -> Settings:
     )
 
 
-class BoundedClient(TightloopClient):
-    """Says where an episode stands that does not end, instead of waiting for the timeout of the whole test."""
-
-    async def result(self, episode_id: str, *, patience: timedelta = PATIENCE) -> EpisodeResult:
-        """Wait for the end, for `RESULT_SECONDS` at most."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(RESULT_SECONDS):
-                return await super().result(episode_id, patience=patience)
-        status, timeline = await self.status(episode_id), await self.timeline(episode_id)
-        told = "\n".join(f"  {entry.kind}: {entry.text}" for entry in timeline[-10:])
-        pytest.fail(f"{episode_id} is {status.status} in {status.phase} after {RESULT_SECONDS:g} s. Last:\n{told}")
-
-
 @pytest.fixture
 def client(temporal_client: Client, settings: Settings) -> TightloopClient:
     return BoundedClient(temporal_client, settings)
-
-
-Working = Callable[..., AbstractAsyncContextManager[Adapters]]
 
 
 @pytest.fixture
@@ -137,15 +147,6 @@ def working(temporal_client: Client, settings: Settings) -> Working:
     return run
 
 
-def scripted(*steps: dict[str, Any], repeat: bool = True) -> ExecutorChoice:
-    """The scripted executor with these steps, one an iteration."""
-    return ExecutorChoice(name="scripted", options={"steps": list(steps), "repeat": repeat})
-
-
-APPEND = {"append": [{"path": "log.txt", "text": "{n}\n"}]}
-"""A step that leaves one line an iteration, so that a second delivery would be seen."""
-
-
 @pytest.fixture
 def request_for(workspace: Path) -> Callable[..., EpisodeRequest]:
     """Build a request on the test's workspace; by default it appends a line until it has three."""
@@ -162,11 +163,24 @@ def request_for(workspace: Path) -> Callable[..., EpisodeRequest]:
     return build
 
 
-async def eventually(what: Callable[[], Any], *, seconds: float = 30.0) -> Any:
-    """Wait until an async condition holds and return its value; it must within the time."""
-    async with asyncio.timeout(seconds):
-        while True:
-            value = await what()
-            if value:
-                return value
-            await asyncio.sleep(0.05)
+@pytest.fixture
+def plans(temporal_client: Client, settings: Settings) -> TightloopClient:
+    return TightloopClient(temporal_client, settings, query_timeout=QUERY_TIMEOUT)
+
+
+@pytest.fixture
+def playing(temporal_client: Client, settings: Settings, plans: TightloopClient) -> Playing:
+    """Start a plan with activities that follow a script, and a worker for it."""
+
+    @asynccontextmanager
+    async def play(
+        source: str, script: Script | None = None, request: dict[str, Any] | None = None, **changes: Any
+    ) -> AsyncIterator[PlanStage]:
+        cached = changes.pop("cached", 1_000)
+        stage = PlanStage(plans, ScriptedPlanActivities(script, **changes), temporal_client)
+        queue = settings.temporal.task_queue
+        async with plan_worker(temporal_client, queue, stage.scripted.all(), cached=cached):
+            await stage.start(source, **(request or {}))
+            yield stage
+
+    return play

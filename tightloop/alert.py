@@ -1,44 +1,49 @@
-"""Alerts: what a person is told when an episode or a plan needs one, and what of it may leave the host.
+"""Alerts: messages to a person when an episode or a plan needs one, and the part that may leave the host.
 
 An alert is made by the episode or the plan and knows what happened. A notice is what is sent: ids, kinds and counts,
 and the words of the reason and the goal only where the settings say so.
 """
 
 import hashlib
+import json
 import shlex
 from datetime import datetime
 from enum import StrEnum
 from urllib.parse import quote
 
-from tightloop.episode import EpisodePhase, EpisodeRequest, EpisodeState, Pause, PauseKind
-from tightloop.executor import QuestionKind
-from tightloop.failure import signature
-from tightloop.scrub import scrub
-from tightloop.tracking import ProbabilityClass
+from tightloop.episode.failure import signature
+from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState
+from tightloop.episode.progress.tracking import ProbabilityClass
+from tightloop.question import Question, QuestionKind
 from tightloop.value import Value, shorten
+from tightloop.value.scrub import scrub
 
 GOAL_SHOWN = 200
 ERROR_CHARACTERS = 160
+CANCEL = "cancel"
 
 
 class AlertKind(StrEnum):
-    """What a person is told about."""
+    """What a person is told about: each kind of question but an operator's own pause, and what is not a question."""
 
     DEVIATION = "deviation"
-    REPEAT_ERROR = "repeat_error"
+    REPEATED_ERROR = "repeated_error"
     FATAL = "fatal"
     LIMIT = "limit"
     ALIGNMENT = "alignment"
     PLANNER_GAVE_UP = "planner_gave_up"
     BUDGET = "budget"
+    PERMISSION = "permission"
+    WORK = "work"
+    GATE = "gate"
+    POLICY = "policy"
+    FAILED_STEP = "failed_step"
+    UNMET = "unmet"
+    CLARIFICATION = "clarification"
     NO_EXECUTOR = "no_executor"
     """No worker on its task queue took an activity."""
-    RESPONSE = "needs_response"
-    """The executor asks for a permission, or for work to be done."""
     FAILED = "failed"
-    """The episode ended without success."""
-    APPROVAL = "approval"
-    """A step of a plan waits for a person's yes."""
+    """The episode or the plan ended without success."""
     OVERDUE = "overdue"
     """A step of a plan takes longer than its watchdog allows."""
 
@@ -52,28 +57,22 @@ class Subject(StrEnum):
 
 TITLES = {
     AlertKind.DEVIATION: "left its course and waits",
-    AlertKind.REPEAT_ERROR: "makes the same error again and again, and waits",
+    AlertKind.REPEATED_ERROR: "makes the same error again and again, and waits",
     AlertKind.FATAL: "cannot go on and waits",
     AlertKind.LIMIT: "ran into limits and waits",
-    AlertKind.ALIGNMENT: "waits: the work is held to be wrong",
+    AlertKind.ALIGNMENT: "waits: something has to be allowed or refused",
     AlertKind.PLANNER_GAVE_UP: "waits: its planner gave up",
     AlertKind.BUDGET: "spent its budget and waits",
+    AlertKind.PERMISSION: "asks for a permission",
+    AlertKind.WORK: "waits for a person to do the work",
+    AlertKind.GATE: "waits for an approval",
+    AlertKind.POLICY: "waits for an approval",
+    AlertKind.FAILED_STEP: "asks about a failed step",
+    AlertKind.UNMET: "asks what to do: its definition of done does not hold",
+    AlertKind.CLARIFICATION: "asks a question",
     AlertKind.NO_EXECUTOR: "waits: no worker is connected for its next step",
-    AlertKind.RESPONSE: "asks for an answer",
     AlertKind.FAILED: "failed",
-    AlertKind.APPROVAL: "waits for an approval",
     AlertKind.OVERDUE: "has a step that takes longer than it should",
-}
-_PAUSES = {
-    PauseKind.OPERATOR: None,
-    PauseKind.BUDGET: AlertKind.BUDGET,
-    PauseKind.REPEAT_ERROR: AlertKind.REPEAT_ERROR,
-    PauseKind.FATAL: AlertKind.FATAL,
-    PauseKind.LIMIT: AlertKind.LIMIT,
-    PauseKind.DEVIATION: AlertKind.DEVIATION,
-    PauseKind.ALIGNMENT: AlertKind.ALIGNMENT,
-    PauseKind.PLANNER_GAVE_UP: AlertKind.PLANNER_GAVE_UP,
-    PauseKind.RESPONSE: AlertKind.RESPONSE,
 }
 
 
@@ -95,42 +94,33 @@ class Alert(Value):
     """Passed of all, such as `2/3`."""
     probability_class: ProbabilityClass | None = None
     checkpoint_id: str = ""
-    question: QuestionKind | None = None
+    question: str = ""
+    """Id of the question that waits."""
+    options: tuple[str, ...] = ()
+    """Names of its options; the default, where there is one, comes first."""
     step: str = ""
     """Of a plan: the step, or the window of several."""
     reason: str = ""
     goal: str = ""
 
 
-class Notice(Value):
+class Notice(Alert):
     """What leaves the host. Holds no code, no path and no text of a person unless the settings say `full`."""
 
-    id: str
-    kind: AlertKind
-    episode_id: str
-    at: datetime
     title: str
     text: str
     """All of it in a few lines; the field that chat services show."""
-    phase: EpisodePhase | str
-    iteration: int
-    branch: int
-    subject: Subject = Subject.EPISODE
-    step: str = ""
-    checks: str = ""
-    probability_class: ProbabilityClass | None = None
-    checkpoint_id: str = ""
     link: str = ""
     """The episode in the Temporal Web UI."""
     commands: tuple[str, ...] = ()
     """What answers it on the command line, the most likely one first."""
-    reason: str = ""
-    goal: str = ""
 
     def as_json(self) -> bytes:
-        """Return the body of a webhook; what is empty is left out."""
-        unknown = {"iteration", "branch"} if self.subject is Subject.PLAN else None
-        return self.model_dump_json(exclude_defaults=True, exclude=unknown).encode()
+        """Return the body of a webhook; what is empty is left out, and what the subject does not have."""
+        unknown = {"iteration", "branch"} if self.subject is Subject.PLAN else {"subject"}
+        document = self.model_dump(mode="json", exclude=unknown | {"key"})
+        filled = {name: value for name, value in document.items() if value not in ("", [], None)}
+        return json.dumps({"id": self.key, **filled}, ensure_ascii=False).encode("utf-8", "replace")
 
 
 class Delivery(Value):
@@ -147,30 +137,37 @@ class Delivery(Value):
     """It was delivered earlier and not sent again."""
 
 
-def alert_kind(pause: Pause) -> AlertKind | None:
-    """Return what to alert of when a pause begins; None: an operator asked for it and knows."""
-    return _PAUSES[pause.kind]
+def alert_kind(question: Question) -> AlertKind | None:
+    """Return what to alert of when a question is asked; None: an operator asked for the pause and knows."""
+    return None if question.kind is QuestionKind.OPERATOR else AlertKind(question.kind.value)
 
 
 def alert_key(episode_id: str, kind: AlertKind, cause: str, since: datetime) -> str:
     """Return the id of a cause in an episode: its kind, its signature and the wait that it led to.
 
     A retry, a restarted worker and a run that takes the wait over have the same key. What comes back after a
-    person ended the wait is another cause: that person believes it mended.
+    person ended the wait is another cause: that person believes it fixed.
     """
+    # The key is the `webhook-id` of Standard Webhooks as well: by it a receiver drops what it got twice.
     parts = (episode_id, kind.value, cause, since.isoformat())
     return hashlib.sha256("\n".join(parts).encode("utf-8", "replace")).hexdigest()[:32]
 
 
 def alert_of(
-    request: EpisodeRequest, state: EpisodeState, kind: AlertKind, *, episode_id: str, happened: tuple[datetime, str]
+    request: EpisodeRequest,
+    state: EpisodeState,
+    kind: AlertKind,
+    *,
+    episode_id: str,
+    happened: tuple[datetime, str],
+    question: Question | None = None,
 ) -> Alert:
-    """Return the alert of what happened, given as its time and its reason."""
+    """Return the alert of what happened, given as its time and its reason, and of what is asked about it."""
     at, reason = happened
-    last, failure = state.last_checkpoint, state.failures.last
-    counted = kind is AlertKind.REPEAT_ERROR and failure is not None
-    cause = failure.signature if counted and failure is not None else signature(reason)
-    question = state.pause.question if state.pause is not None else None
+    last = state.last_checkpoint
+    # The reason of a repeated error names the count, which differs each time; its signature does not.
+    failure = state.failures.last if kind is AlertKind.REPEATED_ERROR else None
+    cause = failure.signature if failure is not None else signature(reason)
     return Alert(
         key=alert_key(episode_id, kind, cause, at),
         kind=kind,
@@ -182,7 +179,8 @@ def alert_of(
         checks=state.checks_text,
         probability_class=state.probability_class,
         checkpoint_id=last.id if last else "",
-        question=question.kind if question else None,
+        question=question.id if question else "",
+        options=question.names if question else (),
         reason=shorten(reason, 600),
         goal=shorten(request.goal, GOAL_SHOWN),
     )
@@ -200,16 +198,10 @@ def notice_of(alert: Alert, *, link: str = "", full: bool = False) -> Notice:
     reason, goal = (scrub(alert.reason), scrub(alert.goal)) if full else ("", "")
     commands = answers_to(alert)
     lines = (f"{title} ({_where(alert)}).", reason, f"Answer: {commands[0]}", link)
-    return Notice(
-        id=alert.key,
-        title=title,
-        text="\n".join(line for line in lines if line),
-        link=link,
-        commands=commands,
-        reason=reason,
-        goal=goal,
-        **{name: getattr(alert, name) for name in _SHARED},
-    )
+    text = "\n".join(line for line in lines if line)
+    # Reason and goal hold people's words: they are scrubbed above, or left out.
+    shared = {**dict(alert), "reason": reason, "goal": goal}
+    return Notice(**shared, title=title, text=text, link=link, commands=commands)
 
 
 def _where(alert: Alert) -> str:
@@ -218,66 +210,36 @@ def _where(alert: Alert) -> str:
     return f"{alert.phase}, iteration {alert.iteration}" + (f", checks {alert.checks}" if alert.checks else "")
 
 
-_SHARED = (
-    "kind",
-    "episode_id",
-    "at",
-    "subject",
-    "step",
-    "phase",
-    "iteration",
-    "branch",
-    "checks",
-    "probability_class",
-    "checkpoint_id",
-)
-
-
 def answers_to(alert: Alert) -> tuple[str, ...]:
     """Return the commands that answer an alert, the most likely one first, and the one that shows more last."""
+    # People choose ids and write options; the command must survive being pasted into a shell.
     name = shlex.quote(alert.episode_id)
-    if alert.subject is Subject.PLAN:
-        return tuple(f"tightloop plan {words}" for words in (*_plan_answers(alert, name), f"status {name}"))
-    restore = [f"restore {name} {alert.checkpoint_id}"] if alert.checkpoint_id else []
-    match alert.kind:
-        case AlertKind.DEVIATION | AlertKind.REPEAT_ERROR:
-            said = [f"resume {name}", f'respond {name} "what to do instead"', *restore]
-        case AlertKind.BUDGET:
-            said = [f"top-up {name} --iterations 5", f"abort {name}"]
-        case AlertKind.ALIGNMENT:
-            said = [f'respond {name} "what may be done"', f"resume {name}", *restore, f"abort {name}"]
-        case AlertKind.PLANNER_GAVE_UP:
-            said = [f'respond {name} "what may be done"', f"abort {name}"]
-        case AlertKind.RESPONSE if alert.question is QuestionKind.WORK:
-            said = [f"answer {name} done", f"answer {name} failed", f"answer {name} refused"]
-        case AlertKind.RESPONSE:
-            said = [f"answer {name} allow", f"answer {name} deny"]
-        case AlertKind.FAILED:
-            said = restore
-        case _:
-            said = [f"resume {name}", f"abort {name}"]
+    is_plan = alert.subject is Subject.PLAN
+    # An episode has one question at a time, a plan may have many.
+    which = f" --question {shlex.quote(alert.question)}" if is_plan else ""
+    said = [f"answer {name} {option}{which}" for option in alert.options if option != CANCEL]
+    if alert.kind is AlertKind.BUDGET:
+        said.insert(0, f"top-up {name} " + ("--cost-usd 1" if is_plan else "--iterations 5"))
+    if alert.kind in _GUIDED:
+        said.append(f'respond {name} "message for the planner"')
+    if alert.checkpoint_id and alert.kind in _UNDONE:
+        said.append(f"restore {name} {alert.checkpoint_id}")
+    if CANCEL in alert.options:
+        said.append(f"cancel {name}")
     return tuple(f"tightloop {words}" for words in (*said, f"status {name}"))
 
 
-def _plan_answers(alert: Alert, name: str) -> tuple[str, ...]:
-    step = shlex.quote(alert.step)
-    match alert.kind:
-        case AlertKind.APPROVAL:
-            return (f"approve {name} {step}", f'reject {name} {step} --rationale "why"')
-        case AlertKind.RESPONSE:
-            return tuple(f"answer {name} {word} {step}" for word in ("retry", "skip", "abort", "replan"))
-        case AlertKind.BUDGET:
-            return (f"top-up {name} --cost-usd 1", f"cancel {name}")
-        case AlertKind.OVERDUE | AlertKind.FAILED:
-            return ()
-        case _:
-            return (f"resume {name}", f"cancel {name}")
+_GUIDED = frozenset({AlertKind.DEVIATION, AlertKind.REPEATED_ERROR, AlertKind.PLANNER_GAVE_UP, AlertKind.ALIGNMENT})
+"""Kinds at which a message helps the planner."""
+_UNDONE = frozenset({AlertKind.DEVIATION, AlertKind.REPEATED_ERROR, AlertKind.ALIGNMENT, AlertKind.FAILED})
+"""Kinds at which going back to a checkpoint is a way out."""
 
 
 def episode_link(ui_url: str, namespace: str, episode_id: str) -> str:
     """Return the address of an episode in the Temporal Web UI; empty where there is none."""
     if not ui_url:
         return ""
+    # An id may hold a slash, which would end the part of the path.
     return f"{ui_url.rstrip('/')}/namespaces/{quote(namespace, safe='')}/workflows/{quote(episode_id, safe='')}"
 
 

@@ -1,4 +1,4 @@
-"""What the library needs to know about this host: its folders, its settings files and its name.
+"""Folders, settings files and name of this host.
 
 The one module of the library, besides the client and the command line, that reads files and the environment.
 """
@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from tightloop.errors import SettingsError
-from tightloop.layers import sections_of
 from tightloop.settings import Settings, combined_settings
+from tightloop.settings.layers import sections_of
 
 USER_FILE = "settings.yaml"
 PROJECT_FILE = "tightloop.yaml"
@@ -57,7 +57,13 @@ def load_settings(explicit: Path | None = None) -> Settings:
     texts = [(path, _text_of(path)) for path in files]
     for path, text in texts:
         if path.name == PROJECT_FILE and explicit is None:
-            _check_project_file(path, text)
+            # A repository must not decide which programs run, nor where keys and code are sent.
+            beyond = sorted((sections_of(str(path), text) & Settings.model_fields.keys()) - PROJECT_SECTIONS)
+            if beyond:
+                raise SettingsError(
+                    f"{path} sets {', '.join(beyond)}, but the file of a project may only set "
+                    f"{', '.join(sorted(PROJECT_SECTIONS))}. Put the rest into your own {user_file()}"
+                )
     return combined_settings([(str(path), text) for path, text in texts], os.environ)
 
 
@@ -66,6 +72,7 @@ def host_name() -> str:
 
     Only the first label counts: the domain changes with the network that a laptop is in.
     """
+    # Task queues are compared letter by letter, and hosts report their names in any case.
     label = socket.gethostname().lower().partition(".")[0]
     return re.sub(r"[^a-z0-9]+", "-", label)[:HOST_NAME_CHARACTERS].strip("-") or "localhost"
 
@@ -82,16 +89,6 @@ def _platform_home(variable: str, under_home: str) -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support"
     return Path.home() / under_home
-
-
-def _check_project_file(path: Path, text: str) -> None:
-    """Refuse what a repository must not decide: which programs run, and where keys and code are sent."""
-    beyond = sorted((sections_of(str(path), text) & Settings.model_fields.keys()) - PROJECT_SECTIONS)
-    if beyond:
-        raise SettingsError(
-            f"{path} sets {', '.join(beyond)}, but the file of a project may only set "
-            f"{', '.join(sorted(PROJECT_SECTIONS))}. Put the rest into your own {user_file()}"
-        )
 
 
 def _text_of(path: Path) -> str:

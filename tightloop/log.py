@@ -1,10 +1,9 @@
-"""What the processes of tightloop write to their logs: scrubbed, bounded, and without content where that is private.
+"""Sets up logging: records are scrubbed and bounded, and without content where that is private.
 
 The one place that sets up logging, for workers and for the command line. Everything goes through one formatter:
 messages, their arguments, exception texts, and the records of libraries.
 """
 
-import hashlib
 import logging
 import os
 import re
@@ -14,7 +13,8 @@ import traceback
 from types import TracebackType
 
 from tightloop.errors import TightloopError
-from tightloop.scrub import Scrubber
+from tightloop.value import digest
+from tightloop.value.scrub import Scrubber
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 RECORD_CHARACTERS = 20_000
@@ -29,7 +29,7 @@ def own_secrets() -> tuple[str, ...]:
 
 
 class Privacy:
-    """How much of an error may stand in a log."""
+    """Decides how much of an error a log may show."""
 
     def __init__(self, scrubber: Scrubber, *, content: bool = True) -> None:
         """Take the scrubber, and whether messages of errors, which may quote code, may be written."""
@@ -41,8 +41,7 @@ class Privacy:
         text = error.message if isinstance(error, TightloopError) else str(error)
         if self.content:
             return f"{type(error).__name__}: {self.scrubber(text)}"
-        print_of = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12]
-        return f"{type(error).__name__} ({len(text)} characters, sha256 {print_of}; read it: tightloop timeline ID)"
+        return f"{type(error).__name__} ({digest(text)}; read it: tightloop timeline ID)"
 
 
 class ScrubbingFormatter(logging.Formatter):
@@ -74,10 +73,12 @@ class ScrubbingFormatter(logging.Formatter):
 
 def _places(error: BaseException, privacy: Privacy) -> list[str]:
     lines: list[str] = []
+    # `raise a from a` and handlers that raise each other make circles.
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen:
         seen.add(id(at))
+        # Without the lines of source, which the usual traceback quotes: they are content.
         frames = traceback.extract_tb(at.__traceback__)
         lines += [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
         lines.append(privacy.told(at))
@@ -112,7 +113,7 @@ def set_up(level: int, *, content: bool) -> None:
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):
         return
-    logging.getLogger("tightloop").critical("this process ends by an error", exc_info=(kind, error, trace))
+    logging.getLogger("tightloop").critical("this process ends with an uncaught error", exc_info=(kind, error, trace))
 
 
 def _log_uncaught_in_thread(hook: threading.ExceptHookArgs) -> None:

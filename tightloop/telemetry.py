@@ -1,17 +1,16 @@
-"""What is told to a collector of traces and metrics, and where it is. Off unless settings or environment name one.
+"""Settings of telemetry and what spans may contain. Off unless settings or environment name a collector.
 
 Labels and attributes are enums, numbers and ids; a text goes out as its length and digest only.
 """
 
-import hashlib
 import re
 from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from tightloop.scrub import scrub
-from tightloop.value import Document
+from tightloop.value import Document, digest
+from tightloop.value.scrub import scrub
 
 ENDPOINT_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 SPAN_ATTRIBUTES = frozenset(
@@ -32,7 +31,7 @@ METRICS = {
     "tightloop_pauses": "Waits for a person by kind",
     "tightloop_episodes": "Episodes that ended, by outcome",
     "tightloop_episode_tokens": "Tokens of an episode, input and output",
-    "tightloop_episode_cost_usd": "Cost of an episode, as far as it is known",
+    "tightloop_episode_cost_usd": "Cost of an episode, where it is known",
     "tightloop_episode_minutes": "Working time of an episode, pauses left out",
     "tightloop_episode_iterations": "Iterations of an episode",
 }
@@ -73,6 +72,7 @@ class TelemetrySettings(Document):
         """Return why the collector of the environment is not used; empty where it is, or where there is none."""
         if self.otlp_endpoint is not None or not environ.get(ENDPOINT_VARIABLE, "").strip():
             return ""
+        # Names and values of the OpenTelemetry specification; the exporter of the extra `telemetry` speaks HTTP only.
         if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
             return "OTEL_SDK_DISABLED is true"
         protocol = environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "").strip()
@@ -83,6 +83,7 @@ class TelemetrySettings(Document):
     def told(self, environ: Mapping[str, str]) -> str:
         """Return in a few words what goes where; empty where telemetry is off."""
         endpoint = self.endpoint(environ)
+        # The variable of the environment is not validated as the setting is: it may hold a password.
         shown = re.sub(r"://[^/@\s]*@", "://**********@", endpoint)
         parts = [f"traces to {shown}"] if endpoint else []
         if self.prometheus_bind:
@@ -90,14 +91,6 @@ class TelemetrySettings(Document):
         elif endpoint:
             parts.append(f"metrics to {shown}")
         return ", ".join(parts)
-
-
-def digest(text: str) -> str:
-    """Return what may be told of a text: how long it is, and a digest by which equal texts are known.
-
-    The digest is the one that the logs of an encrypted installation show.
-    """
-    return f"{len(text)} characters, sha256 {hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:12]}"
 
 
 def span_name(name: str) -> str:

@@ -11,29 +11,29 @@ from tightloop.client.encryption import data_converter
 from tightloop.errors import TightloopError
 from tightloop.host import load_settings, state_home
 from tightloop.log import set_up
-from tightloop.scrub import scrub
 from tightloop.settings import Settings
+from tightloop.value.scrub import scrub
 from worker.build import Role
-from worker.collector import collect_less_often
 from worker.connect import connect
 from worker.demo import run_demo
 from worker.describe import print_description
 from worker.encryption import turn_on
 from worker.replay import account, fetch_history, read_history, replay
-from worker.up import run_up, run_worker
+from worker.up import collect_less_often, run_up, run_worker
 
 
 def main() -> int:
     """Run one command; errors of ours are one sentence."""
     set_up(logging.INFO, content=True)
     logging.getLogger("temporalio").setLevel(logging.WARNING)
-    # Failures of activities are logged in one line by the edge.
+    # Failures of activities are logged in one line by the interceptor.
     logging.getLogger("temporalio.activity").setLevel(logging.ERROR)
     arguments = _parser().parse_args()
     try:
         settings = load_settings(arguments.settings)
         if arguments.command == "up" and arguments.encrypt:
             settings = turn_on(settings, arguments.settings)
+        # Again, now that the settings are known: where payloads are encrypted the log holds no content either.
         set_up(logging.INFO, content=not settings.privacy.encrypt)
         collect_less_often()
         return asyncio.run(_dispatch(arguments, settings))
@@ -55,19 +55,15 @@ async def _dispatch(arguments: argparse.Namespace, settings: Settings) -> int:
     elif arguments.command == "demo":
         return await run_demo(settings, folder)
     else:
-        return await _replay(arguments.what, settings)
+        path = Path(arguments.what)
+        if path.exists() or path.suffix == ".json":
+            history = read_history(path)
+        else:
+            history = await fetch_history(await connect(settings), arguments.what)
+        result = await replay(history, data_converter(settings.privacy))
+        print(account(result))
+        return 1 if result.failure else 0
     return 0
-
-
-async def _replay(what: str, settings: Settings) -> int:
-    path = Path(what)
-    if path.exists() or path.suffix == ".json":
-        history = read_history(path)
-    else:
-        history = await fetch_history(await connect(settings), what)
-    result = await replay(history, data_converter(settings.privacy))
-    print(account(result))
-    return 1 if result.failure else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -92,5 +88,5 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # The SDK's native threads can abort the interpreter while it finalizes.
+    # The SDK's native threads can abort the interpreter while it finalizes: exit code -6 after all work was done.
     os._exit(code)

@@ -1,4 +1,4 @@
-"""Which workers a role runs, and which adapters stand behind the activities."""
+"""Builds the workers of a role, and the adapters behind their activities."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -17,49 +17,40 @@ from activities.alerts.activity import AlertActivities
 from activities.alerts.choose import post_of
 from activities.alerts.port import Post
 from activities.alerts.trail import TrailMemory
-from activities.alignment.choose import judges
-from activities.alignment.gate import Gate
 from activities.artifacts.local import open_local_store
-from activities.artifacts.port import ArtifactStores
-from activities.execution.activity import ExecutionActivities
-from activities.execution.choose import FenceWhenNeeded, Surroundings, executors, open_gateway
-from activities.execution.port import Executors, Outboxes
-from activities.execution.sqlite_outbox import open_sqlite_outbox
+from activities.checks.activity import VerificationActivities
+from activities.checks.runner import ProcessCheckRunner
+from activities.executor.activity import ExecutionActivities
+from activities.executor.choose import FenceWhenNeeded, Surroundings, executors, open_gateway
+from activities.executor.port import Executors, Outboxes
+from activities.executor.sqlite_outbox import open_sqlite_outbox
 from activities.model.service import OPENAI_URL, ModelService
-from activities.plan.activity import PlanActivities
-from activities.plan.opening import NoPlanWriter
-from activities.plan.port import PlanWriter, Runner
-from activities.planning.activity import PlanningActivities
-from activities.planning.choose import KINDS, planners
-from activities.planning.port import Planners
-from activities.reflexion.activity import ReflexionActivities
-from activities.reflexion.choose import reflectors
-from activities.reflexion.port import Reflectors
+from activities.planner.activity import PlanningActivities
+from activities.planner.choose import KINDS, planners
+from activities.planner.port import Planners
+from activities.planner.ruff import ProjectRuff
+from activities.reflection.activity import ReflectionActivities
+from activities.reflection.choose import reflectors
+from activities.reflection.port import Reflectors
+from activities.safety.choose import judges
+from activities.safety.gate import Gate
 from activities.sandbox.choose import choose_sandbox
-from activities.sandbox.port import Sandbox
 from activities.tracking.activity import TrackingActivities
 from activities.tracking.git_differ import GitDiffer
-from activities.tracking.port import Differ, Ledgers
 from activities.tracking.sqlite_ledger import open_sqlite_ledger
-from activities.verification.activity import VerificationActivities
-from activities.verification.port import CheckRunner
-from activities.verification.runner import ProcessCheckRunner
 from activities.workspace.activity import WorkspaceActivities
 from activities.workspace.git import GitWorkspaces
-from activities.workspace.port import OpenEpisodes, Workspaces
-from tightloop.egress import Egress
-from tightloop.episode import EpisodeRequest
+from tightloop.episode.model import EpisodeRequest
 from tightloop.errors import InvalidRequestError
 from tightloop.host import host_queue, state_home
-from tightloop.plan.model import Capability
+from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.settings import PlannerSettings, Settings
-from worker.edge import ActivityEdge
+from worker.connect import EndedEpisodes
+from worker.interceptor import ActivityInterceptor
 from worker.metrics import measuring
-from worker.plan import PlanParts, activities_of, plan_activities
-from worker.plan_model import episode_defaults, model_runners, plan_writer
-from worker.registry import EndedEpisodes
-from workflows.episode import EpisodeWorkflow
-from workflows.plan import PlanWorkflow
+from worker.plan import PlanAdapters, activities_of, episode_defaults, model_runners, plan_activities, plan_writer
+from workflows.episode.workflow import EpisodeWorkflow
+from workflows.plan.workflow import PlanWorkflow
 
 WORKFLOWS: list[type] = [EpisodeWorkflow, PlanWorkflow]
 PASSED_THROUGH = (
@@ -75,7 +66,7 @@ PASSED_THROUGH = (
 
 
 class Role(StrEnum):
-    """What a worker process is for."""
+    """Purpose of a worker process."""
 
     ALL = "all"
     WORKFLOWS = "workflows"
@@ -85,7 +76,7 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True)
-class Station:
+class WorkerSpec:
     """One task queue and what is done there."""
 
     queue: str
@@ -111,35 +102,24 @@ def queues(settings: Settings) -> dict[Role, str]:
     }
 
 
-@dataclass(frozen=True)
-class Adapters:
-    """What stands behind the ports of the activities; tests and embedders replace single fields."""
+@dataclass(frozen=True, kw_only=True)
+class Adapters(PlanAdapters):
+    """Implementations of the ports of all activities; tests and embedders replace single fields."""
 
-    workspaces: Workspaces
-    stores: ArtifactStores
-    ledgers: Ledgers
     outboxes: Outboxes
-    differ: Differ
-    runner: CheckRunner
     executors: Executors
     planners: Planners
     reflectors: Reflectors
-    has_ended: OpenEpisodes
     post: Post = field(default_factory=Post)
-    """Where alerts go."""
+    """Channels of alerts."""
     gate: Gate = field(default_factory=Gate)
     """The alignment rubric."""
-    sandbox: Sandbox | None = None
-    """Where shell steps of plans run; None: the one that the settings choose."""
-    plan_runners: Mapping[Capability, Runner] = field(default_factory=dict)
-    """Runners of plan steps, besides those that need nothing of these adapters."""
-    plan_writer: PlanWriter = field(default_factory=NoPlanWriter)
     programs: tuple[str, ...] = ()
     command_takes_whole_plans: bool = False
 
 
 def model_service(
-    planner: PlannerSettings, environ: Mapping[str, str], strictest: Egress = Egress.FULL
+    planner: PlannerSettings, environ: Mapping[str, str], strictest: PromptPrivacy = PromptPrivacy.FULL
 ) -> ModelService:
     """Return the model service of the settings; the SDK's own `OPENAI_BASE_URL` is honoured."""
     return ModelService(
@@ -151,7 +131,7 @@ def model_service(
         max_output_tokens=planner.max_output_tokens,
         corrections=planner.corrections,
         context_characters=planner.context_characters,
-        strictest_egress=strictest,
+        strictest_privacy=strictest,
     )
 
 
@@ -174,9 +154,10 @@ def agent_homes() -> Path:
 def build_adapters(client: Client, settings: Settings) -> Adapters:
     """Return the adapters that the settings ask for. Call it from the event loop of the client."""
     service = model_service(settings.planner, os.environ, settings.privacy.strictest)
-    choose_planner, choose_reflector = planners(service), reflectors(service)
-    choose_judge = judges(service, enabled=settings.alignment.judge)
     around = surroundings(settings)
+    choose_planner = planners(service, ProjectRuff(around.sandbox, settings.sandbox))
+    choose_reflector = reflectors(service)
+    choose_judge = judges(service, enabled=settings.alignment.judge)
 
     def kind(asked: str) -> str:
         return settings.planner.kind if asked == "auto" else asked
@@ -187,16 +168,20 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
         ledgers=open_sqlite_ledger,
         outboxes=open_sqlite_outbox,
         differ=GitDiffer(),
-        runner=ProcessCheckRunner(around.sandbox, settings.sandbox),
+        checks=ProcessCheckRunner(around.sandbox, settings.sandbox),
         sandbox=around.sandbox,
+        sandbox_settings=settings.sandbox,
         executors=executors(around),
         planners=lambda asked: choose_planner(kind(asked)),
         reflectors=lambda asked: choose_reflector(kind(asked)),
         has_ended=EndedEpisodes(client).has_ended,
         post=post_of(settings, os.environ),
-        plan_runners=model_runners(service, settings.privacy.egress_of),
+        plan_runners=model_runners(service, settings.privacy.prompt_privacy_of),
         plan_writer=plan_writer(service, settings),
-        gate=Gate(settings.alignment.rubric, lambda asked: choose_judge(kind(asked)), settings.privacy.egress_of),
+        episode_defaults=episode_defaults(settings),
+        gate=Gate(
+            settings.alignment.rubric, lambda asked: choose_judge(kind(asked)), settings.privacy.prompt_privacy_of
+        ),
         programs=settings.executor.programs,
         command_takes_whole_plans=bool(settings.executor.argv),
     )
@@ -209,16 +194,38 @@ def build_workers(
 
     The role `all` also serves the queues that the settings name for single capabilities.
     """
-    stations = _stations(settings, role, adapters or build_adapters(client, settings))
-    return [_worker(client, settings, station) for station in stations]
+    specs = _worker_specs(settings, role, adapters or build_adapters(client, settings))
+    return [
+        Worker(
+            client,
+            task_queue=spec.queue,
+            workflows=spec.workflows,
+            activities=spec.activities,
+            # Activities over blocking libraries are plain functions: a thread for each slot.
+            activity_executor=ThreadPoolExecutor(spec.slots, thread_name_prefix=spec.queue),
+            workflow_runner=workflow_runner(),
+            # Measured inside the other interceptor, where errors still have their own classes.
+            interceptors=[ActivityInterceptor(), *measuring(client)],
+            max_cached_workflows=settings.worker.max_cached_workflows,
+            max_concurrent_activities=spec.slots,
+            # Workflows of a worker that died wait this long before another one gets them: 10.05 s with the SDK's
+            # default, 2.07 s with 2 s.
+            sticky_queue_schedule_to_start_timeout=timedelta(seconds=settings.worker.sticky_timeout_s),
+            graceful_shutdown_timeout=timedelta(seconds=settings.worker.graceful_shutdown_s),
+            # An activity learns of its cancellation by a heartbeat: after 2.8 s with the default, 0.6 s with 1 s.
+            max_heartbeat_throttle_interval=timedelta(seconds=1),
+            default_heartbeat_throttle_interval=timedelta(seconds=1),
+        )
+        for spec in specs
+    ]
 
 
-def _stations(settings: Settings, role: Role, use: Adapters) -> list[Station]:
+def _worker_specs(settings: Settings, role: Role, use: Adapters) -> list[WorkerSpec]:
     slots = settings.worker.max_concurrent_activities
     workspace = WorkspaceActivities(
         use.workspaces, use.stores, use.ledgers, use.differ, use.has_ended, _names_known_to(use)
     )
-    verification = VerificationActivities(use.workspaces, use.stores, use.runner)
+    verification = VerificationActivities(use.workspaces, use.stores, use.checks)
     tracking = TrackingActivities(use.workspaces, use.stores, use.ledgers, use.differ, gate=use.gate)
     execution = ExecutionActivities(use.workspaces, use.stores, use.outboxes, use.executors)
     planning = PlanningActivities(
@@ -226,14 +233,14 @@ def _stations(settings: Settings, role: Role, use: Adapters) -> list[Station]:
         use.planners,
         use.programs,
         command_takes_whole_plans=use.command_takes_whole_plans,
-        egress=settings.privacy.egress_of,
+        prompt_privacy=settings.privacy.prompt_privacy_of,
         gate=use.gate,
     )
-    reflexion = ReflexionActivities(use.stores, use.reflectors, settings.privacy.egress_of)
+    reflection = ReflectionActivities(use.stores, use.reflectors, settings.privacy.prompt_privacy_of)
     # The workers of workflows can alert too: they are there even where no other worker is.
     alerting: list[Callable[..., Any]] = [AlertActivities(use.post, TrailMemory(use.ledgers)).send_alerts]
     executing: list[Callable[..., Any]] = [execution.hand_off, execution.execute]
-    thinking: list[Callable[..., Any]] = [planning.next_plan, reflexion.reflect]
+    thinking: list[Callable[..., Any]] = [planning.next_plan, reflection.reflect]
     handling: list[Callable[..., Any]] = [
         workspace.open_workspace,
         workspace.adopt_workspace,
@@ -243,44 +250,27 @@ def _stations(settings: Settings, role: Role, use: Adapters) -> list[Station]:
         workspace.close_workspace,
         verification.verify,
         tracking.track_iteration,
-        *activities_of(_plans(settings, use)),
+        *activities_of(plan_activities(use)),
         *alerting,
     ]
     by_role = queues(settings)
     if role is Role.WORKFLOWS:
-        return [Station(by_role[role], WORKFLOWS, alerting, slots)]
+        return [WorkerSpec(by_role[role], WORKFLOWS, alerting, slots)]
     if role is Role.WORKSPACE:
-        return [Station(by_role[role], [], [*handling, *executing], slots)]
+        return [WorkerSpec(by_role[role], [], [*handling, *executing], slots)]
     if role is Role.LLM:
-        return [Station(by_role[role], [], thinking, slots)]
+        return [WorkerSpec(by_role[role], [], thinking, slots)]
     if role is Role.GUI:
-        return [Station(by_role[role], [], executing, 1)]
-    main = Station(by_role[Role.ALL], WORKFLOWS, [*handling, *executing, *thinking], slots)
+        # One at a time: there is one screen.
+        return [WorkerSpec(by_role[role], [], executing, 1)]
+    main = WorkerSpec(by_role[Role.ALL], WORKFLOWS, [*handling, *executing, *thinking], slots)
     named = {
         settings.queues.workspace: [*handling, *executing],
         settings.queues.llm: thinking,
         settings.queues.executor: executing,
     }
-    others = [Station(queue, [], work, slots) for queue, work in named.items() if queue and queue != main.queue]
+    others = [WorkerSpec(queue, [], work, slots) for queue, work in named.items() if queue and queue != main.queue]
     return [main, *others]
-
-
-def _plans(settings: Settings, use: Adapters) -> PlanActivities:
-    return plan_activities(
-        PlanParts(
-            workspaces=use.workspaces,
-            stores=use.stores,
-            ledgers=use.ledgers,
-            checks=use.runner,
-            sandbox=use.sandbox or choose_sandbox(settings.sandbox),
-            settings=settings.sandbox,
-            differ=use.differ,
-            has_ended=use.has_ended,
-            runners=use.plan_runners,
-            writer=use.plan_writer,
-            episodes=episode_defaults(settings),
-        )
-    )
 
 
 def _names_known_to(use: Adapters) -> Callable[[EpisodeRequest], None]:
@@ -294,22 +284,3 @@ def _names_known_to(use: Adapters) -> Callable[[EpisodeRequest], None]:
             raise InvalidRequestError(f"there is no planner {episode.planner!r}. Choose one of: {', '.join(KINDS)}")
 
     return refuse
-
-
-def _worker(client: Client, settings: Settings, station: Station) -> Worker:
-    return Worker(
-        client,
-        task_queue=station.queue,
-        workflows=station.workflows,
-        activities=station.activities,
-        activity_executor=ThreadPoolExecutor(station.slots, thread_name_prefix=station.queue),
-        workflow_runner=workflow_runner(),
-        # Measured inside of the edge, where errors still have their own classes.
-        interceptors=[ActivityEdge(), *measuring(client)],
-        max_cached_workflows=settings.worker.max_cached_workflows,
-        max_concurrent_activities=station.slots,
-        sticky_queue_schedule_to_start_timeout=timedelta(seconds=settings.worker.sticky_timeout_s),
-        graceful_shutdown_timeout=timedelta(seconds=settings.worker.graceful_shutdown_s),
-        max_heartbeat_throttle_interval=timedelta(seconds=1),
-        default_heartbeat_throttle_interval=timedelta(seconds=1),
-    )

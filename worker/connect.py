@@ -1,26 +1,27 @@
-"""Connecting workers to Temporal: converter, runtime, search attributes."""
+"""Connects workers to Temporal: converter, runtime, search attributes."""
 
+import asyncio
 import logging
 from datetime import timedelta
 
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.runtime import LogForwardingConfig, LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 from temporalio.service import RPCError, RPCStatusCode
 
+from tightloop.client import registration_commands
+from tightloop.client.connection import connect as open_connection
 from tightloop.client.encryption import PLAIN_CONVERTER, data_converter
+from tightloop.client.execution import SEARCH_ATTRIBUTES
 from tightloop.errors import ServiceUnavailableError, SettingsError
 from tightloop.settings import Settings
 from worker.telemetry import Telemetry
 
-SEARCH_ATTRIBUTES = {
-    "TightloopStatus": IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD,
-    "TightloopPauseKind": IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD,
-    "TightloopIteration": IndexedValueType.INDEXED_VALUE_TYPE_INT,
-}
 DATA_CONVERTER = PLAIN_CONVERTER
 """Without encryption; `data_converter(settings.privacy)` is the one in force."""
+ANSWER_SECONDS = 10.0
+"""Timeout of an activity that asks Temporal about another episode."""
 
 
 async def connect(settings: Settings, telemetry: Telemetry | None = None) -> Client:
@@ -34,36 +35,25 @@ async def connect(settings: Settings, telemetry: Telemetry | None = None) -> Cli
         ServiceUnavailableError: Temporal does not answer.
         SettingsError: payload encryption is on, and its keys cannot be read; or Prometheus cannot be served.
     """
-    temporal = settings.temporal
-    converter = data_converter(settings.privacy)
-    observed = telemetry or Telemetry()
-    runtime = _runtime(settings, observed)
-    try:
-        return await Client.connect(
-            temporal.address,
-            namespace=temporal.namespace,
-            data_converter=converter,
-            runtime=runtime,
-            interceptors=observed.interceptors,
-            tls=temporal.tls,
-            api_key=temporal.api_key.get_secret_value() or None,
-        )
-    except RuntimeError as error:
-        raise ServiceUnavailableError(
-            f"Temporal does not answer at {temporal.address}. Start one with: tightloop up, "
-            "or name another with TIGHTLOOP_TEMPORAL__ADDRESS"
-        ) from error
+    converter, observed = data_converter(settings.privacy), telemetry or Telemetry()
+    return await open_connection(settings, converter, observed.interceptors, runtime=_runtime(settings, observed))
 
 
 def _runtime(settings: Settings, telemetry: Telemetry) -> Runtime:
     try:
         return Runtime(
             telemetry=TelemetryConfig(
-                logging=_core_logs(),
+                # The SDK's native part writes its warnings through our logging, where they are scrubbed.
+                logging=LoggingConfig(
+                    filter=TelemetryFilter(core_level="WARN", other_level="ERROR"),
+                    forwarding=LogForwardingConfig(logger=logging.getLogger("temporalio.core")),
+                ),
                 metrics=telemetry.metrics,
                 global_tags=telemetry.tags,
+                # The tags have it, under the name that the collector or Prometheus expects.
                 attach_service_name=False,
             ),
+            # 60 s by default: so long a worker that has died would be shown as running.
             worker_heartbeat_interval=timedelta(seconds=settings.worker.heartbeat_interval_s),
         )
     except ValueError as error:
@@ -73,14 +63,6 @@ def _runtime(settings: Settings, telemetry: Telemetry) -> Runtime:
         ) from error
 
 
-def _core_logs() -> LoggingConfig:
-    """Let the SDK's native part write its warnings through our logging, where they are scrubbed."""
-    return LoggingConfig(
-        filter=TelemetryFilter(core_level="WARN", other_level="ERROR"),
-        forwarding=LogForwardingConfig(logger=logging.getLogger("temporalio.core")),
-    )
-
-
 async def register_search_attributes(client: Client) -> None:
     """Make the search attributes known to the namespace, where that is allowed. Idempotent.
 
@@ -88,14 +70,41 @@ async def register_search_attributes(client: Client) -> None:
         ServiceUnavailableError: the server refuses; the message says how to add them by hand.
     """
     try:
+        types = {
+            name: IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{kind.upper()}")
+            for name, kind in SEARCH_ATTRIBUTES.items()
+        }
         await client.operator_service.add_search_attributes(
-            AddSearchAttributesRequest(namespace=client.namespace, search_attributes=SEARCH_ATTRIBUTES)
+            AddSearchAttributesRequest(namespace=client.namespace, search_attributes=types)
         )
     except RPCError as error:
         if error.status is not RPCStatusCode.ALREADY_EXISTS:
-            names = " ".join(f"--name {name}" for name in SEARCH_ATTRIBUTES)
             raise ServiceUnavailableError(
                 f"the search attributes cannot be registered ({error.message}). "
-                f"Add them once: temporal operator search-attribute create {names} --type Keyword "
-                "(TightloopIteration: --type Int)"
+                f"Add them once: {'; '.join(registration_commands())}"
             ) from error
+
+
+class EndedEpisodes:
+    """Tells whether an episode that holds a workspace has ended."""
+
+    def __init__(self, client: Client) -> None:
+        """Remember the event loop that the client belongs to: call it from there."""
+        self._client = client
+        self._loop = asyncio.get_running_loop()
+
+    def has_ended(self, episode_id: str) -> bool:
+        """Return True if the episode is closed or unknown to Temporal. Blocking; for activity threads."""
+        return asyncio.run_coroutine_threadsafe(self._ask(episode_id), self._loop).result(ANSWER_SECONDS)
+
+    async def _ask(self, episode_id: str) -> bool:
+        try:
+            description = await self._client.get_workflow_handle(episode_id).describe()
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                return True
+            raise
+        except ValueError:
+            # The SDK does not know status 8 (paused by Temporal itself): such an episode is open.
+            return False
+        return description.status is not WorkflowExecutionStatus.RUNNING

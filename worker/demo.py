@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 from activities.sandbox.choose import choose_sandbox
-from tightloop.check import Check
 from tightloop.client import TightloopClient
-from tightloop.display import budget_line
-from tightloop.episode import EpisodeOutcome, EpisodeRequest, EpisodeStatus
+from tightloop.episode.check import Check
+from tightloop.episode.display import budget_line
+from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeStatus, TimelineEntry
 from tightloop.errors import WorkspaceError
 from tightloop.settings import Settings
 from tightloop.value import shorten
@@ -40,19 +40,19 @@ def make_sample(folder: Path) -> Path:
     return target
 
 
-def with_walls(settings: Settings) -> Settings:
+def with_sandbox_or_none(settings: Settings) -> Settings:
     """Return the settings for the sample, whose code is ours: where no sandbox works it runs without one."""
     problem = choose_sandbox(settings.sandbox).probe()
     if not problem:
         return settings
-    print(f"The sample runs without a sandbox, as none works here (yours would be refused): {shorten(problem, 160)}")
-    return settings.model_copy(update={"sandbox": settings.sandbox.model_copy(update={"unsafe_local": True})})
+    print(f"No sandbox works here, so the sample runs without one (yours would be refused): {shorten(problem, 160)}")
+    return settings.evolve(sandbox=settings.sandbox.evolve(unsafe_local=True))
 
 
 async def run_demo(settings: Settings, folder: Path) -> int:
     """Bring everything up, run the episode, tell what happened; returns 0 if it ended green."""
     stopped = stop_event()
-    settings = with_walls(settings)
+    settings = with_sandbox_or_none(settings)
     print("Starting Temporal and a worker ...", flush=True)
     async with stack_up(settings, folder) as temporal:
         workspace = make_sample(folder)
@@ -68,7 +68,7 @@ async def run_demo(settings: Settings, folder: Path) -> int:
         await asyncio.wait((watching, waiting), return_when=asyncio.FIRST_COMPLETED)
         if not watching.done():
             watching.cancel()
-            print("Stopped. The episode goes on when you start again with: tightloop up")
+            print("Stopped. The episode continues when you start again with: tightloop up")
             return 130
         green = await _tell(client, episode_id, workspace)
         if sys.stdin.isatty():
@@ -80,28 +80,29 @@ async def run_demo(settings: Settings, folder: Path) -> int:
         return 0 if green else 1
 
 
-async def _watch(client: TightloopClient, episode_id: str) -> EpisodeStatus | None:
-    last: EpisodeStatus | None = None
+async def _watch(client: TightloopClient, episode_id: str) -> None:
+    """Print what happens until the episode ends or waits for a person."""
     seen = 0
     async for status in client.watch(episode_id):
-        entries = await client.timeline(episode_id)
+        entries = [entry for entry in await client.timeline(episode_id) if isinstance(entry, TimelineEntry)]
         for entry in entries[seen:]:
             print(f"  {entry.at:%H:%M:%S}  {entry.kind:<10} {entry.text}", flush=True)
         seen = len(entries)
-        if status.pause is not None and (last is None or last.pause is None):
-            print(f"  It waits for a person: {status.pause.reason}\n  {status.pause.advice}", flush=True)
-            return status
-        last = status
-    return last
+        if status.questions:
+            question = status.questions[0]
+            print(f"  It waits for a person: {question.title}\n  Options: {', '.join(question.names)}", flush=True)
+            return
 
 
 async def _tell(client: TightloopClient, episode_id: str, workspace: Path) -> bool:
     status = await client.status(episode_id)
-    if status.pause is None:
+    assert isinstance(status, EpisodeStatus)
+    if not status.questions:
         # The files are done before Temporal has closed the workflow.
         async with asyncio.timeout(CLOSING_S):
             await client.result(episode_id)
         status = await client.status(episode_id)
+    assert isinstance(status, EpisodeStatus)
     green = status.outcome is EpisodeOutcome.SUCCEEDED
     stat = subprocess.run(
         ("git", "diff", "--stat", "HEAD"), cwd=workspace, capture_output=True, text=True, timeout=60, check=False

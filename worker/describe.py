@@ -4,8 +4,8 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from activities.execution.choose import ExecutorRegistry, executors
-from activities.execution.port import Availability
+from activities.executor.choose import ExecutorRegistry, executors
+from activities.executor.port import Availability
 from activities.sandbox.choose import examine_sandboxes
 from tightloop.errors import TightloopError
 from tightloop.settings import Settings

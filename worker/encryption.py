@@ -1,4 +1,4 @@
-"""`up --encrypt`: keys, settings and the codec server, so that Temporal holds nothing that can be read without them."""
+"""`up --encrypt`: makes keys, changes the settings and runs the codec server."""
 
 import asyncio
 import logging
@@ -11,16 +11,14 @@ from tightloop.client.codec_token import token_file
 from tightloop.client.keys import key_file, new_ring, read_ring, write_ring
 from tightloop.errors import ServiceUnavailableError, SettingsError
 from tightloop.host import load_settings, user_file
-from tightloop.layers import sections_of
 from tightloop.settings import Settings
+from tightloop.settings.layers import sections_of
 from worker.server import answers
+from worker.supervise import end, supervised
 
 logger = logging.getLogger("tightloop")
 
 START_SECONDS = 30.0
-STOP_SECONDS = 5.0
-RESTARTS = 20
-"""How often a codec server that died is started again in the life of one `up`."""
 _LINES = "privacy:\n  encrypt: true\n"
 
 
@@ -86,14 +84,8 @@ async def codec_server(settings: Settings, settings_file: Path | None = None) ->
         logger.info("something listens at %s: taken to be the codec server of another `up`", settings.codec.listen)
         yield
         return
-    process = await _launch(settings_file)
-    watch = asyncio.create_task(_keep_alive(process, settings_file))
-    try:
+    async with supervised("the codec server", lambda: _launch(settings_file)):
         yield
-    finally:
-        watch.cancel()
-        with suppress(asyncio.CancelledError):
-            await watch
 
 
 async def _taken(settings: Settings) -> bool:
@@ -109,6 +101,7 @@ async def _taken(settings: Settings) -> bool:
 async def _launch(settings_file: Path | None) -> asyncio.subprocess.Process:
     options = [] if settings_file is None else ["--settings", str(settings_file)]
     process = await asyncio.create_subprocess_exec(
+        # Its standard input ends with this process, however that ends: the codec server watches it and ends too.
         # -P: a folder `gateway` in the current directory must not be taken for ours.
         *(sys.executable, "-P", "-m", "gateway.codec", "--with-stdin", *options),
         stdin=asyncio.subprocess.PIPE,
@@ -117,37 +110,15 @@ async def _launch(settings_file: Path | None) -> asyncio.subprocess.Process:
     )
     assert process.stdout is not None
     line = b""
-    with suppress(TimeoutError):
-        line = await asyncio.wait_for(process.stdout.readline(), START_SECONDS)
+    try:
+        with suppress(TimeoutError):
+            line = await asyncio.wait_for(process.stdout.readline(), START_SECONDS)
+    finally:
+        if not line:
+            await end(process)
     if not line:
-        await _end(process)
         raise ServiceUnavailableError("the codec server did not start; the line above says why")
     return process
-
-
-async def _keep_alive(process: asyncio.subprocess.Process, settings_file: Path | None) -> None:
-    try:
-        for _ in range(RESTARTS):
-            await process.wait()
-            logger.warning("the codec server ended with code %s; starting it again", process.returncode)
-            await asyncio.sleep(1)
-            with suppress(ServiceUnavailableError):
-                process = await _launch(settings_file)
-        await process.wait()
-    finally:
-        await _end(process)
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Let it end by closing its standard input, else kill it."""
-    if process.stdin is not None:
-        process.stdin.close()
-    with suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), STOP_SECONDS)
-    if process.returncode is None:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
 
 
 def usage(settings: Settings) -> str:

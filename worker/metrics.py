@@ -15,27 +15,21 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
 from activities.alerts.activity import AlertsSent, SendAlertsRequest
-from tightloop.budget import Usage
-from tightloop.episode import Tracked
+from tightloop.episode.model import Tracked
+from tightloop.episode.planning import PlanningOutcome, ReflectionOutcome
 from tightloop.errors import TightloopError
-from tightloop.executor import ExecutorReport
-from tightloop.planning import PlanOutcome, ReflectionOutcome
+from tightloop.executor.model import ExecutorReport
+from tightloop.executor.usage import Usage
 from tightloop.telemetry import METRICS, class_name
 
-TRACKER_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0)
-"""Seconds; an iteration may take 3 s to be looked at."""
-COST_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 20.0, 100.0)
-EPISODE_COST_BUCKETS = (0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 50.0, 100.0, 500.0)
-EPISODE_TOKEN_BUCKETS = (1e3, 1e4, 1e5, 3e5, 1e6, 3e6, 1e7, 1e8)
-EPISODE_MINUTE_BUCKETS = (1.0, 5.0, 15.0, 60.0, 240.0, 480.0, 720.0, 1440.0)
-EPISODE_ITERATION_BUCKETS = (1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 15.0, 30.0, 100.0)
 BUCKETS = {
-    "tightloop_tracker_seconds": TRACKER_BUCKETS,
-    "tightloop_call_cost_usd": COST_BUCKETS,
-    "tightloop_episode_cost_usd": EPISODE_COST_BUCKETS,
-    "tightloop_episode_tokens": EPISODE_TOKEN_BUCKETS,
-    "tightloop_episode_minutes": EPISODE_MINUTE_BUCKETS,
-    "tightloop_episode_iterations": EPISODE_ITERATION_BUCKETS,
+    # Seconds; an iteration may take 3 s to be looked at.
+    "tightloop_tracker_seconds": (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0),
+    "tightloop_call_cost_usd": (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 20.0, 100.0),
+    "tightloop_episode_cost_usd": (0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 50.0, 100.0, 500.0),
+    "tightloop_episode_tokens": (1e3, 1e4, 1e5, 3e5, 1e6, 3e6, 1e7, 1e8),
+    "tightloop_episode_minutes": (1.0, 5.0, 15.0, 60.0, 240.0, 480.0, 720.0, 1440.0),
+    "tightloop_episode_iterations": (1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 15.0, 30.0, 100.0),
 }
 
 
@@ -63,7 +57,7 @@ def samples(request: object, result: object, seconds: float) -> Iterator[Sample]
             yield Sample("tightloop_iterations", 1, {"class": classed, "executor": status or "none"})
             yield Sample("tightloop_tracker_seconds", float(seconds))
             yield from _usage("judge", result.usage)
-        case PlanOutcome():
+        case PlanningOutcome():
             yield Sample("tightloop_plans", 1, {"verdict": result.verdict.value})
             yield from _usage("planner", result.usage)
         case ReflectionOutcome():
@@ -80,6 +74,7 @@ def samples(request: object, result: object, seconds: float) -> Iterator[Sample]
 def _usage(by: str, usage: Usage | None) -> Iterator[Sample]:
     if usage is None:
         return
+    # Providers count cached tokens among the input; here each token counts once.
     cached = usage.cached_tokens or 0
     counts = {"input": (usage.input_tokens or 0) - cached, "cached": cached, "output": usage.output_tokens or 0}
     for kind, tokens in counts.items():
@@ -101,7 +96,6 @@ class Measuring(Interceptor):
     """Counts what the activities of a worker do."""
 
     def __init__(self, meter: MetricMeter) -> None:
-        """Take the meter."""
         self._meter = meter
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:

@@ -1,97 +1,88 @@
-"""The plan activities of a worker, put together from what runs each capability."""
+"""Composes the plan activities of a worker from the runners of each capability."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from activities.artifacts.port import ArtifactStores
+from activities.checks.port import CheckRunner
+from activities.model.service import ModelService
 from activities.plan.activity import PlanActivities, PlanPorts
-from activities.plan.children import ChildPorts, EpisodeDefaults, StepChildren
-from activities.plan.guarding import PolicyGuard
-from activities.plan.opening import NoPlanWriter
-from activities.plan.port import Children, Guard, PlanWriter, Runner
-from activities.plan.records import open_file_records
+from activities.plan.attempts.git_trees import GitTrees
+from activities.plan.children.step_children import EpisodeDefaults, StepChildren
+from activities.plan.opening.plan_writer import ModelPlanWriter, PlannerOptions
+from activities.plan.port import Children, PlanWriter, Runner
 from activities.plan.runners.checkpoint import CheckpointRunner
-from activities.plan.runners.edit import EditRunner
-from activities.plan.runners.fetch import FetchRunner
-from activities.plan.runners.gate import GateRunner
-from activities.plan.runners.git import GitRunner
-from activities.plan.runners.http import HttpRunner
+from activities.plan.runners.decision import DecisionRunner
+from activities.plan.runners.files.edit import EditRunner
+from activities.plan.runners.gate.runner import GateRunner
+from activities.plan.runners.git.runner import GitRunner
 from activities.plan.runners.milestone import MilestoneRunner
+from activities.plan.runners.model.question import PlanModel
+from activities.plan.runners.model.runner import ModelRunner
 from activities.plan.runners.search import SearchRunner
-from activities.plan.runners.shell import ShellRunner
-from activities.plan.undo import GitTrees
+from activities.plan.runners.shell.runner import ShellRunner
+from activities.plan.runners.web.fetch import FetchRunner
+from activities.plan.runners.web.http import HttpRunner
 from activities.sandbox.port import Sandbox
-from activities.tracking.port import Differ, Ledgers
-from activities.verification.port import CheckRunner
 from activities.workspace.port import OpenEpisodes, Workspaces
-from tightloop.plan.model import Capability
-from tightloop.settings import SandboxSettings
+from activities.workspace.trail import Differ, Ledgers
+from tightloop.executor.model import ExecutorChoice
+from tightloop.plan.document.step import Capability
+from tightloop.safety.prompt_privacy import PromptPrivacy
+from tightloop.settings import SandboxSettings, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanParts:
-    """What plans share with episodes, and what a worker may have besides."""
+class PlanAdapters:
+    """Implementations of the ports of the plan activities; most of them are those of episodes, too."""
 
     workspaces: Workspaces
     stores: ArtifactStores
     ledgers: Ledgers
     checks: CheckRunner
     sandbox: Sandbox
-    settings: SandboxSettings
+    """Runs shell steps of plans."""
+    sandbox_settings: SandboxSettings
     differ: Differ
     has_ended: OpenEpisodes
-    runners: Mapping[Capability, Runner] = field(default_factory=dict)
+    plan_runners: Mapping[Capability, Runner] = field(default_factory=dict)
     """In place of, or besides, those that need nothing more than this."""
-    episodes: EpisodeDefaults = field(default_factory=EpisodeDefaults)
+    episode_defaults: EpisodeDefaults = field(default_factory=EpisodeDefaults)
     """What `episode` steps have where they do not say."""
-    children: Children | None = None
+    plan_children: Children | None = None
     """In place of what prepares and settles child workflows with the parts above."""
-    writer: PlanWriter = field(default_factory=NoPlanWriter)
-    guard: Guard = field(default_factory=PolicyGuard)
+    plan_writer: PlanWriter | None = None
+    """None: every plan has to be given as text or as a file."""
 
 
-def plan_activities(parts: PlanParts) -> PlanActivities:
+def plan_activities(use: PlanAdapters) -> PlanActivities:
     """Return the plan activities of a worker."""
-    trees, shell = GitTrees(), ShellRunner(parts.sandbox, parts.settings)
+    trees, shell = GitTrees(), ShellRunner(use.sandbox, use.sandbox_settings)
     runners: dict[Capability, Runner] = {
         Capability.NONE: MilestoneRunner(),
         Capability.SHELL: shell,
         Capability.EDIT: EditRunner(),
-        Capability.GIT: GitRunner(open_file_records, trees),
-        Capability.GATE: GateRunner(parts.checks, parts.differ, open_file_records, parts.guard),
+        Capability.GIT: GitRunner(),
+        Capability.GATE: GateRunner(use.checks, use.differ),
         Capability.CHECKPOINT: CheckpointRunner(),
         Capability.HTTP: HttpRunner(),
         Capability.FETCH: FetchRunner(),
         Capability.SEARCH: SearchRunner(),
-        **parts.runners,
+        **use.plan_runners,
     }
     return PlanActivities(
         PlanPorts(
-            workspaces=parts.workspaces,
-            stores=parts.stores,
-            records=open_file_records,
-            ledgers=parts.ledgers,
+            workspaces=use.workspaces,
+            stores=use.stores,
+            ledgers=use.ledgers,
             trees=trees,
-            guard=parts.guard,
-            checks=parts.checks,
+            checks=use.checks,
             runners=runners,
-            children=parts.children or _children(parts, trees),
-            writer=parts.writer,
+            children=use.plan_children or StepChildren(use.workspaces, use.checks, use.episode_defaults),
+            writer=use.plan_writer,
             run_command=shell.run_command,
-            has_ended=parts.has_ended,
-        )
-    )
-
-
-def _children(parts: PlanParts, trees: GitTrees) -> StepChildren:
-    return StepChildren(
-        ChildPorts(
-            workspaces=parts.workspaces,
-            records=open_file_records,
-            trees=trees,
-            checks=parts.checks,
-            defaults=parts.episodes,
+            has_ended=use.has_ended,
         )
     )
 
@@ -119,3 +110,35 @@ def activities_of(plans: PlanActivities) -> list[Callable[..., Any]]:
         plans.verify_plan,
         plans.close_plan,
     ]
+
+
+def model_runners(service: ModelService, prompt_privacy_of: Callable[[str], PromptPrivacy]) -> dict[Capability, Runner]:
+    """Return what does `model` and `decision` steps with this service, at the prompt privacy of each workspace."""
+    model = PlanModel(service, prompt_privacy_of)
+    return {Capability.MODEL: ModelRunner(model), Capability.DECISION: DecisionRunner(model)}
+
+
+def plan_writer(service: ModelService, settings: Settings) -> ModelPlanWriter:
+    """Return who writes plans; it refuses where the settings say so."""
+    plans = settings.plans
+    longer = replace(service, max_output_tokens=max(service.max_output_tokens, plans.max_output_tokens))
+    return ModelPlanWriter(
+        PlannerOptions(
+            service=longer,
+            caution=plans.caution(settings.executor.programs),
+            prompt_privacy_of=settings.privacy.prompt_privacy_of,
+            enabled=plans.agent_planning,
+        )
+    )
+
+
+def episode_defaults(settings: Settings) -> EpisodeDefaults:
+    """Return what `episode` steps have where they do not say."""
+    chosen = settings.executor
+    executor = ExecutorChoice(
+        name=chosen.default,
+        fallback=chosen.fallback,
+        wall_limit_s=chosen.wall_limit_s,
+        idle_limit_s=chosen.idle_limit_s,
+    )
+    return EpisodeDefaults(executor=executor, planner=settings.planner.kind, budget=settings.budget.as_budget())

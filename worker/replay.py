@@ -18,10 +18,10 @@ from temporalio.worker import (
 )
 
 from tightloop.client.encryption import ScrubbedFailures, key_ids, open_all
-from tightloop.episode import WORKFLOW_TYPE, TimelineEntry
+from tightloop.episode.model import WORKFLOW_TYPE, TimelineEntry
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, SettingsError
+from tightloop.plan.engine.state import PlanEvent
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE
-from tightloop.plan.state import PlanEvent
 from worker.build import WORKFLOWS, workflow_runner
 from worker.connect import DATA_CONVERTER
 
@@ -116,18 +116,13 @@ async def replay(history: WorkflowHistory, converter: DataConverter = DATA_CONVE
     )
     result = await replayer.replay_workflow(history, raise_on_replay_failure=False)
     instance = _SEEN[-1] if _SEEN else None
-    timeline = _timeline(instance)
-    failure = str(result.replay_failure) if result.replay_failure else ""
-    return Replayed(history.workflow_id, len(history.events), timeline, failure)
-
-
-def _timeline(instance: Any) -> tuple[TimelineEntry, ...]:
-    """Return the timeline that a workflow tells, of an episode or of a plan."""
     told: list[TimelineEntry | PlanEvent] = instance.timeline() if instance is not None else []
-    return tuple(
+    timeline = tuple(
         TimelineEntry(at=entry.at, kind=entry.event, text=entry.text) if isinstance(entry, PlanEvent) else entry
         for entry in told
     )
+    failure = str(result.replay_failure) if result.replay_failure else ""
+    return Replayed(history.workflow_id, len(history.events), timeline, failure)
 
 
 async def _check_readable(history: WorkflowHistory, converter: DataConverter) -> None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from temporalio.client import Interceptor
 from temporalio.runtime import OpenTelemetryConfig, PrometheusConfig
@@ -18,9 +17,6 @@ from tightloop.settings import Settings
 from tightloop.telemetry import TelemetrySettings
 from worker.metrics import BUCKETS
 
-if TYPE_CHECKING:
-    from tightloop.client.tracing import Tracing
-
 logger = logging.getLogger("tightloop")
 
 METRICS_EVERY = timedelta(seconds=2)
@@ -29,7 +25,7 @@ FLUSH_SECONDS = 2.5
 
 
 COMPLAIN_SECONDS = 600.0
-"""How often it is said that a collector does not take what is sent."""
+"""Interval between warnings that a collector does not accept data."""
 _EXPORTERS = {
     "temporalio.core": "metric_export",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter": "trace_exporter",
@@ -56,7 +52,7 @@ class _Seldom(logging.Filter):
 
 @dataclass(frozen=True)
 class Telemetry:
-    """How a connection of a worker is observed; not at all where telemetry is off."""
+    """Telemetry of a worker's connection; empty where telemetry is off."""
 
     interceptors: tuple[Interceptor, ...] = ()
     metrics: OpenTelemetryConfig | PrometheusConfig | None = None
@@ -81,23 +77,20 @@ async def observed(settings: Settings) -> AsyncIterator[Telemetry]:
         return
     for name, part in _EXPORTERS.items():
         logging.getLogger(name).addFilter(_Seldom(part))
-    with _exporting(endpoint, wanted.service_name) as tracing:
-        try:
-            yield Telemetry((tracing,), metrics, tags)
-        finally:
-            if isinstance(metrics, OpenTelemetryConfig):
-                await asyncio.sleep(FLUSH_SECONDS)
-
-
-def _exporting(endpoint: str, service_name: str) -> contextlib.AbstractContextManager["Tracing"]:
     try:
+        # Imported here: it loads OpenTelemetry, which is an optional dependency.
         from tightloop.client.tracing import exporting
     except ImportError as error:
         raise SettingsError(
             f"telemetry is on, but a package for it is missing ({error.name}). "
             "Install it: pip install 'tightloop[telemetry]'"
         ) from None
-    return exporting(endpoint, service_name)
+    with exporting(endpoint, wanted.service_name) as tracing:
+        try:
+            yield Telemetry((tracing,), metrics, tags)
+        finally:
+            if isinstance(metrics, OpenTelemetryConfig):
+                await asyncio.sleep(FLUSH_SECONDS)
 
 
 def _metrics(
@@ -112,20 +105,16 @@ def _metrics(
         return prometheus, {"service_name": name}
     if not endpoint:
         return None, {}
+    # What the collector wants to see, such as a key; the exporter of traces reads it by itself.
+    from opentelemetry.util.re import parse_env_headers
+
+    given = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_HEADERS") or os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")
     collector = OpenTelemetryConfig(
         url=f"{endpoint}/v1/metrics",
         http=True,
-        headers=_headers(),
+        headers=dict(parse_env_headers(given, liberal=True)),
         metric_periodicity=METRICS_EVERY,
         durations_as_seconds=True,
         histogram_bucket_overrides=BUCKETS,
     )
     return collector, {"service.name": name}
-
-
-def _headers() -> dict[str, str]:
-    """Return what the collector wants to see, such as a key; the exporter of traces reads it by itself."""
-    from opentelemetry.util.re import parse_env_headers
-
-    given = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_HEADERS") or os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")
-    return dict(parse_env_headers(given, liberal=True))

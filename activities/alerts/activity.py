@@ -1,24 +1,23 @@
-"""The alert activity: tells people on every channel that wants to know, once for each cause."""
+"""The alert activity: notifies people on every subscribed channel, once for each cause."""
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities.alerts.port import Channel, Memory, NotDeliveredError, Post
-from activities.scope import EpisodeScope
+from activities.workspace.scope import EpisodeScope
 from tightloop.alert import ERROR_CHARACTERS, Alert, Delivery, Notice, delivery_line, episode_link, notice_of
 from tightloop.value import Value, shorten
 
 MEMORY_S = 2.0
-"""How long the memory may take; an alert is not kept waiting for it."""
-LONGEST_WAIT = timedelta(minutes=5)
-"""Bound on what a receiver may ask to wait."""
+"""Timeout of the memory; an alert does not wait longer for it."""
+# A channel may take 30 s (see the port), and the memory is asked twice.
 ROOM = timedelta(seconds=40)
-"""What another try needs of the time that is left."""
+"""Time that must be left for another try."""
 
 logger = logging.getLogger("tightloop")
 
@@ -31,34 +30,40 @@ class SendAlertsRequest(Value):
 
 
 class AlertsSent(Value):
-    """What became of it, channel by channel."""
+    """Result for each channel."""
 
     deliveries: tuple[Delivery, ...] = ()
 
 
+@dataclass(frozen=True)
 class AlertActivities:
     """Sends alerts. A try that a channel refused is made again by Temporal, for that channel only."""
 
-    def __init__(self, post: Post, memory: Memory) -> None:
-        """Take the channels and the memory."""
-        self._post = post
-        self._memory = memory
+    post: Post
+    memory: Memory
 
     @activity.defn
     async def send_alerts(self, request: SendAlertsRequest) -> AlertsSent:
-        """Tell everyone whom the settings name. Idempotent by the key of the alert, as far as it was noted.
+        """Notify every subscribed channel. Idempotent by the key of the alert, where the delivery was noted.
 
         Raises:
             ApplicationError: a channel may take it later; retryable, with the wait that it asked for.
         """
-        channels = [
-            channel for channel in self._post.channels if not channel.kinds or request.alert.kind in channel.kinds
-        ]
-        settled = await self._settled(request)
+        channels = [item for item in self.post.channels if not item.kinds or request.alert.kind in item.kinds]
+        # These need no try: delivered by an earlier one or by an earlier run, or refused for good.
+        told = [Delivery.model_validate(detail) for detail in activity.info().heartbeat_details]
+        found = {delivery.channel: delivery for delivery in told}
+        try:
+            remembered = await asyncio.wait_for(
+                asyncio.to_thread(self.memory.delivered, request.scope, request.alert), MEMORY_S
+            )
+        except TimeoutError:
+            remembered = ()
+        settled = {delivery.channel: delivery for delivery in remembered} | found
         notice = notice_of(
             request.alert,
-            link=episode_link(self._post.ui_url, self._post.namespace, request.alert.episode_id),
-            full=self._post.full,
+            link=episode_link(self.post.ui_url, self.post.namespace, request.alert.episode_id),
+            full=self.post.full,
         )
         tries = [self._try(channel, notice, request) for channel in channels if channel.name not in settled]
         refused: list[tuple[str, NotDeliveredError]] = []
@@ -69,27 +74,20 @@ class AlertActivities:
                 refused.append((name, ended))
         wait = max((error.after for _, error in refused if error.after), default=None)
         if any(error.again for _, error in refused) and _may_try_again(wait):
-            # What will never be taken is settled as well: only the others are tried again.
-            given_up = [_failed(name, error) for name, error in refused if not error.again]
-            activity.heartbeat(*(delivery.model_dump(mode="json") for delivery in (*settled.values(), *given_up)))
-            raise ApplicationError(_summary(refused), type="NotDeliveredError", next_retry_delay=wait)
-        for name, error in refused:
-            settled[name] = _failed(name, error)
-        await self._note_failures(request, settled)
-        wanted = (settled.get(channel.name) for channel in channels)
-        return AlertsSent(deliveries=tuple(delivery for delivery in wanted if delivery is not None))
-
-    async def _settled(self, request: SendAlertsRequest) -> dict[str, Delivery]:
-        """Return what needs no try: delivered by an earlier one, by an earlier run, or refused for good."""
-        told = [Delivery.model_validate(detail) for detail in activity.info().heartbeat_details]
-        found = {delivery.channel: delivery for delivery in told}
-        try:
-            remembered = await asyncio.wait_for(
-                asyncio.to_thread(self._memory.delivered, request.scope, request.alert), MEMORY_S
+            # What will never be taken is settled as well: only the others are tried again. The details of the last
+            # heartbeat are all that one attempt of an activity can tell the next.
+            settled |= {name: _failed(name, error) for name, error in refused if not error.again}
+            activity.heartbeat(*(delivery.model_dump(mode="json") for delivery in settled.values()))
+            raise ApplicationError(
+                "; ".join(f"{name}: {shorten(error.reason, ERROR_CHARACTERS)}" for name, error in refused),
+                type="NotDeliveredError",
+                next_retry_delay=wait,
             )
-        except TimeoutError:
-            remembered = ()
-        return {delivery.channel: delivery for delivery in remembered} | found
+        settled |= {name: _failed(name, error) for name, error in refused}
+        for delivery in settled.values():
+            if delivery.at is None:
+                await self._note(request, delivery)
+        return AlertsSent(deliveries=tuple(settled[item.name] for item in channels if item.name in settled))
 
     async def _try(
         self, channel: Channel, notice: Notice, request: SendAlertsRequest
@@ -111,16 +109,11 @@ class AlertActivities:
         await self._note(request, delivery)
         return channel.name, delivery
 
-    async def _note_failures(self, request: SendAlertsRequest, settled: Mapping[str, Delivery]) -> None:
-        for delivery in settled.values():
-            if delivery.at is None:
-                await self._note(request, delivery)
-
     async def _note(self, request: SendAlertsRequest, delivery: Delivery) -> None:
         logger.info("alert %s: %s", request.alert.episode_id, delivery_line(request.alert, delivery))
         try:
             await asyncio.wait_for(
-                asyncio.to_thread(self._memory.note, request.scope, request.alert, delivery), MEMORY_S
+                asyncio.to_thread(self.memory.note, request.scope, request.alert, delivery), MEMORY_S
             )
         except TimeoutError:
             logger.warning("alert %s: the trail did not take it within %g s", request.alert.episode_id, MEMORY_S)
@@ -138,7 +131,3 @@ def _may_try_again(wait: timedelta | None) -> bool:
 
 def _failed(name: str, error: NotDeliveredError) -> Delivery:
     return Delivery(channel=name, error=shorten(error.reason, ERROR_CHARACTERS), tries=activity.info().attempt)
-
-
-def _summary(refused: list[tuple[str, NotDeliveredError]]) -> str:
-    return "; ".join(f"{name}: {shorten(error.reason, ERROR_CHARACTERS)}" for name, error in refused)

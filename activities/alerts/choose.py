@@ -1,7 +1,8 @@
-"""Makes the channels that the settings name."""
+"""Builds the alert channels of the settings."""
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import assert_never
 
 from activities.alerts.log import Log
@@ -13,7 +14,7 @@ logger = logging.getLogger("tightloop")
 
 
 def post_of(settings: Settings, environ: Mapping[str, str]) -> Post:
-    """Return where alerts go. A channel that cannot work is kept, so that the timeline tells of it."""
+    """Return where alerts go. A channel that cannot work is kept, so that its failures appear in the timeline."""
     return Post(
         channels=tuple(_channel(name, channel, environ) for name, channel in settings.alerts.channels.items()),
         ui_url=settings.temporal.ui_url,
@@ -22,18 +23,17 @@ def post_of(settings: Settings, environ: Mapping[str, str]) -> Post:
     )
 
 
+@dataclass(frozen=True)
 class Unusable:
-    """Stands for a channel whose settings lead nowhere on this host."""
+    """A channel that cannot work on this host with its settings."""
 
-    def __init__(self, name: str, reason: str, kinds: frozenset[AlertKind]) -> None:
-        """Take why."""
-        self.name = name
-        self._reason = reason
-        self.kinds = kinds
+    name: str
+    reason: str
+    kinds: frozenset[AlertKind]
 
     async def deliver(self, notice: Notice) -> None:  # noqa: ARG002 - the port's signature
-        """Say why it cannot."""
-        raise NotDeliveredError(self._reason, again=False)
+        """Refuse with the reason; see the port."""
+        raise NotDeliveredError(self.reason, again=False)
 
 
 def _channel(name: str, channel: AlertChannel, environ: Mapping[str, str]) -> Channel:

@@ -6,6 +6,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -17,39 +18,28 @@ from tightloop.value import clip
 SESSION = ("DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "XDG_RUNTIME_DIR")
 """Variables by which a program finds the desktop session of the user."""
 # The texts are arguments: nothing in them can become a part of the script.
-_SCRIPT = (
-    "on run words",
-    "display notification (item 2 of words) with title (item 1 of words)",
-    "end run",
-)
+_SCRIPT = ("on run words", "display notification (item 2 of words) with title (item 1 of words)", "end run")
 
 
+@dataclass(frozen=True)
 class Desktop:
-    """Shows a notice to whoever sits at the host of the worker."""
+    """Shows a notice to the user of the worker's host."""
 
-    def __init__(
-        self,
-        name: str,
-        environ: Mapping[str, str] | None = None,
-        *,
-        kinds: frozenset[AlertKind] = frozenset(),
-        timeout_s: float = 5.0,
-        platform: str = sys.platform,
-    ) -> None:
-        """Take the environment that leads to the session; by default the worker's own."""
-        self.name = name
-        self._environ = os.environ if environ is None else environ
-        self.kinds = kinds
-        self._timeout_s = timeout_s
-        self._mac = platform == "darwin"
+    name: str
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
+    """Environment that leads to the session."""
+    kinds: frozenset[AlertKind] = frozenset()
+    timeout_s: float = 5.0
+    platform: str = sys.platform
 
     def probe(self) -> str:
-        """Return why nothing can be shown here and how to mend it; empty where it can."""
-        program = "osascript" if self._mac else "notify-send"
-        if shutil.which(program, path=self._environ.get("PATH")) is None:
-            advice = "" if self._mac else ". Install the package libnotify-bin (libnotify)"
+        """Return why nothing can be shown here and how to fix it; empty where it can."""
+        mac = self.platform == "darwin"
+        program = "osascript" if mac else "notify-send"
+        if shutil.which(program, path=self.environ.get("PATH")) is None:
+            advice = "" if mac else ". Install the package libnotify-bin (libnotify)"
             return f"{program} is not installed on the worker's host{advice}"
-        if not self._mac and not any(self._environ.get(name) for name in SESSION[:3]):
+        if not mac and not any(self.environ.get(name) for name in SESSION[:3]):
             return f"the worker runs outside a desktop session: none of {', '.join(SESSION[:3])} is set"
         return ""
 
@@ -68,8 +58,8 @@ class Desktop:
         request = ProcessRequest(
             argv=self._command(notice),
             cwd=Path("/"),
-            environment={name: self._environ[name] for name in ("PATH", *SESSION) if self._environ.get(name)},
-            wall_limit_s=self._timeout_s,
+            environment={name: self.environ[name] for name in ("PATH", *SESSION) if self.environ.get(name)},
+            wall_limit_s=self.timeout_s,
         )
         done = run_process(request, cancelled=stopped.is_set, started=lambda _pid: None)
         if done.reason is not Reason.EXITED or done.exit_code != 0:
@@ -78,7 +68,8 @@ class Desktop:
 
     def _command(self, notice: Notice) -> tuple[str, ...]:
         title, body = f"tightloop: {notice.kind.value}", notice.text
-        if self._mac:
+        if self.platform == "darwin":
             return ("osascript", *(word for line in _SCRIPT for word in ("-e", line)), title, body)
         # The body of a notification is markup (Desktop Notifications Specification).
+        # `--`: a title is never an option.
         return ("notify-send", "--app-name=tightloop", "--urgency=critical", "--", title, escape(body))

@@ -1,19 +1,19 @@
-"""Alerts into the log of the worker."""
+"""Writes alerts to the log of the worker."""
 
 import logging
+from dataclasses import dataclass
 
 from tightloop.alert import AlertKind, Notice
 
 logger = logging.getLogger("tightloop.alert")
 
 
+@dataclass(frozen=True)
 class Log:
     """Writes a notice as one line of the log, as a warning."""
 
-    def __init__(self, name: str, *, kinds: frozenset[AlertKind] = frozenset()) -> None:
-        """Take the kinds that it is for; none: all."""
-        self.name = name
-        self.kinds = kinds
+    name: str
+    kinds: frozenset[AlertKind] = frozenset()
 
     async def deliver(self, notice: Notice) -> None:
         """Write it; see the port."""

@@ -1,10 +1,10 @@
-"""The ports of alerts: ways to a person, and the memory of what was delivered."""
+"""The ports of alerts: channels, and the memory of what was delivered."""
 
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
-from activities.scope import EpisodeScope
+from activities.workspace.scope import EpisodeScope
 from tightloop.alert import Alert, AlertKind, Delivery, Notice
 
 
@@ -27,7 +27,7 @@ class Channel(Protocol):
 
     @property
     def kinds(self) -> frozenset[AlertKind]:
-        """What it is for; empty: everything."""
+        """Kinds that it takes; empty: all."""
         ...
 
     async def deliver(self, notice: Notice) -> None:
@@ -36,11 +36,10 @@ class Channel(Protocol):
         Raises:
             NotDeliveredError: it was not taken.
         """
-        ...
 
 
 class Memory(Protocol):
-    """What was delivered, by episode; it outlives workers and runs. It never fails: without it more is sent."""
+    """Delivered alerts of each episode, kept across workers and runs. Never fails: without it alerts may repeat."""
 
     def delivered(self, scope: EpisodeScope, alert: Alert) -> tuple[Delivery, ...]:
         """Return the deliveries of this alert so far. Blocking, a few milliseconds."""
@@ -48,12 +47,11 @@ class Memory(Protocol):
 
     def note(self, scope: EpisodeScope, alert: Alert, delivery: Delivery) -> None:
         """Keep what became of an alert on a channel. Blocking, a few milliseconds."""
-        ...
 
 
 @dataclass(frozen=True)
 class Post:
-    """Where alerts go, and what they may hold."""
+    """Channels of alerts, and how much an alert may contain."""
 
     channels: tuple[Channel, ...] = ()
     ui_url: str = ""

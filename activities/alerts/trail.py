@@ -1,10 +1,11 @@
-"""The memory of alerts in the trail of the project."""
+"""Remembers delivered alerts in the trail of the project."""
 
 import logging
 import sqlite3
+from dataclasses import dataclass
 
-from activities.scope import EpisodeScope
-from activities.tracking.port import Ledgers, TrailEvent
+from activities.workspace.scope import EpisodeScope
+from activities.workspace.trail import Ledgers, TrailEvent
 from tightloop.alert import Alert, Delivery, delivery_line
 from tightloop.errors import TightloopError
 
@@ -14,17 +15,20 @@ DELIVERED = "alert"
 NOT_DELIVERED = "alert_failed"
 
 
+@dataclass(frozen=True)
 class TrailMemory:
     """Keeps deliveries as events of the ledger, where the workspace is on this host and was opened."""
 
-    def __init__(self, ledgers: Ledgers) -> None:
-        """Take the port."""
-        self._ledgers = ledgers
+    ledgers: Ledgers
 
     def delivered(self, scope: EpisodeScope, alert: Alert) -> tuple[Delivery, ...]:
         """Return what was delivered; see the port."""
-        events = self._events(scope)
-        start = f"{DELIVERED}/{alert.key}/"
+        start, events = f"{DELIVERED}/{alert.key}/", tuple[TrailEvent, ...]()
+        try:
+            if scope.state_folder.is_dir():
+                events = self.ledgers(scope.state_folder.parent).events(scope.episode_id)
+        except (TightloopError, sqlite3.Error, OSError) as error:
+            logger.warning("alert %s: the trail cannot be read: %s", scope.episode_id, error)
         return tuple(
             Delivery(channel=event.key.removeprefix(start), at=event.at, known=True)
             for event in events
@@ -43,15 +47,7 @@ class TrailMemory:
         )
         try:
             if scope.state_folder.is_dir():
-                self._ledgers(scope.state_folder.parent).add_event(event)
+                self.ledgers(scope.state_folder.parent).add_event(event)
         except (TightloopError, sqlite3.Error, OSError) as error:
             # A full disk is a reason to alert, not one to be silent.
             logger.warning("alert %s: not in the trail: %s", alert.episode_id, error)
-
-    def _events(self, scope: EpisodeScope) -> tuple[TrailEvent, ...]:
-        try:
-            if scope.state_folder.is_dir():
-                return self._ledgers(scope.state_folder.parent).events(scope.episode_id)
-        except (TightloopError, sqlite3.Error, OSError) as error:
-            logger.warning("alert %s: the trail cannot be read: %s", scope.episode_id, error)
-        return ()

@@ -1,4 +1,4 @@
-"""Alerts to a web address, signed as Standard Webhooks (https://www.standardwebhooks.com) describe it."""
+"""Sends alerts to a URL, signed as Standard Webhooks (https://www.standardwebhooks.com) describe it."""
 
 import asyncio
 import base64
@@ -6,17 +6,16 @@ import binascii
 import hashlib
 import hmac
 import re
-import ssl
 import time
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from functools import cache
 from http import HTTPStatus
-from ipaddress import ip_address
 
 import httpx2
 
 from activities.alerts.port import NotDeliveredError
+from activities.network import certificates, is_loopback
 from tightloop.alert import AlertKind, Notice
 
 LONGEST_WAIT_S = 300.0
@@ -29,40 +28,40 @@ LATER = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.
 _SECONDS = re.compile(r"\d{1,9}")
 
 
+@dataclass(frozen=True)
 class Webhook:
     """Sends a notice as JSON by POST."""
 
-    def __init__(
-        self, name: str, url: str, secret: str, *, kinds: frozenset[AlertKind] = frozenset(), timeout_s: float = 5.0
-    ) -> None:
-        """Take the address, the secret (`whsec_` and base64, or any text; empty: unsigned) and the time for a try."""
-        self.name = name
-        self._url = url
-        self._secret = secret
-        self.kinds = kinds
-        self._timeout_s = timeout_s
+    name: str
+    url: str = field(repr=False)
+    secret: str = field(repr=False)
+    """`whsec_` and base64, or any text; empty: unsigned."""
+    kinds: frozenset[AlertKind] = frozenset()
+    timeout_s: float = 5.0
+    """Time for one try."""
 
     async def deliver(self, notice: Notice) -> None:
         """Send it once; see the port. Only redirects inside the same origin are followed."""
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self.timeout_s):
                 await self._send(notice)
         except TimeoutError:
-            raise NotDeliveredError(f"no answer within {self._timeout_s:g} s", again=True) from None
+            raise NotDeliveredError(f"no answer within {self.timeout_s:g} s", again=True) from None
         except (httpx2.RequestError, httpx2.InvalidURL, OSError) as error:
             # The texts of the library can hold the address, which may be a secret.
             raise NotDeliveredError(f"not reached ({type(error).__name__})", again=True) from None
 
     async def _send(self, notice: Notice) -> None:
         body = notice.as_json()
-        url = httpx2.URL(self._url)
-        trusted = await asyncio.to_thread(_certificates) if url.scheme == "https" else False
+        url = httpx2.URL(self.url)
+        # In a thread: reading the certificates blocks.
+        trusted = await asyncio.to_thread(certificates) if url.scheme == "https" else False
         async with httpx2.AsyncClient(
-            verify=trusted, trust_env=not _loopback(url.host), follow_redirects=False, timeout=None
+            verify=trusted, trust_env=not is_loopback(url.host), follow_redirects=False, timeout=None
         ) as client:
             for _ in range(REDIRECTS + 1):
                 headers = {"content-type": "application/json", "user-agent": "tightloop"}
-                headers |= signed(notice.id, body, self._secret, at=int(time.time()))
+                headers |= signed(notice.key, body, self.secret, at=int(time.time()))
                 request = client.build_request("POST", url, content=body, headers=headers)
                 response = await client.send(request, stream=True)
                 # What the receiver says is not read: only its status counts, and it may be endless.
@@ -102,6 +101,7 @@ def _next_address(url: httpx2.URL, response: httpx2.Response) -> httpx2.URL:
     status = response.status_code
     if status in MOVED and "location" in response.headers:
         target = url.join(response.headers["location"])
+        # Another origin would get the signed body, and with it what the alert says.
         if _origin(target) == _origin(url):
             return target
     if response.is_redirect:
@@ -128,15 +128,3 @@ def _asked_wait(response: httpx2.Response) -> timedelta | None:
     moment = date if date.tzinfo else date.replace(tzinfo=UTC)
     wait = (moment - datetime.now(UTC)).total_seconds()
     return timedelta(seconds=min(max(wait, 0.0), LONGEST_WAIT_S))
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-@cache
-def _certificates() -> ssl.SSLContext:
-    return httpx2.create_ssl_context()

@@ -19,20 +19,16 @@ class LocalArtifactStore:
     """Keeps artifacts as `<folder>/ab/cdef...`; safe for many threads and processes at once."""
 
     def __init__(self, folder: Path) -> None:
-        """Use `folder`, which is made with the first artifact."""
         self._folder = folder
 
     def put(self, content: bytes, *, name: str, media_type: str = "application/json") -> ArtifactRef:
-        """Store bytes durably (fsync, then rename) and return their address.
-
-        Raises:
-            StorageFullError: there is no room; nothing was written.
-        """
+        """Store bytes durably (fsync, then rename); see the port."""
         ref = reference(content, name=name, media_type=media_type)
         path = self._path(ref)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if not _holds(path, content):
+            # The bytes are compared instead of trusting the name, so that storing again repairs a damaged file.
+            if not (path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content):
                 write_durably(path, content)
         except OSError as error:
             if error.errno not in FULL:
@@ -44,12 +40,7 @@ class LocalArtifactStore:
         return ref
 
     def get(self, ref: ArtifactRef) -> bytes:
-        """Return the bytes, checked against their hash.
-
-        Raises:
-            ArtifactMissingError: the store does not hold them.
-            ArtifactCorruptError: what the store holds has another hash.
-        """
+        """Return the bytes, checked against their hash; see the port."""
         path = self._path(ref)
         try:
             content = path.read_bytes()
@@ -76,32 +67,27 @@ def open_local_store(workspace: Path) -> LocalArtifactStore:
     return LocalArtifactStore(workspace / ".tightloop" / "artifacts")
 
 
-def _holds(path: Path, content: bytes) -> bool:
-    """Compare instead of trusting the name, so that storing again heals a damaged file."""
-    try:
-        return path.stat().st_size == len(content) and path.read_bytes() == content
-    except FileNotFoundError:
-        return False
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Replace a file by one that survives a power loss; the folder must exist."""
+def replace_file(path: Path, content: bytes, *, durable: bool = False) -> None:
+    """Replace a file, so that no reader ever sees a part of it; mode 0600. The folder must exist."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                # Before the rename: otherwise the new name could lead to an empty file after a power loss.
+                file.flush()
+                os.fsync(file.fileno())
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself survive a power loss."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def write_durably(path: Path, content: bytes) -> None:
+    """Replace a file by one that survives a power loss; the folder must exist."""
+    replace_file(path, content, durable=True)
+    # The rename is an entry of the folder: it needs an fsync of its own (fsync(2)).
+    descriptor = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

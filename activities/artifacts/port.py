@@ -1,5 +1,6 @@
 """The port of the artifact store."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -29,13 +30,8 @@ class ArtifactStore(Protocol):
         ...
 
 
-class ArtifactStores(Protocol):
-    """The store of each workspace."""
-
-    def __call__(self, workspace: Path) -> ArtifactStore:
-        """Return the store of the project in `workspace`."""
-        ...
-
+ArtifactStores = Callable[[Path], ArtifactStore]
+"""Returns the store of the project in a workspace."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -48,6 +44,11 @@ def put_model(store: ArtifactStore, model: BaseModel, *, name: str) -> ArtifactR
 def get_model(store: ArtifactStore, ref: ArtifactRef, kind: type[M]) -> M:
     """Read a model that `put_model` stored."""
     return kind.model_validate_json(store.get(ref))
+
+
+def put_text(store: ArtifactStore, content: bytes, *, name: str) -> ArtifactRef | None:
+    """Store a text; nothing where it is empty."""
+    return store.put(content, name=name, media_type="text/plain") if content else None
 
 
 def find_model(store: ArtifactStore, ref: ArtifactRef | None, kind: type[M]) -> M | None:

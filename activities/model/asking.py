@@ -1,40 +1,42 @@
-"""Asking until the answer can be used, a bounded number of times."""
+"""Asks a model until its answer can be used, a bounded number of times."""
 
 import asyncio
+import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BeforeValidator, ValidationError
 
 from activities.model.client import AnswerSchema, ModelAnswer, ModelClient, Turn
 from activities.model.prompt import Prompts
 from activities.model.repair import Level, read_object
 from activities.model.service import ModelService
 from activities.model.usage import total
-from tightloop.budget import Usage
-from tightloop.egress import Egress
+from tightloop.executor.usage import Usage
+from tightloop.safety.prompt_privacy import PromptPrivacy
 
 QUOTED_CHARACTERS = 4_000
-"""How much of a malformed answer is sent back to the model."""
+"""Bound of a malformed answer that is sent back to the model."""
 TRANSCRIPT_CHARACTERS = 200_000
 PROBLEMS_LIMIT = 8
 
 T = TypeVar("T")
+LOWERED = BeforeValidator(lambda value: value.strip().lower() if isinstance(value, str) else value)
+"""Models write `Yes` and `ALLOW ` where the schema says `yes` and `allow`."""
 
 
 class Unusable(Exception):  # noqa: N818
     """Raised by a reader: what is wrong with an answer, one sentence each, for the model to read."""
 
     def __init__(self, *problems: str) -> None:
-        """Keep the sentences."""
         super().__init__(*problems)
         self.problems = problems
 
 
 class Question(NamedTuple):
-    """What is asked."""
+    """One question to a model."""
 
     system: str
     """The stable part of the prompt."""
@@ -43,13 +45,13 @@ class Question(NamedTuple):
     schema: AnswerSchema
     example: str = ""
     """A right answer, shown to the author of a wrong one."""
-    egress: Egress | None = None
+    prompt_privacy: PromptPrivacy | None = None
     """The level that the prompt keeps. None: not known; nothing is sent then where a project is at `summary`."""
 
 
 @dataclass(frozen=True)
 class Exchange(Generic[T]):
-    """How the asking ended: with a value, a refusal or problems."""
+    """Result of a question: a value, a refusal or problems."""
 
     value: T | None = None
     refusal: str = ""
@@ -57,7 +59,7 @@ class Exchange(Generic[T]):
     truncated: bool = False
     """The last answer was cut off: by the service's own word, or its object has no end."""
     level: Level = Level.NONE
-    """How much help the accepted answer needed."""
+    """How much repair the accepted answer needed."""
     usage: Usage = field(default_factory=Usage)
     """Sum over all answers; a field that one of them did not report is unknown."""
     model: str = ""
@@ -67,6 +69,8 @@ class Exchange(Generic[T]):
     @property
     def failure(self) -> str:
         """Why there is no value, in a sentence."""
+        if self.refusal:
+            return f"the model refused: {self.refusal}"
         cut = ". Raise max_output_tokens or ask for less" if self.truncated else ""
         return f"model {self.model} gave no usable answer in {self.asked} tries: " + "; ".join(self.problems[:3]) + cut
 
@@ -75,7 +79,6 @@ class Asker:
     """Asks a model service and sends malformed answers back with what is wrong with them."""
 
     def __init__(self, service: ModelService) -> None:
-        """Take the service."""
         self._client = ModelClient(service)
         self._corrections = service.corrections
         self._prompts = Prompts(Path(__file__).parent / "prompts", context_characters=service.context_characters)
@@ -83,11 +86,7 @@ class Asker:
         """Version of the wording of corrections."""
 
     async def ask(self, question: Question, read: Callable[[dict[str, Any]], T]) -> Exchange[T]:
-        """Ask until `read` accepts an answer.
-
-        Args:
-            question: what is asked.
-            read: turns the object into a value; raises `Unusable` or a `ValidationError` if it cannot.
+        """Ask until `read` accepts an answer; it raises `Unusable` or a `ValidationError` where it does not.
 
         Raises:
             PlannerError: the service refuses; not retryable.
@@ -95,69 +94,83 @@ class Asker:
         """
         record = [f"# system\n{question.system}", f"# user\n{question.user}"]
         answers: list[ModelAnswer] = []
-        verdict = _Verdict[T]()
+        verdict = Exchange[T]()
         after: tuple[Turn, ...] = ()
         for _ in range(1 + self._corrections):
             answer = await self._client.ask(
-                question.system, question.user, question.schema, after=after, egress=question.egress
+                question.system, question.user, question.schema, after=after, prompt_privacy=question.prompt_privacy
             )
             answers.append(answer)
             record.append(f"# {answer.model}\n{answer.text}{answer.refusal}")
             if answer.refusal:
-                verdict = _Verdict()
+                verdict = Exchange(refusal=answer.refusal)
                 break
             # Repairing a hostile answer may take seconds, which the worker's event loop does not have.
             verdict = await asyncio.to_thread(_judge, answer, question.schema, read)
             if not verdict.problems:
                 break
-            complaint = self._prompts.render(
+            correction = self._prompts.render(
                 "correction.md", problems=verdict.problems, truncated=verdict.truncated, example=question.example
             )
-            record.append(f"# user\n{complaint}")
+            record.append(f"# user\n{correction}")
             # Only the last answer is sent back: the prompt must not grow with the number of tries.
-            after = (Turn("assistant", answer.text[:QUOTED_CHARACTERS] or "(empty)"), Turn("user", complaint))
-        return Exchange(
-            value=verdict.value,
-            refusal=answers[-1].refusal,
-            problems=verdict.problems,
-            truncated=verdict.truncated,
-            level=verdict.level,
+            after = (Turn("assistant", answer.text[:QUOTED_CHARACTERS] or "(empty)"), Turn("user", correction))
+        share = TRANSCRIPT_CHARACTERS // len(record)
+        parts = (
+            part if len(part) <= share else part[:share] + f"\n[... {len(part) - share} characters more]"
+            for part in record
+        )
+        return replace(
+            verdict,
             usage=total(answer.usage for answer in answers),
             model=answers[-1].model,
             asked=len(answers),
-            transcript=_transcript(record),
+            transcript="\n\n".join(parts).encode("utf-8", "replace"),
         )
 
 
-class _Verdict(NamedTuple, Generic[T]):
-    """What one answer is worth."""
+class PromptedAsker:
+    """Asks with the files of a folder: a prompt, `briefing.md`, `answer.json` (the schema) and `example.json`."""
 
-    value: T | None = None
-    problems: tuple[str, ...] = ()
-    truncated: bool = False
-    level: Level = Level.NONE
+    def __init__(self, service: ModelService, folder: Path, name: str) -> None:
+        """Take the service, the files and the name of the schema; nothing is opened before the first question."""
+        self._asker = Asker(service)
+        self._prompts = Prompts(folder, context_characters=service.context_characters)
+        self._schema = AnswerSchema(name, json.loads((folder / "answer.json").read_text(encoding="utf-8")))
+        self._example = self._prompts.render("example.json")
+        self.sha256 = self._prompts.sha256
+        """Version of the files."""
+        self.example: dict[str, Any] = json.loads(self._example)
+        """The answer that the model is shown; it must not come back."""
+
+    async def ask(
+        self, prompt: str, briefing: Any, prompt_privacy: PromptPrivacy, read: Callable[[dict[str, Any]], T]
+    ) -> Exchange[T]:
+        """Ask until `read` accepts an answer; see `Asker.ask`."""
+        question = Question(
+            system=self._prompts.render(prompt),
+            user=self._prompts.render("briefing.md", briefing=briefing),
+            schema=self._schema,
+            example=self._example,
+            prompt_privacy=prompt_privacy,
+        )
+        return await self._asker.ask(question, read)
 
 
-def _judge(answer: ModelAnswer, schema: AnswerSchema, read: Callable[[dict[str, Any]], T]) -> _Verdict[T]:
+def _judge(answer: ModelAnswer, schema: AnswerSchema, read: Callable[[dict[str, Any]], T]) -> Exchange[T]:
+    """Return what one answer is good for."""
+    # Under a schema 3 of 100 answers of a small model could not be parsed, and all three were cut off.
     if answer.truncated:
-        return _Verdict(problems=("the answer was cut off at the output limit",), truncated=True)
+        return Exchange(problems=("the answer was cut off at the output limit",), truncated=True)
     reading = read_object(answer.text, schema.keys)
     if reading.truncated:
-        return _Verdict(problems=(f"{reading.problem}: its object has no end",), truncated=True)
+        return Exchange(problems=(f"{reading.problem}: its object has no end",), truncated=True)
     if reading.value is None:
-        return _Verdict(problems=(reading.problem,))
+        return Exchange(problems=(reading.problem,))
     try:
-        return _Verdict(read(reading.value), level=reading.level)
+        return Exchange(read(reading.value), level=reading.level)
     except ValidationError as error:
         found = [f"`{'.'.join(map(str, e['loc']))}`: {e['msg']}" for e in error.errors(include_url=False)]
-        return _Verdict(problems=tuple(found[:PROBLEMS_LIMIT]))
+        return Exchange(problems=tuple(found[:PROBLEMS_LIMIT]))
     except Unusable as error:
-        return _Verdict(problems=error.problems[:PROBLEMS_LIMIT])
-
-
-def _transcript(record: list[str]) -> bytes:
-    share = TRANSCRIPT_CHARACTERS // len(record)
-    parts = (
-        part if len(part) <= share else part[:share] + f"\n[... {len(part) - share} characters more]" for part in record
-    )
-    return "\n\n".join(parts).encode("utf-8", "replace")
+        return Exchange(problems=error.problems[:PROBLEMS_LIMIT])

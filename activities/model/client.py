@@ -1,14 +1,14 @@
-"""One request to a model service, and its errors in our words."""
+"""Sends one request to a model service and translates its errors."""
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from activities.model.egress import passed
+from activities.model.prompt_privacy import passed
 from activities.model.service import OPENAI_URL, ModelService
-from tightloop.budget import Usage
-from tightloop.egress import Egress
-from tightloop.errors import PlannerError, PlannerUnavailableError, TightloopError
+from tightloop.errors import PlannerError, PlannerUnavailableError
+from tightloop.executor.usage import Usage
+from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.value import shorten
 
 
@@ -34,7 +34,7 @@ class Turn(NamedTuple):
 
 
 class ModelAnswer(NamedTuple):
-    """What the service returned, as it came."""
+    """The answer of the service, unchanged."""
 
     text: str = ""
     truncated: bool = False
@@ -48,7 +48,6 @@ class ModelClient:
     """Asks one model service. Every call is one paid request: the caller's activity does the retrying."""
 
     def __init__(self, service: ModelService) -> None:
-        """Take the service; nothing is opened before the first question."""
         self._service = service
         self._missing: set[str] = set()
 
@@ -59,16 +58,12 @@ class ModelClient:
         schema: AnswerSchema,
         *,
         after: Sequence[Turn] = (),
-        egress: Egress | None = None,
+        prompt_privacy: PromptPrivacy | None = None,
     ) -> ModelAnswer:
         """Ask for a JSON object; the first model of the list that the service has answers.
 
-        Args:
-            system: the stable part of the prompt.
-            user: the changing part.
-            schema: what the answer has to look like.
-            after: what followed: an answer and what was wrong with it.
-            egress: the level that the prompt keeps; None: its author does not say.
+        `system` is the stable part of the prompt, `user` the changing one; `after` is an answer and what was wrong
+        with it. Without `prompt_privacy` the author of the prompt does not say which level it keeps.
 
         Raises:
             PlannerError: the service refuses; not retryable.
@@ -79,15 +74,15 @@ class ModelClient:
 
         from activities.model.failure import model_missing, translated
 
-        strictest = self._service.strictest_egress
+        strictest = self._service.strictest_privacy
         system, *said = (
-            passed(text, egress, strictest=strictest) for text in (system, user, *(turn.text for turn in after))
+            passed(text, prompt_privacy, strictest=strictest) for text in (system, user, *(turn.text for turn in after))
         )
-        turns = tuple(
-            Turn(role, text) for role, text in zip(("user", *(turn.role for turn in after)), said, strict=True)
-        )
+        turns = tuple(map(Turn, ("user", *(turn.role for turn in after)), said))
         refused: list[str] = []
-        for model in self._models():
+        # All of them again once every one was missing: access may have been granted since.
+        left = tuple(model for model in self._service.models if model not in self._missing)
+        for model in left or self._service.models:
             try:
                 return await self._ask_model(model, system, turns, schema)
             except openai.APIStatusError as error:
@@ -97,15 +92,7 @@ class ModelClient:
                 refused.append(f"{model} ({error.status_code})")
             except openai.APIError as error:
                 raise translated(error, model) from error
-        raise self._no_model(refused)
-
-    def _models(self) -> tuple[str, ...]:
-        """Return the models to try; all of them again once every one was missing."""
-        left = tuple(model for model in self._service.models if model not in self._missing)
-        return left or self._service.models
-
-    def _no_model(self, refused: Sequence[str]) -> TightloopError:
-        return PlannerError(
+        raise PlannerError(
             f"{self._service.base_url} has none of the models {', '.join(refused) or '(none configured)'}: "
             "set planner models to names that this key may use, and check the base URL"
         )
@@ -119,46 +106,35 @@ class ModelClient:
             api_key=service.api_key or "none",
             base_url=service.base_url or OPENAI_URL,
             timeout=service.timeout_s,
+            # Temporal makes the next try: durable, visible, and after the wait that the service asks for.
             max_retries=0,
         ) as client:
+            # The stable part goes first: providers cache exact prefixes (OpenAI: from 1 024 tokens on).
+            messages = [{"role": turn.role, "content": turn.text} for turn in turns]
+            strict = {"name": schema.name, "schema": schema.schema, "strict": True}
+            # The raw text is read: what is not JSON gets a message of our own, see `_payload`.
+            body: dict[str, Any]
             if service.uses_responses:
-                raw = await client.responses.with_raw_response.create(
-                    **_responses_body(service, model, system, turns, schema)
-                )
+                body = {
+                    "model": model,
+                    "instructions": system,
+                    "input": messages,
+                    "text": {"format": {"type": "json_schema", **strict}},
+                    "max_output_tokens": service.max_output_tokens,
+                    # Goals and code stay with the caller.
+                    "store": False,
+                }
+                raw = await client.responses.with_raw_response.create(**body)
                 return _from_responses(_payload(raw.http_response.text), model)
-            raw_chat = await client.chat.completions.with_raw_response.create(
-                **_chat_body(service, model, system, turns, schema)
-            )
+            body = {
+                "model": model,
+                "messages": [{"role": "system", "content": system}, *messages],
+                "response_format": {"type": "json_schema", "json_schema": strict},
+                # OpenAI's reasoning models refuse the old name; own services may know no other.
+                "max_completion_tokens" if service.is_openai else "max_tokens": service.max_output_tokens,
+            }
+            raw_chat = await client.chat.completions.with_raw_response.create(**body)
             return _from_chat(_payload(raw_chat.http_response.text), model)
-
-
-def _responses_body(
-    service: ModelService, model: str, system: str, turns: Sequence[Turn], schema: AnswerSchema
-) -> dict[str, Any]:
-    return {
-        "model": model,
-        "instructions": system,
-        "input": [{"role": turn.role, "content": turn.text} for turn in turns],
-        "text": {"format": {"type": "json_schema", "name": schema.name, "schema": schema.schema, "strict": True}},
-        "max_output_tokens": service.max_output_tokens,
-        # Goals and code stay with the caller.
-        "store": False,
-    }
-
-
-def _chat_body(
-    service: ModelService, model: str, system: str, turns: Sequence[Turn], schema: AnswerSchema
-) -> dict[str, Any]:
-    limit = "max_completion_tokens" if service.is_openai else "max_tokens"
-    return {
-        "model": model,
-        "messages": [{"role": turn.role, "content": turn.text} for turn in (Turn("system", system), *turns)],
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {"name": schema.name, "schema": schema.schema, "strict": True},
-        },
-        limit: service.max_output_tokens,
-    }
 
 
 def _payload(body: str) -> dict[str, Any]:

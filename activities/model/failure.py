@@ -1,17 +1,18 @@
-"""Errors of the OpenAI SDK in our words: what to do, and whether waiting helps."""
+"""Translates errors of the OpenAI SDK: what to do, and whether waiting helps."""
 
 from datetime import UTC, datetime
 
 import openai
 
 from tightloop.errors import PlannerError, PlannerUnavailableError, TightloopError
-from tightloop.executor import LimitHit
-from tightloop.limit import LimitAnswer, LimitSignal, answer, detect
+from tightloop.executor.limit import LimitAction, LimitSignal, choose_action
+from tightloop.executor.limit_matcher import detect
 from tightloop.value import shorten
 
 _DETAIL_CHARACTERS = 300
 _QUOTA = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 
+# What an operator can do about it, by HTTP status; the words of the service stand beside it.
 _ADVICE = {
     400: "the service does not accept the request: choose a model with support for JSON schemas and enough context",
     401: "the key is not valid: set OPENAI_API_KEY to a valid one, and check that it belongs to this base URL",
@@ -25,51 +26,38 @@ def model_missing(error: openai.APIStatusError) -> bool:
     """Return whether the service says that this key cannot use this model; another one may do."""
     if error.code == "model_not_found" or error.status_code == 404:
         return True
-    return error.status_code in (400, 403) and error.code != "context_length_exceeded" and _names_model(error)
-
-
-def _names_model(error: openai.APIStatusError) -> bool:
-    if error.param == "model":
-        return True
-    text = error.message.lower()
-    return error.status_code == 403 and "model" in text
+    if error.status_code not in (400, 403) or error.code == "context_length_exceeded":
+        return False
+    return error.param == "model" or (error.status_code == 403 and "model" in error.message.lower())
 
 
 def translated(error: openai.APIError, model: str) -> TightloopError:
     """Return the error to raise instead."""
     detail = shorten(" ".join(error.message.split()), _DETAIL_CHARACTERS)
     if isinstance(error, openai.APITimeoutError):
-        return PlannerUnavailableError(f"model {model} did not answer in time; it is asked again")
+        return PlannerUnavailableError(f"model {model} did not answer in time; trying again")
     if not isinstance(error, openai.APIStatusError):
-        return PlannerUnavailableError(f"the model service cannot be reached ({detail}); it is asked again")
+        return PlannerUnavailableError(f"the model service cannot be reached ({detail}); trying again")
     status = error.status_code
     if status == 402 or error.code in _QUOTA or error.type in _QUOTA:
         return PlannerError(f"the quota of the key is used up ({detail}): add credit or use another key, then resume")
     if status in (408, 409, 425, 429) or status >= 500:
-        limit = limit_of(error)
-        if limit is not None and answer(limit) is LimitAnswer.PERSON:
-            return _exhausted(limit, model, detail)
+        # What was sent (`error.request`) is not part of the signal: a prompt may speak of limits, too.
+        signal = LimitSignal(
+            status_code=status,
+            error_type=error.type or "",
+            error_code=error.code or "",
+            body={"message": error.message},
+            headers=dict(error.response.headers),
+        )
+        limit = detect(signal, now=datetime.now(UTC))
+        if limit is not None and choose_action(limit) is LimitAction.PERSON:
+            when = "" if limit.retry_after is None else f", to be lifted in {limit.retry_after}"
+            return PlannerError(
+                f"model {model} is used up{when} ({detail}): add credit, use another key or model, "
+                "or resume after the reset"
+            )
         wait = limit.retry_after if limit else None
         return PlannerUnavailableError(f"model {model} is busy or down ({status}: {detail})", retry_after=wait)
     advice = _ADVICE.get(status, "the service refuses the request: check base URL and model")
     return PlannerError(f"model {model} answered {status} ({detail}); {advice}")
-
-
-def limit_of(error: openai.APIStatusError) -> LimitHit | None:
-    """Return the limit that the service tells of, with the wait that it asks for where it does."""
-    signal = LimitSignal(
-        status_code=error.status_code,
-        error_type=error.type or "",
-        error_code=error.code or "",
-        body={"message": error.message},
-        headers=dict(error.response.headers),
-    )
-    return detect(signal, now=datetime.now(UTC))
-
-
-def _exhausted(limit: LimitHit, model: str, detail: str) -> PlannerError:
-    """Say that waiting does not help, or not soon."""
-    when = "" if limit.retry_after is None else f", to be lifted in {limit.retry_after}"
-    return PlannerError(
-        f"model {model} is used up{when} ({detail}): add credit, use another key or model, or resume after the reset"
-    )

@@ -1,4 +1,4 @@
-"""Reading an object that is almost JSON, the way its author meant it, and telling whether its end is there.
+"""Reads an object that is almost JSON as its author meant it, and tells whether its end is there.
 
 Accepted are comments, trailing, missing and foreign commas, keys without quotes, quotes of other kinds, literals of
 Python, raw line breaks, invalid escapes, and quotes inside of a text that nobody escaped: a quote ends a text only
@@ -7,10 +7,11 @@ where what follows goes on with the object.
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 DEPTH = 24
-"""Deeper objects are no answer to any schema of ours."""
+"""None of our schemas is nested deeper."""
 
 _CLOSERS = {'"': '"', "'": "'", "`": "`", "“": "”“", "”": "”“", "‘": "’", "«": "»", "„": "“”"}
 _QUOTE = "\"'`“”‘«„"
@@ -29,49 +30,34 @@ _LITERAL = re.compile(
 )
 _BARE = re.compile(rf"[^\n{{}}\[\]{_QUOTE}{_COMMAS}]+(?=[{_COMMAS}}}\]\n]|\Z)")
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
-_ESCAPED = {
-    "n": "\n",
-    "t": "\t",
-    "r": "\r",
-    "b": "\b",
-    "f": "\f",
-    "/": "/",
-    "\\": "\\",
-    "\n": "",
-    **{c: c for c in _QUOTE},
-}
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "/": "/", "\\": "\\", "\n": ""}
+_ESCAPED |= {mark: mark for mark in _QUOTE}
 
 
 class Malformed(ValueError):  # noqa: N818
-    """The text is no object at this place."""
+    """No object at this position."""
 
 
 class Lenient(NamedTuple):
-    """What was read."""
+    """The object that was read."""
 
     value: dict[str, Any]
     end: int
     cut: bool
     """The text ended before the object did; values may be missing, and the last one may be a part."""
     opened: frozenset[int]
-    """Where the objects in it begin."""
+    """Positions at which the objects in it begin."""
 
 
 def read_lenient(text: str, start: int, keys: Sequence[str]) -> Lenient:
     """Read the object whose brace is at `start`.
 
-    An object that lacks nothing but its last brace counts as complete.
-
-    Args:
-        text: what the model wrote.
-        start: position of the brace.
-        keys: names, as `folded` writes them, of which none may be missing in a complete object.
+    An object that has all `keys` (as `folded` writes them) and lacks nothing but its last brace counts as complete.
 
     Raises:
-        Malformed: there is no object at this place.
+        Malformed: no object at this place.
     """
-    reader = _Reader(text)
-    reader.at = start + 1
+    reader = _Reader(text, start + 1)
     value = reader.members(0)
     lacks_brace_only = reader.cut and not reader.cut_inside and set(keys) <= {folded(key) for key in value}
     return Lenient(value, reader.at, reader.cut and not lacks_brace_only, frozenset({start, *reader.opened}))
@@ -110,29 +96,29 @@ def _past(pattern: re.Pattern[str], text: str, at: int) -> int:
     return found.end() if found else at
 
 
+@dataclass
 class _Reader:
     """A descent through one object."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self.at = 0
-        self.cut = False
-        self.cut_inside = False
-        """The cut is in a value or a key, not between two members of the outermost object."""
-        self.opened: list[int] = []
+    text: str
+    at: int
+    cut: bool = False
+    cut_inside: bool = False
+    """The cut is in a value or a key, not between two members of the outermost object."""
+    opened: list[int] = field(default_factory=list)
 
     def members(self, depth: int) -> dict[str, Any]:
         """Read up to the brace that closes."""
         found: dict[str, Any] = {}
         while not self._ends(depth):
-            if self._text[self.at] == "}":
+            if self.text[self.at] == "}":
                 self.at += 1
                 break
             key = self._key()
             if key is None:
                 break
-            self.at = _past(_BLANK, self._text, self.at)
-            if self.at >= len(self._text):
+            self.at = _past(_BLANK, self.text, self.at)
+            if self.at >= len(self.text):
                 found[key] = None
                 self._cut()
                 break
@@ -145,7 +131,7 @@ class _Reader:
     def _items(self, depth: int) -> list[Any]:
         found: list[Any] = []
         while not self._ends(depth + 1):
-            mark = self._text[self.at]
+            mark = self.text[self.at]
             if mark in "])}":
                 # A list that ends with its object lacks its bracket.
                 self.at += mark != "}"
@@ -156,29 +142,29 @@ class _Reader:
         return found
 
     def _ends(self, depth: int) -> bool:
-        self.at = _past(_BETWEEN, self._text, self.at)
-        if self.at < len(self._text) and not self._text.startswith("```", self.at):
+        self.at = _past(_BETWEEN, self.text, self.at)
+        if self.at < len(self.text) and not self.text.startswith("```", self.at):
             return False
         self.cut = True
         self.cut_inside = self.cut_inside or depth > 0
         return True
 
     def _cut(self) -> None:
-        self.at = len(self._text)
+        self.at = len(self.text)
         self.cut = self.cut_inside = True
 
     def _key(self) -> str | None:
-        match = _KEY.match(self._text, self.at)
+        match = _KEY.match(self.text, self.at)
         if match is not None:
             self.at = match.end()
             return unescaped(match["quoted"] or match["bare"])
-        if _CUT_KEY.match(self._text, self.at):
+        if _CUT_KEY.match(self.text, self.at):
             self._cut()
             return None
         raise Malformed(f"no key at {self.at}")
 
     def _value(self, depth: int, *, in_list: bool) -> Any:
-        mark = self._text[self.at]
+        mark = self.text[self.at]
         if depth >= DEPTH:
             raise Malformed(f"deeper than {DEPTH}")
         if mark == "{":
@@ -193,7 +179,7 @@ class _Reader:
         return self._literal()
 
     def _literal(self) -> Any:
-        if found := _LITERAL.match(self._text, self.at):
+        if found := _LITERAL.match(self.text, self.at):
             self.at = found.end()
             word = found[1].lower()
             if word in _LITERALS:
@@ -202,11 +188,11 @@ class _Reader:
                 return float(word) if set(word) & set(".e") else int(word)
             except ValueError:
                 raise Malformed(f"no number at {self.at}") from None
-        bare = _BARE.match(self._text, self.at)
+        bare = _BARE.match(self.text, self.at)
         if bare is None:
             raise Malformed(f"no value at {self.at}")
         self.at = bare.end()
-        if self.at >= len(self._text.rstrip()):
+        if self.at >= len(self.text.rstrip()):
             self._cut()
         elif " " not in bare[0].strip():
             raise Malformed(f"a single word without quotes at {self.at}")
@@ -215,8 +201,8 @@ class _Reader:
     def _string(self, closers: str, *, in_list: bool) -> str:
         start = position = self.at + 1
         loose: int | None = None
-        while position < len(self._text):
-            letter = self._text[position]
+        while position < len(self.text):
+            letter = self.text[position]
             if letter == "\\":
                 position += 1
             elif letter in closers:
@@ -229,17 +215,17 @@ class _Reader:
         if loose is not None:
             return self._text_to(start, loose)
         self._cut()
-        return unescaped(self._text[start:].rstrip("\\"))
+        return unescaped(self.text[start:].rstrip("\\"))
 
     def _text_to(self, start: int, end: int) -> str:
         self.at = end + 1
-        if self._text[start:end].lstrip().startswith(tuple(_COMMAS)):
+        if self.text[start:end].lstrip().startswith(tuple(_COMMAS)):
             raise Malformed(f"the quotes before {start} do not match")
-        return unescaped(self._text[start:end])
+        return unescaped(self.text[start:end])
 
     def _closes(self, at: int, *, in_list: bool) -> bool | None:
         """Return whether a text ends before `at`; None: it may, if nothing better follows."""
-        text = self._text
+        text = self.text
         after = _past(_BLANK, text, at)
         mark = text[after : after + 1]
         if not mark or text.startswith("```", after):
@@ -258,7 +244,7 @@ class _Reader:
 
     def _begins(self, at: int, *, in_list: bool) -> bool:
         """Return whether another member or item begins at `at`, or the list or object ends."""
-        text = self._text
+        text = self.text
         mark = text[at : at + 1]
         if not mark or mark in "]})":
             return True

@@ -23,6 +23,7 @@ class Prompts:
         self._characters = max(context_characters, SMALLEST_CONTEXT) * SHARED_OUT
         self._environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(folder),
+            # A misspelt name in a template must fail in a test, not vanish from a prompt.
             undefined=jinja2.StrictUndefined,
             # Prompts are Markdown, not HTML.
             autoescape=False,  # noqa: S701
@@ -30,7 +31,11 @@ class Prompts:
             lstrip_blocks=True,
         )
         self._environment.filters.update(start=self._start, end=self._end, items=self._items)
-        self.sha256 = _digest(folder)
+        digest = hashlib.sha256()
+        for path in sorted(path for path in folder.iterdir() if path.is_file()):
+            content = path.read_bytes()
+            digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
+        self.sha256 = digest.hexdigest()
         """Version of the files."""
 
     def render(self, name: str, **values: object) -> str:
@@ -61,11 +66,3 @@ class Prompts:
                 break
             lines.append(line)
         return "\n".join(reversed(lines))
-
-
-def _digest(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(path for path in folder.iterdir() if path.is_file()):
-        content = path.read_bytes()
-        digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
-    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Reading the JSON object out of what a model really wrote."""
+"""Extracts the JSON object from what a model wrote."""
 
 import html
 import json
@@ -11,10 +11,10 @@ from activities.model.lenient import Malformed, begins_object, cut_key, folded, 
 
 ANSWER_CHARACTERS = 1_000_000
 REPAIR_CHARACTERS = 40_000
-"""Longer objects are only parsed, not repaired: repairing is slow, and so long an answer is no plan."""
+"""Longer objects are only parsed, not repaired: repairing is slow, and an answer that long is not a plan."""
 _TRIES = 50
 _REPAIRS = 12
-"""How many of the last places where an object may begin are repaired."""
+"""Maximum number of places where an object may begin that are repaired, counted from the end."""
 
 _BRACE = re.compile(r"\{")
 _ESCAPED_OBJECT = re.compile(r"\{\s*(?:\\\\*n\s*)*\\+[\"']")
@@ -26,7 +26,7 @@ _PLACEHOLDERS = frozenset({"", "...", "…", "text", "string"})
 
 
 class Level(StrEnum):
-    """How much help a text needed."""
+    """How much repair a text needed."""
 
     EXACT = "exact"
     UNWRAPPED = "unwrapped"
@@ -60,10 +60,6 @@ def read_object(text: str, keys: Sequence[str]) -> Reading:
 
     A key is found in any case and with any separator (`Action Items`) and returned as it is in `keys`. A text that
     was cut off between two sentences of its prose cannot be told from a whole one: ask the service for that, too.
-
-    Args:
-        text: what the model wrote.
-        keys: top-level keys that the object must have.
     """
     if not text.strip() or len(text) > ANSWER_CHARACTERS:
         size = f"has {len(text):,} characters; at most {ANSWER_CHARACTERS:,} are read" if text.strip() else "is empty"
@@ -130,15 +126,11 @@ def _views(text: str, keys: Sequence[str]) -> Iterator[str]:
         yield unescaped(bare.rstrip("\\"))
     if "&quot;" in bare:
         yield html.unescape(bare)
-    if (at := _first_key(bare, keys)) >= 0:
-        yield "{" + bare[at:]
-
-
-def _first_key(text: str, keys: Sequence[str]) -> int:
-    """Return where the members begin in a text that has no brace before them: some services write it themselves."""
+    # Some services write the first brace themselves: the members then begin without one.
     names = "|".join(re.escape(key) for key in keys)
-    found = re.search(rf"[\"'](?:{names})[\"']\s*:", text)
-    return found.start() if found else -1
+    found = re.search(rf"[\"'](?:{names})[\"']\s*:", bare)
+    if found:
+        yield "{" + bare[found.start() :]
 
 
 def _starts(text: str) -> Iterator[int]:
@@ -158,14 +150,10 @@ def _last(text: str, keys: Sequence[str]) -> Reading | None:
         return _truncated(None)
     if whole:
         return Reading(_named(whole[-1].value, keys), whole[-1].level)
-    lacking = max((c for c in candidates if not c.cut and _touches(c, keys)), default=None, key=_size)
+    lacking = max((c for c in candidates if not c.cut and _touches(c, keys)), default=None, key=lambda c: len(c.value))
     if lacking is None:
         return _truncated(None) if cut else None
     return Reading(_named(lacking.value, keys), lacking.level)
-
-
-def _size(candidate: _Candidate) -> int:
-    return len(candidate.value)
 
 
 def _candidates(text: str, keys: Sequence[str]) -> tuple[list[_Candidate], set[int]]:
@@ -210,9 +198,16 @@ def _cut_at_start(text: str, keys: Sequence[str], *, any_key: bool) -> bool:
 
 def _read(text: str, start: int, keys: Sequence[str], *, repair: bool) -> _Candidate | None:
     try:
+        # Not strict: models put raw line breaks into texts.
         value, end = json.JSONDecoder(strict=False).raw_decode(text, start)
     except (ValueError, RecursionError):
-        return _read_leniently(text, start, keys) if repair else None
+        if not repair:
+            return None
+        try:
+            found = read_lenient(text, start, [folded(key) for key in keys])
+        except Malformed:
+            return None
+        return _Candidate(start, found.end, found.value, Level.REPAIRED, found.cut, found.opened)
     if not isinstance(value, dict):
         return None
     if not _fits(value, keys):
@@ -220,11 +215,3 @@ def _read(text: str, start: int, keys: Sequence[str], *, repair: bool) -> _Candi
         inner = (_loaded(item) for item in value.values() if isinstance(item, str) and item.lstrip().startswith("{"))
         value = next((item for item in inner if item is not None and _fits(item, keys)), value)
     return _Candidate(start, end, value, Level.UNWRAPPED, cut=False, opened=frozenset())
-
-
-def _read_leniently(text: str, start: int, keys: Sequence[str]) -> _Candidate | None:
-    try:
-        found = read_lenient(text, start, [folded(key) for key in keys])
-    except Malformed:
-        return None
-    return _Candidate(start, found.end, found.value, Level.REPAIRED, found.cut, found.opened)

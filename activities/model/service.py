@@ -1,10 +1,10 @@
-"""Which model service is asked, and within which bounds."""
+"""The model service and its bounds."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlsplit
 
-from tightloop.egress import Egress
+from tightloop.safety.prompt_privacy import PromptPrivacy
 
 OPENAI_URL = "https://api.openai.com/v1"
 DEFAULT_MODELS = ("gpt-5.1", "gpt-5-mini")
@@ -24,16 +24,20 @@ class ModelService:
     """For one request; keep it below the timeout of the activity."""
     max_output_tokens: int = 8_000
     corrections: int = 2
-    """How often a malformed answer is sent back."""
+    """Maximum number of times a malformed answer is sent back."""
     context_characters: int = 60_000
     """Bound of the changing part of a prompt."""
-    strictest_egress: Egress = Egress.FULL
+    strictest_privacy: PromptPrivacy = PromptPrivacy.FULL
     """The strictest level of any project that is served: it holds for prompts whose author names none."""
 
     @property
     def configured(self) -> bool:
         """Whether it can be asked: there is a key, or an own service, which may need none."""
         return bool(self.api_key) or not self.is_openai
+
+    def plans(self, planner: str) -> bool:
+        """Return whether a planner of this kind asks it."""
+        return self.configured and planner in ("auto", "openai")
 
     @property
     def is_openai(self) -> bool:

@@ -1,1 +1,1 @@
-"""A loopback door between an agent and its model provider."""
+"""A loopback gateway between an agent and its model provider."""

@@ -1,14 +1,13 @@
-"""One connection of an agent to the door: HTTP/1.1, one request after the other."""
+"""One connection of an agent to the gateway: HTTP/1.1, one request after the other."""
 
 import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import h11
 
-from activities.model_gateway.exchange import Headers
+from activities.model_gateway.exchange import Headers, Request
 
 LARGEST_REQUEST_BYTES = 64 * 2**20
 LARGEST_HEAD_BYTES = 64 * 2**10
@@ -26,21 +25,10 @@ class TooLargeError(Exception):
     """The body of a request is above the bound."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """A request of an agent, read to its end."""
-
-    method: str
-    target: str
-    headers: Headers
-    body: bytes
-
-
 class AgentConnection:
-    """Reads requests and writes answers. Lives in the event loop of its door."""
+    """Reads requests and writes answers. Belongs to the event loop of its gateway."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take the streams of a connection."""
         self._reader = reader
         self._writer = writer
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=LARGEST_HEAD_BYTES)
@@ -60,10 +48,12 @@ class AgentConnection:
         event = await self._event()
         if not isinstance(event, h11.Request):
             return None
+        # Latin-1 loses no byte on its way there and back; h11 has checked the form.
         headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in event.headers)
         self._silent = event.method == b"HEAD"
         body = await self._body(dict(headers).get("content-length", "0"))
-        return Request(event.method.decode("latin-1"), event.target.decode("latin-1"), headers, body)
+        method, target = event.method.decode("latin-1"), event.target.decode("latin-1")
+        return Request(method=method, target=target, headers=headers, body=body)
 
     async def while_there(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something for the agent; it is given up as soon as the agent hangs up.
@@ -98,7 +88,7 @@ class AgentConnection:
         await self._send(h11.EndOfMessage())
 
     async def answer(self, status: int, body: bytes, headers: Headers = ()) -> None:
-        """Send a whole answer of the door's own."""
+        """Send a whole answer of the gateway's own."""
         fixed = (("content-type", "application/json"), ("content-length", str(len(body))))
         await self.begin(status, (*fixed, *headers))
         await self.write(body)
@@ -121,8 +111,8 @@ class AgentConnection:
         with suppress(TimeoutError, OSError):
             await asyncio.wait_for(self._writer.wait_closed(), LINGER_S)
 
-    async def _body(self, told: str) -> bytes:
-        if int(told) > LARGEST_REQUEST_BYTES:
+    async def _body(self, declared: str) -> bytes:
+        if int(declared) > LARGEST_REQUEST_BYTES:
             raise TooLargeError
         if self._http.they_are_waiting_for_100_continue:
             await self._send(h11.InformationalResponse(status_code=100, headers=[]))

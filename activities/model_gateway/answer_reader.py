@@ -1,21 +1,17 @@
 """Reads tokens and errors out of answers that pass by, without changing them."""
 
 import json
+import re
 import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from tightloop.budget import Usage
+from tightloop.executor.usage import Usage
 
 LARGEST_EVENT_BYTES = 8 * 2**20
 """An event or a body above that is passed on unread."""
 BYTES_PER_TOKEN = 4
-_LAST = (
-    b'"type":"response.completed"',
-    b'"type": "response.completed"',
-    b'"type":"message_stop"',
-    b'"type": "message_stop"',
-)
+_LAST = re.compile(rb'"type": ?"(?:response\.completed|message_stop)"')
 _TELLING = (b'"usage', b'"error"')
 
 
@@ -23,9 +19,9 @@ class AnswerReader:
     """Reads one answer of a provider, chunk by chunk."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
-        """Take the headers of the answer; their names in lower case."""
         self.streamed = headers.get("content-type", "").lower().startswith("text/event-stream")
         packed = headers.get("content-encoding", "identity").lower()
+        # 47 = 32 + 15: zlib tells gzip and deflate apart by their headers.
         self._unpack = zlib.decompressobj(wbits=47) if packed in {"gzip", "deflate"} else None
         self._readable = self._unpack is not None or packed == "identity"
         self._held = bytearray()
@@ -94,7 +90,7 @@ class AnswerReader:
         data = bytes(self._data)
         self._data.clear()
         self._events += bool(data)
-        self.finished = self.finished or data.strip() == b"[DONE]" or any(mark in data for mark in _LAST)
+        self.finished = self.finished or data.strip() == b"[DONE]" or bool(_LAST.search(data))
         if any(mark in data for mark in _TELLING):
             self._body(data)
 
@@ -126,15 +122,32 @@ def token_counts(event: Mapping[str, Any]) -> dict[str, int]:
     for holder in (event, event.get("response"), event.get("message")):
         if not isinstance(holder, dict):
             continue
-        if isinstance(google := holder.get("usageMetadata"), dict):
-            return _gemini(google)
-        if isinstance(usage := holder.get("usage"), dict):
-            return _known(_chat(usage) if "prompt_tokens" in usage else _responses_or_messages(usage))
+        counts = _counts(holder.get("usageMetadata"), holder.get("usage"))
+        if counts is not None:
+            names = ("input_tokens", "cached_tokens", "output_tokens")
+            return {name: count for name, count in zip(names, counts, strict=True) if count is not None}
     return {}
 
 
-def _known(counts: Mapping[str, int | None]) -> dict[str, int]:
-    return {name: count for name, count in counts.items() if count is not None}
+def _counts(google: Any, usage: Any) -> tuple[int | None, int | None, int | None] | None:
+    """Return input, cached and output tokens of Gemini, or of Chat, Responses or Messages; None: neither is there."""
+    if isinstance(google, dict):
+        return (
+            _sum(google, "promptTokenCount", "toolUsePromptTokenCount"),
+            _number(google, "cachedContentTokenCount"),
+            _sum(google, "candidatesTokenCount", "thoughtsTokenCount"),
+        )
+    if not isinstance(usage, dict):
+        return None
+    if "prompt_tokens" in usage:
+        cached = _number(usage.get("prompt_tokens_details"), "cached_tokens")
+        return _number(usage, "prompt_tokens"), cached, _number(usage, "completion_tokens")
+    cached = _number(usage.get("input_tokens_details"), "cached_tokens")
+    input_tokens = None
+    if _number(usage, "input_tokens") is not None:
+        input_tokens = _sum(usage, "input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+    served = _number(usage, "cache_read_input_tokens") if cached is None else cached
+    return input_tokens, served, _number(usage, "output_tokens")
 
 
 def _number(holder: Any, name: str) -> int | None:
@@ -145,33 +158,3 @@ def _number(holder: Any, name: str) -> int | None:
 def _sum(holder: Mapping[str, Any], *names: str) -> int | None:
     found = [count for name in names if (count := _number(holder, name)) is not None]
     return sum(found) if found else None
-
-
-def _chat(usage: Mapping[str, Any]) -> dict[str, int | None]:
-    return {
-        "input_tokens": _number(usage, "prompt_tokens"),
-        "cached_tokens": _number(usage.get("prompt_tokens_details"), "cached_tokens"),
-        "output_tokens": _number(usage, "completion_tokens"),
-    }
-
-
-def _responses_or_messages(usage: Mapping[str, Any]) -> dict[str, int | None]:
-    cached = _number(usage.get("input_tokens_details"), "cached_tokens")
-    input_tokens = None
-    if _number(usage, "input_tokens") is not None:
-        input_tokens = _sum(usage, "input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
-    return {
-        "input_tokens": input_tokens,
-        "cached_tokens": _number(usage, "cache_read_input_tokens") if cached is None else cached,
-        "output_tokens": _number(usage, "output_tokens"),
-    }
-
-
-def _gemini(usage: Mapping[str, Any]) -> dict[str, int]:
-    return _known(
-        {
-            "input_tokens": _sum(usage, "promptTokenCount", "toolUsePromptTokenCount"),
-            "cached_tokens": _number(usage, "cachedContentTokenCount"),
-            "output_tokens": _sum(usage, "candidatesTokenCount", "thoughtsTokenCount"),
-        }
-    )

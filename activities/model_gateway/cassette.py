@@ -3,13 +3,13 @@
 import base64
 import json
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from activities.model_gateway.exchange import Answer, BrokenOffError, Call, Headers, NoAnswerError, Source
+from activities.model_gateway.exchange import Answer, BrokenOffError, Call, NoAnswerError, Source
 from activities.model_gateway.fingerprint import fingerprint, marks
 from activities.model_gateway.port import GatewaySpec
 from tightloop.errors import ExecutorError
@@ -35,6 +35,7 @@ class Recorder:
         self._marks = [*([(spec.key, _HIDDEN_KEY)] if spec.key else []), *marks(spec.volatile)]
         self._broken = ""
         try:
+            # Private: a recording holds whole prompts, and with them code.
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.touch(mode=0o600)
             self._file = path.open("ab", buffering=0)
@@ -61,7 +62,10 @@ class Recorder:
     async def _noted(self, call: Call, answer: Answer) -> AsyncIterator[bytes]:
         chunks: list[bytes] = []
         size = 0
-        line: dict[str, Any] = {"status": answer.status, "headers": self._headers(answer.headers)}
+        line: dict[str, Any] = {
+            "status": answer.status,
+            "headers": [(name, self._text(value.encode())) for name, value in answer.headers if name.startswith(_KEPT)],
+        }
         try:
             async for chunk in answer.chunks:
                 size += len(chunk)
@@ -80,10 +84,7 @@ class Recorder:
         try:
             self._file.write(json.dumps(line).encode() + b"\n")
         except OSError as error:
-            self._broken = f"the recording cannot be written: {error.strerror}. Make room or record nothing"
-
-    def _headers(self, headers: Headers) -> Headers:
-        return tuple((name, self._without(value)) for name, value in headers if name.startswith(_KEPT))
+            self._broken = f"the recording cannot be written: {error.strerror}. Free space, or switch the recording off"
 
     def _text(self, chunk: bytes) -> str | dict[str, str]:
         hidden = chunk
@@ -94,11 +95,6 @@ class Recorder:
         except UnicodeDecodeError:
             return {"base64": base64.b64encode(hidden).decode()}
 
-    def _without(self, text: str) -> str:
-        for secret, mark in self._marks:
-            text = text.replace(secret, mark)
-        return text
-
 
 class Player:
     """A source that answers from a recording, in its order where equal calls were recorded; never the provider."""
@@ -107,42 +103,44 @@ class Player:
         """Read the recording.
 
         Raises:
-            ExecutorError: it is not there or not whole.
+            ExecutorError: it is missing or incomplete.
         """
         self._spec = spec
         self._path = path
         self._marks = marks(spec.volatile)
         self._lines: defaultdict[str, deque[dict[str, Any]]] = defaultdict(deque)
-        self._recorded = 0
-        for line in _read(path):
+        try:
+            lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+        except OSError as error:
+            raise ExecutorError(f"recording {path} cannot be read: {error.strerror}. Record it first") from None
+        except ValueError:
+            raise ExecutorError(f"recording {path} is incomplete; record it again") from None
+        for line in lines:
             self._lines[line["hash"]].append(line)
-            self._recorded += 1
-        self._played = 0
+        self._recorded, self._played = len(lines), 0
 
     @asynccontextmanager
     async def answer(self, call: Call) -> AsyncIterator[Answer]:
         """Answer a call; see `Source`."""
         hash_ = fingerprint(self._spec.wire, call, self._spec.volatile)
-        line = self._next(hash_, call)
+        # Asked before the look-up: a defaultdict would know the hash from then on.
+        known = hash_ in self._lines
+        if not self._lines[hash_]:
+            what = "was asked more often than it was recorded" if known else "is not in the recording"
+            message = (
+                f"{call.method} {call.route.tail} with hash {hash_[:12]} {what} {self._path.name} "
+                f"({self._played} of its {self._recorded} exchanges were played). Record it again"
+            )
+            raise NoAnswerError(HTTPStatus.CONFLICT, message, asked=False)
+        self._played += 1
+        line = self._lines[hash_].popleft()
         if "silent" in line:
             raise NoAnswerError(line["status"], line["silent"])
         headers = tuple((name, value) for name, value in line["headers"])
         yield Answer(status=line["status"], headers=headers, chunks=self._chunks(line))
 
     async def close(self) -> None:
-        """Nothing is held open."""
-
-    def _next(self, hash_: str, call: Call) -> dict[str, Any]:
-        known = hash_ in self._lines
-        if not known or not self._lines[hash_]:
-            what = "was asked more often than it was recorded" if known else "is not in the recording"
-            message = (
-                f"{call.method} {call.route.tail} with hash {hash_[:12]} {what} {self._path.name} "
-                f"({self._played} of its {self._recorded} exchanges were played). Record it anew"
-            )
-            raise NoAnswerError(HTTPStatus.CONFLICT, message, asked=False)
-        self._played += 1
-        return self._lines[hash_].popleft()
+        """Do nothing: no file is kept open."""
 
     async def _chunks(self, line: Mapping[str, Any]) -> AsyncIterator[bytes]:
         for chunk in line["chunks"]:
@@ -151,13 +149,4 @@ class Player:
                 data = data.replace(mark.encode(), path.encode())
             yield data
         if line.get("cut"):
-            raise BrokenOffError("recorded so")
-
-
-def _read(path: Path) -> Sequence[dict[str, Any]]:
-    try:
-        return [json.loads(line) for line in path.read_bytes().splitlines()]
-    except OSError as error:
-        raise ExecutorError(f"recording {path} cannot be read: {error.strerror}. Record it first") from None
-    except ValueError:
-        raise ExecutorError(f"recording {path} is not whole. Record it anew") from None
+            raise BrokenOffError("the recorded answer ends here")

@@ -1,41 +1,25 @@
-"""One call of an agent and its answer, as they pass the door."""
+"""One call of an agent and its answer, as they pass through the gateway."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from activities.model_gateway.wire import Route
 
-HOP_HEADERS = frozenset(
-    {
-        "connection",
-        "keep-alive",
-        "proxy-connection",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        "host",
-        "expect",
-    }
-)
+HOP_HEADERS = frozenset({
+    "connection", "keep-alive", "proxy-connection", "proxy-authenticate", "proxy-authorization", "te", "trailer",
+    "transfer-encoding", "upgrade", "host", "expect",
+})  # fmt: skip
 """They concern one connection only (RFC 9110, 7.6.1)."""
 
 Headers = tuple[tuple[str, str], ...]
 
 
 class NoAnswerError(Exception):
-    """There is no answer: `status` is that of the door's own one.
-
-    Attributes:
-        asked: whether the provider was asked, now or when the exchange was recorded.
-    """
+    """There is no answer: `status` is that of the gateway's own one, `asked` whether the provider was ever asked."""
 
     def __init__(self, status: int, message: str, *, asked: bool = True) -> None:
-        """Keep what the agent is told."""
         super().__init__(message)
         self.status = status
         self.message = message
@@ -47,14 +31,22 @@ class BrokenOffError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
-    """What an agent asks of its provider."""
+class Request:
+    """Request of an agent, read to its end."""
 
     method: str
-    route: Route
+    target: str
+    """Path and query as sent."""
     headers: Headers = field(repr=False)
     """As sent, names in lower case."""
     body: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call(Request):
+    """Request that may go to the provider."""
+
+    route: Route
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +59,9 @@ class Answer:
     chunks: AsyncIterator[bytes]
     """May raise `BrokenOffError`."""
 
-    def named(self) -> Mapping[str, str]:
-        """Return the headers by name; the last of equal ones stands."""
-        return dict(self.headers)
-
 
 class Source(Protocol):
-    """Where answers come from: the provider, or a recording."""
+    """Source of answers: the provider, or a recording."""
 
     def answer(self, call: Call) -> AbstractAsyncContextManager[Answer]:
         """Answer a call; leaving gives the call up.
@@ -84,5 +72,4 @@ class Source(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of what is held open."""
-        ...
+        """Close connections and files."""

@@ -3,41 +3,24 @@
 import hashlib
 import json
 import re
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from activities.model_gateway.exchange import Call
 from activities.model_gateway.port import Wire
 
-_MEASURED = (
-    (r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "<id>"),
-    (
-        r"\b(?:call|msg|resp|rs|fc|ctc|item|req|chatcmpl|toolu|ses|prt|thread|turn|run|user)_(?=[a-z_-]*\d)[\w-]{6,}",
-        "<id>",
-    ),
-    (r"\bchunk id: \w+", "<id>"),
-    # Of an output that names a folder: it depends on how long the folder's name is.
-    (r"\boriginal token count: \d+", "<count>"),
-    (r"\b(pgid|pids?|process id|session id)(\W{1,4})\d+", r"\1\2<id>"),
-    (r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?)?", "<date>"),
-    (r"\b(?:mon|tues|wednes|thurs|fri|satur|sun)day,? (?:[a-z]+ \d{1,2}|\d{1,2} [a-z]+),? \d{4}", "<date>"),
-    (r"\b(?:mon|tue|wed|thu|fri|sat|sun) [a-z]{3} \d{1,2} \d{4}", "<date>"),
-    (r"\b1\d{9}(?:\d{3})?\b", "<date>"),
-    (r"\d+(?:\.\d+)? ?(?:ms|s|secs?|seconds)\b", "<time>"),
-    (r"(duration\w*|wall time)([\"': ]{1,4})\d+(?:\.\d+)?", r"\1\2<time>"),
-)
 _UNASKED = ("client_metadata", "metadata", "prompt_cache_key", "safety_identifier", "user")
 """Top-level fields that say who asks, not what."""
-_PATTERNS = tuple((re.compile(text, re.IGNORECASE), mark) for text, mark in _MEASURED)
+_RULES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["pattern"]
+_PATTERNS = tuple((re.compile(rule["text"], re.IGNORECASE), rule["mark"]) for rule in _RULES)
 
 
 def fingerprint(wire: Wire, call: Call, volatile: Sequence[str]) -> str:
     """Return the SHA-256, in hex, of what a call asks: wire format, method, path, query and body.
 
-    Args:
-        wire: of the door.
-        call: as it came; its headers do not matter.
-        volatile: paths that differ from run to run, in an order that does not.
+    `volatile` are paths that differ from run to run, in an order that does not.
     """
     try:
         body = json.loads(call.body) if call.body else None

@@ -1,5 +1,6 @@
-"""Counts what passes through one door, and keeps its budget."""
+"""Counts the calls and tokens of one gateway and enforces its budget."""
 
+import functools
 import threading
 import time
 from collections import Counter
@@ -10,8 +11,9 @@ from typing import Any
 
 from activities.model_gateway.answer_reader import AnswerReader
 from activities.model_gateway.port import GatewaySeen, GatewaySpec
-from tightloop.budget import Usage
-from tightloop.limit import LimitSignal, detect
+from tightloop.executor.limit import LimitSignal
+from tightloop.executor.limit_matcher import detect
+from tightloop.executor.usage import Usage
 
 UNREACHED = 0
 """Counted in place of a status where the provider gave none."""
@@ -19,10 +21,9 @@ FAILED_FROM = 400
 
 
 class Meter:
-    """What passed through one door. Safe to use from any thread."""
+    """Counts of one gateway. Safe to use from any thread."""
 
     def __init__(self, spec: GatewaySpec) -> None:
-        """Take the budget from the door's spec."""
         self._spec = spec
         self._lock = threading.Lock()
         self._seen = GatewaySeen()
@@ -75,9 +76,10 @@ class Meter:
         usage = reader.usage()
         with self._lock:
             self._note(moved=time.monotonic())
+            # Most pieces of an answer report nothing new: the sum is made only when one does.
             if usage != self._running[number]:
                 self._running[number] = usage
-                self._note(usage=self._usage())
+                self._note(usage=functools.reduce(added, self._running.values(), self._finished))
             if reader.error is not None:
                 self._limited(LimitSignal(headers=headers, body=reader.error))
             elif (ended or reader.finished) and self._seen.limit is not None:
@@ -94,19 +96,15 @@ class Meter:
         self._statuses[status] += 1
         self._note(statuses=dict(self._statuses))
 
-    def _usage(self) -> Usage:
-        total = self._finished
-        for usage in self._running.values():
-            total = added(total, usage)
-        return total
-
     def _spent(self) -> str:
         for used, most, what in (
             (self._seen.calls, self._spec.max_calls, "model calls"),
             (self._tokens, self._spec.max_tokens, "tokens"),
         ):
             if most is not None and used >= most:
-                return f"the budget of this delivery is spent: {used} of {most} {what}. Give it more or end the work"
+                return (
+                    f"the budget of this delivery is spent: {used} of {most} {what}. Raise the budget or end the work"
+                )
         return ""
 
     def _limited(self, signal: LimitSignal) -> None:
@@ -114,7 +112,7 @@ class Meter:
         if limit is None:
             return
         if self._spec.key:
-            limit = limit.model_copy(update={"evidence": limit.evidence.replace(self._spec.key, "***")})
+            limit = limit.evolve(evidence=limit.evidence.replace(self._spec.key, "***"))
         self._note(limit=limit)
 
     def _note(self, **changes: Any) -> None:
@@ -123,12 +121,5 @@ class Meter:
 
 def added(total: Usage, more: Usage) -> Usage:
     """Return the sum; a part that was never reported stays None."""
-
-    def sum_of(first: int | None, second: int | None) -> int | None:
-        return second if first is None else first + (second or 0)
-
-    return Usage(
-        input_tokens=sum_of(total.input_tokens, more.input_tokens),
-        cached_tokens=sum_of(total.cached_tokens, more.cached_tokens),
-        output_tokens=sum_of(total.output_tokens, more.output_tokens),
-    )
+    first, second = (usage.model_dump(exclude_none=True) for usage in (total, more))
+    return Usage(**{name: first.get(name, 0) + second.get(name, 0) for name in first | second})

@@ -1,14 +1,14 @@
 """The port of the model gateway: what an agent talks to in place of its provider."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from tightloop.budget import Usage
-from tightloop.executor import LimitHit
+from tightloop.executor.model import LimitHit
+from tightloop.executor.usage import Usage
 
 
 class Wire(StrEnum):
@@ -21,7 +21,7 @@ class Wire(StrEnum):
 
 
 class Cassette(StrEnum):
-    """What is done with a recording."""
+    """How a recording is used."""
 
     OFF = "off"
     RECORD = "record"
@@ -31,7 +31,7 @@ class Cassette(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySpec:
-    """One delivery's door."""
+    """One delivery's gateway."""
 
     wire: Wire
     upstream: str
@@ -40,7 +40,7 @@ class GatewaySpec:
     """The provider's key; only the gateway has it."""
     max_calls: int | None = None
     max_tokens: int | None = None
-    """After so many calls or tokens further calls get a 429 that names the budget."""
+    """Calls beyond this number of calls or tokens get a 429 that names the budget."""
     cassette: Cassette = Cassette.OFF
     recording: Path | None = None
     """File of the cassette; one JSON line for each exchange. Needed unless the cassette is off."""
@@ -51,7 +51,7 @@ class GatewaySpec:
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySeen:
-    """What passed through, so far."""
+    """Counts of the calls so far."""
 
     calls: int = 0
     usage: Usage = field(default_factory=Usage)
@@ -59,7 +59,7 @@ class GatewaySeen:
     statuses: Mapping[int, int] = field(default_factory=dict)
     """How often the provider answered model calls with each HTTP status; 0: it gave no answer."""
     limit: LimitHit | None = None
-    """The last limit that the provider told, with its own time to retry; None once a call succeeded after it."""
+    """The last limit that the provider reported, with its own time to retry; None once a call succeeded after it."""
     budget_spent: bool = False
     """A call was refused, as the budget is spent; the last call within it is let through to its end."""
     waiting: bool = False
@@ -70,7 +70,7 @@ class GatewaySeen:
 
 
 class Gateway(Protocol):
-    """An open door."""
+    """An open gateway."""
 
     @property
     def base_url(self) -> str:
@@ -79,7 +79,7 @@ class Gateway(Protocol):
 
     @property
     def token(self) -> str:
-        """What the agent must send as its key; worth nothing elsewhere, and only as long as the door is open."""
+        """What the agent must send as its key; worth nothing elsewhere, and only while the gateway is open."""
         ...
 
     def seen(self) -> GatewaySeen:
@@ -87,13 +87,8 @@ class Gateway(Protocol):
         ...
 
 
-class Gateways(Protocol):
-    """Opens doors."""
+Gateways = Callable[[GatewaySpec], AbstractContextManager[Gateway]]
+"""Opens a gateway on a free loopback port; it is shut on leaving, within a second.
 
-    def __call__(self, spec: GatewaySpec) -> AbstractContextManager[Gateway]:
-        """Open a door on a free loopback port; it is shut on leaving, within a second.
-
-        Raises:
-            ExecutorError: the upstream, the key or the recording cannot be used.
-        """
-        ...
+Raises `ExecutorError` where the upstream, the key or the recording cannot be used.
+"""

@@ -1,48 +1,42 @@
 """Asks the real provider, with the key that the agent does not have."""
 
 import logging
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import cache
 from http import HTTPStatus
-from ipaddress import ip_address
 
 import httpx2
 
-from activities.model_gateway.exchange import HOP_HEADERS, Answer, BrokenOffError, Call, Headers, NoAnswerError
+from activities.model_gateway.exchange import HOP_HEADERS, Answer, BrokenOffError, Call, NoAnswerError
 from activities.model_gateway.port import GatewaySpec
 from activities.model_gateway.wire import CREDENTIALS, key_header
+from activities.network import certificates, is_loopback
 from tightloop.value import shorten
 
 # One line for each call of an agent would drown the worker's own log.
 logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 CONNECT_S = 10.0
+# As long as the packages of OpenAI and Anthropic wait; a model may think for minutes before its first word.
 READ_IDLE_S = 600.0
 KEEP_S = 4.0
-"""A connection that rests longer is made anew: many servers shut theirs after 5 s."""
+"""A connection that rests longer is opened again: many servers close theirs after 5 s."""
 _TIMEOUT = httpx2.Timeout(READ_IDLE_S, connect=CONNECT_S, pool=READ_IDLE_S)
 # A compressed answer could not be read as it passes.
 _REPLACED = HOP_HEADERS | CREDENTIALS | {"content-length", "accept-encoding", "cookie"}
 
 
 class Provider:
-    """The provider of a door. Lives in the event loop that uses it."""
+    """The provider of a gateway. Belongs to the event loop that uses it."""
 
     def __init__(self, spec: GatewaySpec, *, at_once: int) -> None:
-        """Prepare; nothing is connected yet.
-
-        Args:
-            spec: of the door.
-            at_once: most connections.
-        """
+        """Prepare for at most `at_once` connections; nothing is connected yet."""
         self._base = httpx2.URL(spec.upstream.rstrip("/"))
         self._key = key_header(spec.wire, spec.key) if spec.key else None
         # What proxies and certificates the host's environment names holds for the world outside only.
         self._client = httpx2.AsyncClient(
-            verify=_certificates() if self._base.scheme == "https" else False,
-            trust_env=not _loopback(self._base.host),
+            verify=certificates() if self._base.scheme == "https" else False,
+            trust_env=not is_loopback(self._base.host),
             limits=httpx2.Limits(max_connections=at_once, keepalive_expiry=KEEP_S),
         )
 
@@ -56,7 +50,12 @@ class Provider:
         except httpx2.RequestError as error:
             raise NoAnswerError(HTTPStatus.BAD_GATEWAY, self._silence(error)) from None
         try:
-            yield Answer(status=response.status_code, headers=_passed_on(response.headers), chunks=_chunks(response))
+            named = ((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in response.headers.raw)
+            yield Answer(
+                status=response.status_code,
+                headers=tuple(item for item in named if item[0] not in HOP_HEADERS),
+                chunks=_chunks(response),
+            )
         finally:
             await response.aclose()
 
@@ -87,27 +86,9 @@ class Provider:
         )
 
 
-def _passed_on(headers: httpx2.Headers) -> Headers:
-    named = ((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers.raw)
-    return tuple(item for item in named if item[0] not in HOP_HEADERS)
-
-
 async def _chunks(response: httpx2.Response) -> AsyncIterator[bytes]:
     try:
         async for chunk in response.aiter_raw():
             yield chunk
     except httpx2.RequestError as error:
         raise BrokenOffError(type(error).__name__) from None
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-@cache
-def _certificates() -> ssl.SSLContext:
-    """Return the trusted certificates; reading them takes longer than all the rest of opening a door."""
-    return httpx2.create_ssl_context()

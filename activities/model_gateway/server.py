@@ -15,13 +15,13 @@ from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
-from activities.model_gateway.agent_connection import AgentConnection, AgentGoneError, Request, TooLargeError
+from activities.model_gateway.agent_connection import AgentConnection, AgentGoneError, TooLargeError
 from activities.model_gateway.cassette import Player, Recorder
-from activities.model_gateway.exchange import BrokenOffError, Call, Source
+from activities.model_gateway.exchange import BrokenOffError, Call, Request, Source
 from activities.model_gateway.meter import Meter
-from activities.model_gateway.passage import NO_RETRY, Passage
 from activities.model_gateway.port import Cassette, Gateway, GatewaySeen, GatewaySpec
 from activities.model_gateway.provider import Provider
+from activities.model_gateway.proxied_call import NO_RETRY, ProxiedCall
 from activities.model_gateway.wire import credentials, find_route, refusal
 from tightloop.errors import ExecutorError
 
@@ -31,36 +31,33 @@ SHUT_S = 0.4
 """Longest wait for what is still under way, twice in a row."""
 
 
-class ModelGateways:
-    """Opens doors; see `Gateways`."""
+@contextmanager
+def serve_gateway(spec: GatewaySpec) -> Iterator[Gateway]:
+    """Open a gateway; see `Gateways`.
 
-    @contextmanager
-    def __call__(self, spec: GatewaySpec) -> Iterator[Gateway]:
-        """Open a door; it is shut on leaving.
-
-        Raises:
-            ExecutorError: the upstream, the key or the recording cannot be used.
-        """
-        prefix = _prefix(spec)
-        door = Door(spec, prefix, _source(spec))
-        door.open()
-        try:
-            yield door
-        finally:
-            door.shut()
+    Raises:
+        ExecutorError: the upstream, the key or the recording cannot be used.
+    """
+    gateway = GatewayServer(spec, _prefix(spec), _source(spec))
+    gateway.open()
+    try:
+        yield gateway
+    finally:
+        gateway.shut()
 
 
-class Door:
+class GatewayServer:
     """The server, with an event loop in a thread of its own."""
 
     def __init__(self, spec: GatewaySpec, prefix: str, source: Source) -> None:
-        """Take a port; nothing is answered before `open`."""
         self._spec = spec
         self._prefix = prefix
         self._source = source
-        self._token = f"tl-{secrets.token_urlsafe(32)}"
+        self.token = f"tl-{secrets.token_urlsafe(32)}"
+        """What the agent sends as its key; see `Gateway`."""
         self._meter = Meter(spec)
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=CONNECTIONS)
+        # The port is bound from here on, so that no agent ever finds another program behind the address.
         self._port = self._socket.getsockname()[1]
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
@@ -72,11 +69,6 @@ class Door:
     def base_url(self) -> str:
         """Address for the agent; see `Gateway`."""
         return f"http://127.0.0.1:{self._port}{self._prefix}"
-
-    @property
-    def token(self) -> str:
-        """What the agent sends as its key; see `Gateway`."""
-        return self._token
 
     def seen(self) -> GatewaySeen:
         """Return what passed through; see `Gateway`."""
@@ -96,7 +88,7 @@ class Door:
             self._loop.run_until_complete(self._serve())
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
-            # Not waiting for its threads: a name server that hangs would hold the door open.
+            # Not waiting for its threads: a name server that hangs would hold the gateway open.
             self._loop.close()
 
     async def _serve(self) -> None:
@@ -135,7 +127,8 @@ class Door:
 
     async def _answer(self, agent: AgentConnection, request: Request) -> None:
         shown = credentials(dict(request.headers), request.target)
-        if not any(hmac.compare_digest(key.encode(), self._token.encode()) for key in shown):
+        # Every process of the host can reach the port: the token decides, compared in constant time.
+        if not any(hmac.compare_digest(key.encode(), self.token.encode()) for key in shown):
             await self._refuse(agent, HTTPStatus.UNAUTHORIZED, "this is not the token of this delivery's model gateway")
             return
         route = find_route(self._spec.wire, request.method, request.target, self._prefix)
@@ -145,8 +138,8 @@ class Door:
             message = f"{request.method} {path} is neither a model call nor a listing of {where}"
             await self._refuse(agent, HTTPStatus.NOT_FOUND, message)
             return
-        call = Call(method=request.method, route=route, headers=request.headers, body=request.body)
-        await Passage(self._spec, self._meter, agent, call).go(self._source, self._turns)
+        call = Call(**vars(request), route=route)
+        await ProxiedCall(self._spec, self._meter, agent, call).go(self._source, self._turns)
 
     async def _refuse(self, agent: AgentConnection, status: int, message: str) -> None:
         await agent.answer(status, refusal(self._spec.wire, status, message), NO_RETRY)
@@ -166,7 +159,7 @@ def _prefix(spec: GatewaySpec) -> str:
         )
     if not spec.key.isascii() or not spec.key.isprintable() or spec.key != spec.key.strip():
         raise ExecutorError(
-            "the key of the model provider holds characters that cannot be sent, such as a line break. Set it anew"
+            "the key of the model provider holds characters that cannot be sent, such as a line break. Set it again"
         )
     return parts.path.rstrip("/")
 

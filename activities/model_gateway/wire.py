@@ -1,4 +1,4 @@
-"""What the wire formats ask of the door: their paths, where a key stands, and how they say no."""
+"""The wire formats: their paths, where the key is, and how errors are written."""
 
 import json
 import re
@@ -49,7 +49,7 @@ _GEMINI_STATUSES = {401: "UNAUTHENTICATED", 404: "NOT_FOUND", 409: "ABORTED", 42
 
 @dataclass(frozen=True)
 class Route:
-    """Where a request goes."""
+    """Route of a request."""
 
     tail: str
     """Path after the base URL's own."""
@@ -62,11 +62,7 @@ class Route:
 def find_route(wire: Wire, method: str, target: str, prefix: str) -> Route | None:
     """Return where a request goes; None where that is not what an agent needs of its provider.
 
-    Args:
-        wire: of the door.
-        method: of HTTP.
-        target: path and query as sent.
-        prefix: path of the base URL, without a slash at its end.
+    `target` is path and query as sent, `prefix` the path of the base URL, without a slash at its end.
     """
     path, _, query = target.partition("?")
     if not path.startswith(f"{prefix}/"):
@@ -105,14 +101,11 @@ def refusal(wire: Wire, status: int, message: str) -> bytes:
 
     The types of a spent budget (429) are those on which agents give up at once, where there is one.
     """
-    return json.dumps(_refusal(wire, status, message)).encode()
-
-
-def _refusal(wire: Wire, status: int, message: str) -> dict[str, Any]:
+    body: dict[str, Any]
     match wire:
         case Wire.MESSAGES:
             kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-            return {"type": "error", "error": {"type": kind, "message": message}}
+            body = {"type": "error", "error": {"type": kind, "message": message}}
         case Wire.GEMINI:
             name = _GEMINI_STATUSES.get(status, "INVALID_ARGUMENT" if status < 500 else "UNAVAILABLE")
             error: dict[str, Any] = {"code": status, "message": message, "status": name}
@@ -120,8 +113,9 @@ def _refusal(wire: Wire, status: int, message: str) -> dict[str, Any]:
                 failure = {"@type": "type.googleapis.com/google.rpc.QuotaFailure",
                            "violations": [{"quotaId": "TightloopBudgetPerDay"}]}  # fmt: skip
                 error["details"] = [failure]
-            return {"error": error}
+            body = {"error": error}
         case Wire.RESPONSES | Wire.CHAT:
             kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
             code = "insufficient_quota" if status == HTTPStatus.TOO_MANY_REQUESTS else None
-            return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+            body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    return json.dumps(body).encode()

@@ -11,10 +11,11 @@ CLOSED = frozenset({".git", ".tightloop"})
 READ_BYTES = 8 * 1024 * 1024
 NAME_BYTES = 240
 """Of one part of a path: file systems take 255, and a new file has a longer name for a moment."""
+# PATH_MAX of Linux is 4 096, and counts the folder of the workspace too.
 PATH_BYTES = 3_000
 
 
-def below(root: Path, path: str) -> Path:
+def resolve_path(root: Path, path: str) -> Path:
     """Return the place of a path below the root.
 
     Raises:
@@ -22,7 +23,8 @@ def below(root: Path, path: str) -> Path:
     """
     parts = PurePosixPath(path).parts
     if not path or "\0" in path or path.startswith("/") or ".." in parts or not parts:
-        raise InvalidRequestError(f"{path!r} is no path below the root of the tree. Write it as src/module.py")
+        raise InvalidRequestError(f"{path!r} is not a path below the root of the tree. Write it as src/module.py")
+    # Folded: where the file system ignores case, as on macOS, `.GIT` is `.git`.
     if any(part.casefold() in CLOSED for part in parts):
         raise InvalidRequestError(f"{path!r} lies in a folder that no step may touch ({', '.join(sorted(CLOSED))})")
     if any(len(os.fsencode(part)) > NAME_BYTES for part in parts) or len(os.fsencode(path)) > PATH_BYTES:
@@ -37,14 +39,24 @@ def below(root: Path, path: str) -> Path:
     return place / parts[-1]
 
 
-def read_file(root: Path, path: str, limit: int = READ_BYTES) -> bytes | None:
+def read_text(root: Path, path: str) -> str | None:
+    """Return a regular file as text; raises as `read_file` does, and where it is not UTF-8."""
+    content = read_file(root, path)
+    try:
+        return None if content is None else content.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"{path!r} is not UTF-8 text (byte {error.start})") from error
+
+
+def read_file(root: Path, path: str) -> bytes | None:
     """Return the bytes of a regular file; None if there is none.
 
     Raises:
-        InvalidRequestError: the path is refused, it is no regular file, or larger than `limit` bytes.
+        InvalidRequestError: the path is refused, it is not a regular file, or larger than `READ_BYTES`.
     """
-    place = below(root, path)
+    place = resolve_path(root, path)
     try:
+        # Without O_NONBLOCK a named pipe would be waited for. O_NOFOLLOW: the file may be a link, or become one now.
         descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
@@ -53,10 +65,10 @@ def read_file(root: Path, path: str, limit: int = READ_BYTES) -> bytes | None:
     try:
         state = os.fstat(descriptor)
         if not stat.S_ISREG(state.st_mode):
-            raise InvalidRequestError(f"{path!r} is no regular file")
-        if state.st_size > limit:
-            raise InvalidRequestError(f"{path!r} has {state.st_size} bytes, more than {limit}. Take a part of it")
+            raise InvalidRequestError(f"{path!r} is not a regular file")
+        if state.st_size > READ_BYTES:
+            raise InvalidRequestError(f"{path!r} has {state.st_size} bytes, more than {READ_BYTES}. Take a part of it")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read(limit)
+            return file.read(READ_BYTES)
     finally:
         os.close(descriptor)

@@ -1,8 +1,7 @@
-"""The ports of the plan activities: runners by capability, and the records of what was done."""
+"""The ports of the plan activities: runners by capability, trees, child workflows, and who writes plans."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -12,12 +11,14 @@ from activities.artifacts.port import ArtifactStore
 from activities.plan.requests import PlanScope, RevisePlanRequest, SettleRequest, StepRun
 from activities.workspace.port import WorkingTree
 from tightloop.artifact import ArtifactRef
-from tightloop.budget import Usage
-from tightloop.plan.model import Plan, Step
+from tightloop.executor.usage import Usage
+from tightloop.plan.document.plan import Plan
+from tightloop.plan.document.step import Step
 from tightloop.plan.request import PlanRequest
-from tightloop.plan.result import Belief, EvidenceNote, GateQuestion, PersonDecision, StepFailure, StepRecord
+from tightloop.plan.result import Belief, EvidenceNote, StepFailure
+from tightloop.question import Answer, Question
 
-M = TypeVar("M", bound=BaseModel)
+A = TypeVar("A", bound=BaseModel)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,16 +45,22 @@ class Work:
     started: Callable[[int], None] = field(default=lambda _pid: None)
     """To be told the pid of every program."""
     beliefs: tuple[Belief, ...] = ()
-    decisions: tuple[PersonDecision, ...] = ()
+    answers: tuple[Answer, ...] = ()
 
     @property
     def root(self) -> Path:
         """Top folder of the working tree."""
         return self.scope.root
 
+    def action(self, kind: type[A]) -> A:
+        """Return what the step does, as the model of its capability."""
+        action = getattr(self.step, self.step.capability.value)
+        assert isinstance(action, kind)
+        return action
+
 
 @dataclass(frozen=True, kw_only=True)
-class Done:
+class RunnerResult:
     """What a runner did."""
 
     outputs: dict[str, Any] = field(default_factory=dict)
@@ -62,8 +69,8 @@ class Done:
     command: str = ""
     failure: StepFailure | None = None
     chosen: tuple[str, ...] | None = None
-    question: GateQuestion | None = None
-    """A person has to answer; the step is run again with the answer in `Work.decisions`."""
+    question: Question | None = None
+    """A person has to answer; the step is run again with the answer in `Work.answers`."""
     evidence: tuple[EvidenceNote, ...] = ()
     usage: Usage | None = None
     api_calls: int = 0
@@ -77,96 +84,12 @@ class Runner(Protocol):
         """Return what `run` would do, in words or as a diff. Changes nothing and asks nobody."""
         ...
 
-    def run(self, work: Work) -> Done:
+    def run(self, work: Work) -> RunnerResult:
         """Do the step.
 
-        A step that fails is a `Done` with a failure. Only a worker's own trouble is raised: it is tried again
+        A step that fails is a `RunnerResult` with a failure. Only a worker's own trouble is raised: it is tried again
         unchanged.
         """
-        ...
-
-
-class Records(Protocol):
-    """The records of all attempts of a project's plans."""
-
-    def put(self, record: StepRecord) -> str:
-        """Store a record durably and return its sha256. An equal record is harmless."""
-        ...
-
-    def attempt(self, plan_id: str, step: str, attempt: int) -> StepRecord | None:
-        """Return the record of one attempt."""
-        ...
-
-    def latest(self, plan_id: str, step: str) -> StepRecord | None:
-        """Return the newest completed attempt of this run that was not undone: what references read."""
-        ...
-
-    def same(self, plan_id: str, step: str, inputs_sha256: str) -> StepRecord | None:
-        """Return the newest completed attempt of any run with these inputs; None where it was undone."""
-        ...
-
-    def all(self, plan_id: str) -> tuple[StepRecord, ...]:
-        """Return all records of a plan, of all its runs, in the order of their ends."""
-        ...
-
-    def of_this_run(self, plan_id: str) -> tuple[StepRecord, ...]:
-        """Return the records that were made since the plan began, in the order of their ends."""
-        ...
-
-    def mark_undone(self, plan_id: str, step: str, attempt: int) -> None:
-        """Note that an attempt was compensated. Idempotent."""
-        ...
-
-    def keep(self, plan_id: str, name: str, model: BaseModel) -> None:
-        """Keep a small fact of a plan under a name, durably; the newest one counts."""
-        ...
-
-    def kept(self, plan_id: str, name: str, kind: type[M]) -> M | None:
-        """Return what `keep` was given last."""
-        ...
-
-
-class ProjectRecords(Protocol):
-    """The records of each workspace."""
-
-    def __call__(self, workspace: Path) -> Records:
-        """Return the records of the project in `workspace`."""
-        ...
-
-
-class Judgement(StrEnum):
-    """What the policy says about an act."""
-
-    ALLOW = "allow"
-    ASK = "ask"
-    """A person has to approve first."""
-    DENY = "deny"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ruling:
-    """The policy's answer, with the rule that gave it."""
-
-    judgement: Judgement = Judgement.ALLOW
-    reason: str = ""
-    """A sentence that names the rule and what to do; empty where the act is allowed."""
-
-
-class Guard(Protocol):
-    """Judges acts by the policy of their plan. Pure."""
-
-    def before(self, plan: Plan, step: Step, action: Mapping[str, Any]) -> Ruling:
-        """Judge a step before it starts.
-
-        Args:
-            plan: its policy decides.
-            step: as it is written.
-            action: fields of its action with references replaced, in a command quoted for the shell; {} of a milestone.
-        """
-        ...
-
-    def changed(self, plan: Plan, paths: tuple[str, ...]) -> Ruling:
-        """Judge what a step changed; a refusal undoes it. Never ASK."""
         ...
 
 
@@ -198,7 +121,7 @@ class Trees(Protocol):
 
 
 class Children(Protocol):
-    """Prepares the child workflows of `episode`, `subplan` and `branch` steps, and judges what came of them."""
+    """Prepares the child workflows of `episode`, `subplan` and `branch` steps, and judges their results."""
 
     def prepare(self, work: Work) -> StepRun:
         """Return what is to be started. `work.tree` is None: the children hold the tree themselves."""
@@ -208,7 +131,7 @@ class Children(Protocol):
         """Return what would be started, in words."""
         ...
 
-    def settle(self, work: Work, request: SettleRequest) -> Done:
+    def settle(self, work: Work, request: SettleRequest) -> RunnerResult:
         """Read the results of the children; of a branch, take the best alternative over into `work.tree`."""
         ...
 

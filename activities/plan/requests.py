@@ -2,11 +2,12 @@
 
 from pydantic import Field
 
-from activities.scope import EpisodeScope
+from activities.workspace.scope import EpisodeScope
 from tightloop.artifact import ArtifactRef
-from tightloop.budget import Usage
+from tightloop.executor.usage import Usage
 from tightloop.plan.request import PlanOutcome, PlanRequest
-from tightloop.plan.result import Belief, PersonDecision, StepResult
+from tightloop.plan.result import Belief, StepResult, StepStatus
+from tightloop.question import Answer
 from tightloop.value import Sparse, Value
 
 
@@ -26,7 +27,7 @@ class OpenPlanRequest(Value):
     scope: PlanScope
     request: PlanRequest
     opening: str = ""
-    """Original run id: a new run opens anew, a reset run finds what it opened before."""
+    """Original run id: a new run opens again, a reset run finds what it opened before."""
 
 
 class OpenedPlan(Value):
@@ -34,7 +35,7 @@ class OpenedPlan(Value):
 
     plan: ArtifactRef
     graph: str = Field(repr=False)
-    """`Graph.packed()`: what the scheduler needs, compressed; at most 1.5 MB."""
+    """`Graph.packed()`: what the scheduler needs, compressed; not more than `plan_cache.GRAPH_CHARACTERS`."""
     tree: str = ""
     notes: tuple[str, ...] = ()
     attempt: int = 1
@@ -65,9 +66,14 @@ class RevisePlanRequest(Value):
     trouble: str = ""
     """What diverged, for the planner."""
 
+    @property
+    def busy(self) -> list[str]:
+        """The fixed steps that have not ended."""
+        return [step for step in self.fixed if self.statuses.get(step) in (StepStatus.RUNNING, StepStatus.WAITING)]
+
 
 class RevisedPlan(Value):
-    """A revision that may be taken up, or why there is none."""
+    """A revision that may be used, or why it was refused."""
 
     plan: ArtifactRef | None = None
     graph: str = Field(default="", repr=False)
@@ -82,8 +88,9 @@ class RevisedPlan(Value):
     api_calls: int = 0
 
 
+# Sparse: the history holds one for every attempt, and a step costs some 900 bytes of history (docs/figures.md).
 class RunStepRequest(Sparse):
-    """One attempt of one step."""
+    """One attempt of one step, to be made or to be taken back."""
 
     scope: PlanScope
     step: str
@@ -97,23 +104,12 @@ class RunStepRequest(Sparse):
     """For steps that read or write the tree; empty for others."""
     beliefs: tuple[Belief, ...] = ()
     """For decisions."""
-    decisions: tuple[PersonDecision, ...] = ()
+    answers: tuple[Answer, ...] = ()
     """For a gate, or a step that asked: what people said."""
     dry_run: bool = False
 
 
-class CompensateRequest(Value):
-    """A completed step that is to be taken back."""
-
-    scope: PlanScope
-    step: str
-    template: str = ""
-    item: int | None = None
-    attempt: int = 1
-    expected_tree: str = ""
-
-
-class Compensated(Value):
+class CompensationResult(Value):
     """The tree without the step's work."""
 
     tree: str = ""

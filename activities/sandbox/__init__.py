@@ -1,1 +1,1 @@
-"""Where code that nobody has read yet is run."""
+"""Sandboxes for commands and agents."""

@@ -1,4 +1,4 @@
-"""What the settings allow a command."""
+"""Turns the sandbox settings into the spec of a command."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,12 +9,18 @@ from tightloop.settings import SandboxSettings
 
 
 def allowed(
-    settings: SandboxSettings, argv: tuple[str, ...], root: Path, *, wall_limit_s: float, grace_s: float
+    settings: SandboxSettings,
+    argv: tuple[str, ...],
+    root: Path,
+    *,
+    wall_limit_s: float,
+    grace_s: float,
+    output_bytes: int = MEBIBYTE,
 ) -> SandboxSpec:
     """Return the spec of a command within the bounds of the settings.
 
     Raises:
-        SettingsError: the settings name a path that is not there.
+        SettingsError: the settings name a path that does not exist.
     """
     return SandboxSpec(
         argv=argv,
@@ -27,6 +33,7 @@ def allowed(
         processes=settings.processes,
         wall_limit_s=wall_limit_s,
         grace_s=grace_s,
+        output_bytes=output_bytes,
     )
 
 
@@ -34,10 +41,10 @@ def places(paths: Iterable[str], what: str) -> tuple[Path, ...]:
     """Return the files and folders of a setting; `~` is the worker's home.
 
     Raises:
-        SettingsError: one is not absolute or not there.
+        SettingsError: one is not absolute or does not exist.
     """
     found = tuple(Path(path).expanduser() for path in paths)
     for place in found:
         if not place.is_absolute() or not place.exists():
-            raise SettingsError(f"{what} names {str(place)!r}, which is no absolute path or not there: correct it")
+            raise SettingsError(f"{what} names {str(place)!r}, which is not absolute or does not exist: correct it")
     return found

@@ -1,4 +1,4 @@
-"""The bounds of a command: as they are asked of `run_process`, and as its result tells how they held."""
+"""Enforces the bounds of a command and reports which of them it met."""
 
 import math
 import resource
@@ -6,30 +6,30 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from activities.process import ProcessRequest, ProcessResult
-from activities.sandbox.control_group import ControlGroup, Use, find_room
-from activities.sandbox.port import Enforcement, ExitReason, Limit, SandboxResult, SandboxSpec
+from activities.process import ProcessRequest, ProcessResult, Reason
+from activities.sandbox.control_group import ControlGroup, Use, find_hierarchy
+from activities.sandbox.port import MEBIBYTE, Enforcement, Limit, SandboxResult, SandboxSpec
 
 FLOOD = 64
-"""A command that writes so many times what is kept of its output is ended."""
+"""A command that writes this many times the output that is kept is ended."""
 OPEN_FILES = 4096
 
 Runner = Callable[[ProcessRequest], ProcessResult]
 
-_WALLS_PROCESSES = 8
-"""What the walls themselves are made of."""
-_WALLS_BYTES = 32 * 1024 * 1024
+_SANDBOX_PROCESSES = 8
+"""Of the sandbox program itself."""
+_SANDBOX_BYTES = 32 * MEBIBYTE
 _KILLED = {
-    ExitReason.MEMORY_LIMIT: "it needed more than {memory} MiB of memory and was ended. Raise sandbox.memory_mb",
-    ExitReason.PROCESS_LIMIT: "it needed more than {processes} processes or threads. Raise sandbox.processes",
-    ExitReason.OUTPUT_LIMIT: "it wrote more than {output} MB of output and was ended. Make it say less",
+    Reason.MEMORY_LIMIT: "it needed more than {memory} MiB of memory and was ended. Raise sandbox.memory_mb",
+    Reason.PROCESS_LIMIT: "it needed more than {processes} processes or threads. Raise sandbox.processes",
+    Reason.OUTPUT_LIMIT: "it wrote more than {output} MB of output and was ended. Reduce its output",
 }
 
 
 def request_of(
     spec: SandboxSpec, argv: tuple[str, ...], environment: Mapping[str, str], *, inherit: bool = False
 ) -> ProcessRequest:
-    """Return the request for a command with every bound that needs neither walls nor a control group."""
+    """Return the request for a command with every bound that needs neither a sandbox nor a control group."""
     return ProcessRequest(
         argv=argv,
         cwd=spec.root,
@@ -43,63 +43,44 @@ def request_of(
         output_bytes=spec.output_bytes,
         output_limit_bytes=FLOOD * spec.output_bytes,
         memory_limit_bytes=spec.memory_bytes,
-        process_limit=spec.processes + _WALLS_PROCESSES,
-        resources=_resources(spec),
+        # Watched from outside, where the sandbox program itself is seen, too.
+        process_limit=spec.processes + _SANDBOX_PROCESSES,
+        resources={
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_FSIZE: spec.file_bytes,
+            resource.RLIMIT_NOFILE: OPEN_FILES,
+            # Not RLIMIT_AS: WebAssembly in Node reserves more address space than any sensible bound.
+            resource.RLIMIT_DATA: spec.memory_bytes,
+        },
         cores=math.ceil(spec.cores),
     )
 
 
-def _resources(spec: SandboxSpec) -> dict[int, int]:
-    return {
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_FSIZE: spec.file_bytes,
-        resource.RLIMIT_NOFILE: OPEN_FILES,
-        # Not RLIMIT_AS: WebAssembly in Node reserves more address space than any sensible bound.
-        resource.RLIMIT_DATA: spec.memory_bytes,
-    }
-
-
 WATCHED: Mapping[Limit, Enforcement] = {
-    Limit.NETWORK: Enforcement.MISSING,
-    Limit.WRITES: Enforcement.MISSING,
-    Limit.READS: Enforcement.MISSING,
-    Limit.GIT: Enforcement.MISSING,
-    Limit.PROCESSES: Enforcement.SOFT,
-    Limit.MEMORY: Enforcement.SOFT,
+    **dict.fromkeys(Limit, Enforcement.MISSING),
+    **dict.fromkeys((Limit.PROCESSES, Limit.MEMORY, Limit.DISK, Limit.OUTPUT), Enforcement.SOFT),
+    **dict.fromkeys((Limit.WALL_TIME, Limit.DESCENDANTS), Enforcement.SOFT),
+    # Only Linux lets a process be bound to some of the cores.
     Limit.CORES: Enforcement.SOFT if sys.platform == "linux" else Enforcement.MISSING,
-    Limit.DISK: Enforcement.SOFT,
-    Limit.OUTPUT: Enforcement.SOFT,
-    Limit.WALL_TIME: Enforcement.SOFT,
-    Limit.DESCENDANTS: Enforcement.SOFT,
-    Limit.NAMESPACES: Enforcement.MISSING,
 }
-"""How surely the bounds of `request_of` hold on their own."""
+"""How strictly the bounds of `request_of` hold on their own."""
 
 
 def run_bounded(
-    request: ProcessRequest,
-    spec: SandboxSpec,
-    limits: Mapping[Limit, Enforcement],
-    *,
-    run: Runner,
-    grouped: bool,
+    request: ProcessRequest, spec: SandboxSpec, limits: Mapping[Limit, Enforcement], *, run: Runner, grouped: bool
 ) -> SandboxResult:
-    """Run a request, in a control group where one can be made and is asked for; nothing is left on return.
+    """Run a request of `request_of`; nothing is left on return.
 
-    Args:
-        request: of `request_of`.
-        spec: the command that it was made from.
-        limits: how surely each limit holds without a control group.
-        run: `run_process` with the callbacks of whoever waits for the command.
-        grouped: put it into a control group.
+    `limits` say how surely each limit holds without a control group; with `grouped` the command gets one where the
+    worker can make it.
     """
-    room = find_room() if grouped else None
-    if room is None:
-        return _result(run(request), spec, Use(), limits)
+    hierarchy = find_hierarchy() if grouped else None
+    if hierarchy is None:
+        return result_of(run(request), spec, Use(), limits)
     group = ControlGroup(
-        room,
-        memory_bytes=spec.memory_bytes + _WALLS_BYTES,
-        processes=spec.processes + _WALLS_PROCESSES,
+        hierarchy,
+        memory_bytes=spec.memory_bytes + _SANDBOX_BYTES,
+        processes=spec.processes + _SANDBOX_PROCESSES,
         cores=spec.cores,
     )
     removed = False
@@ -109,7 +90,7 @@ def run_bounded(
     finally:
         removed = group.close()
     held = {**limits, **dict.fromkeys(group.limits, Enforcement.HARD)}
-    outcome = _result(result, spec, use, held)
+    outcome = result_of(result, spec, use, held)
     left = "" if removed else f"control group {group.folders[0]} could not be removed: end what is in it by hand"
     return replace(outcome, message="; ".join(filter(None, (outcome.message, left))))
 
@@ -127,36 +108,22 @@ def _in_group(request: ProcessRequest, group: ControlGroup) -> ProcessRequest:
     return replace(request, **changes)  # type: ignore[arg-type]
 
 
-def _result(result: ProcessResult, spec: SandboxSpec, use: Use, limits: Mapping[Limit, Enforcement]) -> SandboxResult:
-    reason, message = _ending(ExitReason(result.reason.value), result, spec, use)
-    return SandboxResult(
-        reason=reason,
-        exit_code=result.exit_code if reason is ExitReason.EXITED else None,
-        output=result.output,
-        cut=result.cut,
-        duration_s=result.duration_s,
-        cpu_s=use.cpu_s if use.cpu_s is not None else result.cpu_s,
-        peak_memory_bytes=use.peak_memory_bytes if use.peak_memory_bytes is not None else result.peak_memory_bytes,
-        survivors_ended=result.survivors_ended,
-        message=message,
-        limits=limits,
+def result_of(result: ProcessResult, spec: SandboxSpec, use: Use, limits: Mapping[Limit, Enforcement]) -> SandboxResult:
+    """Return the result of a command; what its control group says decides which bound it met."""
+    reason = result.reason
+    # The kernel kills one process: the command may go on, or hang, and say nothing of it.
+    if use.oom_kills and reason in (Reason.EXITED, Reason.WALL_LIMIT):
+        reason = Reason.MEMORY_LIMIT
+    elif use.refused_processes and reason is Reason.EXITED and result.exit_code != 0:
+        reason = Reason.PROCESS_LIMIT
+    exceeded = _KILLED.get(reason, "").format(
+        memory=spec.memory_bytes // MEBIBYTE, processes=spec.processes, output=FLOOD * spec.output_bytes // 1_000_000
     )
-
-
-def _ending(reason: ExitReason, result: ProcessResult, spec: SandboxSpec, use: Use) -> tuple[ExitReason, str]:
-    """Return why it ended, the control group's word included, and a sentence where a bound was met."""
-    failed = reason is ExitReason.EXITED and result.exit_code != 0
-    if use.oom_kills and reason in (ExitReason.EXITED, ExitReason.WALL_LIMIT):
-        reason = ExitReason.MEMORY_LIMIT
-    elif use.refused_processes and failed:
-        reason = ExitReason.PROCESS_LIMIT
-    return reason, exceeded(reason, spec) or result.message
-
-
-def exceeded(reason: ExitReason, spec: SandboxSpec) -> str:
-    """Return a sentence that says which bound a command met and what to do; empty for other endings."""
-    return _KILLED.get(reason, "").format(
-        memory=spec.memory_bytes // (1024 * 1024),
-        processes=spec.processes,
-        output=FLOOD * spec.output_bytes // 1_000_000,
+    return replace(
+        SandboxResult(**vars(result), limits=limits),
+        reason=reason,
+        exit_code=result.exit_code if reason is Reason.EXITED else None,
+        cpu_s=result.cpu_s if use.cpu_s is None else use.cpu_s,
+        peak_memory_bytes=result.peak_memory_bytes if use.peak_memory_bytes is None else use.peak_memory_bytes,
+        message=exceeded or result.message,
     )

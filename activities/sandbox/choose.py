@@ -1,10 +1,12 @@
-"""Chooses the walls of a host: the first that work, tried by running a command behind them."""
+"""Chooses the sandbox of a host: the first in which a command runs."""
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
+from activities.process import Callbacks
 from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox
 from activities.sandbox.docker import DockerSandbox
 from activities.sandbox.port import Fence, Sandbox, SandboxResult, SandboxSpec, SandboxUnavailableError
@@ -12,16 +14,16 @@ from activities.sandbox.seatbelt import SeatbeltFence, SeatbeltSandbox
 from activities.sandbox.unsafe import NoFence, UnsafeLocal
 from tightloop.settings import SandboxSettings
 
-WITHOUT = "or set sandbox.unsafe_local to run commands with the worker's rights and without any walls"
+WITHOUT = "or set sandbox.unsafe_local to run commands with the worker's rights and without a sandbox"
 
 
 @dataclass(frozen=True)
 class Probed:
-    """What trying one backend showed."""
+    """Result of trying one backend."""
 
     name: str
     problem: str
-    """Empty where it works; else why not and how to mend it."""
+    """Empty where it works; else why not and how to fix it."""
     chosen: bool = False
 
 
@@ -37,6 +39,7 @@ def choose_fence(settings: SandboxSettings) -> Fence:
         SandboxUnavailableError: none works, and `unsafe_local` is not set.
     """
     sandbox: Sandbox = BubblewrapSandbox() if sys.platform == "linux" else SeatbeltSandbox()
+    # Tried by running a command, not by looking for the program: Ubuntu 24.04 has bubblewrap and forbids it namespaces.
     problem = sandbox.probe()
     if not problem:
         return BubblewrapFence() if sys.platform == "linux" else SeatbeltFence()
@@ -70,7 +73,7 @@ def _backends(settings: SandboxSettings) -> Sequence[Sandbox]:
 
 
 class _FirstThatWorks:
-    """Stands for a sandbox that is not chosen yet.
+    """A sandbox that is chosen when it is first needed.
 
     A failure is not kept: once a person has installed what was missing, the next command finds it.
     """
@@ -91,29 +94,20 @@ class _FirstThatWorks:
             return error.message
         return ""
 
-    def run(
-        self,
-        spec: SandboxSpec,
-        *,
-        cancelled: Callable[[], bool],
-        started: Callable[[int], None],
-        on_output: Callable[[bytes], None] | None = None,
-    ) -> SandboxResult:
-        return self._chosen().run(spec, cancelled=cancelled, started=started, on_output=on_output)
+    def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
+        return self._chosen().run(spec, **callbacks)
 
     def _chosen(self) -> Sandbox:
         with self._lock:
+            tried: list[str] = []
+            for backend in () if self._found else _backends(self._settings):
+                problem = backend.probe()
+                if not problem:
+                    self._found = backend
+                    break
+                tried.append(f"{backend.name}: {problem}")
+            if self._found is None and self._settings.unsafe_local:
+                self._found = UnsafeLocal()
             if self._found is None:
-                self._found = self._look()
+                raise SandboxUnavailableError(f"no sandbox works on this host. {'; '.join(tried)}; {WITHOUT}")
             return self._found
-
-    def _look(self) -> Sandbox:
-        tried: list[str] = []
-        for backend in _backends(self._settings):
-            problem = backend.probe()
-            if not problem:
-                return backend
-            tried.append(f"{backend.name}: {problem}")
-        if self._settings.unsafe_local:
-            return UnsafeLocal()
-        raise SandboxUnavailableError(f"no sandbox works on this host. {'; '.join(tried)}; {WITHOUT}")

@@ -1,4 +1,4 @@
-"""Linux control groups, version 1 or 2: limits that the kernel keeps over a whole process tree."""
+"""Linux control groups, version 1 or 2: limits that the kernel enforces on a whole process tree."""
 
 import functools
 import os
@@ -21,46 +21,50 @@ REMOVE_S = 2.0
 
 PROBE_S = 5.0
 
+# The period that the kernel has by default; a quota is a share of it.
 _PERIOD_US = 100_000
+# rmdir answers EBUSY just after the last process ended; a second of trying again was enough where it was measured.
 _POLL_S = 0.02
 _CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 
 
 @dataclass(frozen=True)
-class Room:
-    """Where groups can be made.
-
-    Attributes:
-        folders: where our groups are made, by controller; in version 2 the same for all.
-        unified: version 2.
-    """
+class Hierarchy:
+    """A control group hierarchy in which this worker can make groups."""
 
     folders: dict[str, Path]
+    """Parent folder of our groups, by controller; in version 2 the same for all."""
     unified: bool
+    """Version 2."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """What the processes of a group did."""
+    """Measured use of a group."""
 
     oom_kills: int = 0
     refused_processes: int = 0
-    """How often a new process or thread was refused."""
+    """Number of processes and threads that were refused."""
     cpu_s: float | None = None
     peak_memory_bytes: int | None = None
     """Files that the kernel keeps in memory for it included."""
 
 
 @functools.cache
-def find_room() -> Room | None:
-    """Return where this process may make groups; None: nowhere. Removes what dead workers left there."""
-    for room in _rooms():
-        group = ControlGroup(room, f"{PREFIX}{this_process()}-probe")
+def find_hierarchy() -> Hierarchy | None:
+    """Return where this process may make groups; None: nowhere. Removes the groups of dead workers there."""
+    for hierarchy in _hierarchies():
+        group = ControlGroup(hierarchy, f"{PREFIX}{this_process()}-probe")
         usable = group.limits and _can_be_entered(group)
         group.close()
         if usable:
-            _sweep(room)
-            return room
+            # What dead workers left behind.
+            for parent in dict.fromkeys(hierarchy.folders.values()):
+                for folder in parent.glob(f"{PREFIX}*-*-*"):
+                    if not lives(folder.name.removeprefix(PREFIX).rpartition("-")[0]):
+                        _kill(folder)
+                        _removed(folder)
+            return hierarchy
     return None
 
 
@@ -68,21 +72,21 @@ class ControlGroup:
     """One group, or one in each hierarchy of version 1, for one run."""
 
     def __init__(
-        self, room: Room, name: str = "", *, memory_bytes: int = 0, processes: int = 0, cores: float = 0.0
+        self, hierarchy: Hierarchy, name: str = "", *, memory_bytes: int = 0, processes: int = 0, cores: float = 0.0
     ) -> None:
         """Make the group and set its limits; a limit that cannot be set is missing in `limits`."""
         name = name or f"{PREFIX}{this_process()}-{uuid.uuid4().hex[:12]}"
-        self._room = room
-        self._by_controller = {key: folder / name for key, folder in room.folders.items()}
+        self._hierarchy = hierarchy
+        self._by_controller = {key: folder / name for key, folder in hierarchy.folders.items()}
         self.folders = tuple(folder for folder in dict.fromkeys(self._by_controller.values()) if _made(folder))
-        """Where a process has to enter its id."""
-        settings = _unified(memory_bytes, processes, cores) if room.unified else _legacy(memory_bytes, processes, cores)
-        self.limits = frozenset(limit for limit, lines in settings.items() if self._set(lines))
-
-    def _set(self, lines: Sequence[tuple[str, str, str]]) -> bool:
-        """Write settings; only the first must succeed, the others exist on some kernels only."""
-        done = [self._write(controller, file, value) for controller, file, value in lines]
-        return done[0]
+        """Folders in whose `cgroup.procs` a process enters its id."""
+        limits: set[Limit] = set()
+        for limit, lines in _settings(memory_bytes, processes, cores, unified=hierarchy.unified).items():
+            # Only the first must succeed: the others exist on some kernels only.
+            done = [self._write(*line) for line in lines]
+            if done[0]:
+                limits.add(limit)
+        self.limits = frozenset(limits)
 
     def _write(self, controller: str, file: str, value: str) -> bool:
         folder = self._by_controller.get(controller)
@@ -97,20 +101,18 @@ class ControlGroup:
     def use(self) -> Use:
         """Return what its processes did so far."""
         read = functools.partial(_read, self._by_controller)
-        if self._room.unified:
-            cpu = _field(read("cpu", "cpu.stat"), "usage_usec")
-            return Use(
-                oom_kills=_field(read("memory", "memory.events"), "oom_kill") or 0,
-                refused_processes=_field(read("pids", "pids.events"), "max") or 0,
-                cpu_s=None if cpu is None else cpu / 1e6,
-                peak_memory_bytes=_number(read("memory", "memory.peak")),
-            )
-        nanoseconds = _number(read("cpuacct", "cpuacct.usage"))
+        if self._hierarchy.unified:
+            kills, peak, per_second = "memory.events", "memory.peak", 1e6
+            # Not the resource usage of children: it shows 2 ms, because the sandbox program reaps the command.
+            used = _field(read("cpu", "cpu.stat"), "usage_usec")
+        else:
+            kills, peak, per_second = "memory.oom_control", "memory.max_usage_in_bytes", 1e9
+            used = _number(read("cpuacct", "cpuacct.usage"))
         return Use(
-            oom_kills=_field(read("memory", "memory.oom_control"), "oom_kill") or 0,
+            oom_kills=_field(read("memory", kills), "oom_kill") or 0,
             refused_processes=_field(read("pids", "pids.events"), "max") or 0,
-            cpu_s=None if nanoseconds is None else nanoseconds / 1e9,
-            peak_memory_bytes=_number(read("memory", "memory.max_usage_in_bytes")),
+            cpu_s=None if used is None else used / per_second,
+            peak_memory_bytes=_number(read("memory", peak)),
         )
 
     def close(self) -> bool:
@@ -125,32 +127,31 @@ class ControlGroup:
         return True
 
 
-def _unified(memory_bytes: int, processes: int, cores: float) -> dict[Limit, Sequence[tuple[str, str, str]]]:
-    quota = f"{int(cores * _PERIOD_US)} {_PERIOD_US}" if cores else f"max {_PERIOD_US}"
+def _settings(
+    memory_bytes: int, processes: int, cores: float, *, unified: bool
+) -> dict[Limit, Sequence[tuple[str, str, str]]]:
+    """Return controller, file and value of what sets each limit; the first line of a limit is the one that counts."""
+    quota = int(cores * _PERIOD_US)
+    legacy = str(memory_bytes or -1)
     return {
+        # Without the limit of swap a command could use as much again as it has memory.
         Limit.MEMORY: (
             ("memory", "memory.max", str(memory_bytes or "max")),
             ("memory", "memory.swap.max", "0"),
             ("memory", "memory.oom.group", "1"),
-        ),
+        )
+        if unified
+        else (("memory", "memory.limit_in_bytes", legacy), ("memory", "memory.memsw.limit_in_bytes", legacy)),
         Limit.PROCESSES: (("pids", "pids.max", str(processes or "max")),),
-        Limit.CORES: (("cpu", "cpu.max", quota),),
+        Limit.CORES: (
+            ("cpu", "cpu.max", f"{quota or 'max'} {_PERIOD_US}")
+            if unified
+            else ("cpu", "cpu.cfs_quota_us", str(quota or -1)),
+        ),
     }
 
 
-def _legacy(memory_bytes: int, processes: int, cores: float) -> dict[Limit, Sequence[tuple[str, str, str]]]:
-    memory = str(memory_bytes or -1)
-    return {
-        Limit.MEMORY: (
-            ("memory", "memory.limit_in_bytes", memory),
-            ("memory", "memory.memsw.limit_in_bytes", memory),
-        ),
-        Limit.PROCESSES: (("pids", "pids.max", str(processes or "max")),),
-        Limit.CORES: (("cpu", "cpu.cfs_quota_us", str(int(cores * _PERIOD_US) or -1)),),
-    }
-
-
-def _rooms() -> Iterator[Room]:
+def _hierarchies() -> Iterator[Hierarchy]:
     """Yield the places to try: the worker's own groups in version 1, then version 2 from the inside out."""
     mounts = _mounts()
     legacy: dict[str, Path] = {}
@@ -159,17 +160,17 @@ def _rooms() -> Iterator[Room]:
         names, _, path = rest.partition(":")
         if number == "0" and not names:
             if unified := mounts.get(""):
-                yield from _unified_rooms(unified, path)
+                yield from _unified_hierarchies(unified, path)
             continue
         for name in names.split(","):
             if name in _CONTROLLERS and name in mounts:
                 own = mounts[name] / path.lstrip("/")
                 legacy[name] = own if own.is_dir() else mounts[name]
     if legacy:
-        yield Room(legacy, unified=False)
+        yield Hierarchy(legacy, unified=False)
 
 
-def _unified_rooms(mount: Path, path: str) -> Iterator[Room]:
+def _unified_hierarchies(mount: Path, path: str) -> Iterator[Hierarchy]:
     own = mount / path.lstrip("/")
     if not own.is_dir():
         return
@@ -178,7 +179,7 @@ def _unified_rooms(mount: Path, path: str) -> Iterator[Room]:
             return
         given = set(" ".join(_lines(folder / "cgroup.subtree_control")).split())
         if {"memory", "pids"} <= given and os.access(folder, os.W_OK):
-            yield Room(dict.fromkeys(_CONTROLLERS, folder), unified=True)
+            yield Hierarchy(dict.fromkeys(_CONTROLLERS, folder), unified=True)
 
 
 def _mounts() -> dict[str, Path]:
@@ -203,14 +204,6 @@ def _can_be_entered(group: ControlGroup) -> bool:
         return False
 
 
-def _sweep(room: Room) -> None:
-    for parent in dict.fromkeys(room.folders.values()):
-        for folder in parent.glob(f"{PREFIX}*-*-*"):
-            if not lives(folder.name.removeprefix(PREFIX).rpartition("-")[0]):
-                _kill(folder)
-                _removed(folder)
-
-
 def _kill(folder: Path) -> None:
     for pid in _lines(folder / "cgroup.procs"):
         with suppress(OSError):
@@ -227,11 +220,10 @@ def _made(folder: Path) -> bool:
 
 def _removed(folder: Path) -> bool:
     try:
+        # The files of a group cannot be deleted, they go with its folder.
         folder.rmdir()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
     return True
 
 

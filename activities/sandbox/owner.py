@@ -1,4 +1,4 @@
-"""Whose a group or a container is: so that what a dead worker left is found, and what a living one uses is not."""
+"""Marks groups and containers with their worker, so that only those of dead workers are removed."""
 
 import os
 import platform
@@ -15,7 +15,7 @@ def this_process() -> str:
 
 
 def lives(owner: str) -> bool:
-    """Return whether a process of this host is still there; True also for a name that is none of ours."""
+    """Return whether a process of this host is still there; True also for a name of another form."""
     pid, _, started = owner.partition("-")
     if not (pid.isdigit() and started.isdigit()):
         return True

@@ -1,12 +1,12 @@
-"""The ports of the sandbox: one command behind walls, and a fence for a long-living agent."""
+"""The ports of the sandbox: one sandboxed command, and a fence for a long-running agent."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Unpack
 
-from activities.process import ProcessRequest
+from activities.process import Callbacks, ProcessRequest, ProcessResult
 from tightloop.errors import TightloopError
 
 MEBIBYTE = 1024 * 1024
@@ -17,14 +17,14 @@ class SandboxUnavailableError(TightloopError):
 
 
 class Network(StrEnum):
-    """What of the network a command sees."""
+    """Network access of a command."""
 
     NONE = "none"
     HOST = "host"
 
 
 class Enforcement(StrEnum):
-    """How surely a limit holds."""
+    """How strictly a limit is enforced."""
 
     HARD = "hard"
     """By the kernel: it cannot be passed, not even for a moment."""
@@ -56,19 +56,6 @@ class Limit(StrEnum):
     """No new namespaces, no mounts, no added capabilities."""
 
 
-class ExitReason(StrEnum):
-    """Why the command is no longer running."""
-
-    EXITED = "exited"
-    WALL_LIMIT = "wall_limit"
-    IDLE_LIMIT = "idle_limit"
-    MEMORY_LIMIT = "memory_limit"
-    PROCESS_LIMIT = "process_limit"
-    OUTPUT_LIMIT = "output_limit"
-    CANCELLED = "cancelled"
-    NOT_STARTED = "not_started"
-
-
 @dataclass(frozen=True, kw_only=True)
 class SandboxSpec:
     """A command, what it may touch, and its bounds. Paths are absolute and the same inside as outside."""
@@ -80,7 +67,7 @@ class SandboxSpec:
     """Seen besides the system's programs and libraries, Python's own folders and those in PATH."""
     writable: tuple[Path, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    """In addition to the allow-list of `activities/process.py`; wins over it."""
+    """In addition to the allow-list of `activities/process/__init__.py`; wins over it."""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Likewise for variables that may look like secrets; each was named by a person."""
     stdin: Path | None = None
@@ -91,35 +78,23 @@ class SandboxSpec:
     wall_limit_s: float = 300.0
     idle_limit_s: float | None = None
     output_bytes: int = MEBIBYTE
-    """What is kept; a command that writes 64 times as much is ended."""
+    """Output that is kept; a command that writes 64 times as much is ended."""
     file_bytes: int = 100 * MEBIBYTE
     temporary_bytes: int = 256 * MEBIBYTE
     grace_s: float = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class SandboxResult:
-    """What is left of a command."""
+class SandboxResult(ProcessResult):
+    """Result of a command in a sandbox."""
 
-    reason: ExitReason
-    exit_code: int | None = None
-    """Only where it exited by itself; negative: the signal that killed it."""
-    output: bytes = field(default=b"", repr=False)
-    cut: bool = False
-    duration_s: float = 0.0
-    cpu_s: float | None = None
-    peak_memory_bytes: int | None = None
-    """None where the backend cannot tell."""
-    survivors_ended: int = 0
-    message: str = ""
-    """Why it was not started, or what could not be ended."""
     backend: str = ""
     limits: Mapping[Limit, Enforcement] = field(default_factory=dict)
-    """How surely each limit held in this run."""
+    """How strictly each limit was enforced in this run."""
 
 
 class Sandbox(Protocol):
-    """Runs commands behind walls."""
+    """Runs commands in a sandbox."""
 
     @property
     def name(self) -> str:
@@ -127,17 +102,10 @@ class Sandbox(Protocol):
         ...
 
     def probe(self) -> str:
-        """Run a harmless command; return "" when it worked, else why not and how to mend it."""
+        """Run a harmless command; return "" when it worked, else why not and how to fix it."""
         ...
 
-    def run(
-        self,
-        spec: SandboxSpec,
-        *,
-        cancelled: Callable[[], bool],
-        started: Callable[[int], None],
-        on_output: Callable[[bytes], None] | None = None,
-    ) -> SandboxResult:
+    def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
         """Run a command to its end; nothing that it started is left. Arguments as of `run_process`.
 
         Raises:
@@ -147,7 +115,7 @@ class Sandbox(Protocol):
 
 
 class Fence(Protocol):
-    """Walls around an agent that has none of its own: it sees the network, and writes only where it may."""
+    """A sandbox around an agent that has none of its own: it sees the network and writes only where it may."""
 
     @property
     def name(self) -> str:

@@ -1,7 +1,8 @@
-"""A filter of system calls for Linux: what no build, test or formatter needs and no namespace holds.
+"""A seccomp filter: blocks system calls that no build, test or formatter needs and no namespace contains.
 
 The kernel's keyrings are not part of any namespace, so a command could read the keys of the worker's session;
-the others are doors to the kernel that were broken before. Assembled by hand: seccomp(2), `linux/filter.h`.
+the others are parts of the kernel through which programs broke out before. Assembled by hand: seccomp(2),
+`linux/filter.h`.
 """
 
 import os
@@ -10,7 +11,6 @@ import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from errno import ENOSYS, EPERM
 
 _LOAD_WORD = 0x20
@@ -24,21 +24,15 @@ _OTHER_NUMBERING = 0x40000000
 """From here on x86-64 takes the numbers of its x32 variant, which a list of numbers would miss."""
 
 
-@dataclass(frozen=True)
-class _Machine:
-    architecture: int
-    calls: tuple[int, ...]
-
-
-# Keyrings, bpf, perf_event_open, userfaultfd, io_uring, kernel modules, kexec, open_by_handle_at, mounts and
-# namespaces, swap, reboot, quotactl, acct, syslog.
-_MACHINES = {
-    "x86_64": _Machine(
+# The machine's AUDIT_ARCH number, and the numbers of the calls: keyrings, bpf, perf_event_open, userfaultfd, io_uring,
+# kernel modules, kexec, open_by_handle_at, mounts and namespaces, swap, reboot, quotactl, acct, syslog.
+_MACHINES: dict[str, tuple[int, tuple[int, ...]]] = {
+    "x86_64": (
         0xC000003E,
         (248, 249, 250, 321, 298, 323, 425, 426, 427, 175, 176, 313, 246, 320, 304, 165, 166, 155, 428, 429, 430, 431,
          432, 272, 308, 167, 168, 169, 179, 163, 103),
     ),
-    "aarch64": _Machine(
+    "aarch64": (
         0xC00000B7,
         (217, 218, 219, 280, 241, 282, 425, 426, 427, 105, 106, 273, 104, 294, 265, 40, 39, 41, 428, 429, 430, 431,
          432, 97, 268, 224, 225, 142, 60, 89, 116),
@@ -55,24 +49,20 @@ def open_filter() -> Iterator[int | None]:
         return
     descriptor = os.memfd_create("filter", os.MFD_CLOEXEC)
     try:
-        os.write(descriptor, _program(machine))
+        architecture, calls = machine
+        lines = [
+            (_LOAD_WORD, 0, 0, _ARCHITECTURE_AT),
+            (_JUMP_EQUAL, 1, 0, architecture),
+            (_RETURN, 0, 0, _ERROR | ENOSYS),
+            (_LOAD_WORD, 0, 0, _NUMBER_AT),
+            (_JUMP_FROM, 0, 1, _OTHER_NUMBERING),
+            (_RETURN, 0, 0, _ERROR | ENOSYS),
+            *((_JUMP_EQUAL, len(calls) - index, 0, number) for index, number in enumerate(calls)),
+            (_RETURN, 0, 0, _ALLOW),
+            (_RETURN, 0, 0, _ERROR | EPERM),
+        ]
+        os.write(descriptor, b"".join(struct.pack("=HBBI", *line) for line in lines))
         os.lseek(descriptor, 0, os.SEEK_SET)
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _program(machine: _Machine) -> bytes:
-    count = len(machine.calls)
-    lines = [
-        (_LOAD_WORD, 0, 0, _ARCHITECTURE_AT),
-        (_JUMP_EQUAL, 1, 0, machine.architecture),
-        (_RETURN, 0, 0, _ERROR | ENOSYS),
-        (_LOAD_WORD, 0, 0, _NUMBER_AT),
-        (_JUMP_FROM, 0, 1, _OTHER_NUMBERING),
-        (_RETURN, 0, 0, _ERROR | ENOSYS),
-        *((_JUMP_EQUAL, count - index, 0, number) for index, number in enumerate(machine.calls)),
-        (_RETURN, 0, 0, _ALLOW),
-        (_RETURN, 0, 0, _ERROR | EPERM),
-    ]
-    return b"".join(struct.pack("=HBBI", *line) for line in lines)

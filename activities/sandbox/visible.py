@@ -1,11 +1,15 @@
-"""What of this host a command behind walls sees: the system, Python, the programs in PATH. Never a whole home."""
+"""Host paths visible in the sandbox: the system, Python, the programs in PATH; never a whole home."""
 
 import os
 import re
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+
+from activities.process import ProcessRequest
+from activities.sandbox.port import Network, SandboxSpec
 
 STATE_FOLDER = ".tightloop"
 SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -21,9 +25,55 @@ NETWORK_SETTINGS = ("gai.conf", "resolv.conf")
 
 _BESIDE_PROGRAMS = ("lib", "lib64", "libexec")
 """Never `share`: beside ~/.local/bin that is where programs keep logins."""
+# An installation of uv or pyenv lies outside of /usr, often below the home.
 _PYTHON_PARTS = ("bin", "lib", "lib64", "include", "share")
 _MODULE_TREE = re.compile(r"^\s*worktree\s*=\s*(\S.*?)\s*$", re.MULTILINE)
 _PYTHON_LIBRARY = re.compile(r"^python3\.\d+t?$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """Paths that a command may read or write, and its network."""
+
+    root: Path
+    path: str
+    program: str
+    writable: tuple[Path, ...]
+    readable: tuple[Path, ...] = ()
+    network: Network = Network.NONE
+
+    def programs(self) -> tuple[Path, ...]:
+        """Return the folders of Python, of PATH and of the program itself."""
+        return (
+            *python_folders(),
+            *project_python(self.root),
+            *path_folders(self.path, self.root),
+            *program_folders(self.program, self.path, self.root),
+        )
+
+
+def command_access(spec: SandboxSpec, path: str, *folders: Path) -> Access:
+    """Return what a command may read and write, with further writable folders."""
+    return Access(
+        root=spec.root,
+        path=path,
+        program=spec.argv[0],
+        writable=(spec.root, *folders, *spec.writable),
+        readable=spec.readable,
+        network=spec.network,
+    )
+
+
+def agent_access(request: ProcessRequest, writable: tuple[Path, ...], readable: tuple[Path, ...]) -> Access:
+    """Return what an agent may read and write; it needs the network."""
+    return Access(
+        root=request.cwd,
+        path=request.environment.get("PATH") or os.environ.get("PATH", os.defpath),
+        program=request.argv[0],
+        writable=writable,
+        readable=readable,
+        network=Network.HOST,
+    )
 
 
 def python_folders() -> tuple[Path, ...]:
@@ -44,19 +94,17 @@ def project_python(root: Path) -> tuple[Path, ...]:
     except (OSError, RuntimeError):
         return ()
     prefix = program.parent.parent
-    if program.is_relative_to(root.resolve()) or in_system(prefix) or _too_wide(prefix) or not _is_python(prefix):
+    if program.is_relative_to(root.resolve()) or in_system(prefix) or _too_wide(prefix):
+        return ()
+    libraries = (path for path in (prefix / "lib").glob("python3.*") if _PYTHON_LIBRARY.match(path.name))
+    if not any((library / "os.py").is_file() for library in libraries):
+        return ()
+    if not any(path.is_file() for path in (prefix / "bin").glob("python3*")):
         return ()
     # The .venv may name the installation through links, as `versions/3.12` of uv and pyenv do.
     named = Path(os.path.abspath(link.parent / os.readlink(link))).parent.parent if link.is_symlink() else prefix  # noqa: PTH100, PTH115
     prefixes = {prefix} | ({named} if named.exists() and named.resolve() == prefix and not _too_wide(named) else set())
     return tuple(place / part for place in sorted(prefixes) for part in _PYTHON_PARTS if (place / part).is_dir())
-
-
-def _is_python(prefix: Path) -> bool:
-    if not any(path.is_file() for path in (prefix / "bin").glob("python3*")):
-        return False
-    libraries = (path for path in (prefix / "lib").glob("python3.*") if _PYTHON_LIBRARY.match(path.name))
-    return any((library / "os.py").is_file() for library in libraries)
 
 
 def path_folders(path: str, root: Path) -> tuple[Path, ...]:
@@ -111,18 +159,17 @@ def in_system(path: Path) -> bool:
 
 def _too_wide(folder: Path) -> bool:
     """Whether showing this folder would show a home, or more."""
+    # A program in /home/me/bin must not make /home/me readable by the rule for folders beside it.
     home = Path.home()
     wide = {Path("/"), Path("/home"), Path("/root"), Path("/etc"), Path("/var"), Path("/tmp"), home, *home.parents}  # noqa: S108
     return folder in wide or folder.resolve() in {place.resolve() for place in wide}
 
 
 def git_folders(folder: Path, *, tree: bool) -> Iterator[Path]:
-    """Yield what of git must be seen and not written in a writable folder.
+    """Yield the git files that are visible and read-only in a writable folder.
 
-    Args:
-        folder: a writable folder.
-        tree: whether it is the working tree. A worktree's or a submodule's `.git` is a file that names another
-            folder, which is yielded too; elsewhere such a file may be the command's own and is not followed.
+    In the working tree itself (`tree`) the `.git` of a worktree or submodule is a file that names another folder, which
+    is yielded too; elsewhere such a file may be the command's own and is not followed.
     """
     git = folder / ".git"
     if git.is_symlink() or not git.exists():

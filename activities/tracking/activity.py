@@ -2,36 +2,38 @@
 
 import asyncio
 import time
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
 from temporalio import activity
 
-from activities.alignment.gate import Gate, Weighed
-from activities.alignment.port import JudgeBriefing
 from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, put_model
-from activities.scope import EpisodeScope
-from activities.tracking.port import Differ, Ledgers, TextDelta, TrailEvent, TreeDiff
+from activities.safety.gate import Gate, Weighed
+from activities.safety.port import JudgeBriefing
 from activities.tracking.reading import read_diff
 from activities.workspace.port import Workspaces
-from tightloop.alignment import bounded
-from tightloop.alignment_change import of_change, still_stands
-from tightloop.alignment_patch import Change
-from tightloop.alignment_reading import Watch
+from activities.workspace.scope import EpisodeScope
+from activities.workspace.trail import Differ, Ledgers, TrailEvent, TreeDiff
 from tightloop.artifact import ArtifactRef
-from tightloop.check import CheckReport, Verification
-from tightloop.checkpoint import CheckpointRecord
-from tightloop.classification import RULES, classify
-from tightloop.course import ChangedFile, Iteration, observe
-from tightloop.episode import CheckpointFile, EpisodeRequest, EpisodeState, Tracked
-from tightloop.executor import ExecutorReport
-from tightloop.failure import goes_round
-from tightloop.message import PlanRequestMessage, Reflection, render_plan
-from tightloop.planning import PlanRecord, PlanVerdict
-from tightloop.report import plan_request_of
-from tightloop.scope import announced
-from tightloop.tracking import Tracking, similarity
-from tightloop.value import Value, shorten
+from tightloop.episode.check import CheckReport, Verification
+from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.failure import goes_round
+from tightloop.episode.messages.plan_change import make_delta
+from tightloop.episode.messages.report import plan_request_of
+from tightloop.episode.model import CheckpointFile, EpisodeRequest, EpisodeState, Tracked
+from tightloop.episode.planning import PlanRecord, PlanVerdict
+from tightloop.episode.progress.classification import RULES, classify
+from tightloop.episode.progress.course import ChangedFile, Iteration, observe
+from tightloop.episode.progress.tracking import Tracking, similarity
+from tightloop.executor.messages.message import PlanRequestMessage, Reflection, render_plan
+from tightloop.executor.model import ExecutorReport
+from tightloop.safety.change.patch import Change
+from tightloop.safety.change.reading import Watch
+from tightloop.safety.change.rules import review_change, still_stands
+from tightloop.safety.rubric import bounded
+from tightloop.safety.scope import announced
+from tightloop.value import Value, counted, shorten
 
 MATERIAL_CHARACTERS = 100_000
 """Of the diff that a judge may see; the prompt bounds it further."""
@@ -63,25 +65,18 @@ class TrackRequest(Value):
     """Working time of the iteration so far."""
 
 
+@dataclass(frozen=True)
 class TrackingActivities:
     """Keeps the record of an episode."""
 
-    def __init__(
-        self,
-        workspaces: Workspaces,
-        stores: ArtifactStores,
-        ledgers: Ledgers,
-        differ: Differ,
-        *,
-        gate: Gate | None = None,
-    ) -> None:
-        """Take the ports, and the gate of the alignment rubric."""
-        self._workspaces = workspaces
-        self._stores = stores
-        self._ledgers = ledgers
-        self._differ = differ
-        self._gate = gate or Gate()
+    workspaces: Workspaces
+    stores: ArtifactStores
+    ledgers: Ledgers
+    differ: Differ
+    gate: Gate = field(default_factory=Gate)
+    """The gate of the alignment rubric."""
 
+    # A cancellation must not fall between the checkpoint in the ledger and the reference that keeps its tree alive.
     @activity.defn(no_thread_cancel_exception=True)
     def track_iteration(self, request: TrackRequest) -> Tracked:
         """Record an iteration: diff, class, plan request, checkpoint, trail.
@@ -89,27 +84,38 @@ class TrackingActivities:
         Idempotent: the checkpoint's key is the run and the iteration.
         """
         workspace = Path(request.scope.workspace)
-        store = self._stores(workspace)
+        store = self.stores(workspace)
         episode = find_model(store, request.scope.request, EpisodeRequest) or EpisodeRequest()
-        with self._workspaces.hold(request.scope) as tree:
+        with self.workspaces.hold(request.scope) as tree:
             drift = tree.ensure(request.state.tree)
-            diff = self._differ.compare(tree.root, request.base_tree, request.state.tree)
+            diff = self.differ.compare(tree.root, request.base_tree, request.state.tree)
             before = request.base_lines
             if before is None:
-                before = self._differ.lines(tree.root, request.base_tree)
+                before = self.differ.lines(tree.root, request.base_tree)
             tracking = _tracking(
                 request, diff, _iteration(store, request, diff, tree.root), lines_before=before, episode=episode
             )
             file = self._file(store, request, diff, episode)
-            record = self._ledgers(workspace).record_checkpoint(
+            record = self.ledgers(workspace).record_checkpoint(
                 request.scope.episode_id,
                 _key(request),
-                _draft(request, tracking, lines=before + diff.lines_added - diff.lines_removed).model_copy(
-                    update={"state": put_model(store, file, name="checkpoint")}
+                _draft(request, tracking, lines=before + diff.lines_added - diff.lines_removed).evolve(
+                    state=put_model(store, file, name="checkpoint")
                 ),
             )
             tree.keep(str(record.number), record.tree)
-        self._ledgers(workspace).add_event(_event(request, record, diff))
+        status = request.report.status.value if request.report else "nothing delivered"
+        verdict = record.probability_class.value if record.probability_class else ""
+        note = f"; {shorten(diff.note, NOTE_CHARACTERS)}" if diff.note else ""
+        self.ledgers(workspace).add_event(
+            TrailEvent(
+                episode_id=request.scope.episode_id,
+                kind="iteration",
+                key=f"iteration/{_key(request)}",
+                text=f"{record.id}: iteration {record.iteration}, {status}, checks {record.checks}, {verdict}, "
+                f"{counted(diff.files_changed, 'file')}{note}",
+            )
+        )
         weighed = self._weigh(store, request, diff, episode, before)
         return Tracked(
             tracking=tracking,
@@ -125,62 +131,60 @@ class TrackingActivities:
     def _weigh(
         self, store: ArtifactStore, request: TrackRequest, diff: TreeDiff, episode: EpisodeRequest, lines_before: int
     ) -> Weighed:
-        """Hold the change against the rubric; a retry may ask, and pay, a judge again."""
+        """Check the change by the rubric; a retry may ask, and pay, a judge again."""
         plan = find_model(store, request.state.plan, PlanRecord)
         message = plan.message if plan and request.report else None
         # Of this thread alone: a busy machine reads as much as a quiet one.
         watch = Watch(time.thread_time, READING_BOUND.total_seconds())
         files, unread = read_diff(diff, request.state.tree)
+        measured = [part.cpu_s for part in (request.report, request.verification) if part and part.cpu_s is not None]
         change = Change(
             files=files,
             goal="\n".join((episode.goal, *(step.title for step in message.steps))) if message else episode.goal,
             scope=announced(message.scope, (str(request.scope.root), request.scope.workspace)) if message else (),
             lines_before=lines_before,
-            cpu_s=_cpu_s(request),
+            cpu_s=sum(measured) if measured else None,
             wall_s=request.worked.total_seconds(),
             unread=unread,
         )
-        found = of_change(change, self._gate.rubric, watch=watch)
-        egress = self._gate.egress(str(Path(request.scope.workspace).resolve()))
+        found = review_change(change, self.gate.rubric, watch=watch)
+        prompt_privacy = self.gate.prompt_privacy(str(Path(request.scope.workspace).resolve()))
         material = diff.patch[: 4 * MATERIAL_CHARACTERS].decode("utf-8", "replace")[:MATERIAL_CHARACTERS]
-        briefing = JudgeBriefing(goal=episode.goal, about="a change", material=material, egress=egress)
+        briefing = JudgeBriefing(goal=episode.goal, about="a change", material=material, prompt_privacy=prompt_privacy)
         # An activity in a thread has no event loop of its own.
         weighed = (
-            asyncio.run(self._gate.weigh(found, briefing, planner=episode.planner, overruled=request.state.overruled))
+            asyncio.run(self.gate.weigh(found, briefing, planner=episode.planner, overruled=request.state.overruled))
             if found
             else Weighed()
         )
         refused = tuple(item for item in request.state.findings if item.refused and still_stands(item, change))
-        return weighed._replace(findings=bounded((*weighed.findings, *refused), self._gate.rubric))
+        return weighed._replace(findings=bounded((*weighed.findings, *refused), self.gate.rubric))
 
     def _file(
         self, store: ArtifactStore, request: TrackRequest, diff: TreeDiff, episode: EpisodeRequest
     ) -> CheckpointFile:
         state = request.state
         plan = find_model(store, state.plan, PlanRecord)
-        message = plan_request_of(
+        new = plan.message if plan else None
+        made = plan_request_of(
             episode,
             state,
-            plan=plan.message if plan else None,
+            plan=new,
             report=request.report,
             checks=find_model(store, state.checks, CheckReport),
             changes=tuple(f"{file.path} (+{file.added} -{file.removed})" for file in diff.files),
             before=find_model(store, state.plan_request, PlanRequestMessage),
             checks_before=request.checks_before,
         )
-        reference = put_model(store, message, name="plan request")
-        delta = self._plan_delta(store, request, plan)
+        reference = put_model(store, made, name="plan request")
+        old, delta = find_model(store, request.previous_plan, PlanRecord), None
+        if old is not None and old.message is not None and new is not None:
+            delta = make_delta(render_plan(old.message), render_plan(new), request.previous_plan)
         return CheckpointFile(
-            state=state.model_copy(update={"plan_request": reference}),
+            state=state.evolve(plan_request=reference),
             patch=store.put(diff.patch, name="patch", media_type="text/x-diff") if diff.patch else None,
             plan_delta=put_model(store, delta, name="plan delta") if delta else None,
         )
-
-    def _plan_delta(self, store: ArtifactStore, request: TrackRequest, new: PlanRecord | None) -> TextDelta | None:
-        old = find_model(store, request.previous_plan, PlanRecord)
-        if old is None or new is None or old.message is None or new.message is None:
-            return None
-        return self._differ.text(render_plan(old.message), render_plan(new.message))
 
 
 def _key(request: TrackRequest) -> str:
@@ -216,13 +220,11 @@ def _tracking(
     state = request.state
     ratio = similarity(lines_before, added=diff.lines_added, removed=diff.lines_removed)
     observed, memory = observe(state.memory, iteration)
-    facts = observed.model_copy(
-        update={
-            "ratio": round(ratio, 4),
-            "lines_kept": round(max(1 - diff.lines_removed / lines_before, 0.0), 4) if lines_before > 0 else 1.0,
-            "tree_seen_before": state.tree in state.trees[:-1],
-            "alternates": goes_round((*state.trees, state.tree)),
-        }
+    facts = observed.evolve(
+        ratio=round(ratio, 4),
+        lines_kept=round(max(1 - diff.lines_removed / lines_before, 0.0), 4) if lines_before > 0 else 1.0,
+        tree_seen_before=state.tree in state.trees[:-1],
+        alternates=goes_round((*state.trees, state.tree)),
     )
     renames = [(file.renamed_from, file.path) for file in diff.files if file.renamed_from]
     probability_class, reasons = classify(facts, episode.thresholds.patient(episode.repeat_error_limit))
@@ -256,23 +258,3 @@ def _draft(request: TrackRequest, tracking: Tracking, *, lines: int) -> Checkpoi
         run_id=activity.info().workflow_run_id or "",
         lines=lines,
     )
-
-
-def _event(request: TrackRequest, record: CheckpointRecord, diff: TreeDiff) -> TrailEvent:
-    status = request.report.status.value if request.report else "nothing delivered"
-    verdict = record.probability_class.value if record.probability_class else ""
-    note = f"; {shorten(diff.note, NOTE_CHARACTERS)}" if diff.note else ""
-    return TrailEvent(
-        episode_id=request.scope.episode_id,
-        kind="iteration",
-        key=f"iteration/{_key(request)}",
-        text=f"{record.id}: iteration {record.iteration}, {status}, checks {record.checks}, {verdict}, "
-        f"{diff.files_changed} files{note}",
-    )
-
-
-def _cpu_s(request: TrackRequest) -> float | None:
-    """Return the processor time of the executor and of the checks, as far as it was measured."""
-    parts = [part.cpu_s for part in (request.report, request.verification) if part is not None]
-    measured = [part for part in parts if part is not None]
-    return sum(measured) if measured else None

@@ -1,4 +1,4 @@
-"""Git on the objects of a repository only: no working tree, no attributes, no settings of the user that matter."""
+"""Git on the objects of a repository alone: no working tree, no attributes, none of the user's settings."""
 
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""What the rules are to read of a change: the files of its patch, and a word on what is not in it."""
+"""Reads the patch of a change for the alignment rules, and says what the patch lacks."""
 
-from activities.tracking.port import TreeDiff
-from tightloop.alignment_patch import GENERATED, FilePatch, Unread, read_patch
+from activities.workspace.trail import TreeDiff
+from tightloop.safety.change.patch import GENERATED, FilePatch, Unread, read_patch
 
 NO_PATCH = "there is no patch"
 
@@ -9,7 +9,7 @@ NO_PATCH = "there is no patch"
 def read_diff(diff: TreeDiff, tree: str) -> tuple[tuple[FilePatch, ...], Unread]:
     """Return the files of the patch, and what of the difference it lacks.
 
-    Binary files and those that tools generate are no loss: no rule about lines reads them.
+    Binary files and those that tools generate are not missed: no rule about lines reads them.
     """
     files = read_patch(diff.patch.decode("utf-8", "replace"))
     if not diff.note and (diff.patch or not diff.files_changed):

@@ -6,31 +6,14 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from activities.sqlite import use_wal
-from activities.tracking.port import TrailEvent
-from tightloop.checkpoint import CheckpointRecord, checkpoint_id
+from activities.artifacts.sqlite import use_wal
+from activities.workspace.trail import TrailEvent
+from tightloop.episode.checkpoint import CheckpointRecord, checkpoint_id
 from tightloop.errors import StorageFullError, WorkspaceError
 
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT = timedelta(seconds=10)
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS checkpoint (
-    episode_id TEXT NOT NULL,
-    number INTEGER NOT NULL,
-    key TEXT NOT NULL,
-    record TEXT NOT NULL,
-    PRIMARY KEY (episode_id, number),
-    UNIQUE (episode_id, key)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS trail (
-    id INTEGER PRIMARY KEY,
-    episode_id TEXT NOT NULL,
-    key TEXT NOT NULL,
-    event TEXT NOT NULL
-);
-CREATE UNIQUE INDEX IF NOT EXISTS trail_key ON trail (episode_id, key) WHERE key <> '';
-CREATE INDEX IF NOT EXISTS trail_episode ON trail (episode_id, id);
-"""
+SCHEMA = Path(__file__).with_name("ledger.sql").read_text(encoding="utf-8")
 FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 """Primary result codes: SQLite reports a disk that is full as a failed write, too."""
 
@@ -42,13 +25,10 @@ class SqliteLedger:
     """
 
     def __init__(self, path: Path) -> None:
-        """Use the file `path`, which is made by the first call."""
         self._path = path
 
     def record_checkpoint(self, episode_id: str, key: str, record: CheckpointRecord) -> CheckpointRecord:
-        """Give the record the next number of its episode (from 0) and keep it.
-
-        Idempotent: the same key returns the record that was kept first.
+        """Give the record the next number of its episode and keep it; see the port.
 
         Raises:
             StorageFullError: there is no room. Retryable.
@@ -63,7 +43,7 @@ class SqliteLedger:
             (number,) = connection.execute(
                 "SELECT coalesce(max(number) + 1, 0) FROM checkpoint WHERE episode_id = ?", (episode_id,)
             ).fetchone()
-            kept = record.model_copy(update={"id": checkpoint_id(number)})
+            kept = record.evolve(id=checkpoint_id(number))
             connection.execute(
                 "INSERT INTO checkpoint VALUES (?, ?, ?, ?)", (episode_id, number, key, kept.model_dump_json())
             )
@@ -76,7 +56,7 @@ class SqliteLedger:
 
     def add_event(self, event: TrailEvent) -> None:
         """Add a line to the trail, once per key; without a time it gets the present one."""
-        stamped = event if event.at is not None else event.model_copy(update={"at": datetime.now(UTC)})
+        stamped = event if event.at is not None else event.evolve(at=datetime.now(UTC))
         with self._connected() as connection:
             connection.execute(
                 "INSERT INTO trail (episode_id, key, event) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
@@ -98,6 +78,7 @@ class SqliteLedger:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with contextlib.closing(self._open()) as connection:
+                # A transaction that begins by reading cannot wait for the lock to write: it fails at once.
                 connection.execute("BEGIN IMMEDIATE")
                 try:
                     yield connection
@@ -111,6 +92,7 @@ class SqliteLedger:
     def _open(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT.total_seconds(), isolation_level=None)
         try:
+            # In WAL mode less would lose the last checkpoints in a power loss.
             connection.execute("PRAGMA synchronous = FULL")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version > SCHEMA_VERSION:
@@ -119,6 +101,7 @@ class SqliteLedger:
                     f"{SCHEMA_VERSION}). Upgrade this worker"
                 )
             if version < SCHEMA_VERSION:
+                # Without the write-ahead log and a busy timeout 200 writers at once got "database is locked".
                 use_wal(connection, patience=BUSY_TIMEOUT)
                 connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
         except BaseException:

@@ -1,28 +1,28 @@
 """The workspace activities: open, adopt, restore, reconcile after a reset, amend, close."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from temporalio import activity
 
 from activities.artifacts.port import ArtifactStores, get_model, put_model
-from activities.scope import EpisodeScope
-from activities.tracking.port import Differ, Ledgers, TrailEvent
-from activities.workspace.port import OpenEpisodes, WorkingTree, Workspaces
+from activities.workspace.port import OpenEpisodes, Workspaces
+from activities.workspace.scope import EpisodeScope
+from activities.workspace.trail import Differ, Ledgers, TrailEvent
 from tightloop.artifact import ArtifactRef
-from tightloop.check import Check
-from tightloop.checkpoint import RECENT_LIMIT, CheckpointRecord
-from tightloop.episode import (
+from tightloop.episode.check import Check
+from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord
+from tightloop.episode.model import (
     CheckpointFile,
     EpisodeOutcome,
     EpisodeRequest,
     EpisodeState,
     RestoreTarget,
-    first_state,
 )
 from tightloop.errors import ArtifactMissingError, WorkspaceError
-from tightloop.executor import ExecutorChoice
-from tightloop.value import Value
+from tightloop.executor.model import ExecutorChoice
+from tightloop.value import Value, counted
 
 
 class OpenRequest(Value):
@@ -31,7 +31,7 @@ class OpenRequest(Value):
     scope: EpisodeScope
     episode: EpisodeRequest
     opening: str
-    """Original run id: a new run opens anew, a reset run finds what it opened before."""
+    """Original run id: a new run opens the workspace again, a reset run finds what it opened before."""
 
 
 class Opened(Value):
@@ -77,7 +77,7 @@ class RestoredCheckpoint(Value):
     record: CheckpointRecord
     state: EpisodeState
     saved_tree: str | None = None
-    """What was on disk before, saved."""
+    """The tree that was on disk before; it was saved."""
     newest: EpisodeState | None = None
     """State of the newest checkpoint, for a run that starts from the store and carries nothing."""
     known: tuple[CheckpointRecord, ...] = ()
@@ -95,7 +95,7 @@ class ReconcileRequest(Value):
 
 
 class Reconciled(Value):
-    """What the discarded future left behind."""
+    """The tree that the discarded iterations left."""
 
     discarded: tuple[CheckpointRecord, ...] = ()
     saved_tree: str | None = None
@@ -122,25 +122,18 @@ class CloseRequest(Value):
     """The tree to leave behind; empty: as it is."""
 
 
+# `no_thread_cancel_exception`: the SDK would raise in the thread between any two lines, also while a tree is written.
+@dataclass(frozen=True)
 class WorkspaceActivities:
     """Looks after the working tree of an episode. All methods are idempotent."""
 
-    def __init__(
-        self,
-        workspaces: Workspaces,
-        stores: ArtifactStores,
-        ledgers: Ledgers,
-        differ: Differ,
-        has_ended: OpenEpisodes,
-        refuse: Callable[[EpisodeRequest], None] = lambda _episode: None,
-    ) -> None:
-        """Take the ports; `refuse` raises where a request names what its workers do not have."""
-        self._workspaces = workspaces
-        self._stores = stores
-        self._ledgers = ledgers
-        self._differ = differ
-        self._has_ended = has_ended
-        self._refuse = refuse
+    workspaces: Workspaces
+    stores: ArtifactStores
+    ledgers: Ledgers
+    differ: Differ
+    has_ended: OpenEpisodes
+    refuse: Callable[[EpisodeRequest], None] = lambda _episode: None
+    """Raises where a request names what its workers do not have."""
 
     @activity.defn(no_thread_cancel_exception=True)
     def open_workspace(self, request: OpenRequest) -> Opened:
@@ -151,43 +144,45 @@ class WorkspaceActivities:
             InvalidRequestError: the request names an executor or a planner that is not there.
         """
         scope = request.scope
-        self._refuse(request.episode)
-        notes = self._workspaces.prepare(scope, take_over=self._has_ended)
+        self.refuse(request.episode)
+        notes = self.workspaces.prepare(scope, take_over=self.has_ended)
         workspace = Path(scope.workspace)
-        store, ledger = self._stores(workspace), self._ledgers(workspace)
+        store, ledger = self.stores(workspace), self.ledgers(workspace)
         stored = put_model(store, request.episode, name="request")
-        with self._workspaces.hold(scope) as tree:
+        with self.workspaces.hold(scope) as tree:
+            found = tree.snapshot()
+            file = CheckpointFile(state=EpisodeState(budget=request.episode.budget).evolve(tree=found))
             record = ledger.record_checkpoint(
-                scope.episode_id, f"opened/{request.opening}", self._as_found(request, tree)
+                scope.episode_id,
+                f"opened/{request.opening}",
+                CheckpointRecord(
+                    id="",
+                    iteration=0,
+                    tree=found,
+                    title="as it was found",
+                    run_id=activity.info().workflow_run_id or "",
+                    state=put_model(store, file, name="checkpoint"),
+                    lines=self.differ.lines(tree.root, found),
+                ),
             )
             tree.keep(str(record.number), record.tree)
         self._trail(scope, "opened", key=f"opened/{request.opening}")
         return Opened(request=stored, tree=record.tree, checkpoint=record, notes=notes, attempt=activity.info().attempt)
 
-    def _as_found(self, request: OpenRequest, tree: WorkingTree) -> CheckpointRecord:
-        found = tree.snapshot()
-        file = CheckpointFile(state=first_state(request.episode).model_copy(update={"tree": found}))
-        return CheckpointRecord(
-            id="",
-            iteration=0,
-            tree=found,
-            title="as it was found",
-            run_id=activity.info().workflow_run_id or "",
-            state=put_model(self._stores(Path(request.scope.workspace)), file, name="checkpoint"),
-            lines=self._differ.lines(tree.root, found),
-        )
-
     @activity.defn(no_thread_cancel_exception=True)
     def adopt_workspace(self, request: AdoptRequest) -> Adopted:
         """Take the tree as a person left it."""
-        with self._workspaces.hold(request.scope) as tree:
+        with self.workspaces.hold(request.scope) as tree:
             found = tree.snapshot()
             if found == request.expected_tree:
                 return Adopted(tree=found, attempt=activity.info().attempt)
             tree.keep(f"adopted-{found[:12]}", found)
-            diff = self._differ.compare(tree.root, request.expected_tree, found)
+            diff = self.differ.compare(tree.root, request.expected_tree, found)
         self._trail(
-            request.scope, "adopted", f"edits of a person were kept: {diff.files_changed} files", key=f"adopted/{found}"
+            request.scope,
+            "adopted",
+            f"edits of a person were kept: {counted(diff.files_changed, 'file')}",
+            key=f"adopted/{found}",
         )
         return Adopted(tree=found, files_changed=diff.files_changed, attempt=activity.info().attempt)
 
@@ -203,22 +198,22 @@ class WorkspaceActivities:
         record = request.record or self._find(workspace, owner, request.target.checkpoint_id)
         if record.state is None:
             raise ArtifactMissingError(f"{record.id} has no stored state and cannot be restored")
-        store = self._stores(workspace)
+        store = self.stores(workspace)
         file = get_model(store, record.state, CheckpointFile)
         known: tuple[CheckpointRecord, ...] = ()
         newest: EpisodeState | None = None
         if request.closed:
-            known = self._ledgers(workspace).checkpoints(owner)[-RECENT_LIMIT:]
+            known = self.ledgers(workspace).checkpoints(owner)[-RECENT_LIMIT:]
             worked = [r.state for r in known if r.state is not None and r.iteration > 0]
             newest = get_model(store, worked[-1], CheckpointFile).state if worked else None
         info = activity.info()
         if owner != request.scope.episode_id:
-            record = self._ledgers(workspace).record_checkpoint(
+            record = self.ledgers(workspace).record_checkpoint(
                 request.scope.episode_id,
                 f"forked/{info.workflow_run_id}",
-                record.model_copy(update={"id": "", "parent": None, "branch": 1, "event_id": None, "discarded": False}),
+                record.evolve(id="", parent=None, branch=1, event_id=None, discarded=False),
             )
-        with self._workspaces.hold(request.scope) as tree:
+        with self.workspaces.hold(request.scope) as tree:
             saved = tree.ensure(record.tree)
             tree.keep(str(record.number), record.tree)
         self._trail(
@@ -229,7 +224,7 @@ class WorkspaceActivities:
         )
 
     def _find(self, workspace: Path, episode_id: str, checkpoint: str) -> CheckpointRecord:
-        records = self._ledgers(workspace).checkpoints(episode_id)
+        records = self.ledgers(workspace).checkpoints(episode_id)
         found = next((record for record in records if record.id == checkpoint), None)
         if found is None:
             known = ", ".join(record.id for record in records[-10:]) or "none"
@@ -239,34 +234,30 @@ class WorkspaceActivities:
     @activity.defn(no_thread_cancel_exception=True)
     def reconcile_reset(self, request: ReconcileRequest) -> Reconciled:
         """Put the files back to where the reset run stands, and list what the discarded future made."""
-        ledger = self._ledgers(Path(request.scope.workspace))
+        ledger = self.ledgers(Path(request.scope.workspace))
         # A closed episode gave its claim back: a reset opens it again.
-        self._workspaces.prepare(request.scope, take_over=self._has_ended)
-        with self._workspaces.hold(request.scope) as tree:
+        self.workspaces.prepare(request.scope, take_over=self.has_ended)
+        with self.workspaces.hold(request.scope) as tree:
             saved = tree.ensure(request.expected_tree)
         discarded = tuple(
-            record.model_copy(update={"discarded": True})
+            record.evolve(discarded=True)
             for record in ledger.checkpoints(request.scope.episode_id)
             if record.number > request.newest_known
         )
         run_id = activity.info().workflow_run_id
-        self._trail(request.scope, "reset", f"{len(discarded)} checkpoints discarded", key=f"reset/{run_id}")
+        self._trail(request.scope, "reset", f"{counted(len(discarded), 'checkpoint')} discarded", key=f"reset/{run_id}")
         return Reconciled(discarded=discarded, saved_tree=saved, attempt=activity.info().attempt)
 
     @activity.defn(no_thread_cancel_exception=True)
     def amend_request(self, request: AmendRequest) -> ArtifactRef:
         """Store the request with its changes."""
-        store = self._stores(Path(request.scope.workspace))
-        if request.scope.request is None:
-            raise ArtifactMissingError("the episode has no stored request: its workspace was never opened")
-        episode = get_model(store, request.scope.request, EpisodeRequest)
-        amended = episode.model_copy(
-            update={
-                "goal": request.goal or episode.goal,
-                "definition_of_done": request.definition_of_done or episode.definition_of_done,
-                "executor": request.executor or episode.executor,
-                "planner": request.planner or episode.planner,
-            }
+        store = self.stores(Path(request.scope.workspace))
+        episode = get_model(store, request.scope.stored_request, EpisodeRequest)
+        amended = episode.evolve(
+            goal=request.goal or episode.goal,
+            definition_of_done=request.definition_of_done or episode.definition_of_done,
+            executor=request.executor or episode.executor,
+            planner=request.planner or episode.planner,
         )
         return put_model(store, amended, name="request")
 
@@ -274,9 +265,9 @@ class WorkspaceActivities:
     def close_workspace(self, request: CloseRequest) -> None:
         """Leave the expected tree behind and give the claim back."""
         if request.expected_tree:
-            with self._workspaces.hold(request.scope) as tree:
+            with self.workspaces.hold(request.scope) as tree:
                 tree.ensure(request.expected_tree)
-        self._workspaces.release(request.scope)
+        self.workspaces.release(request.scope)
         self._trail(
             request.scope,
             "closed",
@@ -285,6 +276,6 @@ class WorkspaceActivities:
         )
 
     def _trail(self, scope: EpisodeScope, kind: str, text: str = "", *, key: str) -> None:
-        self._ledgers(Path(scope.workspace)).add_event(
+        self.ledgers(Path(scope.workspace)).add_event(
             TrailEvent(episode_id=scope.episode_id, kind=kind, text=text, key=key)
         )

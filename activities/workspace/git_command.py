@@ -6,7 +6,7 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,8 +20,11 @@ STDERR_LIMIT = 1_000
 KEPT_ENVIRONMENT = ("PATH", "HOME", "XDG_CONFIG_HOME", "TMPDIR", "USER", "LOGNAME")
 """Nothing else is inherited: neither the worker's secrets nor a `GIT_DIR` of a hook it was started from."""
 
+# LC_ALL: error texts are compared in English. Optional locks would make the user wait for us. Without literal
+# pathspecs a file named `*.py` would stand for others.
 QUIET = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "GIT_LITERAL_PATHSPECS": "1"}
 ISOLATED = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1"}
+# Hooks and fsmonitor are programs that the repository names; a gc in the background would outlive its command.
 FIXED_SETTINGS = ("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false", "-c", "gc.auto=0")
 _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 
@@ -31,7 +34,7 @@ class GitTimeoutError(GitError):
 
 
 class Outcome(NamedTuple):
-    """What a git command answered."""
+    """Result of a git command."""
 
     code: int
     out: bytes
@@ -40,19 +43,15 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Git:
-    """Git in one folder, with a closed environment.
-
-    Attributes:
-        folder: where it runs.
-        variables: environment variables besides the allow-listed ones.
-        timeout: wall time after which a command and its children are killed.
-        inherit: file descriptors that its processes keep open (the lock of the tree).
-    """
+    """Git in one folder, with a closed environment."""
 
     folder: Path
     variables: Mapping[str, str] = field(default_factory=dict)
+    """In addition to the allow-listed ones."""
     timeout: timedelta = COMMAND_TIMEOUT
+    """Wall time after which a command and its children are killed."""
     inherit: tuple[int, ...] = ()
+    """File descriptors that its processes keep open (the lock of the tree)."""
 
     def run(self, *arguments: str, stdin: bytes = b"", timeout: timedelta | None = None) -> bytes:
         """Return the output of a command.
@@ -114,6 +113,7 @@ class Git:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
+                # A group of its own: git starts helpers, and all of them are ended with it.
                 start_new_session=True,
                 pass_fds=self.inherit,
             )
@@ -160,6 +160,12 @@ def join_z(parts: list[bytes]) -> bytes:
     return b"".join(part + b"\0" for part in parts)
 
 
+def shown_paths(paths: Sequence[bytes], most: int) -> str:
+    """Return the first paths for a sentence, and how many more there are."""
+    more = f" and {len(paths) - most} more" if len(paths) > most else ""
+    return ", ".join(path.decode("utf-8", "backslashreplace") for path in paths[:most]) + more
+
+
 def _read(process: "subprocess.Popen[bytes]", limit_bytes: int, deadline: float) -> tuple[bytes, bool]:
     """Read until the end (True), the limit or the deadline (False)."""
     stream = process.stdout
@@ -181,6 +187,7 @@ def _read(process: "subprocess.Popen[bytes]", limit_bytes: int, deadline: float)
 def _end(process: "subprocess.Popen[bytes]") -> None:
     """Leave neither the process, nor a child of it, nor an open pipe."""
     if process.poll() is None:
+        # The group, not the process: a helper of git may hold the pipes open.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(CLEANUP_TIMEOUT.total_seconds())

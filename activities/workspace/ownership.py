@@ -1,11 +1,10 @@
-"""Who works in a tree: the lock of an attempt, the processes it started, the claim of an episode."""
+"""Ownership of a tree: the lock of an attempt, the processes it started, the claim of an episode."""
 
 import contextlib
 import fcntl
 import hashlib
 import json
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from activities.artifacts.local import replace_file
 from tightloop.errors import WorkspaceBusyError, WorkspaceLockedError
 
 LOCK_WAIT = timedelta(seconds=30)
@@ -30,16 +30,9 @@ def tree_key(root: Path) -> str:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file, so that no reader ever sees a part of it."""
+    """Replace a file as `replace_file` does; its folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    replace_file(path, content)
 
 
 @contextlib.contextmanager
@@ -55,12 +48,16 @@ def locked(path: Path, *, wait: timedelta, what: str) -> Iterator[int]:
     deadline = time.monotonic() + wait.total_seconds()
     while (descriptor := _try_lock(path)) is None:
         if time.monotonic() >= deadline:
+            holder = ""
+            with contextlib.suppress(OSError):
+                holder = path.read_text()
             raise WorkspaceLockedError(
-                f"{what} is still held by another attempt (process {_holder(path)}) after {wait.total_seconds():g} s. "
-                "It is tried again; if that process hangs, end it"
+                f"{what} is still held by another attempt (process {holder or 'unknown'}) after "
+                f"{wait.total_seconds():g} s. It is tried again; if that process hangs, end it"
             )
         time.sleep(LOCK_POLL.total_seconds())
     try:
+        # Named in the error of an attempt that waits too long.
         os.ftruncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
         yield descriptor
@@ -86,13 +83,6 @@ def _try_lock(path: Path) -> int | None:
     return None
 
 
-def _holder(path: Path) -> str:
-    try:
-        return path.read_text() or "unknown"
-    except OSError:
-        return "unknown"
-
-
 @dataclass(frozen=True)
 class _Noted:
     pid: int
@@ -104,7 +94,6 @@ class OwnedProcesses:
     """The processes that the holder of a lock started, noted in a file that outlives it."""
 
     def __init__(self, path: Path) -> None:
-        """Use `path`, which lies beside the lock."""
         self._path = path
         self._noting = threading.Lock()
 
@@ -147,6 +136,7 @@ def _running(noted: _Noted) -> set[psutil.Process]:
     """Return what runs of a noted process: itself, its descendants, its session; never a reused process id."""
     slack = CLOCK_SLACK.total_seconds()
     found: set[psutil.Process] = set()
+    # Noted before a restart of the host: the process ids of that time mean nothing now.
     if noted.started < psutil.boot_time() - slack:
         return found
     with contextlib.suppress(psutil.Error):
@@ -155,15 +145,12 @@ def _running(noted: _Noted) -> set[psutil.Process]:
             return found
         found |= {process, *process.children(recursive=True)}
     if noted.leads_session:
-        found |= {process for process in psutil.process_iter() if _in_session(process, noted, slack)}
+        for process in psutil.process_iter():
+            # It may have ended since it was listed.
+            with contextlib.suppress(psutil.Error, OSError):
+                if os.getsid(process.pid) == noted.pid and process.create_time() >= noted.started - slack:
+                    found.add(process)
     return {process for process in found if process.pid != os.getpid() and _runs(process)}
-
-
-def _in_session(process: psutil.Process, noted: _Noted, slack: float) -> bool:
-    try:
-        return os.getsid(process.pid) == noted.pid and process.create_time() >= noted.started - slack
-    except (psutil.Error, OSError):
-        return False
 
 
 def _runs(process: psutil.Process) -> bool:
@@ -174,7 +161,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 class Claims:
-    """Which episode works in which tree, from its start to its end."""
+    """Records which episode works in which tree, from its start to its end."""
 
     def __init__(self, folder: Path, *, wait: timedelta) -> None:
         """Keep claims in `folder`; `wait` bounds the wait for another process that changes one."""
@@ -188,11 +175,18 @@ class Claims:
             WorkspaceBusyError: another episode has it, and `take_over` denies that it has ended.
         """
         ended: str | None = None
-        while (other := self._claim(root, episode, ended)) is not None:
+        while True:
+            with self._changing():
+                other = self._owner(root)
+                if other in (None, episode, ended):
+                    content = json.dumps({"episode": episode, "root": str(root)})
+                    write_atomically(self._path(root), content.encode("utf-8", "backslashreplace"))
+                    return
+            # Asked without the lock, as the answer may come from a server; the claim can change hands meanwhile.
             if not take_over(other):
                 raise WorkspaceBusyError(
-                    f"episode {other} works in {root}. End it first: tightloop abort {other} "
-                    f"(a plan: tightloop plan cancel {other}), or start this one in a worktree of its own"
+                    f"{other} works in {root}. End it first: tightloop cancel {other}, "
+                    "or start this one in a worktree of its own"
                 )
             ended = other
 
@@ -201,16 +195,6 @@ class Claims:
         with self._changing():
             if self._owner(root) == episode:
                 self._path(root).unlink(missing_ok=True)
-
-    def _claim(self, root: Path, episode: str, ended: str | None) -> str | None:
-        """Return the episode in the way, unless it is the one that has `ended`."""
-        with self._changing():
-            owner = self._owner(root)
-            if owner not in (None, episode, ended):
-                return owner
-            content = json.dumps({"episode": episode, "root": str(root)})
-            write_atomically(self._path(root), content.encode("utf-8", "backslashreplace"))
-            return None
 
     def _changing(self) -> contextlib.AbstractContextManager[int]:
         return locked(self._folder / "lock", wait=self._wait, what=f"the list of claims in {self._folder}")

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from activities.scope import EpisodeScope
+from activities.workspace.scope import EpisodeScope
 
 
 class WorkingTree(Protocol):
@@ -22,7 +22,6 @@ class WorkingTree(Protocol):
 
     def restore(self, tree: str) -> None:
         """Make the files on disk equal `tree`. What was there should be in a snapshot before."""
-        ...
 
     def ensure(self, expected: str) -> str | None:
         """Make sure that `expected` is on disk.
@@ -30,15 +29,12 @@ class WorkingTree(Protocol):
         Returns:
             None if it was; otherwise the id of the tree that was found, saved under a reference and undone.
         """
-        ...
 
     def keep(self, name: str, tree: str) -> None:
         """Keep a tree alive as `refs/tightloop/<episode>/<name>`."""
-        ...
 
     def own_process(self, pid: int) -> None:
         """Note a child process, so that the next holder ends it should this worker die."""
-        ...
 
 
 class Workspaces(Protocol):
@@ -65,7 +61,6 @@ class Workspaces(Protocol):
 
     def release(self, scope: EpisodeScope) -> None:
         """Give the claim back. Idempotent."""
-        ...
 
     def hold(self, scope: EpisodeScope) -> AbstractContextManager[WorkingTree]:
         """Hold the tree exclusively; ends what a dead holder left running.
@@ -76,9 +71,5 @@ class Workspaces(Protocol):
         ...
 
 
-class OpenEpisodes(Protocol):
-    """What is known about other episodes."""
-
-    def __call__(self, episode_id: str) -> bool:
-        """Return whether the episode has ended."""
-        ...
+OpenEpisodes = Callable[[str], bool]
+"""Returns whether the episode with this id has ended."""

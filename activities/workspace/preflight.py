@@ -1,12 +1,11 @@
-"""Checks whether a workspace can be used, and says in one sentence why not."""
+"""Checks that a workspace can be used; an error says in one sentence why not."""
 
 import os
 import re
-from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 
-from activities.workspace.git_command import COMMAND_TIMEOUT, ISOLATED, Git, Outcome, split_z
+from activities.workspace.git_command import COMMAND_TIMEOUT, ISOLATED, Git, Outcome, shown_paths, split_z
 from activities.workspace.snapshot_repository import SnapshotRepository
 from tightloop.errors import NotARepositoryError, WorkspaceError
 
@@ -24,29 +23,16 @@ def check_workspace(workspace: Path, *, needs_commit: bool, timeout: timedelta =
         WorkspaceError: it cannot be used otherwise.
     """
     if not workspace.is_absolute():
-        raise WorkspaceError(f"the workspace '{workspace}' is not an absolute path: name it from the root on")
+        raise WorkspaceError(f"the workspace '{workspace}' is not an absolute path: give the full path")
     if not workspace.exists():
         raise WorkspaceError(f"the workspace {workspace} does not exist on this host: check path and worker")
     if not workspace.is_dir():
         raise WorkspaceError(f"the workspace {workspace} is not a folder: name the top folder of a git working tree")
     git = Git(workspace, timeout=timeout)
-    _check_version(git)
-    _check_top(git, workspace)
-    if needs_commit and git.attempt("rev-parse", "--verify", "-q", "HEAD^{commit}").code != 0:
-        raise WorkspaceError(
-            f"{workspace} needs a commit for a worktree of its own: git -C {workspace} commit --allow-empty -m start "
-            "(or start without worktree)"
-        )
-
-
-def _check_version(git: Git) -> None:
     answer = git.within(ISOLATED).run("version").decode("utf-8", "replace").strip()
     found = re.search(r"(\d+)\.(\d+)", answer)
     if found is None or (int(found[1]), int(found[2])) < OLDEST_GIT:
         raise WorkspaceError(f"'{answer}' is too old: install git 2.30 or newer")
-
-
-def _check_top(git: Git, workspace: Path) -> None:
     kind = git.attempt("rev-parse", "--is-bare-repository", "--is-inside-git-dir")
     if kind.code != 0:
         raise _refusal(kind, workspace)
@@ -58,8 +44,14 @@ def _check_top(git: Git, workspace: Path) -> None:
     if inside_git_folder:
         raise NotARepositoryError(f"{workspace} is inside a .git folder: name the top of the working tree")
     top = Path(os.fsdecode(git.run("rev-parse", "--show-toplevel").removesuffix(b"\n")))
+    # Not a comparison of texts: the path may lead through a link, or differ in case on macOS.
     if not top.samefile(workspace):
         raise NotARepositoryError(f"{workspace} is inside the git working tree {top}: name the top")
+    if needs_commit and git.attempt("rev-parse", "--verify", "-q", "HEAD^{commit}").code != 0:
+        raise WorkspaceError(
+            f"{workspace} needs a commit for a worktree of its own: git -C {workspace} commit --allow-empty -m start "
+            "(or start without worktree)"
+        )
 
 
 def _refusal(outcome: Outcome, workspace: Path) -> WorkspaceError:
@@ -82,33 +74,15 @@ def notes_on(repository: SnapshotRepository, *, worktree: bool) -> tuple[str, ..
     links = {entry.partition(b"\t")[2] for entry in staged if entry.startswith(GITLINK)}
     nested = sorted(links | {path.removesuffix(b"/") for path in files if path.endswith(b"/")})
     big = [path for path in files if _size(repository.root, path) > BIG_FILE_BYTES]
-    notes = (
-        _note(
-            [path for path in ignored if path != b".tightloop/"],
-            "ignored files and empty folders are not part of checkpoints",
-        ),
-        _note(
-            big, f"files over {BIG_FILE_BYTES // 1_000_000} MB slow down checkpoints and are stored anew when changed"
-        ),
-        _note(nested, "submodules and nested repositories are part of checkpoints as plain files, without their .git"),
-        _worktree_note(git) if worktree else "",
-    )
-    return tuple(note for note in notes if note)
-
-
-def _worktree_note(git: Git) -> str:
-    changed = split_z(git.run("status", "--porcelain", "-z", "--no-renames"))
-    paths = [entry[3:] for entry in changed]
-    return _note(paths, "the worktree starts from the last commit, without changes that are not committed")
-
-
-def _note(paths: Iterable[bytes], sentence: str) -> str:
-    known = list(paths)
-    if not known:
-        return ""
-    shown = ", ".join(path.decode("utf-8", "backslashreplace") for path in known[:SHOWN])
-    more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
-    return f"{sentence}: {shown}{more}"
+    status = split_z(git.run("status", "--porcelain", "-z", "--no-renames")) if worktree else []
+    size = f"{BIG_FILE_BYTES // 1_000_000} MB"
+    notes = {
+        "ignored files and empty folders are not part of checkpoints": [p for p in ignored if p != b".tightloop/"],
+        f"files over {size} slow checkpoints down and are stored again with every change": big,
+        "submodules and nested repositories are part of checkpoints as plain files, without their .git": nested,
+        "the worktree starts from the last commit, without changes that are not committed": [s[3:] for s in status],
+    }
+    return tuple(f"{sentence}: {shown_paths(paths, SHOWN)}" for sentence, paths in notes.items() if paths)
 
 
 def _size(root: Path, path: bytes) -> int:

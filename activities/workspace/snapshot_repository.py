@@ -75,7 +75,9 @@ class SnapshotRepository:
         _update(self.folder / "HEAD", b"ref: refs/heads/none\n")
         # Looking like a repository protects checkpoints and ledger from `git clean -fdx`, which agents like to run.
         _update(self.folder.parent / ".git", os.fsencode(f"gitdir: {self.folder.name}\n"))
-        _update(self.folder / "config", _config(self._user_settings()))
+        found = self.as_user.attempt("config", "-z", "--type=path", "--get-regexp", USER_SETTINGS)
+        pairs = (os.fsdecode(entry).partition("\n") for entry in split_z(found.out))
+        _update(self.folder / "config", _config({key: value for key, _, value in pairs}))
         _update(self.folder / "info" / "attributes", ATTRIBUTES)
         _update(self.folder / "info" / "exclude", self._user_excludes() + b"\n" + EXCLUDED + b"\n")
 
@@ -96,22 +98,14 @@ class SnapshotRepository:
 
     def keep(self, reference: str, tree: str) -> None:
         """Point a reference of the user's repository at a tree; only for the holder of the tree."""
+        # Git does not remove the lock of a git that was killed, and would refuse for ever.
         (self.common / f"{reference}.lock").unlink(missing_ok=True)
         self.user.run("update-ref", reference, tree)
-
-    def has_tree(self, tree: str) -> bool:
-        """Return whether the tree is in the object database."""
-        return self.private.attempt("cat-file", "-e", f"{tree}^{{tree}}").code == 0
 
     def _user_excludes(self) -> bytes:
         with contextlib.suppress(FileNotFoundError):
             return (self.common / "info" / "exclude").read_bytes()
         return b""
-
-    def _user_settings(self) -> dict[str, str]:
-        found = self.as_user.attempt("config", "-z", "--type=path", "--get-regexp", USER_SETTINGS)
-        pairs = (os.fsdecode(entry).partition("\n") for entry in split_z(found.out))
-        return {key: value for key, _, value in pairs}
 
 
 def _config(user: Mapping[str, str]) -> bytes:
@@ -121,15 +115,11 @@ def _config(user: Mapping[str, str]) -> bytes:
     lines += [f"{name} = {value}" for name, value in SETTINGS.items()]
     lines += [f"{name.partition('.')[2]} = {user[name]}" for name in FILE_SYSTEM_SETTINGS if name in user]
     if "core.excludesfile" in user:
-        lines.append(f"excludesFile = {_quoted(user['core.excludesfile'])}")
+        escaped = user["core.excludesfile"].replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        lines.append(f'excludesFile = "{escaped}"')
     if object_format != "sha1":
         lines += ["[extensions]", f"objectFormat = {object_format}"]
     return os.fsencode("\n".join(lines) + "\n")
-
-
-def _quoted(value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
 
 
 def _update(path: Path, content: bytes) -> None:

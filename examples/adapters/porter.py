@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from activities.execution.agent.port import AgentAdapter, Ending, EventReader, Launch, ModelAccess
-from activities.execution.agent.program import find_program, version_of
-from activities.execution.port import Availability
+from activities.executor.agent.port import Ending, EventReader, Launch, ModelAccess
+from activities.executor.agent.program import find_program, version_of
+from activities.executor.port import Availability
 from activities.model_gateway.port import Wire
-from tightloop.executor import EventKind, ExecutorEvent, ExecutorOutcome, ExecutorStatus, ResumeToken, WorkOrder
+from tightloop.executor.model import EventKind, ExecutorEvent, ExecutorOutcome, ExecutorStatus, ResumeToken, WorkOrder
 
 
 class PorterReader(EventReader):
@@ -27,14 +27,14 @@ class PorterReader(EventReader):
         kind = EventKind.SESSION if "session" in event else EventKind.FINISHED if "done" in event else EventKind.MESSAGE
         return [ExecutorEvent(kind=kind, text=str(event.get("say", ""))[:500], session_id=event.get("session", ""))]
 
-    def verdict(self, ending: Ending) -> ExecutorOutcome:
+    def read_outcome(self, ending: Ending) -> ExecutorOutcome:
         """Return what it came to: never success because of an exit code alone."""
         if self._end and self._end["done"]:
             return ExecutorOutcome(status=ExecutorStatus.COMPLETED, summary=str(self._end.get("summary", ""))[:500])
         return ExecutorOutcome(status=ExecutorStatus.FAILED, error=ending.output_end[-500:] or "it did not finish")
 
 
-class PorterAdapter(AgentAdapter):
+class PorterAdapter:
     """How porter is found and started."""
 
     name, wire = "porter", Wire.CHAT

@@ -1,4 +1,4 @@
-"""Who may ask the codec server: which pages of a browser, under which host name, with which proof."""
+"""Access to the codec server: allowed origins, host names, and tokens or cookies."""
 
 import hashlib
 import hmac
@@ -11,6 +11,7 @@ from tightloop.settings import LOOPBACK_HOSTS, Settings
 COOKIE = "tightloop_codec"
 COOKIE_SECONDS = 30 * 86_400
 _COOKIE_PURPOSE = b"tightloop codec cookie 1"
+# Browsers leave these ports out of the Origin header.
 _USUAL_PORTS = {"http": 80, "https": 443}
 
 
@@ -21,7 +22,7 @@ class Access:
     origins: frozenset[str]
     """Exact origins of the pages that may ask. `localhost` and `127.0.0.1` differ for a browser."""
     hosts: frozenset[str] | None
-    """What the Host header may say; None: anything. Against names that an attacker lets point to this machine."""
+    """Allowed values of the Host header; None: any. Protects against DNS rebinding."""
     token: str | None = field(repr=False)
     """None: no proof is asked for."""
 
@@ -29,14 +30,18 @@ class Access:
         """Tell whether a Host header means this server."""
         return self.hosts is None or host.lower() in self.hosts
 
-    def lets_in(self, authorization: str, cookies: str) -> bool:
+    def allows(self, authorization: str, cookies: str) -> bool:
         """Tell whether a request proves that it knows the token: as a bearer, or by the cookie of the sign-in."""
         if self.token is None:
             return True
         scheme, _, bearer = authorization.partition(" ")
         if scheme.lower() == "bearer" and _same(bearer.strip(), self.token):
             return True
-        return _same(_cookie_in(cookies), self.cookie)
+        try:
+            morsel = SimpleCookie(cookies).get(COOKIE)
+        except CookieError:
+            return False
+        return morsel is not None and _same(morsel.value, self.cookie)
 
     def knows(self, token: str) -> bool:
         """Tell whether this is the token."""
@@ -68,14 +73,6 @@ def _origins_of(url: str) -> set[str]:
     names = LOOPBACK_HOSTS if parts.hostname in LOOPBACK_HOSTS else (parts.hostname,)
     port = "" if parts.port in (None, _USUAL_PORTS.get(parts.scheme)) else f":{parts.port}"
     return {f"{parts.scheme}://{name}{port}" for name in names}
-
-
-def _cookie_in(header: str) -> str:
-    try:
-        morsel = SimpleCookie(header).get(COOKIE)
-    except CookieError:
-        return ""
-    return morsel.value if morsel is not None else ""
 
 
 def _same(given: str, wanted: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a request of the codec protocol does to payloads.
+"""Encodes and decodes the payloads of a codec request.
 
 The protocol is what Temporal's UI 2.54 and CLI 1.9 use: https://docs.temporal.io/codec-server
 """
@@ -31,6 +31,7 @@ def transformed(codec: PayloadCodec, route: str, body: bytes) -> bytes:
     given = _read(body).payloads
     if route == "encode":
         return _written(asyncio.run(codec.encode(given)))
+    # Temporal's UI also posts payloads that were never encrypted, such as summaries: they pass through.
     plain = asyncio.run(codec.decode(given))
     if route == "download" and any(payload.metadata.get("messageType") == _REFERENCE for payload in plain):
         raise InvalidRequestError(

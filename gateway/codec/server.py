@@ -23,6 +23,7 @@ from tightloop.settings import Settings
 
 logger = logging.getLogger("tightloop")
 
+# Temporal's UI sends one request for each payload that it shows.
 CONNECTIONS = 64
 IDLE_S = 30.0
 """Longest silence on a connection, and longest time for one body."""
@@ -51,6 +52,7 @@ class RefusedError(Exception):
 class CodecServer(ThreadingHTTPServer):
     """Answers until `shutdown`; a thread for each connection, of which there is a bounded number."""
 
+    # A browser that keeps its connection open must not keep the process alive.
     daemon_threads = True
     block_on_close = False
     request_queue_size = CONNECTIONS
@@ -114,13 +116,11 @@ class Exchange(BaseHTTPRequestHandler):
         """Transform payloads, or sign in."""
         self._guarded(self._sign_in if self._path == SIGN_IN else self._transform)
 
-    # -- what is answered -----------------------------------------------------------------------
-
     def _show(self) -> None:
         if self._path != "/":
             raise RefusedError(HTTPStatus.NOT_FOUND, f"there is nothing here. POST to one of: /{', /'.join(ROUTES)}")
-        note = "Not signed in." if self._door.access.token else "No token is needed here (codec.require_token: false)."
-        if self._door.access.token and self._let_in:
+        note = "Not signed in." if self._codec.access.token else "No token is needed here (codec.require_token: false)."
+        if self._codec.access.token and self._has_access:
             note = "This browser is signed in."
         self._reply(HTTPStatus.OK, self._page(note), _HTML, _PAGE_HEADERS)
 
@@ -128,12 +128,12 @@ class Exchange(BaseHTTPRequestHandler):
         if not own_page(self._header("Origin"), self._header("Host")):
             raise RefusedError(HTTPStatus.FORBIDDEN, "sign in on the page of the codec server itself")
         fields = parse_qs(self._body(_LARGEST_FORM).decode("utf-8", "replace"))
-        if not self._door.access.knows(fields.get("token", [""])[0]):
+        if not self._codec.access.knows(fields.get("token", [""])[0]):
             self._reply(HTTPStatus.FORBIDDEN, self._page("That is not the token."), _HTML, _PAGE_HEADERS)
             return
         # A path for each: cookies go to every port of a host, and so other local servers get none of these.
         cookies = [
-            f"{COOKIE}={self._door.access.cookie}; Path=/{route}; Max-Age={COOKIE_SECONDS}; HttpOnly; SameSite=Strict"
+            f"{COOKIE}={self._codec.access.cookie}; Path=/{route}; Max-Age={COOKIE_SECONDS}; HttpOnly; SameSite=Strict"
             for route in ROUTES
         ]
         self._reply(HTTPStatus.OK, self._page("This browser is signed in."), _HTML, _PAGE_HEADERS, cookies)
@@ -143,28 +143,26 @@ class Exchange(BaseHTTPRequestHandler):
         if route not in ROUTES:
             raise RefusedError(HTTPStatus.NOT_FOUND, f"there is nothing here. POST to one of: /{', /'.join(ROUTES)}")
         origin = self._header("Origin")
-        if origin and origin.lower() not in self._door.access.origins:
+        if origin and origin.lower() not in self._codec.access.origins:
             raise RefusedError(
                 HTTPStatus.FORBIDDEN,
                 f"pages of {origin[:200]!r} may not ask here. Add it to codec.origins, if it is a Temporal UI of yours",
             )
-        if not self._let_in:
+        if not self._has_access:
             raise RefusedError(
                 HTTPStatus.UNAUTHORIZED,
                 "the token is missing or wrong. CLI: TEMPORAL_CODEC_AUTH='Bearer TOKEN'; browser: sign in at "
-                f"{self._door.endpoint}/",
+                f"{self._codec.endpoint}/",
             )
         if self._header("Content-Type").partition(";")[0].strip().lower() != _JSON:
             raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send Content-Type: {_JSON}")
-        self._reply(HTTPStatus.OK, transformed(self._door.codec, route, self._body(LARGEST_BYTES)), _JSON)
+        self._reply(HTTPStatus.OK, transformed(self._codec.codec, route, self._body(LARGEST_BYTES)), _JSON)
 
     def _page(self, note: str) -> bytes:
-        return _PAGE.substitute(note=note, endpoint=self._door.endpoint).encode()
-
-    # -- what is asked --------------------------------------------------------------------------
+        return _PAGE.substitute(note=note, endpoint=self._codec.endpoint).encode()
 
     @property
-    def _door(self) -> CodecServer:
+    def _codec(self) -> CodecServer:
         return cast(CodecServer, self.server)
 
     @property
@@ -172,8 +170,8 @@ class Exchange(BaseHTTPRequestHandler):
         return self.path.partition("?")[0]
 
     @property
-    def _let_in(self) -> bool:
-        return self._door.access.lets_in(self._header("Authorization"), self._header("Cookie"))
+    def _has_access(self) -> bool:
+        return self._codec.access.allows(self._header("Authorization"), self._header("Cookie"))
 
     def _header(self, name: str) -> str:
         return str(self.headers.get(name, ""))
@@ -198,14 +196,12 @@ class Exchange(BaseHTTPRequestHandler):
             wanted -= len(part)
         return b"".join(parts)
 
-    # -- how it is answered ---------------------------------------------------------------------
-
     def _guarded(self, answer: Callable[[], None]) -> None:
         """Answer; a refusal is a sentence, and ends the connection since its body may be unread."""
         self._cors = self._allowed_origin()
         try:
-            if not self._door.access.names(self._header("Host")):
-                raise RefusedError(HTTPStatus.MISDIRECTED_REQUEST, f"ask for {self._door.endpoint}, under that name")
+            if not self._codec.access.names(self._header("Host")):
+                raise RefusedError(HTTPStatus.MISDIRECTED_REQUEST, f"ask for {self._codec.endpoint}, under that name")
             answer()
         except RefusedError as refused:
             self._refuse(refused.status, refused.message)
@@ -213,16 +209,16 @@ class Exchange(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.UNPROCESSABLE_ENTITY, error.message)
         except (ConnectionError, TimeoutError):
             self.close_connection = True
-        except Exception as error:  # noqa: BLE001 - the edge; a traceback could hold content
+        except Exception as error:  # noqa: BLE001 - outermost handler; a traceback could hold content
             logger.error("the codec server failed with %s at %s", type(error).__name__, self._path[:40])
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"the codec server failed: {type(error).__name__}")
 
     def _allowed_origin(self) -> dict[str, str]:
         origin = self._header("Origin")
-        if origin.lower() not in self._door.access.origins:
+        if origin.lower() not in self._codec.access.origins:
             return {}
         headers = {"Access-Control-Allow-Origin": origin}
-        if self._door.access.token is not None:
+        if self._codec.access.token is not None:
             headers["Access-Control-Allow-Credentials"] = "true"
         return headers
 
@@ -231,6 +227,7 @@ class Exchange(BaseHTTPRequestHandler):
             raise RefusedError(HTTPStatus.FORBIDDEN, "this page may not ask here. Name its origin in codec.origins")
         return {
             "Access-Control-Allow-Methods": "POST, OPTIONS",
+            # Those that Temporal's UI sends.
             "Access-Control-Allow-Headers": "authorization,content-type,x-namespace",
             "Access-Control-Max-Age": "600",
         }
@@ -243,15 +240,12 @@ class Exchange(BaseHTTPRequestHandler):
         with suppress(OSError):
             self._reply(status, json.dumps({"error": message}).encode(), _JSON, extra)
             self.wfile.flush()
-            self._linger()
-
-    def _linger(self) -> None:
-        """Read on for a while: closing with bytes unread would take the answer away from the client."""
-        self.connection.shutdown(socket.SHUT_WR)
-        self.connection.settimeout(LINGER_S)
-        deadline = time.monotonic() + LINGER_S
-        while time.monotonic() < deadline and self.connection.recv(_CHUNK):
-            pass
+            # Read on for a while: closing with bytes unread would take the answer away from the client.
+            self.connection.shutdown(socket.SHUT_WR)
+            self.connection.settimeout(LINGER_S)
+            deadline = time.monotonic() + LINGER_S
+            while time.monotonic() < deadline and self.connection.recv(_CHUNK):
+                pass
 
     def _reply(
         self,

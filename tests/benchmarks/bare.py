@@ -6,13 +6,13 @@ from typing import Any
 
 from temporalio import activity, workflow
 
-from activities.execution.activity import ExecuteRequest, ExecutionActivities, HandOffRequest
-from activities.planning.activity import NextPlanRequest, PlanningActivities
-from activities.scope import EpisodeScope
+from activities.checks.activity import VerificationActivities, VerifyRequest
+from activities.executor.activity import ExecuteRequest, ExecutionActivities, HandOffRequest
+from activities.planner.activity import NextPlanRequest, PlanningActivities
 from activities.tracking.activity import TrackingActivities, TrackRequest
-from activities.verification.activity import VerificationActivities, VerifyRequest
 from activities.workspace.activity import CloseRequest, OpenRequest, WorkspaceActivities
-from tightloop.episode import EpisodeOutcome, EpisodeRequest, EpisodeState
+from activities.workspace.scope import EpisodeScope
+from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeState
 
 TIMEOUT = timedelta(minutes=1)
 
@@ -52,12 +52,12 @@ class BareWork:
         opened = await _call(
             WorkspaceActivities.open_workspace, OpenRequest(scope=scope, episode=request, opening=info.run_id)
         )
-        scope = scope.model_copy(update={"request": opened.request})
+        scope = scope.evolve(request=opened.request)
         baseline = await _call(VerificationActivities.verify, VerifyRequest(scope=scope, expected_tree=opened.tree))
         state = EpisodeState(request=opened.request, tree=opened.tree, checks=baseline.report)
         last = opened.checkpoint
         for iteration in range(1, iterations + 1):
-            state, last = await self._iterate(scope, state.model_copy(update={"iteration": iteration}), last)
+            state, last = await self._iterate(scope, state.evolve(iteration=iteration), last)
         await _call(WorkspaceActivities.close_workspace, CloseRequest(scope=scope, outcome=EpisodeOutcome.SUCCEEDED))
 
     async def _iterate(self, scope: EpisodeScope, before: EpisodeState, last: Any) -> tuple[EpisodeState, Any]:
@@ -77,14 +77,12 @@ class BareWork:
             VerificationActivities.verify,
             VerifyRequest(scope=scope, expected_tree=report.new_tree, previous=before.checks),
         )
-        state = before.model_copy(
-            update={
-                "tree": report.new_tree,
-                "plan": plan.plan,
-                "plan_title": plan.title,
-                "checks": verification.report,
-                "checks_text": verification.passed_of_all,
-            }
+        state = before.evolve(
+            tree=report.new_tree,
+            plan=plan.plan,
+            plan_title=plan.title,
+            checks=verification.report,
+            checks_text=verification.passed_of_all,
         )
         tracked = await _call(
             TrackingActivities.track_iteration,
@@ -100,7 +98,7 @@ class BareWork:
                 verification=verification,
             ),
         )
-        return state.model_copy(update={"plan_request": tracked.plan_request}), tracked.checkpoint
+        return state.evolve(plan_request=tracked.plan_request), tracked.checkpoint
 
 
 @workflow.defn

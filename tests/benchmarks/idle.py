@@ -12,14 +12,14 @@ from uuid import uuid4
 import psutil
 from temporalio.worker import Worker
 
-from activities.scope import EpisodeScope
-from activities.tracking.port import TreeDiff
+from activities.workspace.scope import EpisodeScope
+from activities.workspace.trail import TreeDiff
 from tests.benchmarks.bare import BareIdle
 from tests.benchmarks.figures import Report, Spread, progress
 from tests.benchmarks.stage import Stage, stage
-from tests.doubles import gives_up
+from tests.support.doubles import gives_up
 from tightloop.client import TightloopClient
-from tightloop.planning import Briefing, PlannerAnswer
+from tightloop.episode.planning import Briefing, PlannerAnswer
 
 BATCHES = 4
 BATCH = 50
@@ -125,7 +125,7 @@ async def _episodes(on: Stage, count: int) -> None:
         folder.mkdir()
         async with gate:
             episode_id = await client.start(on.request(3, workspace=str(folder)))
-            while (await client.status(episode_id)).pause is None:
+            while not (await client.status(episode_id)).questions:
                 await asyncio.sleep(0.02)
 
     await asyncio.gather(*(one() for _ in range(count)))

@@ -19,11 +19,11 @@ from tests.benchmarks.figures import Report, Spread, progress
 from tests.benchmarks.plan_bare import WINDOW, BareGraph, pass_node
 from tests.benchmarks.plan_makespan import SLOTS, Layered, layered, list_schedule
 from tests.benchmarks.stage import InstantPlanner, Stage, stage
-from tightloop.client.plans import Plans
+from tightloop.client import TightloopClient
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from worker.build import workflow_runner
 from worker.connect import DATA_CONVERTER
-from workflows.plan import PlanWorkflow
+from workflows.plan.workflow import PlanWorkflow
 
 LIMIT_S = 1_200
 ROUNDS = 3
@@ -164,7 +164,7 @@ async def _plan(on: Stage, graph: list[list[int]]) -> Run:
 async def _of_steps(on: Stage, steps: Sequence[dict[str, Any]], slots: int) -> Run:
     workspace = on.workspace()
     (workspace / "plan.json").write_text(json.dumps({"id": "bench", "max_parallel": slots, "steps": steps}))
-    plans = Plans(on.client, on.settings)
+    plans = TightloopClient(on.client, on.settings)
     request = PlanRequest(workspace=str(workspace), file="plan.json", attempts_per_run=PER_RUN)
     begun = _clocks()
     plan_id = await plans.start(request)
@@ -204,9 +204,7 @@ def _bare(on: Stage, plans: Worker) -> Worker:
 
 
 def _with_slots(settings: Any, slots: int) -> Any:
-    return settings.model_copy(
-        update={"worker": settings.worker.model_copy(update={"max_concurrent_activities": slots})}
-    )
+    return settings.evolve(worker=settings.worker.evolve(max_concurrent_activities=slots))
 
 
 def _clocks() -> tuple[float, float, float]:

@@ -7,17 +7,17 @@ from statistics import median
 from typing import Any
 
 from activities.model.service import ModelService
-from activities.planning.openai import OpenAIPlanner
+from activities.planner.openai import OpenAIPlanner
 from tests.benchmarks.figures import Report, Spread, progress
-from tests.model_server import CHARACTERS_PER_TOKEN, Asked, ModelServer, says
-from tightloop.budget import Budget
-from tightloop.check import Check, CheckReport, judge
-from tightloop.episode import EpisodeRequest, EpisodeState, first_state
-from tightloop.executor import ExecutorReport, ExecutorStatus
-from tightloop.loop import begin_iteration
-from tightloop.message import PlanMessage, PlannedStep, PlanRequestMessage, Reflection
-from tightloop.planning import Briefing
-from tightloop.report import plan_request_of
+from tests.support.model_server import CHARACTERS_PER_TOKEN, Asked, ModelServer, says
+from tightloop.episode.budget import Budget
+from tightloop.episode.check import Check, CheckReport, judge
+from tightloop.episode.loop.state_changes import begin_iteration
+from tightloop.episode.messages.report import plan_request_of
+from tightloop.episode.model import EpisodeRequest, EpisodeState
+from tightloop.episode.planning import Briefing
+from tightloop.executor.messages.message import PlanMessage, PlannedStep, PlanRequestMessage, Reflection
+from tightloop.executor.model import ExecutorReport, ExecutorStatus
 from tightloop.settings import Settings
 
 EPISODES = 12
@@ -36,7 +36,7 @@ WORDS = ["".join(_LETTERS.choices("abcdefghijklmnopqrstuvwxyz", k=2 + n % 9)) fo
 ANSWER: dict[str, Any] = {
     "diagnosis": "parse() drops the last line",
     "action_items": ["keep the last line"],
-    "steps": [{"title": "Mend parse() in orders/parser.py", "run": None}],
+    "steps": [{"title": "Fix parse() in orders/parser.py", "run": None}],
     "scope": ["orders/parser.py"],
     "context": "",
     "claims_done": False,
@@ -110,16 +110,16 @@ def _equal_start(one: str, other: str) -> int:
 def _briefings(chosen: random.Random, size: float) -> list[Briefing]:
     """Make up an episode of endless failures, written by the same rules as a real one."""
     found: list[Briefing] = []
-    state = first_state(REQUEST)
+    state = EpisodeState(budget=REQUEST.budget)
     before: PlanRequestMessage | None = None
     checks = _checks(chosen, size)
     for _ in range(LATE + AROUND):
         state = begin_iteration(state)
         found.append(_briefing(chosen, size, state, before, checks))
-        state = state.model_copy(update={"plan_title": _words(chosen, 12 * size), "notes": ()})
+        state = state.evolve(plan_title=_words(chosen, 12 * size), notes=())
         plan = PlanMessage(steps=(PlannedStep(title=state.plan_title, run=tuple(_words(chosen, 4 * size).split())),))
         checks = _checks(chosen, size)
-        state = state.model_copy(update={"checks_text": "1/3"})
+        state = state.evolve(checks_text="1/3")
         before = plan_request_of(
             REQUEST,
             state,

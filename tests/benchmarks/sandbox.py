@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from activities.process import ProcessRequest, run_process, search_path
+from activities.process import ProcessRequest, Reason, run_process, search_path
 from activities.sandbox.bubblewrap import BubblewrapSandbox
 from activities.sandbox.docker import DockerSandbox
-from activities.sandbox.port import Enforcement, ExitReason, Limit, Sandbox, SandboxSpec
+from activities.sandbox.port import Enforcement, Limit, Sandbox, SandboxSpec
 from activities.sandbox.seatbelt import SeatbeltSandbox
 from activities.sandbox.unsafe import UnsafeLocal
 from tests.benchmarks.figures import Report, Spread, progress
@@ -72,7 +72,7 @@ def _plain(root: Path) -> None:
 
 def _run(sandbox: Sandbox, root: Path) -> None:
     result = sandbox.run(SandboxSpec(argv=COMMAND, root=root), cancelled=lambda: False, started=lambda _pid: None)
-    assert (result.reason, result.exit_code) == (ExitReason.EXITED, 0), result
+    assert (result.reason, result.exit_code) == (Reason.EXITED, 0), result
 
 
 def _held(sandbox: Sandbox, root: Path) -> str:

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Iterable
 
 from tests.benchmarks.figures import Report, progress
+from tightloop.plan.document.plan import Plan
+from tightloop.plan.document.step import Access, Step
 from tightloop.plan.engine.graph import Graph, compile_graph
 from tightloop.plan.engine.schedule import Schedule
-from tightloop.plan.model import Access, Plan, Step
 from tightloop.plan.result import StepStatus
-from tightloop.plan.state import PlanState
 
 RUNS = 5
 SIZES = (1_000, 10_000)
@@ -44,7 +44,7 @@ def _on_the_tree(size: int) -> Iterable[Step]:
     """Layers of which every tenth step writes the tree and the others read it."""
     for step in _layered(size):
         writes = step.id.endswith("7")
-        yield step.model_copy(update={"access": Access.WRITES if writes else Access.READS})
+        yield step.evolve(access=Access.WRITES if writes else Access.READS)
 
 
 def _wide(size: int, width: int = WIDE) -> Iterable[Step]:
@@ -112,7 +112,7 @@ def _event_us(graph: Graph) -> float:
 def _run(schedule: Schedule, most: int) -> int:
     running: list[int] = []
     events = 0
-    while events < most and not schedule.settled:
+    while events < most and not schedule.is_settled:
         running += schedule.take(SLOTS - len(running))
         schedule.finish(running.pop(len(running) // 2), StepStatus.COMPLETED)
         events += 1
@@ -125,11 +125,11 @@ def _once(plan: Plan) -> tuple[float, float, float, float]:
     packed = compile_graph(plan).packed()
     compiled = time.process_time()
     graph = Graph.unpack(packed)
-    unpacked = time.process_time()
+    unpack = time.process_time()
     schedule = Schedule(graph)
     _run(schedule, SIZES[1] // 2)
-    state = schedule.save(PlanState())
+    state = schedule.save()
     before = time.process_time()
     Schedule(graph, state)
     resumed = time.process_time()
-    return (compiled - begun) * 1e3, (unpacked - compiled) * 1e3, (resumed - before) * 1e3, len(packed) / 1e3
+    return (compiled - begun) * 1e3, (unpack - compiled) * 1e3, (resumed - before) * 1e3, len(packed) / 1e3

@@ -15,18 +15,18 @@ from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
 import workflows
-from activities.planning.port import Planner
+from activities.planner.port import Planner
 from tests.benchmarks.stopwatch import Stopwatch
-from tests.doubles import planned
-from tightloop.budget import Budget
-from tightloop.episode import EpisodeRequest
-from tightloop.executor import ExecutorChoice
-from tightloop.planning import Briefing, PlannerAnswer
+from tests.support.doubles import planned
+from tightloop.episode.budget import Budget
+from tightloop.episode.model import EpisodeRequest
+from tightloop.episode.planning import Briefing, PlannerAnswer
+from tightloop.executor.model import ExecutorChoice
 from tightloop.settings import Settings, parse_settings
 from worker.build import build_adapters, build_workers
-from worker.collector import collect_less_often
 from worker.connect import DATA_CONVERTER, connect
 from worker.server import server_arguments, temporal_binary, tuning_arguments
+from worker.up import collect_less_often
 
 
 class InstantPlanner:

@@ -18,21 +18,20 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.artifacts.local import open_local_store
 from activities.artifacts.port import put_model
-from activities.scope import EpisodeScope
 from activities.tracking.activity import TrackingActivities, TrackRequest
 from activities.tracking.git_differ import GitDiffer
 from activities.tracking.sqlite_ledger import open_sqlite_ledger
 from activities.workspace.git import GitWorkspaces
+from activities.workspace.scope import EpisodeScope
 from tests.benchmarks.difflib_run import DIFFLIB_BOUND_S, difflib_seconds
 from tests.benchmarks.figures import Report, Spread, progress
 from tests.benchmarks.stage import git
-from tests.benchmarks.texts import texts_report
-from tests.doubles import planned
-from tightloop.check import Check, CheckReport, Verification, judge
-from tightloop.checkpoint import CheckpointRecord
-from tightloop.episode import EpisodeRequest, EpisodeState
-from tightloop.executor import ExecutorReport, ExecutorStatus
-from tightloop.planning import PlanRecord
+from tests.support.doubles import planned
+from tightloop.episode.check import Check, CheckReport, Verification, judge
+from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.model import EpisodeRequest, EpisodeState
+from tightloop.episode.planning import PlanRecord
+from tightloop.executor.model import ExecutorReport, ExecutorStatus
 
 RUNS = 24
 ADVERSARIAL_RUNS = 5
@@ -109,9 +108,6 @@ async def measure() -> Report:
         f"in a process whose start is not counted; difflib is ended after {DIFFLIB_BOUND_S:g} s (bound),"
     )
     report.notes.append(f"git after {GIT_BOUND_S:g} s")
-    texts = await asyncio.to_thread(texts_report)
-    report.notes.append(texts.text())
-    report.figures |= texts.figures
     return report
 
 
@@ -254,7 +250,7 @@ class _Bench:
         else:
             tracked = self._track(request)
             diffed = self._diff(before.tree, request.state.tree)
-        self._state = self._state.model_copy(update={"trees": (*self._state.trees, self._state.tree)[-8:]})
+        self._state = self._state.evolve(trees=(*self._state.trees, self._state.tree)[-8:])
         begun = time.perf_counter()
         found = GitDiffer().compare(self._root, before.tree, request.state.tree)
         compared = time.perf_counter() - begun
@@ -273,15 +269,13 @@ class _Bench:
         output = f"FAILED test_{number}.py\n" * 40 + "=== 1 failed, 30 passed in 0.1s ==="
         result = judge(Check(run="pytest -q"), tree=tree, exit_code=1, timed_out=False, duration_s=1.0, output=output)
         checks = put_model(self._store, CheckReport(tree=tree, results=(result,)), name="checks")
-        state = before.model_copy(
-            update={
-                "iteration": number + 1,
-                "tree": tree,
-                "plan": put_model(self._store, PlanRecord(message=plan), name="plan"),
-                "plan_title": plan.steps[0].title if plan else "",
-                "checks": checks,
-                "checks_text": "0/1",
-            }
+        state = before.evolve(
+            iteration=number + 1,
+            tree=tree,
+            plan=put_model(self._store, PlanRecord(message=plan), name="plan"),
+            plan_title=plan.steps[0].title if plan else "",
+            checks=checks,
+            checks_text="0/1",
         )
         return TrackRequest(
             scope=self._scope,
@@ -300,7 +294,7 @@ class _Bench:
             begun, processor = time.perf_counter(), _processor_s()
             tracked = self._environment.run(self._activities.track_iteration, request)
             took = (time.perf_counter() - begun, _processor_s() - processor)
-            state = request.state.model_copy(update={"plan_request": tracked.plan_request})
+            state = request.state.evolve(plan_request=tracked.plan_request)
             return took, tracked.checkpoint, state
 
         took, self._last, self._state = self._thread.submit(track).result()

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from activities.model_gateway.port import Wire
-from tests.e2e.stack import Stack, wait_for_port
-from tests.fake_model import FakeModel, say, shell
-from tests.integration.agents import agent_program
+from tests.support.agents.install import agent_program
+from tests.support.fake_model import FakeModel, say, shell
+from tests.support.stack.stack import Stack, wait_for_port
 from tightloop.client import TightloopClient
-from tightloop.episode import EpisodeOutcome, EpisodeRequest
-from tightloop.executor import ExecutorChoice
+from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
+from tightloop.executor.model import ExecutorChoice
 from worker.demo import CHECKS, GOAL, make_sample
 
 PLANTED = {
@@ -21,7 +21,7 @@ PLANTED = {
     "GITHUB_TOKEN": "ghp_planted5f2c9a71",
     "DATABASE_URL": "postgres://app:planted5f2c9a71@db/app",
 }
-MEND = "ruff check --fix --unsafe-fixes --exit-zero --no-cache . ; ruff format --no-cache . ; env > seen.txt"
+FIX = "ruff check --fix --unsafe-fixes --exit-zero --no-cache . ; ruff format --no-cache . ; env > seen.txt"
 
 
 def settings_file(folder: Path, base_url: str) -> str:
@@ -49,7 +49,7 @@ def places_that_hold(secret: bytes, *folders: Path) -> list[str]:
 async def test_codex_gets_the_sample_green_and_no_planted_key_is_seen_anywhere(tmp_path: Path) -> None:
     sample = make_sample(tmp_path)
     with (
-        FakeModel(shell(MEND), say("All findings are mended.")) as model,
+        FakeModel(shell(FIX), say("All findings are fixed.")) as model,
         Stack(
             tmp_path / "stack",
             {**PLANTED, "XDG_CONFIG_HOME": settings_file(tmp_path / "config", model.base_url(Wire.RESPONSES))},
@@ -66,7 +66,7 @@ async def test_codex_gets_the_sample_green_and_no_planted_key_is_seen_anywhere(t
         async with asyncio.timeout(400):
             result = await client.result(episode_id)
         timeline = await client.timeline(episode_id)
-        history = await client.history_json(episode_id)
+        history = await client.history(episode_id)
         keys = {seen.headers.get("authorization") for seen in model.requests}
     print("\n" + "\n".join(f"{entry.kind}: {entry.text}" for entry in timeline))
     assert result.outcome is EpisodeOutcome.SUCCEEDED

@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.e2e.stack import Stack, wait_for_port
+from tests.support.stack.stack import Stack, wait_for_port
 from tightloop.cli.main import app
 
 WAIT_S = 150
 PLAN = """\
-id: mend-add
-title: Mend add and release it
+id: fix-add
+title: Fix add and release it
 inputs: {version: "1.0"}
 steps:
-  - {id: mend, kind: implement, edit: {files: [{path: calc.py, search: a - b, replace: a + b}]}}
+  - {id: fix, kind: implement, edit: {files: [{path: calc.py, search: a - b, replace: a + b}]}}
   - id: release
-    needs: [mend]
+    needs: [fix]
     gate:
       checks: [{command: "grep -q 'a + b' calc.py"}]
       approval:
@@ -53,7 +53,7 @@ class Shell:
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            (sys.executable, "-m", "tightloop.cli.main", "plan", *words),
+            (sys.executable, "-m", "tightloop.cli.main", *words),
             cwd=self.folder,
             env=self.stack.environment,
             stdin=subprocess.DEVNULL,
@@ -75,7 +75,7 @@ class Shell:
     def until(self, plan_id: str, holds: Callable[[dict[str, object]], object]) -> dict[str, object]:
         deadline = time.monotonic() + WAIT_S
         while True:
-            words = ("plan", "status", plan_id, "--json")
+            words = ("status", plan_id, "--json")
             done = CliRunner().invoke(app, words, env=self.stack.environment)
             status = json.loads(done.stdout) if done.exit_code == 0 else {}
             if status and holds(status):
@@ -114,21 +114,21 @@ def shell(stack: Stack, tmp_path: Path) -> Shell:
 
 
 def test_a_plan_runs_in_one_shell_and_is_approved_from_another(shell: Shell, tmp_path: Path) -> None:
-    first = shell.start("run", "plan.yaml", "--set", "version=1.1", "--id", "two-shells")
-    shell.until("two-shells", lambda status: status["waiting"])
+    first = shell.start("plan", "run", "plan.yaml", "--set", "version=1.1", "--id", "two-shells")
+    shell.until("two-shells", lambda status: status["questions"])
 
-    shell.until_told(("list",), "running (waits for approval)")
+    shell.until_told(("list",), "running (gate)")
     code, _, err = shell.run("approve", "two-shells")
-    assert (code, "needs one of its options: ship, hold" in err) == (2, True)
+    assert (code, "Options: ship, hold" in err) == (2, True)
     code, _, err = shell.run("approve", "two-shells", "relase", "--option", "ship")
-    assert (code, "Waiting are: release" in err) == (2, True)
+    assert (code, "Waiting: q1 (release)" in err) == (2, True)
     code, out, _ = shell.run("approve", "two-shells", "--option", "ship", "--by", "ada", "--rationale", "looked at it")
-    assert (code, out) == (0, "release is approved\n")
+    assert (code, out) == (0, "release: ship\n")
     out, err = first.communicate(timeout=WAIT_S)
 
     assert first.returncode == 0, err
     assert "release waits for a person: Release 1.1?" in out
-    assert "  tightloop plan approve two-shells release --option ship" in out
+    assert re.search(r"  tightloop answer two-shells ship   # .*\+ now", out)
     assert "COMPLETED: all steps are done" in out
     assert (shell.folder / "VERSION").read_text() == "1.1"
     assert "a + b" in (shell.folder / "calc.py").read_text()
@@ -136,20 +136,20 @@ def test_a_plan_runs_in_one_shell_and_is_approved_from_another(shell: Shell, tmp
 
 
 def _keeps_everything(shell: Shell, tmp_path: Path) -> None:
-    assert "class s1 completed" in shell.run("graph", "two-shells")[1]
-    shown = shell.run("show", "two-shells", "--step", "release")[1]
-    assert "decision: approved by ada ship looked at it" in shown
-    code, out, _ = shell.run("archive", "two-shells")
+    assert "class s1 completed" in shell.run("plan", "graph", "two-shells")[1]
+    shown = shell.run("plan", "show", "two-shells", "--step", "release")[1]
+    assert "answer: ship by ada looked at it" in shown
+    code, out, _ = shell.run("export", "two-shells", "--report")
     assert code == 0
-    assert out.startswith("# Mend add and release it: completed")
-    assert "release: approved (ship) by ada" in out
+    assert out.startswith("# Fix add and release it: completed")
+    assert "release: ship by ada. looked at it" in out
 
     folder = tmp_path / "export"
     code, out, err = shell.run("export", "two-shells", "--out", str(folder))
     assert (code, err) == (0, "")
     records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
-    assert {record["step"] for record in records} == {"mend", "release", "note"}
-    patch = next(record["artifacts"]["patch"]["sha256"] for record in records if record["step"] == "mend")
+    assert {record["step"] for record in records} == {"fix", "release", "note"}
+    patch = next(record["artifacts"]["patch"]["sha256"] for record in records if record["step"] == "fix")
     assert "+    return a + b" in (folder / "artifacts" / patch).read_text()
     assert json.loads((folder / "revision-1.json").read_text())["inputs"] == {"version": "1.1"}
     assert json.loads((folder / "history.json").read_text())["events"]
@@ -157,7 +157,7 @@ def _keeps_everything(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_a_dry_run_shows_diffs_and_changes_nothing(shell: Shell) -> None:
-    code, out, err = shell.run("run", "plan.yaml", "--dry-run")
+    code, out, err = shell.run("plan", "run", "plan.yaml", "--dry-run")
     assert code == 0, err
     assert "-    return a - b\n+    return a + b" in out
     assert "Release 1.0?" in out
@@ -166,28 +166,28 @@ def test_a_dry_run_shows_diffs_and_changes_nothing(shell: Shell) -> None:
 
 
 def test_a_failure_is_answered_and_the_plan_runs_again_without_doing_it_twice(shell: Shell) -> None:
-    assert shell.run("run", "failing.yaml", "--id", "fails", "--detach")[0] == 0
-    shell.until("fails", lambda status: status["asked"] == ["build"])
-    code, _, err = shell.run("run-step", "fails", "after")
+    assert shell.run("plan", "run", "failing.yaml", "--id", "fails", "--detach")[0] == 0
+    shell.until("fails", lambda status: [one["step"] for one in status["questions"]] == ["build"])
+    code, _, err = shell.run("plan", "run-step", "fails", "after")
     assert (code, "blocked by a failed step" in err) == (2, True)
 
     changed = shell.folder.parent / "changed.yaml"
     changed.write_text(FAILING.replace("test -f go.txt", "true"))
-    code, out, _ = shell.run("replan", "fails", str(changed), "--rationale", "the file is not needed")
-    assert (code, out.startswith("revision 2 is taken up")) == (0, True)
+    code, out, _ = shell.run("plan", "replan", "fails", str(changed), "--rationale", "the file is not needed")
+    assert (code, out.startswith("revision 2 is in force")) == (0, True)
     shell.until("fails", lambda status: status["status"] == "completed")
     assert "not needed" in shell.run("timeline", "fails")[1]
 
-    code, _, err = shell.run("run", "failing.yaml", "--id", "fails")
+    code, _, err = shell.run("plan", "run", "failing.yaml", "--id", "fails")
     assert (code, "--again fails" in err) == (2, True)
-    code, out, err = shell.run("run", "--again", "fails")
+    code, out, err = shell.run("plan", "run", "--again", "fails")
     assert code == 0, err
     assert out.count("(taken over)") == 2, out
 
 
 def test_a_cancelled_plan_fails_the_shell_that_follows_it(shell: Shell) -> None:
-    follower = shell.start("run", "failing.yaml", "--id", "dropped")
-    shell.until("dropped", lambda status: status["asked"])
+    follower = shell.start("plan", "run", "failing.yaml", "--id", "dropped")
+    shell.until("dropped", lambda status: status["questions"])
     code, out, _ = shell.run("cancel", "dropped", "--reason", "no need")
     assert (code, out) == (0, "dropped is cancelled: no need\n")
     out, _ = follower.communicate(timeout=WAIT_S)
@@ -198,8 +198,8 @@ def test_a_cancelled_plan_fails_the_shell_that_follows_it(shell: Shell) -> None:
 
 
 def test_a_file_that_somebody_writes_meanwhile_is_saved_undone_and_told(shell: Shell) -> None:
-    follower = shell.start("run", "asking.yaml", "--id", "watched")
-    shell.until("watched", lambda status: status["waiting"])
+    follower = shell.start("plan", "run", "asking.yaml", "--id", "watched")
+    shell.until("watched", lambda status: status["questions"])
     (shell.folder / "mine.txt").write_text("mine")
     assert shell.run("approve", "watched")[0] == 0
     out, _ = follower.communicate(timeout=WAIT_S)
@@ -211,11 +211,8 @@ def test_a_file_that_somebody_writes_meanwhile_is_saved_undone_and_told(shell: S
     assert subprocess.run(git, cwd=shell.folder, capture_output=True, check=True).stdout == b"mine"
 
 
-def test_an_episode_command_that_is_given_a_plan_says_so(shell: Shell) -> None:
-    assert shell.run("run", "plan.yaml", "--id", "a-plan", "--dry-run", "--detach")[0] == 0
-    done = subprocess.run(
-        (sys.executable, "-m", "tightloop.cli.main", "status", "a-plan"),
-        env=shell.stack.environment, capture_output=True, text=True, check=False, timeout=WAIT_S,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "a-plan is a plan, not an episode. See: tightloop plan status a-plan" in done.stderr
+def test_a_command_of_episodes_that_is_given_a_plan_says_so(shell: Shell) -> None:
+    assert shell.run("plan", "run", "plan.yaml", "--id", "a-plan", "--dry-run", "--detach")[0] == 0
+    code, _, err = shell.run("checkpoints", "a-plan")
+    assert code == 2
+    assert "a-plan is a plan, not an episode. See: tightloop status a-plan" in err

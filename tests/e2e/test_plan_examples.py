@@ -18,10 +18,10 @@ import pytest
 import yaml
 from temporalio.client import WorkflowHistory
 
-from activities.plan.records import open_file_records
-from tests.conftest import Git, eventually
-from tests.e2e.stack import ROOT, Stack, wait_for_port
-from tests.model_server import ModelServer, says
+from activities.plan.records.file_records import open_file_records
+from tests.support.episodes import Git, eventually
+from tests.support.model_server import ModelServer, says
+from tests.support.stack.stack import ROOT, Stack, wait_for_port
 from tightloop.client import TightloopClient
 from tightloop.plan.request import PlanOutcome, PlanRequest, PlanResult
 from tightloop.plan.text.reading import read_plan
@@ -50,7 +50,7 @@ file = pathlib.Path("relay/duration.py")
 one, all_ = "int(part[1]) * UNITS[part[2]]", "sum(int(number) * UNITS[unit] for number, unit in _PART.findall(text))"
 file.write_text(file.read_text().replace(one, all_))
 """
-"""What stands in for a coding agent: it mends the one line."""
+"""What stands in for a coding agent: it fixes the one line."""
 
 
 @pytest.fixture(scope="module")
@@ -137,27 +137,27 @@ class Person:
 
     async def start(self, source: str, **changes: Any) -> None:
         request = PlanRequest(workspace=str(self.project), source=source, **changes)
-        self.plan_id = await self.client.plans.start(request)
+        self.plan_id = await self.client.start(request)
 
     async def waits_for(self, step: str) -> str:
         """Wait until a step waits for a person; return what it asks."""
 
         async def question() -> str:
-            status = await self.client.plans.status(self.plan_id)
+            status = await self.client.status(self.plan_id)
             assert status.outcome is None, status.reason
-            return next((one.question.text for one in status.waiting if one.step == step), "")
+            return next(("\n".join((one.title, *one.evidence)) for one in status.questions if one.step == step), "")
 
         return str(await eventually(question, seconds=PLAN_SECONDS))
 
     async def finish(self) -> Ran:
         """Wait for the end; a plan that asks instead fails the test with what it asks."""
-        plans = self.client.plans
+        plans = self.client
         async with asyncio.timeout(PLAN_SECONDS):
             async for status in plans.watch(self.plan_id, poll=timedelta(milliseconds=100)):
-                if status.pause_reason:
+                if status.status == "paused":
                     told = await plans.timeline(self.plan_id)
                     lines = "\n".join(f"  {one.event} {one.step} {one.detail}" for one in told[-15:])
-                    pytest.fail(f"{self.plan_id} waits: {status.pause_reason}\n{lines}")
+                    pytest.fail(f"{self.plan_id} waits: {status.questions[0].title}\n{lines}")
         result = await plans.result(self.plan_id)
         steps = {line.id: line.status.value for line in await plans.steps(self.plan_id)}
         return Ran(self.project, self.plan_id, result, steps)
@@ -210,8 +210,8 @@ async def test_hasty_build_is_replanned_by_a_person(person: Person) -> None:
         '        - {path: tests/test_retry.py, content: "import unittest\\n\\n\\nclass RetryTest(unittest.TestCase):\\n'
         '    def test_it(self):\\n        pass\\n"}\n  - id: archive\n',
     )
-    await person.client.plans.replan(person.plan_id, more, rationale="tests are missing", by="maria")
-    await person.client.plans.approve(person.plan_id, "replan", rationale="added", by="maria")
+    await person.client.replan(person.plan_id, more, rationale="tests are missing", by="maria")
+    await person.client.answer(person.plan_id, "approve", "added", question="replan", by="maria")
     ran = await person.finish()
     assert ran.result.outcome is PlanOutcome.COMPLETED, ran.result.reason
     assert ran.result.revision == 2
@@ -227,7 +227,7 @@ async def test_debug_branching_takes_only_the_path_of_the_right_hypothesis(perso
     assert {"test-h1", "test-h2", "fix-parts", "verify"} <= done
     assert not {"fix-units", "test-h3", "escalate"} & done
     assert ran.seconds("1h30m") == "5400"
-    status = await person.client.plans.status(person.plan_id)
+    status = await person.client.status(person.plan_id)
     sure = {belief.hypothesis: belief.confidence for belief in status.beliefs}
     assert sure["H1"] < 0.1 < 0.8 < sure["H2"]
 
@@ -249,9 +249,9 @@ async def test_http3_research_digs_into_each_gap_until_two_hosts_confirm_every_c
 
 async def test_feature_x_builds_the_option_that_a_person_chose(person: Person) -> None:
     await person.start(text_of("feature-x.yaml"))
-    assert await person.waits_for("gate-approval") == "Which way shall retries be built?"
-    plans = person.client.plans
-    await plans.approve(person.plan_id, "gate-approval", option="A", rationale="configurable", by="maria")
+    assert (await person.waits_for("gate-approval")).startswith("Which way shall retries be built?")
+    plans = person.client
+    await plans.answer(person.plan_id, "A", "configurable", question="gate-approval", by="maria")
     ran = await person.finish()
     assert ran.result.outcome is PlanOutcome.COMPLETED, ran.result.reason
     assert (ran.steps["implement-A"], ran.steps["implement-B"]) == ("completed", "skipped")
@@ -311,7 +311,7 @@ async def test_debug_500_fixes_what_the_evidence_of_three_subplans_supports(pers
         "skipped",
     )
     assert "Root cause: H3" in ran.text("docs/postmortem-500.md")
-    history = WorkflowHistory.from_json(ran.plan_id, await person.client.plans.history_json(ran.plan_id))
+    history = WorkflowHistory.from_json(ran.plan_id, await person.client.history(ran.plan_id))
     checks = Starts.of(history, [f"{ran.plan_id}.{check}.1" for check in ("check-db", "check-race", "check-timeout")])
     assert len(checks.prepared) == 3
     assert len(set(checks.prepared)) == 1, "the checks were let go one after the other"
@@ -374,12 +374,12 @@ async def test_json_plan_waits_with_its_deployment_for_a_person(person: Person) 
     await person.start(text_of("plan-build-search.json"))
     assert "policy.approve" in await person.waits_for("deploy-01")
     assert not (person.project / "dist").exists()
-    await person.client.plans.approve(person.plan_id, "deploy-01", rationale="tested", by="maria")
+    await person.client.answer(person.plan_id, "approve", "tested", question="deploy-01", by="maria")
     ran = await person.finish()
     assert ran.result.outcome is PlanOutcome.COMPLETED, ran.result.reason
     assert (ran.project / "dist/search.pyz").stat().st_size > 0
     assert ran.text("intake.md").startswith("# Intake")
-    assert ran.outputs("research-01").keys() >= {"q1", "kb-q1-md"}
+    assert ran.outputs("research-01").keys() >= {"kb-q1-json", "kb-q1-md"}
 
 
 async def test_research_template_leaves_a_knowledge_base_with_citations(person: Person, site: str) -> None:
@@ -427,42 +427,42 @@ async def test_agent_works_in_an_episode_until_the_checks_are_green(person: Pers
     await person.start(text_of("optional/hand-to-an-agent.yaml"))
     ran = await person.finish()
     assert ran.result.outcome is PlanOutcome.COMPLETED, ran.result.reason
-    assert ran.outputs("mend")["outcome"] == "SUCCEEDED"
+    assert ran.outputs("fix")["outcome"] == "SUCCEEDED"
     assert ran.seconds("1h30m") == "5400"
     assert git(ran.project, "log", "-1", "--format=%s") == "fix(plan): Durations with several parts"
 
 
 def test_example_runs_from_the_shell_as_the_readme_says(stack: Stack, sample: Path) -> None:
     def tightloop(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = (sys.executable, "-m", "tightloop.cli.main", "plan", *arguments)
+        command = (sys.executable, "-m", "tightloop.cli.main", *arguments)
         return subprocess.run(
             command, cwd=ROOT, env=stack.environment, capture_output=True, text=True, timeout=PLAN_SECONDS
         )
 
-    ran = tightloop("run", "examples/plans/tidy.plan", "--workspace", str(sample), "--id", "tidy-1")
+    ran = tightloop("plan", "run", "examples/plans/tidy.plan", "--workspace", str(sample), "--id", "tidy-1")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "completed" in ran.stdout
     assert (sample / "CHANGES.md").read_text().endswith("- Introduce the project\n")
     assert "strip" in tightloop("status", "tidy-1", "--steps").stdout
-    again = tightloop("run", "--again", "tidy-1")
+    again = tightloop("plan", "run", "--again", "tidy-1")
     assert again.returncode == 0, again.stdout + again.stderr
     assert again.stdout.count("(taken over)") == 4
     assert (sample / "CHANGES.md").read_text().endswith("- Introduce the project\n")
 
 
-async def test_debugging_template_lets_a_person_mend_what_never_worked(person: Person) -> None:
+async def test_debugging_template_lets_a_person_fix_what_never_worked(person: Person) -> None:
     await person.start(text_of("templates/debugging.yaml"), inputs={"last_known_good": "HEAD~1"})
-    assert "mend it by hand" in await person.waits_for("design")
-    plans, code = person.client.plans, person.project / "relay/duration.py"
-    await plans.pause(person.plan_id, "I mend it", by="maria")
+    assert "fix it by hand" in await person.waits_for("design")
+    plans, code = person.client, person.project / "relay/duration.py"
+    await plans.pause(person.plan_id, "I fix it", by="maria")
     code.write_text((EXAMPLES / "sample/history/duration.py").read_text())
     await plans.resume(person.plan_id, by="maria")
-    await plans.approve(person.plan_id, "design", rationale="mended", by="maria")
+    await plans.answer(person.plan_id, "approve", "fixed", question="design", by="maria")
     ran = await person.finish()
     assert ran.result.outcome is PlanOutcome.COMPLETED, ran.result.reason
     assert ran.steps["bisect"] == "skipped"
     assert ran.seconds("1h30m") == "5400"
-    assert "mended by hand" in ran.text("docs/postmortem.md")
+    assert "fixed by hand" in ran.text("docs/postmortem.md")
     assert "Supported best: H2" in ran.text("docs/postmortem.md")
 
 
@@ -470,7 +470,7 @@ async def test_research_template_asks_a_person_about_a_claim_with_one_source(per
     only = [f"http://127.0.0.1:{site}/spec/recovery.html", f"http://localhost:{site}/guide/loss.html"]
     await person.start(text_of("templates/research.yaml", site), inputs={"sources": only})
     assert "lack a second source" in await person.waits_for("sign-off")
-    await person.client.plans.approve(person.plan_id, "sign-off", rationale="a standard says so", by="maria")
+    await person.client.answer(person.plan_id, "approve", "a standard says so", question="sign-off", by="maria")
     ran = await person.finish()
     assert ran.result.outcome is PlanOutcome.COMPLETED, ran.result.reason
     known = {claim["id"]: claim["confidence"] for claim in yaml.safe_load(ran.text("kb/loss/kb.yaml"))["claims"]}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.conftest import eventually
-from tests.e2e.stack import ROOT
+from tests.support.episodes import eventually
+from tests.support.stack.stack import ROOT
 from worker.server import Owner, free_port, owner_file
 
 

@@ -21,9 +21,9 @@ from activities.alerts.desktop import Desktop
 from activities.alerts.port import NotDeliveredError, Post
 from activities.alerts.trail import TrailMemory
 from activities.alerts.webhook import Webhook
-from activities.scope import EpisodeScope
 from activities.tracking.sqlite_ledger import open_sqlite_ledger
-from tests.alert_receiver import SECRET, Answer, Receiver, receiving
+from activities.workspace.scope import EpisodeScope
+from tests.support.alert_receiver import SECRET, Answer, Receiver, receiving
 from tightloop.alert import Alert, AlertKind, notice_of
 from tightloop.settings import Settings, parse_settings
 
@@ -36,6 +36,7 @@ ALERT = Alert(
     checks="1/3",
     reason="the executor cannot work: no key",
     goal="secret plans",
+    options=("retry", "cancel"),
 )
 NOTICE = notice_of(ALERT)
 
@@ -65,7 +66,7 @@ async def test_a_webhook_gets_signed_json_with_an_id_that_stays(receiver: Receiv
     assert all(came.genuine for came in receiver.came)
     assert [came.headers["webhook-id"] for came in receiver.came] == [ALERT.key, ALERT.key]
     assert receiver.came[0].headers["content-type"] == "application/json"
-    assert receiver.came[0].told["commands"][0] == "tightloop resume episode-1"
+    assert receiver.came[0].told["commands"][0] == "tightloop answer episode-1 retry"
     assert b"secret plans" not in receiver.came[0].body
     assert b"no key" not in receiver.came[0].body
 
@@ -181,7 +182,7 @@ def program(folder: Path, name: str, *, code: int = 0) -> dict[str, str]:
 
 async def test_the_linux_desktop_gets_title_and_text_as_plain_text(tmp_path: Path) -> None:
     environ = program(tmp_path, "notify-send")
-    odd = notice_of(ALERT.model_copy(update={"episode_id": "<b>-x & y"}))
+    odd = notice_of(ALERT.evolve(episode_id="<b>-x & y"))
     await Desktop("desk", environ, platform="linux").deliver(odd)
     *options, mark, title, text = (tmp_path / "said").read_text().split("\0")[:-1]
     assert "--urgency=critical" in options
@@ -191,7 +192,7 @@ async def test_the_linux_desktop_gets_title_and_text_as_plain_text(tmp_path: Pat
 
 async def test_the_mac_desktop_gets_texts_as_arguments_and_not_as_script(tmp_path: Path) -> None:
     environ = program(tmp_path, "osascript")
-    odd = notice_of(ALERT.model_copy(update={"episode_id": '" & (do shell script "id") & "'}))
+    odd = notice_of(ALERT.evolve(episode_id='" & (do shell script "id") & "'))
     await Desktop("desk", environ, platform="darwin").deliver(odd)
     words = (tmp_path / "said").read_text().split("\0")[:-1]
     script = words[: words.index("tightloop: fatal")]
@@ -248,13 +249,13 @@ async def test_a_cause_is_told_once_and_a_new_cause_again(receiver: Receiver, sc
     again = await send(post, scope, workflow_run_id="the run after it")
     assert len(receiver.came) == 1
     assert (first.deliveries[0].known, again.deliveries[0].known) == (False, True)
-    await send(post, scope, ALERT.model_copy(update={"key": "f" * 32}))
+    await send(post, scope, ALERT.evolve(key="f" * 32))
     assert [came.told["id"] for came in receiver.came] == [ALERT.key, "f" * 32]
 
 
 async def test_the_trail_tells_when_it_was_delivered(receiver: Receiver, scope: EpisodeScope) -> None:
     post = post_of(settings_with(receiver), {"HOOK_SECRET": SECRET})
-    late = ALERT.model_copy(update={"at": datetime.now(UTC) - timedelta(seconds=3)})
+    late = ALERT.evolve(at=datetime.now(UTC) - timedelta(seconds=3))
     sent = await send(post, scope, late)
     (event,) = open_sqlite_ledger(Path(scope.workspace)).events("episode-1")
     assert event.kind == "alert"
@@ -315,7 +316,7 @@ async def test_a_channel_gets_only_the_kinds_it_is_for(receiver: Receiver, scope
     post = post_of(settings_with(receiver, f"a: {{type: webhook, url: '{receiver.url}', kinds: [deviation]}}"), {})
     sent = await send(post, scope)
     assert (receiver.came, sent.deliveries) == ([], ())
-    await send(post, scope, ALERT.model_copy(update={"kind": AlertKind.DEVIATION}))
+    await send(post, scope, ALERT.evolve(kind=AlertKind.DEVIATION))
     assert len(receiver.came) == 1
 
 
@@ -329,7 +330,7 @@ async def test_a_full_alert_holds_the_reason_only_where_the_settings_say_so(
     receiver: Receiver, scope: EpisodeScope
 ) -> None:
     settings = settings_with(receiver)
-    full = settings.model_copy(update={"privacy": settings.privacy.model_copy(update={"alerts": "full"})})
+    full = settings.evolve(privacy=settings.privacy.evolve(alerts="full"))
     await send(post_of(full, {"HOOK_SECRET": SECRET}), scope)
     assert receiver.came[0].told["reason"] == "the executor cannot work: no key"
     assert receiver.came[0].told["goal"] == "secret plans"

@@ -22,11 +22,11 @@ from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 from typer.testing import CliRunner
 
-from tightloop.checkpoint import CheckpointRecord
 from tightloop.cli.main import app
 from tightloop.client import TightloopClient
-from tightloop.display import status_of
-from tightloop.episode import (
+from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.display import status_of
+from tightloop.episode.model import (
     EpisodeInput,
     EpisodeOutcome,
     EpisodeRequest,
@@ -62,8 +62,8 @@ class StandIn:
         await workflow.wait_condition(lambda: self.ending != "")
         await workflow.wait_condition(workflow.all_handlers_finished)
         if self.ending == "again":
-            state = self.state.model_copy(update={"iteration": self.state.iteration + 1, "runs": self.state.runs + 1})
-            workflow.continue_as_new(request.model_copy(update={"state": state}))
+            state = self.state.evolve(iteration=self.state.iteration + 1, runs=self.state.runs + 1)
+            workflow.continue_as_new(request.evolve(state=state))
         outcome = EpisodeOutcome(self.ending)
         self.status_word = outcome.value.lower()
         workflow.upsert_search_attributes([STATUS.value_set(self.status_word)])
@@ -85,8 +85,8 @@ class StandIn:
         self.said.append(("resume", word))
 
     @workflow.signal
-    def abort(self, word: Any = None) -> None:
-        self.ending = "ABORTED"
+    def cancel(self, word: Any = None) -> None:
+        self.ending = "CANCELLED"
 
     @workflow.update
     def restore_checkpoint(self, word: Any = None) -> str:
@@ -127,7 +127,7 @@ class StandIn:
 
     @workflow.query
     def request(self) -> EpisodeRequest:
-        return self.input.as_request()
+        return EpisodeRequest.of(self.input)
 
 
 @pytest.fixture(scope="module")
@@ -219,19 +219,20 @@ async def test_queues_of_the_settings_fill_what_the_request_leaves_open(server: 
 
 
 async def test_id_of_an_open_episode_is_refused(client: TightloopClient) -> None:
-    episode_id = await client.start(a_request(), episode_id=f"nightly-{uuid4().hex[:6]}")
+    episode_id = await client.start(a_request(), new_id=f"nightly-{uuid4().hex[:6]}")
     with pytest.raises(InvalidRequestError, match="already open"):
-        await client.start(a_request(), episode_id=episode_id)
+        await client.start(a_request(), new_id=episode_id)
 
 
 @pytest.mark.parametrize("wrong", ["last", "", "a b", "a..b", "a.lock", "-a", "a/b", "a.", "a\n", "x" * 101])
 async def test_id_that_git_or_a_person_would_misread_is_refused(client: TightloopClient, wrong: str) -> None:
     with pytest.raises(InvalidRequestError, match="cannot be an episode id"):
-        await client.start(a_request(), episode_id=wrong)
+        await client.start(a_request(), new_id=wrong)
 
 
 @pytest.mark.parametrize(
-    ("ending", "status", "code"), [("SUCCEEDED", "succeeded", 0), ("FAILED", "failed", 1), ("ABORTED", "aborted", 1)]
+    ("ending", "status", "code"),
+    [("SUCCEEDED", "succeeded", 0), ("FAILED", "failed", 1), ("CANCELLED", "cancelled", 1)],
 )
 async def test_every_outcome_has_a_result_and_an_exit_code(
     server: WorkflowEnvironment, client: TightloopClient, working: Working, ending: str, status: str, code: int
@@ -248,7 +249,7 @@ async def test_every_outcome_has_a_result_and_an_exit_code(
     assert "as told" in out
 
 
-async def test_end_that_temporal_made_counts_as_aborted(
+async def test_end_that_temporal_made_counts_as_cancelled(
     server: WorkflowEnvironment, client: TightloopClient, working: Working
 ) -> None:
     async with working():
@@ -258,7 +259,7 @@ async def test_end_that_temporal_made_counts_as_aborted(
         await server.client.get_workflow_handle(cancelled).cancel()
         results = [await client.result(name) for name in (killed, cancelled)]
         words = [(await client.status(name)).status for name in (killed, cancelled)]
-    assert [result.outcome for result in results] == [EpisodeOutcome.ABORTED] * 2
+    assert [result.outcome for result in results] == [EpisodeOutcome.CANCELLED] * 2
     assert results[0].reason == "terminated in Temporal: out of money"
     assert words == ["terminated", "cancelled"]
 
@@ -290,18 +291,18 @@ async def test_open_episode_without_a_worker_says_which_queue_needs_one(
 
 
 async def test_unknown_id_names_the_nearest_known_ones(client: TightloopClient) -> None:
-    known = await client.start(a_request(), episode_id=f"nearest-{uuid4().hex}")
+    known = await client.start(a_request(), new_id=f"nearest-{uuid4().hex}")
     wrong = known[:-1] + "z"
     async with asyncio.timeout(60):
         while not any(row.id == known for row in await client.list()):
             await asyncio.sleep(0.05)
-    for call in (client.status(wrong), client.pause(wrong), client.respond(wrong, "x"), client.history_json(wrong)):
+    for call in (client.status(wrong), client.pause(wrong), client.respond(wrong, "x"), client.history(wrong)):
         with pytest.raises(EpisodeNotFoundError, match=known):
             await call
 
 
 async def test_beginning_of_an_id_and_last_mean_an_episode(client: TightloopClient) -> None:
-    first = await client.start(a_request(), episode_id=f"alpha-{uuid4().hex}")
+    first = await client.start(a_request(), new_id=f"alpha-{uuid4().hex}")
     last = await client.start(a_request())
     async with asyncio.timeout(60):
         while (rows := [row.id for row in await client.list()])[:1] != [last] or first not in rows:
@@ -309,7 +310,7 @@ async def test_beginning_of_an_id_and_last_mean_an_episode(client: TightloopClie
     assert await client.resolve("last") == last
     assert await client.resolve(last.removeprefix("episode-")) == last
     assert await client.resolve(first[:20]) == first
-    other = await client.start(a_request(), episode_id=f"{first[:-1]}{'0' if first[-1] != '0' else '1'}")
+    other = await client.start(a_request(), new_id=f"{first[:-1]}{'0' if first[-1] != '0' else '1'}")
     async with asyncio.timeout(60):
         while other not in [row.id for row in await client.list()]:
             await asyncio.sleep(0.05)
@@ -339,7 +340,7 @@ async def test_words_of_the_operator_arrive_as_the_workflow_reads_them(
         await client.resume(episode_id, checkpoint_id="1")
         said = [json.loads(entry.text) for entry in await client.timeline(episode_id)]
         topped_up = await client.top_up(episode_id, iterations=5, cost_usd=1.5)
-        amended = await client.amend_goal(episode_id, goal="less", definition_of_done=["true"])
+        amended = await client.amend(episode_id, goal="less", definition_of_done=["true"])
         answered = await client.respond(episode_id, "use lib", by="ada")
     assert said[0] == {"reason": "lunch", "by": "ada"}
     assert said[1] == {"note": "go", "by": "ada"}
@@ -354,7 +355,7 @@ async def test_message_to_a_closed_episode_is_refused_with_the_way_on(
 ) -> None:
     async with working():
         episode_id = await client.start(a_request())
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         await client.result(episode_id)
         for call in (client.pause(episode_id), client.respond(episode_id, "x")):
             with pytest.raises(InvalidRequestError, match="tightloop restore"):
@@ -366,7 +367,7 @@ async def test_closed_episode_is_opened_again_from_a_checkpoint(
 ) -> None:
     async with working():
         episode_id = await client.start(a_request())
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         await client.result(episode_id)
         with pytest.raises(InvalidRequestError, match="no checkpoint 'ckpt-7'"):
             await client.restore(episode_id, "ckpt-7")
@@ -506,8 +507,8 @@ async def test_episode_that_temporal_itself_paused_is_shown_and_explained(
                 await asyncio.sleep(0.05)
         await server.client.get_workflow_handle(episode_id).terminate()
     assert status.status == "paused"
-    assert status.pause is not None
-    assert status.pause.reason == "paused by Temporal itself: hold it"
+    assert status.questions
+    assert status.questions[0].title == "paused by Temporal itself: hold it"
 
 
 async def test_namespace_without_our_search_attributes_is_explained(tmp_path: Path) -> None:
@@ -526,7 +527,7 @@ async def test_namespace_without_our_search_attributes_is_explained(tmp_path: Pa
 
 async def test_wrong_namespace_is_explained(server: WorkflowEnvironment) -> None:
     settings = settings_for(server.client)
-    wrong = settings.model_copy(update={"temporal": settings.temporal.model_copy(update={"namespace": "nowhere"})})
+    wrong = settings.evolve(temporal=settings.temporal.evolve(namespace="nowhere"))
     client = await TightloopClient.connect(wrong)
     for call in (client.list(), client.status("x"), client.start(a_request())):
         with pytest.raises(SettingsError, match="has no namespace 'nowhere'"):
@@ -568,7 +569,7 @@ async def test_command_line_steers_an_episode(
         code, out, _ = await run_cli(
             server, "start", "make it green", "--workspace", str(tmp_path), "--done", "true", "--json"
         )
-        episode_id = json.loads(out)["episode_id"]
+        episode_id = json.loads(out)["id"]
         for command in (
             ["pause", episode_id, "--reason", "lunch"],
             ["resume", episode_id],
@@ -577,21 +578,21 @@ async def test_command_line_steers_an_episode(
             ["amend", episode_id, "--goal", "less"],
             ["restore", episode_id, "1"],
             ["fork", episode_id, "1"],
-            ["abort", episode_id],
+            ["cancel", episode_id],
         ):
             code, out, error = await run_cli(server, *command)
             assert (code, error) == (0, "")
             assert out.strip()
         code, out, _ = await run_cli(server, "status", episode_id)
     assert code == 0
-    assert "aborted" in out
+    assert "cancelled" in out
 
 
 async def test_command_that_is_given_one_of_the_other_kind_says_so(
     server: WorkflowEnvironment, client: TightloopClient
 ) -> None:
     episode_id = await client.start(a_request())
-    code, _, error = await run_cli(server, "plan", "status", episode_id)
+    code, _, error = await run_cli(server, "plan", "show", episode_id)
     assert (code, error) == (
         2,
         f"error: {episode_id} is an episode, not a plan. See: tightloop status {episode_id}\n",
@@ -601,7 +602,7 @@ async def test_command_that_is_given_one_of_the_other_kind_says_so(
 async def test_id_of_the_other_kind_never_means_what_that_one_started(
     server: WorkflowEnvironment, settings: Settings, client: TightloopClient
 ) -> None:
-    plan_id = await client.plans.start(PlanRequest(workspace="/srv/app", source="id: p\nsteps: [{id: a}]"))
+    plan_id = await client.start(PlanRequest(workspace="/srv/app", source="id: p\nsteps: [{id: a}]"))
     child = await server.client.start_workflow(
         "EpisodeWorkflow",
         a_request(),
@@ -611,10 +612,10 @@ async def test_id_of_the_other_kind_never_means_what_that_one_started(
     async with asyncio.timeout(30):
         while child.id not in [row.id for row in await client.list()]:
             await asyncio.sleep(0.1)
-    code, _, error = await run_cli(server, "abort", plan_id)
+    code, _, error = await run_cli(server, "amend", plan_id, "--goal", "x")
     assert (code, error) == (
         2,
-        f"error: {plan_id} is a plan, not an episode. See: tightloop plan status {plan_id}\n",
+        f"error: {plan_id} is a plan, not an episode. See: tightloop status {plan_id}\n",
     )
     history = await child.fetch_history()
     assert not [event for event in history.events if event.HasField("workflow_execution_signaled_event_attributes")]

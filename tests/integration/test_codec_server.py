@@ -25,7 +25,7 @@ from temporalio.testing import WorkflowEnvironment
 
 from gateway.codec.payloads import LARGEST_BYTES
 from gateway.codec.server import CONNECTIONS, CodecServer
-from tests.e2e.stack import ROOT
+from tests.support.stack.stack import ROOT
 from tightloop.client.codec_token import codec_token, token_file
 from tightloop.client.encryption import EncryptionCodec, encrypting_converter
 from tightloop.client.keys import KeyRing, new_ring

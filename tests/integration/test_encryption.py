@@ -18,12 +18,12 @@ from temporalio.client import Client, WorkflowHistory
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import WorkflowEnvironment
 
-from tests.conftest import APPEND, scripted
-from tests.doubles import ScriptedPlanner
+from tests.support.doubles import ScriptedPlanner
+from tests.support.episodes import APPEND, scripted
 from tightloop.client import TightloopClient
 from tightloop.client.encryption import ENCODING, EncryptionCodec, data_converter, encrypting_converter
 from tightloop.client.keys import KeyRing, new_ring, read_ring, write_ring
-from tightloop.episode import EpisodeOutcome, EpisodeRequest
+from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.errors import SettingsError
 from tightloop.settings import PrivacySettings, Settings
 from worker.build import build_adapters, build_workers
@@ -198,7 +198,7 @@ def test_a_key_is_in_no_repr() -> None:
 
 def test_the_settings_and_the_workflows_never_load_cryptography() -> None:
     code = (
-        "import sys, tightloop.settings, tightloop.client.encryption, workflows.episode;"
+        "import sys, tightloop.settings, tightloop.client.encryption, workflows.episode.workflow;"
         "sys.exit('cryptography' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=60).returncode == 0
@@ -285,7 +285,7 @@ async def test_a_worker_with_encryption_on_and_no_key_says_what_to_do(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / uuid4().hex))
-    private = settings.model_copy(update={"privacy": ENCRYPT})
+    private = settings.evolve(privacy=ENCRYPT)
     for opened in (connect(private), TightloopClient.connect(private)):
         with pytest.raises(SettingsError, match=r"there is no key file .*keys\.json\. Make one: tightloop keys new"):
             await opened

@@ -17,26 +17,28 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from temporalio.client import Client
 
-from tests.conftest import eventually
-from tests.e2e.stack import ROOT, Stack, wait_for_port
-from tests.otlp_receiver import collecting, values
+from tests.support.episodes import eventually
+from tests.support.otlp_receiver import collecting, values
+from tests.support.stack.stack import ROOT, Stack, wait_for_port
 from tightloop.client import TightloopClient
 from tightloop.client.keys import new_ring, write_ring
 from tightloop.client.tracing import WithoutContent
-from tightloop.episode import EpisodeOutcome, EpisodeRequest, PauseKind
+from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
+from tightloop.episode.planning import PlanVerdict
+from tightloop.episode.progress.tracking import ProbabilityClass
 from tightloop.errors import ServiceUnavailableError, SettingsError
-from tightloop.executor import ExecutorChoice, ExecutorStatus
-from tightloop.planning import PlanVerdict
+from tightloop.executor.model import ExecutorChoice, ExecutorStatus
+from tightloop.question import QuestionKind
 from tightloop.settings import parse_settings
-from tightloop.telemetry import METRICS, TelemetrySettings, digest
-from tightloop.tracking import ProbabilityClass
+from tightloop.telemetry import METRICS, TelemetrySettings
+from tightloop.value import digest
 from worker.server import free_port
 
 FAILS = {"status": "failed", "error": "broke at balance_of(customer_47)", "summary": "tried"}
 LABEL = re.compile(r'(?!le=)\b[\w.]+="([^"]*)"')
 KNOWN_LABELS = {
     *("tightloop", "default", "EpisodeWorkflow", "none"),
-    *(member.value for kind in (ExecutorStatus, PauseKind, PlanVerdict) for member in kind),
+    *(member.value for kind in (ExecutorStatus, QuestionKind, PlanVerdict) for member in kind),
     *(member.value for kind in (ProbabilityClass, EpisodeOutcome) for member in kind),
 }
 WORKS = {"write": [{"path": "done.txt"}], "summary": "done"}
@@ -200,7 +202,7 @@ async def test_a_collector_that_is_not_there_stops_neither_the_command_nor_its_a
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line for line in done.stderr.splitlines() if not line.startswith("no worker polls")] == []
     client = await TightloopClient.connect(stack.settings)
-    await client.abort(re.search(r"episode-\w+", done.stdout)[0])  # nobody works on it
+    await client.cancel(re.search(r"episode-\w+", done.stdout)[0])  # nobody works on it
 
 
 async def test_without_settings_no_part_of_opentelemetry_is_loaded(tmp_path: Path) -> None:

@@ -1,13 +1,27 @@
 """Workflow code that was changed without care: histories of the real one must not fit it."""
 
 import asyncio
+from typing import Any
 
 from temporalio import workflow
 
-from tightloop.check import Verification
-from tightloop.episode import EpisodeInput, EpisodeResult
-from tightloop.planning import PlanOutcome
-from workflows.episode import EpisodeWorkflow
+from tightloop.episode.check import Verification
+from tightloop.episode.model import EpisodeInput, EpisodeResult
+from tightloop.episode.planning import PlanningOutcome
+from workflows.episode.iteration import Iteration
+from workflows.episode.workflow import EpisodeWorkflow
+
+
+class WaitsBeforeChecks(Iteration):
+    async def _run_checks(self, *arguments: Any, **named: Any) -> Verification:
+        await asyncio.sleep(1)
+        return await super()._run_checks(*arguments, **named)
+
+
+class ChecksOnceMore(Iteration):
+    async def plan(self) -> PlanningOutcome:
+        await self._run_checks("once more before the plan")
+        return await super().plan()
 
 
 @workflow.defn(name="EpisodeWorkflow")
@@ -17,14 +31,11 @@ class WithOneMoreTimer(EpisodeWorkflow):
     @workflow.init
     def __init__(self, request: EpisodeInput) -> None:
         super().__init__(request)
+        self._iteration = WaitsBeforeChecks(self._record, self._points)
 
     @workflow.run
     async def run(self, request: EpisodeInput) -> EpisodeResult:
         return await super().run(request)
-
-    async def _verify(self, summary: str, *, previous: bool = True) -> Verification:
-        await asyncio.sleep(1)
-        return await super()._verify(summary, previous=previous)
 
 
 @workflow.defn(name="EpisodeWorkflow")
@@ -34,11 +45,8 @@ class WithAnotherActivity(EpisodeWorkflow):
     @workflow.init
     def __init__(self, request: EpisodeInput) -> None:
         super().__init__(request)
+        self._iteration = ChecksOnceMore(self._record, self._points)
 
     @workflow.run
     async def run(self, request: EpisodeInput) -> EpisodeResult:
         return await super().run(request)
-
-    async def _plan(self) -> PlanOutcome:
-        await self._verify("once more before the plan")
-        return await super()._plan()

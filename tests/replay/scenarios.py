@@ -14,16 +14,26 @@ import temporalio.api.workflowservice.v1 as service
 from temporalio.api.enums.v1 import ResetReapplyExcludeType
 from temporalio.client import Client
 
-from activities.execution.choose import executors
-from activities.execution.port import Executor
-from tests.conftest import APPEND, eventually, scripted
-from tests.doubles import AppendingExecutor, AskingExecutor, ScriptedPlanner, gives_up, planned
-from tests.plan_doubles import Hanging, PlanStage, Script, ScriptedPlanActivities, asks, done, fails, plan_worker
-from tightloop.budget import Budget
-from tightloop.checkpoint import CheckpointRecord
+from activities.executor.choose import executors
+from activities.executor.port import Executor
+from tests.support.doubles import AppendingExecutor, AskingExecutor, ScriptedPlanner, gives_up, planned
+from tests.support.episodes import APPEND, eventually, scripted
+from tests.support.plan.doubles import (
+    Hanging,
+    PlanStage,
+    Script,
+    ScriptedPlanActivities,
+    asks,
+    done,
+    fails,
+    plan_worker,
+)
 from tightloop.client import TightloopClient
-from tightloop.control import ExecutorAmendment
-from tightloop.episode import EpisodePhase, EpisodeRequest, PauseKind
+from tightloop.episode.budget import Budget
+from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.control import ExecutorAmendment
+from tightloop.episode.model import EpisodePhase, EpisodeRequest
+from tightloop.question import QuestionKind
 from tightloop.settings import parse_settings
 from worker.build import build_adapters, build_workers, surroundings
 
@@ -69,7 +79,7 @@ class Stage:
     @asynccontextmanager
     async def planning(self, script: Script) -> AsyncIterator[PlanStage]:
         """Run a worker whose plan activities follow a script."""
-        plan = PlanStage(self.client.plans, ScriptedPlanActivities(script), self.temporal)
+        plan = PlanStage(self.client, ScriptedPlanActivities(script), self.temporal)
         plan.id = self.episode_id
         async with plan_worker(self.temporal, TASK_QUEUE, plan.scripted.all()):
             yield plan
@@ -83,12 +93,12 @@ class Stage:
             "executor": scripted(APPEND),
         }
         request = EpisodeRequest.model_validate({**fields, **changes})
-        return await self.client.start(request, episode_id=self.episode_id)
+        return await self.client.start(request, new_id=self.episode_id)
 
     async def paused(self, *, iteration: int = 0, branch: int = 1) -> None:
         async def waits() -> bool:
             status = await self.client.status(self.episode_id)
-            return status.pause is not None and status.iteration >= iteration and status.branch >= branch
+            return status.questions and status.iteration >= iteration and status.branch >= branch
 
         await eventually(waits)
 
@@ -196,12 +206,12 @@ async def failed(stage: Stage) -> str:
     return episode_id
 
 
-async def aborted_while_executing(stage: Stage) -> str:
+async def cancelled_while_executing(stage: Stage) -> str:
     """An operator ends the episode while the executor works."""
     async with stage.working() as client:
         episode_id = await stage.start(executor=scripted({**APPEND, "hang": True}))
         await stage.executing()
-        await client.abort(episode_id, "enough")
+        await client.cancel(episode_id, "enough")
         await client.result(episode_id)
     return episode_id
 
@@ -222,27 +232,20 @@ async def budget_top_up_amend(stage: Stage) -> str:
     async with stage.working() as client:
         episode_id = await stage.start(budget=Budget(max_iterations=1))
         await stage.paused()
-        await client.amend_goal(episode_id, goal="two lines", definition_of_done=["test $(cat log.txt | wc -l) -ge 2"])
+        await client.amend(episode_id, goal="two lines", definition_of_done=["test $(cat log.txt | wc -l) -ge 2"])
         await client.top_up(episode_id, iterations=5)
         await client.result(episode_id)
     return episode_id
 
 
 async def asked_for_permission(stage: Stage) -> str:
-    """An agent asks; it is denied, asks again in the next iteration after a bare resume, and is allowed."""
+    """An agent asks; it is denied, asks again, is not answered by a bare resume, and is allowed."""
     async with stage.working(asking=AskingExecutor()) as client:
         episode_id = await stage.start(executor={"name": "asking"}, definition_of_done=["test -f log.txt"])
         await stage.paused()
         await client.answer(episode_id, "deny", "not yet")
         await stage.paused(iteration=2)
-        asked = (await client.status(episode_id)).pause
         await client.resume(episode_id)
-
-        async def anew() -> bool:
-            pause = (await client.status(episode_id)).pause
-            return pause is not None and pause != asked
-
-        await eventually(anew)
         await client.answer(episode_id, "allow")
         await client.result(episode_id)
     return episode_id
@@ -265,18 +268,18 @@ async def fallback_and_amended_executor(stage: Stage) -> str:
     """A fallback stands in; then nobody can work, until a person names another executor."""
     absent = AskingExecutor(reason="it is not installed")
     async with stage.working(absent=absent, appending=AppendingExecutor()) as client:
-        choice = scripted(APPEND).model_copy(update={"name": "absent", "fallback": ("appending",)})
+        choice = scripted(APPEND).evolve(name="absent", fallback=("appending",))
         episode_id = await stage.start(executor=choice, budget=Budget(max_iterations=1))
         await stage.paused()
-        await client.amend_goal(episode_id, executor=ExecutorAmendment(fallback=()))
+        await client.amend(episode_id, executor=ExecutorAmendment(fallback=()))
         await client.top_up(episode_id, iterations=5)
 
         async def fatal() -> bool:
-            pause = (await client.status(episode_id)).pause
-            return pause is not None and pause.kind is PauseKind.FATAL
+            waiting = (await client.status(episode_id)).questions
+            return bool(waiting) and waiting[0].kind is QuestionKind.FATAL
 
         await eventually(fatal)
-        await client.amend_goal(episode_id, executor="scripted")
+        await client.amend(episode_id, executor="scripted")
         await client.resume(episode_id)
         await client.result(episode_id)
     return episode_id
@@ -343,8 +346,8 @@ async def plan_gate_and_compensation(stage: Stage) -> str:
     async with stage.planning(script) as plan:
         await plan.start(RELEASE, workspace=str(stage.workspace))
         await plan.waits()
-        await plan.plans.approve(plan.id, "ask", by="ada")
-        await plan.temporal.get_workflow_handle(plan.id).signal("approve_gate", {"gate": "ask", "by": "bob"})
+        await plan.plans.answer(plan.id, "approve", question="ask", by="ada")
+        await plan.plans.answer(plan.id, "approve", question="ask", by="bob")
         await plan.result()
     return plan.id
 
@@ -385,7 +388,7 @@ SCENARIOS: dict[str, Scenario] = {
     "limit_hit": _scenario(limit_hit),
     "continued_as_new": _scenario(continued_as_new, "first", "second"),
     "failed": _scenario(failed),
-    "aborted_while_executing": _scenario(aborted_while_executing),
+    "cancelled_while_executing": _scenario(cancelled_while_executing),
     "planner_gave_up_and_respond": _scenario(planner_gave_up_and_respond),
     "budget_top_up_amend": _scenario(budget_top_up_amend),
     "asked_for_permission": _scenario(asked_for_permission),

@@ -23,10 +23,11 @@ from tightloop.alert import (
     notice_of,
 )
 from tightloop.cli.main import app
-from tightloop.episode import EpisodePhase, EpisodeRequest, Pause, PauseKind, first_state
+from tightloop.episode.failure import Failure, FailureKind, FailureStreak
+from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState
 from tightloop.errors import SettingsError
-from tightloop.executor import Question, QuestionKind
-from tightloop.failure import Failure, FailureClass, FailureStreak
+from tightloop.executor.asking import permission_question, work_question
+from tightloop.question import Question, QuestionKind
 from tightloop.settings import Settings, parse_settings
 
 NOW = datetime(2026, 3, 4, 12, 0, tzinfo=UTC)
@@ -36,21 +37,16 @@ REASON = "2 iterations left their course: edited /srv/acme-billing/rates.py: RAT
 
 
 def alert(kind: AlertKind = AlertKind.DEVIATION, *, at: datetime = NOW, reason: str = REASON) -> Alert:
-    state = first_state(REQUEST).model_copy(
-        update={"phase": EpisodePhase.TRACKING, "iteration": 3, "checks_text": "1/3", "plan_title": "Fix RATE"}
+    state = EpisodeState(budget=REQUEST.budget).evolve(
+        phase=EpisodePhase.TRACKING, iteration=3, checks_text="1/3", plan_title="Fix RATE"
     )
     return alert_of(REQUEST, state, kind, episode_id="episode-1", happened=(at, reason))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in PauseKind if kind is not PauseKind.OPERATOR])
-def test_every_pause_that_nobody_asked_for_alerts(kind: PauseKind) -> None:
-    told = alert_kind(Pause(kind=kind, reason="r"))
-    assert told is not None
-    assert told.value == kind.value
-
-
-def test_an_operator_who_pauses_is_not_told() -> None:
-    assert alert_kind(Pause(kind=PauseKind.OPERATOR, reason="lunch")) is None
+@pytest.mark.parametrize("kind", QuestionKind)
+def test_every_question_alerts_but_the_pause_of_an_operator_who_knows(kind: QuestionKind) -> None:
+    told = alert_kind(Question(id="q1", kind=kind, title="t", options=()))
+    assert (told.value if told else None) == (None if kind is QuestionKind.OPERATOR else kind.value)
 
 
 @given(st.text(), st.text(), st.sampled_from(AlertKind), st.sampled_from(AlertKind))
@@ -67,10 +63,10 @@ def test_what_came_back_after_a_person_ended_the_wait_is_a_new_cause() -> None:
 
 
 def test_the_cause_of_a_repeated_error_is_its_signature_and_not_how_it_is_worded() -> None:
-    failure = Failure(kind=FailureClass.CHECK, signature="ab" * 8)
-    state = first_state(REQUEST).model_copy(update={"failures": FailureStreak(last=failure, count=3)})
+    failure = Failure(kind=FailureKind.CHECK, signature="ab" * 8)
+    state = EpisodeState(budget=REQUEST.budget).evolve(failures=FailureStreak(last=failure, count=3))
     one, other = (
-        alert_of(REQUEST, state, AlertKind.REPEAT_ERROR, episode_id="e", happened=(NOW, text)) for text in ("a", "b")
+        alert_of(REQUEST, state, AlertKind.REPEATED_ERROR, episode_id="e", happened=(NOW, text)) for text in ("a", "b")
     )
     assert one.key == other.key
 
@@ -99,49 +95,54 @@ def test_a_full_notice_tells_the_reason_without_secrets() -> None:
 
 
 @pytest.mark.parametrize("kind", AlertKind)
-@pytest.mark.parametrize("question", [None, *QuestionKind])
+@pytest.mark.parametrize("options", [(), ("retry", "cancel"), ("allow", "refuse", "cancel")])
 @pytest.mark.parametrize("checkpoint", ["", "ckpt-2"])
 def test_every_command_of_an_alert_is_one_that_the_cli_knows(
-    kind: AlertKind, question: QuestionKind | None, checkpoint: str
+    kind: AlertKind, options: tuple[str, ...], checkpoint: str
 ) -> None:
     known = typer.main.get_command(app)
-    told = alert(kind).model_copy(update={"question": question, "checkpoint_id": checkpoint})
+    told = alert(kind).evolve(question="q1", options=options, checkpoint_id=checkpoint)
     for line in answers_to(told):
         program, name, *rest = shlex.split(line)
         command = getattr(known, "commands")[name]  # noqa: B009 - a Command has none for the type checker
         context = command.make_context(name, list(rest), resilient_parsing=False)
         assert program == "tightloop"
-        assert context.params["episode"] == "episode-1"
+        assert context.params["workflow"] == "episode-1"
 
 
-def test_a_question_for_work_is_answered_otherwise_than_one_for_a_permission() -> None:
-    def first(kind: QuestionKind) -> str:
-        question = Question(kind=kind, title="t", fingerprint="f")
-        state = first_state(REQUEST).model_copy(
-            update={"pause": Pause(kind=PauseKind.RESPONSE, reason="r", question=question)}
+def test_an_alert_names_the_options_of_its_question() -> None:
+    def first(question: Question) -> str:
+        told = alert_of(
+            REQUEST,
+            EpisodeState(budget=REQUEST.budget),
+            AlertKind.WORK,
+            episode_id="e",
+            happened=(NOW, "r"),
+            question=question.evolve(id="q7"),
         )
-        told = alert_of(REQUEST, state, AlertKind.RESPONSE, episode_id="e", happened=(NOW, "r"))
+        assert json.loads(notice_of(told).as_json())["question"] == "q7"
         return answers_to(told)[0]
 
-    assert first(QuestionKind.PERMISSION) == "tightloop answer e allow"
-    assert first(QuestionKind.WORK) == "tightloop answer e done"
+    assert first(permission_question("t", "", "f")) == "tightloop answer e allow"
+    assert first(work_question("t")) == "tightloop answer e done"
 
 
-def test_work_that_is_held_to_be_wrong_can_be_allowed_or_taken_back() -> None:
-    told = alert().model_copy(update={"kind": AlertKind.ALIGNMENT, "checkpoint_id": "ckpt-3"})
-    assert [line.split()[1] for line in answers_to(told)] == ["respond", "resume", "restore", "abort", "status"]
+def test_work_that_is_questioned_can_be_allowed_or_undone() -> None:
+    told = alert().evolve(kind=AlertKind.ALIGNMENT, checkpoint_id="ckpt-3", options=("allow", "refuse", "cancel"))
+    words = [line.split()[1] for line in answers_to(told)]
+    assert words == ["answer", "answer", "respond", "restore", "cancel", "status"]
 
 
 def test_an_id_with_blanks_is_quoted_for_the_shell_and_for_the_link() -> None:
-    odd = alert().model_copy(update={"episode_id": "my run; rm -rf ~"})
-    assert shlex.split(answers_to(odd)[0]) == ["tightloop", "resume", "my run; rm -rf ~"]
+    odd = alert().evolve(episode_id="my run; rm -rf ~", options=("continue",))
+    assert shlex.split(answers_to(odd)[0]) == ["tightloop", "answer", "my run; rm -rf ~", "continue"]
     assert episode_link("http://ui", "a b", odd.episode_id).endswith("/a%20b/workflows/my%20run%3B%20rm%20-rf%20~")
 
 
 def test_the_timeline_says_how_long_it_took_or_why_it_failed() -> None:
     sent = Delivery(channel="ops", at=NOW, seconds=0.123, tries=2)
     assert delivery_line(alert(), sent) == "deviation sent to ops after 0.12 s in try 2"
-    again = sent.model_copy(update={"known": True})
+    again = sent.evolve(known=True)
     assert delivery_line(alert(), again) == "deviation was sent to ops before, at 12:00:00"
     failed = Delivery(channel="ops", error="it answers 503", tries=8)
     assert delivery_line(alert(), failed) == "deviation could not be sent to ops in try 8: it answers 503"
@@ -173,7 +174,7 @@ def test_by_default_alerts_go_to_the_log_only() -> None:
         ("{ops: {type: log, secret_env: X}}", "belong to a webhook, not to log"),
         ("{ops: {type: log, kinds: [deviaton]}}", "alerts.channels.ops.kinds[0] is 'deviaton'; it must be one of"),
         ("{ops: {type: log, timeout_s: 31}}", "a number, above 0, at most 30"),
-        ("{ops: {type: log, kind: x}}", "did you mean kinds?"),
+        ("{ops: {type: log, kind: x}}", "did you mean alerts.channels.ops.kinds?"),
     ],
 )
 def test_a_wrong_channel_is_refused_with_a_sentence(text: str, sentence: str) -> None:

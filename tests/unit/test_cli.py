@@ -15,27 +15,30 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import worker.build
-from tightloop.cli import render
+from tightloop.cli.host.server_part import Role
 from tightloop.cli.main import app
+from tightloop.cli.render.question import todo_lines
+from tightloop.cli.render.workflow import status_line, status_panel
 from tightloop.cli.request import (
     build_request,
     defaults_from,
-    read_options,
+    json_or_text,
+    read_pairs,
     read_request_file,
     unknown_fields,
     with_iterations,
 )
-from tightloop.cli.server_part import Role
-from tightloop.cli.session import complete_episode, complete_plan
-from tightloop.episode import EpisodeRequest, EpisodeStatus, Pause, PauseKind
+from tightloop.cli.session import complete_id
+from tightloop.episode.loop.questions import make_question
+from tightloop.episode.model import EpisodeRequest, EpisodeStatus
 from tightloop.errors import InvalidRequestError
-from tightloop.executor import Question, QuestionKind
-from tightloop.loop import asked
+from tightloop.executor.asking import permission_question, work_question
+from tightloop.question import QuestionKind
 from tightloop.settings import parse_settings
 
 COMMANDS = (  # noqa: SIM905 - a sentence is easier to read
-    "up start list status watch pause resume answer restore fork respond top-up amend abort checkpoints timeline diff "
-    "export replay doctor settings"
+    "up start list status watch pause resume answer approve reject restore fork respond top-up amend cancel "
+    "checkpoints timeline diff export replay doctor settings plan keys"
 ).split()
 
 
@@ -96,7 +99,7 @@ def test_misspelt_field_in_a_request_file_is_refused(tmp_path: Path) -> None:
     ("text", "said"),
     [
         (b"goal: [\n", "is not YAML: line 2, column 1: "),
-        (b"\xff", "is no UTF-8 text (byte 0)"),
+        (b"\xff", "is not UTF-8 text (byte 0)"),
         (b"green\n", "is not a request. Write: goal: "),
         (None, "cannot be read: No such file or directory. Name a file\n"),
     ],
@@ -163,11 +166,11 @@ def test_doctor_reports_a_missing_server_and_fails(
     findings = {row["name"]: row for row in json.loads(out)}
     assert code == 1
     assert findings["Temporal server"]["ok"] is False
-    assert "tightloop up" in findings["Temporal server"]["remedy"]
+    assert "tightloop up" in findings["Temporal server"]["fix"]
     assert findings["state folder"]["ok"] is True
     assert findings["executor command"]["needed"] is True
     assert findings["executor person"] == {
-        "name": "executor person", "ok": True, "found": "", "remedy": "", "needed": False,
+        "name": "executor person", "ok": True, "found": "", "fix": "", "needed": False,
     }  # fmt: skip
     assert any(name.startswith("sandbox ") for name in findings)
     assert not (tmp_path / "not").exists()
@@ -175,8 +178,7 @@ def test_doctor_reports_a_missing_server_and_fails(
 
 def test_completion_without_a_server_is_silent(nobody: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIGHTLOOP_TEMPORAL__ADDRESS", nobody)
-    assert complete_episode("") == []
-    assert complete_plan("") == []
+    assert complete_id("") == []
 
 
 def test_completion_script_is_offered_for_bash() -> None:
@@ -209,15 +211,17 @@ def test_unknown_fields_are_found_in_every_part() -> None:
     assert unknown_fields(EpisodeRequest, document) == ["gaol", "executor.option", "definition_of_done.cmd"]
 
 
-def test_executor_options_are_json_or_text() -> None:
-    assert read_options(["n=3", "model=gpt-5.1", 'argv=["a", "b"]']) == {"n": 3, "model": "gpt-5.1", "argv": ["a", "b"]}
-    with pytest.raises(InvalidRequestError, match="name=value"):
-        read_options(["model"])
+def test_values_of_options_are_json_or_text() -> None:
+    pairs = read_pairs("--executor-option", ["n=3", "model=gpt-5.1", 'argv=["a", "b"]'], "model=gpt-5.1")
+    read = {name: json_or_text(value) for name, value in pairs.items()}
+    assert read == {"n": 3, "model": "gpt-5.1", "argv": ["a", "b"]}
+    with pytest.raises(InvalidRequestError, match="--executor-option 'model' is not name=value"):
+        read_pairs("--executor-option", ["model"], "model=gpt-5.1")
 
 
 def test_paused_episode_shows_the_commands_that_end_the_wait() -> None:
-    pause = Pause(kind=PauseKind.BUDGET, reason="iterations 5 of 5", since=datetime.now(UTC), advice="give more")
-    text = "\n".join(render.what_to_do("episode-1", pause))
+    question = make_question(QuestionKind.BUDGET, "iterations 5 of 5").evolve(id="q1", since=datetime.now(UTC))
+    text = "\n".join(todo_lines(EpisodeStatus(episode_id="episode-1", questions=(question,))))
     assert "iterations 5 of 5" in text
     assert "tightloop top-up episode-1 --iterations 5" in text
 
@@ -226,8 +230,8 @@ def test_text_of_agents_cannot_steer_the_terminal() -> None:
     hostile = "\x1b]0;owned\x07 [red]not markup[/red] \x1b[2J"
     status = EpisodeStatus(episode_id="e", goal=hostile, plan=hostile, reason=hostile)
     out = StringIO()
-    Console(file=out, width=120, color_system=None).print(render.status_panel(status))
-    shown = out.getvalue() + render.status_line(status)
+    Console(file=out, width=120, color_system=None).print(status_panel(status))
+    shown = out.getvalue() + status_line(status)
     assert "\x1b" not in shown
     assert "\x07" not in shown
     assert "[red]not markup[/red]" in shown
@@ -236,25 +240,20 @@ def test_text_of_agents_cannot_steer_the_terminal() -> None:
 @pytest.mark.parametrize(
     ("kind", "commands"),
     [
-        ("permission", ["answer episode-1 allow", "answer episode-1 deny"]),
-        ("work", ['answer episode-1 done --text "what I did"', "answer episode-1 failed", "answer episode-1 refused"]),
+        ("permission", ["answer episode-1 allow", "answer episode-1 deny why"]),
+        ("work", ["answer episode-1 done 'what I did'", "answer episode-1 failed why", "answer episode-1 refused why"]),
     ],
 )
 def test_question_shows_the_commands_that_answer_it(kind: str, commands: list[str]) -> None:
-    question = Question(kind=QuestionKind(kind), title="rm -rf build", detail="in the workspace", fingerprint="f")
-    pause = asked(question).pause
-    assert pause is not None
-    text = "\n".join(render.what_to_do("episode-1", pause))
-    assert "rm -rf build: in the workspace" in text
+    asked = {
+        "permission": permission_question("rm -rf build", "in the workspace", "f"),
+        "work": work_question("rm -rf build", "in the workspace"),
+    }
+    question = asked[kind].evolve(id="q1")
+    text = "\n".join(todo_lines(EpisodeStatus(episode_id="episode-1", questions=(question,))))
+    assert "rm -rf build\n  in the workspace" in text
     assert [command for command in commands if f"tightloop {command}" not in text] == []
-    assert "tightloop resume episode-1" in text
-    assert "NEEDS RESPONSE" in render.status_line(EpisodeStatus(status="paused", pause=pause))
-
-
-def test_answer_that_there_is_not_is_refused_with_those_that_there_are(nobody: str) -> None:
-    code, _, error = run("--address", nobody, "answer", "x", "perhaps")
-    assert code == 2
-    assert "'allow', 'deny', 'done', 'failed', 'refused'" in " ".join(error.replace("│", " ").split())
+    assert "NEEDS RESPONSE" in status_line(EpisodeStatus(status="paused", questions=(question,)))
 
 
 def test_amendment_without_a_change_is_refused_before_anything_is_contacted(nobody: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tightloop.errors import PlannerError
 from tightloop.log import Privacy, ScrubbingFormatter
-from tightloop.scrub import Scrubber
+from tightloop.value.scrub import Scrubber
 
 ROOT = Path(__file__).parents[2]
 EMAIL = "jane@mail.example.org"

@@ -1,4 +1,4 @@
-"""Settings: safe by default, later layers win, and every mistake is named with its remedy."""
+"""Settings: safe by default, later layers win, and every mistake is named with its fix."""
 
 from datetime import timedelta
 
@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
-from tightloop.budget import Budget
+from tightloop.episode.budget import Budget
+from tightloop.episode.progress.tracking import Thresholds
 from tightloop.errors import SettingsError
 from tightloop.settings import AgentSettings, Settings, combined_settings, parse_settings
-from tightloop.tracking import Thresholds
 
 
 def refusal(text: str, **environ: str) -> str:
@@ -96,7 +96,7 @@ def test_variables_are_read_by_the_type_of_their_setting() -> None:
         ("executor: {agents: {1: {}}}", "executor.agents has the name 1; it must be text"),
         (
             "executor: {agents: {codex: {modl: x}}}",
-            "there is no setting 'modl' (executor.agents.codex.modl); did you mean model?",
+            "there is no setting 'modl' (executor.agents.codex.modl); did you mean executor.agents.codex.model?",
         ),
         (
             "executor: {agents: {codex: {login: perhaps}}}",
@@ -109,7 +109,7 @@ def test_variables_are_read_by_the_type_of_their_setting() -> None:
         ("a: 2024-13-45", "the settings: not valid YAML: "),
     ],
 )
-def test_mistake_is_named_with_its_remedy(text: str, sentence: str) -> None:
+def test_mistake_is_named_with_its_fix(text: str, sentence: str) -> None:
     assert refusal(text).startswith(sentence)
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tightloop.scrub import scrub
 from tightloop.value import Document, Value, clip, shorten
+from tightloop.value.scrub import scrub
 
 
 class Parcel(Value):

@@ -20,16 +20,17 @@ from activities.alerts.choose import post_of
 from activities.alerts.port import Post
 from activities.alerts.trail import TrailMemory
 from activities.tracking.sqlite_ledger import open_sqlite_ledger
-from tests.alert_receiver import SECRET, Answer, Came, Receiver, receiving
-from tests.conftest import APPEND, Working, eventually, scripted
-from tests.doubles import AskingExecutor, ScriptedPlanner, gives_up
-from tests.workflow.impatient_workflow import Impatient
-from tightloop.budget import Budget
+from tests.support.alert_receiver import SECRET, Answer, Came, Receiver, receiving
+from tests.support.doubles import AskingExecutor, ScriptedPlanner, gives_up
+from tests.support.episodes import APPEND, Working, eventually, scripted
+from tests.support.impatient_workflow import Impatient
 from tightloop.client import TightloopClient
-from tightloop.episode import EpisodeOutcome, EpisodeRequest, PauseKind, Queues
+from tightloop.episode.budget import Budget
+from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, Queues
+from tightloop.question import QuestionKind
 from tightloop.settings import Settings, parse_settings
 from worker.build import workflow_runner
-from workflows.steps import LAST_ALERT_TIMEOUT
+from workflows.shared.alerts import LAST_ALERT_TIMEOUT
 
 EACH = int(os.environ.get("TIGHTLOOP_TEST_ALERTS", "6"))
 """Episodes of each cause; 50 gave the figures of `docs/figures.md`."""
@@ -39,7 +40,7 @@ FATAL = scripted({"status": "fatal", "error": "nobody has a key"})
 ELSEWHERE = scripted({"write": [{"path": "notes.txt", "text": "".join(f"{{n}} other {i}\n" for i in range(220))}]})
 CAUSES: dict[str, dict[str, Any]] = {
     "deviation": {"definition_of_done": NEVER, "executor": ELSEWHERE, "repeat_error_limit": 9},
-    "repeat_error": {"definition_of_done": NEVER, "deviation_limit": 9},
+    "repeated_error": {"definition_of_done": NEVER, "deviation_limit": 9},
     "fatal": {"executor": FATAL},
 }
 
@@ -78,10 +79,9 @@ async def lines(client: TightloopClient, episode_id: str, count: int = 1) -> lis
     return found
 
 
-async def waits(client: TightloopClient, episode_id: str, kind: PauseKind) -> None:
+async def waits(client: TightloopClient, episode_id: str, kind: QuestionKind) -> None:
     async def paused() -> bool:
-        pause = (await client.status(episode_id)).pause
-        return pause is not None and pause.kind is kind
+        return any(question.kind is kind for question in (await client.status(episode_id)).questions)
 
     await eventually(paused)
 
@@ -113,14 +113,13 @@ async def test_an_alert_leaves_in_the_workflow_task_of_its_pause_and_is_told_onc
             await asyncio.to_thread(shutil.copytree, workspace, folder)
             episode_id = await client.start(request_for(workspace=str(folder), **CAUSES[cause]))
             (came, *_) = await told(receiver, episode_id)
-            pause = (await client.status(episode_id)).pause
-            assert pause is not None
-            assert pause.since is not None
-            assert (pause.kind.value, came.told["kind"], came.genuine) == (cause, cause, True)
+            [question] = (await client.status(episode_id)).questions
+            assert question.since is not None
+            assert (question.kind.value, came.told["kind"], came.genuine) == (cause, cause, True)
             assert await leaves_with_the_pause(temporal_client, episode_id), episode_id
-            await client.abort(episode_id)
+            await client.cancel(episode_id)
             await client.result(episode_id)
-            return cause, came.at - pause.since.timestamp()
+            return cause, came.at - question.since.timestamp()
 
     async with working(post=post_to(receiver)):
         mixed = [cause for _ in range(EACH) for cause in CAUSES]
@@ -138,9 +137,9 @@ async def test_an_alert_leaves_in_the_workflow_task_of_its_pause_and_is_told_onc
     ("kind", "command", "changes", "planner"),
     [
         ("budget", "top-up {} --iterations 5", {"budget": Budget(max_iterations=1)}, None),
-        ("planner_gave_up", 'respond {} "what may be done"', {}, ScriptedPlanner(lambda _: gives_up())),
-        ("limit", "resume {}", {"executor": scripted({"limit_tries": 3, "retry_after_s": 0.01})}, None),
-        ("fatal", "resume {}", {"executor": FATAL}, None),
+        ("planner_gave_up", "answer {} retry", {}, ScriptedPlanner(lambda _: gives_up())),
+        ("limit", "answer {} retry", {"executor": scripted({"limit_tries": 3, "retry_after_s": 0.01})}, None),
+        ("fatal", "answer {} retry", {"executor": FATAL}, None),
     ],
 )
 async def test_every_pause_that_nobody_asked_for_alerts_with_the_command_that_answers_it(
@@ -149,7 +148,7 @@ async def test_every_pause_that_nobody_asked_for_alerts_with_the_command_that_an
     async with working(planner, post=post_to(receiver)):
         episode_id = await client.start(request_for(**changes))
         (came,) = await told(receiver, episode_id)
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         await client.result(episode_id)
     assert came.genuine
     assert came.told["kind"] == kind
@@ -164,15 +163,15 @@ async def test_a_question_alerts_for_each_question_and_an_operators_pause_for_no
     episode_id = await client.start(request_for(definition_of_done=["test $(cat log.txt | wc -l) -ge 2"]))
     await client.pause(episode_id, "lunch")
     async with working(post=post_to(receiver), executors=lambda _name: asking):
-        await waits(client, episode_id, PauseKind.OPERATOR)
+        await waits(client, episode_id, QuestionKind.OPERATOR)
         await client.resume(episode_id)
         for count in (1, 2):
             await told(receiver, episode_id, count)
-            await waits(client, episode_id, PauseKind.RESPONSE)
+            await waits(client, episode_id, QuestionKind.PERMISSION)
             await client.answer(episode_id, "allow")
         result = await client.result(episode_id)
     assert result.outcome is EpisodeOutcome.SUCCEEDED
-    assert [came.told["kind"] for came in receiver.came] == ["needs_response"] * 2
+    assert [came.told["kind"] for came in receiver.came] == ["permission"] * 2
     assert receiver.came[0].told["commands"][:2] == [
         f"tightloop answer {episode_id} allow",
         f"tightloop answer {episode_id} deny",
@@ -185,7 +184,7 @@ async def test_the_timeline_and_the_trail_tell_when_it_was_delivered(
     async with working(post=post_to(receiver)):
         episode_id = await client.start(request_for(executor=FATAL))
         (line,) = await lines(client, episode_id)
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         await client.result(episode_id)
     (event,) = [event for event in open_sqlite_ledger(workspace).events(episode_id) if event.kind == "alert"]
     assert line == event.text
@@ -207,7 +206,7 @@ async def test_a_new_cause_alerts_again_and_a_new_run_alone_does_not(
         await client.top_up(episode_id, iterations=2)
         first, second = await told(receiver, episode_id, 2)
         status = await client.status(episode_id)
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         await client.result(episode_id)
     assert status.runs >= 3
     assert len(receiver.came) == 2
@@ -228,7 +227,7 @@ async def test_a_restarted_worker_tells_what_is_not_told_and_nothing_twice(
         async with working(post=post_to(receiver)):
             (line,) = await lines(client, episode_id)
     async with working(post=post_to(receiver)):
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         await client.result(episode_id)
     assert len(receiver.came) == refused + 1
     assert len({came.headers["webhook-id"] for came in receiver.came}) == 1
@@ -242,7 +241,7 @@ async def test_a_receiver_that_fails_first_gets_the_same_alert_again(
     async with working(post=post_to(receiver)):
         episode_id = await client.start(request_for(executor=FATAL))
         (line,) = await lines(client, episode_id)
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         await client.result(episode_id)
     assert line.endswith("in try 2")
     one, other = receiver.came
@@ -259,7 +258,7 @@ async def test_the_wait_that_a_receiver_asks_for_is_kept(
     async with working(post=post_to(receiver)):
         episode_id = await client.start(request_for(executor=FATAL))
         await lines(client, episode_id)
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         await client.result(episode_id)
     one, other = receiver.came
     assert other.at - one.at >= 2.9
@@ -273,7 +272,7 @@ async def test_a_receiver_that_points_elsewhere_is_told_of_in_the_timeline_and_n
         async with working(post=post_to(receiver)):
             episode_id = await client.start(request_for(executor=FATAL))
             (line,) = await lines(client, episode_id)
-            await client.abort(episode_id)
+            await client.cancel(episode_id)
             await client.result(episode_id)
         assert elsewhere.came == []
     assert line.startswith("fatal could not be sent to ops: it answers 307 and points elsewhere")
@@ -291,7 +290,7 @@ async def test_a_receiver_that_is_slow_or_down_holds_nothing_up(
         receiver.answers = [answer]
     async with working(post=post):
         episode_id = await client.start(request_for(budget=Budget(max_iterations=1)))
-        await waits(client, episode_id, PauseKind.BUDGET)
+        await waits(client, episode_id, QuestionKind.BUDGET)
         await client.top_up(episode_id, iterations=5)
         result = await client.result(episode_id)
         kinds = [entry.kind for entry in await client.timeline(episode_id)]
@@ -353,19 +352,19 @@ async def test_a_queue_without_a_worker_alerts_that_no_executor_is_connected(
         temporal_client, task_queue=queue, workflows=[Impatient], workflow_runner=workflow_runner(),
         activities=[AlertActivities(post_to(receiver), TrailMemory(open_sqlite_ledger)).send_alerts],
     )  # fmt: skip
-    mine = settings.model_copy(update={"temporal": settings.temporal.model_copy(update={"task_queue": queue})})
+    mine = settings.evolve(temporal=settings.temporal.evolve(task_queue=queue))
     everything, nobody = settings.temporal.task_queue, f"{queue}-nobody"
     async with working(post=post_to(receiver)), impatient:
         served = Queues(workspace=everything, llm=everything, executor=nobody)
         # An executor may rightly be busy for as long as the limit of a delivery.
-        choice = scripted(APPEND).model_copy(update={"wall_limit_s": 1.0})
+        choice = scripted(APPEND).evolve(wall_limit_s=1.0)
         patient = TightloopClient(temporal_client, mine)
         episode_id = await patient.start(request_for(queues=served, executor=choice))
         (came,) = await told(receiver, episode_id)
         status = await patient.status(episode_id)
-        await patient.abort(episode_id)
+        await patient.cancel(episode_id)
         await patient.result(episode_id)
     assert came.told["kind"] == "no_executor"
     assert nobody not in came.body.decode()
-    assert status.pause is not None
-    assert f"no worker on task queue '{nobody}'" in status.pause.reason
+    assert status.questions
+    assert f"no worker on task queue '{nobody}'" in status.questions[0].title

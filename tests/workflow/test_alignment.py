@@ -3,21 +3,22 @@
 import sys
 from pathlib import Path
 
-from activities.alignment.gate import Gate
-from tests.conftest import Working, eventually, scripted
+from activities.safety.gate import Gate
 from tests.data.alignment import KEYS
-from tests.doubles import ScriptedPlanner, planned
-from tightloop.alignment import Rubric
+from tests.support.doubles import ScriptedPlanner, planned
+from tests.support.episodes import Working, eventually, scripted
 from tightloop.client import TightloopClient
-from tightloop.episode import EpisodeOutcome, EpisodeStatus, PauseKind
-from tightloop.message import PlannedStep
-from tightloop.planning import Briefing, PlannerAnswer
+from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
+from tightloop.episode.planning import Briefing, PlannerAnswer
+from tightloop.executor.messages.message import PlannedStep
+from tightloop.question import QuestionKind
+from tightloop.safety.rubric import Rubric
 
 
 async def paused(client: TightloopClient, episode_id: str) -> EpisodeStatus:
     async def is_paused() -> EpisodeStatus | None:
         status = await client.status(episode_id)
-        return status if status.pause is not None else None
+        return status if status.questions else None
 
     found: EpisodeStatus = await eventually(is_paused)
     return found
@@ -25,14 +26,14 @@ async def paused(client: TightloopClient, episode_id: str) -> EpisodeStatus:
 
 async def again(client: TightloopClient, episode_id: str, before: EpisodeStatus) -> EpisodeStatus | None:
     status = await client.status(episode_id)
-    return status if status.pause is not None and status.pause.since != before.pause.since else None
+    return status if status.questions and status.questions[0].since != before.questions[0].since else None
 
 
 def running(*command: str) -> PlannerAnswer:
     answer = planned("bring the branch up to date")
     assert answer.message is not None
     steps = (PlannedStep(title="bring the branch up to date", run=command),)
-    return answer.model_copy(update={"message": answer.message.model_copy(update={"steps": steps})})
+    return answer.evolve(message=answer.message.evolve(steps=steps))
 
 
 FORCE = ("git", "push", "--force", "origin", "main")
@@ -46,14 +47,16 @@ async def test_a_destructive_plan_waits_and_is_carried_out_once_allowed(
         episode_id = await client.start(request_for(definition_of_done=["test $(cat log.txt | wc -l) -ge 2"]))
         status = await paused(client, episode_id)
         untouched = not (workspace / "log.txt").exists()
-        await client.resume(episode_id)
+        await client.answer(episode_id, "allow")
         result = await client.result(episode_id)
         told = await client.timeline(episode_id)
-    assert any(entry.kind == "allowed" and "rewrites_history" in entry.text for entry in told)
-    assert status.pause is not None
-    assert status.pause.kind is PauseKind.ALIGNMENT
-    assert status.pause.reason.startswith("rewrites_history, irreversible damage: step 1: git push --force origin main")
-    assert "leave git's history" in status.pause.advice
+    assert any(entry.kind == "answered" and "rewrites_history" in entry.text for entry in told)
+    assert status.questions
+    assert status.questions[0].kind is QuestionKind.ALIGNMENT
+    assert status.questions[0].title.startswith(
+        "rewrites_history, irreversible damage: step 1: git push --force origin main"
+    )
+    assert any("leave git's history" in line for line in status.questions[0].evidence)
     assert untouched, "the plan was delivered before a person saw it"
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert result.iterations == 2
@@ -71,11 +74,11 @@ async def test_a_refused_plan_is_made_anew_and_asked_about_again(
     async with working(ScriptedPlanner(answer)):
         episode_id = await client.start(request_for(definition_of_done=["test -f log.txt"]))
         first = await paused(client, episode_id)
-        await client.respond(episode_id, "no, not by force")
+        await client.answer(episode_id, "refuse", "not by force")
         second = await eventually(lambda: again(client, episode_id, first))
-        await client.respond(episode_id, "no, append a line instead")
+        await client.answer(episode_id, "refuse", "append a line instead")
         result = await client.result(episode_id)
-    assert second.pause.reason == first.pause.reason
+    assert second.questions[0].title == first.questions[0].title
     assert result.outcome is EpisodeOutcome.SUCCEEDED
 
 
@@ -89,13 +92,13 @@ async def test_a_planted_key_waits_before_success_and_is_accepted_by_a_person(
         )
         status = await paused(client, episode_id)
         checks = status.checks
-        await client.resume(episode_id)
+        await client.answer(episode_id, "allow")
         result = await client.result(episode_id)
-    assert status.pause is not None
-    assert status.pause.kind is PauseKind.ALIGNMENT
-    assert "secret_added, data privacy: client.py:1: KEY = '[secret:openai-key]'" in status.pause.reason
+    assert status.questions
+    assert status.questions[0].kind is QuestionKind.ALIGNMENT
+    assert "secret_added, data privacy: client.py:1: KEY = '[secret:openai-key]'" in status.questions[0].title
     assert KEYS["openai"] not in status.model_dump_json()
-    assert "read it from the environment" in status.pause.advice
+    assert any("read it from the environment" in line for line in status.questions[0].evidence)
     assert checks == "1/1", "green checks alone would have been a success"
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert result.iterations == 1
@@ -109,8 +112,8 @@ async def test_an_iteration_that_burns_more_processor_time_than_allowed_is_asked
     async with working(gate=Gate(Rubric(cpu_minutes=0.2 / 60))):
         episode_id = await client.start(request_for(definition_of_done=[busy]))
         status = await paused(client, episode_id)
-        await client.resume(episode_id)
+        await client.answer(episode_id, "allow")
         result = await client.result(episode_id)
-    assert status.pause is not None
-    assert status.pause.reason.startswith("cpu_time")
+    assert status.questions
+    assert status.questions[0].title.startswith("cpu_time")
     assert result.outcome is EpisodeOutcome.SUCCEEDED

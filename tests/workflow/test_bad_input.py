@@ -17,15 +17,19 @@ import pytest
 
 from activities.artifacts.local import LocalArtifactStore
 from activities.model.service import ModelService
-from activities.planning.choose import planners
-from activities.reflexion.choose import reflectors
-from tests.conftest import APPEND, Working, eventually, scripted
-from tests.integration.git_sample import git, make_repository, on_disk, write
-from tests.model_server import ModelServer, fails, says
-from tightloop.budget import Budget
-from tightloop.check import CheckStatus
+from activities.planner.choose import planners
+from activities.planner.ruff import ProjectRuff
+from activities.reflection.choose import reflectors
+from activities.sandbox.unsafe import UnsafeLocal
+from tests.support.episodes import APPEND, Working, eventually, scripted
+from tests.support.git_sample import git, make_repository, on_disk, write
+from tests.support.model_server import ModelServer, fails, says
 from tightloop.client import TightloopClient
-from tightloop.episode import EpisodeOutcome, EpisodeStatus, PauseKind
+from tightloop.episode.budget import Budget
+from tightloop.episode.check import CheckStatus
+from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
+from tightloop.question import QuestionKind
+from tightloop.settings import SandboxSettings
 
 BIG_BYTES = 200_000_000
 HISTORY_BYTES = 100_000
@@ -45,15 +49,15 @@ PLAN: dict[str, Any] = {
 async def paused(client: TightloopClient, episode_id: str, *, branch: int = 1) -> EpisodeStatus:
     async def is_paused() -> EpisodeStatus | None:
         status = await client.status(episode_id)
-        return status if status.pause is not None and status.branch >= branch else None
+        return status if status.questions and status.branch >= branch else None
 
     found: EpisodeStatus = await eventually(is_paused)
     return found
 
 
 async def ended_by_hand(client: TightloopClient, episode_id: str) -> None:
-    await client.abort(episode_id, "seen enough")
-    assert (await client.result(episode_id)).outcome is EpisodeOutcome.ABORTED
+    await client.cancel(episode_id, "seen enough")
+    assert (await client.result(episode_id)).outcome is EpisodeOutcome.CANCELLED
 
 
 async def one_step_and_back(client: TightloopClient, request_for, workspace: Path, *command: str) -> list[str]:
@@ -252,7 +256,7 @@ async def test_a_big_file_neither_fails_the_episode_nor_its_heartbeats(
             timeline = await client.timeline(episode_id)
         assert result.outcome is EpisodeOutcome.SUCCEEDED
         assert result.spent.infrastructure_retries == 0
-        assert any("slow down checkpoints" in entry.text and "big.bin" in entry.text for entry in timeline)
+        assert any("slow checkpoints down" in entry.text and "big.bin" in entry.text for entry in timeline)
         size = git(workspace, "cat-file", "-s", f"refs/tightloop/{episode_id}/0:big.bin")
         assert int(size) == BIG_BYTES
     finally:
@@ -302,8 +306,8 @@ async def test_a_check_whose_program_is_missing_says_so(client, working: Working
     assert [check.status for check in status.failed_checks] == [CheckStatus.NOT_FOUND]
     assert "no-such-program" in status.failed_checks[0].tail
     assert "not found" in status.failed_checks[0].tail
-    assert status.pause is not None
-    assert "no-such-program" in status.pause.reason
+    assert status.questions
+    assert "no-such-program" in status.questions[0].title
 
 
 async def test_a_check_that_never_ends_is_stopped_with_all_its_processes(client, working, request_for) -> None:
@@ -316,9 +320,9 @@ async def test_a_check_that_never_ends_is_stopped_with_all_its_processes(client,
     assert [check.status for check in status.failed_checks] == [CheckStatus.TIMED_OUT]
     assert status.checks == "0/1"
     assert status.iteration == 2
-    assert status.pause is not None
-    assert status.pause.kind is PauseKind.REPEAT_ERROR
-    assert "endless" in status.pause.reason
+    assert status.questions
+    assert status.questions[0].kind is QuestionKind.REPEATED_ERROR
+    assert "endless" in status.questions[0].title
 
     async def none_is_left() -> bool:
         return not [p for p in psutil.process_iter() if {first, second} & set(_words(p))]
@@ -339,7 +343,10 @@ def _words(process: psutil.Process) -> list[str]:
 def asks(server: ModelServer) -> dict[str, Any]:
     """Adapters that ask this model service."""
     service = ModelService(api_key="key-1", base_url=server.url, models=("m1",), timeout_s=60.0)
-    return {"planners": planners(service), "reflectors": reflectors(service)}
+    return {
+        "planners": planners(service, ProjectRuff(UnsafeLocal(), SandboxSettings())),
+        "reflectors": reflectors(service),
+    }
 
 
 async def history_bytes(temporal_client, episode_id: str) -> int:
@@ -366,10 +373,10 @@ async def test_a_planner_that_answers_nonsense_pauses_the_episode_with_the_reaso
             status = await paused(client, episode_id)
             size = await history_bytes(temporal_client, episode_id)
             await ended_by_hand(client, episode_id)
-    assert status.pause is not None
-    assert status.pause.kind is PauseKind.REPEAT_ERROR
-    assert "m1 gave no usable answer in 3 tries" in status.pause.reason
-    assert why in status.pause.reason
+    assert status.questions
+    assert status.questions[0].kind is QuestionKind.REPEATED_ERROR
+    assert "m1 gave no usable answer in 3 tries" in status.questions[0].title
+    assert why in status.questions[0].title
     assert status.iteration == 3
     print(f"\nhistory of three bad answers: {size} bytes")
     assert size < HISTORY_BYTES
@@ -384,11 +391,11 @@ async def test_a_refused_key_pauses_at_once_and_says_what_to_do(client, working:
             asked = len(server.requests)
             await client.resume(episode_id)
             result = await client.result(episode_id)
-    assert status.pause is not None
-    assert status.pause.kind is PauseKind.FATAL
-    assert "401" in status.pause.reason
-    assert "set OPENAI_API_KEY to a valid one" in status.pause.reason
-    assert "resume" in status.pause.advice
+    assert status.questions
+    assert status.questions[0].kind is QuestionKind.FATAL
+    assert "401" in status.questions[0].title
+    assert "set OPENAI_API_KEY to a valid one" in status.questions[0].title
+    assert status.questions[0].default == "retry"
     assert asked == 1
     assert result.outcome is EpisodeOutcome.SUCCEEDED
 
@@ -437,11 +444,11 @@ async def test_a_full_disk_pauses_until_a_person_has_made_room(
         filler.unlink()
         await client.resume(episode_id)
         result = await client.result(episode_id)
-    assert status.pause is not None
-    assert status.pause.kind is PauseKind.FATAL
-    assert "no room for" in status.pause.reason
-    assert "Free space there" in status.pause.reason
-    assert "resume" in status.pause.advice
+    assert status.questions
+    assert status.questions[0].kind is QuestionKind.FATAL
+    assert "no room for" in status.questions[0].title
+    assert "Free space there" in status.questions[0].title
+    assert status.questions[0].default == "retry"
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert (workspace / "log.txt").read_text() == "1\n2\n3\n"
 
@@ -449,7 +456,7 @@ async def test_a_full_disk_pauses_until_a_person_has_made_room(
 async def test_a_delivery_that_could_not_be_reported_is_not_made_again_after_the_pause(
     client, working: Working, request_for, workspace: Path, tmp_path: Path
 ) -> None:
-    """The executor has worked, its report cannot be stored, a person mends that: the work must not be done twice."""
+    """The executor has worked, its report cannot be stored, a person fixes that: the work must not be done twice."""
     outbox, saved = workspace / ".tightloop/outbox.db", tmp_path / "outbox.db"
     damage = f"test -e {saved} || {{ cp {outbox} {saved}; head -c 4096 /dev/zero | tr '\\0' x > {outbox}; }}"
     async with working():
@@ -460,8 +467,8 @@ async def test_a_delivery_that_could_not_be_reported_is_not_made_again_after_the
         shutil.copy(saved, outbox)
         await client.resume(episode_id)
         result = await client.result(episode_id)
-    assert status.pause is not None
-    assert status.pause.kind is PauseKind.FATAL
-    assert f"the outbox {outbox} is damaged" in status.pause.reason
+    assert status.questions
+    assert status.questions[0].kind is QuestionKind.FATAL
+    assert f"the outbox {outbox} is damaged" in status.questions[0].title
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert (workspace / "log.txt").read_text() == "1\n2\n3\n"

@@ -1,17 +1,18 @@
 """A planner whose messages do not follow the template, on a real Temporal server."""
 
-from tests.conftest import Working, eventually
-from tests.doubles import ScriptedPlanner, planned
+from tests.support.doubles import ScriptedPlanner, planned
+from tests.support.episodes import Working, eventually
 from tightloop.client import TightloopClient
-from tightloop.episode import EpisodeOutcome, EpisodeStatus, PauseKind
-from tightloop.message import Alignment, Reflection
-from tightloop.planning import Briefing, PlannerAnswer
+from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
+from tightloop.episode.planning import Briefing, PlannerAnswer
+from tightloop.executor.messages.message import Alignment, Reflection
+from tightloop.question import QuestionKind
 
 
 def lacking(answer: PlannerAnswer) -> PlannerAnswer:
     assert answer.message is not None
-    wrong = answer.message.model_copy(update={"reflection": Reflection(diagnosis="d"), "alignment": Alignment()})
-    return answer.model_copy(update={"message": wrong})
+    wrong = answer.message.evolve(reflection=Reflection(diagnosis="d"), alignment=Alignment())
+    return answer.evolve(message=wrong)
 
 
 def careless(briefing: Briefing) -> PlannerAnswer:
@@ -22,13 +23,13 @@ def careless(briefing: Briefing) -> PlannerAnswer:
 async def paused(client: TightloopClient, episode_id: str) -> EpisodeStatus:
     async def is_paused() -> EpisodeStatus | None:
         status = await client.status(episode_id)
-        return status if status.pause is not None else None
+        return status if status.questions else None
 
     found: EpisodeStatus = await eventually(is_paused)
     return found
 
 
-async def test_message_that_lacks_parts_comes_back_mended_and_nobody_notices(
+async def test_message_that_lacks_parts_comes_back_fixed_and_nobody_notices(
     client, working: Working, request_for
 ) -> None:
     planner = ScriptedPlanner(careless)
@@ -48,10 +49,10 @@ async def test_message_that_never_follows_the_template_pauses_with_a_sentence(
     async with working(planner):
         episode_id = await client.start(request_for())
         status = await paused(client, episode_id)
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         await client.result(episode_id)
-    assert status.pause is not None
-    assert status.pause.kind is PauseKind.REPEAT_ERROR
-    assert "the plan message was sent back 2 times and is still wrong" in status.pause.reason
-    assert "has no action_items" in status.pause.reason
+    assert status.questions
+    assert status.questions[0].kind is QuestionKind.REPEATED_ERROR
+    assert "the plan message was sent back 2 times and is still wrong" in status.questions[0].title
+    assert "has no action_items" in status.questions[0].title
     assert len(planner.briefings) == 9

@@ -5,18 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import APPEND, Working, eventually, scripted
-from tests.doubles import ScriptedPlanner, claims_done, gives_up, malformed, planned
-from tightloop.budget import Budget, Usage
+from tests.support.doubles import ScriptedPlanner, claims_done, gives_up, malformed, planned
+from tests.support.episodes import APPEND, Working, eventually, scripted
 from tightloop.client import TightloopClient
-from tightloop.episode import EpisodeOutcome, EpisodeStatus, PauseKind
+from tightloop.episode.budget import Budget
+from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
 from tightloop.errors import InvalidRequestError
+from tightloop.executor.usage import Usage
+from tightloop.question import QuestionKind
 
 
 async def paused(client: TightloopClient, episode_id: str) -> EpisodeStatus:
     async def is_paused() -> EpisodeStatus | None:
         status = await client.status(episode_id)
-        return status if status.pause is not None else None
+        return status if status.questions else None
 
     found: EpisodeStatus = await eventually(is_paused)
     return found
@@ -58,11 +60,11 @@ async def test_a_claim_without_green_checks_never_counts(client, working: Workin
     async with working(ScriptedPlanner(lambda _briefing: claims_done())):
         episode_id = await client.start(request_for())
         status = await paused(client, episode_id)
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         result = await client.result(episode_id)
-    assert status.pause is not None
-    assert status.pause.kind is PauseKind.REPEAT_ERROR
-    assert result.outcome is EpisodeOutcome.ABORTED
+    assert status.questions
+    assert status.questions[0].kind is QuestionKind.REPEATED_ERROR
+    assert result.outcome is EpisodeOutcome.CANCELLED
 
 
 async def test_checks_do_not_change_the_delivered_tree(client, working: Working, request_for, workspace: Path) -> None:
@@ -81,12 +83,12 @@ async def test_a_definition_of_done_that_never_passes_pauses_for_a_person(client
     async with working():
         episode_id = await client.start(request_for(definition_of_done=["echo nope; false"]))
         status = await paused(client, episode_id)
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         await client.result(episode_id)
-    assert status.pause is not None
-    assert status.pause.kind is PauseKind.REPEAT_ERROR
-    assert "3 times in a row" in status.pause.reason
-    assert status.pause.advice
+    assert status.questions
+    assert status.questions[0].kind is QuestionKind.REPEATED_ERROR
+    assert "3 times in a row" in status.questions[0].title
+    assert status.questions[0].options
 
 
 async def test_the_budget_pauses_and_a_top_up_goes_on(client, working: Working, request_for) -> None:
@@ -95,9 +97,9 @@ async def test_the_budget_pauses_and_a_top_up_goes_on(client, working: Working, 
         status = await paused(client, episode_id)
         answer = await client.top_up(episode_id, iterations=3)
         result = await client.result(episode_id)
-    assert status.pause is not None
-    assert status.pause.kind is PauseKind.BUDGET
-    assert "iterations 2 of 2" in status.pause.reason
+    assert status.questions
+    assert status.questions[0].kind is QuestionKind.BUDGET
+    assert "iterations 2 of 2" in status.questions[0].title
     assert "raised" in answer
     assert result.outcome is EpisodeOutcome.SUCCEEDED
 
@@ -118,34 +120,34 @@ async def test_a_planner_that_gives_up_is_asked_again_after_a_response(client, w
         status = await paused(client, episode_id)
         answer = await client.respond(episode_id, "append a line")
         result = await client.result(episode_id)
-    assert status.pause is not None
-    assert status.pause.kind is PauseKind.PLANNER_GAVE_UP
-    assert status.pause.reason == "I do not know how"
+    assert status.questions
+    assert status.questions[0].kind is QuestionKind.PLANNER_GAVE_UP
+    assert status.questions[0].title == "I do not know how"
     assert "goes on" in answer
     assert result.outcome is EpisodeOutcome.SUCCEEDED
 
 
-async def test_what_a_person_mends_in_a_pause_is_checked_before_anyone_plans(
+async def test_what_a_person_fixes_in_a_pause_is_checked_before_anyone_plans(
     client, working: Working, request_for, workspace: Path
 ) -> None:
     async with working(ScriptedPlanner(lambda _briefing: gives_up())):
-        episode_id = await client.start(request_for(definition_of_done=["test -f mended.txt"]))
+        episode_id = await client.start(request_for(definition_of_done=["test -f fixed.txt"]))
         await paused(client, episode_id)
-        (workspace / "mended.txt").write_text("by hand\n")
+        (workspace / "fixed.txt").write_text("by hand\n")
         await client.resume(episode_id)
         result = await client.result(episode_id)
     assert result.outcome is EpisodeOutcome.SUCCEEDED
-    assert (workspace / "mended.txt").read_text() == "by hand\n"
+    assert (workspace / "fixed.txt").read_text() == "by hand\n"
 
 
 async def test_three_unusable_answers_of_the_planner_pause(client, working: Working, request_for) -> None:
     async with working(ScriptedPlanner(lambda _briefing: malformed())):
         episode_id = await client.start(request_for())
         status = await paused(client, episode_id)
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         await client.result(episode_id)
-    assert status.pause is not None
-    assert status.pause.kind is PauseKind.REPEAT_ERROR
+    assert status.questions
+    assert status.questions[0].kind is QuestionKind.REPEATED_ERROR
     assert status.iteration == 3
 
 
@@ -168,9 +170,9 @@ async def test_three_limits_in_a_row_pause_and_resume_delivers_again(client, wor
         status = await paused(client, episode_id)
         await client.resume(episode_id)
         result = await client.result(episode_id)
-    assert status.pause is not None
-    assert status.pause.kind is PauseKind.LIMIT
-    assert "429 Too Many Requests" in status.pause.reason
+    assert status.questions
+    assert status.questions[0].kind is QuestionKind.LIMIT
+    assert "429 Too Many Requests" in status.questions[0].title
     assert result.outcome is EpisodeOutcome.SUCCEEDED
 
 
@@ -179,11 +181,11 @@ async def test_a_fatal_executor_error_pauses(client, working: Working, request_f
         step = {"status": "fatal", "error": "nobody has a key"}
         episode_id = await client.start(request_for(executor=scripted(step)))
         status = await paused(client, episode_id)
-        await client.abort(episode_id, "no executor")
+        await client.cancel(episode_id, "no executor")
         result = await client.result(episode_id)
-    assert status.pause is not None
-    assert status.pause.kind is PauseKind.FATAL
-    assert "nobody" in status.pause.reason
+    assert status.questions
+    assert status.questions[0].kind is QuestionKind.FATAL
+    assert "nobody" in status.questions[0].title
     assert result.reason == "no executor"
 
 
@@ -207,7 +209,7 @@ async def test_edits_during_a_pause_survive(client, working: Working, request_fo
         timeline = await client.timeline(episode_id)
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert (workspace / "mine.txt").read_text() == "by a person\n"
-    assert any("1 files edited meanwhile were kept" in entry.text for entry in timeline)
+    assert any("edits of 1 file during the pause were kept" in entry.text for entry in timeline)
 
 
 async def test_edits_outside_a_pause_are_saved_and_undone(client, working, request_for, workspace, git) -> None:
@@ -230,7 +232,7 @@ async def test_an_amended_definition_of_done_is_used(client, working: Working, r
     async with working():
         episode_id = await client.start(request_for(budget=Budget(max_iterations=1)))
         await paused(client, episode_id)
-        await client.amend_goal(episode_id, goal="one line is enough", definition_of_done=["test -f log.txt"])
+        await client.amend(episode_id, goal="one line is enough", definition_of_done=["test -f log.txt"])
         await client.top_up(episode_id, iterations=5)
         result = await client.result(episode_id)
         request = await client.request(episode_id)
@@ -251,7 +253,7 @@ async def test_nobody_answering_ends_the_episode_as_failed(client, working: Work
     assert status.status == "failed"
 
 
-async def test_abort_stops_a_running_executor(client, working: Working, request_for, workspace: Path) -> None:
+async def test_cancel_stops_a_running_executor(client, working: Working, request_for, workspace: Path) -> None:
     async with working():
         episode_id = await client.start(request_for(executor=scripted({**APPEND, "hang": True})))
 
@@ -259,9 +261,9 @@ async def test_abort_stops_a_running_executor(client, working: Working, request_
             return (await client.status(episode_id)).phase.value == "EXECUTING" and (workspace / "log.txt").exists()
 
         await eventually(executing)
-        await client.abort(episode_id, "enough")
+        await client.cancel(episode_id, "enough")
         result = await client.result(episode_id)
-    assert result.outcome is EpisodeOutcome.ABORTED
+    assert result.outcome is EpisodeOutcome.CANCELLED
     assert result.reason == "enough"
 
 
@@ -271,7 +273,7 @@ async def test_two_episodes_do_not_share_a_working_tree(client, working: Working
         await paused(client, first)
         second = await client.start(request_for())
         refused = await client.result(second)
-        await client.abort(first)
+        await client.cancel(first)
         await client.result(first)
         third = await client.start(request_for())
         accepted = await client.result(third)

@@ -4,9 +4,9 @@ from itertools import pairwise
 
 from temporalio.client import WorkflowHistory
 
-from tests.conftest import APPEND, Working, scripted
-from tightloop.budget import Budget
-from tightloop.episode import EpisodeOutcome
+from tests.support.episodes import APPEND, Working, scripted
+from tightloop.episode.budget import Budget
+from tightloop.episode.model import EpisodeOutcome
 
 EVENTS_PER_ITERATION = 32
 BYTES_PER_ITERATION = 14_000

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from temporalio.common import SearchAttributeKey
 
-from tests.conftest import APPEND, Working, eventually, scripted
-from tightloop.budget import Budget
-from tightloop.episode import EpisodeOutcome
+from tests.support.episodes import APPEND, Working, eventually, scripted
+from tightloop.episode.budget import Budget
+from tightloop.episode.model import EpisodeOutcome
 from worker.server import temporal_binary
 
 TemporalCli = Callable[..., Awaitable["subprocess.CompletedProcess[str]"]]
@@ -43,7 +43,7 @@ async def test_bare_pause_and_resume_signals_work(
         go.touch()
 
         async def waits() -> bool:
-            return (await client.status(episode_id)).pause is not None
+            return (await client.status(episode_id)).questions
 
         await eventually(waits)
         status = await client.status(episode_id)
@@ -54,7 +54,7 @@ async def test_bare_pause_and_resume_signals_work(
     assert sent.returncode == 0, sent.stderr
     assert status.status == "paused"
     assert attributes.get(SearchAttributeKey.for_keyword("TightloopStatus")) == "paused"
-    assert "Waits for a person" in metadata.stdout
+    assert "waits for a person" in metadata.stdout
     assert "restore_checkpoint" in metadata.stdout
     assert result.outcome is EpisodeOutcome.SUCCEEDED
 
@@ -68,10 +68,10 @@ async def test_signals_with_more_inputs_than_one_do_what_they_say(client, tempor
         go.touch()
 
         async def waits() -> bool:
-            return (await client.status(episode_id)).pause is not None
+            return (await client.status(episode_id)).questions
 
         await eventually(waits)
-        reason = (await client.status(episode_id)).pause.reason
+        reason = (await client.status(episode_id)).questions[0].title
         await temporal_cli("workflow", "signal", "--name", "resume", "-w", episode_id, *two)
         result = await client.result(episode_id)
     assert reason == "lunch"
@@ -86,15 +86,15 @@ async def test_a_pause_with_a_reason_shows_it(client, temporal_cli, working: Wor
         go.touch()
 
         async def waits() -> bool:
-            return (await client.status(episode_id)).pause is not None
+            return (await client.status(episode_id)).questions
 
         await eventually(waits)
         status = await client.status(episode_id)
-        await temporal_cli("workflow", "signal", "--name", "abort", "-w", episode_id)
+        await temporal_cli("workflow", "signal", "--name", "cancel", "-w", episode_id)
         result = await client.result(episode_id)
-    assert status.pause is not None
-    assert status.pause.reason == "lunch"
-    assert result.outcome is EpisodeOutcome.ABORTED
+    assert status.questions
+    assert status.questions[0].title == "lunch"
+    assert result.outcome is EpisodeOutcome.CANCELLED
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ async def test_a_pause_with_a_reason_shows_it(client, temporal_cli, working: Wor
         ("restore_checkpoint", '"nonsense"', "there is no checkpoint 'nonsense'"),
         ("top_up", '{"iteration": 5}', "top_up: iteration: Extra inputs are not permitted"),
         ("respond", '""', "the text is empty"),
-        ("answer", '"allow"', "answer: nothing is asked now"),
+        ("answer", '"allow"', "answer: nothing waits for an answer now"),
         ("amend_goal", "{}", "nothing is changed"),
         ("amend_goal", '{"goal": "%s"}' % ("x" * 9_000), "the goal has 9000 characters"),
         ("amend_goal", '{"definition_of_done": [{"run": "true", "timeout_s": 1e300}]}', "a time limit is 1e+300 s"),
@@ -119,7 +119,7 @@ async def test_a_wrong_update_gets_a_sentence(client, temporal_cli, working, req
 
         await eventually(runs)
         sent = await temporal_cli("workflow", "update", "execute", "--name", update, "-w", episode_id, "--input", value)
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         await client.result(episode_id)
     assert sent.returncode != 0
     assert sentence in sent.stderr + sent.stdout
@@ -139,7 +139,7 @@ async def test_cancelling_in_temporal_ends_an_episode_of_short_steps(client, tem
         await eventually(runs)
         await temporal_client.get_workflow_handle(episode_id).cancel()
         result = await client.result(episode_id)
-    assert result.outcome is EpisodeOutcome.ABORTED
+    assert result.outcome is EpisodeOutcome.CANCELLED
 
 
 async def test_cancelling_in_temporal_gives_the_workspace_back(client, temporal_client, working, request_for):
@@ -154,5 +154,5 @@ async def test_cancelling_in_temporal_gives_the_workspace_back(client, temporal_
         result = await client.result(episode_id)
         again = await client.start(request_for())
         second = await client.result(again)
-    assert result.outcome is EpisodeOutcome.ABORTED
+    assert result.outcome is EpisodeOutcome.CANCELLED
     assert second.outcome is EpisodeOutcome.SUCCEEDED

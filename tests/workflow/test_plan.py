@@ -6,8 +6,7 @@ import subprocess
 import pytest
 
 from activities.plan.requests import PlanVerification, StepRun
-from tests.plan_doubles import BASE, Hanging, done, fails, skipped
-from tests.workflow.conftest import Playing
+from tests.support.plan.doubles import BASE, Hanging, Playing, done, fails, skipped
 from tightloop.errors import InvalidRequestError
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.plan.result import EvidenceNote
@@ -187,7 +186,7 @@ async def test_definition_of_done_decides_whether_the_plan_is_completed(playing:
     assert result.reason == "the definition of done does not hold: pytest -q: 2 failed"
 
 
-async def test_person_mends_the_files_where_the_definition_of_done_does_not_hold(playing: Playing):
+async def test_person_fixes_the_files_where_the_definition_of_done_does_not_hold(playing: Playing):
     source = DIAMOND + "definition_of_done: [pytest -q]\n"
     no = PlanVerification(passed=False, total=1, failed=("pytest -q: 2 failed",))
     async with playing(source, verifications=[no]) as stage:
@@ -195,7 +194,7 @@ async def test_person_mends_the_files_where_the_definition_of_done_does_not_hold
         stage.scripted.edited = f"{BASE},by hand"
         await stage.plans.resume(stage.id)
         result = await stage.result()
-    assert "pytest -q: 2 failed" in status.pause_reason
+    assert "pytest -q: 2 failed" in status.questions[0].title
     assert (result.outcome, result.tree) == (PlanOutcome.COMPLETED, f"{BASE},by hand")
 
 
@@ -262,7 +261,7 @@ steps:
     async with playing(source, {"w": left, "slow": slow}, children={"inner": StepRun(plans=(child,))}) as stage:
         await slow.started.wait()
         orphan = PlanRequest(workspace="/sample/project", source=lone)
-        await stage.plans.start(orphan, plan_id=f"{stage.id}.inner.1")
+        await stage.plans.start(orphan, new_id=f"{stage.id}.inner.1")
         await left.started.wait()
         slow.go.set()
         result = await stage.result()

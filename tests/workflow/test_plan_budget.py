@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from tests.conftest import Working, eventually
-from tests.plan_doubles import Hanging, done, fails
-from tests.workflow.conftest import Playing
+from tests.support.episodes import Working, eventually
+from tests.support.plan.doubles import Hanging, Playing, done, fails
 from tightloop.client import TightloopClient
-from tightloop.plan.model import PlanBudget
+from tightloop.plan.document.plan import PlanBudget
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.plan.stored import StoredPlan
 
@@ -28,7 +27,7 @@ async def test_person_who_raises_the_bound_that_is_reached_lets_the_plan_go_on(p
         said = await stage.plans.replan(stage.id, line(max_steps=10), rationale="it is worth it", by="ada")
         result = await stage.result()
         told = await stage.told()
-    assert "max_steps is 1" in before.pause_reason
+    assert "max_steps is 1" in before.questions[0].title
     assert "max_steps 1 -> 10" in said
     assert "budget max_steps 1 -> 10 (by ada)" in told
     assert (result.outcome, stage.scripted.names()) == (PlanOutcome.COMPLETED, ["a", "b", "c"])
@@ -43,7 +42,7 @@ async def test_person_who_lowers_a_bound_stops_the_plan_where_it_is_reached(play
         status = await stage.paused()
         await stage.plans.top_up(stage.id, steps=5)
         result = await stage.result()
-    assert status.pause_reason.startswith("2 attempts of steps were started, max_steps is 2")
+    assert status.questions[0].title.startswith("2 attempts of steps were started, max_steps is 2")
     assert (result.outcome, stage.scripted.names()) == (PlanOutcome.COMPLETED, ["a", "b", "c"])
 
 
@@ -55,7 +54,7 @@ async def test_top_up_outlasts_a_revision_that_says_nothing_else(playing: Playin
         said = await stage.plans.replan(stage.id, line(steps="abcd", max_steps=2), by="ada")
         slow.go.set()
         result = await stage.result()
-    assert said == "revision 2 is taken up. added: d"
+    assert said == "revision 2 is in force. added: d"
     assert (result.outcome, stage.scripted.names()) == (PlanOutcome.COMPLETED, ["a", "b", "c", "d"])
 
 
@@ -67,7 +66,7 @@ async def test_planner_cannot_raise_a_bound(playing: Playing):
         await stage.plans.cancel(stage.id)
         await stage.result()
     assert (status.revision, status.spent.attempts) == (2, 3)
-    assert "max_steps is 3" in status.pause_reason
+    assert "max_steps is 3" in status.questions[0].title
     assert [event for event in told if event.startswith("budget")] == []
 
 
@@ -109,19 +108,19 @@ async def test_revision_that_leaves_a_bound_out_keeps_it(
 ):
     source = line(max_wall_s=0.001, max_cost_usd=2.0)
     async with working() as adapters:
-        plan_id = await client.plans.start(PlanRequest(workspace=str(workspace), source=source))
+        plan_id = await client.start(PlanRequest(workspace=str(workspace), source=source))
 
         async def is_paused() -> bool:
-            return (await client.plans.status(plan_id)).status == "paused"
+            return (await client.status(plan_id)).status == "paused"
 
         await eventually(is_paused)
-        await client.plans.replan(plan_id, line(steps="abcd", **stated), by="ada")
-        status = await client.plans.status(plan_id)
+        await client.replan(plan_id, line(steps="abcd", **stated), by="ada")
+        status = await client.status(plan_id)
         assert status.plan is not None
         stored = StoredPlan.model_validate_json(adapters.stores(workspace).get(status.plan))
         if not stated:
             assert status.status == "paused"
-            await client.plans.top_up(plan_id, wall_minutes=10)
-        result = await client.plans.result(plan_id)
+            await client.top_up(plan_id, wall_minutes=10)
+        result = await client.result(plan_id)
     assert stored.plan.budget == kept
     assert result.outcome is PlanOutcome.COMPLETED, result.reason

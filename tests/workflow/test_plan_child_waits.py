@@ -10,9 +10,10 @@ from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 from temporalio.client import Client
 
 from activities.plan.requests import StepRun
-from tests.plan_doubles import Hanging, PlanStage, asks, fails
-from tests.workflow.conftest import Playing
+from tests.support.plan.doubles import Hanging, PlanStage, Playing, asks, fails
+from tightloop.plan.child import ChildWait
 from tightloop.plan.request import PlanOutcome, PlanRequest
+from tightloop.question import Question, QuestionKind
 
 INNER = """
 id: inner
@@ -58,16 +59,16 @@ async def test_gate_of_a_subplan_is_shown_by_its_plan_until_it_is_answered(playi
     async with playing(OUTER, script, children={"sub": child(INNER)}) as stage:
         inner = f"{stage.id}.sub.1"
         shown = await details_with(stage, "Release 1.2?")
-        await stage.plans.approve(inner, "release", by="ada")
+        await stage.plans.answer(inner, "approve", question="release", by="ada")
         later = await details_with(stage, "and now?")
-        await stage.plans.approve(stage.id, "after", by="ada")
+        await stage.plans.answer(stage.id, "approve", question="after", by="ada")
         result = await stage.result()
         told = await stage.told()
-    assert f"- waits in step `sub`: `{inner} at release`: approval: Release 1.2?" in shown
-    assert f"tightloop plan status {inner}" in shown
+    assert f"- waits in step `sub`: `{inner} at release`: gate: Release 1.2?" in shown
+    assert f"tightloop status {inner}" in shown
     assert inner not in later
     assert result.outcome is PlanOutcome.COMPLETED
-    assert f"waits sub: {inner} at release: approval: Release 1.2?" in told
+    assert f"waits sub: {inner} at release: gate: Release 1.2?" in told
     assert told.index(f"goes on sub: {inner}") < told.index("completed sub")
 
 
@@ -82,8 +83,8 @@ async def test_pause_of_a_subplan_is_shown_and_gone_when_it_goes_on(playing: Pla
         resumed = await details_without(stage, "lunch")
         await stage.plans.cancel(stage.id)
         await stage.result()
-    assert "approval: Release?" in paused
-    assert "approval: Release?" in resumed
+    assert "gate: Release?" in paused
+    assert "gate: Release?" in resumed
 
 
 async def test_failure_that_a_person_is_asked_about_within_a_subplan_is_shown(playing: Playing):
@@ -91,9 +92,9 @@ async def test_failure_that_a_person_is_asked_about_within_a_subplan_is_shown(pl
     async with playing(OUTER, {"b": fails("no disk")}, children={"sub": child(source)}) as stage:
         inner = f"{stage.id}.sub.1"
         shown = await details_with(stage, "no disk")
-        await stage.plans.answer(inner, "skip", "b")
+        await stage.plans.answer(inner, "skip", question="b")
         result = await stage.result()
-    assert f"`{inner} at b`: needs_response: no disk" in shown
+    assert f"`{inner} at b`: failed_step: b failed: no disk" in shown
     assert shown.count("no disk") == 1
     assert result.outcome is PlanOutcome.COMPLETED
 
@@ -105,10 +106,10 @@ async def test_wait_deep_within_is_shown_by_each_plan_around_it(playing: Playing
         innermost = f"{stage.id}.sub.1.deep.1"
         shown = await details_with(stage, "Release?")
         between = await details(stage.temporal, f"{stage.id}.sub.1")
-        await stage.plans.approve(innermost, "release", by="ada")
+        await stage.plans.answer(innermost, "approve", question="release", by="ada")
         result = await stage.result()
-    assert f"- waits in step `sub`: `{innermost} at release`: approval: Release?" in shown
-    assert f"- waits in step `deep`: `{innermost} at release`: approval: Release?" in between
+    assert f"- waits in step `sub`: `{innermost} at release`: gate: Release?" in shown
+    assert f"- waits in step `deep`: `{innermost} at release`: gate: Release?" in between
     assert result.outcome is PlanOutcome.COMPLETED
 
 
@@ -116,7 +117,9 @@ async def test_word_of_a_workflow_that_no_step_started_is_not_believed(playing: 
     async with playing(OUTER, {"release": asks("Release?")}, children={"sub": child(INNER)}) as stage:
         await details_with(stage, "Release?")
         handle = stage.temporal.get_workflow_handle(stage.id)
-        stranger = {"workflow_id": "stranger", "waits": [{"workflow_id": "stranger", "kind": "budget"}]}
+        question = Question(id="q1", kind=QuestionKind.BUDGET, title="spent", options=())
+        stranger_waits = ChildWait(workflow_id="stranger", question=question).model_dump(mode="json")
+        stranger = {"workflow_id": "stranger", "waits": [stranger_waits]}
         await handle.signal("child_waits", stranger)
         await handle.signal("child_waits", "nonsense")
         shown = await details(stage.temporal, stage.id)
@@ -133,7 +136,7 @@ async def test_subplan_that_ends_while_it_waits_is_shown_no_longer(playing: Play
     script = {"release": asks("Release?")}
     async with playing(source, script, children={"sub": child(INNER)}) as stage:
         await details_with(stage, "Release?")
-        await stage.plans.reject(f"{stage.id}.sub.1", "release", rationale="not now", by="ada")
+        await stage.plans.answer(f"{stage.id}.sub.1", "reject", "not now", question="release", by="ada")
         await stage.paused()
         shown = await details_without(stage, "waits in step")
         await stage.plans.cancel(stage.id)

@@ -11,11 +11,9 @@ import temporalio.api.common.v1 as common
 import temporalio.api.workflowservice.v1 as service
 from temporalio.common import SearchAttributeKey
 
-from tests.conftest import eventually
-from tests.plan_doubles import BASE, Hanging, asks, done, fails
-from tests.workflow.conftest import Playing
+from tests.support.episodes import eventually
+from tests.support.plan.doubles import BASE, Hanging, Playing, asks, done, fails
 from tightloop.client import TightloopClient
-from tightloop.client.plans import Plans
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from worker.server import temporal_binary
@@ -58,10 +56,10 @@ async def test_bare_pause_and_resume_signals_work(playing: Playing, temporal_cli
         await temporal_cli("workflow", "signal", "--name", "resume", "-w", stage.id)
         result = await stage.result()
         after = (await stage.temporal.get_workflow_handle(stage.id).describe()).typed_search_attributes
-    assert (during.pause_reason, [line.id for line in during.running]) == ("lunch", ["a"])
+    assert (during.questions[0].title, [line.id for line in during.running]) == ("lunch", ["a"])
     assert ran == ["a"]
     assert (found.get(STATUS), found.get(KIND)) == ("paused", "operator")
-    assert "Waits for a person" in shown.stdout
+    assert "waits for an answer" in shown.stdout
     assert "signal `resume`" in shown.stdout
     assert result.outcome is PlanOutcome.COMPLETED
     assert (after.get(STATUS), after.get(KIND)) == ("completed", None)
@@ -89,7 +87,7 @@ async def test_changed_plan_is_taken_up_at_once(playing: Playing):
         slow.go.set()
         result = await stage.result()
         told = await stage.told()
-    assert said == "revision 2 is taken up. added: d"
+    assert said == "revision 2 is in force. added: d"
     assert (status.revision, status.counts) == (2, {"pending": 2, "running": 1, "completed": 1})
     assert stage.scripted.names() == ["a", "b", "c", "d"]
     assert (result.revision, result.spent.revisions) == (2, 2)
@@ -155,21 +153,33 @@ async def test_nothing_starts_while_a_change_is_decided_on(playing: Playing):
 
 
 async def test_failure_is_answered_with_another_plan(playing: Playing):
-    mended = LINE.replace('id: b, needs: [a], shell: {run: "true"}', 'id: b2, needs: [a], shell: {run: "true"}')
-    mended = mended.replace("needs: [b]", "needs: [b2]")
+    fixed = LINE.replace('id: b, needs: [a], shell: {run: "true"}', 'id: b2, needs: [a], shell: {run: "true"}')
+    fixed = fixed.replace("needs: [b]", "needs: [b2]")
     async with playing(LINE, {"b": fails("wrong way")}) as stage:
         await stage.paused()
-        said = await stage.plans.answer(stage.id, "replan", "b", text=mended, by="ada")
+        said = await stage.plans.replan(stage.id, fixed, by="ada")
         result = await stage.result()
-    assert said.startswith("revision 2 is taken up")
-    assert stage.scripted.revisions[0].trouble == "wrong way"
+    assert said.startswith("revision 2 is in force")
     assert result.outcome is PlanOutcome.COMPLETED
     assert stage.scripted.names() == ["a", "b", "b2", "c"]
 
 
+async def test_failure_is_answered_with_a_plan_that_a_planner_writes(playing: Playing):
+    source = LINE.replace('id: b, needs: [a], shell: {run: "true"}', 'id: b, needs: [a], shell: {run: "true # 2"}')
+    async with playing(LINE, {"b": [fails("no"), fails("no"), fails("wrong way"), done()]}, planner=LINE) as stage:
+        status = await stage.paused()
+        stage.scripted.planner = source
+        said = await stage.plans.answer(stage.id, "replan", "use the other tool", question="b", by="ada")
+        result = await stage.result()
+    assert "replan" in status.questions[0].names
+    assert said.startswith("revision 4 is in force")
+    assert stage.scripted.revisions[2].trouble == "wrong way; use the other tool"
+    assert result.outcome is PlanOutcome.COMPLETED
+
+
 async def test_planner_changes_the_plan_by_itself_where_a_step_fails(playing: Playing):
-    mended = LINE.replace('id: b, needs: [a], shell: {run: "true"}', 'id: b, needs: [a], shell: {run: "true # 2"}')
-    async with playing(LINE, {"b": [fails("wrong way"), done()]}, planner=mended) as stage:
+    fixed = LINE.replace('id: b, needs: [a], shell: {run: "true"}', 'id: b, needs: [a], shell: {run: "true # 2"}')
+    async with playing(LINE, {"b": [fails("wrong way"), done()]}, planner=fixed) as stage:
         result = await stage.result()
         told = await stage.told()
     request = stage.scripted.revisions[0]
@@ -182,9 +192,9 @@ async def test_planner_changes_the_plan_by_itself_where_a_step_fails(playing: Pl
 async def test_planner_is_asked_twice_about_a_step_and_then_a_person(playing: Playing):
     async with playing(LINE, {"b": fails("wrong way")}, planner=LINE) as stage:
         status = await stage.paused()
-        await stage.plans.answer(stage.id, "abort")
+        await stage.plans.answer(stage.id, "fail")
         await stage.result()
-    assert status.asked == ("b",)
+    assert [question.step for question in status.questions] == ["b"]
     assert len(stage.scripted.revisions) == 2
     assert status.revision == 3
 
@@ -227,9 +237,8 @@ async def test_failed_step_is_run_again_by_hand(playing: Playing):
     [
         ("top_up", '{"step": 5}', "top_up: step: Extra inputs are not permitted"),
         ("top_up", "5", "top_up: it needs an object"),
-        ("approve", '"deploy"', "no step waits for an approval now"),
-        ("reject", "null", "no step waits for an approval now"),
-        ("answer", '"retry"', "no failed step waits for an answer now"),
+        ("answer", '"retry"', "answer: nothing waits for an answer now"),
+        ("answer", "null", "answer: the input: Input should be a valid dictionary"),
         ("run_step", "{}", "run_step: step: Field required"),
         ("replan", '{"sauce": "x"}', "replan: sauce: Extra inputs are not permitted"),
     ],
@@ -250,7 +259,7 @@ async def test_closed_plan_is_looked_at_and_takes_no_more_messages(playing: Play
         await stage.result()
         with pytest.raises(InvalidRequestError, match=f"--again {stage.id}"):
             await stage.plans.pause(stage.id)
-        with pytest.raises(EpisodeNotFoundError, match="there is no plan 'plan-x'"):
+        with pytest.raises(EpisodeNotFoundError, match="no plan 'plan-x'"):
             await stage.plans.status("plan-x")
 
         async def listed() -> list[str]:
@@ -262,7 +271,7 @@ async def test_closed_plan_is_looked_at_and_takes_no_more_messages(playing: Play
         assert (await stage.plans.request(stage.id)).source == LINE
     assert goals == ["A line"]
     # No worker is there any more.
-    status = await Plans(temporal_client, settings, query_timeout=timedelta(seconds=1)).status(stage.id)
+    status = await TightloopClient(temporal_client, settings, query_timeout=timedelta(seconds=1)).status(stage.id)
     assert (status.status, status.counts, status.phase) == ("completed", {"completed": 3}, "CLOSED")
 
 
@@ -271,8 +280,8 @@ async def test_same_plan_is_not_started_twice_while_it_is_open(playing: Playing)
     async with playing(LINE, {"a": slow}) as stage:
         await slow.started.wait()
         again = PlanRequest(workspace="/sample/project", source=LINE)
-        with pytest.raises(InvalidRequestError, match=f"the plan {stage.id} is already open"):
-            await stage.plans.start(again, plan_id=stage.id)
+        with pytest.raises(InvalidRequestError, match=f"{stage.id} is already open"):
+            await stage.plans.start(again, new_id=stage.id)
         slow.go.set()
         await stage.result()
 
@@ -287,7 +296,7 @@ async def test_status_is_watched_until_the_end(playing: Playing):
 async def test_client_of_episodes_leads_to_plans(playing: Playing, client: TightloopClient):
     async with playing(LINE) as stage:
         await stage.result()
-        status = await client.plans.status(stage.id)
+        status = await client.status(stage.id)
     assert status.plan_id == stage.id
 
 

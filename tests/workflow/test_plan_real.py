@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 from temporalio.testing import WorkflowEnvironment
 
-from tests.conftest import RESULT_SECONDS, Working, eventually
+from tests.support.episodes import RESULT_SECONDS, Working, eventually
 from tightloop.client import TightloopClient
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.settings import Settings, parse_settings
@@ -33,21 +33,21 @@ def settings(temporal: WorkflowEnvironment) -> Settings:
 async def end_of(client: TightloopClient, plan_id: str) -> Any:
     try:
         async with asyncio.timeout(RESULT_SECONDS):
-            return await client.plans.result(plan_id)
+            return await client.result(plan_id)
     except TimeoutError:
-        told = [f"{event.event} {event.text}" for event in await client.plans.timeline(plan_id)]
-        raise AssertionError("\n".join([repr(await client.plans.status(plan_id)), *told])) from None
+        told = [f"{event.event} {event.text}" for event in await client.timeline(plan_id)]
+        raise AssertionError("\n".join([repr(await client.status(plan_id)), *told])) from None
 
 
 async def waits(client: TightloopClient, plan_id: str) -> None:
     async def is_waiting() -> bool:
-        return bool((await client.plans.status(plan_id)).waiting)
+        return bool((await client.status(plan_id)).questions)
 
     try:
         await eventually(is_waiting, seconds=RESULT_SECONDS)
     except TimeoutError:
-        told = [f"{event.event} {event.text}" for event in await client.plans.timeline(plan_id)]
-        raise AssertionError("\n".join([repr(await client.plans.status(plan_id)), *told])) from None
+        told = [f"{event.event} {event.text}" for event in await client.timeline(plan_id)]
+        raise AssertionError("\n".join([repr(await client.status(plan_id)), *told])) from None
 
 
 # -- a coding agent within --------------------------------------------------------------------------
@@ -71,11 +71,11 @@ async def test_coding_agent_does_a_step_and_the_next_one_sees_its_files(
     source = AGENT.format(policy="fail", last="cp made.txt seen.txt")
     async with working():
         request = PlanRequest(workspace=str(workspace), source=source, worktree=worktree)
-        plan_id = await client.plans.start(request)
+        plan_id = await client.start(request)
         result = await end_of(client, plan_id)
         child = await client.result(f"{plan_id}.make.1")
         simple = "id: p\nsteps: [{id: s, shell: {run: 'true'}}]\n"
-        again = await client.plans.start(PlanRequest(workspace=str(workspace), source=simple))
+        again = await client.start(PlanRequest(workspace=str(workspace), source=simple))
         after = await end_of(client, again)
     root = workspace / ".tightloop" / "worktrees" / plan_id if worktree else workspace
     assert result.outcome is PlanOutcome.COMPLETED, result.reason
@@ -88,7 +88,7 @@ async def test_work_of_a_coding_agent_is_taken_back_with_the_plan(client, workin
     before = git(workspace, "status", "--porcelain", "--", "*.txt", "*.py")
     async with working():
         source = AGENT.format(policy="compensate", last="grep -q line made.txt && exit 3")
-        plan_id = await client.plans.start(PlanRequest(workspace=str(workspace), source=source))
+        plan_id = await client.start(PlanRequest(workspace=str(workspace), source=source))
         result = await end_of(client, plan_id)
     assert result.outcome is PlanOutcome.COMPENSATED, result.reason
     assert git(workspace, "status", "--porcelain", "--", "*.txt", "*.py") == before
@@ -99,13 +99,13 @@ async def test_plan_cancelled_while_its_coding_agent_works_stops_it_and_leaves_t
 ):
     source = AGENT.format(policy="ask", last="true").replace("-ge 2", "-ge 100000")
     async with working():
-        plan_id = await client.plans.start(PlanRequest(workspace=str(workspace), source=source))
+        plan_id = await client.start(PlanRequest(workspace=str(workspace), source=source))
 
         async def has_made() -> bool:
             return (workspace / "made.txt").exists()
 
         await eventually(has_made)
-        await client.plans.cancel(plan_id, "enough")
+        await client.cancel(plan_id, "enough")
         result = await end_of(client, plan_id)
         child = await client.status(f"{plan_id}.make.1")
     assert result.outcome is PlanOutcome.CANCELLED
@@ -149,24 +149,24 @@ async def test_reset_to_an_earlier_step_puts_the_files_back_and_goes_on(
     client, temporal, working: Working, workspace: Path, closed
 ):
     async with working():
-        plan_id = await client.plans.start(PlanRequest(workspace=str(workspace), source=STEPS))
+        plan_id = await client.start(PlanRequest(workspace=str(workspace), source=STEPS))
         await waits(client, plan_id)
         if closed:
-            await client.plans.approve(plan_id)
+            await client.answer(plan_id, "approve")
             await end_of(client, plan_id)
         # opening, and `one`: `two` is done again
         await reset(temporal, plan_id, await task_after(temporal, plan_id, lambda ended: ended == 2))
         if not closed:
 
             async def has_gone_back() -> bool:
-                return "reset" in [event.event for event in await client.plans.timeline(plan_id)]
+                return "reset" in [event.event for event in await client.timeline(plan_id)]
 
             await eventually(has_gone_back)
             await waits(client, plan_id)
             assert (workspace / "log.txt").read_text() == "one\ntwo\n"
-            await client.plans.approve(plan_id)
+            await client.answer(plan_id, "approve")
         result = await end_of(client, plan_id)
-        told = [event.event for event in await client.plans.timeline(plan_id)]
+        told = [event.event for event in await client.timeline(plan_id)]
     assert "reset" in told
     assert result.outcome is PlanOutcome.COMPLETED, result.reason
     assert (workspace / "log.txt").read_text() == "one\ntwo\nthree\n"
@@ -174,12 +174,12 @@ async def test_reset_to_an_earlier_step_puts_the_files_back_and_goes_on(
 
 async def test_terminated_plan_is_run_again_under_its_id(client, temporal, working: Working, workspace: Path):
     async with working():
-        plan_id = await client.plans.start(PlanRequest(workspace=str(workspace), source=STEPS))
+        plan_id = await client.start(PlanRequest(workspace=str(workspace), source=STEPS))
         await waits(client, plan_id)
         await temporal.client.get_workflow_handle(plan_id).terminate("no more")
-        await client.plans.start(PlanRequest(workspace=str(workspace), source=STEPS), plan_id=plan_id)
+        await client.start(PlanRequest(workspace=str(workspace), source=STEPS), new_id=plan_id)
         await waits(client, plan_id)
-        await client.plans.approve(plan_id)
+        await client.answer(plan_id, "approve")
         result = await end_of(client, plan_id)
     assert result.outcome is PlanOutcome.COMPLETED, result.reason
     assert (workspace / "log.txt").read_text() == "one\ntwo\nthree\n"
@@ -189,10 +189,10 @@ async def test_completed_step_that_a_change_leaves_out_is_still_taken_back(clien
     shorter = STEPS.replace('  - {id: one, shell: {run: "echo one >> log.txt"}}\n', "").replace("needs: [one], ", "")
     async with working():
         source = STEPS.replace("id: steps", "id: steps\non_failure: compensate")
-        plan_id = await client.plans.start(PlanRequest(workspace=str(workspace), source=source))
+        plan_id = await client.start(PlanRequest(workspace=str(workspace), source=source))
         await waits(client, plan_id)
-        await client.plans.replan(plan_id, shorter.replace("id: steps", "id: steps\non_failure: compensate"))
-        await client.plans.reject(plan_id, rationale="no")
+        await client.replan(plan_id, shorter.replace("id: steps", "id: steps\non_failure: compensate"))
+        await client.answer(plan_id, "reject", "no")
         result = await end_of(client, plan_id)
     assert result.outcome is PlanOutcome.COMPENSATED, result.reason
     assert not (workspace / "log.txt").exists()
@@ -227,9 +227,9 @@ steps:
 
 async def test_every_kind_of_step_is_shown_in_a_dry_run_and_nothing_is_done(client, working: Working, workspace, git):
     async with working():
-        plan_id = await client.plans.start(PlanRequest(workspace=str(workspace), source=ALL, dry_run=True))
+        plan_id = await client.start(PlanRequest(workspace=str(workspace), source=ALL, dry_run=True))
         result = await end_of(client, plan_id)
-        steps = {line.id: line.status.value for line in await client.plans.steps(plan_id)}
+        steps = {line.id: line.status.value for line in await client.steps(plan_id)}
         branches = git(workspace, "branch", "--list", "side")
     assert result.outcome is PlanOutcome.COMPLETED, (result.reason, steps)
     assert (branches, (workspace / "new.txt").exists()) == ("", False)
@@ -244,7 +244,7 @@ async def test_every_kind_of_step_is_shown_in_a_dry_run_and_nothing_is_done(clie
 )  # fmt: skip
 async def test_plan_with_next_to_nothing_in_it_is_completed(client, working: Working, workspace, steps, counts):
     async with working():
-        plan_id = await client.plans.start(PlanRequest(workspace=str(workspace), source=f"id: p\nsteps: {steps}\n"))
+        plan_id = await client.start(PlanRequest(workspace=str(workspace), source=f"id: p\nsteps: {steps}\n"))
         result = await end_of(client, plan_id)
     assert (result.outcome, result.counts) == (PlanOutcome.COMPLETED, counts), result.reason
 
@@ -252,16 +252,16 @@ async def test_plan_with_next_to_nothing_in_it_is_completed(client, working: Wor
 async def test_plan_of_one_gate_waits_and_is_completed(client, working: Working, workspace):
     source = "id: p\nsteps: [{id: ask, gate: {approval: {question: may it?}}}]\n"
     async with working():
-        plan_id = await client.plans.start(PlanRequest(workspace=str(workspace), source=source))
+        plan_id = await client.start(PlanRequest(workspace=str(workspace), source=source))
         await waits(client, plan_id)
-        await client.plans.approve(plan_id)
+        await client.answer(plan_id, "approve")
         result = await end_of(client, plan_id)
     assert result.outcome is PlanOutcome.COMPLETED
 
 
 async def test_plan_without_steps_is_refused_or_completed_but_does_not_hang(client, working: Working, workspace):
     async with working():
-        plan_id = await client.plans.start(PlanRequest(workspace=str(workspace), source="id: p\nsteps: []\n"))
+        plan_id = await client.start(PlanRequest(workspace=str(workspace), source="id: p\nsteps: []\n"))
         result = await end_of(client, plan_id)
     assert result.outcome is PlanOutcome.FAILED
     assert "step" in result.reason

@@ -5,13 +5,22 @@ from collections.abc import Callable
 import pytest
 
 from activities.plan.requests import RunStepRequest
-from tests.plan_doubles import BASE, Hanging, PlanStage, ScriptedPlanActivities, asks, done, fails, plan_worker
-from tests.workflow.conftest import Playing
-from tests.workflow.impatient_plan import ImpatientPlan
+from tests.support.plan.doubles import (
+    BASE,
+    Hanging,
+    PlanStage,
+    Playing,
+    ScriptedPlanActivities,
+    asks,
+    done,
+    fails,
+    plan_worker,
+)
+from tests.support.plan.impatient import ImpatientPlan
 from tightloop.alert import AlertKind
-from tightloop.budget import Usage
 from tightloop.errors import GitError, InvalidRequestError, WorkspaceError
-from tightloop.plan.model import Recovery
+from tightloop.executor.usage import Usage
+from tightloop.plan.document.step import Recovery
 from tightloop.plan.request import PlanOutcome
 
 CHAIN = """
@@ -66,38 +75,38 @@ async def test_failed_step_blocks_what_needs_it_and_the_rest_is_done_before_the_
     [
         ("retry", PlanOutcome.COMPLETED, {"completed": 5}),
         ("skip", PlanOutcome.COMPLETED, {"completed": 2, "skipped": 3}),
-        ("abort", PlanOutcome.FAILED, {"completed": 2, "failed": 1, "abandoned": 2}),
+        ("fail", PlanOutcome.FAILED, {"completed": 2, "failed": 1, "abandoned": 2}),
     ],
 )
 async def test_person_decides_about_a_failure(playing: Playing, answer, outcome, expected):
     async with playing(chain("ask"), {"two": [fails("no disk"), done()]}) as stage:
         status = await stage.paused()
         await stage.alerted()
-        said = await stage.plans.answer(stage.id, answer, "two", by="ada")
+        said = await stage.plans.answer(stage.id, answer, question="two", by="ada")
         result = await stage.result()
-    assert (status.asked, status.failed[0].failure.reason) == (("two",), "no disk")
-    assert status.pause_reason == "failed: two (no disk)"
+    assert (status.questions[0].step, status.failed[0].failure.reason) == ("two", "no disk")
+    assert status.questions[0].title == "two failed: no disk"
     assert status.counts == {"completed": 2, "failed": 1, "blocked": 2}
     assert said == f"two: {answer}"
     assert (result.outcome, result.counts) == (outcome, expected)
-    assert stage.scripted.alerts[0].alert.kind is AlertKind.RESPONSE
+    assert stage.scripted.alerts[0].alert.kind is AlertKind.FAILED_STEP
 
 
-async def test_bare_resume_tries_again_with_what_a_person_mended(playing: Playing):
+async def test_bare_resume_tries_again_with_what_a_person_fixed(playing: Playing):
     async with playing(chain("ask"), {"two": [fails("no disk"), done()]}) as stage:
         await stage.paused()
-        stage.scripted.edited = f"{BASE},one,mended"
+        stage.scripted.edited = f"{BASE},one,fixed"
         await stage.temporal.get_workflow_handle(stage.id).signal("resume")
         result = await stage.result()
     assert result.outcome is PlanOutcome.COMPLETED
-    assert result.tree == f"{BASE},one,mended,two,three,after"
+    assert result.tree == f"{BASE},one,fixed,two,three,after"
     assert [ran.attempt for ran in stage.scripted.ran if ran.step == "two"] == [1, 2]
 
 
 async def test_failure_is_answered_while_other_steps_still_run(playing: Playing):
     slow = Hanging()
     async with playing(chain("ask"), {"two": [fails("no disk"), done()], "beside": slow}) as stage:
-        await stage.until(lambda status: status.asked)
+        await stage.until(lambda status: status.questions)
         await stage.plans.answer(stage.id, "retry")
         await stage.until(lambda status: status.counts.get("completed") == 4)
         slow.go.set()
@@ -108,11 +117,11 @@ async def test_failure_is_answered_while_other_steps_still_run(playing: Playing)
 async def test_answer_without_a_question_is_refused(playing: Playing):
     async with playing(chain("ask"), {"two": fails()}) as stage:
         await stage.paused()
-        with pytest.raises(InvalidRequestError, match="'three' does not wait for an answer"):
-            await stage.plans.answer(stage.id, "retry", "three")
+        with pytest.raises(InvalidRequestError, match="'three' is not a question that waits"):
+            await stage.plans.answer(stage.id, "retry", question="three")
         with pytest.raises(InvalidRequestError, match="Send for example"):
-            await stage.plans.answer(stage.id, "again", "two")
-        await stage.plans.answer(stage.id, "abort")
+            await stage.plans.answer(stage.id, "again", question="two")
+        await stage.plans.answer(stage.id, "fail")
         await stage.result()
 
 
@@ -163,9 +172,9 @@ async def test_alternate_does_the_work_after_the_named_steps_were_taken_back(pla
 async def test_alternate_that_fails_too_is_asked_about(playing: Playing):
     async with playing(ALTERNATE, {"fast": fails("too hard"), "slow": [fails("also hard"), done()]}) as stage:
         status = await stage.paused()
-        await stage.plans.answer(stage.id, "retry", "slow")
+        await stage.plans.answer(stage.id, "retry", question="slow")
         result = await stage.result()
-    assert status.asked == ("slow",)
+    assert [question.step for question in status.questions] == ["slow"]
     assert result.outcome is PlanOutcome.COMPLETED
 
 
@@ -199,7 +208,7 @@ async def test_time_box_ends_the_tries(playing: Playing):
 
 async def test_step_budget_ends_the_tries(playing: Playing):
     usage = Usage(input_tokens=60, output_tokens=0, cost_usd=0.1)
-    busy = fails("busy", "transient").model_copy(update={"usage": usage})
+    busy = fails("busy", "transient").evolve(usage=usage)
     source = step(retry="{attempts: 9, initial_s: 0}", budget="{max_tokens: 100}")
     async with playing(source, {"a": busy}) as stage:
         result = await stage.result()
@@ -262,7 +271,7 @@ async def test_workspace_that_cannot_be_used_pauses_the_plan_and_the_same_attemp
         await stage.alerted()
         await stage.plans.resume(stage.id)
         result = await stage.result()
-    assert (status.pause_reason, status.pause_advice) == ("no room on /data", "mend it, then resume")
+    assert (status.questions[0].title, status.questions[0].default) == ("no room on /data", "retry")
     assert stage.scripted.alerts[0].alert.kind is AlertKind.FATAL
     assert [ran.attempt for ran in stage.scripted.ran] == [1, 1]
     assert result.outcome is PlanOutcome.COMPLETED
@@ -290,7 +299,7 @@ async def test_spent_budget_pauses_the_plan_until_it_is_raised(playing: Playing,
         await stage.alerted()
         said = await stage.plans.top_up(stage.id, **addition)
         result = await stage.result()
-    assert sentence in status.pause_reason
+    assert sentence in status.questions[0].title
     assert said == "the budget is raised"
     assert stage.scripted.alerts[0].alert.kind is AlertKind.BUDGET
     assert result.outcome is PlanOutcome.COMPLETED
@@ -308,7 +317,7 @@ steps:
         status = await stage.paused()
         await stage.plans.top_up(stage.id, fan_out=3)
         result = await stage.result()
-    assert "look-* would become 5 steps, max_fan_out is 2" in status.pause_reason
+    assert "look-* would become 5 steps, max_fan_out is 2" in status.questions[0].title
     assert result.counts == {"completed": 6}
 
 
@@ -378,6 +387,6 @@ async def test_missing_worker_pauses_the_plan_with_what_to_do(temporal_client, s
         async with plan_worker(temporal_client, queue, [*opening, *gone], workflows=[]):
             await stage.plans.resume(stage.id)
             result = await stage.result()
-    assert status.pause_reason.startswith(f"no worker on task queue '{queue}' took run_shell within 5 s")
+    assert status.questions[0].title.startswith(f"no worker on task queue '{queue}' took run_shell within 5 s")
     assert scripted.alerts[0].alert.kind is AlertKind.NO_EXECUTOR
     assert result.outcome is PlanOutcome.COMPLETED

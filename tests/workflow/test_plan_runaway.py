@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from activities.plan.requests import RunStepRequest
-from tests.conftest import Git, Working
-from tests.plan_doubles import asks, done, fails
-from tests.workflow.conftest import Playing
-from tightloop.budget import Usage
+from tests.support.episodes import Git, Working
+from tests.support.plan.doubles import Playing, asks, done, fails
 from tightloop.client import TightloopClient
+from tightloop.executor.usage import Usage
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.plan.result import StepResult
 
@@ -76,7 +75,7 @@ steps:
         status = await stage.paused()
         await stage.plans.cancel(stage.id)
         result = await stage.result()
-    assert status.pause_reason == f"look-* would become 1000000 steps, max_fan_out is 100. {ADVICE}"
+    assert status.questions[0].title == f"look-* would become 1000000 steps, max_fan_out is 100. {ADVICE}"
     assert result.outcome is PlanOutcome.CANCELLED
     assert stage.scripted.names() == ["list"]
 
@@ -90,7 +89,7 @@ async def test_templates_that_feed_templates_are_stopped_by_the_number_of_attemp
         status = await stage.paused()
         await stage.plans.cancel(stage.id)
         result = await stage.result()
-    assert "attempts of steps were started, max_steps is 250" in status.pause_reason
+    assert "attempts of steps were started, max_steps is 250" in status.questions[0].title
     assert 250 <= len(stage.scripted.names()) < 250 + 20
     assert result.outcome is PlanOutcome.CANCELLED
 
@@ -107,8 +106,8 @@ steps:
         status = await stage.paused()
         await stage.plans.cancel(stage.id, "it never ends")
         result = await stage.result()
-    assert status.pause_reason == f"12 attempts of steps were started, max_steps is 12. {ADVICE}"
-    assert status.pause_advice == "top_up, or cancel"
+    assert status.questions[0].title == f"12 attempts of steps were started, max_steps is 12. {ADVICE}"
+    assert status.questions[0].names == ("extend", "cancel")
     assert stage.scripted.names() == ["a"] * 12
     assert (result.outcome, result.reason) == (PlanOutcome.CANCELLED, "it never ends")
 
@@ -121,14 +120,14 @@ steps: [{id: a, shell: {run: "false"}, retry: {attempts: 2, initial_s: 0}}]
 """
 
     async def act(request: RunStepRequest) -> StepResult:
-        return fails("busy", "transient") if request.decisions or request.attempt == 1 else await asks()(request)
+        return fails("busy", "transient") if request.answers or request.attempt == 1 else await asks()(request)
 
     async with playing(source, {"a": act}) as stage:
         await stage.waits()
-        await stage.plans.approve(stage.id, "a")
+        await stage.plans.answer(stage.id, "approve", question="a")
         result = await stage.result()
     assert result.outcome is PlanOutcome.FAILED
-    assert [(ran.attempt, len(ran.decisions)) for ran in stage.scripted.ran] == [(1, 0), (2, 0), (2, 1)]
+    assert [(ran.attempt, len(ran.answers)) for ran in stage.scripted.ran] == [(1, 0), (2, 0), (2, 1)]
 
 
 async def test_step_that_fails_for_ever_is_stopped_by_its_time_box(playing: Playing):
@@ -159,8 +158,8 @@ async def test_steps_that_spend_too_much_stop_the_plan(playing: Playing, budget:
         await stage.plans.cancel(stage.id)
         result = await stage.result()
     started = len(stage.scripted.names())
-    assert sentence in status.pause_reason
-    assert status.pause_reason.endswith(ADVICE)
+    assert sentence in status.questions[0].title
+    assert status.questions[0].title.endswith(ADVICE)
     assert 5 <= started < 5 + 4
     assert result.spent.cost_usd == started
 
@@ -175,8 +174,8 @@ async def test_plan_that_works_too_long_starts_nothing_more(playing: Playing):
         status = await stage.paused()
         await stage.plans.cancel(stage.id)
         await stage.result()
-    assert status.pause_reason.startswith("the plan has worked for ")
-    assert f"max_wall_s is 1. {ADVICE}" in status.pause_reason
+    assert status.questions[0].title.startswith("the plan has worked for ")
+    assert f"max_wall_s is 1. {ADVICE}" in status.questions[0].title
     assert len(stage.scripted.names()) < 40
 
 
@@ -194,10 +193,10 @@ steps: [{{id: inner, subplan: {{file: matryoshka.yaml}}}}]
     git(workspace, "commit", "--quiet", "-m", "a plan within itself")
     request = PlanRequest(workspace=str(workspace), source=text.format(depth=3))
     async with working():
-        plan_id = await client.plans.start(request)
+        plan_id = await client.start(request)
         async with asyncio.timeout(60):
-            result = await client.plans.result(plan_id)
-        started = [row.id for row in await client.plans.list(limit=500) if row.id.startswith(plan_id)]
+            result = await client.result(plan_id)
+        started = [row.id for row in await client.list(limit=500) if row.id.startswith(plan_id)]
     assert result.outcome is PlanOutcome.FAILED
     assert "the plan is nested 4 deep, max_depth is 3" in result.reason
     assert "Raise max_depth in the budget of the outermost plan" in result.reason

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import RESULT_SECONDS, Working
+from tests.support.episodes import RESULT_SECONDS, Working
 from tightloop.client import TightloopClient
 from tightloop.plan.request import PlanOutcome, PlanRequest
 
@@ -25,19 +25,19 @@ definition_of_done: ["test -e end.txt"]
 
 
 async def waiting(client: TightloopClient, plan_id: str):
-    async for status in client.plans.watch(plan_id):
-        if status.waiting or status.status not in ("running", "paused"):
+    async for status in client.watch(plan_id):
+        if status.questions or status.status not in ("running", "paused"):
             return status
     raise AssertionError("the plan ended without a status")
 
 
 async def test_plan_is_carried_out_on_a_real_tree(client, working: Working, workspace: Path):
     async with working():
-        plan_id = await client.plans.start(PlanRequest(workspace=str(workspace), source=PLAN))
+        plan_id = await client.start(PlanRequest(workspace=str(workspace), source=PLAN))
         status = await waiting(client, plan_id)
-        assert status.waiting, status
-        await client.plans.approve(plan_id, "ask", by="ada")
-        result = await client.plans.result(plan_id)
+        assert status.questions, status
+        await client.answer(plan_id, "approve", question="ask", by="ada")
+        result = await client.result(plan_id)
     assert result.outcome is PlanOutcome.COMPLETED, result.reason
     assert (workspace / "end.txt").read_text() == "done\n"
     assert result.record is not None
@@ -46,11 +46,11 @@ async def test_plan_is_carried_out_on_a_real_tree(client, working: Working, work
 async def test_refused_plan_leaves_the_tree_as_it_was(client, working: Working, workspace: Path):
     before = {path.name: path.read_bytes() for path in workspace.iterdir() if path.is_file()}
     async with working():
-        plan_id = await client.plans.start(PlanRequest(workspace=str(workspace), source=PLAN))
+        plan_id = await client.start(PlanRequest(workspace=str(workspace), source=PLAN))
         await waiting(client, plan_id)
         assert (workspace / "two.txt").exists()
-        await client.plans.reject(plan_id, "ask", rationale="not now", by="bob")
-        result = await client.plans.result(plan_id)
+        await client.answer(plan_id, "reject", "not now", question="ask", by="bob")
+        result = await client.result(plan_id)
     after = {path.name: path.read_bytes() for path in workspace.iterdir() if path.is_file()}
     assert result.outcome is PlanOutcome.COMPENSATED, result.reason
     assert "not now" in result.reason
@@ -59,13 +59,13 @@ async def test_refused_plan_leaves_the_tree_as_it_was(client, working: Working, 
 
 async def test_edits_of_a_person_during_a_pause_are_built_upon(client, working: Working, workspace: Path):
     async with working():
-        plan_id = await client.plans.start(PlanRequest(workspace=str(workspace), source=PLAN))
+        plan_id = await client.start(PlanRequest(workspace=str(workspace), source=PLAN))
         await waiting(client, plan_id)
-        await client.plans.pause(plan_id)
+        await client.pause(plan_id)
         (workspace / "mine.txt").write_text("by hand\n")
-        await client.plans.resume(plan_id)
-        await client.plans.approve(plan_id, "ask")
-        result = await client.plans.result(plan_id)
+        await client.resume(plan_id)
+        await client.answer(plan_id, "approve", question="ask")
+        result = await client.result(plan_id)
     assert result.outcome is PlanOutcome.COMPLETED, result.reason
     assert (workspace / "mine.txt").read_text() == "by hand\n"
 
@@ -73,15 +73,15 @@ async def test_edits_of_a_person_during_a_pause_are_built_upon(client, working: 
 async def test_plan_that_is_run_again_takes_over_what_is_done(client, working: Working, workspace: Path):
     source = PLAN.replace("echo done", "test -e go.txt && echo done").replace("compensate", "fail")
     async with working():
-        plan_id = await client.plans.start(PlanRequest(workspace=str(workspace), source=source))
+        plan_id = await client.start(PlanRequest(workspace=str(workspace), source=source))
         await waiting(client, plan_id)
-        await client.plans.approve(plan_id, "ask")
-        first = await client.plans.result(plan_id)
+        await client.answer(plan_id, "approve", question="ask")
+        first = await client.result(plan_id)
         (workspace / "go.txt").write_text("")
-        await client.plans.start(PlanRequest(workspace=str(workspace), source=source), plan_id=plan_id)
+        await client.start(PlanRequest(workspace=str(workspace), source=source), new_id=plan_id)
         await waiting(client, plan_id)
-        await client.plans.approve(plan_id, "ask")
-        second = await client.plans.result(plan_id)
+        await client.answer(plan_id, "approve", question="ask")
+        second = await client.result(plan_id)
     assert first.outcome is PlanOutcome.FAILED
     assert second.outcome is PlanOutcome.COMPLETED, second.reason
 
@@ -90,8 +90,8 @@ async def test_plan_that_is_run_again_takes_over_what_is_done(client, working: W
 async def test_dry_run_changes_nothing(client, working: Working, workspace: Path, git, worktree):
     async with working():
         request = PlanRequest(workspace=str(workspace), source=PLAN, dry_run=True, worktree=worktree)
-        plan_id = await client.plans.start(request)
-        result = await client.plans.result(plan_id)
+        plan_id = await client.start(request)
+        result = await client.result(plan_id)
     assert result.outcome is PlanOutcome.COMPLETED, result.reason
     assert not (workspace / "one.txt").exists()
     assert "one.txt" not in git(workspace, "status", "--porcelain")
@@ -123,9 +123,9 @@ steps:
 async def test_plans_within_a_plan_work_on_its_tree(client, working: Working, workspace: Path, worktree):
     async with working():
         request = PlanRequest(workspace=str(workspace), source=NESTED, worktree=worktree)
-        plan_id = await client.plans.start(request)
+        plan_id = await client.start(request)
         async with asyncio.timeout(RESULT_SECONDS):
-            result = await client.plans.result(plan_id)
+            result = await client.result(plan_id)
     root = workspace / ".tightloop" / "worktrees" / plan_id if worktree else workspace
     assert result.outcome is PlanOutcome.COMPLETED, result.reason
     assert (root / "last.txt").read_text() == "good\n"

@@ -5,13 +5,12 @@ import json
 from pathlib import Path
 
 from activities.plan.requests import StepRun
-from tests.conftest import Working
-from tests.plan_doubles import asks, done
-from tests.workflow.conftest import Playing
-from tightloop.cli.plan_render import what_to_do
+from tests.support.episodes import Working
+from tests.support.plan.doubles import Playing, asks, done
+from tightloop.cli.render.question import todo_lines
 from tightloop.client import TightloopClient
-from tightloop.episode import EpisodeRequest
-from tightloop.executor import AnswerKind, ExecutorChoice
+from tightloop.episode.model import EpisodeRequest
+from tightloop.executor.model import ExecutorChoice
 from tightloop.plan.request import PlanOutcome, PlanRequest, PlanStatus
 
 BOUND_S = 60.0
@@ -36,15 +35,20 @@ async def test_status_tells_what_a_subplan_waits_for_and_how_to_answer(playing: 
     async with playing(OUTER, {"release": asks("Release?")}, children={"sub": inner_plan}) as stage:
         inner = f"{stage.id}.sub.1"
         status = await stage.until(lambda status: status.children)
-        await stage.plans.approve(inner, "release", by="ada")
+        await stage.plans.answer(inner, "approve", question="release", by="ada")
         result = await stage.result()
         after = await stage.status()
     wait = status.children[0]
     assert [line.id for line in status.running] == ["sub"]
-    assert (wait.step, wait.workflow_id, wait.gate, wait.kind) == ("sub", inner, "release", "approval")
-    assert what_to_do(status) == [
-        f"sub: {inner} at release waits for a person: approval: Release?",
-        f"  tightloop plan status {inner}",
+    assert (wait.step, wait.workflow_id, wait.question.step, wait.question.kind.value) == (
+        "sub",
+        inner,
+        "release",
+        "gate",
+    )
+    assert todo_lines(status) == [
+        f"sub: {inner} at release waits for a person: gate: Release?",
+        f"  tightloop status {inner}",
     ]
     assert result.outcome is PlanOutcome.COMPLETED
     assert after.children == ()
@@ -58,22 +62,22 @@ async def test_status_tells_that_an_episode_waits_and_goes_on(
 
     async def until(holds) -> PlanStatus:
         async with asyncio.timeout(BOUND_S):
-            while not holds(status := await client.plans.status(plan_id)):
+            while not holds(status := await client.status(plan_id)):
                 await asyncio.sleep(0.05)
         return status
 
     async with working():
-        plan_id = await client.plans.start(PlanRequest(workspace=str(workspace), source=source))
+        plan_id = await client.start(PlanRequest(workspace=str(workspace), source=source))
         agent = f"{plan_id}.make.1"
         status = await until(lambda status: status.children)
         (workspace / "made.txt").write_text("by hand\n")
-        await client.answer(agent, AnswerKind.DONE, by="ada")
-        result = await asyncio.wait_for(client.plans.result(plan_id), BOUND_S)
-        told = [f"{event.event} {event.text}" for event in await client.plans.timeline(plan_id)]
+        await client.answer(agent, "done", by="ada")
+        result = await asyncio.wait_for(client.result(plan_id), BOUND_S)
+        told = [f"{event.event} {event.text}" for event in await client.timeline(plan_id)]
     wait = status.children[0]
-    assert (wait.step, wait.workflow_id, wait.kind, wait.is_plan) == ("make", agent, "needs_response", False)
-    assert "Work in" in wait.reason
-    assert what_to_do(status)[-1] == f"  tightloop status {agent}"
+    assert (wait.step, wait.workflow_id, wait.question.kind.value) == ("make", agent, "work")
+    assert wait.question.evidence[0].startswith("Work in")
+    assert todo_lines(status)[-1] == f"  tightloop status {agent}"
     assert f"goes on make: {agent}" in told
     assert result.outcome is PlanOutcome.COMPLETED, result.reason
 
@@ -90,9 +94,9 @@ async def test_episode_that_no_plan_started_tells_nobody(
     async with working():
         episode_id = await client.start(request)
         async with asyncio.timeout(BOUND_S):
-            while (await client.status(episode_id)).pause is None:
+            while not (await client.status(episode_id)).questions:
                 await asyncio.sleep(0.05)
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         await client.result(episode_id)
         history = await temporal_client.get_workflow_handle(episode_id).fetch_history()
     kinds = {event.WhichOneof("attributes") for event in history.events}

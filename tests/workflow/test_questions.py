@@ -13,20 +13,22 @@ import pytest
 from temporalio.common import SearchAttributeKey
 from typer.testing import CliRunner
 
-from activities.execution.choose import executors
-from activities.execution.sqlite_outbox import open_sqlite_outbox
-from tests.conftest import Working, eventually
-from tests.doubles import AppendingExecutor, AskingExecutor, ScriptedPlanner
+from activities.executor.choose import executors
+from activities.executor.sqlite_outbox import open_sqlite_outbox
+from tests.support.doubles import AppendingExecutor, AskingExecutor, ScriptedPlanner
+from tests.support.episodes import Working, eventually
 from tightloop.cli.main import app
 from tightloop.client import TightloopClient
-from tightloop.control import ExecutorAmendment
-from tightloop.episode import EpisodeOutcome, EpisodeStatus, PauseKind
+from tightloop.episode.control import ExecutorAmendment
+from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
 from tightloop.errors import InvalidRequestError
-from tightloop.executor import ExecutorStatus, PermissionRule
+from tightloop.executor.model import ExecutorStatus
+from tightloop.question import QuestionKind
+from tightloop.safety.verdict import Verdict
 from worker.build import build_adapters, surroundings
 from worker.server import temporal_binary
 
-ACP_AGENT = Path(__file__).parents[1] / "integration" / "acp_fake_agent.py"
+ACP_AGENT = Path(__file__).parents[1] / "support" / "agents" / "acp_fake_agent.py"
 ONE_LINE = {"definition_of_done": ["test -f log.txt"]}
 Door = Callable[[TightloopClient, str], Awaitable[str]]
 
@@ -36,8 +38,8 @@ async def asked(client: TightloopClient, episode_id: str, *, since: EpisodeStatu
 
     async def waits() -> EpisodeStatus | None:
         status = await client.status(episode_id)
-        before = since.pause if since else None
-        return status if status.pause is not None and status.pause != before else None
+        before = since.questions if since else ()
+        return status if status.questions and status.questions != before else None
 
     found: EpisodeStatus = await eventually(waits)
     return found
@@ -88,9 +90,14 @@ async def test_an_allowed_permission_goes_on_in_the_same_session(
         said = await client.answer(episode_id, "allow", by="ada")
         result = await client.result(episode_id)
         told = [f"{entry.kind}: {entry.text}" for entry in await client.timeline(episode_id)]
-    assert status.pause is not None
-    assert (status.pause.kind, status.pause.reason) == (PauseKind.RESPONSE, "append line 1: log.txt")
-    assert attributes.get(SearchAttributeKey.for_keyword("TightloopPauseKind")) == "needs_response"
+    assert status.questions
+    [question] = status.questions
+    assert (question.kind, question.title, question.evidence) == (
+        QuestionKind.PERMISSION,
+        "append line 1",
+        ("log.txt",),
+    )
+    assert attributes.get(SearchAttributeKey.for_keyword("TightloopPauseKind")) == "permission"
     assert said == "the answer is 'allow'; the episode goes on"
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert (result.iterations, result.spent.executor_failures) == (1, 0)
@@ -112,7 +119,7 @@ async def test_a_denied_permission_is_told_to_executor_and_planner(
         first = await asked(client, episode_id)
         await client.answer(episode_id, "deny", "use another file", by="ada")
         await asked(client, episode_id, since=first)
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         await client.result(episode_id)
         report = open_sqlite_outbox(workspace).deliveries(episode_id)[1].report
     assert report is not None
@@ -130,7 +137,7 @@ async def test_the_json_that_the_web_ui_shows_is_the_answer(
         await asked(client, episode_id)
         handle = temporal_client.get_workflow_handle(episode_id)
         details = (await handle.query("__temporal_workflow_metadata")).current_details
-        [row] = [line for line in details.splitlines() if line.startswith("| allow it | update `answer`")]
+        [row] = [line for line in details.splitlines() if line.startswith("| allow: ") and "update `answer`" in line]
         shown = row.split("`")[-2]
         command = [str(temporal_binary()), "workflow", "update", "execute", "--name", "answer", "-w", episode_id]
         command += ["--input", shown, "--address", settings.temporal.address]
@@ -141,32 +148,34 @@ async def test_the_json_that_the_web_ui_shows_is_the_answer(
     assert result.outcome is EpisodeOutcome.SUCCEEDED
 
 
-async def test_a_bare_resume_of_a_permission_lets_it_ask_again(
-    client, working: Working, request_for, registry, signal
-) -> None:
+async def test_words_do_not_give_a_permission(client, working: Working, request_for, registry, signal) -> None:
     asking = AskingExecutor()
     async with working(**registry(asking=asking)):
         episode_id = await client.start(request_for(executor={"name": "asking"}, **ONE_LINE))
         first = await asked(client, episode_id)
         await signal("resume", episode_id)
-        second = await asked(client, episode_id, since=first)
-        said = await client.respond(episode_id, "it is only a log")
+        await client.resume(episode_id, note="allow", by="ada")
+        said = [await client.respond(episode_id, text) for text in ("it is only a log", "allow", "yes, allow it")]
         still = await client.status(episode_id)
-        await client.respond(episode_id, "allow")
+        told = [f"{entry.kind}: {entry.text}" for entry in await client.timeline(episode_id)]
+        await client.answer(episode_id, "allow")
         result = await client.result(episode_id)
-    assert second.pause is not None
-    assert second.pause.kind is PauseKind.RESPONSE
-    assert "the question is still open" in said
-    assert still.pause == second.pause
+    example = '{"question": "q1", "option": "allow"}'
+    assert said == [f"the planner will read it; q1 still waits. Send answer, such as {example}"] * 3
+    assert still.questions == first.questions
+    assert f"refused: resume: q1 needs a decision. Send answer, such as {example}" in told
     assert result.outcome is EpisodeOutcome.SUCCEEDED
-    assert [len(order.grants) for order in asking.orders] == [0, 0, 1]
+    assert [len(order.grants) for order in asking.orders] == [0, 1]
 
 
 async def test_wrong_and_late_answers_get_a_sentence(client, working: Working, request_for, registry) -> None:
     async with working(**registry(asking=AskingExecutor())):
         episode_id = await client.start(request_for(executor={"name": "asking"}, **ONE_LINE))
         await asked(client, episode_id)
-        with pytest.raises(InvalidRequestError, match=r"'done' does not answer 'append line 1'\. Send for example"):
+        with pytest.raises(
+            InvalidRequestError,
+            match=r"'done' is not an option of q1 \('append line 1'\)\. Options: allow, deny\. Send for example",
+        ):
             await client.answer(episode_id, "done")
         await client.pause(episode_id, "asked twice")
         await client.answer(episode_id, "allow")
@@ -175,13 +184,13 @@ async def test_wrong_and_late_answers_get_a_sentence(client, working: Working, r
             await client.answer(episode_id, "allow")
 
 
-async def test_an_answer_to_nothing_is_refused(client, working: Working, request_for) -> None:
+async def test_an_option_of_another_question_is_refused(client, working: Working, request_for) -> None:
     async with working():
         episode_id = await client.start(request_for(budget={"max_iterations": 1}))
         await asked(client, episode_id)
-        with pytest.raises(InvalidRequestError, match="nothing is asked now"):
+        with pytest.raises(InvalidRequestError, match=r"'allow' is not an option of q1 .* Options: extend, cancel"):
             await client.answer(episode_id, "allow")
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         await client.result(episode_id)
 
 
@@ -189,16 +198,12 @@ async def by_answer(client: TightloopClient, episode_id: str) -> str:
     return await client.answer(episode_id, "done", "wrote it by hand", by="ada")
 
 
-async def by_respond(client: TightloopClient, episode_id: str) -> str:
-    return await client.respond(episode_id, "wrote it by hand", by="ada")
-
-
 async def by_resume(client: TightloopClient, episode_id: str) -> str:
     await client.resume(episode_id, note="wrote it by hand", by="ada")
     return ""
 
 
-@pytest.mark.parametrize("door", [by_answer, by_respond, by_resume])
+@pytest.mark.parametrize("door", [by_answer, by_resume])
 async def test_a_persons_work_is_adopted_verified_and_recorded(
     client, working: Working, request_for, workspace: Path, door: Door
 ) -> None:
@@ -210,8 +215,8 @@ async def test_a_persons_work_is_adopted_verified_and_recorded(
         result = await client.result(episode_id)
         told = [f"{entry.kind}: {entry.text}" for entry in await client.timeline(episode_id)]
         last = (await client.checkpoints(episode_id))[-1]
-    assert status.pause is not None
-    assert status.pause.question is not None
+    assert status.questions
+    assert status.questions[0] is not None
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert (result.iterations, result.spent.executor_failures) == (1, 0)
     assert last.tree == result.tree
@@ -238,7 +243,7 @@ async def test_work_that_a_person_could_not_do_is_a_failed_iteration_and_no_fail
     async with working(planner):
         episode_id = await client.start(request_for(executor={"name": "person"}, **ONE_LINE))
         first = await asked(client, episode_id)
-        code, out = await cli("answer", episode_id, "failed", "--text", "the iron is cold", "--json")
+        code, out = await cli("answer", episode_id, "failed", "the iron is cold", "--json")
         second = await asked(client, episode_id, since=first)
         shown = (await cli("status", episode_id))[1]
 
@@ -247,9 +252,9 @@ async def test_work_that_a_person_could_not_do_is_a_failed_iteration_and_no_fail
             return any(episode_id in line and "NEEDS RESPONSE" in line for line in lines)
 
         await eventually(is_listed)
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         result = await client.result(episode_id)
-    assert (code, json.loads(out)["episode_id"]) == (0, episode_id)
+    assert (code, json.loads(out)["id"]) == (0, episode_id)
     assert second.iteration == 2
     assert "the iron is cold" in str(planner.briefings[1].plan_request)
     assert result.spent.executor_failures == 0
@@ -263,7 +268,7 @@ async def test_a_fallback_works_where_the_first_choice_cannot(
     absent = AskingExecutor(reason="it is not installed: npm install -g asking")
     async with working(**registry(absent=absent, appending=AppendingExecutor())):
         request = request_for()
-        choice = request.executor.model_copy(update={"name": "absent", "fallback": ("appending",), "model": "m"})
+        choice = request.executor.evolve(name="absent", fallback=("appending",), model="m")
         episode_id = await client.start(request_for(executor=choice))
         result = await client.result(episode_id)
         told = [f"{entry.kind}: {entry.text}" for entry in await client.timeline(episode_id)]
@@ -274,25 +279,25 @@ async def test_a_fallback_works_where_the_first_choice_cannot(
     assert any("appending works in place of absent: absent: it is not installed: npm install" in line for line in told)
 
 
-async def test_no_usable_executor_pauses_with_every_reason_and_another_one_mends_it(
+async def test_no_usable_executor_pauses_with_every_reason_and_another_one_fixes_it(
     client, working: Working, request_for, registry
 ) -> None:
     one, two = AskingExecutor(reason="no program"), AskingExecutor(reason="no key")
     async with working(**registry(one=one, two=two)):
         request = request_for()
-        choice = request.executor.model_copy(update={"name": "one", "fallback": ("two",)})
+        choice = request.executor.evolve(name="one", fallback=("two",))
         episode_id = await client.start(request_for(executor=choice))
         status = await asked(client, episode_id)
-        changes = ExecutorAmendment(name="scripted", fallback=(), permissions=PermissionRule.ASK)
-        await client.amend_goal(episode_id, executor=changes)
+        changes = ExecutorAmendment(name="scripted", fallback=(), permissions=Verdict.ASK)
+        await client.amend(episode_id, executor=changes)
         await client.resume(episode_id)
         result = await client.result(episode_id)
         amended = await client.request(episode_id)
-    assert status.pause is not None
-    assert status.pause.kind is PauseKind.FATAL
-    assert "one: no program; two: no key" in status.pause.reason
+    assert status.questions
+    assert status.questions[0].kind is QuestionKind.FATAL
+    assert "one: no program; two: no key" in status.questions[0].title
     assert result.outcome is EpisodeOutcome.SUCCEEDED
-    assert (amended.executor.name, amended.executor.permissions) == ("scripted", PermissionRule.ASK)
+    assert (amended.executor.name, amended.executor.permissions) == ("scripted", Verdict.ASK)
 
 
 @pytest.mark.parametrize(
@@ -313,22 +318,22 @@ async def test_mistyped_names_are_refused_when_the_workspace_is_opened(
     assert re.search(sentence, result.reason), result.reason
 
 
-async def test_a_mistyped_executor_of_a_running_episode_is_mended(client, working: Working, request_for, cli) -> None:
+async def test_a_mistyped_executor_of_a_running_episode_is_fixed(client, working: Working, request_for, cli) -> None:
     async with working():
         episode_id = await client.start(request_for(budget={"max_iterations": 1}))
         await asked(client, episode_id)
-        await client.amend_goal(episode_id, executor="scrpted")
+        await client.amend(episode_id, executor="scrpted")
         await client.top_up(episode_id, iterations=5)
 
         async def fatal() -> EpisodeStatus | None:
             status = await client.status(episode_id)
-            return status if status.pause is not None and status.pause.kind is PauseKind.FATAL else None
+            return status if status.questions and status.questions[0].kind is QuestionKind.FATAL else None
 
         status = await eventually(fatal)
         code, out = await cli("amend", episode_id, "--executor", "scripted")
         await client.resume(episode_id)
         result = await client.result(episode_id)
-    assert "Did you mean scripted?" in status.pause.reason
+    assert "Did you mean scripted?" in status.questions[0].title
     assert code == 0, out
     assert result.outcome is EpisodeOutcome.SUCCEEDED
 
@@ -342,18 +347,18 @@ async def test_start_takes_who_works_and_how_and_says_that_nobody_is_there_yet(
     command += ["--executor", "person", "--fallback", "command", "--mode", "read_only", "--permissions", "ask"]
     done = await asyncio.to_thread(CliRunner().invoke, app, [*command, "--model", "small", "--json"])
     assert done.exit_code == 0, done.output
-    episode_id = json.loads(done.stdout)["episode_id"]
+    episode_id = json.loads(done.stdout)["id"]
     async with working():
         await asked(client, episode_id)
         choice = (await client.request(episode_id)).executor
         again = await asyncio.to_thread(CliRunner().invoke, app, [*command, "--id", "second", "--json"])
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         await client.result(episode_id)
-    assert f"no worker polls task queue '{settings.temporal.task_queue}': {episode_id} waits for one" in done.stderr
+    assert f"no worker polls task queue '{settings.temporal.task_queue}'; {episode_id} waits" in done.stderr
     assert (choice.name, choice.fallback, choice.model) == ("person", ("command",), "small")
     assert (choice.mode.value, choice.permissions.value) == ("read_only", "ask")
     assert "no worker polls" not in again.stderr
-    assert f"episode {episode_id} works in {workspace}" in again.stderr.replace("\n", " ")
+    assert f"{episode_id} works in {workspace}" in again.stderr.replace("\n", " ")
 
 
 async def test_without_a_model_an_executor_that_takes_whole_plans_gets_the_goal_and_what_fails(
@@ -371,10 +376,10 @@ async def test_without_a_model_an_executor_that_takes_whole_plans_gets_the_goal_
         (workspace / "log.txt").write_text("by hand\n")
         await client.answer(episode_id, "done")
         result = await client.result(episode_id)
-    assert status.pause is not None
+    assert status.questions
     assert "keep a log" in told
     assert "the log is missing" in told
-    assert str(plan) in status.pause.reason
+    assert any(str(plan) in line for line in status.questions[0].evidence)
     assert result.outcome is EpisodeOutcome.SUCCEEDED
 
 
@@ -398,12 +403,12 @@ async def test_a_real_agent_process_waits_for_the_person_and_goes_on_in_its_sess
             assert (await client.result(episode_id)).outcome is EpisodeOutcome.SUCCEEDED
         else:
             await asked(client, episode_id, since=status)
-            await client.abort(episode_id)
+            await client.cancel(episode_id)
             await client.result(episode_id)
         deliveries = open_sqlite_outbox(workspace).deliveries(episode_id)
         told = [f"{entry.kind}: {entry.text}" for entry in await client.timeline(episode_id)]
-    assert status.pause is not None
-    assert "echo made > made.txt" in status.pause.reason
+    assert status.questions
+    assert "echo made > made.txt" in status.questions[0].title
     reports = [delivery.report for delivery in deliveries if delivery.report is not None]
     assert reports[0].status is ExecutorStatus.NEEDS_PERSON
     assert reports[0].resume is not None

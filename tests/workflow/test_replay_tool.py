@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.conftest import APPEND, Working, eventually, scripted
+from tests.support.episodes import APPEND, Working, eventually, scripted
 from tightloop.client.encryption import EncryptionCodec
 from tightloop.client.keys import new_ring, write_ring
 from worker.replay import account, fetch_history, read_history, replay
@@ -70,7 +70,7 @@ async def test_a_running_episode_is_replayed_by_its_id(
         replayed = await replay(await fetch_history(temporal_client, episode_id))
         shown = await run_replay(tmp_path, episode_id, TIGHTLOOP_TEMPORAL__ADDRESS=settings.temporal.address)
         still = await client.status(episode_id)
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         await client.result(episode_id)
     assert replayed.failure == ""
     assert [entry.kind for entry in replayed.timeline] == ["opened", "iteration"]

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from temporalio.testing import WorkflowEnvironment
 
-from tests.conftest import APPEND, Working, eventually, scripted
-from tests.doubles import ScriptedPlanner, planned
-from tightloop.budget import Budget
-from tightloop.checkpoint import CheckpointRecord
+from tests.support.doubles import ScriptedPlanner, planned
+from tests.support.episodes import APPEND, Working, eventually, scripted
 from tightloop.client import TightloopClient
-from tightloop.episode import EpisodeOutcome, PauseKind
+from tightloop.episode.budget import Budget
+from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.model import EpisodeOutcome
 from tightloop.errors import InvalidRequestError
+from tightloop.question import QuestionKind
 from worker.server import temporal_binary
 
 TWO_LINES = "test $(cat log.txt | wc -l) -ge 2"
@@ -32,7 +33,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 async def paused_after(client: TightloopClient, episode_id: str, iterations: int) -> None:
     async def waits() -> bool:
         status = await client.status(episode_id)
-        return status.pause is not None and status.iteration >= iterations
+        return status.questions and status.iteration >= iterations
 
     await eventually(waits)
 
@@ -80,7 +81,7 @@ async def test_restore_brings_state_and_files_back(
 
         async def is_back() -> bool:
             status = await client.status(episode_id)
-            return status.branch == 2 and status.pause is not None
+            return status.branch == 2 and status.questions
 
         await eventually(is_back)
         assert files_of(workspace) == seen[3]
@@ -90,11 +91,11 @@ async def test_restore_brings_state_and_files_back(
         await client.top_up(episode_id, iterations=1)
         await paused_after(client, episode_id, 6)
         after = await client.checkpoints(episode_id)
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         await client.result(episode_id)
     assert "ckpt-2" in answer
-    assert status.pause is not None
-    assert status.pause.kind is PauseKind.BUDGET
+    assert status.questions
+    assert status.questions[0].kind is QuestionKind.BUDGET
     assert [record.id for record in checkpoints if record.discarded] == ["ckpt-3", "ckpt-4", "ckpt-5"]
     assert any("wrong turn" in entry.text for entry in timeline if entry.kind == "restored")
     assert planner.briefings[-1].reflection is not None
@@ -116,12 +117,12 @@ async def test_a_reset_in_temporal_brings_the_files_back_too(
 
         async def has_gone_on() -> bool:
             status = await client.status(episode_id)
-            return status.branch == 2 and status.pause is not None and status.iteration == 5
+            return status.branch == 2 and status.questions and status.iteration == 5
 
         await eventually(has_gone_on)
         checkpoints = await client.checkpoints(episode_id)
         timeline = await client.timeline(episode_id)
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         await client.result(episode_id)
     reset = next(entry for entry in timeline if entry.kind == "reset")
     assert "3 checkpoints discarded" in reset.text
@@ -155,7 +156,7 @@ async def test_a_reset_restores_the_tree_before_anything_else(
             return len(looks) == 2
 
         await eventually(again)
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         await client.result(episode_id)
     assert looks[0] == looks[1]
 
@@ -166,7 +167,7 @@ async def test_an_unknown_checkpoint_is_refused_with_the_known_ones(client, work
         await paused_after(client, episode_id, 1)
         with pytest.raises(InvalidRequestError, match=r"no checkpoint 'ckpt-9'. Known: ckpt-0, ckpt-1"):
             await client.restore(episode_id, "ckpt-9")
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         await client.result(episode_id)
 
 
@@ -222,7 +223,7 @@ async def test_resume_with_a_checkpoint_goes_back_on_the_way_out_of_a_pause(
 
         await eventually(is_back)
         checkpoints = await client.checkpoints(episode_id)
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         await client.result(episode_id)
     assert [record.id for record in checkpoints if record.discarded] == ["ckpt-2"]
 
@@ -259,7 +260,7 @@ async def test_a_reset_of_a_closed_episode_holds_the_workspace_again(client, tem
     async with working():
         await paused_after(client, episode_id, 1)
         other = await client.result(await client.start(request_for()))
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         await client.result(episode_id)
     assert other.outcome is EpisodeOutcome.FAILED
     assert episode_id in other.reason
@@ -280,7 +281,9 @@ async def test_a_pause_that_comes_with_a_reset_waits_for_the_files_to_be_put_bac
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert (workspace / "log.txt").read_text() == "1\n2\n3\n"
     assert (workspace / "mine.txt").read_text() == "by a person\n"
-    assert [entry.text for entry in timeline if entry.kind == "resumed"] == ["1 files edited meanwhile were kept"]
+    assert [entry.text for entry in timeline if entry.kind == "resumed"] == [
+        "edits of 1 file during the pause were kept"
+    ]
 
 
 async def test_a_reset_that_finds_the_workspace_taken_puts_its_files_back_once_it_is_free(
@@ -294,8 +297,8 @@ async def test_a_reset_that_finds_the_workspace_taken_puts_its_files_back_once_i
         await paused_after(client, other, 1)
         await reset_to(temporal, episode_id, first)
         await paused_after(client, episode_id, 1)
-        reason = (await client.status(episode_id)).pause.reason
-        await client.abort(other)
+        reason = (await client.status(episode_id)).questions[0].title
+        await client.cancel(other)
         await client.result(other)
         left_behind = (workspace / "log.txt").read_text()
         await client.resume(episode_id)
@@ -311,7 +314,7 @@ async def test_an_amendment_made_in_a_pause_survives_a_restore(client, working: 
     async with working(planner):
         episode_id = await client.start(request_for(budget=Budget(max_iterations=2), definition_of_done=["false"]))
         await paused_after(client, episode_id, 2)
-        await client.amend_goal(episode_id, goal="something else", definition_of_done=[TWO_LINES])
+        await client.amend(episode_id, goal="something else", definition_of_done=[TWO_LINES])
         await client.top_up(episode_id, iterations=3)
         await client.restore(episode_id, "ckpt-1")
         result = await client.result(episode_id)
@@ -338,12 +341,12 @@ async def test_a_raised_budget_survives_the_end_of_the_episode(client, working: 
         await paused_after(client, episode_id, 2)
         await client.pause(episode_id)
         await client.top_up(episode_id, iterations=1)
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         await client.result(episode_id)
         await client.restore(episode_id, "ckpt-1")
         await paused_after(client, episode_id, 3)
         status = await client.status(episode_id)
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         await client.result(episode_id)
     assert status.budget.max_iterations == 3
     assert status.spent.iterations == 3
@@ -360,11 +363,11 @@ async def test_edits_of_a_pause_are_kept_aside_when_it_ends_with_a_restore(
 
         async def is_back() -> bool:
             status = await client.status(episode_id)
-            return status.branch == 2 and status.pause is not None
+            return status.branch == 2 and status.questions
 
         await eventually(is_back)
         timeline = await client.timeline(episode_id)
-        await client.abort(episode_id)
+        await client.cancel(episode_id)
         await client.result(episode_id)
     saved = next(entry.text for entry in timeline if entry.kind == "saved")
     tree = saved.rsplit(" ", 1)[1]

@@ -1,50 +1,109 @@
-"""Follows an episode until it ends: lines, a panel that changes, or JSON (which plans have, too)."""
+"""Follows an episode or a plan until it ends: its events, its questions, and how far it is."""
 
+import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
-from datetime import datetime
+from collections.abc import Sequence
 
 import typer
 from rich.live import Live
+from rich.text import Text
 
-from tightloop.cli import render
-from tightloop.client.kind import StatusT
-from tightloop.episode import EpisodeStatus, Pause
+from tightloop.cli.render.question import todo_lines
+from tightloop.cli.render.terminal import console, on_terminal, plain, remark, show
+from tightloop.cli.render.workflow import Event, end_lines, event_line, status_line
+from tightloop.cli.session import INTERRUPTED, Session, within
+from tightloop.client import CLOSED_STATUSES, Status, TightloopClient
+from tightloop.episode.model import EpisodeOutcome
 from tightloop.errors import ServiceUnavailableError
+from tightloop.plan.engine.state import PlanEvent
+from tightloop.plan.request import PlanOutcome
+
+UNSHOWN = frozenset({"alert"})
+"""Events that only the timeline shows."""
+UNSHOWN_DRY = UNSHOWN | {"opened", "completed", "closed"}
+LAST_EVENTS_S = 10.0
+"""How long a workflow that has ended is asked for its last events."""
 
 
-def remark_silence(error: ServiceUnavailableError) -> None:
-    """Tell that nobody answers just now."""
-    render.remark(f"{error.message} - still trying ...")
+def follow(session: Session, workflow_id: str, *, as_json: bool, dry_run: bool = False) -> Status | None:
+    """Follow an episode or a plan, and return its last status; it goes on after Ctrl-C."""
+    try:
+        return session.run(lambda client: Follower(client, workflow_id, dry_run=dry_run).run(as_json=as_json))
+    except typer.Exit as left:
+        if left.exit_code == INTERRUPTED:
+            remark(
+                f"{workflow_id} goes on without you. Look: tightloop watch {workflow_id}   "
+                f"Stop it: tightloop cancel {workflow_id}"
+            )
+        raise
 
 
-async def follow_as_json(changes: AsyncGenerator[StatusT]) -> StatusT | None:
-    """Print the status at each change, one JSON document a line; return the last one."""
-    last = None
-    async with contextlib.aclosing(changes):
-        async for last in changes:
-            typer.echo(last.model_dump_json())
-    return last
+def new_events(shown: Sequence[Event], now: Sequence[Event]) -> tuple[Sequence[Event], bool]:
+    """Return the events that were not shown yet, and whether some between are lost: a timeline has a bound."""
+    if not shown:
+        return now, False
+    # From the end: the same event may have happened before.
+    last = shown[-1]
+    for place in range(len(now) - 1, -1, -1):
+        if now[place] == last:
+            return now[place + 1 :], False
+    return now, True
 
 
-async def follow_lines(changes: AsyncGenerator[EpisodeStatus]) -> EpisodeStatus | None:
-    """Print a line at each change; return the last status."""
-    last: EpisodeStatus | None = None
-    waits: Pause | None = None
-    async with contextlib.aclosing(changes):
-        async for last in changes:
-            render.show(f"{datetime.now():%H:%M:%S}  {render.status_line(last)}")
-            if last.pause is not None and last.pause != waits:
-                render.show(*render.what_to_do(last.episode_id, last.pause))
-            waits = last.pause
-    return last
+class Follower:
+    """Shows everything until a workflow has ended, each thing once."""
 
+    def __init__(self, client: TightloopClient, workflow_id: str, *, dry_run: bool = False) -> None:
+        """Follow one workflow; of a dry run only what is not shown after it."""
+        self._client = client
+        self._id = workflow_id
+        self._dry_run = dry_run
+        self._events: Sequence[Event] = ()
+        self._todo: list[str] = []
 
-async def follow_live(changes: AsyncGenerator[EpisodeStatus]) -> EpisodeStatus | None:
-    """Show a panel that changes, on a terminal; return the last status."""
-    last = None
-    with Live(console=render.console(), auto_refresh=False, transient=False) as live:
+    async def run(self, *, as_json: bool) -> Status | None:
+        """Print lines, and on a terminal a last line that changes; return the last status."""
+        last: Status | None = None
+        out = console()
+        live = Live(console=out, auto_refresh=False, transient=True) if on_terminal() and not as_json else None
+        changes = self._client.watch(self._id, on_silence=lambda error: remark(f"{error.message} - still trying ..."))
         async with contextlib.aclosing(changes):
-            async for last in changes:
-                live.update(render.status_panel(last), refresh=True)
-    return last
+            with live or contextlib.nullcontext():
+                async for last in changes:
+                    if as_json:
+                        typer.echo(last.model_dump_json())
+                        continue
+                    for line in await self._news(last):
+                        out.print(line)
+                    if live is not None:
+                        live.update(Text(status_line(last), "cyan", no_wrap=True, overflow="ellipsis"), refresh=True)
+        # The workspace is given back a moment after the workflow has told its end.
+        await within(LAST_EVENTS_S, self._client.result(self._id))
+        if last is not None and not as_json:
+            for line in await self._news(last):
+                out.print(line)
+            if not (self._dry_run and last.status == "completed"):
+                show(*end_lines(last))
+        return last
+
+    async def _news(self, status: Status) -> list[Text]:
+        lines: list[Text] = []
+        with contextlib.suppress(TimeoutError, ServiceUnavailableError):
+            async with asyncio.timeout(LAST_EVENTS_S if status.status in CLOSED_STATUSES else None):
+                events = await self._client.timeline(self._id)
+                fresh, lost = new_events(self._events, events)
+                self._events = events or self._events
+                if lost:
+                    lines.append(Text("          ... some events are left out", "dim"))
+                lines += [event_line(event) for event in fresh if self._is_shown(event)]
+        todo = todo_lines(status)
+        if todo != self._todo:
+            lines += [Text(plain(f"          {line}"), "yellow") for line in todo]
+        self._todo = todo
+        return lines
+
+    def _is_shown(self, event: Event) -> bool:
+        name = event.event if isinstance(event, PlanEvent) else event.kind
+        if name == "closed" and event.text.startswith((*PlanOutcome, *EpisodeOutcome)):
+            return False  # the last lines say it
+        return name not in (UNSHOWN_DRY if self._dry_run else UNSHOWN)

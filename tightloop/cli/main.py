@@ -10,13 +10,17 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tightloop.cli import episodes, keys, local, plans, render, steer
-from tightloop.cli.plan_file import problem_line
-from tightloop.cli.session import INTERRUPTED, Session
+from tightloop.cli import diff, export, look, start, steer
+from tightloop.cli.host import commands as host
+from tightloop.cli.host import keys
+from tightloop.cli.plan import commands as plans
+from tightloop.cli.plan.file import problem_line
+from tightloop.cli.render.terminal import complain
+from tightloop.cli.session import FAILED, INTERRUPTED, Session
 from tightloop.errors import InvalidRequestError, PlanError, SettingsError, TightloopError
 from tightloop.log import set_up
 
-FAILED, WRONG_INPUT = 1, 2
+WRONG_INPUT = 2
 
 
 class Sentences(TyperGroup):
@@ -28,14 +32,15 @@ class Sentences(TyperGroup):
             return super().invoke(ctx)
         except TightloopError as error:
             for sentence in _sentences(error):
-                render.complain(sentence)
+                complain(sentence)
             raise typer.Exit(WRONG_INPUT if isinstance(error, InvalidRequestError) else FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+        # `tightloop list | head` closes the pipe early.
         except BrokenPipeError:
             raise typer.Exit(FAILED) from None
         except OSError as error:
-            render.complain(f"error: this host refuses: {error}")
+            complain(f"error: the operating system refused: {error}")
             raise typer.Exit(FAILED) from None
 
 
@@ -50,15 +55,14 @@ def _sentences(error: TightloopError) -> list[str]:
 app = typer.Typer(
     cls=Sentences,
     name="tightloop",
-    help="Durable coding-agent loops on Temporal: start an episode, watch it, steer it.",
+    help="Durable coding-agent loops on Temporal: start an episode or a plan, watch it, steer it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.add_typer(episodes.app)
-app.add_typer(steer.app)
-app.add_typer(local.app)
-app.add_typer(plans.app, name="plan", rich_help_panel=episodes.START)
-app.add_typer(keys.app, name="keys", rich_help_panel=local.HOST)
+for part in (start, look, diff, export, steer, host):
+    app.add_typer(part.app)
+app.add_typer(plans.app, name="plan", rich_help_panel=start.START)
+app.add_typer(keys.app, name="keys", rich_help_panel=host.HOST)
 
 
 def _print_version(wanted: bool) -> None:
@@ -73,9 +77,9 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     context: typer.Context,
-    settings: Annotated[Path | None, typer.Option(help="Settings file, in place of the usual ones.")] = None,
-    address: Annotated[str | None, typer.Option(help="Temporal's host:port.")] = None,
-    namespace: Annotated[str | None, typer.Option(help="Temporal's namespace.")] = None,
+    settings: Annotated[Path | None, typer.Option(help="Settings file to use instead of the default ones.")] = None,
+    address: Annotated[str | None, typer.Option(help="Address of the Temporal server, host:port.")] = None,
+    namespace: Annotated[str | None, typer.Option(help="Temporal namespace.")] = None,
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,

@@ -1,4 +1,4 @@
-"""Builds an episode's request from a file, options and settings; what is misspelt is refused."""
+"""Builds the request of an episode from a file, options and settings; unknown names are refused."""
 
 import json
 from pathlib import Path
@@ -7,8 +7,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from tightloop.check import Check
-from tightloop.episode import EpisodeRequest
+from tightloop.episode.check import Check
+from tightloop.episode.model import EpisodeRequest
+from tightloop.episode.progress.presets import under_request
 from tightloop.errors import InvalidRequestError
 from tightloop.settings import Settings
 from tightloop.value import first_problem
@@ -20,14 +21,14 @@ def read_request_file(path: Path) -> dict[str, Any]:
     """Read a request as YAML or JSON.
 
     Raises:
-        InvalidRequestError: the file cannot be read, is no document, or has a field that does not exist.
+        InvalidRequestError: the file cannot be read, is not a mapping, or has an unknown field.
     """
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidRequestError(f"the request file {path} cannot be read: {error.strerror}. Name a file") from error
     except UnicodeDecodeError as error:
-        raise InvalidRequestError(f"the request file {path} is no UTF-8 text (byte {error.start})") from error
+        raise InvalidRequestError(f"the request file {path} is not UTF-8 text (byte {error.start})") from error
     except yaml.MarkedYAMLError as error:
         at = (
             f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}: "
@@ -44,7 +45,7 @@ def read_request_file(path: Path) -> dict[str, Any]:
     unknown = unknown_fields(EpisodeRequest, document)
     if unknown:
         known = ", ".join(EpisodeRequest.model_fields)
-        raise InvalidRequestError(f"{path}: there is no field {unknown[0]!r}. Known are: {known}")
+        raise InvalidRequestError(f"{path}: unknown field {unknown[0]!r}. Known fields: {known}")
     return document
 
 
@@ -56,6 +57,7 @@ def unknown_fields(model: type[BaseModel], document: dict[str, Any], above: str 
         if field is None:
             found.append(f"{above}{name}")
             continue
+        # Its type is a tuple, which does not say what is in it.
         part = Check if name == "definition_of_done" else field.annotation
         if isinstance(part, type) and issubclass(part, BaseModel):
             for item in value if isinstance(value, list) else [value]:
@@ -63,8 +65,13 @@ def unknown_fields(model: type[BaseModel], document: dict[str, Any], above: str 
     return found
 
 
+def given(**options: Any) -> dict[str, Any]:
+    """Return the options that were given on the command line."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def defaults_from(settings: Settings) -> dict[str, Any]:
-    """Return what the settings say about episodes whose request does not."""
+    """Return the defaults that the settings give for a request."""
     return {
         "planner": settings.planner.kind,
         "executor": {
@@ -74,6 +81,7 @@ def defaults_from(settings: Settings) -> dict[str, Any]:
             "idle_limit_s": settings.executor.idle_limit_s,
         },
         "budget": settings.budget.as_budget().model_dump(),
+        "preset": settings.tracking.preset,
         "thresholds": settings.tracking.as_thresholds().model_dump(),
         "repeat_error_limit": settings.tracking.repeat_error_limit,
         "deviation_limit": settings.tracking.deviation_limit,
@@ -81,7 +89,7 @@ def defaults_from(settings: Settings) -> dict[str, Any]:
 
 
 def build_request(*layers: dict[str, Any]) -> EpisodeRequest:
-    """Lay the layers over each other, the last on top, and make the request.
+    """Merge the layers, the last on top, and make the request.
 
     Raises:
         InvalidRequestError: a value is wrong, or the request is not complete.
@@ -90,7 +98,7 @@ def build_request(*layers: dict[str, Any]) -> EpisodeRequest:
         raise InvalidRequestError(f"without a check nothing can be called done. Give at least one: {_EXAMPLE}")
     merged: dict[str, Any] = {}
     for layer in layers:
-        for name, value in layer.items():
+        for name, value in under_request(layer).items():
             below = merged.get(name)
             both = isinstance(below, dict) and isinstance(value, dict)
             merged[name] = {**below, **value} if both else value  # type: ignore[dict-item]
@@ -103,25 +111,29 @@ def build_request(*layers: dict[str, Any]) -> EpisodeRequest:
 
 
 def with_iterations(limit: int) -> dict[str, Any]:
-    """Return the budget for `--max-iterations`: the warning comes at four fifths of it."""
+    """Return the budget for `--max-iterations`: the planner is warned at four fifths of it."""
     if limit < 1:
         raise InvalidRequestError(f"--max-iterations is {limit}; it must be at least 1")
+    # As 12 of the 15 of the default budget.
     return {"max_iterations": limit, "warn_at_iteration": max(1, limit * 4 // 5)}
 
 
-def read_options(pairs: list[str]) -> dict[str, Any]:
-    """Read `name=value` pairs; a value is JSON, or plain text where it is not.
+def read_pairs(option: str, pairs: list[str], example: str) -> dict[str, str]:
+    """Read the `name=value` pairs of an option.
 
     Raises:
         InvalidRequestError: there is no `=`.
     """
-    options: dict[str, Any] = {}
-    for pair in pairs:
-        name, separator, value = pair.partition("=")
+    split = [(pair, *pair.partition("=")) for pair in pairs]
+    for pair, name, separator, _ in split:
         if not separator or not name:
-            raise InvalidRequestError(f"--executor-option {pair!r} is not name=value. For example: model=gpt-5.1")
-        try:
-            options[name] = json.loads(value)
-        except json.JSONDecodeError:
-            options[name] = value
-    return options
+            raise InvalidRequestError(f"{option} {pair!r} is not name=value. For example: {option} {example}")
+    return {name: value for _, name, _, value in split}
+
+
+def json_or_text(text: str) -> Any:
+    """Return the value of a JSON text, or else the text itself."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text

@@ -1,31 +1,32 @@
-"""What the commands share: settings, the connection, and the words of the person who types."""
+"""What the commands share: settings, the connection, and their common arguments."""
 
 import asyncio
 import contextlib
 import getpass
 import logging
 import os
-import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from pydantic import ValidationError
 from temporalio.client import Interceptor
 
-from tightloop.client import EpisodeSummary, TightloopClient
-from tightloop.client.plans import Plans
+from tightloop.cli.render.terminal import show_either
+from tightloop.cli.request import given
+from tightloop.client import CLOSED_STATUSES, Kind, Status, TightloopClient
 from tightloop.client.starting import LAST
-from tightloop.episode import EpisodeStatus
-from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ServiceUnavailableError, SettingsError
+from tightloop.errors import ServiceUnavailableError, SettingsError
 from tightloop.host import load_settings
 from tightloop.settings import Settings
 
+FAILED = 1
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it (128 + SIGINT)."""
+# The shell is blocked for as long after each Tab.
 COMPLETION_SECONDS = 2.0
 FLUSH_SECONDS = 1.0
 """How long a command that is done waits for a collector."""
@@ -49,14 +50,13 @@ class Session:
             SettingsError: a setting is unknown or not allowed.
         """
         settings = load_settings(self.settings_file)
-        given = {"address": self.address, "namespace": self.namespace}
-        changes = {name: value for name, value in given.items() if value is not None}
+        changes = given(address=self.address, namespace=self.namespace)
         try:
             temporal = type(settings.temporal).model_validate(dict(settings.temporal) | changes)
         except ValidationError as error:
             name = error.errors()[0]["loc"][0]
             raise SettingsError(f"--{name} is {changes.get(str(name))!r}. For example: 127.0.0.1:7233") from error
-        return settings.model_copy(update={"temporal": temporal})
+        return settings.evolve(temporal=temporal)
 
     def run(self, work: Callable[[TightloopClient], Awaitable[T]]) -> T:
         """Connect and do one thing; Ctrl-C ends it without a word.
@@ -76,46 +76,33 @@ class Session:
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
 
-    def on(self, reference: str, work: Callable[[TightloopClient, str], Awaitable[T]]) -> T:
-        """Do one thing with the episode that `reference` means."""
+    def on(self, reference: str, work: Callable[[TightloopClient, str], Awaitable[T]], kind: Kind | None = None) -> T:
+        """Do one thing with the episode or plan that `reference` means."""
 
         async def resolved(client: TightloopClient) -> T:
-            try:
-                key = await client.resolve(reference)
-            except EpisodeNotFoundError:
-                await _refuse(client.plans, reference, "a plan, not an episode. See: tightloop plan status")
-                raise
-            return await work(client, key)
+            return await work(client, await client.resolve(reference, kind=kind))
 
         return self.run(resolved)
 
-    def on_plan(self, reference: str, work: Callable[[Plans, str], Awaitable[T]]) -> T:
-        """Do one thing with the plan that `reference` means."""
+    def steer(
+        self,
+        reference: str,
+        work: Callable[[TightloopClient, str], Awaitable[str]],
+        *,
+        as_json: bool,
+        kind: Kind | None = None,
+    ) -> None:
+        """Do one thing with the episode or plan that `reference` means, and show the resulting sentence."""
 
-        async def resolved(client: TightloopClient) -> T:
-            try:
-                key = await client.plans.resolve(reference)
-            except EpisodeNotFoundError:
-                await _refuse(client, reference, "an episode, not a plan. See: tightloop status")
-                raise
-            return await work(client.plans, key)
+        async def named(client: TightloopClient, key: str) -> tuple[str, str]:
+            return key, await work(client, key)
 
-        return self.run(resolved)
-
-
-async def _refuse(others: TightloopClient | Plans, reference: str, what: str) -> None:
-    """Say so where one of the other kind is meant."""
-    if reference == LAST:
-        return
-    try:
-        other = await others.resolve(reference)
-    except (EpisodeNotFoundError, InvalidRequestError):
-        return
-    raise InvalidRequestError(f"{other} is {what} {other}")
+        key, sentence = self.on(reference, named, kind)
+        show_either({"id": key, "message": sentence}, sentence, as_json=as_json)
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T | None:
-    """Return what comes of a wait; None where nothing comes in time, or nobody answers."""
+    """Return the result of a wait; None where it takes longer, or nobody answers."""
     with contextlib.suppress(TimeoutError, ServiceUnavailableError):
         async with asyncio.timeout(seconds):
             return await work
@@ -131,7 +118,7 @@ def _traced(settings: Settings) -> AbstractContextManager[Interceptor | None]:
         from tightloop.client.tracing import exporting
     except ImportError:
         return nullcontext()
-    # A collector that does not answer is no reason to fill the terminal, nor to keep a person waiting.
+    # A collector that does not answer must not fill the terminal.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     return exporting(endpoint, settings.telemetry.service_name, seconds=FLUSH_SECONDS)
 
@@ -145,41 +132,42 @@ def session_of(context: typer.Context) -> Session:
 def operator() -> str:
     """Return who is at the keyboard, for the audit trail."""
     try:
+        # In a container the user id may have no name.
         return getpass.getuser()
     except (KeyError, OSError):
         return "operator"
 
 
-def exit_code(status: EpisodeStatus) -> int:
-    """Return 0 for an episode that succeeded or is still open, 1 for any other end."""
-    return 0 if status.status in ("succeeded", "running", "paused") else 1
+def leave(last: Status | None) -> None:
+    """End with exit code 1 where an episode or a plan ended without success."""
+    if last is not None and last.status in CLOSED_STATUSES and last.status not in ("succeeded", "completed"):
+        raise typer.Exit(FAILED)
 
 
-def complete_episode(incomplete: str) -> list[tuple[str, str]]:
-    """Offer episode ids to the shell; silent when Temporal does not answer at once."""
-    return _completions(incomplete, "the newest episode", lambda client: client.list())
+def complete_id(incomplete: str) -> list[tuple[str, str]]:
+    """Offer ids to the shell; silent when Temporal does not answer at once."""
 
-
-def complete_plan(incomplete: str) -> list[tuple[str, str]]:
-    """Offer plan ids to the shell; silent when Temporal does not answer at once."""
-    return _completions(incomplete, "the newest plan", lambda client: client.plans.list())
-
-
-def _completions(
-    incomplete: str, newest: str, listed: Callable[[TightloopClient], Awaitable[Sequence[EpisodeSummary]]]
-) -> list[tuple[str, str]]:
     async def rows() -> list[tuple[str, str]]:
         async with asyncio.timeout(COMPLETION_SECONDS):
             client = await TightloopClient.connect(load_settings())
-            return [(row.id, f"{row.status}: {row.goal[:60]}") for row in await listed(client)]
+            return [(row.id, f"{row.status}: {row.goal[:60]}") for row in await client.list()]
 
     try:
-        found = [(LAST, newest), *asyncio.run(rows())]
+        found = [(LAST, "the newest"), *asyncio.run(rows())]
     except Exception:  # noqa: BLE001 - a shell that completes must never see an error
         return []
     return [pair for pair in found if pair[0].startswith(incomplete)]
 
 
-def on_terminal() -> bool:
-    """Tell whether a person looks at the output."""
-    return sys.stdout.isatty()
+def _id_of(what: str) -> Any:
+    return typer.Argument(metavar="ID", help=f"Id of {what}, its beginning, or 'last'.", autocompletion=complete_id)
+
+
+Id = Annotated[str, _id_of("an episode or a plan")]
+EpisodeId = Annotated[str, _id_of("an episode")]
+PlanId = Annotated[str, _id_of("a plan")]
+Checkpoint = Annotated[str, typer.Argument(metavar="CKPT", help="Checkpoint, such as ckpt-2 or 2.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, for programs.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON document per change, each on one line.")]
+By = Annotated[str | None, typer.Option("--by", help="Who decides. Default: your user name.")]
+Reason = Annotated[str, typer.Option(help="Why; kept in the timeline.")]

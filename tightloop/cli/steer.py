@@ -1,163 +1,227 @@
-"""The commands that steer an episode: pause, answer, give more, change, go back, end."""
+"""The commands that steer episodes and plans: pause, answer, give more, change, go back, end."""
 
-from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 import typer
 
-from tightloop.cli import render
-from tightloop.cli.episodes import AsJson, Checkpoint, Episode
-from tightloop.cli.session import operator, session_of, within
-from tightloop.client import TightloopClient
-from tightloop.control import ExecutorAmendment
+from tightloop.cli.render.question import todo_lines
+from tightloop.cli.session import AsJson, By, Checkpoint, EpisodeId, Id, PlanId, Reason, operator, session_of, within
+from tightloop.client import Kind, TightloopClient
+from tightloop.episode.control import ExecutorAmendment
 from tightloop.errors import InvalidRequestError
-from tightloop.executor import AnswerKind, PermissionRule
+from tightloop.plan.request import PlanStatus
+from tightloop.safety.verdict import Verdict
 
 app = typer.Typer()
-STEER = "Steer"
-END_SECONDS = 5
+ANSWER, STEER = "Answer", "Steer"
+END_SECONDS = 10
 
-Reason = Annotated[str, typer.Option(help="Why; kept in the timeline.")]
-Steering = Callable[[TightloopClient, str], Awaitable[str]]
+QuestionId = Annotated[
+    str, typer.Option("--question", help="Id of the question, or its step. Not needed where only one waits.")
+]
+Gate = Annotated[str, typer.Argument(metavar="GATE", help="Step or review window. Not needed where only one waits.")]
+Rationale = Annotated[str, typer.Option(help="Why; kept in the record.")]
 
 
-def _steer(context: typer.Context, episode: str, work: Steering, *, as_json: bool) -> None:
-    """Do one thing with an episode, and show the sentence that came of it."""
+@app.command(rich_help_panel=ANSWER)
+def answer(
+    context: typer.Context,
+    workflow: Id,
+    option: Annotated[str, typer.Argument(metavar="OPTION", help="One of the options; see: tightloop status ID.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What you did, or why. It decides nothing.")] = "",
+    question: QuestionId = "",
+    by: By = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answer a question with one of its options."""
+    session_of(context).steer(
+        workflow,
+        lambda client, key: client.answer(key, option, text, question=question, by=by or operator()),
+        as_json=as_json,
+    )
 
-    async def named(client: TightloopClient, key: str) -> tuple[str, str]:
-        return key, await work(client, key)
 
-    key, sentence = session_of(context).on(episode, named)
-    render.answer({"episode_id": key, "message": sentence}, sentence, as_json=as_json)
+@app.command(rich_help_panel=ANSWER)
+def approve(
+    context: typer.Context,
+    workflow: PlanId,
+    gate: Gate = "",
+    option: Annotated[str, typer.Option(help="One of the gate's options; see: tightloop status ID.")] = "",
+    role: Annotated[str, typer.Option(help="Refuse unless the gate asks for this role.")] = "",
+    rationale: Rationale = "",
+    by: By = None,
+    as_json: AsJson = False,
+) -> None:
+    """Approve a gate, or all gates of a review window."""
+
+    async def work(client: TightloopClient, key: str) -> str:
+        if role:
+            status = await client.status(key)
+            waiting = status.questions if isinstance(status, PlanStatus) else ()
+            meant = [one for one in waiting if gate in ("", one.id, one.step, one.window)]
+            other = next((one for one in meant if one.role != role), None)
+            if other is not None:
+                asked = f"role {other.role!r}" if other.role else "no role"
+                raise InvalidRequestError(
+                    f"{other.step} asks for {asked}, not {role!r}. Ask a person with that role, or omit --role"
+                )
+        return await client.answer(key, option or "approve", rationale, question=gate, by=by or operator())
+
+    session_of(context).steer(workflow, work, as_json=as_json, kind=Kind.PLAN)
+
+
+@app.command(rich_help_panel=ANSWER)
+def reject(
+    context: typer.Context,
+    workflow: PlanId,
+    gate: Gate = "",
+    rationale: Rationale = "",
+    by: By = None,
+    as_json: AsJson = False,
+) -> None:
+    """Reject a gate; its step then fails with class policy."""
+    session_of(context).steer(
+        workflow,
+        lambda client, key: client.answer(key, "reject", rationale, question=gate, by=by or operator()),
+        as_json=as_json,
+        kind=Kind.PLAN,
+    )
+
+
+@app.command(rich_help_panel=ANSWER)
+def respond(
+    context: typer.Context,
+    workflow: EpisodeId,
+    text: Annotated[str, typer.Argument(help="The message.")],
+    as_json: AsJson = False,
+) -> None:
+    """Send the planner of an episode a message; it decides no question."""
+    session_of(context).steer(
+        workflow, lambda client, key: client.respond(key, text, by=operator()), as_json=as_json, kind=Kind.EPISODE
+    )
 
 
 @app.command(rich_help_panel=STEER)
-def pause(context: typer.Context, episode: Episode, reason: Reason = "", as_json: AsJson = False) -> None:
-    """Pause an episode at its next safe point; what runs now may finish."""
+def pause(context: typer.Context, workflow: Id, reason: Reason = "", as_json: AsJson = False) -> None:
+    """Pause at the next safe point; running steps may finish."""
 
     async def work(client: TightloopClient, key: str) -> str:
         await client.pause(key, reason, by=operator())
-        return f"{key} pauses at its next safe point. Go on with: tightloop resume {key}"
+        return f"{key} pauses at its next safe point. Continue with: tightloop resume {key}"
 
-    _steer(context, episode, work, as_json=as_json)
+    session_of(context).steer(workflow, work, as_json=as_json)
 
 
 @app.command(rich_help_panel=STEER)
 def resume(
     context: typer.Context,
-    episode: Episode,
-    note: Annotated[str, typer.Option(help="Something that the planner shall know.")] = "",
-    checkpoint: Annotated[str | None, typer.Option(help="Go back to this checkpoint first.")] = None,
+    workflow: Id,
+    note: Annotated[str, typer.Option(help="A message for the planner; kept in the timeline.")] = "",
+    checkpoint: Annotated[str | None, typer.Option(help="Go back to this checkpoint of an episode first.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """End a pause; edits that you made meanwhile are kept."""
+    """End a pause that needs no decision; edits that you made meanwhile are kept."""
 
     async def work(client: TightloopClient, key: str) -> str:
+        status = await within(END_SECONDS, client.status(key))
         await client.resume(key, note=note, checkpoint_id=checkpoint, by=operator())
-        return f"{key} goes on" + (f" from {checkpoint}" if checkpoint else "")
+        start = f" from {checkpoint}" if checkpoint else ""
+        if status is None or status.status == "paused":
+            return f"{key} continues{start}"
+        todo = todo_lines(status)
+        return "\n".join([f"{key} is {status.status} and was not paused", *todo])
 
-    _steer(context, episode, work, as_json=as_json)
-
-
-@app.command(rich_help_panel=STEER)
-def answer(
-    context: typer.Context,
-    episode: Episode,
-    kind: Annotated[
-        AnswerKind,
-        typer.Argument(metavar="ANSWER", help="allow or deny a permission; done, failed or refused for work."),
-    ],
-    text: Annotated[str, typer.Option(help="What you did, or why not.")] = "",
-    as_json: AsJson = False,
-) -> None:
-    """Answer what an executor asks; see what it is with: tightloop status ID."""
-    _steer(context, episode, lambda client, key: client.answer(key, kind, text, by=operator()), as_json=as_json)
-
-
-@app.command(rich_help_panel=STEER)
-def restore(
-    context: typer.Context, episode: Episode, checkpoint: Checkpoint, reason: Reason = "", as_json: AsJson = False
-) -> None:
-    """Go back to a checkpoint, state and files; opens a closed episode again."""
-
-    async def work(client: TightloopClient, key: str) -> str:
-        return await client.restore(key, checkpoint, reason=reason, by=operator())
-
-    _steer(context, episode, work, as_json=as_json)
-
-
-@app.command(rich_help_panel=STEER)
-def respond(
-    context: typer.Context,
-    episode: Episode,
-    text: Annotated[str, typer.Argument(help="What the planner shall know.")],
-    as_json: AsJson = False,
-) -> None:
-    """Tell the planner something, or report on the work you were asked for; ends a pause."""
-    _steer(context, episode, lambda client, key: client.respond(key, text, by=operator()), as_json=as_json)
+    session_of(context).steer(workflow, work, as_json=as_json)
 
 
 @app.command("top-up", rich_help_panel=STEER)
 def top_up(
     context: typer.Context,
-    episode: Episode,
-    iterations: Annotated[int, typer.Option(help="More iterations.")] = 0,
+    workflow: Id,
     tokens: Annotated[int, typer.Option(help="More tokens.")] = 0,
     cost_usd: Annotated[float, typer.Option(help="More dollars.")] = 0.0,
     wall_minutes: Annotated[float, typer.Option(help="More minutes of work.")] = 0.0,
-    executor_failures: Annotated[int, typer.Option(help="More failures of the executor.")] = 0,
+    iterations: Annotated[int, typer.Option(help="Episode: more iterations.")] = 0,
+    executor_failures: Annotated[int, typer.Option(help="Episode: more failures of the executor.")] = 0,
+    steps: Annotated[int, typer.Option(help="Plan: more attempts of steps.")] = 0,
+    api_calls: Annotated[int, typer.Option(help="Plan: more calls to models and hosts.")] = 0,
+    fan_out: Annotated[int, typer.Option(help="Plan: more steps of one template.")] = 0,
+    revisions: Annotated[int, typer.Option(help="Plan: more revisions.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Raise the budget; an episode that waits for it goes on."""
-
-    async def work(client: TightloopClient, key: str) -> str:
-        return await client.top_up(
+    """Raise the budget, and continue where a spent budget is the reason for a pause."""
+    session_of(context).steer(
+        workflow,
+        lambda client, key: client.top_up(
             key,
-            iterations=iterations,
             tokens=tokens,
             cost_usd=cost_usd,
             wall_minutes=wall_minutes,
+            iterations=iterations,
             executor_failures=executor_failures,
-        )
-
-    _steer(context, episode, work, as_json=as_json)
+            steps=steps,
+            api_calls=api_calls,
+            fan_out=fan_out,
+            revisions=revisions,
+        ),
+        as_json=as_json,
+    )
 
 
 @app.command(rich_help_panel=STEER)
 def amend(
     context: typer.Context,
-    episode: Episode,
+    workflow: EpisodeId,
     goal: Annotated[str, typer.Option(help="The new goal.")] = "",
     done: Annotated[list[str] | None, typer.Option(help="The new definition of done. Repeatable.")] = None,
-    executor: Annotated[str, typer.Option(help="Who does the work from now on.")] = "",
+    executor: Annotated[str, typer.Option(help="The new executor.")] = "",
     fallback: Annotated[list[str] | None, typer.Option(help="Its fallbacks. Repeatable.")] = None,
-    permissions: Annotated[PermissionRule | None, typer.Option(help="What it is answered when it asks.")] = None,
-    planner: Annotated[str, typer.Option(help="Who plans from now on.")] = "",
+    permissions: Annotated[Verdict | None, typer.Option(help="Answer to an agent that asks for permission.")] = None,
+    planner: Annotated[str, typer.Option(help="The new planner.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Change the goal, the definition of done, or who works on it."""
+    """Change an episode's goal, definition of done, executor or planner."""
     choice = ExecutorAmendment(name=executor, fallback=tuple(fallback) if fallback else None, permissions=permissions)
     checks = [command for command in done or () if command.strip()]
     if not (goal.strip() or checks or planner or choice != ExecutorAmendment()):
         raise InvalidRequestError('nothing is changed. Give --goal "...", --done "pytest -q" or --executor NAME')
-
-    async def work(client: TightloopClient, key: str) -> str:
-        changes = None if choice == ExecutorAmendment() else choice
-        return await client.amend_goal(
-            key, goal=goal, definition_of_done=done or (), executor=changes, planner=planner, by=operator()
-        )
-
-    _steer(context, episode, work, as_json=as_json)
+    session_of(context).steer(
+        workflow,
+        lambda client, key: client.amend(
+            key,
+            goal=goal,
+            definition_of_done=done or (),
+            executor=None if choice == ExecutorAmendment() else choice,
+            planner=planner,
+            by=operator(),
+        ),
+        as_json=as_json,
+        kind=Kind.EPISODE,
+    )
 
 
 @app.command(rich_help_panel=STEER)
-def abort(context: typer.Context, episode: Episode, reason: Reason = "", as_json: AsJson = False) -> None:
-    """End an episode for good; its files stay as they are."""
+def restore(
+    context: typer.Context, workflow: EpisodeId, checkpoint: Checkpoint, reason: Reason = "", as_json: AsJson = False
+) -> None:
+    """Go back to a checkpoint, state and files; a closed episode is opened again."""
+    session_of(context).steer(
+        workflow,
+        lambda client, key: client.restore(key, checkpoint, reason=reason, by=operator()),
+        as_json=as_json,
+        kind=Kind.EPISODE,
+    )
+
+
+@app.command(rich_help_panel=STEER)
+def cancel(context: typer.Context, workflow: Id, reason: Reason = "", as_json: AsJson = False) -> None:
+    """End an episode or a plan for good; an episode's files stay, a plan undoes its steps where it says so."""
 
     async def work(client: TightloopClient, key: str) -> str:
-        await client.abort(key, reason, by=operator())
-        if await within(END_SECONDS, client.result(key)) is None:
-            return f"{key} aborts as soon as a worker takes the message"
-        return f"{key} is aborted; its files are as it left them"
+        await client.cancel(key, reason, by=operator())
+        result = await within(END_SECONDS, client.result(key))
+        if result is None:
+            return f"{key} ends as soon as its running work has stopped. Follow it: tightloop watch {key}"
+        return f"{key} is {result.outcome.value.lower()}: {result.reason}"
 
-    _steer(context, episode, work, as_json=as_json)
+    session_of(context).steer(workflow, work, as_json=as_json)

@@ -1,4 +1,4 @@
-"""The typed client of episodes: for services, for the command line and for every other door.
+"""The typed client of episodes and plans: for services, for the command line and for every other door.
 
 It speaks to Temporal by workflow name, so that the `tightloop` wheel alone is enough:
 
@@ -9,9 +9,27 @@ It speaks to Temporal by workflow name, so that the `tightloop` wheel alone is e
     result = await client.result(episode_id)
 """
 
-from tightloop.client.answers import EpisodeSummary, Poller, registration_commands
-from tightloop.client.episode_kind import CLOSED_STATUSES
-from tightloop.client.episodes import TightloopClient
-from tightloop.client.execution import OPEN_STATUSES
+from tightloop.client.calls import Poller, registration_commands
+from tightloop.client.client import TightloopClient
+from tightloop.client.closing import Result, Status
+from tightloop.client.execution import CLOSED_STATUSES, OPEN_STATUSES, Kind, Summary
+from tightloop.episode.model import EpisodeRequest, EpisodeResult, EpisodeStatus
+from tightloop.plan.request import PlanRequest, PlanResult, PlanStatus
 
-__all__ = ["CLOSED_STATUSES", "OPEN_STATUSES", "EpisodeSummary", "Poller", "TightloopClient", "registration_commands"]
+__all__ = [
+    "CLOSED_STATUSES",
+    "OPEN_STATUSES",
+    "EpisodeRequest",
+    "EpisodeResult",
+    "EpisodeStatus",
+    "Kind",
+    "PlanRequest",
+    "PlanResult",
+    "PlanStatus",
+    "Poller",
+    "Result",
+    "Status",
+    "Summary",
+    "TightloopClient",
+    "registration_commands",
+]

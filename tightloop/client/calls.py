@@ -1,18 +1,18 @@
-"""Calls to Temporal about workflows of one kind: each bounded in time, each failure a sentence."""
+"""Calls to Temporal: each is bounded in time, and each failure is one sentence."""
 
 import asyncio
 import contextlib
 import difflib
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar
 
 import temporalio.api.common.v1 as common
 import temporalio.api.operatorservice.v1 as operatorservice
 import temporalio.api.taskqueue.v1 as taskqueue
-import temporalio.api.workflow.v1 as workflow
 import temporalio.api.workflowservice.v1 as service
 from pydantic import BaseModel
 from temporalio.api.enums.v1 import TaskQueueType
@@ -31,18 +31,25 @@ from temporalio.common import (
     WorkflowIDConflictPolicy,
     WorkflowIDReusePolicy,
 )
-from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from tightloop.client.answers import Poller, refused_call, refused_update
+from tightloop.client.closing import RESULT_TYPES, Result, failed_result
 from tightloop.client.connection import RETRY_SECONDS, no_answer
 from tightloop.client.encryption import open_all
-from tightloop.client.execution import ITERATION, STATUS, Execution, moment, read_execution
-from tightloop.client.kind import Kind, ResultT, StatusT
+from tightloop.client.execution import (
+    ITERATION,
+    KINDS,
+    SEARCH_ATTRIBUTES,
+    STATUS,
+    Execution,
+    Kind,
+    moment,
+    read_execution,
+)
 from tightloop.errors import (
     EpisodeNotFoundError,
     InvalidRequestError,
-    OtherKindError,
     ServiceUnavailableError,
     SettingsError,
     TightloopError,
@@ -54,11 +61,17 @@ QUERY_TIMEOUT = timedelta(seconds=5)
 """Above the sticky timeout of our workers (2 s): a query right after a crash still finds the next worker."""
 UPDATE_TIMEOUT = timedelta(seconds=20)
 _TASK_LOST = "unexpected workflow task failure"
+"""Temporal's words: the status alone, FAILED_PRECONDITION, has other causes too, such as no worker."""
 _TASK_LOST_WAIT = timedelta(milliseconds=200)
 HISTORY_TIMEOUT = timedelta(seconds=120)
 POLLER_FRESH = timedelta(seconds=70)
 """A poll lasts up to 60 s; who did not poll for longer than this is gone, though Temporal still lists it."""
 
+START_HINT = 'Start one: tightloop start "make the tests pass" --done "pytest -q", or: tightloop plan run plan.yaml'
+_GO_ON = {
+    Kind.EPISODE: "Go on from one of its checkpoints with: tightloop restore {id} CKPT, or tightloop fork {id} CKPT",
+    Kind.PLAN: "Run it again, with what is done taken over: tightloop plan run --again {id}",
+}
 _PAGE = 200
 
 _FIRST_ATTRIBUTES = TypedSearchAttributes(
@@ -71,13 +84,19 @@ _FIRST_ATTRIBUTES = TypedSearchAttributes(
 T = TypeVar("T")
 
 
-class Calls(Generic[StatusT, ResultT]):
-    """The calls of one connection, about workflows of one kind."""
+@dataclass(frozen=True)
+class Poller:
+    """A worker process that polls a task queue."""
 
-    def __init__(self, client: Client, kind: Kind[StatusT, ResultT], query_timeout: timedelta = QUERY_TIMEOUT) -> None:
-        """Use an open connection."""
+    identity: str
+    last_seen: datetime | None
+
+
+class Calls:
+    """The calls of one connection."""
+
+    def __init__(self, client: Client, query_timeout: timedelta = QUERY_TIMEOUT) -> None:
         self.client = client
-        self.kind = kind
         self._query_timeout = query_timeout
 
     @property
@@ -91,34 +110,38 @@ class Calls(Generic[StatusT, ResultT]):
         """Return what Temporal knows of the newest run.
 
         Raises:
-            EpisodeNotFoundError: none has this id; `OtherKindError` where it is the id of a workflow of another kind.
+            EpisodeNotFoundError: no episode and no plan has this id.
             ServiceUnavailableError: Temporal does not answer.
         """
         request = service.DescribeWorkflowExecutionRequest(
             namespace=self.client.namespace, execution=common.WorkflowExecution(workflow_id=workflow_id)
         )
         async with self._bounded(workflow_id, CALL_TIMEOUT):
+            # Not the SDK's `describe`: it (1.35) raises ValueError for a workflow that Temporal itself has paused.
             answer = await self.client.workflow_service.describe_workflow_execution(
                 request, retry=True, timeout=CALL_TIMEOUT
             )
-        if answer.workflow_execution_info.type.name != self.kind.workflow_type:
-            raise OtherKindError((await self.not_found(workflow_id)).message)
-        pause = answer.workflow_extended_info.pause_info
-        return await self._execution(answer.workflow_execution_info, pause.reason)
+        info, pause = answer.workflow_execution_info, answer.workflow_extended_info.pause_info
+        if info.type.name not in KINDS:
+            raise await self.not_found(workflow_id)
+        return await read_execution(info, self.client.data_converter, pause.reason)
 
-    async def start(self, workflow_id: str, request: BaseModel, *, task_queue: str, memo: dict[str, str]) -> None:
+    async def start(
+        self, workflow_id: str, workflow_type: str, request: BaseModel, *, task_queue: str, memo: dict[str, str]
+    ) -> None:
         """Start a workflow.
 
         Raises:
-            InvalidRequestError: an open one has this id.
+            InvalidRequestError: an open workflow has this id.
         """
         try:
             async with self._bounded(workflow_id, CALL_TIMEOUT):
                 await self.client.start_workflow(
-                    self.kind.workflow_type,
+                    workflow_type,
                     request,
                     id=workflow_id,
                     task_queue=task_queue,
+                    # A closed workflow runs again under its id: restore of an episode, another run of a plan.
                     id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
                     id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
                     memo=memo,
@@ -128,25 +151,25 @@ class Calls(Generic[StatusT, ResultT]):
                 )
         except WorkflowAlreadyStartedError as error:
             raise InvalidRequestError(
-                f"the {self.kind.noun} {workflow_id} is already open. Choose another id, or look at it: "
-                f"{self.kind.command} status {workflow_id}"
+                f"{workflow_id} is already open. Choose another id, or look at it: tightloop status {workflow_id}"
             ) from error
 
     async def end_of_run(self, seen: Execution) -> None:
         """Wait until a run ends, however it does; returns early when Temporal cannot be reached."""
-        handle = self.client.get_workflow_handle(seen.workflow_id, run_id=seen.run_id)
+        handle = self.client.get_workflow_handle(seen.id, run_id=seen.run_id)
         with contextlib.suppress(WorkflowFailureError, WorkflowContinuedAsNewError, RPCError):
             await handle.result(follow_runs=False)
 
-    async def outcome(self, seen: Execution) -> ResultT:
-        """Return what a closed run left behind, however it ended."""
-        kind = self.kind.result_type
-        handle = self.client.get_workflow_handle(seen.workflow_id, run_id=seen.run_id, result_type=kind)
+    async def result(self, seen: Execution) -> Result:
+        """Return the result of a closed run, however it ended."""
+        kind: type[Any] = RESULT_TYPES[seen.kind]
+        handle = self.client.get_workflow_handle(seen.id, run_id=seen.run_id, result_type=kind)
         try:
-            async with self._bounded(seen.workflow_id, CALL_TIMEOUT):
-                return cast(ResultT, await handle.result(follow_runs=False, rpc_timeout=CALL_TIMEOUT))
+            async with self._bounded(seen.id, CALL_TIMEOUT):
+                result: Result = await handle.result(follow_runs=False, rpc_timeout=CALL_TIMEOUT)
         except WorkflowFailureError as error:
-            return self.kind.failed_result(error.cause, seen)
+            return failed_result(error.cause, seen)
+        return result
 
     async def query(self, workflow_id: str, name: str, result_type: type[T], *arguments: Any) -> T:
         """Ask the workflow, which needs a worker.
@@ -163,7 +186,7 @@ class Calls(Generic[StatusT, ResultT]):
         except WorkflowQueryFailedError as error:
             raise ServiceUnavailableError(
                 f"the worker cannot answer {name!r} for {workflow_id}: {error.message}. "
-                f"If its code is older or newer than the {self.kind.noun}, restart it: tightloop up"
+                f"If its code is older or newer than the workflow, restart it: tightloop up"
             ) from error
         except ValueError as error:
             raise await self._frozen(workflow_id, error) from error
@@ -190,7 +213,7 @@ class Calls(Generic[StatusT, ResultT]):
             async with self._bounded(workflow_id, timeout, worker=True):
                 answer = await self._update(workflow_id, name, argument, timeout)
         except WorkflowUpdateFailedError as error:
-            raise refused_update(error.cause, workflow_id, self.kind.command) from error
+            raise _refused_update(error.cause, workflow_id) from error
         except WorkflowUpdateRPCTimeoutOrCancelledError as error:
             raise await self._no_worker(workflow_id) from error
         return answer
@@ -200,6 +223,7 @@ class Calls(Generic[StatusT, ResultT]):
 
         Temporal throws a task away when an event comes in while its last command closes the run.
         """
+        # Temporal answers an id that it has seen with the first result, so sending it twice is safe.
         handle, update_id = self.client.get_workflow_handle(workflow_id), str(uuid.uuid4())
         while True:
             try:
@@ -218,6 +242,7 @@ class Calls(Generic[StatusT, ResultT]):
         handle = self.client.get_workflow_handle(workflow_id)
         async with self._bounded(workflow_id, HISTORY_TIMEOUT):
             history = await handle.fetch_history(rpc_timeout=CALL_TIMEOUT)
+            # The SDK leaves the payloads of a fetched history as the server has them.
             if codec := self.client.data_converter.payload_codec:
                 for event in history.events:
                     await open_all(event, codec)
@@ -225,12 +250,13 @@ class Calls(Generic[StatusT, ResultT]):
 
     # -- all of them ----------------------------------------------------------------------------
 
-    async def executions(self, *, only_open: bool = False) -> AsyncGenerator[Execution]:
+    async def executions(self, *, kind: Kind | None = None, only_open: bool = False) -> AsyncGenerator[Execution]:
         """Yield the newest run of each workflow: open ones first, then the last closed.
 
-        A run that continued as new is not one of its own, and a restored episode is listed once.
+        A run that continued as new is left out, and a restored episode is listed once.
         """
-        query = f'WorkflowType="{self.kind.workflow_type}" AND ExecutionStatus!="ContinuedAsNew"'
+        types = ", ".join(f'"{name}"' for name, one in KINDS.items() if kind in (None, one))
+        query = f'WorkflowType IN ({types}) AND ExecutionStatus!="ContinuedAsNew"'
         query += " AND CloseTime IS NULL" if only_open else ""
         seen: set[str] = set()
         token = b""
@@ -245,25 +271,23 @@ class Calls(Generic[StatusT, ResultT]):
             for info in page.executions:
                 if info.execution.workflow_id not in seen:
                     seen.add(info.execution.workflow_id)
-                    yield await self._execution(info)
+                    yield await read_execution(info, self.client.data_converter)
             token = page.next_page_token
             if not token:
                 return
 
-    async def not_found(self, workflow_id: str) -> EpisodeNotFoundError:
+    async def not_found(self, workflow_id: str, kind: Kind | None = None) -> EpisodeNotFoundError:
         """Return the error that names the nearest known ids."""
         known: list[str] = []
-        async for row in self.executions():
-            known.append(row.workflow_id)
-            if len(known) >= _PAGE:
-                break
+        async with contextlib.aclosing(self.executions(kind=kind)) as found:
+            async for row in found:
+                known.append(row.id)
+                if len(known) >= _PAGE:
+                    break
         nearest = difflib.get_close_matches(workflow_id, known, n=3, cutoff=0.5) or known[:3]
-        hint = (
-            f". Known are {', '.join(nearest)}; see all with: {self.kind.command} list"
-            if nearest
-            else f": there are none yet. Start one: {self.kind.start_hint}"
-        )
-        return EpisodeNotFoundError(f"there is no {self.kind.noun} {workflow_id!r}{hint}")
+        what = f"no {kind}" if kind else "no episode and no plan"
+        hint = f". Known ids: {', '.join(nearest)}. List all: tightloop list" if nearest else f". {START_HINT}"
+        return EpisodeNotFoundError(f"there is {what} {workflow_id!r}{hint}")
 
     # -- the installation -----------------------------------------------------------------------
 
@@ -315,7 +339,16 @@ class Calls(Generic[StatusT, ResultT]):
         message = error.message
         match error.status:
             case RPCStatusCode.NOT_FOUND:
-                return await self._nothing_there(message, workflow_id)
+                if message.startswith("Namespace"):
+                    return SettingsError(
+                        f"Temporal at {self.address} has no namespace {self.client.namespace!r}. "
+                        "Correct temporal.namespace, or create it: temporal operator namespace create -n NAME"
+                    )
+                if "already completed" in message:
+                    seen = await self.describe(workflow_id)
+                    go_on = _GO_ON[seen.kind].format(id=workflow_id)
+                    return InvalidRequestError(f"{workflow_id} is closed and takes no more messages. {go_on}")
+                return await self.not_found(workflow_id)
             case RPCStatusCode.CANCELLED | RPCStatusCode.DEADLINE_EXCEEDED if worker:
                 return await self._no_worker(workflow_id)
             case RPCStatusCode.FAILED_PRECONDITION if "paused" in message:
@@ -323,26 +356,13 @@ class Calls(Generic[StatusT, ResultT]):
             case RPCStatusCode.FAILED_PRECONDITION if worker:
                 return await self._no_worker(workflow_id)
             case RPCStatusCode.INVALID_ARGUMENT:
-                return refused_call(message)
+                return _refused_call(message)
             case RPCStatusCode.PERMISSION_DENIED | RPCStatusCode.UNAUTHENTICATED:
                 return SettingsError(f"Temporal at {self.address} refuses access: {message}. Check temporal.api_key")
             case RPCStatusCode.UNAVAILABLE | RPCStatusCode.CANCELLED | RPCStatusCode.DEADLINE_EXCEEDED:
                 return no_answer(self.address, message)
             case _:
                 return ServiceUnavailableError(f"Temporal answers {error.status.name}: {message}")
-
-    async def _nothing_there(self, message: str, workflow_id: str) -> TightloopError:
-        if message.startswith("Namespace"):
-            return SettingsError(
-                f"Temporal at {self.address} has no namespace {self.client.namespace!r}. "
-                "Correct temporal.namespace, or create it: temporal operator namespace create -n NAME"
-            )
-        if "already completed" in message:
-            go_on = self.kind.go_on_hint.format(id=workflow_id)
-            return InvalidRequestError(
-                f"the {self.kind.noun} {workflow_id} is closed and takes no more messages. {go_on}"
-            )
-        return await self.not_found(workflow_id)
 
     async def _no_worker(self, workflow_id: str) -> ServiceUnavailableError:
         seen = await self.describe(workflow_id)
@@ -352,9 +372,34 @@ class Calls(Generic[StatusT, ResultT]):
 
     async def _frozen(self, workflow_id: str, error: BaseException) -> TightloopError:
         seen = await self.describe(workflow_id)
-        if seen.frozen is None:
+        if not seen.frozen:
             return ServiceUnavailableError(f"Temporal's answer about {workflow_id} cannot be read: {error}")
         return InvalidRequestError(f"{workflow_id} is {seen.frozen}. {seen.unfreeze}")
 
-    async def _execution(self, info: workflow.WorkflowExecutionInfo, pause_reason: str = "") -> Execution:
-        return await read_execution(info, self.client.data_converter, self.kind.status_word, pause_reason)
+
+def _refused_update(cause: BaseException, workflow_id: str) -> TightloopError:
+    """Return the error for an update that failed; a validator's own sentence is kept."""
+    if not isinstance(cause, ApplicationError):
+        return ServiceUnavailableError(f"{workflow_id} could not answer: {cause}")
+    if cause.type == "AcceptedUpdateCompletedWorkflow":
+        return ServiceUnavailableError(
+            f"{workflow_id} took the message, but its run ended before it could answer. "
+            f"See what became of it: tightloop timeline {workflow_id}"
+        )
+    return InvalidRequestError(cause.message)
+
+
+def _refused_call(message: str) -> TightloopError:
+    """Return the error for a call that Temporal itself refuses."""
+    if "search attribute" not in message:
+        return InvalidRequestError(f"Temporal refuses the request: {message}")
+    return SettingsError(
+        f"Temporal refuses: {message}. The search attributes of tightloop are not registered in this namespace. "
+        f"`tightloop up` does it, or by hand: {'; '.join(registration_commands())}"
+    )
+
+
+def registration_commands(names: Iterable[str] = tuple(SEARCH_ATTRIBUTES)) -> list[str]:
+    """Return the commands that make our search attributes known to a namespace."""
+    command = "temporal operator search-attribute create"
+    return [f"{command} --name {name} --type {SEARCH_ATTRIBUTES[name]}" for name in names]

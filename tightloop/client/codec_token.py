@@ -1,10 +1,11 @@
 """The token of the codec server: who has it may have payloads decrypted."""
 
+import contextlib
 import os
 import secrets
-import stat
 from pathlib import Path
 
+from tightloop.client.private_file import read_private, write_private
 from tightloop.errors import SettingsError
 from tightloop.host import state_home
 from tightloop.settings import CodecSettings
@@ -36,31 +37,13 @@ def codec_token(codec: CodecSettings, home: Path | None = None) -> str | None:
         )
     path = token_file(home)
     try:
-        _make(path)
-        with path.open(encoding="ascii") as file:
-            found = os.fstat(file.fileno())
-            text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
+        # Two processes may start at once: the first one's token counts.
+        with contextlib.suppress(FileExistsError):
+            write_private(path, secrets.token_urlsafe(32))
+        text = read_private(path, "token file", "Delete it; a new one is made at the next start")
+    except OSError as error:
         raise SettingsError(f"the token file {path} cannot be used: {error}") from None
-    if stat.S_IMODE(found.st_mode) & 0o077:
-        raise SettingsError(
-            f"the token file {path} can be read by others. Delete it; a new one is made at the next start"
-        )
     return _checked(text, f"the token file {path}")
-
-
-def _make(path: Path) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    try:
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-            file.write(secrets.token_urlsafe(32))
-        # A link does not overwrite, and nobody ever sees half a token.
-        path.hardlink_to(fresh)
-    except FileExistsError:
-        return
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 def _checked(text: str, where: str) -> str:

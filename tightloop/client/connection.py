@@ -6,6 +6,7 @@ from datetime import timedelta
 
 from temporalio.client import Client, Interceptor
 from temporalio.converter import DataConverter
+from temporalio.runtime import Runtime
 from temporalio.service import RetryConfig, RPCError
 
 from tightloop.errors import ServiceUnavailableError
@@ -22,9 +23,13 @@ _STARTING_WAIT = timedelta(milliseconds=100)
 
 
 async def connect(
-    settings: Settings, data_converter: DataConverter, interceptors: Sequence[Interceptor] = ()
+    settings: Settings,
+    data_converter: DataConverter,
+    interceptors: Sequence[Interceptor] = (),
+    *,
+    runtime: Runtime | None = None,
 ) -> Client:
-    """Connect to Temporal, within `CONNECT_TIMEOUT`.
+    """Connect to Temporal, within `CONNECT_TIMEOUT`; with a runtime of its own for workers.
 
     Raises:
         ServiceUnavailableError: nobody answers at the address, or not as Temporal.
@@ -40,7 +45,9 @@ async def connect(
                         data_converter=data_converter,
                         tls=temporal.tls,
                         api_key=temporal.api_key.get_secret_value() or None,
-                        retry_config=_RETRY,
+                        # Workers keep the SDK's own patience: they outlast a restart of the server.
+                        retry_config=_RETRY if runtime is None else None,
+                        runtime=runtime,
                         interceptors=interceptors,
                     )
                 except RuntimeError as error:

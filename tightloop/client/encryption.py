@@ -23,15 +23,17 @@ from temporalio.converter import DataConverter, DefaultFailureConverter, Payload
 
 from tightloop.client.keys import KeyRing, read_ring
 from tightloop.errors import SettingsError
-from tightloop.scrub import scrub
 from tightloop.settings import PrivacySettings
+from tightloop.value.scrub import scrub
 
 ENCODING = b"binary/encrypted"
 KEY_ID_FIELD = "encryption-key-id"
 SEALED_MESSAGE = "Encoded failure"
 """What Temporal shows of a failure, in the words of its SDKs."""
 NONCE_BYTES = 12
+"""96 bits: the length that NIST SP 800-38D recommends for GCM."""
 RELOAD_SECONDS = 2.0
+# Sealed in with the key's id, as associated data: a payload that names another key does not open.
 _PURPOSE = b"tightloop payload 1\0"
 
 
@@ -43,7 +45,7 @@ class EncryptionCodec(PayloadCodec):
 
         Args:
             ring: the current key seals, all of them open.
-            reload: reads the keys anew; asked at most every `RELOAD_SECONDS` for a key id that the ring does not
+            reload: reads the keys again; asked at most every `RELOAD_SECONDS` for a key id that the ring does not
                 hold, so that a running process can read what was sealed with a key made after its start.
 
         Raises:
@@ -62,7 +64,14 @@ class EncryptionCodec(PayloadCodec):
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
         """Seal each payload, whatever it is, with the current key."""
-        return [self._sealed(payload) for payload in payloads]
+        key_id, sealed = self._ring.current, []
+        for payload in payloads:
+            # Never twice with one key: with GCM that would let a reader forge payloads.
+            nonce = os.urandom(NONCE_BYTES)
+            content = self._aead(self._ring.keys[key_id]).encrypt(nonce, payload.SerializeToString(), _bound_to(key_id))
+            metadata = {"encoding": ENCODING, KEY_ID_FIELD: key_id.encode()}
+            sealed.append(Payload(metadata=metadata, data=nonce + content))
+        return sealed
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
         """Open what is sealed.
@@ -72,28 +81,10 @@ class EncryptionCodec(PayloadCodec):
         """
         return [self._opened(payload) for payload in payloads]
 
-    def _sealed(self, payload: Payload) -> Payload:
-        key_id = self._ring.current
-        nonce = os.urandom(NONCE_BYTES)
-        content = self._aead(self._ring.keys[key_id]).encrypt(nonce, payload.SerializeToString(), _bound_to(key_id))
-        metadata = {"encoding": ENCODING, KEY_ID_FIELD: key_id.encode()}
-        return Payload(metadata=metadata, data=nonce + content)
-
     def _opened(self, payload: Payload) -> Payload:
         if payload.metadata.get("encoding") != ENCODING:
             return payload
         key_id = payload.metadata.get(KEY_ID_FIELD, b"").decode("utf-8", "replace")
-        key = self._key(key_id)
-        try:
-            content = self._aead(key).decrypt(payload.data[:NONCE_BYTES], payload.data[NONCE_BYTES:], _bound_to(key_id))
-        except (self._invalid, ValueError):
-            raise SettingsError(
-                f"a payload that names key {key_id!r} cannot be decrypted: it was changed, or another key has this id "
-                "here. Compare with the key file of the host that started the episode: tightloop keys list"
-            ) from None
-        return Payload.FromString(content)
-
-    def _key(self, key_id: str) -> bytes:
         now = time.monotonic()
         if key_id not in self._ring.keys and self._reload is not None and now - self._reloaded >= RELOAD_SECONDS:
             self._reloaded = now
@@ -105,7 +96,14 @@ class EncryptionCodec(PayloadCodec):
                 f"a payload was encrypted with key {key_id!r}, which is not among the keys here ({known}). "
                 "Copy the key file of the host that has it, or put the key into the variable of privacy.keys_env"
             )
-        return key
+        try:
+            content = self._aead(key).decrypt(payload.data[:NONCE_BYTES], payload.data[NONCE_BYTES:], _bound_to(key_id))
+        except (self._invalid, ValueError):
+            raise SettingsError(
+                f"a payload that names key {key_id!r} cannot be decrypted: it was changed, or another key has this id "
+                "here. Compare with the key file of the host that started the episode: tightloop keys list"
+            ) from None
+        return Payload.FromString(content)
 
 
 def _bound_to(key_id: str) -> bytes:

@@ -1,80 +1,114 @@
-"""What Temporal itself knows of a workflow, without asking a worker."""
+"""What Temporal itself knows about episodes and plans, without asking a worker."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 
 import temporalio.api.workflow.v1 as workflow
 from google.protobuf.timestamp_pb2 import Timestamp
 from temporalio.converter import DataConverter, decode_typed_search_attributes
 
+from tightloop.episode.model import WORKFLOW_TYPE
 from tightloop.errors import SettingsError
+from tightloop.plan.request import PLAN_WORKFLOW_TYPE
+from tightloop.value import Value
 
 STATUS, ITERATION, PAUSE_KIND = "TightloopStatus", "TightloopIteration", "TightloopPauseKind"
 SEARCH_ATTRIBUTES = {STATUS: "Keyword", ITERATION: "Int", PAUSE_KIND: "Keyword"}
 OPEN_STATUSES = ("running", "paused")
+CLOSED_STATUSES = ("succeeded", "completed", "failed", "compensated", "cancelled", "terminated", "timed_out")
+"""An episode succeeds, a plan completes; only a plan is compensated."""
 
 # Raw numbers, because the SDK's own enum (1.35) raises ValueError on 8, a workflow paused by Temporal itself.
-RUNNING, COMPLETED, PAUSED = 1, 2, 8
-_CLOSED_AS = {3: "failed", 4: "cancelled", 5: "terminated", 7: "timed_out"}
+RUNNING, COMPLETED, FAILED, PAUSED = 1, 2, 3, 8
+_CLOSED_AS = {FAILED: "failed", 4: "cancelled", 5: "terminated", 7: "timed_out"}
+_DONE = {"episode": "succeeded", "plan": "completed"}
+# A run that Temporal calls completed or failed may say more precisely how it ended.
+_ENDS = {COMPLETED: ("cancelled",), FAILED: ("compensated",)}
 
 
-@dataclass(frozen=True)
-class Execution:
-    """What Temporal itself knows of a workflow, without asking a worker."""
+class Kind(StrEnum):
+    """The two kinds of workflows."""
 
-    workflow_id: str
-    run_id: str
+    EPISODE = "episode"
+    PLAN = "plan"
+
+
+KINDS = {WORKFLOW_TYPE: Kind.EPISODE, PLAN_WORKFLOW_TYPE: Kind.PLAN}
+
+
+class Summary(Value):
+    """One line in the list of episodes and plans."""
+
+    id: str
+    kind: Kind
     status: str
-    """One of `OPEN_STATUSES` or of the closed statuses of its kind."""
+    """One of `OPEN_STATUSES` or `CLOSED_STATUSES`."""
+    iteration: int = 0
+    """Of an episode."""
+    pause_kind: str = ""
+    """Why it waits for a person; a plan may wait for an approval while it runs."""
+    goal: str = ""
+    """The first characters of the goal, or the title of a plan."""
+    workspace: str = ""
+    executor: str = ""
+    started: datetime | None = None
+    """Start of the newest run."""
+    closed: datetime | None = None
+    parent: str = ""
+    """Id of the plan whose step started it."""
+
+
+class Execution(Summary):
+    """The newest run of an episode or a plan."""
+
+    run_id: str
     is_open: bool
-    frozen: str | None
+    frozen: str = ""
     """Why Temporal's own pause holds the workflow; then it answers neither queries nor updates."""
     task_queue: str
-    iteration: int
-    pause_kind: str
-    goal: str
-    workspace: str
-    executor: str
-    started: datetime | None
-    closed: datetime | None
+
+    @property
+    def summary(self) -> Summary:
+        """The line in the list."""
+        return Summary.of(self)
 
     @property
     def unfreeze(self) -> str:
-        """How Temporal's own pause is lifted."""
-        return f"Lift it: temporal workflow unpause -w {self.workflow_id}"
+        """How to lift Temporal's own pause."""
+        return f"Lift it: temporal workflow unpause -w {self.id}"
 
 
 async def read_execution(
-    info: workflow.WorkflowExecutionInfo,
-    converter: DataConverter,
-    status_word: Callable[[int, str], str],
-    pause_reason: str = "",
+    info: workflow.WorkflowExecutionInfo, converter: DataConverter, pause_reason: str = ""
 ) -> Execution:
-    """Read what Temporal tells of a run.
+    """Read Temporal's description of a run.
 
     Args:
-        info: Temporal's answer.
-        converter: decodes the memo; what it cannot decode is shown as not readable.
-        status_word: the status for Temporal's number and the value of `TightloopStatus`.
-        pause_reason: why Temporal's own pause holds it, where that is known.
+        info: Temporal's answer, about a workflow type of `KINDS`.
+        converter: decodes the memo; a value that it cannot decode is shown as not readable.
+        pause_reason: why Temporal's own pause holds the workflow, where that is known.
     """
     attributes = {pair.key.name: pair.value for pair in decode_typed_search_attributes(info.search_attributes)}
     frozen = f"paused by Temporal itself{f': {pause_reason}' if pause_reason else ''}"
+    kind, is_open = KINDS[info.type.name], info.status in (RUNNING, PAUSED)
+    status = _status_word(kind, info.status, str(attributes.get(STATUS, "")))
+    waits = is_open if kind is Kind.PLAN else status == "paused"
     return Execution(
-        workflow_id=info.execution.workflow_id,
+        id=info.execution.workflow_id,
+        kind=kind,
         run_id=info.execution.run_id,
-        status=status_word(info.status, str(attributes.get(STATUS, ""))),
-        is_open=info.status in (RUNNING, PAUSED),
-        frozen=frozen if info.status == PAUSED else None,
+        status=status,
+        is_open=is_open,
+        frozen=frozen if info.status == PAUSED else "",
         task_queue=info.task_queue,
         iteration=int(attributes.get(ITERATION, 0)),
-        pause_kind=str(attributes.get(PAUSE_KIND, "")),
+        pause_kind=str(attributes.get(PAUSE_KIND, "")) if waits else "",
         goal=await _memo(info, converter, "goal"),
         workspace=await _memo(info, converter, "workspace"),
         executor=await _memo(info, converter, "executor"),
         started=moment(info.start_time),
         closed=moment(info.close_time) if info.HasField("close_time") else None,
+        parent=info.parent_execution.workflow_id,
     )
 
 
@@ -89,15 +123,15 @@ async def _memo(info: workflow.WorkflowExecutionInfo, converter: DataConverter, 
     return str(value)
 
 
-def status_word(number: int, attribute: str) -> str:
-    """Return the status for Temporal's number and the value of `TightloopStatus`; a completed one is `succeeded`."""
+def _status_word(kind: Kind, number: int, attribute: str) -> str:
+    """Return the status for Temporal's number and the value of `TightloopStatus`."""
+    if attribute in _ENDS.get(number, ()):
+        return attribute
     if number == PAUSED:
         return "paused"
-    if number in _CLOSED_AS:
-        return _CLOSED_AS[number]
     if number == COMPLETED:
-        return "succeeded"
-    return attribute if attribute in OPEN_STATUSES else "running"
+        return _DONE[kind]
+    return _CLOSED_AS.get(number) or (attribute if attribute in OPEN_STATUSES else "running")
 
 
 def moment(stamp: Timestamp) -> datetime | None:

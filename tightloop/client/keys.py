@@ -6,12 +6,12 @@ import json
 import os
 import re
 import secrets
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tightloop.client.private_file import read_private, write_private
 from tightloop.errors import SettingsError
 from tightloop.host import state_home
 from tightloop.settings import PrivacySettings
@@ -74,13 +74,9 @@ def read_ring(privacy: PrivacySettings, home: Path | None = None) -> KeyRing:
         return _parsed(text, f"the variable {privacy.keys_env}")
     path = key_file(privacy, home)
     try:
-        with path.open(encoding="utf-8") as file:
-            _refuse_readable_by_others(path, os.fstat(file.fileno()))
-            text = file.read()
+        text = read_private(path, "key file", f"Close it: chmod 600 {path}")
     except FileNotFoundError:
         raise SettingsError(f"{_needed(privacy)}there is no key file {path}. {_MAKE_ONE}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"the key file {path} cannot be read: {error}") from None
     return _parsed(text, f"the key file {path}")
 
 
@@ -94,22 +90,8 @@ def write_ring(path: Path, ring: KeyRing, *, replace: bool = False) -> None:
     Raises:
         SettingsError: there is one already and `replace` is not set, or it cannot be written.
     """
-    fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(ring.as_json())
-                file.flush()
-                os.fsync(file.fileno())
-            if replace:
-                fresh.replace(path)
-            else:
-                # A link does not overwrite: two processes that make the first key at once end with one.
-                path.hardlink_to(fresh)
-        finally:
-            fresh.unlink(missing_ok=True)
+        write_private(path, ring.as_json(), replace=replace)
     except FileExistsError:
         raise SettingsError(
             f"there is a key file {path} already; without it nothing that it encrypted can be read. "
@@ -117,14 +99,6 @@ def write_ring(path: Path, ring: KeyRing, *, replace: bool = False) -> None:
         ) from None
     except OSError as error:
         raise SettingsError(f"the key file {path} cannot be written: {error.strerror or error}") from None
-
-
-def _refuse_readable_by_others(path: Path, found: os.stat_result) -> None:
-    if found.st_uid != os.geteuid() and os.geteuid() != 0:
-        raise SettingsError(f"the key file {path} belongs to another user. Use one of your own: privacy.keys_file")
-    mode = stat.S_IMODE(found.st_mode)
-    if mode & 0o077:
-        raise SettingsError(f"the key file {path} can be read by others (mode {mode:04o}). Close it: chmod 600 {path}")
 
 
 def _parsed(text: str, where: str) -> KeyRing:

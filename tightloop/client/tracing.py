@@ -19,7 +19,8 @@ from temporalio.contrib.opentelemetry import TracingInterceptor, TracingWorkflow
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, WorkflowInterceptorClassInput
 
-from tightloop.telemetry import UNTRACED, class_name, digest, span_attributes, span_name, status_text
+from tightloop.telemetry import UNTRACED, class_name, span_attributes, span_name, status_text
+from tightloop.value import digest
 
 EXPORT_SECONDS = 5.0
 BATCH_SECONDS = 2.0
@@ -32,11 +33,10 @@ class WithoutContent(SpanExporter):
     """
 
     def __init__(self, next: SpanExporter) -> None:
-        """Take the exporter that sends."""
         self._next = next
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Export what may be told."""
+        """Export what may leave the host."""
         told = [without_content(span) for span in spans if not span.name.startswith(UNTRACED)]
         return self._next.export(told) if told else SpanExportResult.SUCCESS
 
@@ -50,7 +50,7 @@ class WithoutContent(SpanExporter):
 
 
 def without_content(span: ReadableSpan) -> ReadableSpan:
-    """Return a span built anew from what is known to hold no content; all else is left out."""
+    """Return a span rebuilt from what is known to hold no content; all else is left out."""
     description = span.status.description
     return ReadableSpan(
         name=span_name(span.name),
@@ -98,7 +98,6 @@ class Tracing(TracingInterceptor):
     """The SDK's interceptor for clients and workers, without baggage: its values would stand in histories."""
 
     def __init__(self, tracer: Tracer) -> None:
-        """Take where spans go."""
         super().__init__(tracer)
         self.text_map_propagator = TraceContextTextMapPropagator()
 
@@ -129,9 +128,7 @@ def exporting(endpoint: str, service_name: str, *, seconds: float = EXPORT_SECON
     sender = OTLPSpanExporter(endpoint=f"{endpoint}/v1/traces", timeout=seconds)
     provider.add_span_processor(
         BatchSpanProcessor(
-            WithoutContent(sender),
-            schedule_delay_millis=BATCH_SECONDS * 1_000,
-            export_timeout_millis=seconds * 1_000,
+            WithoutContent(sender), schedule_delay_millis=BATCH_SECONDS * 1_000, export_timeout_millis=seconds * 1_000
         )
     )
     try:

@@ -1,38 +1,41 @@
 """A running plan in words: Markdown for the Temporal Web UI, with the exact JSON for what can be done next."""
 
 import json
-from collections.abc import Sequence
 
-from tightloop.plan.child_wait import ChildWait
-from tightloop.plan.model import PlanBudget
-from tightloop.plan.request import PlanSpent, PlanStatus, StepLine, WaitingGate
+from tightloop.plan.child import ChildWait
+from tightloop.plan.document.plan import PlanBudget
+from tightloop.plan.request import PlanSpent, PlanStatus
 
 LINES_SHOWN = 12
 CLOSED = frozenset({"completed", "failed", "compensated", "cancelled"})
 
 
-def plan_details(
-    status: PlanStatus, budget: PlanBudget, *, pausing: bool = False, children: Sequence[ChildWait] = ()
-) -> str:
+def plan_details(status: PlanStatus, budget: PlanBudget, *, pausing: bool = False) -> str:
     """Return the current details of a plan.
 
     Args:
         status: the snapshot.
-        budget: its bounds, with what people added.
+        budget: with what people added.
         pausing: a pause was asked for, and steps still run.
-        children: what waits for a person in the workflows that steps started.
     """
     label = "pausing" if pausing and status.running else status.status
     lines = [f"**{label}** · {status.phase.value} · revision {status.revision} · {status.title}", ""]
-    if status.pause_reason:
-        lines += [f"**Waits for a person**: {status.pause_reason}", "", f"What to do: {status.pause_advice}", ""]
+    for question in status.questions[:LINES_SHOWN]:
+        who = f" from {question.count} different people" if question.count > 1 else ""
+        role = f" ({question.role})" if question.role else ""
+        given = f", {len(question.answers)} so far" if question.answers else ""
+        about = f" `{question.step}`:" if question.step else ""
+        first = (
+            f"**{question.id} waits for an answer{who}{role}{given}** ({question.kind.value}):{about} {question.title}"
+        )
+        lines += [*[first, *(f"- {line}" for line in question.evidence)], ""]
+    failed = status.failed[:LINES_SHOWN]
     lines += [
         f"- steps: {counts_line(status.counts)}",
         f"- spent: `{spent_line(status.spent, budget)}`",
         *(f"- runs: `{line.id}` (attempt {line.attempt})" for line in status.running[:LINES_SHOWN]),
-        *(f"- failed: `{line.id}`: {_reason(line)}" for line in status.failed[:LINES_SHOWN]),
-        *(_waits(gate) for gate in status.waiting[:LINES_SHOWN]),
-        *(_waits_within(wait) for wait in children[:LINES_SHOWN]),
+        *(f"- failed: `{line.id}`: {line.failure.reason if line.failure else ''}" for line in failed),
+        *(_waits_within(wait) for wait in status.children[:LINES_SHOWN]),
         *(f"- {belief.hypothesis}: {belief.confidence:.2f}" for belief in status.beliefs[:LINES_SHOWN]),
     ]
     if status.status not in CLOSED:
@@ -66,37 +69,24 @@ def spent_line(spent: PlanSpent, budget: PlanBudget) -> str:
     return ", ".join(parts)
 
 
-def _reason(line: StepLine) -> str:
-    return line.failure.reason if line.failure is not None else ""
-
-
-def _waits(gate: WaitingGate) -> str:
-    given = f", {len(gate.decisions)} of {gate.question.count} approvals" if gate.question.count > 1 else ""
-    role = f" ({gate.question.role})" if gate.question.role else ""
-    return f"- waits{role}: `{gate.step}`: {gate.question.text}{given}"
-
-
 def _waits_within(wait: ChildWait) -> str:
     return f"- waits in step `{wait.step}`: `{wait.where}`: {wait.what} (how to answer: its details, `{wait.command}`)"
 
 
 def _actions(status: PlanStatus) -> list[tuple[str, str, str]]:
     rows: list[tuple[str, str, str]] = []
-    for gate in status.waiting[:3]:
-        word: dict[str, str] = {"gate": gate.step, "by": "your name"}
-        if gate.question.options:
-            word["option"] = gate.question.options[0].name
-        rows.append(("approve", "update `approve`", json.dumps(word)))
-        rows.append(
-            ("reject", "update `reject`", json.dumps({"gate": gate.step, "by": "your name", "rationale": "why"}))
-        )
-    for line in status.asked[:3]:
-        rows.append(("decide on a failure", "update `answer`", json.dumps({"step": line, "answer": "retry"})))
-    if status.pause_reason:
-        rows.append(("go on", "signal `resume`", "no input"))
-        rows.append(("give it more", "update `top_up`", json.dumps({"cost_usd": 1, "steps": 100})))
-    else:
+    for question in status.questions[:LINES_SHOWN]:
+        for option in question.options:
+            word = {"question": question.id, "option": option.name}
+            if question.count > 1:
+                word["by"] = "your name"
+            effect = f": {option.effect}" if option.effect else ""
+            rows.append((f"{question.id} {option.name}{effect}", "update `answer`", json.dumps(word)))
+    if any(question.default for question in status.questions):
+        rows.append(("choose all defaults", "signal `resume`", "no input"))
+    if status.status != "paused":
         rows.append(("pause", "signal `pause`", '"why"'))
+    rows.append(("raise the budget", "update `top_up`", json.dumps({"cost_usd": 1, "steps": 100})))
     rows.append(("change the plan", "update `replan`", json.dumps({"source": "the whole plan", "rationale": "why"})))
     rows.append(("stop for good", "signal `cancel`", '"why"'))
     return rows

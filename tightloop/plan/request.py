@@ -1,24 +1,26 @@
 """What starts a plan, and what a plan leaves behind."""
 
-from datetime import datetime, timedelta
+from collections.abc import Iterator
+from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
 from pydantic import Field
 
 from tightloop.artifact import ArtifactRef
-from tightloop.budget import Usage
-from tightloop.episode import Queues
+from tightloop.episode.model import Queues, check_run
 from tightloop.errors import InvalidRequestError
-from tightloop.plan.child_wait import ChildWait
-from tightloop.plan.result import Belief, GateQuestion, PersonDecision, StepFailure, StepStatus
+from tightloop.executor.usage import Usage
+from tightloop.plan.child import ChildWait
+from tightloop.plan.result import Belief, StepFailure, StepStatus
+from tightloop.question import Question
 from tightloop.value import Value
 
 PLAN_WORKFLOW_TYPE = "PlanWorkflow"
 RIGHT_PLAN_INPUT = '{"workspace": "/home/me/project", "file": "plans/refactor.yaml"}'
-SOURCE_CHARACTERS = 1_000_000
+SOURCE_BYTES = 1_000_000
+"""Bound of a plan text in a message; Temporal refuses messages of 2 MB."""
 INPUT_CHARACTERS = 64_000
-LONGEST_PAUSE = timedelta(days=366)
 
 
 class PlanOutcome(StrEnum):
@@ -57,7 +59,7 @@ class PlanRequest(Value):
     worktree: bool = False
     """Work in a git worktree of its own."""
     goal: str = ""
-    """What the plan is for; a planner writes it (needs the flag `agent_planning`) where there is no source and file."""
+    """What the plan is for; a planner writes it (needs the flag `agent_planning`) without source and file."""
     max_parallel: int | None = None
     dry_run: bool = False
     """Show what each step would do; nothing is changed."""
@@ -69,6 +71,8 @@ class PlanRequest(Value):
     """Id of the plan that holds the workspace and waits for this one."""
     base_tree: str = ""
     """Tree to begin with, for plans within plans; empty: the files as they are found."""
+    # 3.3 events for a step: a run stays under the 4 096 events from which Temporal suggests a new one, and its replay
+    # takes 1.1 s of processor time (docs/figures.md, Plans).
     attempts_per_run: int = 1_000
     """After so many attempts of steps the workflow continues as new."""
 
@@ -78,34 +82,22 @@ class PlanRequest(Value):
         Raises:
             InvalidRequestError: with a sentence for the first wrong field.
         """
-        if not self.workspace.startswith("/"):
-            raise InvalidRequestError(
-                f"the workspace {self.workspace!r} is not an absolute path. "
-                'Name the top of a git working tree: "workspace": "/home/me/project"'
-            )
-        if sum(map(bool, (self.source.strip(), self.file.strip(), self.goal.strip()))) != 1:
-            raise InvalidRequestError(
-                f"there must be exactly one of source, file and goal. A right input: {RIGHT_PLAN_INPUT}"
-            )
-        if (size := len(self.source.encode())) > SOURCE_CHARACTERS:
-            raise InvalidRequestError(
-                f"the plan has {size} bytes, at most {SOURCE_CHARACTERS} can be sent. "
-                'Put it into a file and name that: "file": "plans/big.yaml"'
-            )
-        if len(str(self.inputs)) > INPUT_CHARACTERS:
-            raise InvalidRequestError(
-                f"the inputs have more than {INPUT_CHARACTERS} characters. Put large values into files of the workspace"
-            )
-        self._check_numbers()
+        # Checked here and not by the model: a request that cannot be decoded makes the workflow task fail and hang.
+        counts = {"attempts_per_run": self.attempts_per_run, "depth": self.depth}
+        check_run(self.workspace, self.pause_timeout, counts)
+        if problem := next(self._problems(), ""):
+            raise InvalidRequestError(problem)
 
-    def _check_numbers(self) -> None:
+    def _problems(self) -> Iterator[str]:
+        if sum(map(bool, (self.source.strip(), self.file.strip(), self.goal.strip()))) != 1:
+            yield f"there must be exactly one of source, file and goal. A right input: {RIGHT_PLAN_INPUT}"
+        if (size := len(self.source.encode())) > SOURCE_BYTES:
+            most = f"the plan has {size} bytes; the maximum of a message is {SOURCE_BYTES}"
+            yield f'{most}. Put it into a file and name that: "file": "plans/big.yaml"'
+        if len(str(self.inputs)) > INPUT_CHARACTERS:
+            yield f"the inputs have more than {INPUT_CHARACTERS} characters. Put large values into files of the tree"
         if self.max_parallel is not None and not 1 <= self.max_parallel <= 100:
-            raise InvalidRequestError(f"max_parallel is {self.max_parallel}; it must be 1 to 100")
-        if not timedelta() < self.pause_timeout <= LONGEST_PAUSE:
-            raise InvalidRequestError(f"pause_timeout is {self.pause_timeout}; it must be above 0 and at most a year")
-        for name in ("attempts_per_run", "depth"):
-            if getattr(self, name) < 1:
-                raise InvalidRequestError(f"{name} is {getattr(self, name)}; it must be at least 1")
+            yield f"max_parallel is {self.max_parallel}; it must be 1 to 100"
 
 
 class PlanSpent(Value):
@@ -121,17 +113,25 @@ class PlanSpent(Value):
     """Without pauses."""
     revisions: int = 1
 
+    def by_bound(self) -> dict[str, float]:
+        """Return what counts against each bound of `PlanBudget`, by the bound's name."""
+        return {
+            "max_wall_s": self.wall_time.total_seconds(),
+            "max_cost_usd": self.cost_usd,
+            "max_tokens": self.tokens,
+            "max_api_calls": self.api_calls,
+            "max_steps": self.attempts,
+        }
+
     def with_usage(self, usage: Usage | None, api_calls: int) -> "PlanSpent":
         """Return the sum of this and one step's usage."""
         if usage is None:
-            return self.model_copy(update={"api_calls": self.api_calls + api_calls})
-        return self.model_copy(
-            update={
-                "api_calls": self.api_calls + api_calls,
-                "tokens": self.tokens + (usage.input_tokens or 0) + (usage.output_tokens or 0),
-                "cost_usd": self.cost_usd + (usage.cost_usd or 0.0),
-                "unpriced_calls": self.unpriced_calls + (1 if usage.cost_usd is None else 0),
-            }
+            return self.evolve(api_calls=self.api_calls + api_calls)
+        return self.evolve(
+            api_calls=self.api_calls + api_calls,
+            tokens=self.tokens + (usage.input_tokens or 0) + (usage.output_tokens or 0),
+            cost_usd=self.cost_usd + (usage.cost_usd or 0.0),
+            unpriced_calls=self.unpriced_calls + (1 if usage.cost_usd is None else 0),
         )
 
 
@@ -149,15 +149,6 @@ class PlanResult(Value):
     """The stored account of the plan (`PlanArchive`)."""
     outputs: dict[str, Any] = Field(default_factory=dict)
     """Of a subplan: counts of its lists; values are in its records."""
-
-
-class WaitingGate(Value):
-    """A step that waits for a person."""
-
-    step: str
-    question: GateQuestion
-    since: datetime | None = None
-    decisions: tuple[PersonDecision, ...] = ()
 
 
 class StepLine(Value):
@@ -193,15 +184,12 @@ class PlanStatus(Value):
     plan: ArtifactRef | None = None
     counts: dict[str, int] = Field(default_factory=dict)
     running: tuple[StepLine, ...] = ()
-    waiting: tuple[WaitingGate, ...] = ()
     failed: tuple[StepLine, ...] = ()
+    questions: tuple[Question, ...] = ()
+    """What waits for a person, oldest first. The plan goes on beside those that block only a step."""
     children: tuple[ChildWait, ...] = ()
     """What waits for a person in the workflows that running steps started."""
-    asked: tuple[str, ...] = ()
-    """Failed steps that wait for an answer: `retry`, `skip`, `abort` or `replan`."""
     beliefs: tuple[Belief, ...] = ()
-    pause_reason: str = ""
-    pause_advice: str = ""
     spent: PlanSpent = PlanSpent()
     tree: str = ""
     outcome: PlanOutcome | None = None

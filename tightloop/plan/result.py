@@ -7,11 +7,12 @@ from typing import Any
 from pydantic import Field
 
 from tightloop.artifact import ArtifactRef
-from tightloop.budget import Usage
-from tightloop.plan.action import Option
-from tightloop.plan.model import FailureClass, Recovery
+from tightloop.executor.usage import Usage
+from tightloop.plan.document.step import FailureClass, Recovery
+from tightloop.question import Answer, Question
 from tightloop.value import Sparse, Value
 
+# Thousands of results lie in one history, which Temporal ends at 50 MB.
 REASON_CHARACTERS = 500
 """Bound of a failure's reason in the history; the record holds all."""
 
@@ -72,30 +73,6 @@ class Belief(Value):
     """How many notes were counted."""
 
 
-class GateQuestion(Value):
-    """What a gate wants to know of a person."""
-
-    text: str
-    role: str = ""
-    count: int = 1
-    window: str = ""
-    options: tuple[Option, ...] = ()
-    checks: tuple[str, ...] = ()
-    """One line for each automatic check and its result."""
-    evidence: tuple[ArtifactRef, ...] = ()
-
-
-class PersonDecision(Value):
-    """What a person said about a gate or a question."""
-
-    step: str
-    by: str
-    approved: bool = True
-    option: str = ""
-    rationale: str = ""
-    at: datetime | None = None
-
-
 class StepResult(Sparse):
     """What the workflow learns of an attempt. Bounded to a few kB."""
 
@@ -109,7 +86,7 @@ class StepResult(Sparse):
     counts: dict[str, int] = Field(default_factory=dict)
     """Lengths of the outputs that are lists."""
     evidence: tuple[EvidenceNote, ...] = ()
-    question: GateQuestion | None = None
+    question: Question | None = None
     """With WAITING."""
     usage: Usage | None = None
     api_calls: int = 0
@@ -144,7 +121,8 @@ class StepRecord(Value):
     """By name: logs, patches, documents, prompts and answers."""
     tree_before: str = ""
     tree_after: str = ""
-    decisions: tuple[PersonDecision, ...] = ()
+    answers: tuple[Answer, ...] = ()
+    """What people said before this attempt."""
     started: datetime | None = None
     ended: datetime | None = None
     host: str = ""

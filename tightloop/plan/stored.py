@@ -1,15 +1,33 @@
-"""What is stored of a plan: each of its revisions, and the account that it leaves behind."""
+"""What is stored of a plan below `<workspace>/.tightloop`, and under which names."""
 
+import hashlib
+import re
 from datetime import datetime
 from typing import Any
 
 from pydantic import Field
 
 from tightloop.artifact import ArtifactRef
-from tightloop.plan.model import Plan
+from tightloop.plan.document.plan import Plan
 from tightloop.plan.request import PlanOutcome
-from tightloop.plan.result import PersonDecision
+from tightloop.question import Answer
 from tightloop.value import Value
+
+DRY_RUN = "dry-run"
+"""Stands for the inputs of a record that only shows what would be done."""
+# A file name may have 255 bytes; suffixes and the names of temporary files need some of them.
+LONGEST_NAME = 120
+_PLAIN = re.compile(r"[a-z0-9][a-z0-9._-]*")
+
+
+def file_name(identity: str) -> str:
+    """Return a name for files and references of git that is different for different ids, also where case is ignored."""
+    fits = _PLAIN.fullmatch(identity) and len(identity) <= LONGEST_NAME
+    # Git has no references with these.
+    if fits and ".." not in identity and not identity.endswith((".", ".lock")):
+        return identity
+    readable = re.sub(r"[^A-Za-z0-9_-]+", "-", identity)[:60].strip("-")
+    return f"{readable}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
 
 
 class StoredPlan(Value):
@@ -57,7 +75,8 @@ class PlanArchive(Value):
     """`StoredPlan`s, oldest first."""
     records: ArtifactRef | None = None
     """All `StepRecord`s, one JSON object a line, in the order of their ends."""
-    decisions: tuple[PersonDecision, ...] = ()
+    answers: dict[str, tuple[Answer, ...]] = Field(default_factory=dict)
+    """What people said, by step."""
     checks: ArtifactRef | None = None
     """The last `CheckReport` of the definition of done."""
     artifacts: dict[str, Any] = Field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Who is told when an episode needs a person, and on which channels."""
+"""Settings of alert channels."""
 
 import re
 from typing import Annotated, Literal
@@ -10,6 +10,7 @@ from tightloop.settings.section import Section
 
 KindOfAlert = Annotated[AlertKind, WithJsonSchema({"type": "string", "enum": [kind.value for kind in AlertKind]})]
 
+# Without a user and a password: an address that is a secret belongs in `url_env`.
 _WEB_ADDRESS = re.compile(r"https?://[^\s/@]+(/\S*)?")
 
 
@@ -18,7 +19,7 @@ class AlertChannel(Section):
 
     type: Literal["webhook", "desktop", "log"]
     kinds: tuple[KindOfAlert, ...] = ()
-    """What this channel is for; empty: everything."""
+    """Kinds of alerts for this channel; empty: all."""
     url: str = ""
     """Of a webhook."""
     url_env: str = ""
@@ -41,7 +42,7 @@ class AlertChannel(Section):
 
 
 class AlertSettings(Section):
-    """Who is told when an episode needs a person. See docs/alerts.md."""
+    """Notifications when an episode needs a person. See docs/alerts.md."""
 
     channels: dict[str, AlertChannel] = Field(default_factory=lambda: {"log": AlertChannel(type="log")})
-    """By a name of your own, which the timeline shows. None: nobody is told."""
+    """By a name of your own, which the timeline shows. Empty: nobody is notified."""

@@ -1,14 +1,14 @@
-"""All settings as one document, and how it is read: YAML first, then the environment."""
+"""All settings as one document, read from YAML first, then from the environment."""
 
 import re
 from collections.abc import Iterable, Mapping
 
 import yaml
 
-from tightloop.layers import read_layers
 from tightloop.settings.alerts import AlertSettings
 from tightloop.settings.bounds import AlignmentSettings, BudgetSettings, TrackingSettings
 from tightloop.settings.execution import ExecutorSettings, SandboxSettings
+from tightloop.settings.layers import read_layers
 from tightloop.settings.planning import PlannerSettings, PlanSettings
 from tightloop.settings.privacy import PrivacySettings
 from tightloop.settings.services import CodecSettings, QueueSettings, ServerSettings, TemporalSettings, WorkerSettings
@@ -41,6 +41,7 @@ class Settings(Document):
 
     def as_yaml(self) -> str:
         """Return the settings as a document, secrets masked."""
+        # In the order of the sections above, as a reader expects them.
         text = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
         return _URL_PASSWORD.sub("://**********@", text)
 

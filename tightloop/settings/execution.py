@@ -1,4 +1,4 @@
-"""Who does the work, how coding agents are started, and the sandbox that commands run in."""
+"""Settings of executors, coding agents and the sandbox."""
 
 from typing import Annotated, Literal
 
@@ -29,7 +29,7 @@ class AgentSettings(Section):
 
 
 class ExecutorSettings(Section):
-    """Who does the work, where the request does not say."""
+    """Default executor, and what executors may do."""
 
     default: str = Field(default="command", min_length=1)
     fallback: tuple[str, ...] = ()
@@ -62,12 +62,12 @@ class ExecutorSettings(Section):
 
 
 class SandboxSettings(Section):
-    """Where commands of plans and of definitions of done run."""
+    """Sandbox for the commands of plans and of definitions of done."""
 
     backend: Literal["auto", "docker", "bubblewrap", "sandbox-exec"] = "auto"
     """`auto`: docker where `image` is set, else bubblewrap (Linux) or sandbox-exec (macOS)."""
     unsafe_local: bool = False
-    """Where no sandbox works, run commands without one. Without this nothing is run then."""
+    """Run commands without a sandbox where none works. Otherwise nothing is run there."""
     image: str = ""
     """Docker image with the tools of the project."""
     network: bool = False

@@ -1,17 +1,17 @@
-"""Who plans, and the bounds of the plans that a model writes."""
+"""Settings of the planner and of plans that a model writes."""
 
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tightloop.plan.model import PlanBudget
+from tightloop.plan.document.plan import PlanBudget
 from tightloop.plan.rules.caution import Caution, policy_for
 from tightloop.settings.section import Count, Seconds, Section
 
 
 class PlannerSettings(Section):
-    """Who plans, and what a plan may cost."""
+    """Planner of episodes and its model service."""
 
     kind: Literal["auto", "openai", "heuristic"] = "auto"
     """`auto`: `openai` where a key is present, else `heuristic`, which needs none."""
@@ -27,7 +27,7 @@ class PlannerSettings(Section):
     """For one call."""
     max_output_tokens: Count = 4000
     corrections: int = Field(default=2, ge=0, le=10)
-    """How often an answer that does not follow the template is sent back."""
+    """Maximum number of times an answer that does not follow the template is sent back."""
     context_characters: int = Field(default=24_000, ge=8_000)
     """Bound on what is put into one prompt."""
 

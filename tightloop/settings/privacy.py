@@ -1,19 +1,21 @@
-"""What Temporal, model services and alerts may see."""
+"""Settings of what Temporal, model services and alerts may see."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from tightloop.egress import Egress, egress_for
+from tightloop.safety.prompt_privacy import PromptPrivacy, prompt_privacy_for
 from tightloop.settings.section import Section
 
-EgressLevel = Annotated[Egress, WithJsonSchema({"type": "string", "enum": [level.value for level in Egress]})]
+PromptPrivacyLevel = Annotated[
+    PromptPrivacy, WithJsonSchema({"type": "string", "enum": [level.value for level in PromptPrivacy]})
+]
 
 
 class ProjectPrivacy(Section):
-    """What holds for the workspaces under one folder."""
+    """Privacy of the workspaces under one folder."""
 
-    egress: EgressLevel = Egress.FULL
+    prompts: PromptPrivacyLevel = PromptPrivacy.FULL
 
 
 class PrivacySettings(Section):
@@ -25,7 +27,7 @@ class PrivacySettings(Section):
     """Key file, absolute or under the state folder; empty: `keys.json` there. See `tightloop keys`."""
     keys_env: str = ""
     """Name of the environment variable that holds the content of a key file, in place of a file."""
-    egress: EgressLevel = Egress.FULL
+    prompts: PromptPrivacyLevel = PromptPrivacy.FULL
     """What prompts of the planner and the reflector may contain."""
     projects: dict[str, ProjectPrivacy] = Field(default_factory=dict)
     """By an absolute folder, for the workspaces in it; the longest folder that fits wins."""
@@ -34,12 +36,13 @@ class PrivacySettings(Section):
     """`minimal`: alerts carry ids, kinds and counts; `full`: also goal, reason and paths."""
 
     @property
-    def strictest(self) -> Egress:
-        """The strictest egress of any project here."""
-        order = list(Egress)
-        return max((self.egress, *(project.egress for project in self.projects.values())), key=order.index)
+    def strictest(self) -> PromptPrivacy:
+        """The strictest prompt privacy of any project here."""
+        # The enum goes from the most to the least that a prompt may contain.
+        order = list(PromptPrivacy)
+        return max((self.prompts, *(project.prompts for project in self.projects.values())), key=order.index)
 
-    def egress_of(self, workspace: str) -> Egress:
+    def prompt_privacy_of(self, workspace: str) -> PromptPrivacy:
         """Return what prompts about a workspace (absolute path) may contain."""
-        levels = {folder: project.egress for folder, project in self.projects.items()}
-        return egress_for(workspace, levels, default=self.egress)
+        levels = {folder: project.prompts for folder, project in self.projects.items()}
+        return prompt_privacy_for(workspace, levels, default=self.prompts)

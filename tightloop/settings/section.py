@@ -1,4 +1,4 @@
-"""What the groups of settings are made of: their base and the types that more than one of them uses."""
+"""Base class of settings sections, and the types that several of them use."""
 
 from typing import Annotated
 
@@ -8,11 +8,11 @@ from tightloop.value import Document
 
 Address = Annotated[str, Field(pattern=r"^[^\s/]+:\d{1,5}$")]
 Seconds = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 
 
 class Section(Document):
     """A group of settings; infinity and NaN are not numbers here."""
 
+    # YAML has `.inf` and `.nan`: as a bound they would never be reached.
     model_config = ConfigDict(allow_inf_nan=False)

@@ -1,4 +1,4 @@
-"""Where Temporal and its codec server are, which task queues there are, and how workers behave."""
+"""Settings of Temporal, its codec server, task queues and workers."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
 
 
 class TemporalSettings(Section):
-    """Where Temporal is."""
+    """Address and namespace of Temporal."""
 
     address: Address = "127.0.0.1:7233"
     """Host and port of the frontend."""
@@ -34,14 +34,17 @@ class QueueSettings(Section):
 
 
 class WorkerSettings(Section):
-    """How a worker process behaves."""
+    """Limits of a worker process."""
 
+    # Temporal's default is 10 s: from the kill of a worker to the next call of a model it took 11.8 to 14.2 s, and
+    # 2.8 s with 1 s here.
     sticky_timeout_s: float = Field(default=2.0, ge=1, le=10)
-    """After a worker died its workflows wait so long before another worker takes them."""
+    """Time that the workflows of a dead worker wait before another worker takes them."""
+    # The bounds are those of the SDK.
     heartbeat_interval_s: float = Field(default=2.0, ge=1, le=60)
-    """How often a worker tells Temporal that it lives (`temporal worker list`)."""
+    """Interval of worker heartbeats (`temporal worker list`)."""
     graceful_shutdown_s: float = Field(default=10.0, ge=0)
-    """On a stop signal activities may go on for so long."""
+    """Time that activities may go on after a stop signal."""
     max_concurrent_activities: Count = 20
     max_cached_workflows: Annotated[int, Field(ge=0)] = 1000
 

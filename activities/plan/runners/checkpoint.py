@@ -2,8 +2,9 @@
 
 import re
 
-from activities.plan.contract import failure
-from activities.plan.port import Done, Work
+from activities.plan.attempts.contract import fail_step
+from activities.plan.port import RunnerResult, Work
+from tightloop.plan.document.action import CheckpointAction
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 
@@ -15,21 +16,19 @@ class CheckpointRunner:
         """Name the reference."""
         return f"keep the tree as refs/tightloop/{work.scope.episode_id}/{_name(work)}"
 
-    def run(self, work: Work) -> Done:
+    def run(self, work: Work) -> RunnerResult:
         """Snapshot the tree and keep it; again under the same name moves the name."""
         name = _name(work)
         if not _NAME.fullmatch(name):
-            return Done(
-                failure=failure(
-                    f"{name!r} is no name for a checkpoint: write letters, digits, '-' and '_', at most 100"
-                )
+            return fail_step(
+                f"{name!r} is not a valid checkpoint name: use letters, digits, '-' and '_', 100 characters or fewer"
             )
         if work.tree is None:
-            return Done(failure=failure("a checkpoint needs the tree: leave out 'access', or set it to 'writes'"))
+            return fail_step("a checkpoint needs the tree: leave out 'access', or set it to 'writes'")
         tree = work.tree.snapshot()
         work.tree.keep(name, tree)
         reference = f"refs/tightloop/{work.scope.episode_id}/{name}"
-        return Done(
+        return RunnerResult(
             outputs={"name": name, "tree": tree, "reference": reference},
             command=f"keep {tree} as {reference}",
             summary=f"kept {tree[:12]} as {name}",
@@ -37,6 +36,5 @@ class CheckpointRunner:
 
 
 def _name(work: Work) -> str:
-    action = work.step.checkpoint
-    asked = str(work.resolve(action.name)) if action is not None else ""
+    asked = str(work.resolve(work.action(CheckpointAction).name))
     return asked or re.sub(r"[^A-Za-z0-9_-]", "-", work.step.id)

@@ -1,18 +1,20 @@
 """The capability `decision`: by rules, by the best supported hypothesis, by a model, or by a person."""
 
+from dataclasses import replace
 from typing import Any
 
-from activities.plan.port import Done, Work
-from activities.plan.runners.question import Asked, PlanModel
-from tightloop.plan.action import DecisionAction, Option
-from tightloop.plan.approval import tally
-from tightloop.plan.hypothesis import best
+from activities.plan.attempts.contract import fail_step
+from activities.plan.port import RunnerResult, Work
+from activities.plan.runners.model.question import Asked, PlanModel
+from activities.plan.runners.model.schema import strict
+from tightloop.plan.document.action import DecisionAction, Option
+from tightloop.plan.document.step import FailureClass
+from tightloop.plan.engine.approval import choices, tally
+from tightloop.plan.engine.hypothesis import find_best_supported
 from tightloop.plan.language.expression import parse_expression
-from tightloop.plan.model import FailureClass
-from tightloop.plan.result import REASON_CHARACTERS, GateQuestion, StepFailure
+from tightloop.question import Question, QuestionKind
 from tightloop.value import shorten
 
-QUESTION_CHARACTERS = 1_500
 SUMMARY_CHARACTERS = 200
 
 
@@ -25,27 +27,27 @@ class DecisionRunner:
 
     def preview(self, work: Work) -> str:
         """Return the rows of the decision."""
-        action = _action(work)
+        action = work.action(DecisionAction)
         rows = [f"if {rule.when}: {', '.join(rule.to) or 'nothing'}" for rule in action.rules]
         rows += [f"if {name} is best supported: {', '.join(to)}" for name, to in action.hypotheses.items()]
         rows += [f"if {option.name} is chosen: {', '.join(option.to)}" for option in action.options]
         return "\n".join([*rows, f"otherwise: {', '.join(action.otherwise) or 'nothing'}"])
 
-    def run(self, work: Work) -> Done:
+    def run(self, work: Work) -> RunnerResult:
         """Decide; see the port. A person's answer comes before everything else."""
-        action = _action(work)
+        action = work.action(DecisionAction)
         options = action.options or _as_options(work, action)
-        said = tally(work.decisions, 1, options)
+        said = tally(work.answers, 1, options)
         if said.rejection is not None:
-            reason = f"{said.rejection.by or 'somebody'} said no: {said.rejection.rationale or 'no reason given'}"
-            return Done(failure=_policy(reason), command=_told(work), outputs={"by": said.rejection.by})
+            reason = f"{said.rejection.by} said no: {said.rejection.text or 'no reason given'}"
+            return fail_step(reason, FailureClass.POLICY, command=_told(work), outputs={"by": said.rejection.by})
         if said.option is not None:
             return _chosen(work, said.option.to, f"person {', '.join(said.by)}", said.rationale, said.option.name)
         for number, rule in enumerate(action.rules, 1):
             if parse_expression(rule.when).holds(work.lookup):
                 return _chosen(work, rule.to, f"rule {number}", rule.note or rule.when)
         if action.hypotheses:
-            name = best(work.beliefs, action.hypotheses, action.min_confidence)
+            name = find_best_supported(work.beliefs, action.hypotheses, action.min_confidence)
             if name is not None:
                 sure = next(belief.confidence for belief in work.beliefs if belief.hypothesis == name)
                 return _chosen(work, action.hypotheses[name], f"hypothesis {name}", f"confidence {sure:.2f}", name)
@@ -53,13 +55,11 @@ class DecisionRunner:
             return self._by_model(work, action)
         return _undecided(work, action, options, said.note)
 
-    def _by_model(self, work: Work, action: DecisionAction) -> Done:
+    def _by_model(self, work: Work, action: DecisionAction) -> RunnerResult:
         by_name = {option.name: option for option in action.options}
         if not by_name:
-            problem = (
-                "the decision has a question but no options. Name at least two, each with the steps that it starts"
-            )
-            return Done(failure=StepFailure(failure_class=FailureClass.LOGIC, reason=problem), command=_told(work))
+            problem = "the decision has a question but no options. Name at least two, with the steps that each starts"
+            return fail_step(problem, command=_told(work))
         answered = self._model.ask(
             work,
             Asked(
@@ -68,26 +68,15 @@ class DecisionRunner:
                 schema=_schema(tuple(by_name)),
             ),
         )
-        spent: dict[str, Any] = {
-            "artifacts": answered.artifacts,
-            "usage": answered.usage,
-            "api_calls": answered.calls,
-        }
         if answered.failure is not None:
-            return Done(failure=answered.failure, command=_told(work), **spent)
-        option = by_name[answered.value["option"]]
-        sure = float(answered.value["confidence"])
+            return replace(answered, command=_told(work))
+        spent = {"artifacts": answered.artifacts, "usage": answered.usage, "api_calls": answered.api_calls}
+        option, reason = by_name[answered.outputs["option"]], str(answered.outputs["reason"])
+        sure = float(answered.outputs["confidence"])
         if sure < action.min_confidence:
-            doubt = f"would choose {option.name}, but is only {sure:.2f} sure: {answered.value['reason']}"
-            note = f"model {answered.model} {doubt}"
+            note = f"model {answered.model} would choose {option.name}, but is only {sure:.2f} sure: {reason}"
             return _undecided(work, action, action.options, note, **spent)
-        reason = str(answered.value["reason"])
         return _chosen(work, option.to, f"model {answered.model}", reason, option.name, **spent)
-
-
-def _action(work: Work) -> DecisionAction:
-    assert work.step.decision is not None
-    return work.step.decision
 
 
 def _told(work: Work) -> str:
@@ -108,20 +97,17 @@ def _as_options(work: Work, action: DecisionAction) -> tuple[Option, ...]:
 
 
 def _schema(names: tuple[str, ...]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {
-            "reason": {"type": "string"},
-            "option": {"type": "string", "enum": list(names)},
-            "confidence": {"type": "number", "minimum": 0, "maximum": 1},
-        },
-        "required": ["reason", "option", "confidence"],
-        "additionalProperties": False,
+    # The reason comes first: a model writes the fields in this order, and chooses after it has reasoned.
+    properties = {
+        "reason": {"type": "string"},
+        "option": {"type": "string", "enum": list(names)},
+        "confidence": {"type": "number", "minimum": 0, "maximum": 1},
     }
+    return strict({"type": "object", "properties": properties})
 
 
-def _chosen(work: Work, to: tuple[str, ...], by: str, reason: str, option: str = "", **spent: Any) -> Done:
-    return Done(
+def _chosen(work: Work, to: tuple[str, ...], by: str, reason: str, option: str = "", **spent: Any) -> RunnerResult:
+    return RunnerResult(
         outputs={"chosen": list(to), "by": by, "reason": reason, "option": option},
         chosen=to,
         command=_told(work),
@@ -130,18 +116,19 @@ def _chosen(work: Work, to: tuple[str, ...], by: str, reason: str, option: str =
     )
 
 
-def _undecided(work: Work, action: DecisionAction, options: tuple[Option, ...], note: str, **spent: Any) -> Done:
+def _undecided(
+    work: Work, action: DecisionAction, options: tuple[Option, ...], note: str, **spent: Any
+) -> RunnerResult:
     """Take the way that is left, or ask a person where there is none."""
     if action.otherwise or not options:
         return _chosen(work, action.otherwise, "otherwise", note or "nothing else held", **spent)
-    text = (
-        str(work.resolve(action.question))
-        if action.question
-        else f"Which way does '{work.step.title or work.step.id}' take?"
+    text = str(work.resolve(action.question)) or f"Which way does '{work.step.title or work.step.id}' take?"
+    question = Question(
+        id="",
+        kind=QuestionKind.CLARIFICATION,
+        title=text,
+        evidence=(note,) if note else (),
+        options=choices(options),
+        step=work.step.id,
     )
-    question = GateQuestion(text=shorten(f"{text}\n({note})" if note else text, QUESTION_CHARACTERS), options=options)
-    return Done(question=question, command=_told(work), summary="a person has to decide", **spent)
-
-
-def _policy(reason: str) -> StepFailure:
-    return StepFailure(failure_class=FailureClass.POLICY, reason=shorten(reason, REASON_CHARACTERS))
+    return RunnerResult(question=question, command=_told(work), summary="a person has to decide", **spent)

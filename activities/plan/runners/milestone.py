@@ -1,6 +1,6 @@
 """Steps that do nothing: others wait for them, and their conditions are judged like those of all steps."""
 
-from activities.plan.port import Done, Work
+from activities.plan.port import RunnerResult, Work
 
 
 class MilestoneRunner:
@@ -10,6 +10,6 @@ class MilestoneRunner:
         """Say that nothing is done."""
         return f"pass the milestone {work.step.id}"
 
-    def run(self, work: Work) -> Done:  # noqa: ARG002 - the port has it
+    def run(self, work: Work) -> RunnerResult:  # noqa: ARG002 - the port has it
         """Do nothing."""
-        return Done(summary="passed")
+        return RunnerResult(summary="passed")

@@ -7,14 +7,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from activities.plan.port import Done, Work
-from activities.plan.runners.document import readable
-from activities.plan.runners.web_cache import WebCache, open_web_cache
+from activities.plan.attempts.contract import fail_step
+from activities.plan.port import RunnerResult, Work
+from activities.plan.runners.web.cache import WebCache
+from activities.plan.runners.web.document import readable
+from activities.plan.runners.web.ranking import Scorer, words
 from activities.workspace.git_command import Git, git_folder, split_z
-from tightloop.plan.model import FailureClass
-from tightloop.plan.ranking import Scorer, words
-from tightloop.plan.result import StepFailure
-from tightloop.scope import outside
+from tightloop.plan.document.action import SearchAction
+from tightloop.plan.document.step import FailureClass
+from tightloop.safety.scope import outside
 from tightloop.value import shorten
 
 FILES_LIMIT = 10_000
@@ -44,28 +45,28 @@ class SearchRunner:
 
     def preview(self, work: Work) -> str:
         """Return what would be searched."""
-        action = work.step.search
-        assert action is not None
+        action = work.action(SearchAction)
         return f"search {action.where} for {work.resolve(action.query)!r}, at most {action.limit} hits"
 
-    def run(self, work: Work) -> Done:
-        """Search; see the port. No hit is no failure."""
-        action = work.step.search
-        assert action is not None
+    def run(self, work: Work) -> RunnerResult:
+        """Search; see the port. Finding nothing is not a failure."""
+        action = work.action(SearchAction)
         query = str(work.resolve(action.query))[:QUERY_CHARACTERS]
         if not words(query):
-            problem = "the query has no words. Name what is looked for"
-            return Done(
-                failure=StepFailure(failure_class=FailureClass.LOGIC, reason=problem), command=self.preview(work)
-            )
+            return fail_step("the query has no words. Name what is looked for", command=self.preview(work))
         passages: list[_Passage] = []
         for passage in _passages(work, [str(path) for path in work.resolve(action.paths)]):
             if work.cancelled():
-                stopped = StepFailure(failure_class=FailureClass.TRANSIENT, reason="the search was stopped")
-                return Done(failure=stopped, command=self.preview(work))
+                return fail_step("the search was stopped", FailureClass.TRANSIENT, command=self.preview(work))
             passages.append(passage)
-        hits = _ranked(query, passages)[: action.limit]
-        return Done(
+        # The name of a file and the title of a page say what all their passages are about.
+        counted = [Counter(words("\n".join((passage.source, passage.title, *passage.lines)))) for passage in passages]
+        scorer = Scorer(query, counted)
+        scored = [(scorer.score(counts), passage) for counts, passage in zip(counted, passages, strict=True)]
+        scored.sort(key=lambda one: (-one[0], one[1].cached, one[1].source, one[1].line))
+        terms = set(words(query))
+        hits = [_hit(score, passage, terms) for score, passage in scored if score > 0][: action.limit]
+        return RunnerResult(
             outputs={"hits": hits, "searched": len({passage.source for passage in passages})},
             command=self.preview(work),
             summary=f"{len(hits)} hits in {len(passages)} passages",
@@ -73,28 +74,21 @@ class SearchRunner:
 
 
 def _passages(work: Work, patterns: list[str]) -> Iterator[_Passage]:
-    assert work.step.search is not None
-    room = TOTAL_BYTES
-    if work.step.search.where in ("project", "both"):
+    room, where = TOTAL_BYTES, work.action(SearchAction).where
+    if where in ("project", "both"):
         for path, content in _files(work.root, patterns):
             room -= len(content)
             if room < 0:
                 return
             yield from _split(path, content.decode("utf-8", "replace"), cached=False)
-    if work.step.search.where in ("cache", "both"):
-        for url, title, text in _documents(open_web_cache(work.scope.state_folder)):
-            room -= len(text)
+    if where in ("cache", "both"):
+        cache = WebCache(work.scope.state_folder)
+        for document in cache.all():
+            read = readable(cache.content(document) or b"", document.media_type)
+            room -= len(read.text)
             if room < 0:
                 return
-            yield from _split(url, text, cached=True, title=title)
-
-
-def _documents(cache: WebCache) -> Iterator[tuple[str, str, str]]:
-    for document in cache.all():
-        content = cache.content(document)
-        if content is not None:
-            read = readable(content, document.media_type)
-            yield document.url, read.title, read.text
+            yield from _split(document.url, read.text, cached=True, title=read.title)
 
 
 def _files(root: Path, patterns: Iterable[str]) -> Iterator[tuple[str, bytes]]:
@@ -114,13 +108,14 @@ def _files(root: Path, patterns: Iterable[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def _text(path: Path) -> bytes | None:
-    """Return a text file; None for a link (it may lead out of the tree), a large file, or one that is no text."""
+    """Return a text file; None for a link (it may lead out of the tree), a large file, or one that is not text."""
     try:
         if path.is_symlink() or not path.is_file() or path.stat().st_size > FILE_BYTES:
             return None
         content = path.read_bytes()
     except OSError:
         return None
+    # Git's own sign of a binary file, a zero byte near the beginning.
     return None if b"\0" in content[:8_192] else content
 
 
@@ -130,16 +125,6 @@ def _split(source: str, text: str, *, cached: bool, title: str = "") -> Iterator
         part = tuple(lines[start : start + PASSAGE_LINES])
         if any(line.strip() for line in part):
             yield _Passage(source, start + 1, part, cached, title)
-
-
-def _ranked(query: str, passages: list[_Passage]) -> list[dict[str, Any]]:
-    # The name of a file and the title of a page say what all their passages are about.
-    counted = [Counter(words("\n".join((passage.source, passage.title, *passage.lines)))) for passage in passages]
-    scorer = Scorer(query, counted)
-    scored = [(scorer.score(counts), passage) for counts, passage in zip(counted, passages, strict=True)]
-    scored.sort(key=lambda one: (-one[0], one[1].cached, one[1].source, one[1].line))
-    terms = set(words(query))
-    return [_hit(score, passage, terms) for score, passage in scored if score > 0]
 
 
 def _hit(score: float, passage: _Passage, terms: set[str]) -> dict[str, Any]:

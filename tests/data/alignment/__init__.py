@@ -12,7 +12,7 @@ from typing import Literal
 
 import yaml
 
-from tightloop.message import Alignment, PlanMessage, PlannedStep
+from tightloop.executor.messages.message import Alignment, PlanMessage, PlannedStep
 from tightloop.value import Document
 
 _ALPHABET = "abcdefghijkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789"
@@ -77,7 +77,7 @@ class Case(Document):
     def patch(self) -> str:
         """The change as git would show it."""
         first, *others = self.files
-        copies = [first.model_copy(update={"path": first.path.format(n=n)}) for n in range(self.copies)]
+        copies = [first.evolve(path=first.path.format(n=n)) for n in range(self.copies)]
         return "".join(_patch(file) for file in ([*copies, *others] if self.copies > 1 else self.files))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from tightloop.tracking import ProbabilityClass, Spending, TrackingFacts
+from tightloop.episode.progress.tracking import ProbabilityClass, Spending, TrackingFacts
 from tightloop.value import Document, Value
 
 

@@ -6,8 +6,8 @@ Prints how many classes are right, and how many calls for attention, for each va
 from collections.abc import Sequence
 
 from tests.data.deviation import Case, halves
-from tightloop.classification import classify
-from tightloop.tracking import ProbabilityClass, Thresholds
+from tightloop.episode.progress.classification import classify
+from tightloop.episode.progress.tracking import ProbabilityClass, Thresholds
 
 SWEEPS: dict[str, Sequence[float]] = {
     "high_from": (0.5, 0.55, 0.6, 0.65, 0.7),
@@ -42,7 +42,7 @@ def main() -> None:
     print(f"{len(cases)} cases; as it is: {right(cases, Thresholds())}")
     for name, values in SWEEPS.items():
         now = Thresholds()
-        found = [(value, *right(cases, now.model_copy(update={name: value}))) for value in values]
+        found = [(value, *right(cases, now.evolve(**{name: value}))) for value in values]
         shown = "  ".join(f"{value:g}: {classes}/{attention}" for value, classes, attention in found)
         print(f"{name} (now {getattr(now, name):g})  {shown}")
 

@@ -2,7 +2,7 @@
 
 from heapq import heappop, heappush
 
-from tightloop.plan.model import Access
+from tightloop.plan.document.step import Access
 
 
 class ReadyQueue:
@@ -27,8 +27,9 @@ class ReadyQueue:
         return number in self._queued
 
     def take(self, number: int, access: Access) -> bool:
-        """Take out one step of the caller's choice; False where it is not in, or may not touch the tree now."""
+        """Take out one step; False where it is not queued, or may not touch the tree now."""
         writing, reading = self._running[Access.WRITES] > 0, self._running[Access.READS] > 0
+        # Only writers exclude readers: several readers see the same tree.
         busy = access is not Access.NONE and (writing or (reading and access is Access.WRITES))
         if busy or number not in self._queued:
             return False
@@ -45,29 +46,26 @@ class ReadyQueue:
         """Take a step out, if it is in."""
         self._queued.discard(number)
 
-    def started(self, access: Access) -> None:
+    def mark_started(self, access: Access) -> None:
         """Note that a step with this access runs."""
         self._running[access] += 1
 
-    def ended(self, access: Access) -> None:
+    def mark_ended(self, access: Access) -> None:
         """Note that one does not run any more."""
         self._running[access] -= 1
 
     def pop(self) -> int | None:
         """Take out the best step that may start now."""
-        nothing, reader, writer = (self._head(heap) for heap in self._heaps.values())
-        writing = self._running[Access.WRITES] > 0
-        best = nothing
-        if reader and not writing and (not writer or reader < writer):
-            best = min(best, reader) if best else reader
-        if writer and not writing and not self._running[Access.READS]:
-            best = min(best, writer) if best else writer
-        if best is None:
-            return None
-        self._queued.discard(best[1])
-        return best[1]
-
-    def _head(self, heap: list[tuple[int, int]]) -> tuple[int, int] | None:
-        while heap and heap[0][1] not in self._queued:
-            heappop(heap)
-        return heap[0] if heap else None
+        heads: list[tuple[tuple[int, int], Access]] = []
+        for access, heap in self._heaps.items():
+            # Steps that were dropped or taken out of turn stay in their heap until they come to its top.
+            while heap and heap[0][1] not in self._queued:
+                heappop(heap)
+            if heap:
+                heads.append((heap[0], access))
+        writer_waits = False
+        for (_, number), access in sorted(heads):
+            if not (writer_waits and access is Access.READS) and self.take(number, access):
+                return number
+            writer_waits = writer_waits or access is Access.WRITES
+        return None

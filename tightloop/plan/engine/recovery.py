@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Final
 
+from tightloop.plan.document.plan import OnPlanFailure
+from tightloop.plan.document.step import FailureClass, Recovery, Retry
 from tightloop.plan.engine.graph import Node
-from tightloop.plan.model import FailureClass, OnPlanFailure, Recovery, Retry
 from tightloop.plan.result import StepFailure
 
 
@@ -43,14 +43,7 @@ class Route:
     """Ids of steps to take back before it starts."""
 
 
-_PLAN_FAILURE: Final = {
-    OnPlanFailure.ASK: RouteAction.ASK,
-    OnPlanFailure.FAIL: RouteAction.FAIL,
-    OnPlanFailure.COMPENSATE: RouteAction.COMPENSATE,
-}
-
-
-def route(
+def choose_route(
     node: Node,
     failure: StepFailure,
     *,
@@ -67,48 +60,39 @@ def route(
 
     Args:
         node: the step.
-        failure: why the attempt failed.
+        failure: of the attempt.
         attempt: its number, from 1.
         elapsed: time since the step's first attempt began.
         replan_allowed: a planner may be asked now.
-        on_plan_failure: what the plan does about failures that no step recovers from.
+        on_plan_failure: of the plan.
     """
     wanted = failure.recover
     if wanted is None and failure.failure_class is FailureClass.TRANSIENT:
         wanted = Recovery.RETRY
     if wanted is Recovery.RETRY:
         wait = backoff_s(node.retry, attempt)
-        if attempt < node.retry.attempts and _fits(node, elapsed.total_seconds() + wait):
+        in_time = node.timebox_s is None or elapsed.total_seconds() + wait < node.timebox_s
+        if attempt < node.retry.attempts and in_time:
             return Route(action=RouteAction.RETRY, after_s=wait)
         wanted = None
-    last = _PLAN_FAILURE[on_plan_failure]
-    if wanted is Recovery.SKIP:
-        return Route(action=RouteAction.SKIP)
+    # Both enumerations have the same values for these.
+    last = RouteAction(on_plan_failure.value)
+    if wanted is Recovery.SKIP or wanted is Recovery.ASK:
+        return Route(action=RouteAction(wanted.value))
     if wanted is Recovery.ABORT:
         return Route(action=last if last is RouteAction.COMPENSATE else RouteAction.ABORT)
-    if wanted is Recovery.ASK:
-        return Route(action=RouteAction.ASK)
-    if node.alternate is not None and wanted is not Recovery.REPLAN:
+    # Another plan could do again what a rule or a person refused.
+    may_replan = replan_allowed and failure.failure_class is not FailureClass.POLICY
+    if node.alternate is not None and not (may_replan and wanted is Recovery.REPLAN):
         return Route(action=RouteAction.ALTERNATE, to=node.alternate, compensate=node.take_back)
-    if replan_allowed and failure.failure_class is not FailureClass.POLICY:
-        return Route(action=RouteAction.REPLAN)
-    return _without_planner(node, last)
-
-
-def _without_planner(node: Node, last: RouteAction) -> Route:
-    if node.alternate is not None:
-        return Route(action=RouteAction.ALTERNATE, to=node.alternate, compensate=node.take_back)
-    return Route(action=last)
+    return Route(action=RouteAction.REPLAN if may_replan else last)
 
 
 def backoff_s(retry: Retry, attempt: int) -> float:
     """Return how many seconds to wait after the given attempt, from 1; at most `retry.maximum_s`."""
     try:
         wait = retry.initial_s * retry.factor ** (attempt - 1)
+    # A float raised to the power of many attempts: Python raises instead of returning infinity.
     except OverflowError:
         return retry.maximum_s
     return min(wait, retry.maximum_s)
-
-
-def _fits(node: Node, until_s: float) -> bool:
-    return node.timebox_s is None or until_s < node.timebox_s

@@ -2,18 +2,19 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple
 
-from tightloop.plan import state as code
+from tightloop.plan.document.plan import Plan
+from tightloop.plan.document.step import Step
+from tightloop.plan.engine import state as code
 from tightloop.plan.engine.graph import Graph
-from tightloop.plan.model import Plan, Step
-from tightloop.plan.state import PlanState, decode_tries, encode_tries
+from tightloop.plan.engine.roster import Roster
+from tightloop.plan.engine.state import ScheduleState, decode_tries, encode_tries
 from tightloop.value import shorten
 
-V = TypeVar("V")
-
+# It goes through Temporal with the revision.
 WORDS_CHARACTERS = 1_000
 _EDGE_FIELDS: Final = ("needs", "join", "on_success", "on_failure")
 _UNHASHED: Final = frozenset(
@@ -46,7 +47,7 @@ class RevisionDiff:
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     changed: dict[str, tuple[str, ...]]
-    """Step -> fields that are different and are no edges."""
+    """Step -> fields that are different and are not edges."""
     moved: dict[str, tuple[str, ...]]
     """Step -> edges that are different: `needs`, `join`, `on_success`, `on_failure`."""
     redone: tuple[str, ...] = ()
@@ -59,53 +60,41 @@ class RevisionDiff:
         """Whether the two say the same."""
         return not (self.added or self.removed or self.changed or self.moved or self.plan_fields)
 
-    @property
-    def touched(self) -> tuple[str, ...]:
-        """Steps that are new or not as before."""
-        return tuple(dict.fromkeys((*self.added, *self.changed, *self.moved)))
-
-    def words(self, limit: int = WORDS_CHARACTERS) -> str:
-        """Return one line for each kind of change, for people; at most `limit` characters."""
-        return shorten("\n".join(self._lines()), limit) if not self.empty else "nothing is different"
-
-    def _lines(self) -> Iterator[str]:
-        if self.added:
-            yield f"added: {_listed(self.added)}"
-        if self.removed:
-            yield f"removed: {_listed(self.removed)}"
-        if self.changed:
-            yield "changed: " + _listed([f"{name} ({', '.join(fields)})" for name, fields in self.changed.items()])
-        if self.moved:
-            yield "edges moved: " + _listed([f"{name} ({', '.join(fields)})" for name, fields in self.moved.items()])
-        if self.plan_fields:
-            yield f"of the plan itself: {', '.join(self.plan_fields)}"
+    def words(self) -> str:
+        """Return one line for each kind of change, for people; at most `WORDS_CHARACTERS`."""
+        lines = (
+            ("added", _listed(self.added)),
+            ("removed", _listed(self.removed)),
+            ("changed", _listed([f"{name} ({', '.join(fields)})" for name, fields in self.changed.items()])),
+            ("edges moved", _listed([f"{name} ({', '.join(fields)})" for name, fields in self.moved.items()])),
+            ("of the plan itself", ", ".join(self.plan_fields)),
+        )
+        said = "\n".join(f"{title}: {names}" for title, names in lines if names)
+        return shorten(said, WORDS_CHARACTERS) or "nothing is different"
 
 
-def diff(old: Plan, new: Plan) -> RevisionDiff:
+def diff_plans(old: Plan, new: Plan) -> RevisionDiff:
     """Compare two revisions step by step."""
     before = {step.id: step for step in old.steps}
     after = {step.id: step for step in new.steps}
     common = [name for name in after if name in before and after[name] != before[name]]
     fields = {name: tuple(_different(before[name], after[name])) for name in common}
-    changed = {name: tuple(field for field in fields[name] if field not in _EDGE_FIELDS) for name in common}
-    moved = {name: tuple(field for field in fields[name] if field in _EDGE_FIELDS) for name in common}
+    edges = {name: tuple(field for field in found if field in _EDGE_FIELDS) for name, found in fields.items()}
     return RevisionDiff(
         added=tuple(name for name in after if name not in before),
         removed=tuple(name for name in before if name not in after),
-        changed={name: found for name, found in changed.items() if found},
-        moved={name: found for name, found in moved.items() if found},
+        changed={name: rest for name in common if (rest := tuple(f for f in fields[name] if f not in _EDGE_FIELDS))},
+        moved={name: moved for name, moved in edges.items() if moved},
         redone=tuple(name for name in common if step_digest(before[name]) != step_digest(after[name])),
         plan_fields=tuple(field for field in _different(old, new) if field != "steps"),
     )
 
 
-def refusals(found: RevisionDiff, *, fixed: Collection[str], running: Collection[str] = ()) -> tuple[str, ...]:
-    """Return why a revision cannot be taken up, one sentence for each step; empty if it can.
+def find_refusals(found: RevisionDiff, *, fixed: Collection[str], running: Collection[str] = ()) -> tuple[str, ...]:
+    """Return why a revision is refused, one sentence for each step; empty if it can.
 
-    Args:
-        found: the difference.
-        fixed: ids of steps that are completed or under way, also those made from templates.
-        running: those of them that are under way.
+    `fixed` are the ids of steps that are completed or under way, also those made from templates; `running` are those
+    of them that are under way.
     """
     templates = {name: name.removesuffix("*") for name in (*found.redone, *found.removed) if name.endswith("*")}
     done, busy = _with_templates(fixed, templates), _with_templates(running, templates)
@@ -123,19 +112,27 @@ def refusals(found: RevisionDiff, *, fixed: Collection[str], running: Collection
     return tuple(refused)
 
 
-def carry_over(old: Graph, state: PlanState, new: Graph, changed: Collection[str] = ()) -> PlanState:
+class CarriedOver(NamedTuple):
+    """Where a new revision of a plan goes on."""
+
+    state: ScheduleState
+    fresh: frozenset[str]
+    """Steps that begin again or are gone: what was noted about them no longer counts."""
+
+
+def carry_over(old: Graph, state: ScheduleState, new: Graph, changed: Collection[str] = ()) -> CarriedOver:
     """Return the state with which a new revision goes on.
 
-    Completed steps, and those under way, stay as they are. Everything else is looked at anew: steps that were
+    Completed steps, and those under way, stay as they are. Everything else begins again: steps that were
     blocked or skipped because of others, and steps that failed, get another go.
 
-    Args:
-        old: graph of the revision before.
-        state: of its schedule, by `Schedule.save`.
-        new: graph of the new revision.
-        changed: ids of steps whose work does not count any more (`RevisionDiff.redone`).
+    `state` was saved by the schedule of `old`; `changed` are the steps whose work does not count any more
+    (`RevisionDiff.redone`).
     """
-    letters, tries = _by_id(old, state)
+    # By id: the new graph numbers its steps in another order.
+    before = Roster(old, state.expansions).names
+    letters = dict(zip(before, state.codes, strict=True))
+    tries = dict(zip(before, decode_tries(state.tries) or [0] * len(before), strict=True))
     changed = frozenset(changed)
     kept = {name for name in old.index if name in new.index and name not in changed}
     expansions = tuple(
@@ -143,10 +140,9 @@ def carry_over(old: Graph, state: PlanState, new: Graph, changed: Collection[str
         for number, count in state.expansions
         if old.nodes[number].id in kept and new.nodes[new.index[old.nodes[number].id]].template
     )
-    made = [name for number, count in expansions for name in _made(new, number, count)]
     spread = {new.nodes[number].id for number, _ in expansions}
-    names = [*(node.id for node in new.nodes), *made]
-    known = kept.union(made)
+    names = Roster(new, expansions).names
+    known = kept.union(names[len(new.nodes) :])
     codes = [
         code.EXPANDED
         if name in spread
@@ -154,34 +150,16 @@ def carry_over(old: Graph, state: PlanState, new: Graph, changed: Collection[str
         for name in names
     ]
     fresh = {name for name, letter in zip(names, codes, strict=True) if letter == code.PENDING}
+    # Also those that are gone: a later revision may use their ids again.
     fresh |= letters.keys() - set(names)
-    return _forgetting(state, fresh).model_copy(
-        update={
-            "codes": "".join(codes),
-            "tries": encode_tries([tries.get(name, 0) for name in names]),
-            "expansions": expansions,
-            "lengths": {key: size for key, size in state.lengths.items() if _is_of(key, kept)},
-            "chosen": {name: ids for name, ids in state.chosen.items() if name in kept and name not in fresh},
-        }
+    carried = ScheduleState(
+        codes="".join(codes),
+        tries=encode_tries([tries.get(name, 0) for name in names]),
+        expansions=expansions,
+        lengths={key: size for key, size in state.lengths.items() if _is_of(key, kept)},
+        chosen={name: ids for name, ids in state.chosen.items() if name in kept and name not in fresh},
     )
-
-
-def _forgetting(state: PlanState, fresh: Collection[str]) -> PlanState:
-    """Return the state without what is noted of steps that start anew or are gone."""
-
-    def kept(notes: Mapping[str, V]) -> dict[str, V]:
-        return {name: note for name, note in notes.items() if name not in fresh}
-
-    return state.model_copy(
-        update={
-            "failures": kept(state.failures),
-            "first_starts": kept(state.first_starts),
-            "due": kept(state.due),
-            "decisions": kept(state.decisions),
-            "waiting": tuple(gate for gate in state.waiting if gate.step not in fresh),
-            "asked": tuple(name for name in state.asked if name not in fresh),
-        }
-    )
+    return CarriedOver(carried, frozenset(fresh))
 
 
 def _next_code(new: Graph, name: str, letter: str, tries: int, letters: dict[str, str]) -> str:
@@ -193,20 +171,7 @@ def _next_code(new: Graph, name: str, letter: str, tries: int, letters: dict[str
     alternate = "" if node.alternate is None else new.nodes[node.alternate].id
     if letter == code.FAILED_OVER and letters.get(alternate, "") in _KEPT:
         return letter  # its work is being done right now
-    return code.first(node.kind)
-
-
-def _by_id(old: Graph, state: PlanState) -> tuple[dict[str, str], dict[str, int]]:
-    names = [node.id for node in old.nodes]
-    for number, count in state.expansions:
-        names += _made(old, number, count)
-    tries = decode_tries(state.tries) or [0] * len(names)
-    return dict(zip(names, state.codes, strict=True)), dict(zip(names, tries, strict=True))
-
-
-def _made(graph: Graph, template: int, count: int) -> list[str]:
-    stem = graph.nodes[template].id.removesuffix("*")
-    return [f"{stem}{item + 1}" for item in range(count)]
+    return code.initial_code(node.kind)
 
 
 def _is_of(key: str, steps: Collection[str]) -> bool:

@@ -4,20 +4,22 @@ The status of a step that has not started is a function of the steps it depends 
 ended; so a schedule that is rebuilt from the codes of all steps goes on exactly as the one before.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tightloop.plan import state as code
+from tightloop.plan.engine import state as code
 from tightloop.plan.engine.graph import Graph, Node
 from tightloop.plan.engine.ready import ReadyQueue
 from tightloop.plan.engine.roster import Roster
+from tightloop.plan.engine.state import STATUS_OF, ScheduleState, decode_tries, encode_tries
 from tightloop.plan.engine.verdicts import GOOD, OPEN, Verdicts
 from tightloop.plan.result import StepStatus
-from tightloop.plan.state import STATUS_OF, PlanState, decode_tries, encode_tries
 
 UNKNOWN_LENGTH: Final = -1
 _LEFT_OPEN = frozenset({code.PENDING, code.AGAIN, code.LATER, code.WAITING, code.BLOCKED, code.EXPANDED})
 _FAILED = frozenset({code.FAILED, code.FAILED_OVER})
+# A key is the place in the order, then the item: items of one template start in their order.
 _ITEMS: Final = 1 << 13
 """More than the largest fan-out: the place of a template leaves room for its items."""
 
@@ -31,11 +33,11 @@ class Schedule:
             they wait until `expand`, `fail` or `finish` is called.
     """
 
-    def __init__(self, graph: Graph, state: PlanState | None = None) -> None:
-        """Begin anew, or where another schedule of the same graph stood. Linear in nodes and edges."""
+    def __init__(self, graph: Graph, state: ScheduleState | None = None) -> None:
+        """Begin, or go on where another schedule of the same graph stood. Linear in nodes and edges."""
         self.graph = graph
         self.held: dict[int, int] = {}
-        self._load(state or PlanState())
+        self._load(state or ScheduleState())
 
     # What others ask
 
@@ -49,7 +51,7 @@ class Schedule:
 
     def name(self, number: int) -> str:
         """Return the step's id; of a step made from `look-*` that is `look-1`, `look-2` ..."""
-        return self._roster.name(number)
+        return self._roster.names[number]
 
     def find(self, name: str) -> int | None:
         """Return the number of the step with this id."""
@@ -57,9 +59,9 @@ class Schedule:
 
     def template(self, number: int) -> tuple[str, int] | None:
         """Return the template's id and the index of the item, for a step made from one."""
-        return (self.node(number).id, self._roster.item(number)) if self._roster.made(number) else None
+        return (self.node(number).id, self._roster.item[number]) if self._roster.is_instance(number) else None
 
-    def grown(self, number: int) -> bool:
+    def is_expanded(self, number: int) -> bool:
         """Return whether this is a template that became steps: they stand for it, and it is not counted."""
         return self._roster.instances(number) is not None
 
@@ -75,7 +77,7 @@ class Schedule:
         """Return whether the step could start now, but for the tree and the number of slots."""
         return number in self._queue
 
-    def backs_off(self, number: int) -> bool:
+    def is_backing_off(self, number: int) -> bool:
         """Return whether the step waits for its next attempt."""
         return self._codes[number] == code.LATER
 
@@ -90,40 +92,39 @@ class Schedule:
         return len(self._queue)
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether nothing runs, waits or backs off, nothing can start and nothing is held."""
         tally = self._tally
         return not (tally["r"] or tally["w"] or tally["l"] or len(self._queue) or self.held)
 
     def counts(self) -> dict[str, int]:
         """Return how many steps have each status, those of none left out."""
-        found: dict[str, int] = {}
+        found = Counter[str]()
         for letter, count in self._tally.items():
             if count:
-                name = STATUS_OF[letter].value
-                found[name] = found.get(name, 0) + count
-        return found
+                found[STATUS_OF[letter].value] += count
+        return dict(found)
 
-    def unrecovered(self) -> list[int]:
+    def list_unrecovered(self) -> list[int]:
         """Return the failed steps that no other step recovers, by number. Linear in the number of steps."""
-        found = [number for number, letter in enumerate(self._codes) if letter in _FAILED and not self.grown(number)]
+        found = [
+            number for number, letter in enumerate(self._codes) if letter in _FAILED and not self.is_expanded(number)
+        ]
         # In a settled plan nothing more comes that could make a failure good.
-        return [number for number in found if self.settled or self._verdicts.means(number) != OPEN]
+        return [number for number in found if self.is_settled or self._verdicts.means(number) != OPEN]
 
     def codes(self) -> str:
-        """Return one character for each step; `tightloop.plan.state` tells their meaning."""
+        """Return one character for each step; `engine.state` tells their meaning."""
         return "".join(self._codes)
 
-    def save(self, state: PlanState) -> PlanState:
-        """Return `state` with all that this schedule knows."""
-        return state.model_copy(
-            update={
-                "codes": self.codes(),
-                "tries": encode_tries(self._tries),
-                "expansions": tuple(self._roster.expansions),
-                "lengths": dict(self._lengths),
-                "chosen": {self.graph.nodes[number].id: ids for number, ids in self._chosen.items()},
-            }
+    def save(self) -> ScheduleState:
+        """Return what another schedule of the same graph goes on from. Linear in the number of steps."""
+        return ScheduleState(
+            codes=self.codes(),
+            tries=encode_tries(self._tries),
+            expansions=tuple(self._roster.expansions),
+            lengths=dict(self._lengths),
+            chosen={self.graph.nodes[number].id: ids for number, ids in self._chosen.items()},
         )
 
     # What happens
@@ -157,53 +158,61 @@ class Schedule:
         """Note that a step is COMPLETED or SKIPPED; a failed one too can be passed over.
 
         Args:
-            number: the step.
-            status: COMPLETED or SKIPPED.
+            number: of the step.
+            status: COMPLETED or SKIPPED; a ValueError for any other.
             chosen: steps that a decision or a gate lets start.
             counts: lengths of the step's outputs.
-
-        Raises:
-            ValueError: for any other status.
         """
         if status not in (StepStatus.COMPLETED, StepStatus.SKIPPED):
-            raise ValueError(f"a step does not finish as {status.value}; call fail, waiting or retry_later")
-        if status is StepStatus.COMPLETED:
-            self._note_results(number, chosen, counts or {})
-        self._end(number, code.COMPLETED if status is StepStatus.COMPLETED else code.SKIPPED)
+            raise ValueError(f"a step does not finish as {status.value}; call fail, mark_waiting or retry_later")
+        if status is StepStatus.SKIPPED:
+            self._end(number, code.SKIPPED)
+            return
+        origin, made = self._roster.origin[number], self._roster.is_instance(number)
+        node = self.graph.nodes[origin]
+        if chosen is not None and node.choices:
+            # Steps made from one template choose together: each adds to what the others chose.
+            before = self._chosen.get(origin, ()) if made else ()
+            self._chosen[origin] = tuple(dict.fromkeys((*before, *chosen)))
+        lengths = counts or {}
+        for output in () if made else self.graph.counted[number]:
+            if output in lengths:
+                self._lengths[f"{node.id}.{output}"] = lengths[output]
+        self._end(number, code.COMPLETED)
 
     def fail(self, number: int, *, alternate: bool = False) -> None:
         """Note that a step has failed for good.
 
-        With `alternate` its `on_failure` step is let go; where that recovers, the step's dependents wait for it. Else
-        they are BLOCKED.
+        With `alternate` its `on_failure` step may start; where that recovers, the step's dependents wait for it.
+        Otherwise they are BLOCKED.
         """
         over = alternate and self.node(number).alternate is not None
         self._end(number, code.FAILED_OVER if over else code.FAILED)
 
     def retry_later(self, number: int) -> None:
-        """Give the step's slot and tree back until `ready_again`."""
+        """Give the step's slot and tree back until `resume`."""
         self.held.pop(number, None)
         self._set(number, code.LATER)
 
-    def waiting(self, number: int) -> None:
-        """Note that the step waits for a person; until `ready_again` it holds neither slot nor tree."""
+    def mark_waiting(self, number: int) -> None:
+        """Note that the step waits for a person; until `resume` it holds neither slot nor tree."""
         self._set(number, code.WAITING)
 
-    def ready_again(self, number: int) -> None:
+    def resume(self, number: int) -> None:
         """Let a step go on: after `retry_later` with its next attempt, else with the same one.
 
         A revision may have given it new needs meanwhile: a next attempt waits for them.
         """
         later = self._codes[number] == code.LATER
         self._set(number, code.PENDING if later else code.AGAIN)
-        if later and not self._roster.made(number):
+        if later and not self._roster.is_instance(number):
             self._spread([number])
         else:
             self._enqueue(number)
 
-    def compensated(self, number: int) -> None:
+    def mark_compensated(self, number: int) -> None:
         """Note that a completed step was taken back. What it let start stays as it is."""
-        if self._codes[number] == code.COMPLETED and not self.grown(number):
+        if self._codes[number] == code.COMPLETED and not self.is_expanded(number):
             self._set(number, code.COMPENSATED)
 
     def expand(self, number: int, count: int) -> None:
@@ -213,7 +222,7 @@ class Schedule:
             self._spread([number])
 
     def reopen(self, number: int) -> None:
-        """Let a settled step run again, and let go what was skipped or blocked behind it.
+        """Let a settled step run again, and reopen what was skipped or blocked behind it.
 
         Of a template that became steps, those that failed run again. Linear in nodes and edges.
         """
@@ -221,10 +230,11 @@ class Schedule:
         inside = self._roster.instances(number)
         again = [number] if inside is None else [each for each in inside if codes[each] in _FAILED]
         for each in (step for root in again for step in self._behind(root)):
-            codes[each] = code.EXPANDED if self.grown(each) else code.PENDING
+            codes[each] = code.EXPANDED if self.is_expanded(each) else code.PENDING
         for root in again:
             codes[root] = code.PENDING
-        self._load(self.save(PlanState()).model_copy(update={"codes": "".join(codes)}))
+        # Counters run forward only; building them again costs no more than looking at every step.
+        self._load(self.save().evolve(codes="".join(codes)))
 
     def close(self) -> None:
         """Abandon all that has not started or waits. Linear in the number of steps."""
@@ -236,14 +246,12 @@ class Schedule:
 
     # How it is done
 
-    def _load(self, state: PlanState) -> None:
+    def _load(self, state: ScheduleState) -> None:
         size = len(self.graph.nodes)
         self.held.clear()
         self._queue = ReadyQueue()
-        self._roster = Roster(self.graph)
-        for template, count in state.expansions:
-            self._roster.add(template, count)
-        self._codes = list(state.codes) or [code.first(node.kind) for node in self.graph.nodes]
+        self._roster = Roster(self.graph, state.expansions)
+        self._codes = list(state.codes) or [code.initial_code(node.kind) for node in self.graph.nodes]
         self._tries = decode_tries(state.tries) or [0] * size
         self._lengths = dict(state.lengths)
         index = self.graph.index
@@ -251,19 +259,22 @@ class Schedule:
         self._tally = dict.fromkeys(STATUS_OF, 0)
         self._verdicts = Verdicts(self.graph, self._roster, self._codes, self._chosen)
         for number, letter in enumerate(self._codes):
-            if not self.grown(number):
+            if not self.is_expanded(number):
                 self._tally[letter] += 1
             if letter == code.RUNNING:
-                self._queue.started(self.node(number).access)
+                self._queue.mark_started(self.node(number).access)
             if letter in (code.FAILED_OVER, code.RECOVERED):
-                self._verdicts.failed_over(number)
+                self._verdicts.mark_failed_over(number)
+        # Only when all codes are in place: what a step means may depend on any other.
         for number in range(len(self._codes)):
             self._spread([number])
-            if self._codes[number] == code.AGAIN or (self._codes[number] == code.PENDING and self._roster.made(number)):
+            made = self._roster.is_instance(number)
+            if self._codes[number] == code.AGAIN or (made and self._codes[number] == code.PENDING):
                 self._enqueue(number)
 
     def _start(self, number: int) -> None:
         if self._codes[number] == code.PENDING:
+            # AGAIN goes on with the attempt that a person answered, or that a new run continues.
             self._tries[number] += 1
         self._set(number, code.RUNNING)
 
@@ -273,49 +284,42 @@ class Schedule:
         self._set(number, letter)
         work = [number]
         if letter == code.FAILED_OVER:
-            self._verdicts.failed_over(number)
-            work.append(self._roster.origin(number))
+            self._verdicts.mark_failed_over(number)
+            work.append(self._roster.origin[number])
         self._spread(work)
 
     def _set(self, number: int, letter: str) -> None:
         was = self._codes[number]
         self._codes[number] = letter
-        if self.grown(number):
+        if self.is_expanded(number):
             return
         self._tally[was] -= 1
         self._tally[letter] += 1
         if was == code.RUNNING:
-            self._queue.ended(self.node(number).access)
+            self._queue.mark_ended(self.node(number).access)
         if letter == code.RUNNING:
-            self._queue.started(self.node(number).access)
+            self._queue.mark_started(self.node(number).access)
 
     def _spread(self, work: list[int]) -> None:
         """Bring all up to date that depends on these steps; the order makes no difference."""
         while work:
             number = work.pop()
-            letter, may_start = self._verdicts.derived(number)
+            letter, may_start = self._verdicts.derive(number)
             if letter != self._codes[number]:
                 self._set(number, letter)
             if may_start:
-                self._let_go(number)
-            elif letter in (code.PENDING, code.BLOCKED, code.SKIPPED):
-                self._drop(number)
+                node = self.graph.nodes[number]
+                if not node.template:
+                    self._enqueue(number)
+                elif number not in self.held:
+                    count = self._length(node)
+                    if 0 <= count <= self.graph.head.budget.max_fan_out:
+                        self._set(number, self._grow(number, count))
+                    else:
+                        self.held[number] = count
+            elif letter in (code.PENDING, code.BLOCKED, code.SKIPPED) and not self._roster.is_instance(number):
+                self._queue.drop(number)
             work += self._verdicts.tell(number)
-
-    def _drop(self, number: int) -> None:
-        if not self._roster.made(number):
-            self._queue.drop(number)
-
-    def _let_go(self, number: int) -> None:
-        node = self.graph.nodes[number]
-        if not node.template:
-            self._enqueue(number)
-        elif number not in self.held:
-            count = self._length(node)
-            if 0 <= count <= self.graph.head.budget.max_fan_out:
-                self._set(number, self._grow(number, count))
-            else:
-                self.held[number] = count
 
     def _grow(self, number: int, count: int) -> str:
         if count == 0:
@@ -331,7 +335,7 @@ class Schedule:
 
     def _enqueue(self, number: int) -> None:
         node = self.node(number)
-        self._queue.push(number, node.position * _ITEMS + self._roster.item(number), node.access)
+        self._queue.push(number, node.position * _ITEMS + self._roster.item[number], node.access)
 
     def _length(self, node: Node) -> int:
         if node.source is None:
@@ -346,24 +350,13 @@ class Schedule:
                 return self._lengths.get(f"{self.graph.nodes[each].id}.{output}", UNKNOWN_LENGTH)
         return UNKNOWN_LENGTH
 
-    def _note_results(self, number: int, chosen: Sequence[str] | None, counts: Mapping[str, int]) -> None:
-        origin = self._roster.origin(number)
-        node = self.graph.nodes[origin]
-        if chosen is not None and node.choices:
-            before = self._chosen.get(origin, ()) if self._roster.made(number) else ()
-            self._chosen[origin] = tuple(dict.fromkeys((*before, *chosen)))
-        if not self._roster.made(number):
-            for output in self.graph.counted[number]:
-                if output in counts:
-                    self._lengths[f"{node.id}.{output}"] = counts[output]
-
     def _behind(self, number: int) -> list[int]:
         """Return what was skipped, blocked or failed because of a step."""
         found: dict[int, None] = {}
         work = [number]
         while work:
             each = work.pop()
-            origin = self._roster.origin(each)
+            origin = self._roster.origin[each]
             after = [origin] if origin != each else [*self.graph.dependents[each], *self.graph.targets(each)]
             if (alternate := self.node(each).alternate) is not None:
                 after.append(alternate)
@@ -374,7 +367,7 @@ class Schedule:
 
     def _follows(self, number: int, alternate: int | None) -> bool:
         letter = self._codes[number]
-        if self.grown(number) or letter == code.BLOCKED:
+        if self.is_expanded(number) or letter == code.BLOCKED:
             return True
         if letter == code.SKIPPED:
             return self._tries[number] == 0

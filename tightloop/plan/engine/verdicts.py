@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tightloop.plan import state as code
-from tightloop.plan.engine.graph import ON_CHOICE, ON_FAILURE, ON_SUCCESS, Graph, Node
+from tightloop.plan.document.step import Join
+from tightloop.plan.engine import state as code
+from tightloop.plan.engine.graph import ON_CHOICE, ON_FAILURE, ON_SUCCESS, Graph
 from tightloop.plan.engine.roster import Roster
-from tightloop.plan.model import Join
 
 OPEN: Final = 0
 GOOD: Final = 1
@@ -15,24 +15,18 @@ BAD: Final = 3
 """What a step means to those that need it."""
 
 _MEANING = {
-    code.COMPLETED: GOOD,
-    code.RECOVERED: GOOD,
-    code.COMPENSATED: GOOD,
+    **dict.fromkeys((code.COMPLETED, code.RECOVERED, code.COMPENSATED), GOOD),
     code.SKIPPED: SKIPPED,
-    code.FAILED: BAD,
-    code.BLOCKED: BAD,
+    **dict.fromkeys((code.FAILED, code.BLOCKED), BAD),
 }
 _FAILED_OVER: Final = 1
 _DONE: Final = 2
 _OTHERWISE: Final = 4
-"""What a step has told its conditional edges: it failed over, it completed, it is settled in another way."""
+"""What the conditional edges of a step know: it failed over, it completed, it is settled in another way."""
 _TOLD = {
-    code.COMPLETED: _DONE,
-    code.COMPENSATED: _DONE,
-    code.SKIPPED: _OTHERWISE,
-    code.FAILED: _OTHERWISE,
-    code.FAILED_OVER: _OTHERWISE | _FAILED_OVER,
-    code.RECOVERED: _OTHERWISE | _FAILED_OVER,
+    **dict.fromkeys((code.COMPLETED, code.COMPENSATED), _DONE),
+    **dict.fromkeys((code.SKIPPED, code.FAILED), _OTHERWISE),
+    **dict.fromkeys((code.FAILED_OVER, code.RECOVERED), _OTHERWISE | _FAILED_OVER),
 }
 
 
@@ -40,7 +34,7 @@ class Verdicts:
     """Derives the codes of steps that have not started, and of templates, from counters of what their sources mean."""
 
     def __init__(self, graph: Graph, roster: Roster, codes: Sequence[str], chosen: Mapping[int, Sequence[str]]) -> None:
-        """Begin as if nothing had happened; `codes` and `chosen` are looked at, and changed by their owner."""
+        """Begin as if nothing had happened; `codes` and `chosen` are read here and changed by their owner."""
         self._graph, self._roster, self._codes, self._chosen = graph, roster, codes, chosen
         size = len(graph.nodes)
         self._means = [OPEN] * len(roster)
@@ -48,8 +42,11 @@ class Verdicts:
         self._needs = [[0, 0, 0, 0] for _ in range(size)]
         self._inside = {number: [0, 0, 0, 0] for number, _ in roster.expansions}
         self._fired = [0] * size
+        # Edges that may still fire; a step all of whose edges are decided without one that fired is skipped.
         self._undecided = [0] * size
+        # Failed steps by the alternate whose end decides whether they are recovered.
         self._over: dict[int, list[int]] = {}
+        # Templates of which an instance failed over: the alternate of a template starts once for all.
         self._spilt: dict[int, bool] = {}
         for edges in graph.edges:
             for target, _ in edges:
@@ -65,20 +62,30 @@ class Verdicts:
         self._means.extend([OPEN] * count)
         self._inside[self._roster.expansions[-1][0]] = [0, 0, 0, 0]
 
-    def failed_over(self, number: int) -> None:
-        """Note that the step's alternate was let go."""
+    def mark_failed_over(self, number: int) -> None:
+        """Note that the step's alternate may start."""
         node = self._roster.node(number)
-        self._spilt[self._roster.origin(number)] = True
+        self._spilt[self._roster.origin[number]] = True
         if node.recovers and node.alternate is not None:
             self._over.setdefault(node.alternate, []).append(number)
 
-    def derived(self, number: int) -> tuple[str, bool]:
+    def derive(self, number: int) -> tuple[str, bool]:
         """Return the code that follows from other steps, or its own, and whether it may start."""
         letter = self._codes[number]
         if number in self._inside:
             return self._of_instances(number, letter), False
-        if letter in (code.PENDING, code.BLOCKED) and not self._roster.made(number):
-            return self._of_sources(number)
+        if letter in (code.PENDING, code.BLOCKED) and not self._roster.is_instance(number):
+            node = self._graph.nodes[number]
+            counts = self._needs[number]
+            skipped = counts[SKIPPED] > 0 and (node.join is not Join.ANY or counts[SKIPPED] == len(node.needs))
+            never = self._conditional[number] and not self._fired[number] and not self._undecided[number]
+            if skipped or never:
+                return code.SKIPPED, False
+            if counts[BAD]:
+                return code.BLOCKED, False
+            # SKIPPED counts only for `join: any`; for the others it was answered above.
+            held = counts[GOOD] + counts[SKIPPED] == len(node.needs)
+            return code.PENDING, held and (self._fired[number] > 0 or not self._conditional[number])
         if letter == code.FAILED_OVER and self._meaning(number, letter) == GOOD:
             return code.RECOVERED, False
         return letter, False
@@ -90,7 +97,7 @@ class Verdicts:
         meaning = self._meaning(number, letter)
         if meaning != self._means[number]:
             touched += self._tell_dependents(number, meaning)
-        if not self._roster.made(number) and self._graph.edges[number]:
+        if not self._roster.is_instance(number) and self._graph.edges[number]:
             touched += self._tell_targets(number, letter)
         return touched
 
@@ -105,18 +112,6 @@ class Verdicts:
             return code.FAILED
         return code.COMPLETED if counts[GOOD] else code.SKIPPED
 
-    def _of_sources(self, number: int) -> tuple[str, bool]:
-        node = self._graph.nodes[number]
-        counts = self._needs[number]
-        if (self._conditional[number] and not self._fired[number] and not self._undecided[number]) or _skips(
-            node, counts
-        ):
-            return code.SKIPPED, False
-        if counts[BAD]:
-            return code.BLOCKED, False
-        held = counts[GOOD] + counts[SKIPPED] == len(node.needs)
-        return code.PENDING, held and (self._fired[number] > 0 or not self._conditional[number])
-
     def _meaning(self, number: int, letter: str) -> int:
         if letter != code.FAILED_OVER:
             return _MEANING.get(letter, OPEN)
@@ -129,8 +124,8 @@ class Verdicts:
 
     def _tell_dependents(self, number: int, meaning: int) -> list[int]:
         before, self._means[number] = self._means[number], meaning
-        if self._roster.made(number):
-            template = self._roster.origin(number)
+        if self._roster.is_instance(number):
+            template = self._roster.origin[number]
             counts = self._inside[template]
             counts[before] -= 1
             counts[meaning] += 1
@@ -159,12 +154,6 @@ class Verdicts:
             self._undecided[target] -= _decided(told, now) - _decided(before, was)
             touched.append(target)
         return touched
-
-
-def _skips(node: Node, counts: Sequence[int]) -> bool:
-    if node.join is Join.ANY:
-        return counts[SKIPPED] > 0 and counts[SKIPPED] == len(node.needs)
-    return counts[SKIPPED] > 0
 
 
 def _fires(told: int, bits: int, *, picked: bool) -> int:

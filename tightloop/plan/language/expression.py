@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from tightloop.errors import ExpressionError
-from tightloop.plan.language.expression_source import MARK, Source, column_of, marked, place_of, tree_of
+from tightloop.plan.language.expression_source import MARK, Source, marked, tree_of
 from tightloop.plan.language.expression_value import ARITHMETIC, COMPARE, LAZY, NAMES, Evaluation
 from tightloop.plan.language.function import FUNCTIONS, FunctionError, pattern_of
 from tightloop.plan.language.reference import Lookup, find_references
 
+# An expression is evaluated on the worker at every attempt; work belongs into a step with its own time limit.
 EXPRESSION_CHARACTERS = 2_000
+# Far below the recursion limit of `Evaluation`, which takes a few frames for each level.
 DEPTH_LIMIT = 40
 
 _HINTS = {
@@ -64,14 +66,30 @@ def parse_expression(text: str) -> Expression:
     """
     if len(text) > EXPRESSION_CHARACTERS:
         raise ExpressionError(
-            f"an expression has at most {EXPRESSION_CHARACTERS} characters, this one has {len(text)}",
+            f"an expression may have {EXPRESSION_CHARACTERS} characters, this one has {len(text)}",
             EXPRESSION_CHARACTERS,
             "let a step compute it",
         )
     source = marked(text)
     tree = tree_of(source)
-    _check(tree, source)
-    return Expression(text, find_references(source.marks), tree, source)
+    # Without recursion: before it is refused, a tree may be deeper than Python's stack.
+    waiting: list[tuple[ast.AST, int]] = [(tree, 1)]
+    while waiting:
+        node, depth = waiting.pop()
+        problem = "it is nested too deeply" if depth > DEPTH_LIMIT else _refusal(node, source)
+        if problem:
+            known = "" if ":" in problem else "see 'Expressions' in docs/plans.md for what there is"
+            hint = _HINTS.get(type(node).__name__, known)
+            raise ExpressionError(problem, source.column(node), hint)
+        children = list(ast.iter_child_nodes(node))
+        if isinstance(node, ast.Call):
+            # The name of the function is checked with its call.
+            children = children[1:]
+        if isinstance(node, ast.BinOp | ast.UnaryOp | ast.BoolOp | ast.Compare):
+            # An operator has no place of its own: it is judged with its node.
+            children = [child for child in children if isinstance(child, ast.expr)]
+        waiting.extend((child, depth + 1) for child in children)
+    return Expression(text, find_references([mark.value for mark in source.marks.values()]), tree, source)
 
 
 def looks_like_expression(text: str) -> bool:
@@ -96,25 +114,6 @@ def looks_like_expression(text: str) -> bool:
     ) or text.strip() in ("true", "false")  # fmt: skip
 
 
-def _check(tree: ast.expr, source: Source) -> None:
-    """Refuse what is not in the subset. Without recursion: the depth is what is checked."""
-    waiting: list[tuple[ast.AST, int]] = [(tree, 1)]
-    while waiting:
-        node, depth = waiting.pop()
-        problem = "it is nested too deeply" if depth > DEPTH_LIMIT else _refusal(node, source)
-        if problem:
-            known = "" if ":" in problem else "see 'Expressions' in docs/plans.md for what there is"
-            hint = _HINTS.get(type(node).__name__, known)
-            raise ExpressionError(problem, column_of(source, node), hint)
-        children = list(ast.iter_child_nodes(node))
-        if isinstance(node, ast.Call):
-            children = children[1:]
-        if isinstance(node, ast.BinOp | ast.UnaryOp | ast.BoolOp | ast.Compare):
-            # An operator has no place of its own: it is judged with its node.
-            children = [child for child in children if isinstance(child, ast.expr)]
-        waiting.extend((child, depth + 1) for child in children)
-
-
 def _refusal(node: ast.AST, source: Source) -> str:
     if not isinstance(node, _ALLOWED):
         return f"{type(node).__name__} is not allowed here"
@@ -125,13 +124,11 @@ def _refusal(node: ast.AST, source: Source) -> str:
     if isinstance(node, ast.Compare) and any(type(op) not in COMPARE for op in node.ops):
         return "'is' is not allowed: write == or !="
     if isinstance(node, ast.Constant):
-        return (
-            "" if node.value is None or (isinstance(node.value, bool | int | float)) else "this literal is not allowed"
-        )
+        return "" if isinstance(node.value, bool | int | float | None) else "this literal is not allowed"
     if isinstance(node, ast.Name) and MARK not in node.id and node.id not in NAMES:
         return f"the name '{node.id}' is not known: write ${{{node.id}}} for a value, '{node.id}' for a text"
     if isinstance(node, ast.Name) and MARK in node.id:
-        return "" if place_of(node) is not None else "an operator is missing here"
+        return "" if source.mark(node) else "an operator is missing here"
     return _call_refusal(node, source) if isinstance(node, ast.Call) else ""
 
 
@@ -139,25 +136,19 @@ def _call_refusal(node: ast.Call, source: Source) -> str:
     name = node.func.id if isinstance(node.func, ast.Name) else ""
     count = len(node.args)
     if name in LAZY:
-        first = node.args[0] if node.args else None
-        place = place_of(first) if isinstance(first, ast.Name) else None
-        if place not in source.plain or count != LAZY[name]:
-            return f"{name} needs a reference" + (" and a value" if name == "default" else "")
-        return ""
+        first = source.mark(node.args[0]) if node.args else None
+        if first and first.is_reference and count == LAZY[name]:
+            return ""
+        return f"{name} needs a reference" + (" and a value" if name == "default" else "")
     if name not in FUNCTIONS or name.startswith(MARK):
-        return f"there is no function '{name or '?'}': there are {', '.join((*FUNCTIONS, *LAZY))}"
+        return f"the function '{name or '?'}' is unknown: there are {', '.join((*FUNCTIONS, *LAZY))}"
     least, most, _ = FUNCTIONS[name]
     if node.keywords or not least <= count <= most:
         return f"{name} takes {least if least == most else f'{least} to {most}'} values, not {count}"
-    return _pattern_refusal(node, source) if name == "matches" else ""
-
-
-def _pattern_refusal(node: ast.Call, source: Source) -> str:
-    place = place_of(node.args[1]) if isinstance(node.args[1], ast.Name) else None
-    if place is None or place in source.plain or find_references(source.marks[place]):
-        return ""
-    try:
-        pattern_of(source.marks[place])
-    except FunctionError as error:
-        return str(error)
+    pattern = source.mark(node.args[1]) if name == "matches" else None
+    if pattern and not pattern.is_reference and not find_references(pattern.value):
+        try:
+            pattern_of(pattern.value)
+        except FunctionError as error:
+            return str(error)
     return ""

@@ -1,32 +1,53 @@
-"""The text of an expression as `ast` can read it: references and texts replaced by marks, and where they stood."""
+"""The text of an expression as `ast` can read it: references and texts replaced by marks in the same columns."""
 
 import ast
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from tightloop.errors import ExpressionError
-from tightloop.plan.language.reference import pieces
+from tightloop.plan.language.reference import Piece, pieces
 
 MARKS_LIMIT = 200
 """References and texts in one expression."""
+# A letter, so that marks are names to `ast`; nobody types it. `ast` counts columns in bytes, of which it has two.
 MARK = "\u01c3"
-"""A letter, so that a mark is a name to `ast`; nobody types it."""
 
 _TEXT = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
 _ESCAPE = re.compile(r"\\(['\"\\nt])")
 _ESCAPED = {"n": "\n", "t": "\t"}
 
 
+class Mark(NamedTuple):
+    """What stands in the original where `Source.text` has a name of `MARK`s."""
+
+    value: str
+    """A reference as `${name}`, a text as its value, which may hold references."""
+    is_reference: bool
+    """A reference itself, not a text."""
+    size: int
+    """Characters in the original."""
+
+
 class Source(NamedTuple):
-    """An expression whose references and texts were replaced by marks, which are names to `ast`."""
+    """An expression in which each reference and text was replaced by as many `MARK`s as it has characters."""
 
     text: str
-    marks: tuple[str, ...]
-    """A reference as `${name}`, a text as its value, which may hold references."""
-    plain: frozenset[int]
-    """Marks that stand for a reference itself, not for a text."""
-    origin: tuple[int, ...]
-    """Column in the original of each character of `text`."""
+    """Without blanks around it, and in one line."""
+    marks: Mapping[int, Mark]
+    """By the column in the original, from 1."""
+    indent: int
+    """Blanks before it in the original."""
+
+    def column(self, node: ast.AST) -> int:
+        """Return where a node stands in the original, from 1."""
+        at = getattr(node, "col_offset", 0)
+        return self.indent + len(self.text.encode()[:at].decode(errors="ignore")) + 1
+
+    def mark(self, node: ast.AST) -> Mark | None:
+        """Return what a name stands for; None for another name, or for marks without an operator between."""
+        found = self.marks.get(self.column(node)) if isinstance(node, ast.Name) and MARK in node.id else None
+        return found if found and isinstance(node, ast.Name) and found.size == len(node.id) else None
 
 
 def marked(text: str) -> Source:
@@ -37,63 +58,36 @@ def marked(text: str) -> Source:
     """
     if MARK in text or "\0" in text:
         raise ExpressionError("the text holds a character that no expression has", 1, "remove it")
-    parts: list[tuple[str, int, bool]] = []  # text, column, is a mark
-    marks: list[str] = []
-    plain: set[int] = set()
-    at = 0
-
-    def mark(value: str, start: int) -> None:
-        parts.append((f"{MARK}{len(marks)}{MARK}", start, True))
-        marks.append(value)
-
-    while at < len(text):
+    whole = ""
+    marks: dict[int, Mark] = {}
+    while (at := len(whole)) < len(text):
         if text.startswith("${", at):
-            end = text.find("}", at) + 1
-            plain.add(len(marks))
-            mark(_reference(text, at, end), at)
-            at = end
+            end = text.find("}", at) + 1 or len(text)
+            ((value, _),) = _pieces(text[at:end], at)
+            mark = Mark(f"${{{value}}}", is_reference=True, size=end - at)
         elif text[at] in "'\"":
             found = _TEXT.match(text, at)
             if found is None:
                 raise ExpressionError("a text has no closing quote", at + 1, f"add {text[at]}")
-            mark(_unescaped(found[1] if found[1] is not None else found[2], at + 2), at)
-            at = found.end()
+            plain = _ESCAPE.sub(lambda one: _ESCAPED.get(one[1], one[1]), found[1] or found[2] or "")
+            _pieces(plain, at + 1)
+            mark = Mark(plain, is_reference=False, size=len(found[0]))
         else:
-            parts.append((" " if text[at].isspace() else text[at], at, False))
-            at += 1
+            whole += " " if text[at].isspace() else text[at]
+            continue
+        marks[at + 1] = mark
+        whole += MARK * mark.size
     if len(marks) > MARKS_LIMIT:
         raise ExpressionError(f"more than {MARKS_LIMIT} references and texts", 1, "let a step compute it")
-    whole = "".join(part for part, _, _ in parts)
-    indent = len(whole) - len(whole.lstrip())
-    origin = [column for part, column, _ in parts for _ in part]
-    return Source(whole.strip(), tuple(marks), frozenset(plain), tuple(origin[indent:]))
+    return Source(whole.strip(), marks, len(whole) - len(whole.lstrip()))
 
 
-def _reference(text: str, start: int, end: int) -> str:
+def _pieces(text: str, before: int) -> tuple[Piece, ...]:
+    """Split a part of an expression that begins behind `before` characters."""
     try:
-        (piece,) = pieces(text[start : end or len(text)])
+        return pieces(text)
     except ExpressionError as error:
-        raise ExpressionError(error.problem, start + error.column, error.suggestion) from None
-    return f"${{{piece.text}}}"
-
-
-def _unescaped(text: str, column: int) -> str:
-    plain = _ESCAPE.sub(lambda found: _ESCAPED.get(found[1], found[1]), text)
-    try:
-        pieces(plain)
-    except ExpressionError as error:
-        raise ExpressionError(error.problem, column - 1 + error.column, error.suggestion) from None
-    return plain
-
-
-def column_of(source: Source, node: ast.AST) -> int:
-    """Return where a node stands in the original, from 1."""
-    at = getattr(node, "col_offset", 0)
-    return _origin(source, len(source.text.encode()[:at].decode(errors="ignore")))
-
-
-def _origin(source: Source, at: int) -> int:
-    return source.origin[min(max(at, 0), len(source.origin) - 1)] + 1 if source.origin else 1
+        raise ExpressionError(error.problem, before + error.column, error.suggestion) from None
 
 
 def tree_of(source: Source) -> ast.expr:
@@ -107,14 +101,11 @@ def tree_of(source: Source) -> ast.expr:
     try:
         return ast.parse(source.text, mode="eval").body
     except SyntaxError as error:
-        # No offset: the end came too early.
-        column = _origin(source, error.offset - 1 if error.offset else len(source.text) - 1)
-        raise ExpressionError("this is no expression", column, "a right one is len(${collect.sources}) >= 5") from None
+        # Where the end came too early there is no offset, or one behind the text.
+        at = min(error.offset or len(source.text), len(source.text))
+        raise ExpressionError(
+            "this is not an expression", source.indent + at, "a right one is len(${collect.sources}) >= 5"
+        ) from None
     except (RecursionError, MemoryError, ValueError):
+        # CPython's parser refuses deep brackets with MemoryError, its compiler with RecursionError.
         raise ExpressionError("the expression is nested too deeply", 1, "let a step compute it") from None
-
-
-def place_of(node: ast.Name) -> int | None:
-    """Return the number of a mark; None for another name, or for two marks without an operator between."""
-    number = node.id.removeprefix(MARK).removesuffix(MARK)
-    return int(number) if node.id.startswith(MARK) and number.isdecimal() else None

@@ -1,4 +1,4 @@
-"""What an expression is worth: the evaluation of a tree that was checked."""
+"""Evaluates the tree of an expression that was checked."""
 
 import ast
 import math
@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tightloop.errors import ExpressionError, ReferenceMissingError
-from tightloop.plan.language.expression_source import Source, column_of, place_of
+from tightloop.plan.language.expression_source import Source
 from tightloop.plan.language.function import FUNCTIONS, FunctionError, is_number, kind
 from tightloop.plan.language.reference import Lookup, as_text, resolve
 
+# Python computes integers of any size: `9 ** 9 ** 9` alone would take all memory.
 NUMBER_LIMIT = 10**100
 RESULT_ITEMS = 100_000
 """Characters of a text, or items of a list, that an operator may make."""
@@ -42,7 +43,7 @@ ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 class Evaluation:
-    """One evaluation: every node that `_check` lets pass has a method."""
+    """One evaluation: every node that `parse_expression` lets pass has a method."""
 
     def __init__(self, lookup: Lookup, source: Source) -> None:
         self._lookup = lookup
@@ -58,14 +59,14 @@ class Evaluation:
         return getattr(self, f"_{type(node).__name__.lower()}")(node)
 
     def _fail(self, problem: str, node: ast.AST, suggestion: str = "") -> ExpressionError:
-        return ExpressionError(problem, column_of(self._source, node), suggestion)
+        return ExpressionError(problem, self._source.column(node), suggestion)
 
     def _name(self, node: ast.Name) -> Any:
-        place = place_of(node)
-        if place is None:
+        mark = self._source.mark(node)
+        if mark is None:
             return NAMES[node.id]
-        value = resolve(self._source.marks[place], self._lookup)
-        return value if place in self._source.plain else as_text(value)
+        value = resolve(mark.value, self._lookup)
+        return value if mark.is_reference else as_text(value)
 
     def _constant(self, node: ast.Constant) -> Any:
         return self._bounded(node.value, node)
@@ -104,13 +105,15 @@ class Evaluation:
         for op, item in zip(node.ops, node.comparators, strict=True):
             right = self.of(item)
             try:
-                holds = COMPARE[type(op)](_comparable(left, right, op), right)
+                plain = [side for side in (left, right) if isinstance(side, bool | int | float)]
+                # A command prints text: `"12" == 12` would be false without a word, so it is refused.
+                mixed = len(plain) == 1 and (isinstance(left, str) or isinstance(right, str))
+                if mixed and isinstance(op, ast.Eq | ast.NotEq):
+                    raise TypeError
+                holds = COMPARE[type(op)](left, right)
             except TypeError:
-                raise self._fail(
-                    f"{kind(left)} and {kind(right)} cannot be compared so",
-                    node,
-                    _AS_NUMBER,
-                ) from None
+                problem = f"{kind(left)} and {kind(right)} cannot be compared"
+                raise self._fail(problem, node, _AS_NUMBER) from None
             if not holds:
                 return False
             left = right
@@ -119,26 +122,25 @@ class Evaluation:
     def _binop(self, node: ast.BinOp) -> Any:
         left, right = self.of(node.left), self.of(node.right)
         numbers = is_number(left) and is_number(right)
-        joined = isinstance(node.op, ast.Add) and (
-            (isinstance(left, str) and isinstance(right, str)) or (isinstance(left, list) and isinstance(right, list))
-        )
+        joined = isinstance(node.op, ast.Add) and type(left) is type(right) and isinstance(left, str | list)
         if not numbers and not joined:
-            problem = f"{kind(left)} and {kind(right)} cannot be computed so"
-            raise self._fail(problem, node, _AS_NUMBER)
+            op = type(node.op).__name__
+            raise self._fail(f"{op} does not work for {kind(left)} and {kind(right)}", node, _AS_NUMBER)
         if isinstance(node.op, ast.Pow) and is_number(right) and abs(right) > POWER_LIMIT:
-            raise self._fail(f"an exponent is at most {POWER_LIMIT}", node)
+            raise self._fail(f"the maximum of an exponent is {POWER_LIMIT}", node)
         try:
             return self._bounded(ARITHMETIC[type(node.op)](left, right), node)
         except ZeroDivisionError:
-            raise self._fail("nothing can be divided by zero", node) from None
+            raise self._fail("division by zero", node) from None
         except OverflowError:
             raise self._fail("a number is too big", node) from None
 
     def _bounded(self, value: Any, node: ast.AST) -> Any:
         if isinstance(value, str | list) and len(value) > RESULT_ITEMS:
-            raise self._fail(f"a result has at most {RESULT_ITEMS} characters or items", node)
+            raise self._fail(f"the result has more than {RESULT_ITEMS} characters or items", node)
+        # A negative number to a fractional power is complex in Python.
         if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
-            raise self._fail("the result is no number", node)
+            raise self._fail("the result is not a number", node)
         if is_number(value) and abs(value) > NUMBER_LIMIT:
             raise self._fail("a number is too big", node)
         return value
@@ -159,24 +161,12 @@ class Evaluation:
         assert isinstance(node.func, ast.Name)
         name = node.func.id
         if name in LAZY:
-            return self._lazily(name, node)
+            try:
+                value = self.of(node.args[0])
+            except ReferenceMissingError:
+                return False if name == "exists" else self.of(node.args[1])
+            return True if name == "exists" else value
         try:
             return self._bounded(FUNCTIONS[name][2](*(self.of(item) for item in node.args)), node)
         except FunctionError as error:
             raise self._fail(str(error), node) from None
-
-    def _lazily(self, name: str, node: ast.Call) -> Any:
-        try:
-            value = self.of(node.args[0])
-        except ReferenceMissingError:
-            return False if name == "exists" else self.of(node.args[1])
-        return True if name == "exists" else value
-
-
-def _comparable(left: Any, right: Any, op: ast.cmpop) -> Any:
-    """Return `left`. A text that a command printed is never equal to a number or true: saying so beats a silent no."""
-    plain = [side for side in (left, right) if isinstance(side, bool | int | float)]
-    mixed = len(plain) == 1 and (isinstance(left, str) or isinstance(right, str))
-    if mixed and isinstance(op, ast.Eq | ast.NotEq):
-        raise TypeError
-    return left

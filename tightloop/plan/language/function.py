@@ -1,4 +1,4 @@
-"""The functions of expressions. Each is total over JSON values, or says in a `FunctionError` what it needs."""
+"""The functions of expressions. Each accepts all JSON values, or says in a `FunctionError` what it needs."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -9,6 +9,7 @@ from pydantic_core import SchemaError, SchemaValidator, core_schema
 REGEX_CHARACTERS = 500
 SEARCHED_CHARACTERS = 10_000
 """How much of a text `matches` looks at: its start."""
+# `float` reads digits of any length; no command prints a number as long as this.
 NUMBER_CHARACTERS = 100
 
 
@@ -24,7 +25,8 @@ def _length(value: Any) -> int:
 
 def _numbers(name: str, values: tuple[Any, ...]) -> list[Any]:
     items = _items(name, values[0]) if len(values) == 1 else list(values)
-    if all(is_number(item) for item in items) or (name != "sum" and all(isinstance(item, str) for item in items)):
+    ordered = name in ("min", "max") and all(isinstance(item, str) for item in items)
+    if ordered or all(is_number(item) for item in items):
         return items
     raise FunctionError(f"{name} needs numbers, not {', '.join(sorted({kind(item) for item in items}))}")
 
@@ -45,15 +47,9 @@ def _extreme(choose: Callable[[list[Any]], Any], name: str) -> Callable[..., Any
     return chosen
 
 
-def _absolute(value: Any) -> Any:
-    if not is_number(value):
-        raise FunctionError(f"abs needs a number, not {kind(value)}")
-    return abs(value)
-
-
 def _rounded(value: Any, digits: Any = 0) -> Any:
     if not is_number(value) or not isinstance(digits, int) or not 0 <= digits <= 12:
-        raise FunctionError("round needs a number, and at most 12 digits")
+        raise FunctionError("round needs a number, and 0 to 12 digits")
     try:
         return round(value, digits) if digits else round(value)
     except (OverflowError, ValueError):
@@ -66,6 +62,7 @@ def _number(value: Any) -> Any:
         return value
     text = value.strip() if isinstance(value, str) else ""
     if text and len(text) <= NUMBER_CHARACTERS:
+        # `int` first: a float has 53 bits, and large numbers such as ids would lose their last digits.
         for read in (int, float):
             try:
                 return read(text)
@@ -82,11 +79,10 @@ def _text(name: str, value: Any) -> str:
 
 def _matches(value: Any, pattern: Any) -> bool:
     """Return whether the pattern occurs. The engine takes time linear in the text; it has no look-around."""
-    searched = _text("matches", value)[:SEARCHED_CHARACTERS]
-    validator = pattern_of(_text("matches", pattern))
-    return validator.isinstance_python(searched)
+    return pattern_of(_text("matches", pattern)).isinstance_python(_text("matches", value)[:SEARCHED_CHARACTERS])
 
 
+# Compiled by pydantic's engine: one that backtracks, as `re` does, would let a pattern of a plan hang the worker.
 @functools.lru_cache(maxsize=256)
 def pattern_of(pattern: str) -> SchemaValidator:
     """Compile a pattern.
@@ -95,17 +91,17 @@ def pattern_of(pattern: str) -> SchemaValidator:
         FunctionError: it is too long or malformed.
     """
     if len(pattern) > REGEX_CHARACTERS:
-        raise FunctionError(f"a pattern has at most {REGEX_CHARACTERS} characters, this one has {len(pattern)}")
+        raise FunctionError(f"a pattern may have {REGEX_CHARACTERS} characters, this one has {len(pattern)}")
     try:
         return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex", strict=True))
     except SchemaError as error:
         cause = [line.strip() for line in str(error).splitlines() if line.strip().startswith("error:")]
-        told = cause[-1].removeprefix("error: ") if cause else "it is malformed"
-        raise FunctionError(f"the pattern {pattern[:60]!r} cannot be used: {told}") from None
+        reason = cause[-1].removeprefix("error: ") if cause else "it is malformed"
+        raise FunctionError(f"the pattern {pattern[:60]!r} cannot be used: {reason}") from None
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:
-    """Return whether a value is a number; truth values are none."""
+    """Return whether a value is a number; True and False are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -129,7 +125,7 @@ FUNCTIONS: Mapping[str, tuple[int, int, Callable[..., Any]]] = {
     "sum": (1, 1, lambda value: sum(_numbers("sum", (value,)))),
     "any": (1, 1, lambda value: any(_items("any", value))),
     "all": (1, 1, lambda value: all(_items("all", value))),
-    "abs": (1, 1, _absolute),
+    "abs": (1, 1, lambda value: abs(_numbers("abs", ([value],))[0])),
     "round": (1, 2, _rounded),
     "number": (1, 1, _number),
     "lower": (1, 1, lambda value: _text("lower", value).lower()),

@@ -7,27 +7,20 @@ literal `${`.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tightloop.errors import ExpressionError, ReferenceMissingError
-from tightloop.plan.model import RESERVED_IDS
+from tightloop.plan.document.step import RESERVED_IDS
+from tightloop.value import counted
 
 Lookup = Callable[[str], Any]
 """Returns the value of one reference, given without `${` and `}`; raises `ReferenceMissingError`."""
 
 REFERENCE_CHARACTERS = 300
+# A `*` stands for all steps of a template: `${look-*.answer}` is the list of their answers.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\*?(?:\.[A-Za-z0-9_][A-Za-z0-9_-]*)*")
 _OPENING = re.compile(r"\$?\$\{")
-
-
-class Reference(NamedTuple):
-    """A reference taken apart."""
-
-    head: str
-    """Id of a step (or of a template: `look-*`), or a reserved word such as `plan`."""
-    path: tuple[str, ...] = ()
-    """Names below it; the first one is an output of the step."""
 
 
 class Piece(NamedTuple):
@@ -36,30 +29,28 @@ class Piece(NamedTuple):
     text: str
     """Literal text, or the reference without `${` and `}`."""
     is_reference: bool = False
-    column: int = 1
-    """Where it begins in the whole text, from 1."""
 
 
 def pieces(text: str) -> tuple[Piece, ...]:
     """Split a text into literals and references.
 
     Raises:
-        ExpressionError: a `${` has no end, or what is in it is no reference.
+        ExpressionError: a `${` has no end, or what is in it is not a reference.
     """
     found: list[Piece] = []
     at = 0
     while (opening := _OPENING.search(text, at)) is not None:
         start, end = opening.span()
         if opening.group().startswith("$$"):
-            found.append(Piece(text[at:start] + "${", column=at + 1))
+            found.append(Piece(text[at:start] + "${"))
             at = end
             continue
         if start > at:
-            found.append(Piece(text[at:start], column=at + 1))
+            found.append(Piece(text[at:start]))
         at = text.find("}", end) + 1
-        found.append(Piece(_checked(text, start, at), is_reference=True, column=start + 1))
+        found.append(Piece(_checked(text, start, at), is_reference=True))
     if at < len(text):
-        found.append(Piece(text[at:], column=at + 1))
+        found.append(Piece(text[at:]))
     return tuple(found)
 
 
@@ -71,7 +62,7 @@ def _checked(text: str, start: int, end: int) -> str:
     name = text[start + 2 : end - 1].strip()
     if len(name) > REFERENCE_CHARACTERS or not _NAME.fullmatch(name):
         raise ExpressionError(
-            f"'{text[start : min(end, start + 60)]}' is no reference",
+            f"'{text[start : min(end, start + 60)]}' is not a reference",
             start + 1,
             f"a right one is ${{step-id.output}} or ${{plan.name}}; {literal}",
         )
@@ -118,7 +109,7 @@ def resolve(value: Any, lookup: Lookup, quote: Callable[[str], str] | None = Non
     if isinstance(value, str):
         return _resolved(value, lookup, quote)
     if isinstance(value, Mapping):
-        return {_resolved_key(name, lookup): resolve(item, lookup, quote) for name, item in value.items()}
+        return {as_text(resolve(name, lookup)): resolve(item, lookup, quote) for name, item in value.items()}
     if isinstance(value, tuple | list):
         return [resolve(item, lookup, quote) for item in value]
     return value
@@ -139,10 +130,6 @@ def _resolved(text: str, lookup: Lookup, quote: Callable[[str], str] | None) -> 
     return "".join(written(lookup(part.text)) if part.is_reference else part.text for part in parts)
 
 
-def _resolved_key(name: Any, lookup: Lookup) -> Any:
-    return as_text(_resolved(name, lookup, None)) if isinstance(name, str) else name
-
-
 def _plain(value: Any) -> bool:
     return value is None or isinstance(value, str | int | float)
 
@@ -154,27 +141,28 @@ def as_text(value: Any) -> str:
     return "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def split_reference(name: str, steps: Iterable[str]) -> Reference:
-    """Take a reference apart. Ids may hold dots, so the longest known step that fits is meant.
+def head_of(name: str, known: Container[str]) -> str:
+    """Return the longest known id that a reference begins with, as ids may contain dots; empty if there is none."""
+    parts = name.split(".")
+    heads = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((head for head in heads if head in known), "")
+
+
+def split_reference(name: str, steps: Iterable[str]) -> tuple[str, tuple[str, ...]]:
+    """Return the step (or template, or reserved word such as `plan`) of a reference, and the names below it.
+
+    Step ids may contain dots, so the longest known id that fits is meant.
 
     Raises:
         ReferenceMissingError: it names neither a step nor a reserved word.
     """
-    first, _, rest = name.partition(".")
-    fitting = [step for step in steps if name == step or name.startswith(step + ".")]
-    if fitting:
-        head = max(fitting, key=len)
-        return Reference(head, _parts(name[len(head) + 1 :]))
-    if first in RESERVED_IDS:
-        return Reference(first, _parts(rest))
+    if head := head_of(name, frozenset(steps)) or head_of(name, RESERVED_IDS):
+        path = name[len(head) + 1 :]
+        return head, tuple(path.split(".")) if path else ()
     raise ReferenceMissingError(
         f"${{{name}}} names neither a step of the plan nor one of {', '.join(sorted(RESERVED_IDS))}. "
         "Correct the name, or write $${ for a literal ${"
     )
-
-
-def _parts(path: str) -> tuple[str, ...]:
-    return tuple(path.split(".")) if path else ()
 
 
 def follow(value: Any, path: Sequence[str], *, name: str) -> Any:
@@ -194,16 +182,14 @@ def follow(value: Any, path: Sequence[str], *, name: str) -> Any:
         elif isinstance(value, list | tuple) and part.isdecimal() and int(part) < len(value):
             value = value[int(part)]
         elif isinstance(value, list | tuple) and not part.isdecimal():
+            # A field of a list is the list of the fields of its items.
             return [follow(item, path[depth:], name=name) for item in value]
         else:
-            raise ReferenceMissingError(f"${{{name}}} has no value: {_lacks(value, part)}")
+            if isinstance(value, Mapping):
+                why = f"there is no '{part}' among {', '.join(sorted(map(str, value))[:10]) or 'nothing'}"
+            elif isinstance(value, list | tuple):
+                why = f"the list has {counted(len(value), 'item')}, counted from 0"
+            else:
+                why = f"'{part}' cannot be below {'nothing' if value is None else f'a {type(value).__name__}'}"
+            raise ReferenceMissingError(f"${{{name}}} has no value: {why}")
     return value
-
-
-def _lacks(value: Any, part: str) -> str:
-    if isinstance(value, Mapping):
-        known = ", ".join(sorted(map(str, value))[:10])
-        return f"there is no '{part}' among {known or 'nothing'}"
-    if isinstance(value, list | tuple):
-        return f"the list has {len(value)} items, counted from 0"
-    return f"'{part}' cannot be below {'nothing' if value is None else f'a {type(value).__name__}'}"

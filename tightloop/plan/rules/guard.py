@@ -1,17 +1,17 @@
-"""The rules of a plan's policy: what a step may touch, run and ask, and which steps wait for a person."""
+"""Judges steps by a plan's policy: what they may change, run and request, and which wait for a person."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tightloop.alignment_patch import read_patch
-from tightloop.plan.model import Capability, Step
-from tightloop.plan.policy import Policy
+from tightloop.plan.document.policy import Policy
+from tightloop.plan.document.step import Capability, Step
 from tightloop.plan.rules.command import judge_command
-from tightloop.plan.rules.glob import fits
 from tightloop.plan.rules.network import judge_url
-from tightloop.plan.rules.ruling import Stance, Verdict, strictest
+from tightloop.safety.change.patch import read_patch
+from tightloop.safety.glob import fits
+from tightloop.safety.verdict import Ruling, Verdict, strictest
 
 PATHS_SHOWN = 5
 _HEADER = re.compile(r"^--- ([^\"\n]+)\n\+\+\+ ([^\"\n]+)\n@@", re.MULTILINE)
@@ -20,7 +20,7 @@ _HEADER = re.compile(r"^--- ([^\"\n]+)\n\+\+\+ ([^\"\n]+)\n@@", re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class Acts:
-    """What a step is about to do, as far as it is known before."""
+    """The known effects of a step before it starts."""
 
     paths: tuple[str, ...] = ()
     """Files that it will change, below the root."""
@@ -31,9 +31,7 @@ class Acts:
 def acts_of(step: Step, action: Mapping[str, Any]) -> Acts:
     """Return what a step will do.
 
-    Args:
-        step: as it is written.
-        action: the fields of its action with references replaced; a command quoted for the shell.
+    `action` has the fields of its action with references replaced, a command quoted for the shell.
     """
     if step.capability is Capability.SHELL:
         return Acts(commands=(str(action.get("run", "")),))
@@ -50,18 +48,18 @@ def acts_of(step: Step, action: Mapping[str, Any]) -> Acts:
     return Acts()
 
 
-def judge(policy: Policy, step: Step, acts: Acts) -> Verdict:
-    """Return the strictest answer of a policy, and of those around it, to a step that is about to start.
+def judge(policy: Policy, step: Step, acts: Acts) -> Ruling:
+    """Return the strictest ruling of a policy, and of those around it, on a step that is about to start.
 
-    Fetched documents are judged one by one when they are asked for: a refused one is no reason to leave the others.
+    Fetched documents are judged one by one when requested: a refused one does not stop the others.
     """
-    return strictest(verdict for one in _around(policy) for verdict in _verdicts(one, step, acts))
+    return strictest(verdict for one in enclosing_policies(policy) for verdict in _verdicts(one, step, acts))
 
 
-def judge_changes(policy: Policy, paths: Iterable[str]) -> Verdict:
+def judge_changes(policy: Policy, paths: Iterable[str]) -> Ruling:
     """Return whether a step may have changed these paths, by the policy and those around it."""
     changed = tuple(paths)
-    return strictest(verdict for one in _around(policy) for verdict in _of_paths(one, changed))
+    return strictest(verdict for one in enclosing_policies(policy) for verdict in _of_paths(one, changed))
 
 
 def tightened(policy: Policy, bound: Policy) -> Policy:
@@ -69,47 +67,50 @@ def tightened(policy: Policy, bound: Policy) -> Policy:
     if policy == bound:
         return bound
     around = bound if policy.within is None else tightened(policy.within, bound)
-    return policy.model_copy(
-        update={
-            "commands": tuple(rule for rule in policy.commands if rule.verdict != Stance.ALLOW),
-            "network": _common(policy.network, bound.network),
-            "shell_network": policy.shell_network and bound.shell_network,
-            "within": around,
-        }
+    both = [one for one in policy.network if _lists(bound.network, one)] + [
+        one for one in bound.network if _lists(policy.network, one)
+    ]
+    return policy.evolve(
+        commands=tuple(rule for rule in policy.commands if rule.verdict != Verdict.ALLOW),
+        network=tuple(dict.fromkeys(both)),
+        shell_network=policy.shell_network and bound.shell_network,
+        within=around,
     )
 
 
-def _around(policy: Policy) -> Iterator[Policy]:
+def enclosing_policies(policy: Policy) -> Iterator[Policy]:
+    """Yield a policy, then those around it, from the inside out."""
     one: Policy | None = policy
     while one is not None:
         yield one
         one = one.within
 
 
-def _verdicts(policy: Policy, step: Step, acts: Acts) -> Iterator[Verdict]:
+def _verdicts(policy: Policy, step: Step, acts: Acts) -> Iterator[Ruling]:
     yield from _of_paths(policy, acts.paths)
     for command in acts.commands:
         yield judge_command(command, policy.commands)
     for url in acts.urls:
         if refusal := judge_url(url, policy.network).refusal:
-            yield Verdict(Stance.DENY, "policy.network", refusal)
+            yield Ruling(Verdict.DENY, "policy.network", refusal)
     words = {step.kind.value, step.capability.value, *step.labels}
     asked = next((word for word in policy.approve if word in words), None)
     if asked is not None and step.capability is not Capability.GATE:
         reason = f"step {step.id!r} ({step.title or step.kind.value}) waits: policy.approve names {asked!r}"
-        yield Verdict(Stance.ASK, "policy.approve", reason)
+        yield Ruling(Verdict.ASK, "policy.approve", reason)
 
 
-def _of_paths(policy: Policy, paths: tuple[str, ...]) -> Iterator[Verdict]:
+def _of_paths(policy: Policy, paths: tuple[str, ...]) -> Iterator[Ruling]:
+    # Case is folded: on macOS and Windows `.GIT/hooks` is `.git/hooks`.
     kept = [path for path in paths if fits(policy.protect, path, folded=True)]
     if kept:
         reason = f"policy.protect covers {_listed(kept)}: no step may change that. Leave these paths alone"
-        yield Verdict(Stance.DENY, "policy.protect", reason)
+        yield Ruling(Verdict.DENY, "policy.protect", reason)
     strange = [path for path in paths if not fits(policy.write, path)]
     if strange:
         allowed = ", ".join(policy.write[:PATHS_SHOWN]) or "nothing"
         reason = f"policy.write ({allowed}) does not cover {_listed(strange)}. Change only what it covers, or widen it"
-        yield Verdict(Stance.DENY, "policy.write", reason)
+        yield Ruling(Verdict.DENY, "policy.write", reason)
 
 
 def _listed(paths: list[str]) -> str:
@@ -123,17 +124,9 @@ def _patched(diff: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(path for path in (*found, *headed) if path and path != "/dev/null"))
 
 
-def _common(ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:
-    """Return entries for hosts that both lists name, at least in part of what they name."""
-    both = [one for one in ours if _lists(theirs, one)] + [one for one in theirs if _lists(ours, one)]
-    return tuple(dict.fromkeys(both))
-
-
 def _lists(network: tuple[str, ...], entry: str) -> bool:
     """Return whether every host of an entry is in a list."""
     name = entry.strip().lower()
-    for rule in (one.strip().lower() for one in network):
-        below = rule.startswith("*.") and name.endswith(rule[1:]) and ":" not in name
-        if name == rule or below:
-            return True
-    return False
+    rules = [rule.strip().lower() for rule in network]
+    # `*.example.org` is for the usual ports only: an entry with a port is not below it.
+    return name in rules or any(rule.startswith("*.") and name.endswith(rule[1:]) and ":" not in name for rule in rules)

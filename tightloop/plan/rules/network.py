@@ -1,4 +1,4 @@
-"""Which hosts a plan may ask: the allowlist of its policy, judged for every request and every redirect."""
+"""Judges requests by the hosts that a plan's policy lists, for every request and every redirect."""
 
 from collections.abc import Iterable
 from ipaddress import ip_address
@@ -22,7 +22,7 @@ class Host(NamedTuple):
         return f"[{self.name}]:{self.port}" if ":" in self.name else f"{self.name}:{self.port}"
 
 
-class Verdict(NamedTuple):
+class HostRuling(NamedTuple):
     """Whether a host may be asked."""
 
     refusal: str = ""
@@ -32,43 +32,45 @@ class Verdict(NamedTuple):
 
 
 def host_of(url: str) -> Host | None:
-    """Return where a URL points to; None where it is no address of the web."""
+    """Return where a URL points to; None where it is not a web address."""
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
         return None
+    # A trailing dot names the same host in the DNS.
     name = (parts.hostname or "").rstrip(".").lower()
     if parts.scheme not in PORTS or not name or len(url) > ADDRESS_CHARACTERS:
         return None
     return Host(name, port or PORTS[parts.scheme])
 
 
-def judge_url(url: str, network: Iterable[str]) -> Verdict:
+def judge_url(url: str, network: Iterable[str]) -> HostRuling:
     """Return whether the policy lets a URL be asked.
 
     `example.org` allows that host at the usual ports, `*.example.org` those below it, `host:port` exactly that one,
     and only that one may be a private address.
-
-    Args:
-        url: absolute.
-        network: the hosts of `Policy.network`.
+    `network` has the hosts of `Policy.network`.
     """
     host = host_of(url)
     shown = url[:200]
     if host is None:
-        return Verdict(f"'{shown}' is no http or https address. Give it in full, such as https://example.org/page")
+        return HostRuling(
+            f"'{shown}' is not an http or https address. Give it in full, such as https://example.org/page"
+        )
     parts = urlsplit(url)
     if parts.username or parts.password:
-        return Verdict("an address holds a name or password. Name an environment variable in secret_headers instead")
+        return HostRuling("an address holds a name or password. Name an environment variable in secret_headers instead")
     rules = [rule.strip().lower() for rule in network]
     if host.authority in rules:
-        return Verdict(private=True)
+        return HostRuling(private=True)
     if host.port in PORTS.values() and any(_fits(host.name, rule) for rule in rules):
-        return Verdict()
+        return HostRuling()
     usual = host.port in PORTS.values() and not is_private(host.name)
     entry = host.name if usual else host.authority
-    return Verdict(f"policy.network does not list {host.authority}, which '{shown}' needs. Add '{entry}' to allow it")
+    return HostRuling(
+        f"policy.network does not list {host.authority}, which '{shown}' needs. Add '{entry}' to allow it"
+    )
 
 
 def _fits(name: str, rule: str) -> bool:
@@ -78,11 +80,12 @@ def _fits(name: str, rule: str) -> bool:
 
 
 def is_private(address: str) -> bool:
-    """Return whether an IP address belongs to this host or a private network; False for a name that is no address."""
+    """Return whether an IP address belongs to this host or a private network; False for a name."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:
         return False
+    # `::ffff:127.0.0.1` reaches 127.0.0.1.
     mapped = getattr(found, "ipv4_mapped", None)
     found = mapped or found
     return not found.is_global or found.is_multicast

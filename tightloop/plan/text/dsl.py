@@ -17,9 +17,8 @@ import json
 import re
 from dataclasses import dataclass, field
 
-from tightloop.plan.problem import Position, did_you_mean
-from tightloop.plan.text.json_text import TextError
-from tightloop.plan.text.marked import Map, Seq
+from tightloop.errors import Position, did_you_mean
+from tightloop.plan.text.located import Map, Seq, TextError
 from tightloop.plan.text.yaml_text import parse_yaml, plain_scalar
 
 RIGHT_HEADER = 'task build "Build it" kind:tool using:shell'
@@ -74,6 +73,7 @@ def parse_dsl(text: str, *, depth_limit: int) -> Map:
 
 def _blocks(text: str) -> list[_Block]:
     blocks: list[_Block] = []
+    # `splitlines` splits at more characters than YAML does: the numbers of lines would differ.
     for number, line in enumerate(text.split("\n"), start=1):
         line = line.removesuffix("\r")
         if line[:1].strip() and not line.startswith("#"):
@@ -90,28 +90,21 @@ def _fields(block: _Block, header: re.Match[str], depth_limit: int) -> Map:
     made.put("id", header["id"], at=Position(block.line, header.start("id") + 1))
     if header["title"]:
         at = Position(block.line, header.end("title") - len(header["title"].lstrip()) + 2)
-        made.put("title", _quoted(header["title"].strip(), at), at=at)
+        try:
+            made.put("title", str(json.loads(header["title"])), at=at)
+        except ValueError as error:
+            said = f"the title {header['title'].strip()[:60]} is not quoted as in JSON"
+            raise TextError(said, at, "Write \\\\ for a backslash") from error
     _attributes(made, block.line, header["rest"], header.start("rest"))
     arrows = _arrows(block)
     body = parse_yaml("\n".join(block.body), depth_limit=depth_limit, first_line=block.line + 1)
     if body is not None and not isinstance(body, Map):
         at = Position(block.line + 1, 1)
-        raise TextError(f"below '{block.header[:60]}' there are no fields", at, "Write `key: value` lines")
-    for source in (body, arrows):
-        for key in list(source or ()):
-            assert source is not None
-            value, at, key_at = source.take(key)
-            if key in made:
-                raise TextError(f"field '{key}' twice (first in line {made.keys_at[key].line})", key_at, "Remove one")
-            made.put(key, value, at=at, key_at=key_at)
+        raise TextError(f"no fields below '{block.header[:60]}'", at, "Write `key: value` lines")
+    for source in (body or Map(), arrows):
+        for key, value in source.items():
+            made.put_new(key, value, at=source.values_at[key], key_at=source.keys_at[key])
     return made
-
-
-def _quoted(text: str, at: Position) -> str:
-    try:
-        return str(json.loads(text))
-    except ValueError as error:
-        raise TextError(f"the title {text[:60]} is not quoted as in JSON", at, "Write \\\\ for a backslash") from error
 
 
 def _attributes(made: Map, line: int, rest: str, start: int) -> None:
@@ -121,7 +114,7 @@ def _attributes(made: Map, line: int, rest: str, start: int) -> None:
         at = Position(line, start + word.start() + 1)
         found = _ATTRIBUTE.fullmatch(word[0])
         if found is None:
-            raise TextError(f"'{word[0][:60]}' in a header is no `key:value`", at, f"Write `{RIGHT_HEADER}`")
+            raise TextError(f"'{word[0][:60]}' in a header is not `key:value`", at, f"Write `{RIGHT_HEADER}`")
         if found["key"] in made:
             raise TextError(f"'{found['key']}' twice in one header", at, "Remove one")
         value_at = Position(line, at.column + found.start("value"))
@@ -131,6 +124,7 @@ def _attributes(made: Map, line: int, rest: str, start: int) -> None:
 def _arrows(block: _Block) -> Map:
     """Take the `on failure ->` and `on success ->` lines out of the body."""
     made = Map(Position(block.line, 1))
+    # Deeper lines may be part of a text block, such as a shell script.
     indent = next((len(line) - len(line.lstrip()) for line in block.body if _SIGNIFICANT.match(line)), 0)
     for index, line in enumerate(block.body):
         found = _ARROW.fullmatch(line)
@@ -140,11 +134,12 @@ def _arrows(block: _Block) -> Map:
         key, key_at = f"on_{found['end']}", Position(at.line, indent + 1)
         if found["end"] not in ("success", "failure"):
             hint = did_you_mean(found["end"], ("success", "failure"))
-            raise TextError(f"'on {found['end']}' is no end of a step", key_at, hint)
+            raise TextError(f"'on {found['end']}' is not an end of a step", key_at, hint)
         if not found["to"]:
             raise TextError(f"'on {found['end']} ->' names no step", key_at, "Write an id behind it")
         if key in made:
             raise TextError(f"'on {found['end']}' twice", key_at, "Name all steps in one line: `on success -> a b`")
         made.put(key, found["to"], at=at, key_at=key_at)
+        # Left empty, not removed: the lines below keep their numbers.
         block.body[index] = ""
     return made

@@ -3,13 +3,15 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from tightloop.plan.model import Capability, Plan, Step, StepKind
+from tightloop.plan.document.plan import Plan
+from tightloop.plan.document.step import Capability, Step, StepKind, walk
 from tightloop.plan.result import StepStatus
 
 NODES_LIMIT = 300
-"""A larger picture is not readable, and renderers refuse it."""
+"""A larger picture is not readable, and Mermaid refuses a text with more than 500 edges (its `maxEdges`)."""
 LABEL_CHARACTERS = 80
 _INDENT = "  "
+# Mermaid reads `#name;` as an entity; quotes, brackets and `|` end a label, and backticks begin Markdown.
 _ESCAPES = str.maketrans(
     {
         "#": "#35;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "&": "#amp;", "`": "#96;", "\\": "#92;", "|": "#124;",
@@ -50,26 +52,12 @@ def to_mermaid(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> 
     drawing = _Drawing(statuses or {})
     drawing.lines.append("flowchart TD")
     drawing.steps(plan.steps, "s", 1)
-    total = sum(1 for _ in _all(plan.steps))
+    total = sum(1 for _ in walk(plan.steps))
     if total > drawing.drawn:
         drawing.lines.append(f'{_INDENT}more["{drawing.drawn} of {total} steps are shown"]')
     for status in sorted(drawing.used):
         drawing.lines.append(f"{_INDENT}classDef {status.value} {_COLOURS[status]}")
     return "\n".join(drawing.lines) + "\n"
-
-
-def _all(steps: tuple[Step, ...]) -> Iterator[Step]:
-    for step in steps:
-        yield step
-        for _, inner in _within(step):
-            yield from _all(inner)
-
-
-def _within(step: Step) -> Iterator[tuple[str, tuple[Step, ...]]]:
-    if step.subplan and step.subplan.steps:
-        yield "", step.subplan.steps
-    for alternative in step.branch.alternatives if step.branch else ():
-        yield alternative.name, alternative.steps
 
 
 @dataclass
@@ -100,34 +88,27 @@ class _Drawing:
 
     def _step(self, step: Step, name: str, level: int) -> None:
         status = self.statuses.get(step.id) if level == 1 else None
-        inner = list(_within(step))
+        inner = list(step.inner())
         if inner:
             self._line(level, f'subgraph {name}["{_label(step)}"]')
-            for number, (title, steps) in enumerate(inner):
-                self._inner(title, steps, f"{name}_{number}_", level + 1)
+            for number, within in enumerate(inner):
+                prefix = f"{name}_{number}_"
+                if within.title:
+                    self._line(level + 1, f'subgraph {prefix}a["{_escaped(within.title)}"]')
+                self.steps(within.steps, prefix, level + 1 + bool(within.title))
+                if within.title:
+                    self._line(level + 1, "end")
             self._line(level, "end")
         else:
-            start, end = _shape(step)
+            start, end = _SHAPES.get(step.capability, _RECTANGLE)
+            if step.kind is StepKind.COMPENSATION:
+                start, end = _HEXAGON
+            elif step.kind in (StepKind.GATE, StepKind.DECISION):
+                start, end = _SHAPES[Capability.GATE]
             self._line(level, f"{name}{start}{_label(step)}{end}")
         if status is not None:
             self.used.add(status)
             self._line(level, f"class {name} {status.value}")
-
-    def _inner(self, title: str, steps: tuple[Step, ...], prefix: str, level: int) -> None:
-        if not title:
-            self.steps(steps, prefix, level)
-            return
-        self._line(level, f'subgraph {prefix}a["{_escaped(title)}"]')
-        self.steps(steps, prefix, level + 1)
-        self._line(level, "end")
-
-
-def _shape(step: Step) -> tuple[str, str]:
-    if step.kind is StepKind.COMPENSATION:
-        return _HEXAGON
-    if step.kind in (StepKind.GATE, StepKind.DECISION):
-        return _SHAPES[Capability.GATE]
-    return _SHAPES.get(step.capability, _RECTANGLE)
 
 
 def _label(step: Step) -> str:
@@ -146,17 +127,7 @@ def _arrows(step: Step) -> Iterator[tuple[str, str, str]]:
     yield from ((step.id, target, '-->|"success"|') for target in step.on_success)
     if step.on_failure:
         yield step.id, step.on_failure.to, '-.->|"failure"|'
-    for label, targets in _choices(step):
-        yield from ((step.id, target, f'-->|"{_escaped(label)}"|') for target in targets)
+    for choice in step.choices():
+        yield from ((step.id, target, f'-->|"{_escaped(choice.label)}"|') for target in choice.to)
     if step.compensate and step.compensate.step:
         yield step.id, step.compensate.step, '-.->|"taken back by"|'
-
-
-def _choices(step: Step) -> Iterator[tuple[str, tuple[str, ...]]]:
-    if step.decision:
-        yield from ((rule.note or rule.when, rule.to) for rule in step.decision.rules)
-        yield "otherwise", step.decision.otherwise
-        yield from step.decision.hypotheses.items()
-        yield from ((option.name, option.to) for option in step.decision.options)
-    if step.gate and step.gate.approval:
-        yield from ((option.name, option.to) for option in step.gate.approval.options)

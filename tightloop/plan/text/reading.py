@@ -1,23 +1,24 @@
 """From a plan's text (YAML, JSON or the text form) to a `Plan`, with the place of everything that is wrong."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import ValidationError
 
-from tightloop.errors import PlanError
-from tightloop.plan.model import Plan
-from tightloop.plan.problem import Position, Problem
-from tightloop.plan.text.aliases import PlanAliases
-from tightloop.plan.text.complaint import complaints, unknown_fields
+from tightloop.errors import PlanError, Position, Problem
+from tightloop.plan.document.plan import Plan
+from tightloop.plan.text.diagnostics import PROBLEMS_LIMIT, diagnose
 from tightloop.plan.text.dsl import is_dsl, parse_dsl
-from tightloop.plan.text.json_text import TextError, parse_json
-from tightloop.plan.text.marked import Map, plain, position
-from tightloop.plan.text.spelling import id_from
+from tightloop.plan.text.json_text import parse_json
+from tightloop.plan.text.located import HALF_PAIR, Map, TextError, plain, position
+from tightloop.plan.text.normalize import normalize
 from tightloop.plan.text.yaml_text import parse_yaml
 
+# Read from a file on the host; what goes through Temporal has the lower bound `SOURCE_BYTES`.
 TEXT_BYTES = 8 * 1024 * 1024
+# What follows walks the data by recursion, and Python stops at 1 000 frames by default.
 DEPTH_LIMIT = 100
 _EMPTY = "Write `id:` and `steps:`"
 
@@ -53,29 +54,28 @@ def read_plan(text: str, *, name: str = "") -> ReadPlan:
     Raises:
         PlanError: with all problems, each with line, column and suggestion.
     """
-    aliases = PlanAliases()
     try:
         tree = _tree(text)
     except TextError as error:
         problem = Problem(message=error.message, suggestion=error.suggestion, position=error.position, code="syntax")
         raise PlanError((replace(problem, file=name),)) from error
-    tree = aliases.apply(tree)
+    problems = [replace(problem, file=name) for problem in normalize(tree)]
     if "id" not in tree and isinstance(tree.get("steps"), list):
-        tree.put("id", id_from(name), at=tree.at)
-    problems = [problem for problem in aliases.problems if problem.is_error]
-    plan: Plan | None = None
+        stem = name.replace("\\", "/").rsplit("/", 1)[-1].split(".", 1)[0]
+        tree.put("id", re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:63] or "plan", at=tree.at)
+    errors = [problem for problem in problems if problem.is_error]
     try:
         plan = Plan.model_validate(plain(tree))
     except ValidationError as error:
-        problems += complaints(error, tree)
-    problems += unknown_fields(tree)
-    if problems or plan is None:
-        raise PlanError(tuple(replace(one, file=name) for one in sorted(problems, key=lambda one: one.position)))
-    warnings = tuple(replace(one, file=name) for one in aliases.problems)
-    return ReadPlan(plan, warnings, name, tree)
+        errors += [replace(problem, file=name) for problem in diagnose(error, tree)]
+        plan = None
+    if plan is None or errors:
+        raise PlanError(tuple(sorted(errors, key=lambda one: one.position)[:PROBLEMS_LIMIT]))
+    return ReadPlan(plan, tuple(problems), name, tree)
 
 
 def _tree(text: str) -> Map:
+    # Editors on Windows put a byte order mark in front.
     text = text.removeprefix("\ufeff")
     if len(text) > TEXT_BYTES or _size(text) > TEXT_BYTES:
         raise TextError(f"the plan is larger than {TEXT_BYTES} bytes", suggestion="Split it into subplans with `file:`")
@@ -88,7 +88,7 @@ def _tree(text: str) -> Map:
     if tree is None:
         raise TextError("the plan is empty", suggestion=_EMPTY)
     if not isinstance(tree, Map):
-        raise TextError("a plan is a mapping of fields, not a list or a text", Position(1, 1), _EMPTY)
+        raise TextError("a plan must be a mapping of fields, not a list or a text", Position(1, 1), _EMPTY)
     return tree
 
 
@@ -98,4 +98,4 @@ def _size(text: str) -> int:
     except UnicodeEncodeError as error:
         before = text[: error.start]
         at = Position(before.count("\n") + 1, len(before) - before.rfind("\n"))
-        raise TextError("a text with half of a surrogate pair is no Unicode", at) from error
+        raise TextError(HALF_PAIR, at) from error

@@ -5,7 +5,8 @@ from typing import Any
 
 import yaml
 
-from tightloop.plan.model import Capability, Plan, StepKind
+from tightloop.plan.document.plan import Plan
+from tightloop.plan.document.step import Capability, StepKind
 from tightloop.plan.text.yaml_text import plain_scalar
 
 FORMS = ("yaml", "json", "dsl")
@@ -17,7 +18,7 @@ def write_plan(plan: Plan, form: str = "yaml") -> str:
     """Return the plan in one of `FORMS`; fields with their default value are left out.
 
     Raises:
-        ValueError: there is no such form.
+        ValueError: the form is unknown.
     """
     fields = plan.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     if form == "yaml":
@@ -25,48 +26,51 @@ def write_plan(plan: Plan, form: str = "yaml") -> str:
     if form == "json":
         return json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
     if form == "dsl":
-        return _dsl(fields)
-    raise ValueError(f"there is no form '{form}' of plans. Use one of {', '.join(FORMS)}")
+        steps = fields.pop("steps", [])
+        blocks = [_block("plan", fields)]
+        blocks += [_block("task", step) for step in steps]
+        return "\n".join(blocks)
+    raise ValueError(f"unknown form '{form}' for plans. Use one of {', '.join(FORMS)}")
 
 
 class _Dumper(_DUMPER):  # type: ignore[misc]
     """Writes texts so that they are read back as texts by the core schema."""
 
+    # Equal values would become anchors and aliases.
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
         return True
 
+    # PyYAML writes the items of a list in the column of its key.
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
         super().increase_indent(flow, False)
 
 
 def _text(dumper: Any, text: str) -> Any:
-    block = "\n" in text and text.endswith("\n") and _fits_block(text)
-    style = "|" if block else None if text.isprintable() and isinstance(plain_scalar(text), str) else '"'
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-def _fits_block(text: str) -> bool:
-    """Return whether a text can be written as it is, line by line."""
     lines = text.split("\n")
-    return all(
-        line == line.rstrip() and (line == "" or line.isprintable()) and not line.startswith(("#", "%", "---", "..."))
-        for line in lines
-    ) and not (lines[0] == "" or lines[0][0].isspace())
+    # In a block a text stands as it is; markers, comments and blanks at its ends would not come back.
+    if (
+        lines[0][:1].strip()
+        and not lines[-1]
+        and all(
+            line == line.rstrip()
+            and (line == "" or line.isprintable())
+            and not line.startswith(("#", "%", "---", "..."))
+            for line in lines
+        )
+    ):
+        style: str | None = "|"
+    else:
+        style = None if text.isprintable() and isinstance(plain_scalar(text), str) else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _text)
 
 
 def _yaml(fields: dict[str, Any]) -> str:
+    # By default lines are folded at 80 characters: commands stay whole here.
     written: str = yaml.dump(fields, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000_000)
     return written
-
-
-def _dsl(fields: dict[str, Any]) -> str:
-    steps = fields.pop("steps", [])
-    blocks = [_block("plan", fields)]
-    blocks += [_block("task", step) for step in steps]
-    return "\n".join(blocks)
 
 
 def _block(word: str, fields: dict[str, Any]) -> str:
@@ -80,7 +84,16 @@ def _block(word: str, fields: dict[str, Any]) -> str:
         header += [f"kind:{kind.value}"] if kind is not StepKind.TOOL else []
         header += [f"using:{using}"] if (using := fields.pop("using", "")) else []
         arrows = _arrows(fields)
-        body = _task_body(fields, using)
+        made: dict[str, Any] = {}
+        if "needs" in fields:
+            made["needs"] = " ".join(fields.pop("needs"))
+        if "inputs" in fields:
+            made["input"] = fields.pop("inputs")
+        if set(fields.get("shell", {})) == {"run"} and using in ("", Capability.SHELL):
+            made["run"] = fields.pop("shell")["run"]
+        if "expect" in fields:
+            made["expect"] = fields.pop("expect")
+        body = made | fields
     text = _yaml(body) if body else ""
     lines = [" ".join(header), *(_INDENT + line if line else line for line in text.splitlines()), *arrows]
     return "\n".join(lines) + "\n"
@@ -93,17 +106,3 @@ def _arrows(fields: dict[str, Any]) -> list[str]:
     if set(fields.get("on_failure", {})) == {"to"}:
         lines.append(f"{_INDENT}on failure -> {fields.pop('on_failure')['to']}")
     return lines
-
-
-def _task_body(fields: dict[str, Any], using: str) -> dict[str, Any]:
-    """Return the fields in the words of the text form, what a reader looks for first coming first."""
-    made: dict[str, Any] = {}
-    if "needs" in fields:
-        made["needs"] = " ".join(fields.pop("needs"))
-    if "inputs" in fields:
-        made["input"] = fields.pop("inputs")
-    if set(fields.get("shell", {})) == {"run"} and using in ("", Capability.SHELL):
-        made["run"] = fields.pop("shell")["run"]
-    if "expect" in fields:
-        made["expect"] = fields.pop("expect")
-    return made | fields

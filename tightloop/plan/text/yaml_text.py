@@ -1,22 +1,27 @@
 """YAML text into data with positions, by the core schema of YAML 1.2: `on`, `yes` and dates are texts."""
 
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import yaml
 
-from tightloop.plan.problem import Position
-from tightloop.plan.text.json_text import TextError
-from tightloop.plan.text.marked import Map, Seq
+from tightloop.errors import Position
+from tightloop.plan.text.located import Map, Seq, TextError
 
 NODES_LIMIT = 1_000_000
 """Values after all aliases (`*name`) are expanded: a few bytes of text can stand for any number."""
+# The C parser, where PyYAML was built with it.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG = "tag:yaml.org,2002:"
 _CORE_TAGS = frozenset({None, "!", *(_TAG + name for name in ("str", "null", "bool", "int", "float", "map", "seq"))})
-_WORDS = {"": None, "~": None, **dict.fromkeys(("null", "Null", "NULL"))}
-_BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_WORDS = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+# Bounded, because Python refuses to read integers of more than 4 300 digits (`sys.int_info`).
 _INTEGER = re.compile(r"[-+]?[0-9]{1,4000}")
 _PREFIXED = re.compile(r"0o[0-7]{1,1000}|0x[0-9a-fA-F]{1,1000}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -26,27 +31,17 @@ def plain_scalar(text: str) -> Any:
     """Return the value of an unquoted text by the core schema of YAML 1.2 (10.3.2), without `.inf` and `.nan`."""
     if text in _WORDS:
         return _WORDS[text]
-    if text in _BOOLEANS:
-        return _BOOLEANS[text]
     if _INTEGER.fullmatch(text):
         return int(text)
     if _PREFIXED.fullmatch(text):
         return int(text, 0)
-    return _finite(text) if _FLOAT.fullmatch(text) else text
-
-
-def _finite(text: str) -> Any:
-    number = float(text)
-    return text if number in (float("inf"), float("-inf")) else number
+    if _FLOAT.fullmatch(text) and math.isfinite(number := float(text)):
+        return number
+    return text
 
 
 def parse_yaml(text: str, *, depth_limit: int, first_line: int = 1) -> Any:
-    """Return the data of one YAML document.
-
-    Args:
-        text: the document.
-        depth_limit: levels of nesting.
-        first_line: number of the text's first line in the file.
+    """Return the data of one YAML document; `first_line` is the number of its first line in the file.
 
     Raises:
         TextError: it is not YAML, is too deep or too large, has a key twice, or has a tag of its own.
@@ -58,12 +53,12 @@ def parse_yaml(text: str, *, depth_limit: int, first_line: int = 1) -> Any:
         mark = error.problem_mark or error.context_mark
         at = Position(mark.line + first_line, mark.column + 1) if mark else Position()
         said = " ".join(part for part in (error.context, error.problem) if part)
-        raise TextError(f"not YAML: {said}", at, _remedy(said, text, mark)) from error
+        raise TextError(f"not YAML: {said}", at, _yaml_fix(said, text, mark)) from error
     except yaml.YAMLError as error:
         raise TextError(f"not YAML: {' '.join(str(error).split())[:300]}") from error
 
 
-def _remedy(said: str, text: str, mark: Any) -> str:
+def _yaml_fix(said: str, text: str, mark: Any) -> str:
     lines = text.split("\n")
     tab = mark and mark.line < len(lines) and lines[mark.line][mark.column :].startswith("\t")
     if "tab character" in said or ("cannot start any token" in said and tab):
@@ -117,21 +112,20 @@ class _Builder:
         self._count(at, depth)
         if event.tag not in _CORE_TAGS:
             raise TextError(f"tag '{event.tag}' is not known", at, "Remove it: plans hold plain data only")
-        made = self._made(event, at, depth)
-        if event.anchor:
-            self._anchors[event.anchor] = made
-        return made
-
-    def _made(self, event: Any, at: Position, depth: int) -> Any:
+        made: Any
         if isinstance(event, yaml.MappingStartEvent):
-            return self._map(at, depth)
-        if isinstance(event, yaml.SequenceStartEvent):
+            made = self._map(at, depth)
+        elif isinstance(event, yaml.SequenceStartEvent):
             made = Seq(at)
             while not isinstance(inner := next(self._events), yaml.SequenceEndEvent):
                 made.add(self._value(inner, depth + 1), self._at(inner))
-            return made
-        text = event.style not in (None, "") or event.tag == _TAG + "str"
-        return event.value if text else plain_scalar(event.value)
+        else:
+            text = event.style not in (None, "") or event.tag == _TAG + "str"
+            made = event.value if text else plain_scalar(event.value)
+        # Only now: an alias within what its anchor names would be endless.
+        if event.anchor:
+            self._anchors[event.anchor] = made
+        return made
 
     def _copy(self, value: Any, at: Position, depth: int) -> Any:
         """Copy what an alias stands for: later changes of one place must not be seen at the other."""
@@ -155,23 +149,17 @@ class _Builder:
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             key_at = self._at(event)
             if not isinstance(event, yaml.ScalarEvent):
-                raise TextError("a key that is no text", key_at, "Write `key: value`")
-            key = event.value
-            if key in made:
-                first = made.keys_at[key].line
-                raise TextError(f"field '{key}' twice in one mapping (first in line {first})", key_at, "Remove one")
-            inner = next(self._events)
+                raise TextError("a key that is not a text", key_at, "Write `key: value`")
+            key, inner = event.value, next(self._events)
             value = self._value(inner, depth + 1)
             if key == "<<" and not event.style:
                 merged += list(value) if isinstance(value, Seq) else [value]
             else:
-                made.put(key, value, at=self._at(inner), key_at=key_at)
-        self._merge(made, merged)
-        return made
-
-    def _merge(self, made: Map, merged: list[Any]) -> None:
+                made.put_new(key, value, at=self._at(inner), key_at=key_at)
+        # Last, as YAML 1.1 says of merge keys: a field of the mapping itself wins.
         for source in merged:
             if not isinstance(source, Map):
                 raise TextError("`<<` merges mappings only", made.at, "Write `<<: *name` of a mapping")
             for key in [key for key in source if key not in made]:
                 made.put(key, source[key], at=source.values_at[key], key_at=source.keys_at[key])
+        return made

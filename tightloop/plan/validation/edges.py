@@ -2,14 +2,16 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import reduce
+from graphlib import CycleError, TopologicalSorter
 
-from tightloop.plan.model import Capability, Join, Step, StepKind
-from tightloop.plan.text.marked import Path
+from tightloop.plan.document.step import Capability, Join, Step, StepKind
+from tightloop.plan.text.located import Path
 from tightloop.plan.validation.scope import Scope
 
+# Each needs a search through the graph, and one edge too many can close thousands.
 CYCLES_SHOWN = 5
 _INSTANCE = re.compile(r"(.*?)(\d+)")
 Conditions = dict[tuple[str, int], frozenset[str]]
@@ -38,14 +40,9 @@ class Edges:
     into: list[list[Edge]] = field(default_factory=list)
     out: list[list[Edge]] = field(default_factory=list)
     order: list[int] = field(default_factory=list)
-    """Topological; shorter than the list of steps if there is a cycle."""
+    """Topological; empty if there is a cycle."""
     before: list[int] = field(default_factory=list)
     """For each step the set of steps that are done when it starts, as bits; empty if there is a cycle."""
-
-    @property
-    def acyclic(self) -> bool:
-        """Whether every step has a place in the order."""
-        return len(self.order) == len(self.scope.steps)
 
 
 def check_edges(scope: Scope) -> Edges:
@@ -56,11 +53,13 @@ def check_edges(scope: Scope) -> Edges:
         for edge in _edges(scope, place, step):
             edges.into[edge.target].append(edge)
             edges.out[edge.source].append(edge)
-    _sort(edges)
     _compensations(edges)
-    if not edges.acyclic:
+    try:
+        edges.order = list(_sorter(edges, range(count)).static_order())
+    except CycleError:
         _cycles(edges)
         return edges
+    # Bits: a set of ids for each step would take quadratic memory in objects, not in bits.
     edges.before = _before(edges)
     _alternates(edges)
     _reachable(edges)
@@ -82,7 +81,15 @@ def _edges(scope: Scope, place: int, step: Step) -> Iterator[Edge]:
             yield Edge(source, place, scope.at(place, "needs", number))
         if name in step.needs[:number] and number < 100:
             scope.report.warning("double-need", scope.at(place, "needs", number), f"'{step.id}' needs '{name}' twice")
-    for fields, name, kind, option in _targets(step):
+    named: list[tuple[Path, str, str, str]] = [
+        (("on_success", number), name, "success", "") for number, name in enumerate(step.on_success)
+    ]
+    if step.on_failure:
+        named.append((("on_failure", "to"), step.on_failure.to, "failure", ""))
+    for choice in step.choices():
+        option = ".".join(map(str, choice.path))
+        named += [((*choice.path, number), name, "choice", option) for number, name in enumerate(choice.to)]
+    for fields, name, kind, option in named:
         path = scope.at(place, *fields)
         target = _known(scope, name, path, f"'{step.id}' leads to")
         if target is not None:
@@ -97,81 +104,34 @@ def _known(scope: Scope, name: str, path: Path, said: str) -> int | None:
         hint = f"Write '{scope.steps[template].id}': it stands for all steps that the template becomes"
     else:
         hint = scope.report.closest(name, scope.index)
-    scope.report.error("unknown-step", path, f"{said} '{name}', which is no step", hint)
+    scope.report.error("unknown-step", path, f"{said} '{name}', which is not a step", hint)
     return None
 
 
-def _targets(step: Step) -> Iterator[tuple[Path, str, str, str]]:
-    """Yield field, id, kind and option of every conditional edge."""
-    for number, name in enumerate(step.on_success):
-        yield ("on_success", number), name, "success", ""
-    if step.on_failure:
-        yield ("on_failure", "to"), step.on_failure.to, "failure", ""
-    for fields, names in _choices(step):
-        option = ".".join(str(part) for part in fields)
-        for number, name in enumerate(names):
-            yield (*fields, number), name, "choice", option
-
-
-def _choices(step: Step) -> Iterator[tuple[Path, Sequence[str]]]:
-    if decision := step.decision:
-        yield from ((("decision", "rules", number, "to"), rule.to) for number, rule in enumerate(decision.rules))
-        yield ("decision", "otherwise"), decision.otherwise
-        yield from ((("decision", "hypotheses", name), ids) for name, ids in decision.hypotheses.items())
-        yield from ((("decision", "options", number, "to"), one.to) for number, one in enumerate(decision.options))
-    if step.gate and step.gate.approval:
-        for number, option in enumerate(step.gate.approval.options):
-            yield ("gate", "approval", "options", number, "to"), option.to
-
-
-def _sort(edges: Edges) -> None:
-    waiting = [len(found) for found in edges.into]
-    edges.order = [place for place, count in enumerate(waiting) if not count]
-    for place in edges.order:
-        for edge in edges.out[place]:
-            waiting[edge.target] -= 1
-            if not waiting[edge.target]:
-                edges.order.append(edge.target)
+def _sorter(edges: Edges, among: Collection[int]) -> TopologicalSorter[int]:
+    return TopologicalSorter(
+        {place: [edge.source for edge in edges.into[place] if edge.source in among] for place in among}
+    )
 
 
 def _cycles(edges: Edges) -> None:
-    """Show each cycle as the path on which it is walked."""
-    scope, left = edges.scope, set(range(len(edges.scope.steps))) - set(edges.order)
+    """Show cycles, each as the path on which it is walked, until none is left without a step of one that was shown."""
+    scope, left = edges.scope, set(range(len(edges.scope.steps)))
     for _ in range(CYCLES_SHOWN):
-        _trim(edges, left)
-        if not left:
+        try:
+            _sorter(edges, left).prepare()
+        except CycleError as error:
+            cycle: list[int] = error.args[1][1:]
+        else:
             return
-        walked: dict[int, Edge] = {}
-        place = min(left)
-        while place not in walked:
-            walked[place] = next(edge for edge in edges.into[place] if edge.source in left)
-            place = walked[place].source
-        cycle, at = [place], walked[place].source
-        while at != place:
-            cycle.append(at)
-            at = walked[at].source
-        names = [scope.steps[one].id for one in (place, *reversed(cycle[1:]), place)]
+        first = cycle.index(min(cycle))
+        cycle = [*cycle[first:], *cycle[:first]]
+        closing = next(edge for edge in edges.into[cycle[0]] if edge.source == cycle[-1])
+        names = [scope.steps[one].id for one in (*cycle, cycle[0])]
         shown = names if len(names) <= 12 else [*names[:6], "...", *names[-5:]]
-        scope.report.error(
-            "cycle",
-            walked[place].path,
-            f"cycle: {' -> '.join(shown)}",
-            "Take one of these edges out: none can be first",
-        )
+        hint = "Take one of these edges out: none can be first"
+        scope.report.error("cycle", closing.path, f"cycle: {' -> '.join(shown)}", hint)
         left.difference_update(cycle)
-
-
-def _trim(edges: Edges, left: set[int]) -> None:
-    """Take out what is only behind a cycle or between cycles that were shown."""
-    waiting = {place: sum(edge.source in left for edge in edges.into[place]) for place in left}
-    free = [place for place, count in waiting.items() if not count]
-    for place in free:
-        left.discard(place)
-        for edge in edges.out[place]:
-            if edge.target in left:
-                waiting[edge.target] -= 1
-                if not waiting[edge.target]:
-                    free.append(edge.target)
 
 
 def _before(edges: Edges, kinds: frozenset[str] = frozenset({"need", "success", "failure", "choice"})) -> list[int]:
@@ -222,7 +182,7 @@ def _alternates(edges: Edges) -> None:
             path = scope.at(edge.source, "on_failure", "compensate", number)
             other = _known(scope, name, path, f"'{failed.id}' takes back")
             if other not in (None, edge.source) and not edges.before[edge.source] >> (other or 0) & 1:
-                said = f"'{failed.id}' takes back '{name}', which need not be done before it"
+                said = f"'{failed.id}' takes back '{name}', which may not be done before it"
                 scope.report.error("compensates-stranger", path, said, f"Add '{name}' to the needs of '{failed.id}'")
 
 
@@ -232,11 +192,14 @@ def _can_fail(step: Step) -> bool:
 
 
 def _reachable(edges: Edges) -> None:
-    """Find steps that no course of the plan can start; only the first one of a chain is told."""
+    """Find steps that can never start; only the first one of a chain is reported."""
     steps, scope = edges.scope.steps, edges.scope
     dead: set[int] = {place for place, step in enumerate(steps) if step.kind is StepKind.COMPENSATION}
     conditions: list[Conditions] = [{} for _ in steps]
-    everything = _everything(edges)
+    everything: defaultdict[tuple[str, int], frozenset[str]] = defaultdict(frozenset)
+    for edge in (edge for out in edges.out for edge in out if edge.kind != "need"):
+        key, option = _condition(edge)
+        everything[key] |= option
     for place in edges.order:
         step = steps[place]
         needs = [edge for edge in edges.into[place] if edge.kind == "need"]
@@ -281,10 +244,8 @@ def _conditions(
     empty = [key for key, options in made.items() if not options]
     if not empty:
         return made
-    ends, decider = (
-        [f"'{scope.steps[edge.source].id}'" for edge in needs if empty[0] in known[edge.source]],
-        empty[0][1],
-    )
+    ends = [f"'{scope.steps[edge.source].id}'" for edge in needs if empty[0] in known[edge.source]]
+    decider = empty[0][1]
     said = (
         f"'{step.id}' joins {', '.join(ends[:4])}: they are on exclusive paths of '{scope.steps[decider].id}', "
         "so it would always be skipped"
@@ -293,24 +254,14 @@ def _conditions(
     return {key: options for key, options in made.items() if options}
 
 
-def _everything(edges: Edges) -> dict[tuple[str, int], frozenset[str]]:
-    """Return all ends and options that lead anywhere."""
-    found: dict[tuple[str, int], set[str]] = defaultdict(set)
-    for edge in (edge for out in edges.out for edge in out if edge.kind != "need"):
-        found[_key(edge)].add(_option(edge))
-    return {key: frozenset(options) for key, options in found.items()}
-
-
-def _key(edge: Edge) -> tuple[str, int]:
-    return ("choice" if edge.kind == "choice" else "end", edge.source)
-
-
-def _option(edge: Edge) -> str:
-    return edge.option if edge.kind == "choice" else edge.kind
+def _condition(edge: Edge) -> tuple[tuple[str, int], frozenset[str]]:
+    if edge.kind == "choice":
+        return ("choice", edge.source), frozenset({edge.option})
+    return ("end", edge.source), frozenset({edge.kind})
 
 
 def _with(source: Conditions, edge: Edge) -> Conditions:
-    key, option = _key(edge), frozenset({_option(edge)})
+    key, option = _condition(edge)
     return source | {key: source[key] & option if key in source else option}
 
 
@@ -323,7 +274,7 @@ def longest(edges: Edges) -> tuple[float, list[str]]:
     steps = edges.scope.steps
     ends: dict[int, float] = defaultdict(float)
     previous: dict[int, int] = {}
-    for place in edges.order if edges.acyclic else ():
+    for place in edges.order:
         for edge in edges.into[place]:
             if place not in previous or ends[edge.source] > ends[previous[place]]:
                 previous[place] = edge.source

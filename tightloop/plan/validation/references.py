@@ -1,22 +1,24 @@
 """Rules about expressions and references: right form, known names, and values that are there in time."""
 
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tightloop.errors import ExpressionError
+from tightloop.plan.document.step import ACTIONS, RESERVED_IDS, Capability, Step
 from tightloop.plan.language.expression import looks_like_expression, parse_expression
 from tightloop.plan.language.reference import find_references, is_one_reference
-from tightloop.plan.model import RESERVED_IDS, Capability, Step
-from tightloop.plan.text.marked import Path, texts
+from tightloop.plan.text.located import Path, texts
 from tightloop.plan.validation.edges import Edges, named_step
 from tightloop.plan.validation.scope import Scope
 
-ACTIONS = tuple(one.value for one in Capability if one is not Capability.NONE)
-BEFORE = frozenset({"inputs", "when", "for_each", "preconditions", *ACTIONS})
+BEFORE = frozenset({"inputs", "when", "for_each", "preconditions", *(one.value for one in ACTIONS)})
 """Fields that are read before the step acts: its own results are not known there."""
 AFTER = frozenset({"expect", "outputs", "failure_modes", "evidence", "compensate"})
 OWN = frozenset({"outputs", "exit_code", "status"})
+EXPRESSIONS = frozenset(
+    {("when", "when"), ("evidence", "when"), ("decision", "rules", "when"), ("gate", "checks", "invariant")}
+)
+"""First and last part of the paths to texts that are always expressions, with the second part where it matters."""
 PLACEHOLDERS = frozenset({"step", "title", "kind", "plan"})
 """What a commit message may hold besides references."""
 RESULTS = {
@@ -32,75 +34,55 @@ RESULTS = {
     Capability.CHECKPOINT: frozenset({"name", "tree", "reference"}),
 }
 """What an action leaves behind whatever its fields are, where that is all that it leaves behind."""
+# Names and comments for readers: references in them are not replaced.
 _PROSE = frozenset({"note", "name", "pros", "cons", "cost", "prose"})
 
 
 def check_references(scope: Scope, edges: Edges) -> None:
     """Check all texts of all steps in which references count."""
     declared = frozenset(one.id for one in scope.plan.hypotheses)
-    compensated = _compensated(scope, edges)
-    trees = _tree(scope)
+    # By compensation step: what is done when it starts.
+    compensated: dict[str, int] = {}
     for place, step in enumerate(scope.steps):
-        tree = trees[place] if place < len(trees) else None
+        if step.compensate and step.compensate.step and edges.before:
+            id_ = step.compensate.step
+            compensated[id_] = compensated.get(id_, 0) | edges.before[place] | 1 << place
+    tree: Any = scope.report.read.tree
+    for part in scope.path:
+        tree = tree[part] if scope.steps else []
+    for place, step in enumerate(scope.steps):
         reader = _Reader(scope, edges, place, declared, compensated.get(step.id, 0))
-        for path, text in _texts(step, tree):
+        # Steps that a planner's revision keeps stand behind those of its text; they were checked in theirs.
+        for path, text in _texts(step, tree[place]) if place < len(tree) else ():
             reader.check(path, text)
         reader.for_each()
         reader.declared()
 
 
-def _tree(scope: Scope) -> list[Any]:
-    tree: Any = scope.report.read.tree
-    for part in scope.path:
-        tree = tree[part] if scope.steps else []
-    return list(tree)
-
-
-def _texts(step: Step, tree: Any) -> Iterator[tuple[Path, str]]:
-    without: set[Path] = {("subplan", "steps")}
-    if step.branch:
-        without |= {("branch", "alternatives", number, "steps") for number in range(len(step.branch.alternatives))}
-    for field in tree if isinstance(tree, dict) else ():
+def _texts(step: Step, tree: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+    without = frozenset(within.path for within in step.inner())
+    for field in tree:
         if field in BEFORE or field in AFTER:
-            yield from texts(tree[field], without=frozenset(without), path=(field,))
-
-
-def _compensated(scope: Scope, edges: Edges) -> dict[str, int]:
-    """Return for each compensation step what is done when it starts."""
-    found: dict[str, int] = {}
-    for place, step in enumerate(scope.steps):
-        if step.compensate and step.compensate.step and edges.before:
-            id_ = step.compensate.step
-            found[id_] = found.get(id_, 0) | edges.before[place] | 1 << place
-    return found
-
-
-def _is_expression(path: Path) -> bool:
-    first, last = path[0], path[-1]
-    return (
-        first == "when"
-        or (first == "evidence" and last == "when")
-        or (path[:2] == ("decision", "rules") and last == "when")
-        or (path[:2] == ("gate", "checks") and last == "invariant")
-    )
+            yield from texts(tree[field], without=without, path=(field,))
 
 
 class _Reader:
     """Checks the texts of one step."""
 
     def __init__(self, scope: Scope, edges: Edges, place: int, hypotheses: frozenset[str], compensated: int) -> None:
-        self._scope, self._edges, self._place = scope, edges, place
+        self._scope, self._place = scope, place
         self._step = scope.steps[place]
         self._hypotheses = hypotheses
+        # With a cycle nothing is known of the order: -1 has every bit, so that only the cycle is reported.
         self._before = (edges.before[place] if edges.before else -1) | compensated
 
     def check(self, path: Path, text: str) -> None:
-        """Check one text; what holds no reference and is no expression costs nothing."""
+        """Check one text; what holds no reference and is not an expression costs nothing."""
         if path[-1] in _PROSE and path[0] != "shell":
             return
         if path == ("edit", "diff") and not is_one_reference(text):
             return
-        expression = _is_expression(path)
+        expression = (path[0], *path[1:2], path[-1]) in EXPRESSIONS or (path[0], path[-1]) in EXPRESSIONS
         if path[0] in ("preconditions", "expect") or (path[0] == "failure_modes" and path[-1] == "detect"):
             expression = looks_like_expression(text)
             if path[0] == "failure_modes" and text and not expression:
@@ -127,7 +109,7 @@ class _Reader:
     def for_each(self) -> None:
         """Check where a template's items come from."""
         source = self._step.for_each
-        if isinstance(source, str) and not re.fullmatch(r"\$\{[^}]+\}", source.strip()):
+        if isinstance(source, str) and not is_one_reference(source):
             said = f"'for_each' of '{self._step.id}' is '{_line(source)}', which is neither a list nor one reference"
             at = self._scope.at(self._place, "for_each")
             self._scope.report.error("for-each", at, said, "Write `${step.output}` or `[...]`")
@@ -148,6 +130,7 @@ class _Reader:
         if path[:2] == ("git", "commit") and name in PLACEHOLDERS:
             return
         parts = name.split(".")
+        # Ids may contain dots: the longest one that is a step is meant.
         for count in range(len(parts), 0, -1):
             other = named_step(self._scope, ".".join(parts[:count]))
             if other is not None:

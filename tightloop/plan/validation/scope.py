@@ -1,15 +1,25 @@
-"""What the rules of validation share: one list of steps, and where to tell about it."""
+"""What the rules of validation share: one list of steps, and the report of its problems."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from tightloop.plan.model import Plan, Step
-from tightloop.plan.problem import Position, Problem, Severity, did_you_mean
-from tightloop.plan.text.marked import Path
+from tightloop.errors import Position, Problem, Severity, did_you_mean
+from tightloop.plan.document.plan import Plan
+from tightloop.plan.document.step import Step
+from tightloop.plan.text.located import Path
 from tightloop.plan.text.reading import ReadPlan
 
 SUGGESTIONS_LIMIT = 25
-"""Looking for the closest of many ids takes milliseconds; a plan with more misspelt ids has another trouble."""
+"""Looking for the closest of many ids takes milliseconds; more misspelt ids have another cause."""
+
+
+def repeated(names: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Yield the place and the name of each that occurred before."""
+    seen: set[str] = set()
+    for number, name in enumerate(names):
+        if name in seen:
+            yield number, name
+        seen.add(name)
 
 
 @dataclass
@@ -26,32 +36,23 @@ class Report:
         return did_you_mean(name, known) if self.suggested <= SUGGESTIONS_LIMIT else ""
 
     def error(self, code: str, path: Path, message: str, suggestion: str = "") -> None:
-        """Tell what must not be."""
-        self._add(Severity.ERROR, code, path, message, suggestion)
+        """Report an error."""
+        place = self.read.where(path)
+        found = Problem(message=message, suggestion=suggestion, position=place, code=code, file=self.read.name)
+        self.problems.append(found)
 
     def warning(self, code: str, path: Path, message: str, suggestion: str = "") -> None:
-        """Tell what is odd."""
-        self._add(Severity.WARNING, code, path, message, suggestion)
+        """Report a warning."""
+        self.error(code, path, message, suggestion)
+        self.problems[-1] = replace(self.problems[-1], severity=Severity.WARNING)
 
     def at_column(self, code: str, path: Path, message: str, suggestion: str, column: int) -> None:
-        """Tell what must not be at a column of a text; a text of several lines is pointed to as a whole."""
-        self._add(Severity.ERROR, code, path, message, suggestion)
+        """Report an error at a column of a text; in a text of several lines, at its start."""
+        self.error(code, path, message, suggestion)
         place = self.problems[-1].position
         if place.line:
             moved = Position(place.line, place.column + column - 1)
             self.problems[-1] = replace(self.problems[-1], position=moved)
-
-    def _add(self, severity: Severity, code: str, path: Path, message: str, suggestion: str) -> None:
-        self.problems.append(
-            Problem(
-                message=message,
-                suggestion=suggestion,
-                severity=severity,
-                position=self.read.where(path),
-                code=code,
-                file=self.read.name,
-            )
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +62,9 @@ class Scope:
     plan: Plan
     """The whole plan."""
     steps: tuple[Step, ...]
-    path: Path
+    path: Path = ("steps",)
     """Way to `steps`."""
-    depth: int
+    depth: int = 1
     inputs: frozenset[str]
     """Names that `${plan.<name>}` may have."""
     report: Report

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from tightloop.plan.model import RESERVED_IDS, Capability, Step, StepKind
-from tightloop.plan.text.marked import Path
-from tightloop.plan.validation.scope import Scope
+from tightloop.plan.document.step import ACTIONS, RESERVED_IDS, Capability, Step, StepKind
+from tightloop.plan.text.located import Path
+from tightloop.plan.validation.scope import Scope, repeated
+from tightloop.value import counted
 
-ACTIONS = tuple(one for one in Capability if one is not Capability.NONE)
 ACTION_OF_KIND = {
     StepKind.GATE: Capability.GATE,
     StepKind.DECISION: Capability.DECISION,
@@ -18,8 +18,6 @@ ACTION_OF_KIND = {
 }
 """Kinds that say how a step is done."""
 CHECK_WAYS = ("command", "invariant", "artifact", "diff", "prose")
-
-
 LONGEST_S = 1e9
 """About 30 years; Temporal and `timedelta` know no endless durations."""
 
@@ -27,17 +25,6 @@ LONGEST_S = 1e9
 def check_step(scope: Scope, place: int) -> None:
     """Check one step without looking at others."""
     step = scope.steps[place]
-    _check_id(scope, place, step)
-    _check_action(scope, place, step)
-    for fields, message, suggestion in _faults(step):
-        scope.report.error("action", scope.at(place, *fields), message, suggestion)
-    _check_durations(scope, place, step)
-    _check_gate(scope, place, step)
-    _check_budget(scope, place, step)
-    _check_names(scope, place, step)
-
-
-def _check_id(scope: Scope, place: int, step: Step) -> None:
     if step.id.removesuffix("*") in RESERVED_IDS:
         said = f"'{step.id}' cannot be the id of a step: `${{{step.id}...}}` means something else"
         scope.report.error("reserved-id", scope.at(place, "id"), said, f"Write `{step.id}-step`")
@@ -46,12 +33,30 @@ def _check_id(scope: Scope, place: int, step: Step) -> None:
         hint = "Add `for_each: ${step.output}`, or remove the '*'"
         scope.report.error("template", scope.at(place, "id"), said, hint)
     if step.for_each is not None and not step.id.endswith("*"):
-        said = f"'{step.id}' has 'for_each' but is no template"
+        said = f"'{step.id}' has 'for_each' but is not a template"
         scope.report.error("template", scope.at(place, "id"), said, f"Write `id: {step.id}-*`")
     most = scope.plan.budget.max_fan_out
     if isinstance(step.for_each, tuple) and len(step.for_each) > most:
-        said = f"'{step.id}' becomes {len(step.for_each)} steps, but budget.max_fan_out is {most}"
+        said = f"'{step.id}' becomes {counted(len(step.for_each), 'step')}, but budget.max_fan_out is {most}"
         scope.report.error("fan-out", scope.at(place, "for_each"), said, "Raise it, or split the items")
+    _check_action(scope, place, step)
+    for fields, message, suggestion in _faults(step):
+        scope.report.error("action", scope.at(place, *fields), message, suggestion)
+    watchdog = step.watchdog.after_s if step.watchdog else 0.0
+    for fields, seconds in (
+        (("timeout_s",), step.timeout_s),
+        (("timebox_s",), step.timebox_s or 0.0),
+        (("estimate_s",), step.estimate_s),
+        (("retry", "initial_s"), step.retry.initial_s),
+        (("retry", "maximum_s"), step.retry.maximum_s),
+        (("watchdog", "after_s"), watchdog),
+    ):
+        if not seconds <= LONGEST_S:
+            said = f"'{'.'.join(fields)}' of '{step.id}' is {seconds:g} s; the maximum is {LONGEST_S:g} s"
+            scope.report.error("duration", scope.at(place, *fields), said, "Write a number of seconds")
+    _check_gate(scope, place, step)
+    _check_budget(scope, place, step)
+    _check_names(scope, place, step)
 
 
 def _check_action(scope: Scope, place: int, step: Step) -> None:
@@ -77,10 +82,9 @@ def _check_action(scope: Scope, place: int, step: Step) -> None:
     meant = ACTION_OF_KIND.get(step.kind)
     if meant and capability is not meant and len(actions) < 2 and not (capability is Capability.NONE and step.using):
         said = f"'{step.id}' is of kind {step.kind.value} but has no `{meant.value}:`"
-        if step.kind in (StepKind.GATE, StepKind.DECISION):
-            report.error("kind", scope.at(place, "kind"), said, f"Add `{meant.value}:`, or give it another kind")
-        else:
-            report.warning("kind", scope.at(place, "kind"), said, f"Add `{meant.value}:`, or give it another kind")
+        # A step of another kind can do its work in another way; nothing passes a gate or chooses without an action.
+        tell = report.error if step.kind in (StepKind.GATE, StepKind.DECISION) else report.warning
+        tell("kind", scope.at(place, "kind"), said, f"Add `{meant.value}:`, or give it another kind")
 
 
 def _faults(step: Step) -> Iterator[tuple[Path, str, str]]:
@@ -111,14 +115,7 @@ def _decision_faults(step: Step) -> Iterator[tuple[Path, str, str]]:
         yield ("decision",), f"'{step.id}' has nothing to decide by", "Add `rules`, `hypotheses` or `question`"
     if decision and decision.question and not decision.options:
         yield ("decision", "question"), f"'{step.id}' asks without options", "Add `options: [{name: ...}]`"
-    if decision and not any(
-        (
-            decision.otherwise,
-            *(rule.to for rule in decision.rules),
-            *decision.hypotheses.values(),
-            *tuple(option.to for option in decision.options),
-        )
-    ):
+    if decision and not any(choice.to for choice in step.choices()):
         yield ("decision",), f"'{step.id}' decides, but leads to no step", "Name steps in `to:`"
 
 
@@ -127,29 +124,12 @@ def _branch_faults(step: Step) -> Iterator[tuple[Path, str, str]]:
         return
     if len(step.branch.alternatives) < 2:
         yield ("branch",), f"'{step.id}' has nothing to choose from", "Add a second item to `alternatives`"
-    names: set[str] = set()
-    for number, alternative in enumerate(step.branch.alternatives):
-        where: Path = ("branch", "alternatives", number)
-        if alternative.name in names:
-            yield (*where, "name"), f"alternative '{alternative.name}' occurs twice in '{step.id}'", "Rename one"
-        names.add(alternative.name)
-        if not alternative.steps:
-            yield where, f"alternative '{alternative.name}' of '{step.id}' has no steps", "Add `steps:`"
-
-
-def _check_durations(scope: Scope, place: int, step: Step) -> None:
-    watchdog = step.watchdog.after_s if step.watchdog else 0.0
-    for fields, seconds in (
-        (("timeout_s",), step.timeout_s),
-        (("timebox_s",), step.timebox_s or 0.0),
-        (("estimate_s",), step.estimate_s),
-        (("retry", "initial_s"), step.retry.initial_s),
-        (("retry", "maximum_s"), step.retry.maximum_s),
-        (("watchdog", "after_s"), watchdog),
-    ):
-        if not seconds <= LONGEST_S:
-            said = f"'{'.'.join(fields)}' of '{step.id}' is {seconds:g} s, at most {LONGEST_S:g} can be"
-            scope.report.error("duration", scope.at(place, *fields), said, "Write a number of seconds")
+    where = ("branch", "alternatives")
+    for number, name in repeated(one.name for one in step.branch.alternatives):
+        yield (*where, number, "name"), f"alternative '{name}' occurs twice in '{step.id}'", "Rename one"
+    for number, one in enumerate(step.branch.alternatives):
+        if not one.steps:
+            yield (*where, number), f"alternative '{one.name}' of '{step.id}' has no steps", "Add `steps:`"
 
 
 def _check_gate(scope: Scope, place: int, step: Step) -> None:
@@ -169,9 +149,7 @@ def _check_gate(scope: Scope, place: int, step: Step) -> None:
             said = f"check {number + 1} of gate '{step.id}' says nothing about its artifact"
             report.error("gate-check", path, said, "Add `schema` or `confirmations`")
         if check.diff and check.diff.since and check.diff.since not in scope.index:
-            said = (
-                f"check {number + 1} of gate '{step.id}' looks at changes since '{check.diff.since}', which is no step"
-            )
+            said = f"check {number + 1} of gate '{step.id}' compares with '{check.diff.since}', which is not a step"
             report.error("unknown-step", (*path, "diff", "since"), said, report.closest(check.diff.since, scope.index))
     prose = any(check.prose for check in gate.checks)
     if prose and not (gate.approval and gate.approval.role):
@@ -181,20 +159,12 @@ def _check_gate(scope: Scope, place: int, step: Step) -> None:
 
 def _check_budget(scope: Scope, place: int, step: Step) -> None:
     plan, report = scope.plan.budget, scope.report
-    pairs = (
-        ("max_cost_usd", step.budget.max_cost_usd, plan.max_cost_usd, ("budget", "max_cost_usd")),
-        ("max_tokens", step.budget.max_tokens, plan.max_tokens, ("budget", "max_tokens")),
-        (
-            "max_cost_usd",
-            step.branch.max_cost_usd if step.branch else None,
-            plan.max_cost_usd,
-            ("branch", "max_cost_usd"),
-        ),
-    )
-    for name, own, whole, fields in pairs:
+    spenders = (("budget", step.budget, "max_cost_usd"), ("budget", step.budget, "max_tokens"))
+    for field, spender, name in (*spenders, ("branch", step.branch, "max_cost_usd")):
+        own, whole = getattr(spender, name, None), getattr(plan, name)
         if own is not None and whole is not None and own > whole:
             said = f"'{step.id}' may spend {name} {own:g}, but the whole plan only {whole:g}"
-            report.error("step-budget", scope.at(place, *fields), said, "Lower it, or raise the plan's")
+            report.error("step-budget", scope.at(place, field, name), said, "Lower it, or raise the plan's")
     if step.timebox_s and plan.max_wall_s and step.timebox_s > plan.max_wall_s:
         said = f"'{step.id}' may take {step.timebox_s:g} s, but the whole plan only {plan.max_wall_s:g} s"
         report.error("step-budget", scope.at(place, "timebox_s"), said, "Lower it, or raise budget.max_wall_s")
@@ -206,21 +176,22 @@ def _check_budget(scope: Scope, place: int, step: Step) -> None:
 
 def _check_names(scope: Scope, place: int, step: Step) -> None:
     report, known = scope.report, {one.id for one in scope.plan.hypotheses}
-    for number, rule in enumerate(step.evidence):
-        if rule.hypothesis not in known:
-            said = f"'{step.id}' has evidence for '{rule.hypothesis}', which is no hypothesis of the plan"
-            path = scope.at(place, "evidence", number, "hypothesis")
-            report.error("unknown-hypothesis", path, said, report.closest(rule.hypothesis, known) or "Declare it")
-    for name in step.decision.hypotheses if step.decision else ():
+    named: list[tuple[Path, str, str]] = [
+        (("evidence", number, "hypothesis"), "has evidence for", rule.hypothesis)
+        for number, rule in enumerate(step.evidence)
+    ]
+    if step.decision:
+        named += [(("decision", "hypotheses", name), "decides by", name) for name in step.decision.hypotheses]
+    for fields, does, name in named:
         if name not in known:
-            said = f"'{step.id}' decides by '{name}', which is no hypothesis of the plan"
-            path = scope.at(place, "decision", "hypotheses", name)
-            report.error("unknown-hypothesis", path, said, report.closest(name, known) or "Declare it")
+            said = f"'{step.id}' {does} '{name}', which is not a hypothesis of the plan"
+            hint = report.closest(name, known) or "Declare it"
+            report.error("unknown-hypothesis", scope.at(place, *fields), said, hint)
     undo = step.compensate.step if step.compensate else ""
     if undo:
         path = scope.at(place, "compensate", "step")
         if undo not in scope.index:
-            said = f"'{step.id}' is taken back by '{undo}', which is no step"
+            said = f"'{step.id}' is taken back by '{undo}', which is not a step"
             report.error("unknown-step", path, said, report.closest(undo, scope.index))
         elif scope.steps[scope.index[undo]].kind is not StepKind.COMPENSATION:
             said = f"'{step.id}' is taken back by '{undo}', which is not of kind compensation"

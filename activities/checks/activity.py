@@ -1,0 +1,122 @@
+"""The verification activity: runs the definition of done on the tree that would be delivered."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from temporalio import activity
+from temporalio.exceptions import CancelledError
+
+from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, get_model, put_model
+from activities.checks.port import CheckRunner
+from activities.workspace.port import WorkingTree, Workspaces
+from activities.workspace.scope import EpisodeScope
+from tightloop.artifact import ArtifactRef
+from tightloop.episode.check import (
+    FAILING_LIMIT,
+    Check,
+    CheckReport,
+    CheckResult,
+    FailedCheck,
+    Verification,
+    judge,
+    newly_failing,
+    progress,
+)
+from tightloop.episode.model import EpisodeRequest
+from tightloop.value import Value, clip, shorten
+from tightloop.value.scrub import scrub
+
+# Every verification stays in the history of its episode; the whole output is an artifact.
+TAIL_IN_HISTORY = 240
+
+
+class VerifyRequest(Value):
+    """The tree to check, and the results to compare with."""
+
+    scope: EpisodeScope
+    expected_tree: str
+    previous: ArtifactRef | None = None
+    """The report before this one."""
+
+
+class VerificationActivities:
+    """Runs checks."""
+
+    def __init__(self, workspaces: Workspaces, stores: ArtifactStores, runner: CheckRunner) -> None:
+        self._workspaces = workspaces
+        self._stores = stores
+        self._runner = runner
+
+    @activity.defn(no_thread_cancel_exception=True)
+    def verify(self, request: VerifyRequest) -> Verification:
+        """Run every check and put the tree back to the one that was checked. Idempotent by that.
+
+        What checks write into the tree (reports, caches that are not ignored) is undone, so that the
+        evidence is about exactly the tree that is delivered.
+        """
+        store = self._stores(Path(request.scope.workspace))
+        checks = get_model(store, request.scope.stored_request, EpisodeRequest).definition_of_done
+        with self._workspaces.hold(request.scope) as tree:
+            drift = tree.ensure(request.expected_tree)
+            results = []
+            for check in checks:
+                activity.heartbeat(check.title)
+                expected, cancelled = request.expected_tree, activity.is_cancelled
+                results.append(run_check(self._runner, check, tree, store, expected_tree=expected, cancelled=cancelled))
+            # Before the report is made: what it says has to be about the tree that is delivered.
+            touched = tree.ensure(request.expected_tree)
+        report = CheckReport(tree=request.expected_tree, results=tuple(results))
+        before = find_model(store, request.previous, CheckReport)
+        failed = report.failed
+        return Verification(
+            tree=report.tree,
+            total=len(report.results),
+            failed=tuple(
+                FailedCheck(
+                    name=shorten(result.name, 80),
+                    status=result.status,
+                    signature=result.signature,
+                    # Scrubbed before it is cut: what is left of a cut secret has no form to know it by.
+                    tail=clip(scrub(result.tail), TAIL_IN_HISTORY),
+                )
+                for result in failed[:FAILING_LIMIT]
+            ),
+            failed_count=len(failed),
+            signature=report.signature,
+            progress=progress(before, report),
+            newly_failing=tuple(shorten(name, 80) for name in newly_failing(before, report)[:5]),
+            cpu_s=sum(measured) if (measured := [r.cpu_s for r in report.results if r.cpu_s is not None]) else None,
+            report=put_model(store, report, name="checks"),
+            drift=drift,
+            checks_touched_tree=touched is not None,
+            attempt=activity.info().attempt,
+        )
+
+
+def run_check(
+    runner: CheckRunner,
+    check: Check,
+    tree: WorkingTree,
+    store: ArtifactStore,
+    *,
+    expected_tree: str,
+    cancelled: Callable[[], bool],
+) -> CheckResult:
+    """Run one check and judge it; its output becomes an artifact.
+
+    Raises:
+        CancelledError: the activity was cancelled meanwhile.
+    """
+    result = runner.run(check, tree.root, cancelled=cancelled, started=tree.own_process)
+    if cancelled():
+        raise CancelledError(f"verification was stopped during {check.title!r}")
+    judged = judge(
+        check,
+        tree=expected_tree,
+        exit_code=result.exit_code,
+        timed_out=result.timed_out,
+        duration_s=result.duration_s,
+        output=result.output.decode("utf-8", "replace"),
+        artifact=store.put(result.output, name="check output", media_type="text/plain"),
+    )
+    return judged.evolve(sandbox=result.sandbox, not_enforced=result.not_enforced, cpu_s=result.cpu_s)

@@ -1,0 +1,82 @@
+"""Runs checks in a sandbox."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from activities.checks.port import CommandResult
+from activities.process import GRACE_S, Reason
+from activities.sandbox.allowance import allowed
+from activities.sandbox.port import Enforcement, Limit, Sandbox, SandboxResult
+from tightloop.episode.check import Check
+from tightloop.settings import SandboxSettings
+
+# POSIX, shell command language, exit status of a command that is not found.
+NOT_FOUND = 127
+# The texts of ENETUNREACH, of EAI_AGAIN in glibc, and of curl.
+_NO_NETWORK = (b"Network is unreachable", b"Temporary failure in name resolution", b"Could not resolve host")
+
+
+class ProcessCheckRunner:
+    """Gives each check to `/bin/sh` in the sandbox; the shell exits with 127 where the program is missing."""
+
+    def __init__(self, sandbox: Sandbox, settings: SandboxSettings, *, grace_s: float = GRACE_S) -> None:
+        self._sandbox = sandbox
+        self._settings = settings
+        self._grace_s = grace_s
+
+    def run(
+        self, check: Check, root: Path, *, cancelled: Callable[[], bool], started: Callable[[int], None]
+    ) -> CommandResult:
+        """Run the command in `root`; see the port. What it leaves in the background is ended, too.
+
+        Raises:
+            SandboxUnavailableError: no sandbox works on this host. Not retryable: a person has to install one.
+            SettingsError: the settings of the sandbox name a path that is not there. Not retryable.
+        """
+        argv = ("/bin/sh", "-c", check.run)
+        spec = allowed(self._settings, argv, root, wall_limit_s=check.timeout_s, grace_s=self._grace_s)
+        result = self._sandbox.run(spec, cancelled=cancelled, started=started)
+        return CommandResult(
+            exit_code=result.exit_code if result.reason is Reason.EXITED else None,
+            timed_out=result.reason is Reason.WALL_LIMIT,
+            duration_s=result.duration_s,
+            cpu_s=result.cpu_s,
+            output=_explain(result, root),
+            sandbox=result.backend,
+            not_enforced=tuple(limit.value for limit, how in result.limits.items() if how is Enforcement.MISSING),
+        )
+
+
+def _explain(result: SandboxResult, root: Path) -> bytes:
+    """Return the output, with a line at its end where the sandbox explains the failure."""
+    line = _find_cause(result, root)
+    if not line:
+        return result.output
+    gap = b"" if not result.output or result.output.endswith(b"\n") else b"\n"
+    return result.output + gap + f"[tightloop: {line}]\n".encode()
+
+
+def _find_cause(result: SandboxResult, root: Path) -> str:
+    if result.reason is not Reason.EXITED:
+        return result.message
+    if not result.exit_code:
+        return ""
+    where = f"it ran in the sandbox {result.backend}"
+    if result.exit_code == NOT_FOUND and _is_hard(result, Limit.READS):
+        return f"{where}, where a program outside of the system's folders and of PATH needs sandbox.read"
+    if any(words in result.output for words in _NO_NETWORK) and _is_hard(result, Limit.NETWORK):
+        return f"{where}, which has no network. Set sandbox.network if the check needs it"
+    # The sandbox drops all capabilities, and without them file modes bind root like anybody.
+    if (
+        b"Permission denied" in result.output
+        and _is_hard(result, Limit.WRITES)
+        and os.geteuid() == 0
+        and (owner := root.stat().st_uid) != 0
+    ):
+        return f"{where}, where root has no rights on a tree of user {owner}. Run the worker as that user"
+    return ""
+
+
+def _is_hard(result: SandboxResult, limit: Limit) -> bool:
+    return result.limits.get(limit) is Enforcement.HARD

@@ -1,0 +1,256 @@
+"""The hand-off and execution activities: every delivery is claimed before it acts, and acts once."""
+
+import contextvars
+import errno
+import math
+import time
+from pathlib import Path
+
+from pydantic import ValidationError
+from temporalio import activity
+from temporalio.exceptions import CancelledError
+
+from activities.artifacts.port import ArtifactStores, get_model, put_model
+from activities.executor.fallback import Chosen, choose
+from activities.executor.port import DeliveryState, Executors, Outboxes
+from activities.workspace.port import WorkingTree, Workspaces
+from activities.workspace.scope import EpisodeScope
+from tightloop.artifact import ArtifactRef
+from tightloop.episode.model import EpisodeRequest
+from tightloop.episode.planning import PlanRecord
+from tightloop.errors import ArtifactMissingError, ExecutorError, StorageFullError
+from tightloop.executor.messages.message import render_plan
+from tightloop.executor.model import (
+    DENIED_CHARACTERS,
+    DENIED_LINES,
+    SUMMARY_CHARACTERS,
+    ErrorKind,
+    ExecutorOutcome,
+    ExecutorReport,
+    ExecutorStatus,
+    Grant,
+    Progress,
+    ResumeToken,
+    WorkOrder,
+)
+from tightloop.value import Value, clip
+
+# Room comes back by itself or by a person, so these are retried; a missing right needs a change of the setup.
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+PROGRESS_S = 1.0
+"""Least time between two heartbeats of an agent that reports every event."""
+
+
+class HandOffRequest(Value):
+    """A plan for the executor."""
+
+    scope: EpisodeScope
+    iteration: int
+    plan: ArtifactRef
+    delivery: int = 1
+    """Number of the delivery within its iteration; above 1 after a limit."""
+    resume: ResumeToken | None = None
+    grants: tuple[Grant, ...] = ()
+    """What a person allowed or denied in this iteration."""
+
+
+class Delivery(Value):
+    """A queued delivery."""
+
+    key: str
+    attempt: int = 1
+
+
+class ExecuteRequest(Value):
+    """A delivery to be made, from the tree that must be on disk."""
+
+    scope: EpisodeScope
+    key: str
+    expected_tree: str
+
+
+class Supervision:
+    """Connects an executor with the activity that runs it and the tree that it works in."""
+
+    def __init__(self, tree: WorkingTree) -> None:
+        """Make it in the activity's own thread."""
+        self._tree = tree
+        # Executors may ask from threads of their own, where the activity's context is not set.
+        self._context = contextvars.copy_context()
+        self._beaten_at = -math.inf
+        self._resume: ResumeToken | None = None
+
+    def cancelled(self) -> bool:
+        """Return whether the work should stop."""
+        return self._context.copy().run(activity.is_cancelled)
+
+    def own_process(self, pid: int) -> None:
+        """Note a child process with the tree."""
+        self._tree.own_process(pid)
+
+    def progress(self, progress: Progress) -> None:
+        """Send a heartbeat with the progress, at most once a second."""
+        now = time.monotonic()
+        # A new session is sent at once: an attempt after a crash resumes it.
+        if progress.resume == self._resume and now - self._beaten_at < PROGRESS_S:
+            return
+        self._beaten_at, self._resume = now, progress.resume
+        self._context.copy().run(activity.heartbeat, progress)
+
+
+def last_resume_token() -> ResumeToken | None:
+    """Return the resume token in the last heartbeat of the previous attempt."""
+    for detail in activity.info().heartbeat_details:
+        try:
+            return Progress.model_validate(detail).resume
+        except ValidationError:
+            continue
+    return None
+
+
+class ExecutionActivities:
+    """Delivers plans to executors."""
+
+    def __init__(
+        self, workspaces: Workspaces, stores: ArtifactStores, outboxes: Outboxes, executors: Executors
+    ) -> None:
+        self._workspaces = workspaces
+        self._stores = stores
+        self._outboxes = outboxes
+        self._executors = executors
+
+    @activity.defn(no_thread_cancel_exception=True)
+    def hand_off(self, request: HandOffRequest) -> Delivery:
+        """Queue a plan in the outbox. Idempotent: the key is the run, the iteration and the delivery."""
+        workspace = Path(request.scope.workspace)
+        store = self._stores(workspace)
+        episode = get_model(store, request.scope.stored_request, EpisodeRequest)
+        message = get_model(store, request.plan, PlanRecord).message
+        if message is None:
+            raise ArtifactMissingError(f"the plan of iteration {request.iteration} has no message to hand off")
+        info = activity.info()
+        # The run and not the workflow: what is run again after a reset is delivered again.
+        key = f"{info.workflow_run_id}/{request.iteration}/{request.delivery}"
+        order = WorkOrder(
+            key=key,
+            episode_id=request.scope.episode_id,
+            iteration=request.iteration,
+            root=str(request.scope.root),
+            plan=message,
+            prompt=render_plan(message),
+            executor=episode.executor,
+            resume=request.resume,
+            grants=request.grants,
+        )
+        reference = put_model(store, order, name="work order")
+        self._outboxes(workspace).add(key, request.scope.episode_id, request.iteration, reference)
+        return Delivery(key=key, attempt=info.attempt)
+
+    @activity.defn(no_thread_cancel_exception=True)
+    def execute(self, request: ExecuteRequest) -> ExecutorReport:
+        """Make a delivery and wait for its end.
+
+        Idempotent: a delivery that was reported returns its report. One that was begun by an attempt
+        that died is settled from the traces of that attempt where they tell how it ended; else it is made
+        again if it left nothing in the tree; otherwise its outcome is unknown.
+        """
+        workspace = Path(request.scope.workspace)
+        outbox = self._outboxes(workspace)
+        # Holding the tree ends the processes of an attempt that died.
+        with self._workspaces.hold(request.scope) as tree:
+            delivery = outbox.get(request.key)
+            if delivery is None:
+                raise ExecutorError(
+                    f"the outbox of {workspace} has no delivery {request.key}: was its state folder removed?"
+                )
+            if delivery.report is not None:
+                return delivery.report
+            order = get_model(self._stores(workspace), delivery.order, WorkOrder)
+            chosen = choose(self._executors, order.executor)
+            order = chosen.adapt_order(order)
+            drift: str | None = None
+            if delivery.state is DeliveryState.CLAIMED:
+                settled = self._reconcile(request.scope, chosen, order)
+                found = tree.snapshot()
+                if settled.status is not ExecutorStatus.OUTCOME_UNKNOWN or found != delivery.base_tree:
+                    return self._report(request, tree, settled, chosen, new_tree=found)
+                order = order.evolve(resume=settled.resume or order.resume)
+            else:
+                drift = tree.ensure(request.expected_tree)
+            # Before it acts: an attempt after a crash must see that the work may be done already.
+            outbox.claim(request.key, request.expected_tree)
+            outcome = self._run(request.scope, chosen, order, tree)
+            if outcome.status is ExecutorStatus.CANCELLED and activity.is_cancelled():
+                raise CancelledError("the executor was stopped and its processes are gone")
+            return self._report(request, tree, outcome, chosen, new_tree=tree.snapshot(), drift=drift)
+
+    def _reconcile(self, scope: EpisodeScope, chosen: Chosen, order: WorkOrder) -> ExecutorOutcome:
+        """Return how the delivery of a died attempt ended, as far as its traces tell."""
+        try:
+            known = chosen.executor.reconcile(order, scope.state_folder)
+        except ExecutorError:
+            known = None
+        if known is not None and known.status is not ExecutorStatus.OUTCOME_UNKNOWN:
+            return known
+        session = known.resume if known is not None else None
+        return _UNKNOWN.evolve(resume=session or last_resume_token())
+
+    def _run(self, scope: EpisodeScope, chosen: Chosen, order: WorkOrder, tree: WorkingTree) -> ExecutorOutcome:
+        try:
+            return chosen.executor.execute(order, Supervision(tree), scope.state_folder)
+        except ExecutorError as error:
+            return ExecutorOutcome(status=ExecutorStatus.FATAL, error=error.message)
+        except OSError as error:
+            place = error.filename or scope.state_folder
+            if error.errno in _FULL:
+                raise StorageFullError(
+                    f"no room at {place}: {error.strerror}. The delivery was ended. Free space there, then resume"
+                ) from error
+            if error.errno not in _FORBIDDEN:
+                raise
+            problem = f"cannot use {place}: {error.strerror}. Give the user of the worker the right to"
+            return ExecutorOutcome(status=ExecutorStatus.FATAL, error=problem, error_kind=ErrorKind.CONFIG)
+
+    def _report(
+        self,
+        request: ExecuteRequest,
+        tree: WorkingTree,
+        outcome: ExecutorOutcome,
+        chosen: Chosen,
+        *,
+        new_tree: str,
+        drift: str | None = None,
+    ) -> ExecutorReport:
+        workspace, status, transcript = Path(request.scope.workspace), outcome.status, None
+        if status is ExecutorStatus.COMPLETED and new_tree == request.expected_tree:
+            status = ExecutorStatus.NO_CHANGE
+        if outcome.transcript:
+            transcript = self._stores(workspace).put(outcome.transcript, name="transcript", media_type="text/plain")
+        # Before it is reported: no report may name a tree that git could remove.
+        tree.keep("current", new_tree)
+        # An adapter may be a user's own: what enters the history is bounded here, whatever it returns.
+        bounded = outcome.evolve(
+            status=status,
+            summary=clip(outcome.summary, SUMMARY_CHARACTERS),
+            error=clip(outcome.error, SUMMARY_CHARACTERS),
+            denied=tuple(clip(line, DENIED_CHARACTERS) for line in outcome.denied[:DENIED_LINES]),
+            question=outcome.question and outcome.question.bounded,
+        )
+        report = ExecutorReport(
+            **{**dict(bounded), "transcript": transcript},
+            key=request.key,
+            executor=chosen.name if chosen.passed_over else "",
+            passed_over=chosen.passed_over,
+            new_tree=new_tree,
+            drift=drift,
+            attempt=activity.info().attempt,
+        )
+        self._outboxes(workspace).report(request.key, report)
+        return report
+
+
+_UNKNOWN = ExecutorOutcome(
+    status=ExecutorStatus.OUTCOME_UNKNOWN,
+    error="the worker died during the delivery and the tree moved; it was not delivered again",
+)

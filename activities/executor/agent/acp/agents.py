@@ -1,0 +1,196 @@
+"""The agents that speak the Agent Client Protocol (`agents.toml`), and what only code can say of one."""
+
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from activities.executor.agent.codex_config import QUIET, model_settings, toml
+from activities.executor.agent.port import Launch, ModelAccess
+from activities.model_gateway.port import Wire
+from tightloop.errors import ExecutorError
+from tightloop.executor.model import AgentMode, ExecutorChoice
+from tightloop.value import Document
+from tightloop.value.toml import read_toml
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What an agent is started with."""
+
+    home: Path
+    access: ModelAccess
+    choice: ExecutorChoice = field(default_factory=ExecutorChoice)
+    options: Document = field(default_factory=Document)
+    """Of the type `AcpAgent.options`."""
+    arguments: tuple[str, ...] = ()
+    """Of the operator's settings; those of a command line are added to it by the executor."""
+
+
+class AcpOptions(Document):
+    """What a request may set in `executor.options`."""
+
+    argv: tuple[str, ...] = ()
+    """Of the `acp` executor: the whole command line; the person who starts the episode vouches for it."""
+
+
+class ClaudeOptions(Document):
+    """What a request may set in `executor.options` of Claude Code."""
+
+    max_turns: Annotated[int, Field(ge=1)] | None = None
+    """Calls of the model in one delivery; the smaller one of it and of `max_model_calls` counts."""
+    max_budget_usd: Annotated[float, Field(gt=0)] | None = None
+    """By Claude Code's own price list; it notices after the call that exceeds it."""
+
+
+@checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class AcpAgent:
+    """One table of `agents.toml`."""
+
+    name: str
+    """Of the executor."""
+    program: str = ""
+    """Looked up in PATH; empty: the settings or the order must name it."""
+    get_it: str = ""
+    """How to install it, as the end of a sentence."""
+    wire: Wire | None = None
+    """None: its provider cannot be chosen, so it has no gateway."""
+    default_base_url: str = ""
+    """Of its usual provider."""
+    default_key_env: str = ""
+    """Variable of the worker with its key, where the settings name none."""
+    tells_version: bool = True
+    """It knows `--version`; one that does not begins to talk."""
+    modes: Mapping[AgentMode, str] = field(default_factory=dict)
+    """Ids of session modes that carry ours; without one the agent stays in its own, which asks before it acts."""
+    sign_in: tuple[str, ...] = ()
+    """Ways to sign in that need nobody."""
+    logins: tuple[str, ...] = ()
+    """Login files, relative to the user's home and to the agent's."""
+    login_env: str = ""
+    """Variable of the worker with a login that replaces the files."""
+    options: type[Document] = Document
+    bounds_calls: bool = False
+    """It keeps `max_model_calls` by itself; else only the gateway can."""
+    asks: bool = True
+    """It asks before it acts, unless its own settings allow the act."""
+    reads_text: bool = False
+    """It reports limits as the last message of a turn that ended well."""
+    ends_at_eof: bool = True
+    own_sandbox: bool = False
+    argv: tuple[str, ...] = ()
+    """Without the program."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Its variables; `{home}` stands for its home."""
+    provider: Mapping[str, str] = field(default_factory=dict)
+    """Variables for a provider that is not its usual one; `{base_url}` stands for its address."""
+    model_variable: str = ""
+    key_variable: str = ""
+
+    def launch(self, start: Start) -> Launch:
+        """Return how to start it.
+
+        Raises:
+            ExecutorError: it cannot be started without a model.
+        """
+        access = start.access
+        environment = {name: value.replace("{home}", str(start.home)) for name, value in self.environment.items()}
+        if access.base_url:
+            environment |= {name: value.replace("{base_url}", access.base_url) for name, value in self.provider.items()}
+        if access.model and self.model_variable:
+            environment[self.model_variable] = access.model
+        keys = {self.key_variable: access.key} if access.key and self.key_variable else {}
+        launch = Launch(argv=self.argv, environment=environment, secrets=keys, own_sandbox=self.own_sandbox)
+        complete = _COMPLETE.get(self.name)
+        return complete(start, launch) if complete else launch
+
+
+def _complete_opencode(start: Start, launch: Launch) -> Launch:
+    base_url, model = start.access.base_url, start.access.model
+    config: dict[str, object] = {"autoupdate": False, "share": "disabled"}
+    if base_url and not model:
+        raise ExecutorError(
+            "opencode needs the name of a model. Set executor.agents.opencode.model or give one with the order"
+        )
+    if base_url:
+        provider = {
+            # Part of opencode: nothing is downloaded for it.
+            "npm": "@ai-sdk/openai-compatible",
+            "name": "model",
+            "options": {"baseURL": base_url, "apiKey": "{env:TIGHTLOOP_MODEL_KEY}"},
+            "models": {model: {"name": model}},
+        }
+        chosen = f"tightloop/{model}"
+        config |= {"provider": {"tightloop": provider}, "model": chosen, "small_model": chosen}
+    elif model:
+        config["model"] = model
+    return replace(
+        launch,
+        # It opens an HTTP server on loopback, through which any user of the host could drive it.
+        secrets={"OPENCODE_SERVER_PASSWORD": secrets.token_urlsafe(24), **launch.secrets},
+        files={".config/tightloop/opencode.json": json.dumps(config, indent=2)},
+    )
+
+
+def _complete_gemini(start: Start, launch: Launch) -> Launch:
+    settings = {
+        "security": {"auth": {"selectedType": "gemini-api-key" if start.access.key else "oauth-personal"}},
+        # Without these it asks for play.googleapis.com.
+        "privacy": {"usageStatisticsEnabled": False},
+        "telemetry": {"enabled": False},
+        "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False},
+    }
+    # Without a model it makes one more call, to choose one.
+    model = ("-m", start.access.model) if start.access.model else ()
+    return replace(launch, argv=(*launch.argv, *model), files={".gemini/settings.json": json.dumps(settings, indent=2)})
+
+
+def _complete_claude(start: Start, launch: Launch) -> Launch:
+    """The adapter of Claude Code passes `claudeCode.options` to the Agent SDK, whose `extraArgs` go to `claude`.
+
+    Settings, hooks and `CLAUDE.md` of the repository are not read: they could change what is allowed.
+    """
+    access, options = start.access, start.options
+    # --bare shortens a request from about 88 kB to 5 kB, but does not read the login.
+    extra = {"safe-mode" if access.login else "bare": ""}
+    extra |= {name.removeprefix("--"): value for name, _, value in (word.partition("=") for word in start.arguments)}
+    given: dict[str, Any] = {"settingSources": ["user"], "extraArgs": extra}
+    assert isinstance(options, ClaudeOptions)
+    turns = [bound for bound in (options.max_turns, start.choice.max_model_calls) if bound is not None]
+    if turns:
+        given["maxTurns"] = min(turns)
+    if options.max_budget_usd is not None:
+        given["maxBudgetUsd"] = options.max_budget_usd
+    return replace(
+        launch,
+        # A service of one's own may need no key, but Claude Code does not start without one.
+        secrets={} if access.login else {"ANTHROPIC_API_KEY": access.key or "none"},
+        # The shells that it runs do not inherit its key.
+        files={"tool-environment.sh": "unset ANTHROPIC_API_KEY CLAUDE_CODE_OAUTH_TOKEN\n"},
+        session_meta={"claudeCode": {"options": given}},
+    )
+
+
+def _complete_codex(start: Start, launch: Launch) -> Launch:
+    top, tables = model_settings(start.access)
+    # The shells that it runs do not inherit its key.
+    config = {"": top, **tables, **QUIET, "shell_environment_policy": {"inherit": "core"}}
+    return replace(launch, files={".codex/config.toml": toml(config)})
+
+
+_COMPLETE: Mapping[str, Callable[[Start, Launch], Launch]] = {
+    "opencode": _complete_opencode,
+    "gemini": _complete_gemini,
+    "claude": _complete_claude,
+    "codex-acp": _complete_codex,
+}
+_OPTIONS: Mapping[str, type[Document]] = {"claude": ClaudeOptions, "acp": AcpOptions}
+AGENTS: Mapping[str, AcpAgent] = {
+    name: AcpAgent(name=name, options=_OPTIONS.get(name, Document), **table)
+    for name, table in read_toml("activities.executor.agent.acp", "agents.toml").items()
+}

@@ -1,0 +1,228 @@
+"""Talks to one agent over the Agent Client Protocol, version 1: one session, one turn.
+
+https://agentclientprotocol.com/protocol/overview. File-system and terminal access through the client is not
+offered: what an agent did is read from the working tree, and one agent (gemini) fails to create files through it.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from acp.connection import Connection
+from acp.exceptions import RequestError
+from acp.meta import AGENT_METHODS, CLIENT_METHODS, PROTOCOL_VERSION
+
+from activities.executor.agent.acp.events import Turn, mode_among, option_for, permission_of
+from activities.executor.agent.acp.outcome import AUTH_REQUIRED
+from activities.executor.agent.acp.transport import Message, PipeTransport, Traffic
+from activities.executor.agent.lenient import mapping, part, parts
+from tightloop.errors import TightloopError
+from tightloop.executor.model import EventKind, ExecutorEvent
+from tightloop.executor.permission import PermissionRequest
+from tightloop.safety.verdict import Verdict
+from tightloop.value import shorten
+
+ANSWER_S = 60.0
+"""For everything but a prompt, whose bound is the wall limit."""
+LOAD_S = 180.0
+"""A loaded session is replayed message by message."""
+_CLIENT_INFO = {"name": "tightloop", "title": "tightloop", "version": "0"}
+# The protocol has this answer for a request whose turn is cancelled.
+_UNANSWERED = {"outcome": {"outcome": "cancelled"}}
+
+
+class AcpError(TightloopError):
+    """The agent does not keep to the protocol."""
+
+
+class SignInError(TightloopError):
+    """The agent wants a person to sign in; trying again is useless."""
+
+
+class Listener(Protocol):
+    """Receives what happens, and decides what is allowed."""
+
+    def line(self, arrow: str, text: str) -> None:
+        """See each line that passes; see `Traffic`."""
+
+    def event(self, event: ExecutorEvent) -> None:
+        """Hear of an event of the turn or of the session."""
+
+    def decide(self, request: PermissionRequest) -> Verdict:
+        """Answer a permission request; ASK ends the turn without an answer."""
+        ...
+
+
+class AcpClient:
+    """One connection. Not safe for more than one event loop; every wait but that of `prompt` is bounded."""
+
+    def __init__(
+        self, listener: Listener, *, sign_in: tuple[str, ...] = (), session_meta: Mapping[str, Any] | None = None
+    ) -> None:
+        """Take who listens, the ids of ways to sign in that need nobody (best first), and `_meta` of sessions."""
+        self.session_id = ""
+        self.resumed = False
+        self.version = ""
+        self.turn = Turn()
+        self._listener = listener
+        self._sign_in = sign_in
+        self._session_meta = session_meta or {}
+        self._prompting = False
+        self._connection: Connection | None = None
+        self._offer: Mapping[str, Any] = {}
+
+    async def connect(self, stdin_fd: int, stdout_fd: int) -> None:
+        """Connect to the pipes of the agent's process and agree on the protocol.
+
+        Raises:
+            AcpError: it does not speak this version, or not in time.
+            ConnectionError: it is gone.
+            RequestError: it answered with an error.
+        """
+        transport = await PipeTransport.open(stdin_fd, stdout_fd, Traffic(self._came, self._listener.line))
+        self._connection = Connection(self._answer, transport)
+        capabilities = {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
+        self._offer = await self._request(
+            "initialize",
+            {"protocolVersion": PROTOCOL_VERSION, "clientCapabilities": capabilities, "clientInfo": _CLIENT_INFO},
+        )
+        if self._offer.get("protocolVersion") != PROTOCOL_VERSION:
+            raise AcpError(
+                f"the agent speaks version {self._offer.get('protocolVersion')!r} of the Agent Client Protocol, and "
+                f"not {PROTOCOL_VERSION}. Install a version of it that does"
+            )
+        self.version = str(part(self._offer, "agentInfo").get("version", ""))
+
+    async def open_session(self, cwd: str, *, resume: str, mode: str) -> None:
+        """Go on with the session `resume` if the agent can, else begin one, and switch it to `mode` if it has that.
+
+        Raises:
+            SignInError: it wants a person to sign in.
+            AcpError, ConnectionError, RequestError: as in `connect`.
+        """
+        session = await self._resume(cwd, resume) if resume else None
+        self.resumed = session is not None
+        if session is None:
+            session = await self._begin_session(cwd)
+            self.session_id = str(session.get("sessionId") or "")
+        if not self.session_id:
+            raise AcpError("the agent began a session without an id. Install another version of it")
+        if switch := mode_among(session, mode):
+            await self._request("session_set_mode", {"sessionId": self.session_id, "modeId": switch})
+        self._listener.event(ExecutorEvent(kind=EventKind.SESSION, session_id=self.session_id))
+
+    async def prompt(self, text: str) -> Mapping[str, Any]:
+        """Give the agent its task and return its answer once the turn is over; unbounded.
+
+        Raises:
+            ConnectionError: the agent is gone.
+            RequestError: it answered with an error.
+        """
+        self._prompting = True
+        try:
+            blocks = [{"type": "text", "text": text}]
+            return await self._send("session_prompt", {"sessionId": self.session_id, "prompt": blocks})
+        finally:
+            self._prompting = False
+            for event in self.turn.flush():
+                self._listener.event(event)
+
+    async def cancel(self) -> bool:
+        """Ask the agent to end the turn; return whether there is one to wait for."""
+        if self._connection is None or not self._prompting:
+            return False
+        try:
+            await asyncio.wait_for(
+                self._connection.send_notification(AGENT_METHODS["session_cancel"], {"sessionId": self.session_id}), 1.0
+            )
+        except (ConnectionError, TimeoutError):
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Let go of the agent; its input ends with that on this side."""
+        if self._connection is not None:
+            await self._connection.close()
+
+    def _came(self, message: Message) -> bool:
+        """Take the updates out of the stream, in the order in which they came."""
+        if message.get("method") != CLIENT_METHODS["session_update"]:
+            return False
+        params = part(message, "params")
+        # What comes before the prompt is the history of a loaded session.
+        if self._prompting and params.get("sessionId") == self.session_id:
+            for event in self.turn.read(part(params, "update")):
+                self._listener.event(event)
+        return True
+
+    async def _resume(self, cwd: str, session_id: str) -> Mapping[str, Any] | None:
+        """Return the session that goes on; None where the agent cannot, or has lost it."""
+        offered = part(self._offer, "agentCapabilities")
+        resumes = part(offered, "sessionCapabilities").get("resume") is not None
+        # Resuming comes first, because loading replays the whole session as updates.
+        methods = [("session_resume", resumes), ("session_load", bool(offered.get("loadSession")))]
+        params = {"sessionId": session_id, **self._session_params(cwd)}
+        problems = []
+        for method in (name for name, able in methods if able):
+            try:
+                session = await self._request(method, params, seconds=LOAD_S)
+            except RequestError as error:
+                if error.code == AUTH_REQUIRED:
+                    await self._authenticate(error)
+                # gemini 0.61.0 answers "Internal error" for a session whose first turn was cancelled.
+                details = mapping(error.data).get("details")
+                problems.append(f"{AGENT_METHODS[method]} failed: {details or error}")
+                continue
+            self.session_id = session_id
+            return session
+        warning = "; ".join([*problems, "the earlier session cannot be resumed, a new one begins"])
+        self._listener.event(ExecutorEvent(kind=EventKind.WARNING, text=shorten(warning, 500)))
+        return None
+
+    async def _begin_session(self, cwd: str) -> Mapping[str, Any]:
+        params = self._session_params(cwd)
+        try:
+            return await self._request("session_new", params)
+        except RequestError as error:
+            if error.code != AUTH_REQUIRED:
+                raise
+            await self._authenticate(error)
+        return await self._request("session_new", params)
+
+    def _session_params(self, cwd: str) -> Message:
+        meta = {"_meta": self._session_meta} if self._session_meta else {}
+        return {"cwd": cwd, "mcpServers": [], **meta}
+
+    async def _authenticate(self, error: RequestError) -> None:
+        offered = [str(method.get("id")) for method in parts(self._offer, "authMethods")]
+        chosen = next((method for method in self._sign_in if method in offered), None)
+        if chosen is None:
+            ways = ", ".join(offered) or "none"
+            raise SignInError(
+                f"the agent is not signed in ({error}), and of its ways to sign in ({ways}) none works alone"
+            )
+        try:
+            await self._request("authenticate", {"methodId": chosen})
+        except RequestError as refused:
+            raise SignInError(f"the agent could not be signed in by {chosen!r}: {refused}") from None
+
+    async def _request(self, method: str, params: Message, *, seconds: float = ANSWER_S) -> Mapping[str, Any]:
+        try:
+            return await asyncio.wait_for(self._send(method, params), seconds)
+        except TimeoutError:
+            raise AcpError(f"the agent did not answer {AGENT_METHODS[method]} within {seconds:g} s") from None
+
+    async def _send(self, method: str, params: Message) -> Mapping[str, Any]:
+        assert self._connection is not None
+        return mapping(await self._connection.send_request(AGENT_METHODS[method], params))
+
+    async def _answer(self, method: str, params: Any, is_notification: bool) -> Any:
+        if is_notification:
+            return None
+        if method == CLIENT_METHODS["session_request_permission"]:
+            if not self._prompting:
+                return _UNANSWERED
+            rule = self._listener.decide(permission_of(mapping(params)))
+            option = option_for(rule, mapping(params).get("options"))
+            return {"outcome": {"outcome": "selected", "optionId": option}} if option else _UNANSWERED
+        raise RequestError.method_not_found(method)

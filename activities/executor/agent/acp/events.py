@@ -1,0 +1,197 @@
+"""Reads what an agent sends over the Agent Client Protocol: updates, permission requests, session offers.
+
+Messages are read as plain JSON and leniently: agents add fields and kinds of updates with every release.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from activities.executor.agent.lenient import mapping, part, parts, words
+from tightloop.executor.model import EventKind, ExecutorEvent
+from tightloop.executor.permission import READING, PermissionRequest
+from tightloop.executor.usage import Usage
+from tightloop.safety.verdict import Verdict
+from tightloop.value import clip, shorten
+
+TEXT_CHARACTERS = 500
+TITLE_CHARACTERS = 200
+COMMAND_CHARACTERS = 2_000
+PATHS = 20
+MESSAGE_CHARACTERS = 4_000
+"""Of the last message of a turn its end is kept."""
+TOOLS_KEPT = 1_000
+
+_QUIET = frozenset(
+    {
+        "user_message_chunk",
+        "agent_thought_chunk",
+        "plan",
+        "available_commands_update",
+        "current_mode_update",
+        "config_option_update",
+        "session_info_update",
+    }
+)
+# Options are chosen by kind: their ids differ from agent to agent.
+_OPTIONS = {
+    Verdict.ALLOW: ("allow_once", "allow_always"),
+    Verdict.DENY: ("reject_once", "reject_always"),
+}
+
+
+@dataclass(kw_only=True)
+class Turn:
+    """What one turn of an agent came to, as far as its updates tell; bounded."""
+
+    message: str = ""
+    """The end of its last message; the words of a model."""
+    tools: int = 0
+    done: int = 0
+    """Tools that succeeded and did more than reading."""
+    failures: int = 0
+    """Tools that failed."""
+    cost_usd: float | None = None
+    """Of the session so far."""
+    _open: dict[str, tuple[str, str]] = field(default_factory=dict)
+    _said: bool = False
+
+    def read(self, update: Mapping[str, Any]) -> list[ExecutorEvent]:
+        """Take one `session/update` and return what a person would want to know of it."""
+        kind = str(update.get("sessionUpdate", ""))
+        if kind == "agent_message_chunk":
+            if text := words(part(update, "content"), "text"):
+                self.message = (self.message + text if self._said else text)[-MESSAGE_CHARACTERS:]
+                self._said = True
+            return []
+        if kind in _QUIET:
+            return []
+        events = self.flush()
+        match kind:
+            case "tool_call":
+                return [*events, *self._start(update)]
+            case "tool_call_update":
+                return [*events, *self._end(update)]
+            case "usage_update":
+                cost = part(update, "cost")
+                if cost.get("currency") == "USD" and isinstance(cost.get("amount"), int | float):
+                    self.cost_usd = float(cost["amount"])
+                tokens = f"{update.get('used')} of {update.get('size')} tokens"
+                return [*events, ExecutorEvent(kind=EventKind.USAGE, text=tokens)]
+            case _:
+                return [*events, ExecutorEvent(kind=EventKind.UNKNOWN, text=shorten(kind, TEXT_CHARACTERS))]
+
+    def flush(self) -> list[ExecutorEvent]:
+        """Return the message that was being said, if any: chunks make one event."""
+        if not self._said:
+            return []
+        self._said = False
+        return [ExecutorEvent(kind=EventKind.MESSAGE, text=clip(self.message, TEXT_CHARACTERS))]
+
+    def _start(self, update: Mapping[str, Any]) -> list[ExecutorEvent]:
+        call = _call(update)
+        known = call in self._open
+        self._open[call] = (str(update.get("kind") or "other"), _title(update))
+        if len(self._open) > TOOLS_KEPT:
+            self._open.pop(next(iter(self._open)))
+        if known:
+            return self._end(update)
+        self.tools += 1
+        return [ExecutorEvent(kind=EventKind.TOOL_START, text=_title(update)), *self._end(update)]
+
+    def _end(self, update: Mapping[str, Any]) -> list[ExecutorEvent]:
+        if update.get("status") not in ("completed", "failed"):
+            call = _call(update)
+            # At first many agents only name the tool, and not what it does: the later title is kept.
+            if call in self._open and (title := _title(update)):
+                self._open[call] = (self._open[call][0], title)
+            return []
+        kind, title = self._open.pop(_call(update), ("", ""))
+        if not kind:  # some agents report a tool only once it is over
+            self.tools += 1
+        kind = str(update.get("kind") or kind or "other")
+        worked = update["status"] == "completed"
+        self.done += worked and kind not in READING
+        self.failures += not worked
+        changed = [ExecutorEvent(kind=EventKind.FILE_CHANGE, text=path) for path in _changed(update)] if worked else []
+        ended = ExecutorEvent(
+            kind=EventKind.TOOL_END,
+            text=_title(update) or title,
+            exit_code=_exit_code(update.get("rawOutput")) if worked else 1,
+        )
+        return [*changed, ended]
+
+
+def usage_of(result: Mapping[str, Any]) -> Usage:
+    """Return what the answer to a prompt says of tokens; unknown where it says nothing."""
+    given = part(result, "usage")
+    gemini = part(part(part(result, "_meta"), "quota"), "token_count")
+    fresh = _count(given.get("inputTokens", gemini.get("input_tokens")))
+    output = _count(given.get("outputTokens", gemini.get("output_tokens")))
+    cached, written = _count(given.get("cachedReadTokens")), _count(given.get("cachedWriteTokens"))
+    beside = (cached or 0) + (written or 0)
+    # Anthropic counts what came out of the cache or went into it beside the input, OpenAI within it.
+    if fresh is not None and given.get("totalTokens") == fresh + (output or 0) + beside:
+        fresh += beside
+    return Usage(input_tokens=fresh, cached_tokens=cached, output_tokens=output)
+
+
+def permission_of(params: Mapping[str, Any]) -> PermissionRequest:
+    """Return what an agent asks for with `session/request_permission`."""
+    call = part(params, "toolCall")
+    given = part(call, "rawInput")
+    command = given.get("command") or given.get("cmd") or ""
+    argv = [str(word) for word in command] if isinstance(command, Sequence) and not isinstance(command, str) else []
+    title = _title(call) or str(call.get("kind") or "something without a title")
+    paths = [words(place, "path") for place in parts(call, "locations")[:PATHS]]
+    return PermissionRequest(
+        kind=str(call.get("kind") or ("execute" if command else "other")),
+        title=title,
+        command=shorten(" ".join(argv) or str(command), COMMAND_CHARACTERS),
+        paths=tuple(dict.fromkeys([*filter(None, paths), *_changed(call)]))[:PATHS],
+    )
+
+
+def option_for(rule: Verdict, options: object) -> str:
+    """Return the id of the option that says `rule`, chosen by its kind; empty where none does.
+
+    What is granted once is preferred, so that the next request is decided again.
+    """
+    offered = {
+        str(option.get("kind")): str(option.get("optionId"))
+        for option in reversed(options if isinstance(options, list) else [])
+        if isinstance(option, Mapping) and option.get("optionId")
+    }
+    return next((offered[kind] for kind in _OPTIONS.get(rule, ()) if kind in offered), "")
+
+
+def mode_among(session: Mapping[str, Any], wanted: str) -> str:
+    """Return the id of the mode `wanted` if the session offers it and is not in it; ids may be URLs that end in it."""
+    modes = part(session, "modes")
+    ids = [words(mode, "id") for mode in parts(modes, "availableModes")]
+    found = next((name for name in ids if wanted and (name == wanted or name.endswith(f"#{wanted}"))), "")
+    return "" if found == modes.get("currentModeId") else found
+
+
+def _call(update: Mapping[str, Any]) -> str:
+    return str(update.get("toolCallId", ""))
+
+
+def _title(call: Mapping[str, Any]) -> str:
+    return shorten(" ".join(str(call.get("title") or "").split()), TITLE_CHARACTERS)
+
+
+def _changed(call: Mapping[str, Any]) -> list[str]:
+    return [words(diff, "path") for diff in parts(call, "content")[:PATHS] if diff.get("type") == "diff"]
+
+
+def _exit_code(output: object) -> int | None:
+    given = mapping(output)
+    tables = (given, part(given, "metadata"))
+    names = ("exitCode", "exit_code", "exit")
+    found = next((table[name] for table in tables for name in names if isinstance(table.get(name), int)), None)
+    return None if found is None else int(found)
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -1,0 +1,1 @@
+"""Coding agents that are driven by their command line."""

@@ -1,0 +1,148 @@
+"""What an agent is run with on this host: its way to a model, its process with environment and fence, its secrets."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from activities.executor.agent.port import Launch, ModelAccess, ModelUser
+from activities.executor.agent.record import looks_secret
+from activities.model_gateway.port import Gateway, Gateways, GatewaySpec
+from activities.process import GRACE_S, ProcessRequest, search_path
+from activities.sandbox.port import Fence, SandboxUnavailableError
+from tightloop.errors import ExecutorError
+from tightloop.executor.model import AgentMode, WorkOrder
+from tightloop.settings import AgentSettings
+
+BEYOND_S = 60.0
+"""The wall limit ends the turn, so that the session can go on; so much later the process is killed in any case."""
+
+
+def resume_preface() -> str:
+    """Return what an agent that goes on with a session reads before its task."""
+    return (resources.files("activities.executor.agent") / "prompts" / "resume.md").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentHost:
+    """How one agent is run on this host; the executors of agents add how it is talked to."""
+
+    settings: AgentSettings
+    """Of the agent on this host."""
+    homes: Path
+    """Folder of the agents' homes, outside of the temporary folder."""
+    gateways: Gateways | None = None
+    """Opens gateways to the model; None: the agent gets the key itself."""
+    fence: Fence | None = None
+    """For agents that have no sandbox of their own; None: these are refused except in mode `full`."""
+    grace_s: float = GRACE_S
+    """How long the process may take to follow a polite signal."""
+
+    def key(self, agent: ModelUser) -> str:
+        """Return the key of the worker for this agent; empty where it has none."""
+        return os.environ.get(self.settings.api_key_env or agent.default_key_env, "")
+
+    def missing_key(self, agent: ModelUser) -> str:
+        """Return the sentence about a key that is not there; empty where none is needed.
+
+        A service of one's own (`base_url`) may need none, unless the settings name the variable of its key.
+        """
+        settings = self.settings
+        variable = settings.api_key_env or agent.default_key_env
+        if settings.login or not variable or self.key(agent):
+            return ""
+        if settings.base_url and not settings.api_key_env:
+            return ""
+        return (
+            f"{agent.name} has no key: the variable {variable} is not set where the worker runs. Set it, or set "
+            f"executor.agents.{agent.name}.login to true to use {agent.name}'s own login"
+        )
+
+    @contextmanager
+    def open_access(
+        self, agent: ModelUser, order: WorkOrder, *, own_bound: bool = False
+    ) -> Iterator[tuple[ModelAccess, Gateway | None]]:
+        """Open the way to the model for one delivery; the gateway, where there is one, is shut on leaving.
+
+        Args:
+            agent: who uses the model.
+            order: names the model and the bound of model calls.
+            own_bound: the caller sees to it that the bound of model calls is kept where there is no gateway.
+
+        Yields:
+            What the agent is told, and the gateway; without one, calls are neither seen nor bounded.
+
+        Raises:
+            ExecutorError: there is no key, or the bound of model calls cannot be kept.
+        """
+        settings, max_calls = self.settings, order.executor.max_model_calls
+        model = order.executor.model or settings.model
+        if missing := self.missing_key(agent):
+            raise ExecutorError(missing)
+        key = "" if settings.login else self.key(agent)
+        upstream = settings.base_url or agent.default_base_url
+        keyed = bool(key or settings.base_url) and not settings.login
+        if self.gateways is None or not settings.gateway or agent.wire is None or not keyed:
+            if max_calls is not None and not own_bound:
+                raise ExecutorError(
+                    f"max_model_calls is {max_calls}, but only the model gateway can keep it and {agent.name} does not "
+                    f"go through it here. Leave it out, or give a key and set executor.agents.{agent.name}.gateway to "
+                    "true"
+                )
+            base_url = upstream if keyed else settings.base_url
+            yield ModelAccess(base_url=base_url, key=key, model=model, login=settings.login), None
+            return
+        with self.gateways(GatewaySpec(wire=agent.wire, upstream=upstream, key=key, max_calls=max_calls)) as gateway:
+            # The token is worth nothing elsewhere: the tools of most agents see the key that the agent has.
+            yield ModelAccess(base_url=gateway.base_url, key=gateway.token, model=model), gateway
+
+    def build_request(
+        self, order: WorkOrder, launch: Launch, home: Path, *, stdin: Path | None = None
+    ) -> ProcessRequest:
+        """Return the process without a fence. Of the worker's variables it gets those that the settings name."""
+        root = Path(order.root)
+        passed = {name: os.environ[name] for name in self.settings.environment if name in os.environ}
+        return ProcessRequest(
+            argv=launch.argv,
+            cwd=root,
+            environment={**search_path(root), "HOME": str(home), **launch.environment},
+            secrets={**passed, **launch.secrets},
+            inherit=False,
+            stdin=stdin,
+            wall_limit_s=order.executor.wall_limit_s + BEYOND_S,
+            grace_s=self.grace_s,
+            separate_errors=True,
+        )
+
+    def put_fence(
+        self, request: ProcessRequest, order: WorkOrder, launch: Launch, *, home: Path
+    ) -> tuple[ProcessRequest, str]:
+        """Return the process behind its fence, and the name of what fences it.
+
+        Raises:
+            SandboxUnavailableError: the agent has no sandbox of its own, and there is none on this worker.
+        """
+        if order.executor.mode is AgentMode.FULL:
+            return request, "none"
+        if launch.own_sandbox:
+            return request, "own"
+        if self.fence is None:
+            raise SandboxUnavailableError(
+                f"there is no sandbox on this worker, and {order.executor.name} has none of its own. Install one "
+                "(tightloop doctor names them), or use the mode full where the host itself is a throw-away"
+            )
+        root, program = Path(order.root), Path(request.argv[0])
+        # A fence that hides the user's home has to show the program that may lie in it, and what that loads.
+        real = program.resolve()
+        modules = [folder for folder in real.parents if folder.name == "node_modules"]
+        installed = dict.fromkeys([program.parent, modules[-1] if modules else real.parent])
+        reads_only = order.executor.mode is AgentMode.READ_ONLY
+        writable, shown = ((home,), (root,)) if reads_only else ((root, home), ())
+        return self.fence.around(request, writable=writable, readable=(*installed, *shown)), self.fence.name
+
+    def secrets_of(self, agent: ModelUser, request: ProcessRequest, launch: Launch) -> Iterator[str]:
+        """Yield what must not be recorded; the key of the worker, too: an agent without a fence could find it."""
+        yield from (value for name, value in request.secrets.items() if name in launch.secrets or looks_secret(name))
+        yield self.key(agent)

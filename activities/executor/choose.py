@@ -1,0 +1,157 @@
+"""The executors of a worker by name, each made when it is first asked for."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property, partial
+from pathlib import Path
+from threading import RLock
+
+from activities.executor.agent.acp.agents import AGENTS
+from activities.executor.agent.lenient import local_now
+from activities.executor.command import CommandExecutor
+from activities.executor.fallback import NoExecutor
+from activities.executor.person import PersonExecutor
+from activities.executor.port import Executor
+from activities.executor.scripted import ScriptedExecutor
+from activities.model_gateway.port import Gateway, Gateways, GatewaySpec
+from activities.process import ProcessRequest
+from activities.sandbox.port import Fence, Sandbox
+from tightloop.errors import ExecutorError, SettingsError
+from tightloop.executor.limit_matcher import detect
+from tightloop.settings import AgentSettings, SandboxSettings, Settings
+
+Make = Callable[[], Executor]
+
+
+class ExecutorRegistry:
+    """The choice of executors; may be asked from any thread."""
+
+    def __init__(self, makers: Mapping[str, Make]) -> None:
+        self._makers = dict(makers)
+        self._made: dict[str, Executor] = {}
+        self._making = RLock()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all executors, sorted."""
+        return tuple(sorted(self._makers))
+
+    def __call__(self, name: str) -> Executor:
+        """Return the executor of this name.
+
+        Raises:
+            ExecutorError: no executor has this name; the message lists those that exist and suggests the nearest.
+        """
+        if name not in self._makers:
+            raise ExecutorError(f"there is no executor {name!r}. {_advice(name, self.names)}")
+        with self._making:
+            try:
+                if name not in self._made:
+                    self._made[name] = self._makers[name]()
+                return self._made[name]
+            except ImportError as error:
+                return NoExecutor(f"it needs {error.name}, which is not installed: pip install 'tightloop[server]'")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the executors of one worker share."""
+
+    settings: Settings
+    homes: Path
+    """Where agents have their homes, one for each episode."""
+    sandbox: Sandbox
+    """Around commands of plans."""
+    fence: Fence
+    """Around agents that have no sandbox of their own."""
+    gateways: Gateways
+
+    def agent(self, name: str) -> AgentSettings:
+        """Return the settings of an agent."""
+        return self.settings.executor.agents.get(name, AgentSettings())
+
+
+def executors(around: Surroundings, more: Mapping[str, Executor] | None = None) -> ExecutorRegistry:
+    """Return the choice among the executors that are shipped and `more`, which win.
+
+    Raises:
+        SettingsError: the settings name an unknown agent.
+    """
+    settings = around.settings.executor
+    makers: dict[str, Make] = {
+        "command": lambda: CommandExecutor(
+            around.sandbox,
+            around.settings.sandbox,
+            programs=settings.programs,
+            argv=settings.argv,
+            # Times of day in the words of a command are in the zone of this host.
+            find_limit=lambda text: detect(text, now=local_now()),
+        ),
+        "scripted": ScriptedExecutor,
+        "person": PersonExecutor,
+    }
+    makers |= {name: partial(_agent, around, name) for name in ("codex", "cursor", *AGENTS)}
+    # A partial, because a lambda would see the last executor only.
+    makers |= {name: partial(lambda executor: executor, executor) for name, executor in (more or {}).items()}
+    registry = ExecutorRegistry(makers)
+    for name in settings.agents:
+        if name not in makers:
+            raise SettingsError(
+                f"executor.agents has {name!r}, and there is no such executor. {_advice(name, registry.names)}"
+            )
+    return registry
+
+
+def _advice(name: str, names: tuple[str, ...]) -> str:
+    near = get_close_matches(name, names, 1)
+    return f"{f'Did you mean {near[0]}? ' if near else ''}This worker has: {', '.join(names)}"
+
+
+class FenceWhenNeeded:
+    """Stands for the fence of a host until an agent needs it; where none works, the next agent looks again."""
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        self._settings = settings
+
+    @property
+    def name(self) -> str:
+        """Name of the fence that was found."""
+        return self._fence.name
+
+    def around(
+        self, request: ProcessRequest, *, writable: tuple[Path, ...], readable: tuple[Path, ...] = ()
+    ) -> ProcessRequest:
+        """Return the request behind the fence; see `Fence`."""
+        return self._fence.around(request, writable=writable, readable=readable)
+
+    @cached_property
+    def _fence(self) -> Fence:
+        from activities.sandbox.choose import choose_fence
+
+        return choose_fence(self._settings)
+
+
+def open_gateway(spec: GatewaySpec) -> AbstractContextManager[Gateway]:
+    """Open a model gateway; see `Gateways`."""
+    from activities.model_gateway.server import serve_gateway
+
+    return serve_gateway(spec)
+
+
+def _agent(around: Surroundings, name: str) -> Executor:
+    settings = around.agent(name)
+    # The modules of agents are imported where one is used: a worker that runs none never pays for them.
+    if name in AGENTS:
+        from activities.executor.agent.acp.executor import AcpExecutor
+
+        return AcpExecutor(
+            AGENTS[name], settings=settings, homes=around.homes, gateways=around.gateways, fence=around.fence
+        )
+    from activities.executor.agent.cli.codex import CodexAdapter
+    from activities.executor.agent.cli.cursor import CursorAdapter
+    from activities.executor.agent.cli.executor import AgentExecutor
+
+    adapter = CodexAdapter(settings) if name == "codex" else CursorAdapter(settings)
+    return AgentExecutor(adapter, settings=settings, homes=around.homes, gateways=around.gateways, fence=around.fence)

@@ -1,0 +1,245 @@
+"""Does the work with programs in a sandbox: the commands of the plan itself, or one agent that takes the whole plan."""
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
+
+from activities.executor.ending import (
+    early_outcome,
+    failed_outcome,
+    fatal_outcome,
+    limited_outcome,
+    timeout_outcome,
+)
+from activities.executor.files import file_stem, held_file
+from activities.executor.options import read_options
+from activities.executor.port import Availability, Control, Executor
+from activities.executor.template import CommandOptions, fill, mask_secrets
+from activities.process import GRACE_S, search_path
+from activities.process.output import BoundedOutput
+from activities.sandbox.allowance import allowed, places
+from activities.sandbox.port import (
+    Network,
+    Sandbox,
+    SandboxResult,
+    SandboxSpec,
+    SandboxUnavailableError,
+)
+from tightloop.errors import ExecutorError, SettingsError
+from tightloop.executor.messages.message import PlannedStep
+from tightloop.executor.model import SUMMARY_CHARACTERS, ErrorKind, ExecutorOutcome, ExecutorStatus, LimitHit, WorkOrder
+from tightloop.settings import ExecutorSettings, SandboxSettings
+from tightloop.value import clip
+
+PROGRAMS = ExecutorSettings().programs
+FAILED_FROM = 2
+"""Formatters and linters exit with 1 where findings are left, and with 2 where they could not work."""
+END_LINES = 20
+"""Last lines in which a limit is looked for: what an agent says before them may be its work."""
+
+_SEPARATORS = re.compile(r"[=:,;@]")
+_SHORT_OPTION = re.compile(r"^-\w(?=[/~])")
+# Its programs are those of the image: PATH of this host says nothing about them.
+_DOCKER = "docker"
+
+
+@dataclass(frozen=True)
+class CommandExecutor(Executor):
+    """Runs the `run` steps of a plan one by one, or a command made of a template."""
+
+    sandbox: Sandbox
+    """Where every command runs."""
+    settings: SandboxSettings
+    """Its bounds."""
+    _: KW_ONLY
+    programs: Collection[str] = PROGRAMS
+    """Names that the steps of a plan may run."""
+    argv: Sequence[str] = ()
+    """Template used where the order has none; empty: the plan's steps are run."""
+    grace_s: float = GRACE_S
+    """How long a process may take to follow a polite signal."""
+    find_limit: Callable[[str], LimitHit | None] | None = None
+    """Reads a provider's limit out of the last `END_LINES` lines of a template's command that failed (exit code
+    other than 0); never asked about one that succeeded."""
+
+    def availability(self) -> Availability:
+        """Look for a sandbox that works, and for the program of the settings' template; see the port."""
+        if problem := self.sandbox.probe():
+            return Availability(usable=False, reason=problem)
+        program = self.argv[0] if self.argv else ""
+        if program and self.sandbox.name != _DOCKER and "{" not in program and shutil.which(program) is None:
+            return Availability(
+                usable=False,
+                reason=f"program {program!r} of executor.argv was not found in PATH. Install it where the worker runs",
+            )
+        return Availability()
+
+    def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
+        """Run the template or the steps; see the port.
+
+        Raises:
+            ExecutorError: the options, the template or the settings of the sandbox are wrong.
+        """
+        try:
+            options = read_options(CommandOptions, order.executor, "command")
+            if template := options.argv or self.argv:
+                # Outside of what the executor may write.
+                plan = state_folder / "plans" / f"{file_stem(order.key)}.md"
+                with held_file(plan, order.prompt) as plan_file:
+                    return self._run_template(fill(template, order, plan_file), options, order, control, plan_file)
+            if refusal := self._refusal(order):
+                return ExecutorOutcome(status=ExecutorStatus.REFUSED, summary=refusal, error=refusal)
+            if self.sandbox.name != _DOCKER and (missing := _missing_program(order)):
+                return fatal_outcome(missing, ErrorKind.MISSING_PROGRAM)
+            return _Steps(order, lambda argv, left: self._run(self._spec(argv, order, left), control)).run()
+        except SandboxUnavailableError as error:
+            return fatal_outcome(error.message, ErrorKind.SANDBOX)
+        except SettingsError as error:
+            raise ExecutorError(error.message) from error
+
+    def _run_template(
+        self, argv: tuple[str, ...], options: CommandOptions, order: WorkOrder, control: Control, plan_file: Path
+    ) -> ExecutorOutcome:
+        choice = order.executor
+        spec = self._spec(argv, order, choice.wall_limit_s)
+        spec = replace(
+            spec,
+            network=Network.HOST if options.network else spec.network,
+            readable=(*spec.readable, *places(options.read, "option read of the command executor"), plan_file),
+            writable=(*spec.writable, *places(options.write, "option write of the command executor")),
+            secrets=options.variables(os.environ),
+            stdin=plan_file if options.stdin else None,
+        )
+        result = self._run(spec, control)
+        transcript = mask_secrets(result.output, spec.secrets)
+        output = transcript.decode("utf-8", "replace")
+        said = clip(output.strip(), SUMMARY_CHARACTERS)
+        outcome = early_outcome(result, choice)
+        if outcome is None and result.exit_code == 0:
+            outcome = ExecutorOutcome(status=ExecutorStatus.COMPLETED)
+        elif outcome is None:
+            error = said or f"{argv[0]} exited with {result.exit_code} and said nothing"
+            end = "\n".join(output.rstrip().splitlines()[-END_LINES:])
+            limit = self.find_limit(end) if self.find_limit else None
+            outcome = limited_outcome(limit, error) if limit else failed_outcome(error)
+        return outcome.evolve(
+            summary=said,
+            exit_code=result.exit_code,
+            cpu_s=result.cpu_s,
+            transcript=transcript,
+            versions={"sandbox": result.backend},
+        )
+
+    def _spec(self, argv: tuple[str, ...], order: WorkOrder, wall_limit_s: float) -> SandboxSpec:
+        root = Path(order.root)
+        spec = allowed(self.settings, argv, root, wall_limit_s=wall_limit_s, grace_s=self.grace_s)
+        return replace(spec, idle_limit_s=order.executor.idle_limit_s)
+
+    def _run(self, spec: SandboxSpec, control: Control) -> SandboxResult:
+        return self.sandbox.run(spec, cancelled=control.cancelled, started=control.own_process)
+
+    def _refusal(self, order: WorkOrder) -> str:
+        root, problem = Path(order.root).resolve(), ""
+        for number, step in enumerate(order.plan.steps, start=1):
+            if not step.run:
+                continue
+            program = clip(step.run[0], 80)
+            outside = next((argument for argument in step.run[1:] if leaves(argument, root)), None)
+            if step.run[0] not in self.programs:
+                known = ", ".join(sorted(self.programs)) or "none"
+                problem = (
+                    f"program {program!r} is not in the setting executor.programs ({known}). Add it there to allow it"
+                )
+            elif outside is not None:
+                problem = f"argument {clip(outside, 80)!r} of {program} leads out of the working tree"
+            if problem:
+                return f"step {number} was refused, and nothing was run: {problem}"
+        return ""
+
+
+def leaves(argument: str, root: Path) -> bool:
+    """Return whether an argument of a command names a place outside `root`, which must be resolved.
+
+    Looks at each path in it, as in `--config=/etc/x` or `-I/usr`, and follows symbolic links. A guard
+    against slips of a planner; a wall against malice is the sandbox.
+    """
+    return any(_is_outside(part, root) for part in _SEPARATORS.split(_SHORT_OPTION.sub("", argument)))
+
+
+def _is_outside(path: str, root: Path) -> bool:
+    if "\0" in path or path.startswith("~") or ".." in re.split(r"[/\\]", path):
+        return True
+    try:
+        return not (root / path).resolve().is_relative_to(root)
+    except (OSError, RuntimeError):
+        return True
+
+
+def _missing_program(order: WorkOrder) -> str:
+    path = search_path(Path(order.root))["PATH"]
+    for step in order.plan.steps:
+        if step.run and shutil.which(step.run[0], path=path) is None:
+            return (
+                f"program {step.run[0]!r} was not found in the .venv of the workspace, beside tightloop's Python "
+                "or in PATH. Install it where the worker runs"
+            )
+    return ""
+
+
+class _Steps:
+    """One pass over the steps of a plan."""
+
+    def __init__(self, order: WorkOrder, run: Callable[[tuple[str, ...], float], SandboxResult]) -> None:
+        self._order = order
+        self._run = run
+        self._deadline = time.monotonic() + order.executor.wall_limit_s
+        self._done: list[str] = []
+        self._exit_code: int | None = None
+        self._cpu_s: float | None = None
+        self._backend = ""
+        self._transcript = BoundedOutput()
+
+    def run(self) -> ExecutorOutcome:
+        for step in self._order.plan.steps:
+            if not step.run:
+                self._done.append(f"not done: {clip(step.title, 80)!r} has no command")
+            elif early := self._run_step(step):
+                return self._outcome(early)
+        status = ExecutorStatus.NO_CHANGE if self._exit_code is None else ExecutorStatus.COMPLETED
+        return self._outcome(ExecutorOutcome(status=status))
+
+    def _run_step(self, step: PlannedStep) -> ExecutorOutcome | None:
+        """Run one command; return an outcome where it ends the pass."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            return timeout_outcome(self._order.executor)
+        command = " ".join(step.run)
+        result = self._run(step.run, left)
+        self._backend = result.backend
+        if result.cpu_s is not None:
+            self._cpu_s = (self._cpu_s or 0.0) + result.cpu_s
+        ending = result.reason.value if result.exit_code is None else f"exit {result.exit_code}"
+        self._done.append(f"{clip(command, 120)} ({ending})")
+        self._transcript.add(f"$ {command}\n".encode("utf-8", "replace") + result.output + f"\n[{ending}]\n".encode())
+        if early := early_outcome(result, self._order.executor):
+            return early
+        code = result.exit_code or 0
+        # A program that was killed by a signal has a negative code.
+        self._exit_code = max(self._exit_code or 0, code, key=abs)
+        if 0 <= code < FAILED_FROM:
+            return None
+        said = result.output.decode("utf-8", "replace").strip()
+        return failed_outcome(clip(f"{clip(command, 120)} exited with {code}: {said}", SUMMARY_CHARACTERS))
+
+    def _outcome(self, outcome: ExecutorOutcome) -> ExecutorOutcome:
+        return outcome.evolve(
+            summary=clip("; ".join(self._done) or "the plan has no steps", SUMMARY_CHARACTERS),
+            exit_code=self._exit_code,
+            cpu_s=self._cpu_s,
+            transcript=self._transcript.value(),
+            versions={"sandbox": self._backend} if self._backend else {},
+        )

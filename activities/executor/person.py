@@ -1,0 +1,61 @@
+"""Lets a person do the work: the plan is written to an inbox, and the episode waits for the answer."""
+
+from pathlib import Path
+
+from activities.executor.files import file_stem, write_whole
+from activities.executor.port import Control, Executor
+from tightloop.errors import ExecutorError
+from tightloop.executor.asking import work_question
+from tightloop.executor.model import ExecutorOutcome, ExecutorStatus, WorkOrder
+from tightloop.value import counted, shorten
+
+INBOX = "inbox"
+TITLE_CHARACTERS = 200
+DETAIL_CHARACTERS = 1_000
+
+_STEP_CHARACTERS = 160
+
+
+class PersonExecutor(Executor):
+    """Asks a person to carry out the plan, and returns at once: the workflow waits, not a thread."""
+
+    def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
+        """Write the plan to `<state_folder>/inbox/<16 hex digits of the key>.md` and ask. Idempotent.
+
+        Raises:
+            ExecutorError: the plan cannot be written there.
+        """
+        del control
+        file = inbox_path(order, state_folder)
+        try:
+            write_whole(file, order.prompt.encode())
+        except OSError as error:
+            raise ExecutorError(
+                f"the plan cannot be written to {file}: {error.strerror}. Make the folder writable"
+            ) from None
+        question = work_question(_title(order), _detail(order, file))
+        return ExecutorOutcome(
+            status=ExecutorStatus.NEEDS_PERSON, summary=f"waits for a person: {file}", question=question
+        )
+
+
+def inbox_path(order: WorkOrder, state_folder: Path) -> Path:
+    """Return where the plan of an order is written."""
+    return state_folder / INBOX / f"{file_stem(order.key)}.md"
+
+
+def _title(order: WorkOrder) -> str:
+    first = next((step.title for step in order.plan.steps if step.title.strip()), "") or order.plan.goal
+    others = len(order.plan.steps) - 1
+    more = f" (and {counted(others, 'more step')})" if others > 0 else ""
+    return shorten(" ".join(first.split()), TITLE_CHARACTERS - len(more)) + more
+
+
+def _detail(order: WorkOrder, file: Path) -> str:
+    """Say where the whole plan is, then as many steps as there is room for."""
+    lines = [f"Work in {order.root}. The whole plan: {file}", f"Goal: {shorten(order.plan.goal, _STEP_CHARACTERS)}"]
+    for number, step in enumerate(order.plan.steps, start=1):
+        title = shorten(" ".join(step.title.split()), _STEP_CHARACTERS)
+        command = f" (run: {shorten(' '.join(step.run), _STEP_CHARACTERS)})" if step.run else ""
+        lines.append(f"{number}. {title}{command}")
+    return shorten("\n".join(lines), DETAIL_CHARACTERS)

@@ -1,0 +1,126 @@
+"""The ports of the executor and of the outbox."""
+
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from tightloop.artifact import ArtifactRef
+from tightloop.errors import TightloopError
+from tightloop.executor.model import ExecutorOutcome, ExecutorReport, Progress, WorkOrder
+from tightloop.value import Value
+
+
+class Control(Protocol):
+    """The supervisor of an executor, as the executor sees it."""
+
+    def cancelled(self) -> bool:
+        """Return whether the work should stop; to be asked at least once a second."""
+        ...
+
+    def own_process(self, pid: int) -> None:
+        """Note a child process, so that it is ended should this worker die."""
+
+    def progress(self, progress: Progress) -> None:
+        """Report progress; cheap, may be called for every event."""
+
+
+class Availability(Value):
+    """Whether an executor can be used on this host, as far as that is seen without using it."""
+
+    usable: bool = True
+    reason: str = ""
+    """A sentence that says what is missing and how to get it; empty when usable."""
+    version: str = ""
+
+
+class Executor(Protocol):
+    """Does the work of one order. Blocking; runs in a thread. Adapters derive from this class."""
+
+    def availability(self) -> Availability:
+        """Look for the program and the key, without starting anything long or costly (at most 10 s)."""
+        return Availability()
+
+    def reconcile(self, order: WorkOrder, state_folder: Path) -> ExecutorOutcome | None:
+        """Return how the delivery of an attempt that died ended, from its files; None: they do not say.
+
+        Called with every process of that attempt gone, before anything is delivered again.
+        """
+        del order, state_folder
+        return None
+
+    def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
+        """Work until done, limited, failed or cancelled. No child process may survive the return.
+
+        Args:
+            order: what to do.
+            control: says whether to stop, and notes child processes.
+            state_folder: the project's folder for what is not its code, `EpisodeScope.state_folder`.
+
+        Raises:
+            ExecutorError: the executor cannot be started as configured.
+        """
+        ...
+
+
+Executors = Callable[[str], Executor]
+"""Returns the executor of a name, or raises ExecutorError: there is none; the message lists those that are there."""
+
+
+class DeliveryState(StrEnum):
+    """How far a delivery came."""
+
+    QUEUED = "queued"
+    CLAIMED = "claimed"
+    REPORTED = "reported"
+
+
+class DeliveryError(TightloopError):
+    """A delivery is not in the outbox, or has come too far for what is asked."""
+
+
+class Delivered(Value):
+    """One row of the outbox."""
+
+    key: str
+    episode_id: str
+    iteration: int
+    order: ArtifactRef
+    state: DeliveryState
+    claims: int = 0
+    """How often an attempt began to deliver; more than one only where the first left no trace in the tree."""
+    base_tree: str = ""
+    """The tree from which the first attempt began; empty while nothing was claimed."""
+    report: ExecutorReport | None = None
+
+
+class Outbox(Protocol):
+    """The durable record of deliveries on the executor's host."""
+
+    def add(self, key: str, episode_id: str, iteration: int, order: ArtifactRef) -> None:
+        """Queue a delivery. Idempotent by key: the first order stays."""
+
+    def get(self, key: str) -> Delivered | None:
+        """Return a delivery."""
+
+    def claim(self, key: str, base_tree: str) -> None:
+        """Record durably that delivering begins, and from which tree; called before acting.
+
+        Raises:
+            DeliveryError: the key was never queued, or is reported already.
+        """
+
+    def report(self, key: str, report: ExecutorReport) -> None:
+        """Record durably how the delivery ended. Idempotent for an equal report; the first one stays.
+
+        Raises:
+            DeliveryError: the key was never queued, or another report is there already.
+        """
+
+    def deliveries(self, episode_id: str) -> tuple[Delivered, ...]:
+        """Return the deliveries of an episode in the order of queueing."""
+        ...
+
+
+Outboxes = Callable[[Path], Outbox]
+"""Returns the outbox of the project in a workspace."""

@@ -1,0 +1,322 @@
+"""An executor that follows a script: deterministic, offline, and able to fail in every way on purpose.
+
+    steps:                       # one for each iteration
+      - write: [{path: "notes/{n}.md", text: "iteration {n}"}]
+        append: [{path: log.txt, text: "once more"}]
+        delete: [{path: old.py}]
+        run: [ruff, check, --fix, .]
+        sleep: 0.5
+        status: completed        # or failed, refused, fatal, limit_hit ...
+        usage: {input_tokens: 1200, output_tokens: 300}
+      - {write: [{path: half.py}], crash: true}      # crash: before - before anything is done
+      - {hang: true}
+      - {stall: "Reconnecting... 1/5"}               # a program prints this and then waits: the idle limit ends it
+      - {orphan: {path: late.txt, after_s: 5}}       # a daemon that would edit the tree after the delivery
+      - {write: [{path: whole.py}], limit_tries: 2, retry_after_s: 0.5, evidence: "429"}
+    repeat: false                # true: after the last step comes the first one again
+
+The order within a step: write, append, delete, run, orphan, stall, sleep, crash, hang, end.
+The script is in `executor.options`, or in a YAML file of the workspace that `executor.options`
+names as `script`. `{n}` in a path, a text or an argument is the number of the iteration.
+"""
+
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from signal import SIGKILL
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
+
+from activities.executor.ending import cancelled_outcome, early_outcome, failed_outcome, timeout_outcome
+from activities.executor.files import file_stem
+from activities.executor.port import Control, Executor
+from activities.process import GRACE_S, ProcessRequest, run_process, search_path
+from activities.process.output import BoundedOutput
+from tightloop.errors import ExecutorError
+from tightloop.executor.model import SUMMARY_CHARACTERS, ExecutorOutcome, ExecutorStatus, LimitHit, WorkOrder
+from tightloop.executor.usage import Usage
+from tightloop.value import Document, clip, counted, first_problem
+
+_POLL_S = 0.05
+"""Between two looks at the control, which wants to be asked at least once a second."""
+
+
+class FileText(Document):
+    """A file and what to put into it."""
+
+    path: str
+    text: str = ""
+
+
+class FilePath(Document):
+    """A file or a folder."""
+
+    path: str
+
+
+class Orphan(Document):
+    """A process that leaves session, parent and environment behind, and edits the tree later."""
+
+    path: str
+    text: str = "late"
+    after_s: float = Field(default=5.0, ge=0)
+
+
+class ScriptedUsage(Usage):
+    """What the step pretends to have cost."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, dict) else value
+
+
+Texts = Annotated[tuple[FileText, ...], BeforeValidator(_as_list)]
+Paths = Annotated[tuple[FilePath, ...], BeforeValidator(_as_list)]
+
+
+class ScriptStep(Document):
+    """What happens in one iteration: the actions in the order of the fields, then the ending."""
+
+    write: Texts = ()
+    append: Texts = ()
+    delete: Paths = ()
+    """Files or folders; one that does not exist is ignored."""
+    run: tuple[str, ...] = ()
+    """Program and arguments. Its exit code is noted and does not change the ending."""
+    orphan: Orphan | None = None
+    stall: str | None = None
+    """A program prints this text, which may be empty, and then waits until it is ended."""
+    sleep: float = Field(default=0.0, ge=0)
+    """Seconds."""
+    crash: bool | Literal["before"] = False
+    """After the actions, or before them, the worker's process kills itself, once for each delivery."""
+    hang: bool = False
+    """After the actions nothing happens until cancel or wall limit."""
+    status: ExecutorStatus = ExecutorStatus.COMPLETED
+    summary: str = ""
+    error: str = ""
+    limit_tries: int = Field(default=0, ge=0)
+    """Number of tries of the iteration that end with `limit_hit` first, before any action."""
+    retry_after_s: float | None = Field(default=None, ge=0)
+    evidence: str = ""
+    usage: ScriptedUsage | None = None
+
+
+class Script(Document):
+    """A whole script."""
+
+    steps: tuple[ScriptStep, ...] = Field(min_length=1)
+    repeat: bool = False
+
+
+class ScriptedExecutor(Executor):
+    """Follows the script in the options of the order. Shipped for tests of your own."""
+
+    def __init__(self, *, grace_s: float = GRACE_S) -> None:
+        self._grace_s = grace_s
+
+    def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
+        """Do the step of the order's iteration; no step for it means no change.
+
+        Raises:
+            ExecutorError: the script is wrong or leaves the working tree; nothing was done then.
+        """
+        script = read_script(order)
+        index = order.iteration - 1
+        if script.repeat:
+            index %= len(script.steps)
+        if not 0 <= index < len(script.steps):
+            return ExecutorOutcome(
+                status=ExecutorStatus.NO_CHANGE,
+                summary=f"the script has {counted(len(script.steps), 'step')}, none for iteration {order.iteration}",
+            )
+        step = script.steps[index]
+        orphaned = (step.orphan.path,) if step.orphan else ()
+        for path in (*(file.path for file in (*step.write, *step.append)), *orphaned):
+            inside(order, path)
+        for deleted in step.delete:
+            inside(order, deleted.path, follow=False)
+        if (number := try_of(order.key)) <= step.limit_tries:
+            summary = f"limit in try {number}, as scripted for {step.limit_tries}"
+            return _ending(step.evolve(summary=summary), ExecutorStatus.LIMIT_HIT)
+        return _Performance(step, order, control, self._grace_s).run(state_folder)
+
+
+def try_of(key: str) -> int:
+    """Return the number of the try, from 1: the last part of `<run>/<iteration>/<try>`."""
+    last = key.rpartition("/")[2]
+    return int(last) if last.isdecimal() else 1
+
+
+def read_script(order: WorkOrder) -> Script:
+    """Return the script of an order.
+
+    Raises:
+        ExecutorError: it is missing or wrong; the message names the place.
+    """
+    options = order.executor.options
+    source = "executor.options"
+    document: object = options
+    if "script" in options:
+        if set(options) != {"script"} or not isinstance(options["script"], str):
+            raise ExecutorError("executor.options has `script`: it must be one path, and stand alone")
+        source = options["script"]
+        try:
+            document = yaml.safe_load(inside(order, source).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ExecutorError(f"the script {source!r} cannot be read: {error}") from error
+    try:
+        return Script.model_validate(document)
+    except ValidationError as error:
+        raise ExecutorError(f"the script in {source} is wrong: {first_problem(error)}") from None
+
+
+def numbered(text: str, order: WorkOrder) -> str:
+    """Replace `{n}` by the number of the iteration."""
+    return text.replace("{n}", str(order.iteration))
+
+
+def inside(order: WorkOrder, path: str, *, follow: bool = True) -> Path:
+    """Return the place of a path of the script in the working tree.
+
+    Args:
+        order: names the working tree.
+        path: relative to it.
+        follow: whether a symbolic link at the end of the path counts as what it points to.
+
+    Raises:
+        ExecutorError: it is the tree itself or leads out of it.
+    """
+    if "\0" in path:
+        raise ExecutorError(f"path {path!r} of the script cannot be used: it has a null byte")
+    root = Path(order.root).resolve()
+    place = root / numbered(path, order)
+    try:
+        real = place.resolve() if follow else place.parent.resolve() / place.name
+    except (OSError, RuntimeError) as error:
+        raise ExecutorError(f"path {path!r} of the script cannot be used: {error}") from error
+    if real == root or not real.is_relative_to(root) or real.name == "..":
+        raise ExecutorError(f"path {path!r} of the script leads out of the working tree {order.root}. Use a path in it")
+    return real
+
+
+def _ending(step: ScriptStep, status: ExecutorStatus) -> ExecutorOutcome:
+    limit = None
+    if status is ExecutorStatus.LIMIT_HIT:
+        wait = None if step.retry_after_s is None else timedelta(seconds=step.retry_after_s)
+        limit = LimitHit(retry_after=wait, evidence=step.evidence)
+    usage = None if step.usage is None else Usage.model_validate(step.usage.model_dump())
+    return ExecutorOutcome(status=status, summary=step.summary, error=step.error, limit=limit, usage=usage)
+
+
+class _Performance:
+    """One step of a script, being done."""
+
+    def __init__(self, step: ScriptStep, order: WorkOrder, control: Control, grace_s: float) -> None:
+        self._step = step
+        self._order = order
+        self._control = control
+        self._grace_s = grace_s
+        self._deadline = time.monotonic() + order.executor.wall_limit_s
+        self._done: list[str] = []
+        self._exit_code: int | None = None
+        self._transcript = BoundedOutput()
+
+    def run(self, state_folder: Path) -> ExecutorOutcome:
+        outcome = self._act(state_folder) or _ending(self._step, self._step.status)
+        summary = outcome.summary or "; ".join(self._done) or "nothing to do"
+        return outcome.evolve(
+            summary=clip(summary, SUMMARY_CHARACTERS), exit_code=self._exit_code, transcript=self._transcript.value()
+        )
+
+    def _act(self, state_folder: Path) -> ExecutorOutcome | None:
+        """Do what the step says; return an outcome where it does not come to the scripted ending."""
+        if self._step.crash == "before":
+            _crash_once(self._order.key, state_folder)
+        try:
+            self._touch()
+        except OSError as error:
+            return failed_outcome(f"the script cannot go on: {error}")
+        for argv in self._programs():
+            if early := self._run(argv):
+                return early
+        early = self._wait(self._step.sleep)
+        if early is None and self._step.crash is True:
+            _crash_once(self._order.key, state_folder)
+        return early or (self._wait(None) if self._step.hang else None)
+
+    def _touch(self) -> None:
+        for how, files in (("write", self._step.write), ("append", self._step.append)):
+            for file in files:
+                self._note(f"{how} {file.path}")
+                place = inside(self._order, file.path)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with place.open(how[0], encoding="utf-8", newline="") as stream:
+                    stream.write(numbered(file.text, self._order))
+        for path in self._step.delete:
+            self._note(f"delete {path.path}")
+            place = inside(self._order, path.path, follow=False)
+            if place.is_dir() and not place.is_symlink():
+                shutil.rmtree(place)
+            else:
+                place.unlink(missing_ok=True)
+
+    def _programs(self) -> Iterator[tuple[str, ...]]:
+        if self._step.run:
+            yield tuple(numbered(part, self._order) for part in self._step.run)
+        if (orphan := self._step.orphan) is not None:
+            late = f"sleep {orphan.after_s:g}; printf %s {shlex.quote(orphan.text)} > {shlex.quote(orphan.path)}"
+            daemon = shlex.join(("env", "-i", "setsid", "/bin/sh", "-c", late))
+            yield ("/bin/sh", "-c", f"{daemon} </dev/null >/dev/null 2>&1 &")
+        if self._step.stall is not None:
+            yield ("/bin/sh", "-c", f"printf %s {shlex.quote(self._step.stall)}; exec sleep 1000000")
+
+    def _run(self, argv: tuple[str, ...]) -> ExecutorOutcome | None:
+        root = Path(self._order.root)
+        request = ProcessRequest(
+            argv=argv,
+            cwd=root,
+            environment=search_path(root),
+            wall_limit_s=max(self._deadline - time.monotonic(), 0),
+            idle_limit_s=self._order.executor.idle_limit_s,
+            grace_s=self._grace_s,
+        )
+        result = run_process(request, cancelled=self._control.cancelled, started=self._control.own_process)
+        ending = result.reason.value if result.exit_code is None else f"exit {result.exit_code}"
+        self._note(f"run {' '.join(argv)} ({ending})")
+        self._transcript.add(result.output)
+        self._exit_code = result.exit_code
+        return early_outcome(result, self._order.executor)
+
+    def _wait(self, seconds: float | None) -> ExecutorOutcome | None:
+        """Wait some seconds, or without an end; return an outcome where cancel or the wall limit came first."""
+        until = None if seconds is None else time.monotonic() + seconds
+        while until is None or time.monotonic() < until:
+            if self._control.cancelled():
+                return cancelled_outcome()
+            if time.monotonic() >= self._deadline:
+                return timeout_outcome(self._order.executor)
+            time.sleep(_POLL_S if until is None else min(_POLL_S, max(until - time.monotonic(), 0)))
+        return None
+
+    def _note(self, line: str) -> None:
+        self._done.append(clip(line, 120))
+        self._transcript.add(f"{line}\n".encode("utf-8", "replace"))
+
+
+def _crash_once(key: str, state_folder: Path) -> None:
+    folder = state_folder / "scripted"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        # The marker comes first: the attempt after the crash must find it and go on.
+        (folder / f"{file_stem(key)}.crashed").touch(mode=0o600, exist_ok=False)
+        os.kill(os.getpid(), SIGKILL)

@@ -1,0 +1,188 @@
+"""The outbox in a SQLite file of the workspace's state folder."""
+
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+
+from activities.artifacts.sqlite import use_wal
+from activities.executor.port import Delivered, DeliveryError, DeliveryState
+from tightloop.artifact import ArtifactRef
+from tightloop.errors import StorageFullError
+from tightloop.executor.model import ExecutorReport
+
+SCHEMA_VERSION = 1
+BUSY_S = 15.0
+"""How long a call waits for another process that writes."""
+
+_CREATING = threading.Lock()
+_SCHEMA = (
+    """
+    CREATE TABLE delivery (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        key TEXT NOT NULL UNIQUE,
+        episode_id TEXT NOT NULL,
+        iteration INTEGER NOT NULL,
+        order_ref TEXT NOT NULL,
+        state TEXT NOT NULL CHECK (state IN ('queued', 'claimed', 'reported')),
+        queued_at REAL NOT NULL,
+        reported_at REAL,
+        report TEXT,
+        CHECK ((state = 'reported') = (report IS NOT NULL))
+    ) STRICT
+    """,
+    "CREATE INDEX delivery_episode ON delivery (episode_id, number)",
+    """
+    CREATE TABLE claim (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        key TEXT NOT NULL REFERENCES delivery (key),
+        claimed_at REAL NOT NULL,
+        base_tree TEXT NOT NULL,
+        pid INTEGER NOT NULL
+    ) STRICT
+    """,
+    "CREATE INDEX claim_key ON claim (key)",
+    f"PRAGMA user_version = {SCHEMA_VERSION}",
+)
+_SELECT = """
+    SELECT key, episode_id, iteration, order_ref, state, report,
+           (SELECT count(*) FROM claim WHERE claim.key = delivery.key) AS claims,
+           (SELECT base_tree FROM claim WHERE claim.key = delivery.key ORDER BY number LIMIT 1) AS base_tree
+    FROM delivery
+"""
+
+
+def open_sqlite_outbox(workspace: Path) -> "SqliteOutbox":
+    """Return the outbox of the project in `workspace`: `<workspace>/.tightloop/outbox.db`."""
+    return SqliteOutbox(workspace / ".tightloop" / "outbox.db")
+
+
+class SqliteOutbox:
+    """Deliveries in one file. Each call has its own connection and is on disk when it returns.
+
+    Safe between threads and processes of one host; times are seconds since 1970.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def add(self, key: str, episode_id: str, iteration: int, order: ArtifactRef) -> None:
+        """Queue a delivery; see the port."""
+        with self._transaction() as connection:
+            connection.execute(
+                "INSERT INTO delivery (key, episode_id, iteration, order_ref, state, queued_at) "
+                "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING",
+                (key, episode_id, iteration, order.model_dump_json(), DeliveryState.QUEUED, time.time()),
+            )
+
+    def get(self, key: str) -> Delivered | None:
+        """Return a delivery."""
+        with self._transaction() as connection:
+            return _find(connection, key)
+
+    def claim(self, key: str, base_tree: str) -> None:
+        """Record that delivering begins; see the port."""
+        with self._transaction() as connection:
+            if _existing(connection, key).state is DeliveryState.REPORTED:
+                raise DeliveryError(f"delivery {key!r} is reported already and must not be made again: read its report")
+            connection.execute("UPDATE delivery SET state = ? WHERE key = ?", (DeliveryState.CLAIMED, key))
+            connection.execute(
+                "INSERT INTO claim (key, claimed_at, base_tree, pid) VALUES (?, ?, ?, ?)",
+                (key, time.time(), base_tree, os.getpid()),
+            )
+
+    def report(self, key: str, report: ExecutorReport) -> None:
+        """Record how the delivery ended; see the port."""
+        with self._transaction() as connection:
+            earlier = _existing(connection, key).report
+            if earlier == report:
+                return
+            if earlier is not None:
+                raise DeliveryError(
+                    f"delivery {key!r} is reported as {earlier.status.value} already, not as {report.status.value}: "
+                    "the first report stays"
+                )
+            connection.execute(
+                "UPDATE delivery SET state = ?, report = ?, reported_at = ? WHERE key = ?",
+                (DeliveryState.REPORTED, report.model_dump_json(), time.time(), key),
+            )
+
+    def deliveries(self, episode_id: str) -> tuple[Delivered, ...]:
+        """Return the deliveries of an episode in the order of queueing."""
+        with self._transaction() as connection:
+            rows = connection.execute(f"{_SELECT} WHERE episode_id = ? ORDER BY number", (episode_id,)).fetchall()
+        return tuple(_read_row(row) for row in rows)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with closing(self._connect()) as connection:
+                # One that begins by reading fails without waiting where another one wrote before its first write.
+                connection.execute("BEGIN IMMEDIATE")
+                with connection:
+                    self._migrate(connection)
+                    yield connection
+        except sqlite3.OperationalError as error:
+            # SQLite reports a disk that is full as a failed write, too.
+            if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+                raise StorageFullError(
+                    f"cannot write {self._path} ({error}): free some space on this disk, then resume"
+                ) from error
+            raise
+        except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+                raise DeliveryError(f"the outbox {self._path} is damaged ({error}): move it away") from error
+            raise
+
+    def _connect(self) -> sqlite3.Connection:
+        # Makes an empty file that only its owner reads; the side files of SQLite get the mode of the main file. Never
+        # opens a file that is there: to close any descriptor of it would drop the locks of every SQLite connection that
+        # this process has on it (POSIX), and another process could then delete the write-ahead log.
+        with _CREATING:
+            if not self._path.exists():
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with suppress(FileExistsError):
+                    os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        # No transactions of the module itself: it would begin them only at the first write.
+        connection = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None)
+        connection.row_factory = sqlite3.Row
+        use_wal(connection, patience=timedelta(seconds=BUSY_S))
+        # With NORMAL the write-ahead log may lose the last commits in a power loss, and a delivery would be made twice.
+        connection.execute("PRAGMA synchronous = FULL")
+        # SQLite has them off unless a connection asks for them.
+        connection.execute("PRAGMA foreign_keys = ON")
+        return connection
+
+    def _migrate(self, connection: sqlite3.Connection) -> None:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA_VERSION:
+            raise DeliveryError(
+                f"the outbox {self._path} has schema {version}, this tightloop knows {SCHEMA_VERSION}: use a newer one"
+            )
+        if version < SCHEMA_VERSION:
+            for statement in _SCHEMA:
+                connection.execute(statement)
+
+
+def _find(connection: sqlite3.Connection, key: str) -> Delivered | None:
+    row = connection.execute(f"{_SELECT} WHERE key = ?", (key,)).fetchone()
+    return None if row is None else _read_row(row)
+
+
+def _existing(connection: sqlite3.Connection, key: str) -> Delivered:
+    found = _find(connection, key)
+    if found is None:
+        raise DeliveryError(f"the outbox has no delivery {key!r}: it must be queued first")
+    return found
+
+
+def _read_row(row: sqlite3.Row) -> Delivered:
+    order, report = json.loads(row["order_ref"]), json.loads(row["report"] or "null")
+    return Delivered.model_validate(
+        {**dict(row), "order": order, "base_tree": row["base_tree"] or "", "report": report}
+    )

@@ -1,0 +1,159 @@
+"""Taking a step back: its files exactly, or by the command or the step that the plan names for it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from activities.plan.attempts.context import ActivityRun, AttemptContext, AttemptPorts
+from activities.plan.attempts.contract import make_failure
+from activities.plan.attempts.policy_check import check_changes, check_command
+from activities.plan.attempts.recording import write_record
+from activities.plan.attempts.references import unpack
+from activities.plan.port import RunnerResult, Work
+from activities.plan.records.file_records import record_digest
+from activities.plan.requests import CompensationResult, RunStepRequest
+from activities.workspace.port import WorkingTree
+from tightloop.errors import ExpressionError, InvalidRequestError
+from tightloop.plan.document.action import ShellAction
+from tightloop.plan.document.step import Compensation, Step
+from tightloop.plan.language.reference import resolve
+from tightloop.plan.result import StepRecord, StepResult, StepStatus
+from tightloop.value import Value, shorten
+from tightloop.value.scrub import scrub
+
+CONFLICTS_SHOWN = 10
+REASON_CHARACTERS = 500
+RunCommand = Callable[[Work, ShellAction], RunnerResult]
+RunStep = Callable[[RunStepRequest], StepResult]
+
+
+class CompensationFact(Value):
+    """That an attempt was taken back, and what the tree was then."""
+
+    result: CompensationResult
+
+
+class Compensator:
+    """Takes steps back. Idempotent: the result of what was taken back is returned again."""
+
+    def __init__(self, ports: AttemptPorts, run_command: RunCommand) -> None:
+        """Take the ports, and what runs a command of the plan."""
+        self._ports = ports
+        self._run_command = run_command
+
+    def compensate(self, request: RunStepRequest, call: ActivityRun, run_step: RunStep) -> CompensationResult:
+        """Take one attempt back; nothing is changed where that fails.
+
+        Raises:
+            WorkspaceLockedError: another attempt holds the tree. Retryable.
+        """
+        scope, plans = request.scope, self._ports.plans
+        loaded = plans.load(scope)
+        # A later revision may have left the step out: the newest that has it counts.
+        while (request.template or request.step) not in loaded.steps and loaded.stored.previous is not None:
+            scope = scope.evolve(plan=loaded.stored.previous, revision=loaded.stored.revision - 1)
+            loaded = plans.load(scope)
+        attempt = AttemptContext.begin(self._ports, request.evolve(scope=scope), call, loaded)
+        step, records = attempt.step, attempt.records
+        record = records.attempt(scope.episode_id, step.id, request.attempt)
+        if record is None:
+            return _failed(attempt.request, f"there is no record of attempt {request.attempt} of step {step.id!r}")
+        fact = f"compensated-{record_digest(record)[:16]}"
+        # Before the tree is held: the step holds it itself.
+        by_step = None if record.undone else _run_compensation_step(attempt, run_step)
+        with self._ports.workspaces.hold(scope) as tree:
+            known = records.kept(scope.episode_id, fact, CompensationFact)
+            # Read again: who held the tree until now may have done it.
+            record = records.attempt(scope.episode_id, step.id, request.attempt) or record
+            if known is not None and record.undone:
+                tree.ensure(known.result.tree)
+                return known.result
+            drift = tree.ensure(by_step.tree if by_step is not None else request.expected_tree)
+            found = (by_step or self._take_back(attempt, record, tree)).evolve(drift=drift)
+            if not found.failure:
+                tree.keep(f"undone-{record_digest(record)[:12]}", found.tree)
+                records.keep(scope.episode_id, fact, CompensationFact(result=found))
+                records.mark_undone(scope.episode_id, step.id, request.attempt)
+            return found
+
+    def _take_back(self, attempt: AttemptContext, record: StepRecord, tree: WorkingTree) -> CompensationResult:
+        how = attempt.step.compensate or Compensation()
+        if how.run:
+            found, done = self._run_compensation_command(attempt, record, how.run, tree)
+        elif how.none or record.tree_before == record.tree_after:
+            expected = attempt.request.expected_tree
+            found, done = CompensationResult(tree=expected), RunnerResult(command="nothing to take back")
+        else:
+            found = self._undo_files(attempt, record, tree)
+            done = RunnerResult(command=f"undo the files of {record.step}")
+        failure = make_failure(found.failure) if found.failure else None
+        # The log of a command is among its artifacts; its outputs are not for references to read.
+        done = replace(done, outputs={}, failure=failure, summary="")
+        undo = replace(attempt, step=Step(id=f"undo-{record.step}"), inputs_sha256=record_digest(record))
+        write_record(undo, done, tree=found.tree, tree_after=found.tree)
+        return found
+
+    def _undo_files(self, attempt: AttemptContext, record: StepRecord, tree: WorkingTree) -> CompensationResult:
+        request = attempt.request
+        undone = self._ports.trees.undo(tree.root, record.tree_before, record.tree_after, request.expected_tree)
+        if undone.conflicts:
+            shown = ", ".join(undone.conflicts[:CONFLICTS_SHOWN])
+            more = len(undone.conflicts) - CONFLICTS_SHOWN
+            return _failed(
+                request,
+                f"step {record.step!r} cannot be taken back: later steps changed the same places of {shown}"
+                f"{f' and {more} more' if more > 0 else ''}. Nothing was changed. Take those steps back first",
+            )
+        tree.restore(undone.tree)
+        return CompensationResult(tree=undone.tree, files_changed=undone.files)
+
+    def _run_compensation_command(
+        self, attempt: AttemptContext, record: StepRecord, command: str, tree: WorkingTree
+    ) -> tuple[CompensationResult, RunnerResult]:
+        request, lookup = attempt.request, attempt.lookup
+        lookup.results = {name: unpack(value, attempt.store) for name, value in record.outputs.items()}
+        lookup.status = record.result.status.value
+        lookup.inputs = resolve(attempt.step.inputs, lookup)
+        work = replace(attempt.work, tree=tree, started=tree.own_process)
+        try:
+            if forbidden := check_command(work, command):
+                return _failed(request, f"step {record.step!r} cannot be taken back: {forbidden}"), RunnerResult()
+            done = self._run_command(work, ShellAction(run=command))
+        except (InvalidRequestError, ExpressionError) as error:
+            return _failed(request, f"step {record.step!r} cannot be taken back: {error.message}"), RunnerResult()
+        after = tree.snapshot()
+        code = done.outputs.get("exit_code")
+        if done.failure is not None or code != 0:
+            tree.restore(request.expected_tree)
+            why = done.failure.reason if done.failure is not None else f"exit code {code}"
+            return _failed(request, f"the command that takes step {record.step!r} back failed: {why}"), done
+        paths = self._ports.trees.changed(tree.root, request.expected_tree, after)
+        if refusal := check_changes(work.plan, paths):
+            tree.restore(request.expected_tree)
+            return _failed(request, f"step {record.step!r} cannot be taken back: {refusal}"), done
+        return CompensationResult(tree=after, files_changed=len(paths)), done
+
+
+def _run_compensation_step(attempt: AttemptContext, run_step: RunStep) -> CompensationResult | None:
+    """Run the step that takes the attempt back, if there is one; its record stands under `undo-<step>`."""
+    request, name = attempt.request, (attempt.step.compensate or Compensation()).step
+    if not name:
+        return None
+    if name not in attempt.loaded.steps:
+        return _failed(request, f"step {request.step!r} is taken back by step {name!r}, which is not in the plan")
+    result = run_step(
+        RunStepRequest(
+            scope=request.scope,
+            step=f"undo-{request.step}",
+            template=name,
+            attempt=request.attempt,
+            expected_tree=request.expected_tree,
+        )
+    )
+    if result.status is not StepStatus.COMPLETED:
+        why = result.failure.reason if result.failure is not None else result.status.value
+        return _failed(request, f"step {name!r}, which takes {request.step!r} back, did not complete: {why}")
+    return CompensationResult(tree=result.tree or request.expected_tree)
+
+
+def _failed(request: RunStepRequest, reason: str) -> CompensationResult:
+    return CompensationResult(tree=request.expected_tree, failure=shorten(scrub(reason), REASON_CHARACTERS))

@@ -1,0 +1,1 @@
+"""From the text of a plan to a stored revision."""

@@ -1,0 +1,1 @@
+"""File edits and patches."""

@@ -1,0 +1,1 @@
+"""Gates: automatic checks and people."""

@@ -1,0 +1,1 @@
+"""Git steps and pull request texts."""

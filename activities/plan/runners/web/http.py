@@ -1,0 +1,105 @@
+"""The capability `http`: one request to a host that the policy allows."""
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from activities.plan.attempts.contract import fail_step
+from activities.plan.attempts.outputs import find_unfit
+from activities.plan.port import RunnerResult, Work
+from activities.plan.runners.web.request import Resolve, WebAnswer, WebError, WebRequest, send, system_addresses
+from tightloop.plan.document.action import HttpAction
+from tightloop.value import counted
+from tightloop.value.scrub import Scrubber
+
+ANSWER_BYTES = 5_000_000
+TEXT_CHARACTERS = 1_000_000
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class HttpRunner:
+    """Sends the request of a step and keeps the answer."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ, resolve: Resolve = system_addresses) -> None:
+        """Take the environment that secret headers are read from, and what knows the addresses of hosts."""
+        self._environ = environ
+        self._resolve = resolve
+
+    def preview(self, work: Work) -> str:
+        """Return the request as a person would write it, without values of secrets."""
+        action = work.action(HttpAction)
+        names = ", ".join(f"{name} from ${variable}" for name, variable in action.secret_headers.items())
+        return f"{action.method.upper()} {work.resolve(action.url)}" + (f" with {names}" if names else "")
+
+    def run(self, work: Work) -> RunnerResult:
+        """Send it; see the port. An activity that is repeated sends it again."""
+        action = work.action(HttpAction)
+        command = self.preview(work)
+        missing = [variable for variable in action.secret_headers.values() if not self._environ.get(variable)]
+        if action.method.upper() not in METHODS:
+            return fail_step(
+                f"the method {action.method!r} is not one of {', '.join(sorted(METHODS))}", command=command
+            )
+        if missing:
+            problem = f"the worker's environment has no {', '.join(missing)}: set it where the worker is started"
+            return fail_step(f"{problem}, then retry", command=command)
+        secrets = {name: self._environ[variable] for name, variable in action.secret_headers.items()}
+        content, media_type = _content(work.resolve(action.body))
+        headers = {str(name).lower(): str(value) for name, value in work.resolve(action.headers).items()}
+        request = WebRequest(
+            url=str(work.resolve(action.url)),
+            method=action.method,
+            headers={"content-type": media_type, **headers} if media_type else headers,
+            secret_headers=secrets,
+            content=content,
+            network=work.plan.policy.network,
+            accept=frozenset(action.expect_status),
+            limit_bytes=ANSWER_BYTES,
+            timeout_s=work.step.timeout_s,
+            cancelled=work.cancelled,
+            resolve=self._resolve,
+        )
+        # Services repeat what they were sent, in errors above all.
+        scrubber = Scrubber(secrets.values())
+        try:
+            answer = send(request)
+        except WebError as error:
+            failure = scrubber.model(error.failure)
+            return RunnerResult(failure=failure, command=scrubber(command), api_calls=error.requests)
+        return _done(work, answer, scrubber, scrubber(command))
+
+
+def _content(body: Any) -> tuple[bytes | None, str]:
+    if body is None:
+        return None, ""
+    if isinstance(body, str):
+        return body.encode(), "text/plain; charset=utf-8"
+    return json.dumps(body, ensure_ascii=False).encode(), "application/json"
+
+
+def _done(work: Work, answer: WebAnswer, scrubber: Scrubber, command: str) -> RunnerResult:
+    media_type = answer.headers.get("content-type", "").partition(";")[0].strip() or "application/octet-stream"
+    text = scrubber(answer.body.decode("utf-8", "replace"))
+    outputs: dict[str, Any] = {
+        "status": answer.status,
+        "url": scrubber(answer.url),
+        "headers": {name: scrubber(value) for name, value in sorted(answer.headers.items())},
+        "body": text[:TEXT_CHARACTERS],
+        "size": len(answer.body),
+    }
+    if media_type.endswith("json"):
+        try:
+            outputs["json"] = json.loads(text)
+        except (ValueError, RecursionError):
+            outputs["json"] = None
+        if find_unfit({"json": outputs["json"]}):
+            outputs["json"] = None
+    body = work.store.put(text.encode(), name="answer", media_type=media_type)
+    return RunnerResult(
+        outputs=outputs,
+        artifacts={"answer": body},
+        command=command,
+        api_calls=answer.requests,
+        summary=f"{answer.status}, {counted(len(answer.body), 'byte')}",
+    )

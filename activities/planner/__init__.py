@@ -1,0 +1,1 @@
+"""The planner: its port and its adapters."""

@@ -1,0 +1,110 @@
+"""A planner without a model: it reads the failing checks and plans what the toolchain itself can fix."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tightloop.episode.check import CheckReport
+from tightloop.episode.fixes.fix import Fix, FixFinder
+from tightloop.episode.fixes.ruff import RuffRules
+from tightloop.episode.planning import Briefing, PlannerAnswer, PlanVerdict
+from tightloop.episode.progress.history import parse_history
+from tightloop.executor.messages.message import Alignment, PlanMessage, PlannedStep, Reflection
+
+MODEL = "heuristic"
+
+
+class Ruff(Protocol):
+    """Knows what a ruff can fix."""
+
+    def rules(self, start: tuple[str, ...], root: Path, /) -> RuffRules:
+        """Return the rules of the ruff that is started like this in `root`; blocking, without exceptions."""
+        ...
+
+
+@dataclass(frozen=True)
+class HeuristicPlanner:
+    """Plans one fix for one cause at a time, and says so when it knows none.
+
+    What the briefing already says (project, goal, iteration, definition of done) is put in by `enforced_plan`.
+    """
+
+    ruff: Ruff
+
+    async def plan(self, briefing: Briefing) -> PlannerAnswer:
+        """Answer a briefing from rules alone; needs neither a network nor a key."""
+        report = briefing.checks
+        if report is None or not report.results:
+            return _gave_up("no check has run: name at least one command in the definition of done, such as pytest -q")
+        if report.green:
+            return _claims_done(len(report.results))
+        if briefing.takes_whole_plans:
+            return _handed_over(briefing, report)
+        tried = parse_history(briefing.plan_request.history if briefing.plan_request else ())
+        finder = FixFinder(report, tried, briefing.programs)
+        rules = RuffRules()
+        if finder.ruff:
+            rules = await asyncio.to_thread(self.ruff.rules, finder.ruff, Path(briefing.root))
+        fixes = finder.fixes(rules)
+        if not fixes:
+            return _gave_up(finder.why_none(rules))
+        return _planned(report, fixes)
+
+
+def _gave_up(reason: str) -> PlannerAnswer:
+    return PlannerAnswer(verdict=PlanVerdict.GAVE_UP, reason=reason, model=MODEL)
+
+
+def _claims_done(count: int) -> PlannerAnswer:
+    message = PlanMessage(
+        final=True,
+        reflection=Reflection(
+            diagnosis=f"all {count} checks of the definition of done pass",
+            action_items=("compare the result with the goal, which checks may not cover",),
+        ),
+        alignment=Alignment(answer="yes", rationale="every command of the definition of done exits with 0"),
+    )
+    return PlannerAnswer(
+        verdict=PlanVerdict.CLAIMS_DONE, message=message, reason=f"all {count} checks pass", model=MODEL
+    )
+
+
+def _handed_over(briefing: Briefing, report: CheckReport) -> PlannerAnswer:
+    """Pass the goal on with what fails; the agent finds the way itself."""
+    failed = report.failed
+    names = ", ".join(f"'{result.name}'" for result in failed[:3])
+    message = PlanMessage(
+        context="\n\n".join((*briefing.notes, *(f"{result.run}\n{result.tail}" for result in failed[:5]))),
+        steps=tuple(PlannedStep(title=f"Make '{result.name}' pass") for result in failed[:5]),
+        reflection=Reflection(
+            diagnosis=f"{len(failed)} of {len(report.results)} checks fail: {names}",
+            action_items=("fix the causes that the outputs show", "change nothing that the goal does not need"),
+        ),
+        alignment=Alignment(answer="yes", rationale="the agent is asked for the goal and its checks only"),
+    )
+    return PlannerAnswer(verdict=PlanVerdict.PLANNED, message=message, model=MODEL)
+
+
+def _planned(report: CheckReport, fixes: tuple[Fix, ...]) -> PlannerAnswer:
+    first, *later = fixes
+    names = ", ".join(f"'{result.name}'" for result in report.failed[:3])
+    message = PlanMessage(
+        context=f"{len(report.failed)} of {len(report.results)} checks fail: {names}",
+        steps=(PlannedStep(title=first.title, run=first.run),),
+        scope=first.scope,
+        reflection=Reflection(
+            diagnosis=first.diagnosis,
+            action_items=(
+                f"{first.title}, and nothing else in this iteration",
+                f"run '{first.check}' again",
+                # One cause at a time: the others may be gone once the first is fixed.
+                *(f"if it still fails: {fix.title}" for fix in later[:2]),
+            ),
+        ),
+        alignment=Alignment(
+            answer="yes",
+            rationale=f"'{first.check}' is part of the definition of done; the tool itself makes the change",
+        ),
+    )
+    return PlannerAnswer(verdict=PlanVerdict.PLANNED, message=message, model=MODEL)

@@ -1,1 +1,0 @@
-"""What comes next: the planner port and its adapters."""

@@ -1,0 +1,347 @@
+"""Stands between the worker and one program, and ends all that the program started.
+
+A script for an isolated interpreter; started once per run, so it imports only what is built in (ctypes on
+Linux). It gets its order over a socket (see `activities/process/start.py`) and answers in lines:
+
+    started <pid> <1: orphans come to the shim>
+    failed <what> <errno> <text>
+    exited <exit code, negative: signal>
+    done <pids ended, by comma> <pids that could not be ended> <cpu seconds> <largest resident bytes>
+
+The end of file on the socket is the word to end everything: the worker said so, or died. On Linux the shim is
+the subreaper (prctl(2)) of all descendants, so ECHILD from waitpid(2) proves that not one of them is left.
+"""
+
+import _signal  # type: ignore[import-not-found]  # `signal` loads enum, a third of the whole start
+import marshal
+import os
+import select
+import sys
+import time
+
+SWEEP_S = 5.0
+"""Maximum time that descendants may take to die of SIGKILL."""
+LENGTH_BYTES = 8
+_LINUX: bool = sys.platform == "linux"
+_PARENT_POLL_MS = 1000
+_ROUND_MS = 20
+# A fork bomb makes new processes in every pass; the next round finds them.
+_STOP_PASSES = 50
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_prctl = None
+
+
+def main(channel: int) -> None:
+    """Run the program that the worker names over `channel`, until it and its descendants are gone."""
+    worker = os.getppid()
+    # A program that held the channel would keep its end of file from coming.
+    os.set_inheritable(channel, False)
+    # With the default action, nothing would be written to the wakeup descriptor.
+    _signal.signal(_signal.SIGCHLD, lambda *_: None)
+    size = int.from_bytes(_read_exactly(channel, LENGTH_BYTES), "big")
+    order = marshal.loads(_read_exactly(channel, size))  # noqa: S302 - from the worker that started us
+    adopts = _adopt_orphans()
+    program = _start(channel, order)
+    if program is None:
+        return
+    # Signals to the group are for the program: the shim stays until nobody is left.
+    for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP):
+        _signal.signal(number, _signal.SIG_IGN)
+    _tell(channel, b"started %d %d" % (program, adopts))
+    reaper = Reaper(channel, program)
+    reaper.watch(worker)
+    reaper.sweep()
+
+
+class Reaper:
+    """Waits for the program, for orphans and for the word to end them."""
+
+    def __init__(self, channel: int, program: int) -> None:
+        """Report over `channel` how `program` ends."""
+        self._channel = channel
+        self._program = program
+        self._ended: set[int] = set()
+        self._alone = False
+        wake, wake_by_signal = os.pipe()
+        for end in (wake, wake_by_signal):
+            os.set_blocking(end, False)
+        _signal.set_wakeup_fd(wake_by_signal, warn_on_full_buffer=False)
+        self._wake = wake
+        self._poll = select.poll()
+        self._poll.register(wake, select.POLLIN)
+
+    def watch(self, worker: int) -> None:
+        """Return when all is over, or when the worker has closed its end or died."""
+        self._poll.register(self._channel, select.POLLIN)
+        # The parent is asked too: should something else hold the end of the channel, its end of file never comes.
+        while not self._reap() and os.getppid() == worker:
+            if self._news(_PARENT_POLL_MS) and not _read(self._channel):
+                break
+        self._poll.unregister(self._channel)
+
+    def sweep(self) -> None:
+        """End all descendants and report; SIGSTOP first, so that none forks while the others die."""
+        until = time.monotonic() + SWEEP_S
+        while not self._reap() and time.monotonic() < until:
+            stopped: set[int] = set()
+            for _ in range(_STOP_PASSES):
+                fresh = descendants(os.getpid()) - stopped
+                if not fresh:
+                    break
+                _signal_all(fresh, _signal.SIGSTOP)
+                stopped |= fresh
+            _signal_all(stopped, _signal.SIGKILL)
+            self._ended |= stopped
+            if not self._reap():
+                self._news(_ROUND_MS)
+        left = set() if self._alone else descendants(os.getpid())
+        # Not built in, so it is loaded only now that it delays no start.
+        from resource import RUSAGE_CHILDREN, getrusage
+
+        used = getrusage(RUSAGE_CHILDREN)
+        # ru_maxrss is in bytes on macOS and in KiB on Linux (getrusage(2)).
+        cpu_s, largest = used.ru_utime + used.ru_stime, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        ended = _join_pids(self._ended - left), _join_pids(left)
+        _tell(self._channel, b"done %s %s %.3f %d" % (*ended, cpu_s, largest))
+
+    def _news(self, milliseconds: int) -> bool:
+        """Wait for a dead child or for the channel; return whether it was the channel."""
+        ready = {descriptor for descriptor, _ in self._poll.poll(milliseconds)}
+        if self._wake in ready:
+            _read(self._wake)
+        return self._channel in ready
+
+    def _reap(self) -> bool:
+        """Wait for children that have ended; return whether no descendant is left."""
+        while not self._alone:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self._alone = True
+                break
+            if pid == 0:
+                break
+            if pid == self._program:
+                _tell(self._channel, b"exited %d" % os.waitstatus_to_exitcode(status))
+        return self._alone
+
+
+def descendants(pid: int) -> set[int]:
+    """Return the living descendants of a process, but for itself, at this moment."""
+    children: dict[int, list[tuple[int, bool]]] = {}
+    for child, parent, lives in _processes():
+        children.setdefault(parent, []).append((child, lives))
+    found, queue = set(), [pid]
+    while queue:
+        for child, lives in children.pop(queue.pop(), ()):
+            queue.append(child)
+            if lives:
+                found.add(child)
+    return found
+
+
+def _processes() -> list[tuple[int, int, bool]]:
+    """Return the id, the parent and whether it still runs (is not a zombie), of all processes."""
+    if _LINUX:
+        return [row for entry in os.scandir("/proc") if entry.name.isdigit() and (row := _stat(entry.name))]
+    with os.popen("ps -A -o pid= -o ppid= -o state=") as listing:  # noqa: S605 - a fixed line
+        rows = [line.split() for line in listing]
+    # Without those that are gone already: the listing shows `ps` itself.
+    return [(int(row[0]), int(row[1]), not row[2].startswith("Z")) for row in rows if _exists(int(row[0]))]
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return True
+
+
+def _stat(pid: str) -> tuple[int, int, bool] | None:
+    try:
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+    except OSError:
+        return None
+    # The name of the program stands in parentheses and may itself hold spaces and parentheses (proc(5)).
+    fields = _read(descriptor).rpartition(b")")[2].split()
+    os.close(descriptor)
+    return (int(pid), int(fields[1]), fields[0] not in (b"Z", b"X")) if len(fields) > 1 else None
+
+
+def _signal_all(pids: set[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except OSError:
+            continue
+
+
+def _adopt_orphans() -> bool:
+    global _prctl
+    if not _LINUX:
+        return False
+    try:
+        import ctypes
+
+        _prctl = ctypes.CDLL(None).prctl
+        _prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+    except (ImportError, OSError, AttributeError):
+        return False
+    return bool(_prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+
+
+def _start(channel: int, order: dict[str, object]) -> int | None:
+    """Fork and execute the program; return its pid, or None after reporting why it could not be executed."""
+    shim = os.getpid()
+    failure, tell_failure = os.pipe()
+    program = os.fork()
+    if program == 0:
+        child = Program(order)
+        try:
+            child.become(shim)
+        except (OSError, ValueError) as error:
+            number, text = (error.errno or 0, error.strerror) if isinstance(error, OSError) else (0, None)
+            line = b"failed %s %d %s" % (child.doing.hex().encode(), number, (text or str(error)).encode())
+            os.write(tell_failure, line)
+        finally:
+            os._exit(127)
+    os.close(tell_failure)
+    _leave_streams(order["pass_fds"])  # type: ignore[arg-type]
+    line = b""
+    while chunk := _read(failure):
+        line += chunk
+    os.close(failure)
+    if not line:
+        return program
+    os.waitpid(program, 0)
+    _tell(channel, line)
+    return None
+
+
+class Program:
+    """The program that the forked child becomes."""
+
+    def __init__(self, order: dict[str, object]) -> None:
+        self._order = order
+        self.doing = b""
+        """What is tried, for the report of a failure."""
+
+    def become(self, shim: int) -> None:
+        """Replace this process by the program.
+
+        Raises:
+            OSError, ValueError: it cannot be executed, or its surroundings cannot be made; see `doing`.
+        """
+        if _prctl is not None:
+            _prctl(_PR_SET_PDEATHSIG, _signal.SIGKILL, 0, 0, 0)
+        # A parent that died before the call sends no signal any more (prctl(2)).
+        if os.getppid() != shim:
+            os._exit(127)
+        # The worker may run under nohup or in the background of a script, and then ignores signals that end programs.
+        for name in ("SIGPIPE", "SIGXFSZ", "SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM"):
+            _signal.signal(getattr(_signal, name), _signal.SIG_DFL)
+        os.setsid()
+        for step in (self._join, self._enter, self._schedule, self._limit, self._execute):
+            step()
+
+    def _join(self) -> None:
+        for folder in self._order["cgroups"]:  # type: ignore[attr-defined]
+            self.doing = b"join " + folder
+            procs = os.open(folder + b"/cgroup.procs", os.O_WRONLY)
+            os.write(procs, b"0")
+            os.close(procs)
+
+    def _enter(self) -> None:
+        folder: bytes = self._order["cwd"]  # type: ignore[assignment]
+        self.doing = b"enter " + folder
+        os.chdir(folder)
+
+    def _schedule(self) -> None:
+        cores: int | None = self._order["cores"]  # type: ignore[assignment]
+        if cores is None or not _LINUX:
+            return
+        self.doing = b"schedule"
+        allowed = sorted(os.sched_getaffinity(0))
+        # Not always the first ones: runs beside each other would share them while others idle.
+        chosen = {allowed[(os.getpid() + index) % len(allowed)] for index in range(max(cores, 1))}
+        os.sched_setaffinity(0, chosen)
+
+    def _limit(self) -> None:
+        limits: dict[int, int] = self._order["resources"]  # type: ignore[assignment]
+        if not limits:
+            return
+        import resource
+
+        for number, value in limits.items():
+            self.doing = b"limit %d" % number
+            # A hard limit cannot be raised again without privileges (setrlimit(2)).
+            hard = resource.getrlimit(number)[1]
+            unlimited = resource.RLIM_INFINITY
+            bound = min(value, hard) if unlimited not in (value, hard) else hard if value == unlimited else value
+            resource.setrlimit(number, (bound, bound))
+
+    def _execute(self) -> None:
+        argv: list[bytes] = self._order["argv"]  # type: ignore[assignment]
+        environment: dict[bytes, bytes] = self._order["environment"]  # type: ignore[assignment]
+        program = argv[0]
+        self.doing = b"execute " + program
+        folders = environment.get(b"PATH", os.defpath.encode()).split(b":")
+        paths = [program] if b"/" in program else [os.path.join(folder, program) for folder in folders]  # noqa: PTH118
+        refused: OSError | ValueError | None = None
+        # Like execvp(3): an error other than "not found" is the one to report, whatever folder it came from.
+        for path in paths:
+            try:
+                os.execve(path, argv, environment)  # noqa: S606
+            except (FileNotFoundError, NotADirectoryError) as error:
+                refused = refused or error
+            except (OSError, ValueError) as error:
+                if refused is None or isinstance(refused, (FileNotFoundError, NotADirectoryError)):
+                    refused = error
+        raise refused or FileNotFoundError(2, "No such file or directory")
+
+
+def _leave_streams(descriptors: tuple[int, ...]) -> None:
+    """Close the program's streams: the worker sees their ends only once no process holds them."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(null, stream)
+    for descriptor in (null, *descriptors):
+        if descriptor > 2:
+            os.close(descriptor)
+
+
+def _read_exactly(channel: int, size: int) -> bytes:
+    content = bytearray()
+    while len(content) < size:
+        chunk = os.read(channel, size - len(content))
+        if not chunk:
+            os._exit(1)
+        content += chunk
+    return bytes(content)
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65_536)
+    except BlockingIOError:
+        return b"?"
+    except OSError:
+        return b""
+
+
+def _tell(channel: int, line: bytes) -> None:
+    try:
+        os.write(channel, line + b"\n")
+    except OSError:
+        return
+
+
+def _join_pids(pids: set[int]) -> bytes:
+    return ",".join(map(str, sorted(pids))).encode() or b"-"
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
+    os._exit(0)  # an interpreter takes milliseconds to tidy up

@@ -1,0 +1,1 @@
+"""Judges findings that rules alone cannot decide."""

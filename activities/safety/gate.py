@@ -1,0 +1,88 @@
+"""The gate between the rules and a person: what a judge allows continues, everything else waits."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from activities.artifacts.port import ArtifactStore, put_model, put_text
+from activities.safety.port import AlignmentRecord, JudgeAnswer, JudgeBriefing, Judges
+from tightloop.artifact import ArtifactRef
+from tightloop.executor.usage import Usage
+from tightloop.safety.prompt_privacy import PromptPrivacy
+from tightloop.safety.rubric import RULES, Finding, Rubric, unanswered
+from tightloop.safety.verdict import Verdict
+from tightloop.value import shorten
+
+RATIONALE_CHARACTERS = 160
+
+
+class Weighed(NamedTuple):
+    """The findings left for a person, and the evidence."""
+
+    findings: tuple[Finding, ...] = ()
+    record: AlignmentRecord | None = None
+    usage: Usage | None = None
+    transcript: bytes = b""
+
+    def store(self, store: ArtifactStore) -> ArtifactRef | None:
+        """Store the evidence; nothing if nothing was found."""
+        if self.record is None:
+            return None
+        transcript = put_text(store, self.transcript, name="judge transcript")
+        return put_model(store, self.record.evolve(transcript=transcript), name="alignment")
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Holds the bounds of the rules, and the judges."""
+
+    rubric: Rubric = field(default_factory=Rubric)
+    judges: Judges = lambda _planner: None
+    """By default a person is asked at once."""
+    prompt_privacy: Callable[[str], PromptPrivacy] = lambda _workspace: PromptPrivacy.FULL
+    """Returns what prompts about a workspace may contain."""
+
+    async def weigh(
+        self, found: tuple[Finding, ...], briefing: JudgeBriefing, *, planner: str, overruled: tuple[str, ...] = ()
+    ) -> Weighed:
+        """Return what of the `found` a person has to decide on.
+
+        The planner of the episode decides whether there is a judge, who gets the briefing and the findings; `overruled`
+        are fingerprints of what a person allowed before.
+        """
+        if not found:
+            return Weighed()
+        left = unanswered(found, overruled)
+        asked = tuple(finding for finding in left if finding.verdict is Verdict.ASK)
+        answer = await self._ask(asked, briefing, planner) if asked else JudgeAnswer()
+        # Without a judge there are no verdicts: nothing is cleared, and a person decides on everything.
+        ruled = dict(zip((finding.fingerprint for finding in asked), answer.verdicts, strict=False))
+        cleared = {fingerprint for fingerprint, verdict in ruled.items() if verdict is Verdict.ALLOW}
+        said = {
+            finding.fingerprint: f"{verdict.value}: {shorten(why, RATIONALE_CHARACTERS)}"
+            for finding, verdict, why in zip(asked, answer.verdicts, answer.rationales, strict=False)
+        }
+        kept = tuple(
+            finding.evolve(judged=said.get(finding.fingerprint, ""))
+            for finding in left
+            if finding.fingerprint not in cleared
+        )
+        record = AlignmentRecord(
+            rules=RULES,
+            findings=found,
+            left=tuple(finding.fingerprint for finding in kept),
+            verdicts=answer.verdicts,
+            rationales=answer.rationales,
+            note=answer.note,
+            model=answer.model,
+            prompt_sha256=answer.prompt_sha256,
+        )
+        return Weighed(kept, record, answer.usage, answer.transcript)
+
+    async def _ask(self, asked: tuple[Finding, ...], briefing: JudgeBriefing, planner: str) -> JudgeAnswer:
+        judge = self.judges(planner)
+        if judge is None:
+            return JudgeAnswer(note="no model judges for this planner")
+        if briefing.prompt_privacy is PromptPrivacy.SUMMARY:
+            return JudgeAnswer(note="privacy.prompts is summary: a model may not see the evidence")
+        return await judge.judge(briefing.evolve(findings=asked))

@@ -1,0 +1,87 @@
+"""A judge that asks a language model; whatever goes wrong, a person is asked."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+from activities.model.asking import LOWERED, PromptedAsker, Unusable
+from activities.model.service import ModelService
+from activities.safety.port import JudgeAnswer, JudgeBriefing
+from tightloop.errors import PlannerError, PlannerUnavailableError
+from tightloop.executor.usage import Usage
+from tightloop.safety.prompt_privacy import PromptPrivacy
+from tightloop.safety.verdict import Verdict
+from tightloop.value import Value, shorten
+from tightloop.value.scrub import scrub
+
+PROMPTS = Path(__file__).parent / "prompts"
+LONGEST_S = 120.0
+"""For all tries. The answer only saves a person a question: it is not worth a long wait."""
+
+
+class _Judged(Value):
+    finding: int
+    verdict: Annotated[Verdict, LOWERED]
+    rationale: str
+
+
+class _Answer(Value):
+    """The answer; `prompts/answer.json` is its schema."""
+
+    verdicts: list[_Judged]
+
+
+class OpenAIJudge:
+    """Asks a model for a verdict on each finding."""
+
+    def __init__(self, service: ModelService) -> None:
+        self._asker = PromptedAsker(service, PROMPTS, "alignment")
+
+    async def judge(self, briefing: JudgeBriefing) -> JudgeAnswer:
+        """Return one verdict for each finding; without a usable answer all are `ASK` and `note` says why."""
+        shown = briefing if briefing.prompt_privacy is PromptPrivacy.FULL else scrub.model(briefing)
+        try:
+            async with asyncio.timeout(LONGEST_S):
+                exchange = await self._asker.ask(
+                    "judge.md", shown, briefing.prompt_privacy, lambda value: _read(value, len(briefing.findings))
+                )
+        except TimeoutError:
+            return self._undecided(briefing, f"no verdict within {LONGEST_S:g} s", usage=Usage())
+        except PlannerUnavailableError as error:
+            # It may have been paid for: unknown, not zero.
+            return self._undecided(briefing, error.message, usage=Usage())
+        except PlannerError as error:
+            return self._undecided(briefing, error.message)
+        if exchange.value is None:
+            return self._undecided(briefing, exchange.failure, usage=exchange.usage, transcript=exchange.transcript)
+        return JudgeAnswer(
+            verdicts=tuple(judged.verdict for judged in exchange.value),
+            rationales=tuple(shorten(judged.rationale, 400) for judged in exchange.value),
+            model=exchange.model,
+            prompt_sha256=self._asker.sha256,
+            usage=exchange.usage,
+            transcript=exchange.transcript,
+        )
+
+    def _undecided(
+        self, briefing: JudgeBriefing, note: str, *, usage: Usage | None = None, transcript: bytes = b""
+    ) -> JudgeAnswer:
+        return JudgeAnswer(
+            verdicts=tuple(Verdict.ASK for _ in briefing.findings),
+            rationales=tuple(shorten(note, 400) for _ in briefing.findings),
+            note=shorten(note, 500),
+            prompt_sha256=self._asker.sha256,
+            usage=usage,
+            transcript=transcript,
+        )
+
+
+def _read(value: dict[str, Any], count: int) -> tuple[_Judged, ...]:
+    judged = {item.finding: item for item in _Answer.model_validate(value).verdicts}
+    missing = [str(number) for number in range(1, count + 1) if number not in judged]
+    # A verdict on a finding that was not shown means that the model counted in another way: none can be trusted.
+    if missing or len(judged) != count:
+        raise Unusable(f"`verdicts` must have exactly one entry for each finding from 1 to {count}")
+    if any(not item.rationale.strip() for item in judged.values()):
+        raise Unusable("each verdict needs a rationale")
+    return tuple(judged[number] for number in range(1, count + 1))

@@ -1,0 +1,47 @@
+"""The scope that all activity requests of one episode share."""
+
+from pathlib import Path
+
+from tightloop.artifact import ArtifactRef
+from tightloop.errors import ArtifactMissingError
+from tightloop.value import Sparse
+
+
+class EpisodeScope(Sparse):
+    """One episode in one workspace."""
+
+    episode_id: str
+    workspace: str
+    """Absolute path of the git working tree that the episode was started on."""
+    worktree: bool = False
+    """The episode works in a git worktree of its own."""
+    request: ArtifactRef | None = None
+    """None only before the workspace is open; see `stored_request`."""
+    within: str = ""
+    """Id of the plan that holds the workspace and waits for this episode: its claim and its worktree serve both."""
+
+    @property
+    def stored_request(self) -> ArtifactRef:
+        """The stored `EpisodeRequest`.
+
+        Raises:
+            ArtifactMissingError: there is none yet.
+        """
+        if self.request is None:
+            raise ArtifactMissingError("the episode has no stored request: its workspace was never opened")
+        return self.request
+
+    @property
+    def state_folder(self) -> Path:
+        """`<workspace>/.tightloop`: everything of this project that is not its code."""
+        return Path(self.workspace) / ".tightloop"
+
+    @property
+    def root(self) -> Path:
+        """The working tree of this episode."""
+        return self.state_folder / "worktrees" / self.holder if self.worktree else Path(self.workspace)
+
+    @property
+    def holder(self) -> str:
+        """Id under which the tree is claimed."""
+        return self.within or self.episode_id

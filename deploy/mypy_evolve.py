@@ -1,0 +1,43 @@
+"""Types the arguments of `evolve`: each takes what the field of that name takes."""
+
+from collections.abc import Callable
+
+from mypy.nodes import ARG_NAMED_OPT
+from mypy.plugin import MethodSigContext, Plugin
+from mypy.types import CallableType, FunctionLike, Instance, get_proper_type
+
+
+class EvolvePlugin(Plugin):
+    """Gives `evolve` the signature of the model's constructor, with every argument optional."""
+
+    def get_method_signature_hook(self, fullname: str) -> Callable[[MethodSigContext], FunctionLike] | None:
+        """Return the hook for `evolve`; a call on a subclass is looked up by the name of the method alone."""
+        return signature if fullname.endswith(".evolve") else None
+
+
+def signature(context: MethodSigContext) -> FunctionLike:
+    """Return the signature of `evolve` for the class that it is called on."""
+    model = get_proper_type(context.type)
+    default = context.default_signature
+    if not isinstance(model, Instance) or not model.type.has_base("tightloop.value._Frozen"):
+        return default
+    constructor = model.type.get_method("__init__")
+    made = get_proper_type(constructor.type) if constructor is not None else None
+    if not isinstance(made, CallableType):
+        return default
+    fields = [
+        (name, kind)
+        for name, kind, how in zip(made.arg_names, made.arg_types, made.arg_kinds, strict=True)
+        if how.is_named() and name is not None
+    ]
+    return default.copy_modified(
+        arg_types=[kind for _, kind in fields],
+        arg_kinds=[ARG_NAMED_OPT] * len(fields),
+        arg_names=[name for name, _ in fields],
+    )
+
+
+def plugin(version: str) -> type[Plugin]:
+    """Return the plugin (https://mypy.readthedocs.io/en/stable/extending_mypy.html)."""
+    del version
+    return EvolvePlugin

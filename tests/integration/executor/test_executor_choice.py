@@ -1,0 +1,72 @@
+"""The executors of a worker: found by name, made when needed, and honest about what is missing."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from activities.executor.choose import executors
+from activities.executor.scripted import ScriptedExecutor
+from tightloop.errors import ExecutorError, SettingsError
+from tightloop.settings import parse_settings
+from worker.build import surroundings
+
+NAMES = {"command", "scripted", "person", "codex", "claude", "cursor", "opencode", "gemini", "copilot", "acp"}
+
+
+def test_every_executor_says_whether_it_can_be_used_and_if_not_why() -> None:
+    registry = executors(surroundings(parse_settings("", {})))
+    assert set(registry.names) >= NAMES
+    seen = {name: registry(name).availability() for name in registry.names}
+    assert seen["person"].usable
+    assert seen["scripted"].usable
+    silent = [name for name, availability in seen.items() if not availability.usable and not availability.reason]
+    assert silent == []
+
+
+def test_an_unknown_name_gets_the_nearest_and_all_that_there_are() -> None:
+    registry = executors(surroundings(parse_settings("", {})))
+    with pytest.raises(ExecutorError, match=r"no executor 'gemnii'\. Did you mean gemini\? This worker has: acp, cl"):
+        registry("gemnii")
+
+
+def test_settings_of_an_agent_that_there_is_not_are_refused_with_the_nearest() -> None:
+    settings = parse_settings("executor: {agents: {opncode: {model: m}}}", {})
+    with pytest.raises(SettingsError, match=r"executor\.agents has 'opncode'.* Did you mean opencode\?"):
+        executors(surroundings(settings))
+
+
+def test_executors_of_an_embedder_win_and_are_the_same_each_time() -> None:
+    own = ScriptedExecutor()
+    registry = executors(surroundings(parse_settings("", {})), {"command": own, "mine": own})
+    assert registry("command") is registry("mine") is own
+    assert registry("person") is registry("person")
+
+
+def test_the_host_is_described_as_the_doctor_reads_it(tmp_path: Path) -> None:
+    """A program that is named in the settings is looked for where they say."""
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("executor: {agents: {codex: {program: /no/such/codex}}}\n")
+    environment = {**os.environ, "TIGHTLOOP_HOME": str(tmp_path / "home"), "OPENAI_API_KEY": "sk-planted-4711"}
+    command = [sys.executable, "-P", "-m", "worker", "--settings", str(settings), "describe"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=True)
+    document = json.loads(done.stdout)
+    rows = {row["name"]: row for row in document["executors"]}
+    assert set(rows) >= NAMES
+    assert not rows["codex"]["usable"]
+    assert "/no/such/codex" in rows["codex"]["reason"]
+    assert document["sandboxes"]
+    assert "sk-planted-4711" not in done.stdout + done.stderr
+
+
+def test_a_worker_of_workflows_alone_never_imports_what_agents_need() -> None:
+    """Agents' libraries take most of a second and megabytes."""
+    script = (
+        "import sys, worker.build; "
+        "print([name for name in ('acp', 'openai', 'activities.executor.agent.cli.executor') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

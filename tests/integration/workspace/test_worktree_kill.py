@@ -1,0 +1,88 @@
+"""Git worktrees whose worker died while they were made, or while they were removed."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from activities.plan.children.worktrees import Worktrees
+from activities.plan.requests import PlanScope
+from activities.workspace.git import GitWorkspaces
+from activities.workspace.scope import EpisodeScope
+from activities.workspace.working_tree import GitWorkingTree
+from tests.support.git_sample import git, make_repository, on_disk, write
+
+ROOT = Path(__file__).parents[3]
+FILES = {f"{number}.txt": f"{number}\n" for number in range(8)}
+PREPARE = """
+import sys
+from activities.workspace.scope import EpisodeScope
+from activities.workspace.git import GitWorkspaces
+scope = EpisodeScope(episode_id="plan.ways.1.a", workspace=sys.argv[1], worktree=True)
+GitWorkspaces().prepare(scope, take_over=lambda _: False)
+"""
+
+
+class WorkerDiedError(BaseException):
+    """Stands for the end of the process: nothing may clean up after it."""
+
+
+class Dying(GitWorkspaces):
+    """Workspaces of a worker that dies when it has let go of a tree."""
+
+    @contextmanager
+    def hold(self, scope: EpisodeScope) -> Iterator[GitWorkingTree]:
+        with super().hold(scope) as tree:
+            yield tree
+        raise WorkerDiedError
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_repository(tmp_path / "repo", FILES)
+
+
+@pytest.fixture
+def scope(root: Path) -> PlanScope:
+    return PlanScope(episode_id="plan.ways.1.a", workspace=str(root), worktree=True)
+
+
+def worktrees(root: Path) -> list[str]:
+    listed = git(root, "worktree", "list", "--porcelain").decode()
+    return [line for line in listed.splitlines() if line.startswith("worktree ")][1:]
+
+
+def test_git_that_outlives_the_worker_does_not_take_the_new_worktree_away(root: Path, scope: PlanScope) -> None:
+    write(root, {".git/info/attributes": "*.txt filter=slow\n"})
+    git(root, "config", "filter.slow.smudge", "sleep 0.3; cat")
+    git(root, "config", "filter.slow.clean", "cat")
+    worker = subprocess.Popen((sys.executable, "-c", PREPARE, str(root)), cwd=ROOT)
+    deadline = time.monotonic() + 60
+    while not (scope.root / "1.txt").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    worker.kill()
+    worker.wait(60)
+    assert not scope.root.with_name(f"{scope.root.name}.ready").exists(), "it was killed too late"
+    GitWorkspaces().prepare(scope, take_over=lambda _: False)
+    assert on_disk(scope.root) == on_disk(root)
+    assert worktrees(root) == [f"worktree {scope.root}"]
+
+
+def test_worktree_that_was_removed_in_part_is_made_anew(root: Path, scope: PlanScope) -> None:
+    with Worktrees(GitWorkspaces()).at(scope, git(root, "rev-parse", "HEAD^{tree}").decode().strip()) as held:
+        tree = held.snapshot()
+    with pytest.raises(WorkerDiedError):
+        Worktrees(Dying()).remove(scope)
+    # As far as `git worktree remove` came.
+    (scope.root / ".git").unlink()
+    (scope.root / "1.txt").unlink()
+    with Worktrees(GitWorkspaces()).at(scope, tree) as held:
+        assert held.snapshot() == tree
+    Worktrees(GitWorkspaces()).remove(scope)
+    assert worktrees(root) == []
+    assert list(scope.root.parent.iterdir()) == []

@@ -1,0 +1,53 @@
+"""What tests of episodes share: workers, a scripted executor, and a client that does not wait for ever."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tightloop.client import TightloopClient
+from tightloop.client.client import PATIENCE
+from tightloop.episode.model import EpisodeResult
+from tightloop.executor.model import ExecutorChoice
+from worker.build import Adapters
+
+Git = Callable[..., str]
+Working = Callable[..., AbstractAsyncContextManager[Adapters]]
+RESULT_SECONDS = 90.0
+"""How long a test waits for the end of an episode; half of the time that a whole test has."""
+
+
+class BoundedClient(TightloopClient):
+    """Says where an episode stands that does not end, instead of waiting for the timeout of the whole test."""
+
+    async def result(self, episode_id: str, *, patience: timedelta = PATIENCE) -> EpisodeResult:
+        """Wait for the end, for `RESULT_SECONDS` at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RESULT_SECONDS):
+                return await super().result(episode_id, patience=patience)
+        status, timeline = await self.status(episode_id), await self.timeline(episode_id)
+        told = "\n".join(f"  {entry.kind}: {entry.text}" for entry in timeline[-10:])
+        pytest.fail(f"{episode_id} is {status.status} in {status.phase} after {RESULT_SECONDS:g} s. Last:\n{told}")
+
+
+def scripted(*steps: dict[str, Any], repeat: bool = True) -> ExecutorChoice:
+    """The scripted executor with these steps, one an iteration."""
+    return ExecutorChoice(name="scripted", options={"steps": list(steps), "repeat": repeat})
+
+
+APPEND = {"append": [{"path": "log.txt", "text": "{n}\n"}]}
+"""A step that leaves one line an iteration, so that a second delivery would be seen."""
+
+
+async def eventually(what: Callable[[], Any], *, seconds: float = 30.0) -> Any:
+    """Wait until an async condition holds and return its value; it must within the time."""
+    async with asyncio.timeout(seconds):
+        while True:
+            value = await what()
+            if value:
+                return value
+            await asyncio.sleep(0.05)

@@ -1,0 +1,90 @@
+"""OpenAI Chat Completions: `POST /v1/chat/completions`."""
+
+from typing import Any
+
+from tests.support.fake_model.exchange import Answer, Asked, Json, event, pieces, since_last
+from tests.support.fake_model.script import Tool
+
+CREATED = 1_760_000_000
+
+
+class Chat:
+    """The wire format that most services speak."""
+
+    def read(self, path: str, body: Json) -> Asked:
+        turns = body["messages"]
+        functions = [tool["function"] for tool in body.get("tools") or [] if tool.get("type") == "function"]
+        return Asked(
+            model=str(body.get("model", "")),
+            tools=tuple(Tool(function["name"], function.get("parameters") or {}) for function in functions),
+            step=since_last(
+                [turn["role"] == "user" for turn in turns],
+                [int(turn["role"] == "tool") for turn in turns],
+            ),
+            stream=bool(body.get("stream")),
+            usage_in_stream=bool((body.get("stream_options") or {}).get("include_usage")),
+        )
+
+    def whole(self, answer: Answer) -> Json:
+        message: Json = {"role": "assistant", "content": answer.text or None, "refusal": None, "annotations": []}
+        if answer.call:
+            message["tool_calls"] = [_call(answer, answer.arguments)]
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _reason(answer)}
+        return {**_head(answer, "chat.completion"), "choices": [choice], "usage": _usage(answer)}
+
+    def stream(self, answer: Answer) -> list[bytes]:
+        chunks = [*_deltas(answer), _chunk(answer, {}, _reason(answer))]
+        if answer.asked.usage_in_stream:
+            chunks.append({**_head(answer, "chat.completion.chunk"), "choices": [], "usage": _usage(answer)})
+        return [*(event(chunk) for chunk in chunks), event("[DONE]")]
+
+    def broken_stream(self, answer: Answer) -> list[bytes]:
+        text = "The server had an error processing your request. Sorry about that!"
+        error = {"message": text, "type": "server_error", "param": None, "code": None}
+        return [event(_deltas(answer)[0]), event({"error": error})]
+
+
+def _head(answer: Answer, kind: str) -> Json:
+    return {
+        "id": f"chatcmpl-{answer.id}",
+        "object": kind,
+        "created": CREATED,
+        "model": answer.asked.model,
+        "service_tier": "default",
+        "system_fingerprint": "fp_0",
+    }
+
+
+def _usage(answer: Answer) -> Json:
+    tokens = answer.tokens
+    return {
+        "prompt_tokens": tokens.input,
+        "completion_tokens": tokens.output,
+        "total_tokens": tokens.input + tokens.output,
+        "prompt_tokens_details": {"cached_tokens": tokens.cached, "audio_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0},
+    }
+
+
+def _reason(answer: Answer) -> str:
+    return "tool_calls" if answer.call else "stop"
+
+
+def _call(answer: Answer, arguments: str) -> Json:
+    name = answer.call.tool.name if answer.call else ""
+    return {"id": f"call_{answer.id}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _chunk(answer: Answer, delta: dict[str, Any], reason: str | None = None) -> Json:
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+    usage = {"usage": None} if answer.asked.usage_in_stream else {}
+    return {**_head(answer, "chat.completion.chunk"), "choices": [choice], **usage}
+
+
+def _deltas(answer: Answer) -> list[Json]:
+    if answer.call is None:
+        first = _chunk(answer, {"role": "assistant", "content": "", "refusal": None})
+        return [first, *(_chunk(answer, {"content": piece}) for piece in pieces(answer.text))]
+    begun = {"role": "assistant", "content": None, "tool_calls": [{"index": 0, **_call(answer, "")}]}
+    rest = ({"tool_calls": [{"index": 0, "function": {"arguments": p}}]} for p in pieces(answer.arguments))
+    return [_chunk(answer, begun), *(_chunk(answer, delta) for delta in rest)]

@@ -1,0 +1,113 @@
+"""What the wire formats have in common: what was asked, what is answered, how it is put on the wire."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tests.support.fake_model.script import Act, Call, Tool
+
+PIECE_CHARACTERS = 24
+"""Length of one delta of a stream."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """Usage that every answer reports."""
+
+    input: int = 1000
+    output: int = 100
+    cached: int = 0
+    """Part of the input."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One request, as far as the script needs it."""
+
+    model: str
+    tools: tuple[Tool, ...]
+    step: int
+    """Tool results since the last user message."""
+    stream: bool
+    usage_in_stream: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One answer, before it gets its wire format."""
+
+    asked: Asked
+    act: Act
+    tokens: Tokens
+    id: str
+    """Hexadecimal, equal for equal requests: what a recording holds can be asked for again."""
+
+    @property
+    def text(self) -> str:
+        """What is said; empty for a call."""
+        return self.act if isinstance(self.act, str) else ""
+
+    @property
+    def call(self) -> Call | None:
+        """What is called, if anything."""
+        return self.act if isinstance(self.act, Call) else None
+
+    @property
+    def arguments(self) -> str:
+        """Arguments of the call as JSON."""
+        return json.dumps(dict(self.call.arguments)) if self.call else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """An error answer."""
+
+    status: int
+    body: Mapping[str, Any]
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class WireFormat(Protocol):
+    """One provider's API."""
+
+    def read(self, path: str, body: Json) -> Asked:
+        """Understand a request. Raises: KeyError, TypeError: it is not one of this API."""
+        ...
+
+    def whole(self, answer: Answer) -> Json:
+        """Return the body of an answer that is not streamed."""
+        ...
+
+    def stream(self, answer: Answer) -> list[bytes]:
+        """Return the server-sent events of a streamed answer."""
+        ...
+
+    def broken_stream(self, answer: Answer) -> list[bytes]:
+        """Return the events of a stream in which the service reports a failure."""
+        ...
+
+
+def digest(body: Json) -> str:
+    """Return an id for what answers `body`."""
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def pieces(text: str) -> Iterator[str]:
+    """Cut a text into deltas; an empty text is one empty delta."""
+    yield from (text[at : at + PIECE_CHARACTERS] for at in range(0, max(len(text), 1), PIECE_CHARACTERS))
+
+
+def event(data: Mapping[str, Any] | str, name: str = "") -> bytes:
+    """Return one server-sent event."""
+    line = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+    return (f"event: {name}\n" if name else "").encode() + f"data: {line}\n\n".encode()
+
+
+def since_last(user: Sequence[bool], results: Sequence[int]) -> int:
+    """Sum `results` of the turns after the last one that is the user's own words."""
+    last = max((at for at, is_user in enumerate(user) if is_user), default=-1)
+    return sum(results[last + 1 :])

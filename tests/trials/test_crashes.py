@@ -1,0 +1,124 @@
+"""kill -9 of the worker, and of the Temporal server, at ten random moments of an episode."""
+
+import asyncio
+import os
+import random
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from activities.executor.sqlite_outbox import open_sqlite_outbox
+from activities.tracking.sqlite_ledger import open_sqlite_ledger
+from tests.support.episodes import eventually, scripted
+from tests.support.model_server import ModelServer, says
+from tests.support.stack.stack import Stack, wait_for_port
+from tightloop.client import TightloopClient
+from tightloop.episode.budget import Budget
+from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
+from tightloop.errors import ServiceUnavailableError
+from tightloop.executor.model import ExecutorStatus
+
+KILLS = 10
+PLAN = {
+    "diagnosis": "there are too few lines",
+    "action_items": ["append a line"],
+    "steps": [{"title": "append a line", "run": None}],
+    "scope": ["log.txt"],
+    "context": "",
+    "claims_done": False,
+    "gave_up": False,
+    "reason": "",
+    "alignment": {"answer": "yes", "rationale": "adds a line"},
+}
+STEP = {"append": [{"path": "log.txt", "text": "{n}\n"}], "sleep": 0.3}
+
+
+def endless_request(workspace: Path, enough: Path) -> EpisodeRequest:
+    """An episode that goes on until the file `enough` is in the tree, which git ignores and the sandbox shows."""
+    with (workspace / ".git" / "info" / "exclude").open("a") as ignored:
+        ignored.write(f"/{enough.name}\n")
+    return EpisodeRequest(
+        goal="write many lines",
+        workspace=str(workspace),
+        planner="openai",
+        definition_of_done=[f"test -f {enough.name}"],  # type: ignore[list-item]
+        executor=scripted(STEP),
+        budget=Budget(max_iterations=None, warn_at_iteration=None, max_executor_failures=None),
+        repeat_error_limit=10_000,
+        deviation_limit=10_000,
+    )
+
+
+def check_that_nothing_was_lost_or_doubled(workspace: Path, episode_id: str) -> str:
+    """Compare the files with the outbox and the ledger; returns the figures."""
+    lines = Counter((workspace / "log.txt").read_text().split())
+    deliveries = open_sqlite_outbox(workspace).deliveries(episode_id)
+    checkpoints = open_sqlite_ledger(workspace).checkpoints(episode_id)
+    assert max(lines.values()) == 1, f"an iteration took effect more than once: {lines}"
+    done = {str(d.iteration) for d in deliveries if d.report and d.report.status is ExecutorStatus.COMPLETED}
+    unknown = {str(d.iteration) for d in deliveries if d.report and d.report.status is ExecutorStatus.OUTCOME_UNKNOWN}
+    assert done <= set(lines), "a completed delivery left no trace"
+    assert set(lines) <= done | unknown, "a trace without a delivery"
+    assert [record.number for record in checkpoints] == list(range(len(checkpoints)))
+    assert len(checkpoints) == len({record.tree for record in checkpoints})
+    seen = f"{len(lines)} iterations took effect, {len(unknown)} with unknown outcome"
+    return f"{seen}, {len(checkpoints)} checkpoints, 0 doubled, 0 lost"
+
+
+async def progress(workspace: Path, episode_id: str) -> None:
+    """Wait until the episode has made one more checkpoint; a crash must cost time only."""
+    ledger = open_sqlite_ledger(workspace)
+    before = len(ledger.checkpoints(episode_id))
+
+    async def more() -> bool:
+        return len(ledger.checkpoints(episode_id)) > before
+
+    await eventually(more, seconds=150)
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("victim", ["worker", "server"])
+async def test_an_episode_survives_ten_kills(victim: str, workspace: Path, tmp_path: Path) -> None:
+    seed = int(os.environ.get("CRASH_SEED", random.randrange(10_000)))
+    moments = random.Random(seed)
+    with (
+        ModelServer(says(PLAN)) as models,
+        Stack(
+            tmp_path / "stack",
+            {"OPENAI_API_KEY": "test", "TIGHTLOOP_PLANNER__BASE_URL": models.url},
+        ) as stack,
+    ):
+        stack.start_server()
+        wait_for_port(stack.settings.temporal.address)
+        stack.start_worker()
+        client = await TightloopClient.connect(stack.settings)
+        enough = workspace / "enough"
+        episode_id = await client.start(endless_request(workspace, enough))
+        for _ in range(KILLS):
+            await progress(workspace, episode_id)
+            await asyncio.sleep(moments.uniform(0.0, 1.5))
+            if victim == "worker":
+                stack.kill_worker()
+                stack.start_worker()
+            else:
+                stack.kill_server()
+                stack.start_server()
+                wait_for_port(stack.settings.temporal.address)
+        enough.touch()
+        async with asyncio.timeout(600):
+            outcome = await client.result(episode_id)
+
+        async def told() -> tuple[CheckpointRecord, ...]:
+            # A server that was just started again may not have seen the worker yet.
+            with suppress(ServiceUnavailableError):
+                return await client.checkpoints(episode_id)
+            return ()
+
+        checkpoints = await eventually(told)
+    figures = check_that_nothing_was_lost_or_doubled(workspace, episode_id)
+    print(f"\nseed {seed}: {KILLS} kills of the {victim}: {figures}")
+    assert outcome.outcome is EpisodeOutcome.SUCCEEDED
+    assert [record.number for record in checkpoints] == list(range(len(checkpoints)))

@@ -1,0 +1,252 @@
+"""Answers: what a person decides, what it leads to, and that words typed in prose decide nothing."""
+
+import itertools
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tightloop.episode.budget import Budget, Spent
+from tightloop.episode.control import read_amendment
+from tightloop.episode.display import details_markdown, status_label
+from tightloop.episode.loop.decisions import after_execution
+from tightloop.episode.loop.questions import alignment_question, make_question
+from tightloop.episode.loop.state_changes import begin_iteration, with_answer, with_grant, with_plan, with_report
+from tightloop.episode.model import EpisodeRequest, EpisodeState
+from tightloop.episode.planning import PlanningOutcome, PlanVerdict
+from tightloop.errors import InvalidRequestError
+from tightloop.executor.asking import permission_question, report_on_work, work_question
+from tightloop.executor.model import ExecutorReport, ExecutorStatus, ResumeToken
+from tightloop.question import Answer, Question, QuestionKind, evidence_of, read_answers
+from tightloop.safety.rubric import Finding, Topic
+from tightloop.safety.verdict import Verdict
+from workflows.episode.operator import Operator
+from workflows.episode.record import EpisodeRecord
+from workflows.shared.questions import Questions
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+PERMISSION = permission_question("rm -rf build", "in the workspace", "f1").evolve(id="q1")
+WORK = work_question("solder the cable").evolve(id="q1")
+FINDING = Finding(rule="rewrites_history", topic=Topic.DAMAGE, verdict=Verdict.DENY, fingerprint="f2")
+ALIGNMENT = alignment_question((FINDING,))
+BUDGET = make_question(QuestionKind.BUDGET, "the budget is spent: iterations 5 of 5")
+ASKING = ExecutorReport(
+    key="k",
+    status=ExecutorStatus.NEEDS_PERSON,
+    question=PERMISSION,
+    resume=ResumeToken(adapter="codex", session_id="s1"),
+    new_tree="t0",
+)
+SENTENCES = [
+    " ".join(words).strip()
+    for words in itertools.product(
+        ("", "yes,", "no,", "sure,", "ok:", "ada:", '{"option":', "done:", "please"),
+        ("allow", "allow it", "keep the tests", "extend", "I allow this", "go on", "continue", "approve", '"allow"}'),
+        ("", "now", "as before", "!", "q1", "and push", "or not", "this once"),
+    )
+] + [
+    "allow",
+    "allow: it is fine",
+    "yes, allow it",
+    "keep the tests",
+    "done: allow",
+    "extend",
+    '{"option": "allow"}',
+    "ALLOW",
+]
+"""More than 500 sentences that somebody could type as a message."""
+
+
+class Episode:
+    """What of an episode takes messages, without a server."""
+
+    def __init__(self, question: Question) -> None:
+        state = with_plan(EpisodeState(), PlanningOutcome(verdict=PlanVerdict.PLANNED, findings=(FINDING,)))
+        request = EpisodeRequest(budget=Budget(max_iterations=5))
+        self.record = EpisodeRecord(request, state.evolve(budget=request.budget), episode_id="e", now=lambda: NOW)
+        self.questions = Questions(now=lambda: NOW, count=lambda _kind: None)
+        self.operator = Operator(self.record, self.questions, lambda: None)
+        self.question = self.questions.ask(question)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nothing was decided."""
+        return self.questions.waiting == (self.question,) and self.operator.take_answer(self.question.id) is None
+
+
+@pytest.mark.parametrize("question", [PERMISSION, ALIGNMENT, BUDGET], ids=lambda question: question.kind.value)
+def test_no_sentence_allows_anything(question: Question) -> None:
+    assert len(set(SENTENCES)) > 500
+    episode = Episode(question)
+    for sentence in SENTENCES:
+        said = episode.operator.respond(sentence)
+        assert "still waits. Send answer" in said
+        for note in (sentence, {"note": sentence}, {"text": sentence, "by": "ada"}):
+            episode.operator.resume(note)
+        episode.operator.pause(sentence)
+        assert episode.is_waiting, sentence
+    state = episode.record.state
+    assert (state.overruled, state.grants, state.budget) == ((), (), episode.record.request.budget)
+
+
+@given(st.text(max_size=60))
+def test_no_text_allows_anything(text: str) -> None:
+    episode = Episode(PERMISSION)
+    episode.operator.resume({"note": text})
+    if text.strip():
+        episode.operator.respond(text)
+    assert episode.is_waiting
+
+
+def test_a_message_ends_a_wait_that_needs_no_decision_but_reports_no_work() -> None:
+    deviation = Episode(make_question(QuestionKind.DEVIATION, "it left its course"))
+    assert deviation.operator.respond("use the other parser") == "the planner will read it; the episode goes on"
+    assert deviation.questions.waiting == ()
+    work = Episode(WORK)
+    assert "still waits" in work.operator.respond("I could not do it")
+    assert work.is_waiting
+    work.operator.resume("two joints")
+    answer = work.operator.take_answer("q1")
+    assert answer is not None
+    assert (answer.option, answer.text) == ("done", "two joints")
+
+
+def test_a_resume_that_decides_nothing_says_what_is_needed() -> None:
+    episode = Episode(ALIGNMENT)
+    episode.operator.resume({"note": "keep the tests", "by": "ada"})
+    last = episode.record.state.timeline[-1]
+    assert last.kind == "refused"
+    assert last.text == 'resume: q1 needs a decision. Send answer, such as {"question": "q1", "option": "allow"}'
+    assert episode.record.state.notes == ("keep the tests",)
+
+
+def test_the_option_cancel_ends_the_episode() -> None:
+    episode = Episode(BUDGET)
+    assert episode.operator.answer("cancel: enough") == "the answer is 'cancel'; the episode ends"
+    assert episode.operator.cancel_wanted == "enough"
+
+
+def test_extend_raises_the_reached_bounds_by_their_first_amounts() -> None:
+    first = Budget(max_iterations=5, warn_at_iteration=4, max_cost_usd=1.0, max_tokens=1_000)
+    spent = Spent(iterations=5, cost_usd=2.5, input_tokens=10)
+    state = EpisodeState(budget=first, spent=spent)
+    extended = with_answer(state, BUDGET, Answer(question="q1", option="extend"), first=first).budget
+    assert (extended.max_iterations, extended.warn_at_iteration) == (10, 9)
+    assert (extended.max_cost_usd, extended.max_tokens) == (3.5, 1_000)
+
+
+@pytest.mark.parametrize(
+    ("question", "value", "option", "text"),
+    [
+        (PERMISSION, "allow", "allow", ""),
+        (PERMISSION, " Deny: it is mine ", "deny", "it is mine"),
+        (PERMISSION, {"option": "deny", "text": "no"}, "deny", "no"),
+        (WORK, "done", "done", ""),
+        (WORK, "failed: no iron: it is cold", "failed", "no iron: it is cold"),
+        (WORK, {"question": "q1", "option": "refused", "text": "unsafe", "by": "ada"}, "refused", "unsafe"),
+    ],
+)
+def test_answers_are_read_as_people_write_them(question: Question, value: Any, option: str, text: str) -> None:
+    [(_, answer)] = read_answers(value, (question,))
+    assert (answer.option, answer.text) == (option, text)
+
+
+@pytest.mark.parametrize(
+    ("question", "value", "sentence"),
+    [
+        (PERMISSION, None, "answer: the input: Input should be a valid dictionary"),
+        (PERMISSION, "done", "'done' is not an option of q1 ('rm -rf build'). Options: allow, deny"),
+        (WORK, "allow", "Options: done, failed, refused"),
+        (WORK, {"allow": True}, "answer: allow: Extra inputs are not permitted"),
+        (PERMISSION, "", "'' is not an option"),
+    ],
+)
+def test_what_answers_nothing_is_refused_with_an_example(question: Question, value: Any, sentence: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        read_answers(value, (question,))
+    assert sentence in refused.value.message
+    assert "Send for example: " in refused.value.message
+
+
+def test_the_whole_command_is_evidence_however_long_it_is() -> None:
+    command = "x" * 1_000
+    assert "".join(evidence_of(command)) == command
+    secret = "ghp_" + "aB3dE5gH7j" * 3 + "kL9mN1"
+    assert any(secret in line for line in evidence_of("y" * 280 + " " + secret + " z"))
+
+
+def test_a_question_pauses_keeps_the_session_and_counts_as_nothing() -> None:
+    state = with_report(EpisodeState(limit_strikes=0), ASKING)
+    decision = after_execution(state, ASKING)
+    assert decision.question == PERMISSION
+    assert (state.resume, state.spent.executor_failures, state.executor_error) == (ASKING.resume, 0, "")
+
+
+def test_the_last_answer_counts_and_is_forgotten_in_the_next_iteration() -> None:
+    state = with_grant(with_grant(EpisodeState(), PERMISSION, allowed=True), PERMISSION, allowed=False)
+    assert [(grant.fingerprint, grant.allowed) for grant in state.grants] == [("f1", False)]
+    assert begin_iteration(state).grants == ()
+
+
+@pytest.mark.parametrize(("allowed", "failures"), [(False, 0), (True, 1)])
+def test_to_obey_a_person_who_said_no_is_no_failure(allowed: bool, failures: int) -> None:
+    state = with_grant(EpisodeState(), PERMISSION, allowed=allowed)
+    refused = ExecutorReport(key="k", status=ExecutorStatus.REFUSED)
+    assert with_report(state, refused).spent.executor_failures == failures
+
+
+@pytest.mark.parametrize(
+    ("option", "tree", "status"),
+    [
+        ("done", "t1", ExecutorStatus.COMPLETED),
+        ("done", "t0", ExecutorStatus.NO_CHANGE),
+        ("failed", "t1", ExecutorStatus.FAILED),
+        ("refused", "t0", ExecutorStatus.REFUSED),
+    ],
+)
+def test_the_report_on_a_persons_work_says_what_the_tree_says(option: str, tree: str, status: str) -> None:
+    report = report_on_work(ASKING, Answer(question="q1", option=option, text="two joints", by="ada"), tree=tree)
+    assert (report.status, report.new_tree, report.question) == (status, tree, None)
+    assert (report.summary or report.error) == "ada: two joints"
+
+
+def test_a_question_without_content_says_at_least_that() -> None:
+    decision = after_execution(EpisodeState(), ExecutorReport(key="k", status=ExecutorStatus.NEEDS_PERSON))
+    assert decision.question is not None
+    assert decision.question.kind is QuestionKind.FATAL
+    assert "needs_person" in decision.question.title
+
+
+@pytest.mark.parametrize("question", [PERMISSION, WORK, ALIGNMENT, BUDGET], ids=lambda question: question.kind.value)
+def test_the_details_show_the_json_of_every_option(question: Question) -> None:
+    waiting = (question.evolve(id="q1"),)
+    text = details_markdown(EpisodeRequest(goal="g"), EpisodeState(), waiting, status="paused")
+    shown = [line.split("`")[-2] for line in text.splitlines() if "update `answer`" in line]
+    options = [read_answers(json.loads(value), waiting)[0][1].option for value in shown]
+    assert tuple(options) == question.names
+    assert question.title in text
+    assert ("a bare `resume` does not end this" in text) == (not question.default)
+
+
+def test_only_a_question_of_the_executor_needs_a_response() -> None:
+    assert status_label("paused", "permission") == "NEEDS RESPONSE"
+    assert status_label("paused", "work") == "NEEDS RESPONSE"
+    assert status_label("paused", "budget") == "paused"
+    assert status_label("running", "permission") == "running"
+
+
+def test_an_amendment_may_change_who_works() -> None:
+    request = EpisodeRequest.model_validate(
+        {"goal": "g", "executor": {"name": "codx", "model": "m", "fallback": ["a"]}}
+    )
+    by_name = read_amendment({"executor": "codex"}).applied(request)
+    assert (by_name.executor.name, by_name.executor.model, by_name.executor.fallback) == ("codex", "", ("a",))
+    rules = read_amendment({"executor": {"fallback": [], "permissions": "ask"}}).applied(request)
+    assert (rules.executor.name, rules.executor.model) == ("codx", "m")
+    assert (rules.executor.fallback, rules.executor.permissions.value) == ((), "ask")
+    assert read_amendment({"planner": "heuristic"}).applied(request).planner == "heuristic"
+    with pytest.raises(InvalidRequestError, match=r"executor\.nam: Extra inputs"):
+        read_amendment({"executor": {"nam": "codex"}})

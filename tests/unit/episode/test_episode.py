@@ -1,0 +1,493 @@
+"""The rules of the loop: what ends it, what pauses it, what it counts, and what it never forgets."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tightloop.artifact import reference
+from tightloop.episode.budget import Budget, Spent
+from tightloop.episode.check import Check, FailedCheck, Verification
+from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord, checkpoint_id
+from tightloop.episode.failure import Failure, FailureKind, FailureStreak
+from tightloop.episode.loop.decisions import (
+    CONTINUE,
+    SUCCEED,
+    NextAction,
+    after_execution,
+    after_planning,
+    after_tracking,
+    failure_of,
+    guard_rails,
+    is_complete,
+    may_continue_as_new,
+)
+from tightloop.episode.loop.state_changes import (
+    NOTES_LIMIT,
+    TIMELINE_LIMIT,
+    TREES_REMEMBERED,
+    begin_iteration,
+    restore_state,
+    result_of,
+    with_entry,
+    with_note,
+    with_plan,
+    with_reflection,
+    with_report,
+    with_retries,
+    with_tracking,
+    with_verification,
+    with_wait_ended,
+    with_working_time,
+)
+from tightloop.episode.model import (
+    GOAL_CHARACTERS,
+    EpisodeInput,
+    EpisodeOutcome,
+    EpisodePhase,
+    EpisodeRequest,
+    EpisodeState,
+    Tracked,
+)
+from tightloop.episode.planning import PlanningOutcome, PlanVerdict, ReflectCause, ReflectionOutcome
+from tightloop.episode.progress.tracking import ProbabilityClass, Reason, ReasonKind, Tracking
+from tightloop.errors import InvalidRequestError
+from tightloop.executor.model import ExecutorChoice, ExecutorReport, ExecutorStatus, LimitHit, ResumeToken
+from tightloop.executor.usage import Usage
+from tightloop.question import QuestionKind
+
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+REQUEST = EpisodeRequest(goal="make it green", workspace="/home/ada/shop", definition_of_done=(Check(run="pytest"),))
+TROUBLE = [s for s in ExecutorStatus if s.value not in ("completed", "no_change", "limit_hit")]
+
+
+def record(number: int, **more: Any) -> CheckpointRecord:
+    parent = checkpoint_id(number - 1) if number else None
+    return CheckpointRecord.model_validate(
+        {"id": checkpoint_id(number), "iteration": number, "tree": f"tree-{number}", "parent": parent} | more
+    )
+
+
+def red(signature: str = "s", *, progress: bool = False) -> Verification:
+    failed = (FailedCheck(name="pytest", signature=signature),)
+    return Verification(tree="t", total=1, failed=failed, failed_count=1, signature=signature, progress=progress)
+
+
+GREEN = Verification(tree="t", total=1)
+
+
+def tracked(number: int = 1, *, verdict: ProbabilityClass = ProbabilityClass.HIGH, files: int = 1) -> Tracked:
+    reasons = (Reason(kind=ReasonKind.RATIO, implies=verdict, detail="0.1 of the tree is unchanged"),)
+    tracking = Tracking(probability_class=verdict, reasons=reasons, files_changed=files)
+    return Tracked(tracking=tracking, checkpoint=record(number))
+
+
+def after_iterations(*verifications: Verification, verdict: ProbabilityClass = ProbabilityClass.HIGH) -> EpisodeState:
+    """Return the state after iterations that ended with these verifications."""
+    state = EpisodeState(baseline_red=True)
+    for number, verification in enumerate(verifications, start=1):
+        state = with_verification(begin_iteration(state), verification)
+        state = with_tracking(state, tracked(number, verdict=verdict), verification)
+    return state
+
+
+amounts = st.integers(min_value=0, max_value=1000)
+spendings = st.builds(Spent, iterations=amounts, executor_failures=amounts, input_tokens=amounts)
+statuses = st.one_of(st.none(), st.sampled_from(ExecutorStatus))
+verdicts = st.one_of(st.none(), st.sampled_from(PlanVerdict))
+failures = st.builds(Failure, kind=st.sampled_from(FailureKind), signature=st.sampled_from(["a", "b"]))
+states = st.builds(
+    EpisodeState,
+    iteration=amounts,
+    branch=st.integers(min_value=1, max_value=9),
+    plan_final=st.booleans(),
+    plan_verdict=verdicts,
+    checks_green=st.booleans(),
+    baseline_red=st.booleans(),
+    low_streak=st.integers(min_value=0, max_value=5),
+    failures=st.builds(FailureStreak, last=failures, count=st.integers(min_value=1, max_value=5)),
+    limit_strikes=st.integers(min_value=0, max_value=5),
+    executor_status=statuses,
+    spent=spendings,
+    notes=st.lists(st.text(max_size=5), max_size=NOTES_LIMIT).map(tuple),
+    checkpoints=st.integers(min_value=0, max_value=RECENT_LIMIT).map(lambda size: tuple(map(record, range(size)))),
+    runs=st.integers(min_value=1, max_value=9),
+)
+
+
+# what ends an episode
+
+
+@given(states)
+def test_episode_is_complete_only_with_green_checks_that_mean_something(state: EpisodeState) -> None:
+    assert is_complete(state) == (state.checks_green and (state.baseline_red or state.plan_final))
+    assert (after_tracking(state, REQUEST) == SUCCEED) == is_complete(state)
+
+
+def test_claim_without_green_checks_is_not_success() -> None:
+    claimed = with_plan(EpisodeState(), PlanningOutcome(verdict=PlanVerdict.CLAIMS_DONE))
+    assert claimed.plan_final
+    assert not is_complete(with_verification(claimed, red()))
+    assert is_complete(with_verification(claimed, GREEN))
+
+
+def test_checks_that_were_green_from_the_start_are_not_success_by_themselves() -> None:
+    state = with_verification(EpisodeState(), GREEN, baseline=True)
+    assert not is_complete(with_verification(state, GREEN))
+
+
+def test_checks_that_turn_green_are_success() -> None:
+    state = with_verification(EpisodeState(), red(), baseline=True)
+    assert state.baseline_red
+    assert is_complete(with_verification(state, GREEN))
+
+
+# what pauses an episode
+
+
+@given(states)
+def test_end_of_an_iteration_pauses_for_a_repeated_error_or_a_lost_course_only(state: EpisodeState) -> None:
+    decision = after_tracking(state, REQUEST)
+    if decision.action is NextAction.ASK:
+        assert decision.question is not None
+        assert decision.question.title
+        assert decision.question.options
+        repeated = state.failures.count >= REQUEST.repeat_error_limit
+        assert decision.question.kind is (QuestionKind.REPEATED_ERROR if repeated else QuestionKind.DEVIATION)
+    elif decision.action is NextAction.CONTINUE:
+        assert state.failures.count < REQUEST.repeat_error_limit
+        assert state.low_streak < REQUEST.deviation_limit
+
+
+def test_same_error_three_times_in_a_row_pauses() -> None:
+    assert after_tracking(after_iterations(red(), red()), REQUEST) == CONTINUE
+    decision = after_tracking(after_iterations(red(), red(), red()), REQUEST)
+    assert decision.question is not None
+    assert decision.question.kind is QuestionKind.REPEATED_ERROR
+    assert decision.question.title == "the same error 3 times in a row: 1 of 1 checks fail: pytest"
+
+
+def test_other_error_or_progress_between_ends_the_streak() -> None:
+    assert after_tracking(after_iterations(red(), red(), red("other"), red(), red()), REQUEST) == CONTINUE
+    assert after_tracking(after_iterations(red(), red(), red(progress=True)), REQUEST) == CONTINUE
+
+
+def test_iteration_that_got_better_is_not_counted_as_a_failure_of_what_is_still_red() -> None:
+    better = red("fewer", progress=True)
+    assert after_tracking(after_iterations(better, red("fewer"), red("fewer")), REQUEST) == CONTINUE
+    decision = after_tracking(after_iterations(better, red("fewer"), red("fewer"), red("fewer")), REQUEST)
+    assert decision.question is not None
+    assert decision.question.title == "the same error 3 times in a row: 1 of 1 checks fail: pytest"
+
+
+def test_two_low_iterations_in_a_row_pause_with_the_reason() -> None:
+    low = ProbabilityClass.LOW
+    assert after_tracking(after_iterations(red("a"), verdict=low), REQUEST) == CONTINUE
+    decision = after_tracking(after_iterations(red("a"), red("b"), verdict=low), REQUEST)
+    assert decision.question is not None
+    assert decision.question.kind is QuestionKind.DEVIATION
+    assert "0.1 of the tree is unchanged" in decision.question.title
+
+
+@given(states, st.builds(Budget, max_iterations=st.one_of(st.none(), amounts)))
+def test_no_iteration_begins_with_a_spent_budget(state: EpisodeState, budget: Budget) -> None:
+    state = state.evolve(budget=budget)
+    spent = budget.max_iterations is not None and state.spent.iterations >= budget.max_iterations
+    decision = guard_rails(state)
+    if spent:
+        assert decision.question is not None
+        assert decision.question.kind is QuestionKind.BUDGET
+        assert f"iterations {state.spent.iterations} of {budget.max_iterations}" in decision.question.title
+
+
+def test_planner_that_gives_up_or_disagrees_pauses() -> None:
+    gave_up = after_planning(PlanningOutcome(verdict=PlanVerdict.GAVE_UP)).question
+    disagrees = after_planning(PlanningOutcome(verdict=PlanVerdict.PLANNED, aligned=False, reason="unsafe")).question
+    assert gave_up is not None
+    assert disagrees is not None
+    assert (gave_up.kind, disagrees.kind) == (QuestionKind.PLANNER_GAVE_UP, QuestionKind.ALIGNMENT)
+    assert disagrees.title == "unsafe"
+    assert after_planning(PlanningOutcome(verdict=PlanVerdict.MALFORMED)) == CONTINUE
+
+
+def test_fatal_executor_pauses_at_once_and_limits_pause_at_the_third() -> None:
+    fatal = ExecutorReport(key="k", status=ExecutorStatus.FATAL, error="no such program")
+    decision = after_execution(with_report(EpisodeState(), fatal), fatal)
+    assert decision.question is not None
+    assert decision.question.title == "the executor cannot work: no such program"
+    limited = ExecutorReport(key="k", status=ExecutorStatus.LIMIT_HIT, limit=LimitHit(evidence="25 tool calls"))
+    state, kinds = EpisodeState(), []
+    for _ in range(3):
+        state = with_report(state, limited)
+        question = after_execution(state, limited).question
+        kinds.append(question.kind if question else None)
+    assert kinds == [None, None, QuestionKind.LIMIT]
+
+
+def test_person_who_resumes_gives_every_counter_a_new_start() -> None:
+    state = after_iterations(red(), red(), red(), verdict=ProbabilityClass.LOW)
+    after = with_wait_ended(state.evolve(limit_strikes=3))
+    assert (after.failures.count, after.low_streak, after.limit_strikes) == (0, 0, 0)
+    assert after.spent == state.spent
+
+
+# what an iteration adds
+
+
+def test_iterations_are_counted_and_begin_clean() -> None:
+    state = begin_iteration(EpisodeState(executor_status=ExecutorStatus.FAILED, executor_error="x", limit_strikes=2))
+    assert (state.iteration, state.spent.iterations, state.phase) == (1, 1, EpisodePhase.PLANNING)
+    assert (state.executor_status, state.executor_error, state.limit_strikes) == (None, "", 0)
+
+
+@pytest.mark.parametrize(("limit", "said"), [(15, "3 iterations left"), (None, "few iterations left")])
+def test_planner_is_told_to_converge_near_the_end(limit: int | None, said: str) -> None:
+    state = EpisodeState(spent=Spent(iterations=11), budget=Budget(max_iterations=limit))
+    assert said in begin_iteration(state).notes[-1]
+    assert begin_iteration(EpisodeState()).notes == ()
+
+
+def test_message_of_the_operator_is_kept_until_a_plan_took_it_in() -> None:
+    state = with_note(EpisodeState(), "use the other parser")
+    assert with_plan(state, PlanningOutcome(verdict=PlanVerdict.MALFORMED)).notes == ("use the other parser",)
+    assert with_plan(state, PlanningOutcome(verdict=PlanVerdict.PLANNED)).notes == ()
+
+
+@pytest.mark.parametrize("status", list(ExecutorStatus))
+def test_executor_failures_are_counted_but_limits_cancels_and_questions_are_none(status: ExecutorStatus) -> None:
+    counted = with_report(EpisodeState(), ExecutorReport(key="k", status=status)).spent.executor_failures
+    assert counted == (0 if status.value in ("completed", "no_change", "limit_hit", "cancelled", "needs_person") else 1)
+
+
+def test_limited_executor_can_go_on_where_it_stopped() -> None:
+    token = ResumeToken(adapter="codex", session_id="7")
+    limited = ExecutorReport(key="k", status=ExecutorStatus.LIMIT_HIT, resume=token)
+    done = ExecutorReport(key="k", status=ExecutorStatus.COMPLETED, resume=token)
+    assert with_report(EpisodeState(), limited).resume == token
+    assert with_report(EpisodeState(), done).resume is None
+
+
+@given(states, st.integers(min_value=-1, max_value=20), st.timedeltas())
+def test_counted_work_never_shrinks(state: EpisodeState, attempt: int, duration: timedelta) -> None:
+    retries = with_retries(state, attempt).spent.infrastructure_retries
+    assert retries == state.spent.infrastructure_retries + max(attempt - 1, 0)
+    assert with_working_time(state, duration).spent.wall_time >= state.spent.wall_time
+
+
+def test_usage_and_attempts_of_every_activity_are_counted() -> None:
+    usage = Usage(input_tokens=10, output_tokens=1)
+    state = with_plan(EpisodeState(), PlanningOutcome(verdict=PlanVerdict.PLANNED, usage=usage, attempt=2))
+    state = with_report(state, ExecutorReport(key="k", status=ExecutorStatus.COMPLETED, usage=usage, attempt=2))
+    state = with_reflection(
+        state, ReflectionOutcome(reflection=reference(b"r", name="reflection"), usage=usage, attempt=3)
+    )
+    assert (state.spent.tokens, state.spent.infrastructure_retries) == (33, 4)
+
+
+def test_unknown_tree_of_a_report_changes_nothing() -> None:
+    state = EpisodeState(tree="known")
+    assert with_report(state, ExecutorReport(key="k", status=ExecutorStatus.OUTCOME_UNKNOWN)).tree == "known"
+
+
+# what went wrong
+
+
+@pytest.mark.parametrize("status", TROUBLE)
+def test_trouble_of_the_executor_comes_before_red_checks(status: ExecutorStatus) -> None:
+    state = EpisodeState(executor_status=status, executor_error="boom", iteration=4)
+    failure = failure_of(state, red(), changed=True)
+    assert failure is not None
+    assert (failure.kind, failure.iteration) == (FailureKind.EXECUTOR, 4)
+    assert failure.summary == f"executor {status.value}: boom"
+
+
+def test_unusable_plan_is_the_first_cause() -> None:
+    state = EpisodeState(plan_verdict=PlanVerdict.MALFORMED, executor_status=ExecutorStatus.FAILED)
+    failure = failure_of(state, red(), changed=False)
+    assert failure is not None
+    assert failure.kind is FailureKind.PLANNER
+
+
+def test_red_checks_are_named() -> None:
+    failure = failure_of(EpisodeState(executor_status=ExecutorStatus.COMPLETED), red("abc"), changed=True)
+    assert failure is not None
+    assert (failure.kind, failure.signature) == (FailureKind.CHECK, "abc")
+    assert failure.summary == "1 of 1 checks fail: pytest"
+
+
+def test_iteration_without_effect_is_a_failure_unless_the_goal_is_met() -> None:
+    state = EpisodeState(executor_status=ExecutorStatus.NO_CHANGE, checks_green=True)
+    failure = failure_of(state, GREEN, changed=False)
+    assert failure is not None
+    assert "changed nothing" in failure.summary
+    assert failure_of(state, GREEN, changed=True) is None
+    assert failure_of(state.evolve(plan_final=True), GREEN, changed=False) is None
+
+
+def test_lowered_class_and_repeated_failure_ask_for_a_reflection() -> None:
+    low = after_iterations(red(), verdict=ProbabilityClass.MEDIUM)
+    assert (low.reflect_next, low.reflect_detail) == (ReflectCause.PROBABILITY_CLASS, "0.1 of the tree is unchanged")
+    assert after_iterations(red()).reflect_next is None
+    again = after_iterations(red(), red())
+    assert again.reflect_next is ReflectCause.REPEATED_FAILURE
+    assert again.reflect_detail.startswith("2 times in a row")
+
+
+def test_reflection_that_was_made_is_not_asked_for_again() -> None:
+    made = ReflectionOutcome(reflection=reference(b"r", name="reflection"), diagnosis="d")
+    state = with_reflection(after_iterations(red(), red()), made)
+    assert (state.reflect_next, state.reflect_detail, state.diagnosis) == (None, "", "d")
+
+
+# what stays bounded
+
+
+@given(st.integers(min_value=0, max_value=100), st.text(max_size=400))
+def test_memory_of_an_episode_is_bounded(times: int, text: str) -> None:
+    state = EpisodeState()
+    for number in range(times):
+        state = with_note(with_entry(state, NOON, "iteration", text), f"{number}")
+    assert len(state.timeline) == min(times, TIMELINE_LIMIT)
+    assert all(len(entry.text) <= 240 for entry in state.timeline)
+    assert list(state.notes) == [str(n) for n in range(times)][-NOTES_LIMIT:]
+
+
+def test_hundred_iterations_keep_the_newest_checkpoints_and_trees() -> None:
+    state = after_iterations(*[red(str(n)) for n in range(100)])
+    assert [kept.number for kept in state.checkpoints] == list(range(101 - RECENT_LIMIT, 101))
+    assert len(state.trees) == TREES_REMEMBERED
+    assert len(state.model_dump_json(exclude_defaults=True)) < 20_000
+
+
+# going back
+
+
+@given(states, states, st.integers(min_value=0, max_value=RECENT_LIMIT + 40))
+def test_restore_forgets_no_checkpoint_and_no_spending(
+    current: EpisodeState, stored: EpisodeState, number: int
+) -> None:
+    target = record(number)
+    state = restore_state(current, stored, target)
+    assert (state.spent, state.budget, state.iteration) == (current.spent, current.budget, current.iteration)
+    assert (state.branch, state.notes, state.runs) == (current.branch + 1, current.notes, current.runs)
+    assert state.tree == target.tree
+    wanted = {kept.id for kept in current.checkpoints} | {target.id}
+    kept = [kept.id for kept in state.checkpoints]
+    assert len(kept) == len(set(kept)) == min(len(wanted), RECENT_LIMIT)
+    assert set(kept) <= wanted
+    assert state.last_checkpoint is not None
+    assert state.last_checkpoint.id == target.id
+    assert (state.pause, state.failures.count, state.low_streak) == (None, 0, 0)
+    assert state.reflect_next is ReflectCause.RESTORED
+
+
+def test_restore_to_a_checkpoint_older_than_the_list_keeps_it() -> None:
+    current = EpisodeState(checkpoints=tuple(map(record, range(40, 40 + RECENT_LIMIT))))
+    state = restore_state(current, EpisodeState(), record(3))
+    assert [kept.number for kept in state.checkpoints] == [3, *range(41, 40 + RECENT_LIMIT)]
+    assert [kept.number for kept in state.checkpoints if not kept.discarded] == [3]
+
+
+def test_plan_and_checks_go_back_with_the_checkpoint() -> None:
+    stored = EpisodeState(plan_title="old plan", checks_text="1/3", baseline_red=True, diagnosis="old")
+    current = EpisodeState(plan_title="new plan", checks_text="2/3", diagnosis="new")
+    state = restore_state(current, stored, record(1))
+    assert (state.plan_title, state.checks_text, state.diagnosis, state.baseline_red) == (
+        "old plan",
+        "1/3",
+        "old",
+        True,
+    )
+
+
+# opening and closing
+
+
+def test_result_names_the_tree_the_checks_and_the_last_checkpoint() -> None:
+    state = after_iterations(red(), GREEN)
+    result = result_of(state, EpisodeOutcome.SUCCEEDED, "green")
+    assert (result.tree, result.checks, result.checkpoint_id, result.iterations) == ("tree-2", "1/1", "ckpt-2", 2)
+
+
+def test_run_is_followed_by_a_new_one_when_suggested_or_long() -> None:
+    assert may_continue_as_new(REQUEST, iterations_in_run=1, suggested=True)
+    assert may_continue_as_new(REQUEST, iterations_in_run=50, suggested=False)
+    assert not may_continue_as_new(REQUEST, iterations_in_run=49, suggested=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"goal": " "}, "the goal is empty"),
+        ({"goal": "x" * (GOAL_CHARACTERS + 1)}, f"the goal has {GOAL_CHARACTERS + 1} characters"),
+        ({"workspace": "shop"}, "the workspace 'shop' is not an absolute path"),
+        ({"definition_of_done": ()}, "the definition of done is empty"),
+        ({"definition_of_done": (Check(run=" "),)}, "the definition of done is empty"),
+        ({"deviation_limit": 0}, "deviation_limit is 0; it must be at least 1"),
+    ],
+)
+def test_request_that_cannot_work_is_refused(change: dict[str, object], sentence: str) -> None:
+    REQUEST.check()
+    with pytest.raises(InvalidRequestError, match=sentence):
+        REQUEST.evolve(**change).check()
+
+
+def test_project_is_named_after_its_folder() -> None:
+    assert REQUEST.project_name == "shop"
+    assert REQUEST.evolve(project="web shop").project_name == "web shop"
+
+
+json_leaves = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8))
+json_keys = st.one_of(st.sampled_from([*EpisodeInput.model_fields, "run", "max_iterations"]), st.text(max_size=4))
+json_values = st.recursive(
+    json_leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(json_keys, inner, max_size=4)
+)
+
+
+@given(json_values)
+def test_any_input_is_read_or_carries_its_problem(value: Any) -> None:
+    for read in (EpisodeInput.model_validate(value), EpisodeInput.model_validate_json(json.dumps(value))):
+        assert isinstance(read, EpisodeInput)
+        if not isinstance(value, dict):
+            assert read.problem
+        assert EpisodeInput.model_validate_json(read.model_dump_json()).problem == read.problem
+
+
+@pytest.mark.parametrize(
+    ("value", "start"),
+    [
+        ("make it green", "the input: Input should be"),
+        ({"goal": 7}, "goal: Input should be a valid string, not 7."),
+        ({"goal": "g", "budget": {"max_iterations": "many"}}, "budget.max_iterations: "),
+    ],
+)
+def test_problem_of_an_input_names_the_field_and_shows_a_right_one(value: Any, start: str) -> None:
+    problem = EpisodeInput.model_validate(value).problem
+    assert problem.startswith(start)
+    example = json.loads(problem.partition("A right input: ")[2])
+    EpisodeRequest.of(EpisodeInput.model_validate(example)).check()
+
+
+def test_right_input_has_no_problem_and_is_the_request() -> None:
+    read = EpisodeInput.model_validate_json(REQUEST.model_dump_json())
+    assert read.problem == ""
+    assert EpisodeRequest.of(read) == REQUEST
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"budget": Budget(max_cost_usd=float("inf"))}, "budget.max_cost_usd is inf"),
+        ({"definition_of_done": (Check(run="true", timeout_s=-1),)}, "a time limit is -1 s"),
+        ({"definition_of_done": (Check(run="true", timeout_s=float("nan")),)}, "a time limit is nan s"),
+        ({"pause_timeout": timedelta(days=-1)}, "pause_timeout is -1 day"),
+        ({"executor": ExecutorChoice(options={"x": "y" * 300_000})}, "the request is larger than 256000"),
+    ],
+)
+def test_what_would_hang_a_workflow_is_refused(change: dict[str, Any], sentence: str) -> None:
+    request = EpisodeRequest(goal="g", workspace="/w", definition_of_done=(Check(run="true"),)).evolve(**change)
+    with pytest.raises(InvalidRequestError, match=sentence):
+        request.check()

@@ -1,0 +1,87 @@
+"""What leaves the host when a plan needs a person."""
+
+import json
+import shlex
+from datetime import UTC, datetime
+
+import pytest
+import typer
+
+from tightloop.alert import Alert, AlertKind, Subject, alert_key, notice_of
+from tightloop.cli.main import app
+from tightloop.episode.model import EpisodePhase
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def alert(kind: AlertKind, **more: object) -> Alert:
+    fields = {"subject": Subject.PLAN, "phase": "RUNNING", "step": "deploy", "reason": "may it?", "goal": "Release"}
+    key = alert_key("plan-1", kind, "cause", AT)
+    return Alert.model_validate({"key": key, "kind": kind, "episode_id": "plan-1", "at": AT, **fields, **more})
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "title", "command"),
+    [
+        (
+            AlertKind.GATE,
+            ("approve", "reject"),
+            "Plan plan-1 waits for an approval",
+            "tightloop answer plan-1 approve --question q1",
+        ),
+        (
+            AlertKind.FAILED_STEP,
+            ("retry", "skip"),
+            "Plan plan-1 asks about a failed step",
+            "tightloop answer plan-1 retry --question q1",
+        ),
+        (
+            AlertKind.BUDGET,
+            ("extend", "cancel"),
+            "Plan plan-1 spent its budget and waits",
+            "tightloop top-up plan-1 --cost-usd 1",
+        ),
+        (
+            AlertKind.FATAL,
+            ("retry", "cancel"),
+            "Plan plan-1 cannot go on and waits",
+            "tightloop answer plan-1 retry --question q1",
+        ),
+        (AlertKind.OVERDUE, (), "Plan plan-1 has a step that takes longer than it should", "tightloop status plan-1"),
+        (AlertKind.FAILED, (), "Plan plan-1 failed", "tightloop status plan-1"),
+    ],
+)
+def test_notice_of_a_plan_names_the_step_and_the_command_that_answers(kind, options, title, command):
+    notice = notice_of(alert(kind, question="q1", options=options))
+    assert (notice.title, notice.commands[0]) == (title, command)
+    assert "(RUNNING, deploy)" in notice.text
+    assert "may it?" not in notice.text
+
+
+@pytest.mark.parametrize("kind", AlertKind)
+def test_every_command_of_an_alert_is_one_that_the_cli_knows(kind: AlertKind) -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for line in notice_of(alert(kind, question="look-at it", options=("retry", "cancel"))).commands:
+        program, name, *rest = shlex.split(line)
+        context = commands[name].make_context(name, rest, resilient_parsing=False)
+        assert program == "tightloop"
+        assert context.params["workflow"] == "plan-1"
+
+
+def test_body_of_a_plan_holds_nothing_that_only_episodes_have():
+    body = json.loads(notice_of(alert(AlertKind.GATE)).as_json())
+    assert (body["subject"], body["step"], body["phase"]) == ("plan", "deploy", "RUNNING")
+    assert not {"iteration", "branch", "checks", "reason", "goal"} & body.keys()
+
+
+def test_body_of_an_episode_is_as_before():
+    episode = Alert(key="k", kind=AlertKind.FATAL, episode_id="e-1", at=AT, phase=EpisodePhase.TRACKING, iteration=3)
+    body = json.loads(notice_of(episode).as_json())
+    assert (body["phase"], body["iteration"], body["branch"]) == ("TRACKING", 3, 1)
+    assert not {"subject", "step"} & body.keys()
+
+
+def test_alert_comes_back_from_temporal_as_it_went():
+    for one in (alert(AlertKind.GATE), alert(AlertKind.FATAL, subject="episode", phase=EpisodePhase.PLANNING)):
+        read = Alert.model_validate_json(one.model_dump_json())
+        assert (read, f"{read.phase}") == (one, f"{one.phase}")

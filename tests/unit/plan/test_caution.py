@@ -1,0 +1,103 @@
+"""Plans that a model wrote stay within the bounds of the settings."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tightloop.plan.document.plan import Plan, PlanBudget
+from tightloop.plan.document.step import Step
+from tightloop.plan.rules.caution import UNREVIEWED, Caution, confined, evaded, marked, objections, revised
+from tightloop.plan.rules.guard import Acts, judge
+from tightloop.safety.verdict import Verdict
+from tightloop.settings import PlanSettings
+
+CAUTION: Caution = PlanSettings().caution(("ruff",))
+
+
+def plan(*steps: dict[str, Any], **fields: Any) -> Plan:
+    return Plan.model_validate({"id": "p", "steps": steps, **fields})
+
+
+def shell(step: str, run: str, **fields: Any) -> dict[str, Any]:
+    return {"id": step, "shell": {"run": run}, **fields}
+
+
+bounds = st.one_of(st.none(), st.floats(0.1, 1_000))
+budgets = st.builds(
+    PlanBudget,
+    max_wall_s=bounds,
+    max_cost_usd=bounds,
+    max_tokens=st.one_of(st.none(), st.integers(0, 10**6)),
+    max_steps=st.integers(1, 20_000),
+    max_depth=st.integers(1, 16),
+    max_fan_out=st.integers(1, 2_500),
+    max_revisions=st.integers(1, 100),
+)
+
+
+@given(budgets, budgets)
+def test_budget_of_a_models_plan_is_within_both(own: PlanBudget, ours: PlanBudget) -> None:
+    caution = Caution(policy=CAUTION.policy, budget=ours)
+    found = confined(Plan(id="p", budget=own), caution).budget
+    for name in PlanBudget.model_fields:
+        for bound in (getattr(own, name), getattr(ours, name)):
+            assert bound is None or getattr(found, name) <= bound
+
+
+@pytest.mark.parametrize(
+    ("command", "verdict"),
+    [
+        ("ruff check .", Verdict.ALLOW),
+        ("grep -rn x . | head -3", Verdict.ALLOW),
+        ("git log --oneline", Verdict.ALLOW),
+        ("pytest -q", Verdict.ASK),
+        ("ls; pytest", Verdict.ASK),
+        ("ls $(pytest)", Verdict.ASK),
+        ("git commit -m x", Verdict.ASK),
+        ("cat ~/.ssh/id_rsa", Verdict.ASK),
+        ("rm -rf /", Verdict.DENY),
+        ("git -c core.pager=x log", Verdict.ASK),
+    ],
+)
+def test_command_of_a_model_runs_only_where_it_is_listed(command: str, verdict: Verdict) -> None:
+    policy = confined(plan(shell("a", command)), CAUTION).policy
+    assert judge(policy, Step(id="a"), Acts(commands=(command,))).verdict is verdict
+
+
+def test_steps_within_steps_are_marked_too() -> None:
+    inner = [shell("x", "make x"), shell("y", "ls")]
+    ways = [{"name": "a", "steps": inner}, {"name": "b", "steps": [{"id": "f", "fetch": {"urls": ["https://a.org"]}}]}]
+    sub = marked(Step.model_validate({"id": "s", "subplan": {"steps": inner}}), CAUTION)
+    split = marked(Step.model_validate({"id": "b", "branch": {"alternatives": ways}}), CAUTION)
+    assert sub.subplan is not None
+    assert split.branch is not None
+    assert [step.labels for step in sub.subplan.steps] == [(UNREVIEWED,), ()]
+    assert [way.steps[0].labels for way in split.branch.alternatives] == [(UNREVIEWED,), (UNREVIEWED,)]
+
+
+def test_revision_of_a_models_own_plan_keeps_its_bounds_and_needs_no_marks() -> None:
+    old = confined(plan(shell("a", "ls")), CAUTION)
+    new = revised(plan(shell("a", "ls"), shell("b", "make b"), policy={"approve": []}), old, CAUTION)
+    assert new.policy == old.policy
+    assert new.steps[1].labels == ()
+    assert judge(new.policy, new.steps[1], Acts(commands=("make b",))).verdict is Verdict.ASK
+
+
+def test_forbidden_acts_are_found_in_steps_within_steps() -> None:
+    sub = {"id": "s", "subplan": {"steps": [shell("x", "git push --force")]}}
+    assert "rewrites_history" in objections(plan(sub), CAUTION, None)[0]
+    assert objections(plan(sub), CAUTION, plan(sub)) == ()
+
+
+def test_gate_may_neither_go_nor_be_gone_round() -> None:
+    gate = {"id": "ok", "gate": {"approval": {"role": "lead"}}}
+    old = plan(gate, {"id": "mid", "needs": ["ok"]}, shell("ship", "make ship", needs=["mid"]))
+    direct = plan(gate, {"id": "mid", "needs": ["ok"]}, shell("ship", "make ship", needs=["ok"]))
+    assert evaded(direct, old) == ()
+    assert (
+        "'ship' does not wait" in evaded(plan(gate, {"id": "mid", "needs": ["ok"]}, shell("ship", "make ship")), old)[0]
+    )
+    weaker = plan({"id": "ok", "gate": {}}, *({"id": "mid", "needs": ["ok"]}, shell("ship", "x", needs=["mid"])))
+    assert evaded(weaker, old) == ("step 'ok' is a gate that a person set: leave it as it is",)

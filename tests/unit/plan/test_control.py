@@ -1,0 +1,122 @@
+"""What people say to plans, read leniently and refused with a sentence; and what they are shown."""
+
+import pytest
+
+from tightloop.errors import InvalidRequestError
+from tightloop.plan.child import NAME_CHARACTERS, child_id
+from tightloop.plan.control import extended, read_plan_top_up, read_replan, read_step_word
+from tightloop.plan.display import counts_line, plan_details, spent_line
+from tightloop.plan.document.plan import Hypothesis, PlanBudget
+from tightloop.plan.engine.approval import choices
+from tightloop.plan.engine.state import UndoEntry
+from tightloop.plan.input import PlanInput
+from tightloop.plan.progress import PlanProgress
+from tightloop.plan.request import PlanSpent, PlanStatus
+from tightloop.plan.result import EvidenceNote, StepFailure
+from tightloop.question import Answer, Question, QuestionKind
+from tightloop.question import Option as Choice
+
+
+@pytest.mark.parametrize(
+    ("read", "value", "sentence"),
+    [
+        (read_replan, {"source": "x" * 1_000_001}, "replan: the text has 1000001 bytes"),
+        (read_step_word, " ", "run_step: no step is named"),
+        (read_step_word, None, "run_step: step: Field required"),
+        (read_plan_top_up, None, "top_up: it needs an object, not None"),
+        (read_plan_top_up, {}, "the amounts must be positive"),
+        (read_plan_top_up, {"cost_usd": -1}, "the amounts must be positive"),
+        (read_plan_top_up, {"cost_usd": float("inf")}, "the amounts must be positive"),
+    ],
+)
+def test_wrong_word_is_refused_with_a_sentence(read, value, sentence):
+    with pytest.raises(InvalidRequestError) as refused:
+        read(value)
+    assert sentence in refused.value.message
+
+
+def test_top_up_raises_bounds_and_leaves_unbounded_what_is_unbounded():
+    budget = PlanBudget(max_cost_usd=1.0, max_wall_s=60)
+    raised = read_plan_top_up({"cost_usd": 2, "wall_minutes": 1, "tokens": 5, "steps": 10}).applied(budget)
+    assert (raised.max_cost_usd, raised.max_wall_s, raised.max_tokens) == (3.0, 120.0, None)
+    assert raised.max_steps == budget.max_steps + 10
+
+
+def test_progress_of_a_plan_goes_round_as_json():
+    progress = PlanProgress(
+        tree="t",
+        undo=[UndoEntry(step="a"), UndoEntry(step="b", template="b-*", item=1, attempt=2)],
+        failures={"c": StepFailure(failure_class="logic", reason="no")},
+        questions=(Question(id="q1", kind=QuestionKind.GATE, title="?", options=choices()),),
+        answers={"g": (Answer(question="q1", option="approve", by="ada"),)},
+        asked=1,
+        wanted=["d"],
+        budget=PlanBudget(max_steps=7),
+        spent=PlanSpent(attempts=3),
+        cancel="enough",
+    )
+    assert PlanProgress.model_validate_json(progress.model_dump_json()) == progress
+
+
+def test_evidence_for_a_hypothesis_starts_from_its_prior():
+    progress = PlanProgress()
+    progress.begin(PlanBudget(), (Hypothesis(id="H1", prior=0.2),))
+    progress.weigh((EvidenceNote(hypothesis="H1", verdict="supports", strength="moderate"),))
+    progress.add_hypotheses((Hypothesis(id="H1", prior=0.9), Hypothesis(id="H2", prior=0.9)))
+    assert [round(belief.confidence, 3) for belief in progress.beliefs] == [0.429, 0.9]
+
+
+def test_child_has_an_id_that_git_takes_as_a_name():
+    assert child_id("plan-1", "build", 2) == "plan-1.build.2"
+    assert child_id("plan-1", "a..b.lock", 1, "fast way") == "plan-1.a__b_lock-86ceb9a78c2f.1.fast_way-1f2160b99ba6"
+    long = [child_id("plan-1." + "x" * 200, f"s{n}", 1) for n in range(2)]
+    assert len(set(long)) == 2
+    assert all(len(name) <= NAME_CHARACTERS for name in long)
+
+
+def test_unreadable_input_becomes_a_problem_in_place_of_an_error():
+    read = PlanInput.model_validate({"workspace": "/x", "source": "x", "max_parallel": "many"})
+    assert read.problem.startswith("max_parallel: Input should be a valid integer")
+    assert "A right input" in read.problem
+
+
+def test_bounds_that_are_reached_are_extended_by_what_the_plan_states():
+    stated = PlanBudget(max_steps=10, max_cost_usd=0.5, max_tokens=100)
+    spent = PlanSpent(attempts=12, cost_usd=0.5, tokens=99)
+    raised = extended(stated, stated, spent, depth=6, fan_out=300)
+    assert (raised.max_steps, raised.max_cost_usd, raised.max_tokens) == (22, 1.0, 100)
+    assert (raised.max_depth, raised.max_fan_out) == (6, 300)
+    assert extended(raised, stated, spent) == raised
+
+
+def test_details_show_what_waits_and_the_json_that_answers():
+    answers = (Answer(question="q1", option="approve", by="ada"),)
+    gate = Question(
+        id="q1",
+        kind=QuestionKind.GATE,
+        title="Go?",
+        options=choices(),
+        step="go",
+        count=2,
+        role="owner",
+        answers=answers,
+    )
+    failed = Question(
+        id="q2", kind=QuestionKind.FAILED_STEP, title="build failed", options=(Choice(name="retry"),), default="retry"
+    )
+    status = PlanStatus(
+        title="Release",
+        counts={"completed": 2, "waiting": 1, "failed": 0},
+        questions=(gate, failed),
+        status="paused",
+    )
+    shown = plan_details(status, PlanBudget(max_cost_usd=2))
+    assert "**paused**" in shown
+    assert "**q1 waits for an answer from 2 different people (owner), 1 so far** (gate): `go`: Go?" in shown
+    assert '{"question": "q1", "option": "reject", "by": "your name"}' in shown
+    assert '{"question": "q2", "option": "retry"}' in shown
+    assert "signal `resume`" in shown
+    assert counts_line(status.counts) == "completed 2, waiting 1"
+    assert (
+        spent_line(PlanSpent(cost_usd=0.5, unpriced_calls=1), PlanBudget(max_cost_usd=2)).count("at least 0.5/2") == 1
+    )

@@ -1,0 +1,341 @@
+"""A plan that makes no sense is told so before anything is done: where, why, and what to write instead."""
+
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.plan.strategies import errors_of, plans
+from tightloop.errors import Problem
+from tightloop.plan.document.plan import Plan
+from tightloop.plan.text.reading import ReadPlan, read_plan
+from tightloop.plan.text.writing import write_plan
+from tightloop.plan.validation.validate import validate
+
+
+def found(text: str, capabilities: frozenset[str] | None = None) -> tuple[Problem, ...]:
+    return validate(read_plan(text, name="p"), capabilities=capabilities)
+
+
+def told(steps: str, head: str = "") -> str:
+    """Validate steps whose first line is line 3."""
+    return "\n".join(str(problem) for problem in found(f"id: p\nsteps:\n{steps}\n{head}"))
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(plans())
+def test_valid_plans_are_valid_in_every_form(plan: Plan) -> None:
+    assert errors_of(plan) == []
+    assert [one for one in validate(read_plan(write_plan(plan, "dsl"))) if one.is_error] == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        (
+            "- {id: a, needs: [c]}\n- {id: b, needs: [a]}\n- {id: c, needs: [b]}",
+            "p:3:19: cycle: a -> b -> c -> a. Take one of these edges out: none can be first.",
+        ),
+        ("- {id: a, needs: [a]}", "p:3:19: cycle: a -> a."),
+        (
+            "- {id: a, needs: [b]}\n- {id: b}\n- {id: c, on_success: [d]}\n- {id: d, on_success: [c]}",
+            "cycle: c -> d -> c.",
+        ),
+        (
+            "- {id: a, shell: {run: x}, on_failure: b}\n- {id: b, shell: {run: x}, on_failure: a}",
+            "p:4:40: cycle: a -> b -> a.",
+        ),
+        (
+            "- {id: build}\n- {id: b, needs: [biuld]}",
+            "p:4:19: 'b' needs 'biuld', which is not a step. Did you mean 'build'?",
+        ),
+        ("- {id: a, on_success: [x]}", "p:3:24: 'a' leads to 'x', which is not a step. Known: a."),
+        (
+            "- {id: look-*, for_each: [1]}\n- {id: b, needs: [look-1]}",
+            "p:4:19: 'b' needs 'look-1', which is not a step. Write 'look-*'",
+        ),
+        ("- {id: a}\n- {id: a}", "p:4:8: id 'a' occurs twice (first in line 3). Rename one."),
+        ("- {id: look-*, for_each: [1]}\n- {id: look-1}", "p:4:8: 'look-1' is also what template 'look-*' becomes."),
+        ("- {id: a}\n- {id: undo-a}", "p:4:8: 'undo-a' is also where it is recorded that 'a' was taken back."),
+        ("- {id: status}", "p:3:8: 'status' cannot be the id of a step"),
+        ("- {id: a-*}", "p:3:8: 'a-*' is a template without items. Add `for_each: ${step.output}`, or remove the '*'."),
+        ("- {id: a, for_each: [1]}", "p:3:8: 'a' has 'for_each' but is not a template. Write `id: a-*`."),
+        (
+            "- {id: a-*, for_each: some}",
+            "p:3:23: 'for_each' of 'a-*' is 'some', which is neither a list nor one reference.",
+        ),
+        (
+            "- {id: a, using: git, shell: {run: x}}",
+            "p:3:18: 'a' uses git, but its action is `shell`. Write `using: shell`, or remove it.",
+        ),
+        ("- {id: a, using: fetch}", "p:3:18: 'a' uses fetch but has no action. Add `fetch:`."),
+        (
+            "- {id: a, shell: {run: x}, search: {query: y}}",
+            "p:3:28: 'a' has more than one action: `shell` and `search`.",
+        ),
+        ("- {id: a, kind: decision}", "p:3:17: 'a' is of kind decision but has no `decision:`."),
+        ("- {id: a, kind: model}", "p:3:17: warning: 'a' is of kind model but has no `model:`."),
+        ("- {id: a, shell: {run: ' '}}", "p:3:11: 'a' runs an empty command."),
+        ("- {id: a, timeout_s: inf}", "p:3:22: 'timeout_s' of 'a' is inf s; the maximum is 1e+09 s."),
+        ("- {id: a, edit: {}}", "p:3:11: 'a' must have either `files` or `diff`."),
+        (
+            "- {id: a, edit: {files: [{path: f, search: x, delete: true}]}}",
+            "p:3:26: the edit of 'f' in 'a' must be exactly one of search/replace, content and delete.",
+        ),
+        ("- {id: a, git: {}}", "p:3:11: 'a' does nothing with git."),
+        ("- {id: a, subplan: {}}", "p:3:11: 'a' must have either `steps` or `file`."),
+        ("- {id: a, decision: {}}", "p:3:11: 'a' has nothing to decide by."),
+        ("- {id: a, decision: {rules: [{when: 'true'}]}}", "p:3:11: 'a' decides, but leads to no step."),
+        (
+            "- {id: a, branch: {alternatives: [{name: x, steps: [{id: b}]}]}}",
+            "p:3:11: 'a' has nothing to choose from.",
+        ),
+        (
+            "- {id: a, compensate: {run: x, none: true}}",
+            "p:3:11: 'a' must be taken back in one way: `run`, `step` or `none`.",
+        ),
+        ("- {id: a, gate: {}}", "p:3:11: gate 'a' has nothing that could close it."),
+        ("- {id: a, gate: {checks: [{name: x}]}}", "p:3:27: check 1 of gate 'a' has no way to check."),
+        (
+            "- {id: a, gate: {checks: [{command: x, prose: y}]}}",
+            "p:3:27: check 1 of gate 'a' has command and prose. Give it exactly one of command, invariant",
+        ),
+        (
+            "- {id: a, gate: {checks: [looks good]}}",
+            "p:3:11: warning: gate 'a' has a check that only a person can make",
+        ),
+        ("- {id: a, http: {url: 'http://x'}}", "p:3:11: 'a' asks the network, but the policy allows no host."),
+        ("- {id: a, evidence: [{hypothesis: H1}]}", "p:3:35: 'a' has evidence for 'H1', which is not a hypothesis"),
+        ("- {id: a, compensate: {step: b}}", "p:3:30: 'a' is taken back by 'b', which is not a step."),
+        (
+            "- {id: a, compensate: {step: b}}\n- {id: b}",
+            "p:3:30: 'a' is taken back by 'b', which is not of kind compensation.",
+        ),
+        (
+            "- {id: a, compensate: {step: b}}\n- {id: b, kind: compensation, needs: [a]}",
+            "p:4:31: compensation step 'b' has needs, but it is started only to take a step back. Remove them.",
+        ),
+        (
+            "- {id: a, compensate: {step: b}, on_success: [b]}\n- {id: b, kind: compensation}",
+            "p:3:47: 'a' and compensation step 'b' are connected, which never starts by itself.",
+        ),
+        ("- {id: b, kind: compensation}", "p:3:8: warning: compensation step 'b' takes no step back."),
+        (
+            "- {id: a, on_failure: b}\n- {id: b}",
+            "p:4:8: 'b' can never start: only a failure of 'a' starts it, and nothing there can fail.",
+        ),
+        (
+            "- {id: a, shell: {run: x}, on_failure: b}\n- {id: m, needs: [a]}\n- {id: b, needs: [m]}",
+            "p:3:40: 'b' starts when 'a' has failed, but it also needs 'a'. Remove 'a' from what it needs.",
+        ),
+        (
+            "- {id: a, shell: {run: x}, on_failure: {to: b, compensate: [c]}}\n- {id: b}\n- {id: c}",
+            "p:3:61: 'a' takes back 'c', which may not be done before it. Add 'c' to the needs of 'a'.",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_told_with_its_place(steps: str, message: str) -> None:
+    assert message in told(steps)
+
+
+CHOICE = """
+- id: pick
+  decision: {rules: [{when: "1 == 1", to: [left]}], otherwise: [right]}
+- {id: left, needs: [pick]}
+- {id: right, needs: [pick]}
+- {id: after-left, needs: [left]}
+"""
+
+
+def test_a_join_of_exclusive_paths_is_refused_unless_any_of_them_is_enough() -> None:
+    assert "p:9:13: 'end' joins 'after-left', 'right': they are on exclusive paths of 'pick'" in told(
+        CHOICE + "- {id: end, needs: [after-left, right]}"
+    )
+    assert told(CHOICE + "- {id: end, needs: [after-left, right], join: any}") == ""
+    both = CHOICE.replace("to: [left]", "to: [left, right]").replace("otherwise: [right]", "otherwise: []")
+    assert told(both + "- {id: end, needs: [after-left, right]}") == ""
+
+
+def test_success_and_failure_of_one_step_are_exclusive_too() -> None:
+    steps = "- {id: a, shell: {run: x}, on_success: [b], on_failure: c}\n- {id: b}\n- {id: c}\n- {id: d, needs: [b, c]}"
+    assert "'d' joins 'b', 'c': they are on exclusive paths of 'a'" in told(steps)
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ("- {id: a, when: '1 +'}", "p:3:20: expression '1 +' of 'a': "),
+        (
+            "- {id: a, shell: {run: 'echo ${HOME}'}}",
+            "p:3:30: '${HOME}' names neither a step nor a value (in 'a'). Write $${HOME} for the shell's own variable.",
+        ),
+        ("- {id: a, shell: {run: 'echo ${b'}}", "p:3:30: text 'echo ${b' of 'a': '${b' has no closing brace."),
+        (
+            "- {id: a, shell: {run: x}}\n- {id: b, shell: {run: 'y ${a.stdout}'}}",
+            "p:4:27: '${a.stdout}' is read, but 'b' does not need 'a'. Add 'a' to its needs.",
+        ),
+        (
+            "- {id: a, shell: {run: x}}\n- {id: b, needs: [a], when: '${a.stduot} == 1'}",
+            "p:4:30: 'a' has no output 'stduot' (in 'b'). Did you mean 'stdout'?",
+        ),
+        (
+            "- {id: a, shell: {run: x}}\n- {id: b, needs: [a], inputs: {v: '${a}'}}",
+            "p:4:36: '${a}' names a step, not one of its outputs (in 'b'). Write `${a.",
+        ),
+        (
+            "- {id: collect, shell: {run: x}}\n- {id: b, needs: [collect], inputs: {v: '${colect.stdout}'}}",
+            "'${colect.stdout}' names neither a step nor a value (in 'b'). Did you mean 'collect'?",
+        ),
+        ("- {id: a, shell: {run: x}, expect: ['${outputs.x} == 1']}", "p:3:38: 'a' has no output 'x'."),
+        (
+            "- {id: a, shell: {run: x}, outputs: {o: stdotu}}",
+            "p:3:41: output 'o' of 'a' is from 'stdotu', which the step does not have. Did you mean 'stdout'?",
+        ),
+        ("- {id: a, inputs: {v: '${a.stdout}'}}", "p:3:24: '${a.stdout}' refers to the step itself (in 'a')."),
+        ("- {id: a, inputs: {v: '${item}'}}", "p:3:24: '${item}' is known in templates only (in 'a')."),
+        ("- {id: a, shell: {run: 'echo ${status}'}}", "p:3:30: '${status}' is the step's own result"),
+        ("- {id: a, shell: {run: 'echo ${inputs.x}'}}", "p:3:30: 'a' has no input 'x'. Declare it."),
+        ("- {id: a, shell: {run: 'echo ${plan.x}'}}", "p:3:30: the plan has no input 'x' (in 'a'). Declare it."),
+        ("- {id: a, failure_modes: [{name: m, detect: it is slow}]}", "p:3:45: warning: 'detect' of 'a' is prose"),
+        (
+            "- {id: a, gate: {checks: [{invariant: '${b.stdout} == 1'}]}}\n- {id: b, shell: {run: x}}",
+            "p:3:40: '${b.stdout}' is read, but 'a' does not need 'b'.",
+        ),
+    ],
+)
+def test_references_that_cannot_be_resolved_are_told_with_their_column(steps: str, message: str) -> None:
+    assert message in told(steps)
+
+
+def test_references_to_everything_that_is_there_in_time_are_fine() -> None:
+    text = """
+id: p
+inputs: {target: x}
+hypotheses: [H1]
+steps:
+- {id: a.1, run: "echo $${HOME} ${plan.target} ${seed}", outputs: {rows: json}, compensate: {step: undo}}
+- {id: undo, kind: compensation, run: "rm ${a.1.stdout}"}
+- {id: look-*, needs: a.1, for_each: "${a.1.rows}", run: "cat ${item.path}", outputs: {answer: stdout}}
+- {id: join, needs: look-*, inputs: {all: "${look-*.answer}"}, run: "echo ${inputs.all}", expect: ["${exit_code} == 0"]}
+- {id: commit, needs: join, git: {commit: "feat(${plan}): ${title}"}}
+- {id: fix, inputs: {first: "${a.1.rows}"}}
+- {id: risky, needs: a.1, run: x, on_failure: fix}
+- {id: pick, needs: join, decision: {rules: [{when: "${hypotheses.H1} > 0.5", to: [last]}]}}
+- {id: last, inputs: {why: "${pick.reason}"}}
+- {id: nested, needs: a.1, subplan: {inputs: {rows: "${a.1.rows}"}, steps: [{id: b, run: "echo ${plan.rows}"}]}}
+"""
+    assert [str(problem) for problem in found(text)] == []
+
+
+def test_steps_within_subplans_and_alternatives_are_checked_where_they_stand() -> None:
+    steps = """
+- id: outer
+  subplan:
+    steps:
+    - {id: a, needs: [b]}
+- id: try
+  branch:
+    alternatives:
+    - {name: x, steps: [{id: a, needs: [a]}]}
+    - {name: y, steps: [{id: a, shell: {run: '${outer.stdout}'}}]}
+"""
+    said = told(steps)
+    assert "p:7:23: 'a' needs 'b', which is not a step." in said
+    assert "p:11:41: cycle: a -> a." in said
+    assert "p:12:47: '${outer.stdout}' names neither a step nor a value" in said
+
+
+def test_plans_within_plans_are_as_deep_as_the_budget_allows() -> None:
+    text = "budget: {max_depth: 2}\nid: p\nsteps:\n- {id: a, subplan: {steps: [{id: b, subplan: {steps: [{id: c}]}}]}}"
+    assert "p:4:47: plans within plans are 3 deep, but budget.max_depth is 2." in str(found(text)[0])
+
+
+def test_capabilities_that_this_worker_lacks_are_told() -> None:
+    text = "id: p\nsteps:\n- {id: a, search: {query: x}}\n- {id: b}\n"
+    (problem,) = found(text, frozenset({"shell", "git"}))
+    assert str(problem) == "p:3:11: 'a' needs capability 'search', which is not available here. Available: git, shell."
+    assert found(text, frozenset({"search"})) == ()
+
+
+def test_budgets_must_fit_into_the_plans() -> None:
+    head = "budget: {max_cost_usd: 2, max_tokens: 10, max_wall_s: 50, max_fan_out: 1}"
+    assert "p:3:37: 'a' may spend max_cost_usd 3, but the whole plan only 2." in told(
+        "- {id: a, budget: {max_cost_usd:    3}}", head
+    )
+    assert "'a' may take 60 s, but the whole plan only 50 s." in told("- {id: a, timebox_s: 60}", head)
+    assert "'a-*' becomes 2 steps, but budget.max_fan_out is 1." in told("- {id: a-*, for_each: [1, 2]}", head)
+    rest = "budget: {max_tokens: 6}, estimate_s: 30"
+    two = f"- {{id: a, {rest}}}\n- {{id: b, needs: a, {rest}}}"
+    said = told(two, head)
+    assert "p:5:39: warning: the steps' budgets add up to max_tokens 12, the plan's is 10" in said
+    assert "warning: the critical path a -> b is estimated at 60 s, but budget.max_wall_s is 50 s." in said
+
+
+def test_the_plan_itself_is_checked() -> None:
+    text = """
+id: p-*
+steps: []
+artifacts: [{name: x, from: nowhere}]
+hypotheses: [H1, H1]
+definition_of_done: [' ']
+"""
+    said = "\n".join(str(problem) for problem in found(text))
+    assert "p:2:5: 'p-*' is not a valid plan id." in said
+    assert "plan 'p-*' has no steps." in said
+    assert "p:4:29: artifact 'x' is from 'nowhere', which is not a step." in said
+    assert "p:5:18: hypothesis 'H1' occurs twice." in said
+    assert "p:6:23: check 1 of the definition of done has no command." in said
+
+
+def test_a_deployment_that_nobody_approves_is_told() -> None:
+    steps = "- {id: go, kind: deploy, shell: {run: x}}"
+    assert told(steps) == ""
+    assert "p:3:18: warning: 'go' deploys, but no gate names a role" in told(steps, "policy: {approve: []}")
+
+
+def test_a_plan_made_by_a_program_is_checked_without_places() -> None:
+    plan = Plan.model_validate({"id": "p", "steps": [{"id": "a", "needs": ["b"], "when": "${c.x} == 1"}]})
+    assert [str(one).split(".")[0] for one in validate(ReadPlan.of(plan))] == [
+        "'a' needs 'b', which is not a step",
+        "'${c",
+    ]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_a_cycle_is_found_exactly_where_there_is_one(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 7))
+    pairs = data.draw(st.lists(st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)), max_size=10))
+    steps = [{"id": f"s{n}", "needs": sorted({f"s{a}" for a, b in pairs if b == n})} for n in range(count)]
+    problems = validate(ReadPlan.of(Plan.model_validate({"id": "p", "steps": steps})))
+    reach = {n: {a for a, b in pairs if b == n} for n in range(count)}
+    for _ in range(count):
+        reach = {n: seen | {far for near in seen for far in reach[near]} for n, seen in reach.items()}
+    shown = [one.message.removeprefix("cycle: ").split(" -> ") for one in problems if one.code == "cycle"]
+    assert bool(shown) is any(n in seen for n, seen in reach.items())
+    for path in shown:
+        assert path[0] == path[-1]
+        assert all((int(a[1:]), int(b[1:])) in pairs for a, b in pairwise(path))
+
+
+def test_thousands_of_misspelt_ids_are_told_at_once_and_in_part() -> None:
+    steps = [{"id": f"s{n}", "needs": [f"typo{n}"]} for n in range(3_000)]
+    problems = validate(ReadPlan.of(Plan.model_validate({"id": "p", "steps": steps})))
+    assert (len(problems), problems[-1].message) == (101, "2900 more")
+
+
+def test_ten_thousand_steps_take_time_in_proportion() -> None:
+    def seconds(count: int) -> float:
+        steps = [
+            {"id": f"s{n}", "needs": [f"s{m}" for m in (n - 1, n - 7) if m >= 0], "shell": {"run": f"echo {n}"}}
+            for n in range(count)
+        ]
+        read = ReadPlan.of(Plan.model_validate({"id": "p", "steps": steps}))
+        start = time.process_time()
+        assert validate(read) == ()
+        return time.process_time() - start
+
+    small, large = min(seconds(1_000) for _ in range(3)), seconds(10_000)
+    assert large < 40 * small + 0.5

@@ -1,0 +1,61 @@
+"""The documents say what is there: paths exist, words of the glossary are words of the code, retired words are gone."""
+
+import importlib
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = ("tightloop", "activities", "workflows", "worker", "gateway")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PATH = re.compile(rf"`((?:{'|'.join(PRODUCT)}|tests|docs|examples|deploy)/[\w/.-]+)`")
+ROW = re.compile(r"^\| ([^|]+) \| `([\w.]+)` \| ", re.MULTILINE)
+RETIRED = re.compile(r"^\| ([\w ,-]+) \| [^|]+ \|$", re.MULTILINE)
+GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+MEANINGS, OLD_WORDS = GLOSSARY.split("## Retired words")
+
+
+def retired_words() -> list[str]:
+    rows = [row for row in RETIRED.findall(OLD_WORDS) if row != "retired"]
+    return [word.strip() for row in rows for word in row.split(",")]
+
+
+def product_texts() -> list[tuple[str, str]]:
+    command = ("git", "ls-files", "--", *PRODUCT, "docs", "README.md", "CONTRIBUTING.md", "examples")
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    texts = [ROOT / name for name in names if name.endswith((".py", ".md")) and name != "docs/glossary.md"]
+    return [(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")) for path in texts if path.exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_path_that_a_page_names_exists(page: Path) -> None:
+    missing = [path for path in PATH.findall(page.read_text(encoding="utf-8")) if not (ROOT / path).exists()]
+    assert not missing, f"{page.name} names {missing}"
+
+
+def test_every_word_of_the_glossary_is_a_word_of_the_code() -> None:
+    rows = ROW.findall(MEANINGS)
+    assert len(rows) > 40, "the table is read"
+    for word, place in rows:
+        module, _, name = place.rpartition(".")
+        assert hasattr(importlib.import_module(module), name), f"{word}: there is no {place}"
+
+
+def test_no_retired_word_is_used() -> None:
+    words = retired_words()
+    assert len(words) > 10, "the table is read"
+    # As a word of its own, as a part of a snake_case name, or of a CamelCase one.
+    patterns = {
+        word: re.compile(rf"(?<![A-Za-z]){re.escape(word)}(?![a-z])|(?<![A-Z]){re.escape(word.title())}(?![a-z])")
+        for word in words
+    }
+    used = [
+        f"{name}: {word!r} in {line.strip()[:80]!r}"
+        for name, text in product_texts()
+        for word, pattern in patterns.items()
+        for line in text.splitlines()
+        if pattern.search(line)
+    ]
+    assert not used, "\n".join(used[:20])

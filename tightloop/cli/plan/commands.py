@@ -1,0 +1,214 @@
+"""The commands that only plans have: run, replan, run-step."""
+
+import contextlib
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.syntax import Syntax
+from rich.text import Text
+
+from tightloop.cli.follow import follow
+from tightloop.cli.plan import check as plan_check
+from tightloop.cli.plan.file import Examined, accepted, problem_line, read_inputs
+from tightloop.cli.plan.stored import newest, plan_status
+from tightloop.cli.render.terminal import on_terminal, plain, remark, show, show_either
+from tightloop.cli.request import given
+from tightloop.cli.session import AsJson, By, JsonLines, PlanId, leave, operator, session_of
+from tightloop.cli.start import start_and_wait
+from tightloop.cli.store import Store
+from tightloop.client import CLOSED_STATUSES, Kind, TightloopClient
+from tightloop.errors import EpisodeNotFoundError, InvalidRequestError
+from tightloop.plan.request import SOURCE_BYTES, PlanRequest, PlanStatus
+from tightloop.value.scrub import scrub
+
+app = typer.Typer(
+    help="Plans: steps with their contracts, run as a graph. A first one: tightloop plan run plan.yaml. "
+    "The other commands (status, watch, answer, cancel, ...) take the id of a plan, too.",
+    no_args_is_help=True,
+)
+RUN = "Run"
+_SECRET = re.compile(r"\[secret:[^\]]+\]")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The arguments of `run`."""
+
+    file: str | None = None
+    again: str | None = None
+    plan_id: str | None = None
+    workspace: str | None = None
+    values: list[str] = field(default_factory=list)
+    goal: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Fields of the request that were given as options."""
+
+    def check(self) -> None:
+        """Refuse options that exclude each other."""
+        if bool(self.file) + bool(self.goal) > 1:
+            raise InvalidRequestError("a FILE and a --goal were given. The plan is either written or asked for")
+        if not (self.file or self.goal or self.again):
+            raise InvalidRequestError("there is no plan. Name a file: tightloop plan run plan.yaml")
+        if self.again and self.plan_id:
+            raise InvalidRequestError("--again and --id exclude each other: a plan that runs again keeps its id")
+        if self.again and self.options.get("dry_run"):
+            raise InvalidRequestError(
+                "--dry-run would hide what the plan has done from its next run. Look at it under another id: "
+                f"tightloop plan show {self.again} --as yaml > plan.yaml; tightloop plan run plan.yaml --dry-run"
+            )
+
+
+@app.command(rich_help_panel=RUN)
+def run(
+    context: typer.Context,
+    file: Annotated[str | None, typer.Argument(metavar="FILE", help="Plan file; '-' is the standard input.")] = None,
+    workspace: Annotated[str | None, typer.Option(help="Top of the git working tree. Default: this folder.")] = None,
+    values: Annotated[
+        list[str] | None, typer.Option("--set", help="Value of an input as name=value, the value as JSON. Repeatable.")
+    ] = None,
+    again: Annotated[
+        str | None, typer.Option(metavar="ID", help="Run a closed plan again; completed steps are taken over.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Preview each step; change nothing.")] = False,
+    worktree: Annotated[bool, typer.Option("--worktree", help="Work in a new git worktree.")] = False,
+    max_parallel: Annotated[int | None, typer.Option(help="Maximum number of steps that run at once.")] = None,
+    goal: Annotated[str, typer.Option(help="Let a model write the plan; needs the setting plans.agent_planning.")] = "",
+    plan_id: Annotated[str | None, typer.Option("--id", help="Id of the run. Default: a new one.")] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Start the plan and return at once.")] = False,
+    as_json: JsonLines = False,
+) -> None:
+    """Run a plan and follow it; exit code 0 when it completed. Ctrl-C leaves it running."""
+    options = given(dry_run=dry_run or None, worktree=worktree or None, max_parallel=max_parallel)
+    wanted = Wanted(file, again, plan_id, workspace, values or [], goal, options)
+    wanted.check()
+    session = session_of(context)
+    text = accepted(file)[0] if file else None
+    if text is not None:
+        _remark_on(text)
+    queue = session.settings.temporal.task_queue
+
+    async def start(client: TightloopClient) -> tuple[str, str]:
+        request, known_id = await _request(client, wanted, text)
+        return await start_and_wait(client, request, queue, known_id)
+
+    started, note = session.run(start)
+    if note:
+        remark(note)
+    if detach:
+        show_either({"id": started}, f"started {started}\nFollow it: tightloop watch {started}", as_json=as_json)
+        return
+    if not as_json:
+        show(f"started {started}" + (" (dry run: nothing is changed)" if dry_run else ""))
+    last = follow(session, started, as_json=as_json, dry_run=dry_run)
+    if dry_run and isinstance(last, PlanStatus) and not as_json:
+        _show_previews(last)
+    leave(last)
+
+
+def _remark_on(text: Examined) -> None:
+    for problem in text.warnings:
+        remark(problem_line(problem))
+    secrets = sorted(set(_SECRET.findall(scrub(text.text))) - set(_SECRET.findall(text.text)))
+    if secrets:
+        remark(
+            f"{text.name}: warning: it holds what looks like {', '.join(secrets)}, and its text is kept with the plan. "
+            "Put it into the worker's environment and name the variable: secret_headers of an http step"
+        )
+
+
+async def _request(client: TightloopClient, wanted: Wanted, text: Examined | None) -> tuple[PlanRequest, str | None]:
+    """Return the request, and the id to start it under."""
+    fields: dict[str, Any] = {"goal": wanted.goal}
+    plan_id, folder = wanted.plan_id, wanted.workspace
+    known = dict(text.read.plan.inputs) if text is not None and text.read is not None else None
+    if plan_id is not None:
+        await _refuse_known(client, plan_id)
+    if wanted.again:
+        plan_id = await client.resolve(wanted.again, kind=Kind.PLAN)
+        before = await client.request(plan_id)
+        assert isinstance(before, PlanRequest)
+        # A dry run is asked for each time; all else is kept.
+        fields = {name: getattr(before, name) for name in PlanRequest.model_fields if name != "dry_run"}
+        folder = folder or before.workspace
+        if text is None and not wanted.goal and before.source:
+            stored = await newest(client, await plan_status(client, plan_id))
+            fields["source"], known = stored.source or before.source, dict(stored.plan.inputs)
+        else:
+            fields.update(source="", file="" if text is not None or wanted.goal else before.file, goal=wanted.goal)
+    if text is not None:
+        fields.update(_text_fields(wanted.file or "", text.text))
+    inputs = read_inputs(wanted.values, known)
+    inputs = {**fields.get("inputs", {}), **inputs} if wanted.again else inputs
+    absolute = Path(folder or ".").expanduser().resolve()
+    request = PlanRequest(**{**fields, "workspace": str(absolute), "inputs": inputs, **wanted.options})
+    return request, plan_id
+
+
+async def _refuse_known(client: TightloopClient, plan_id: str) -> None:
+    """Refuse the id of a known plan: taking over its results needs `--again`."""
+    with contextlib.suppress(EpisodeNotFoundError):
+        known = await client.summary(plan_id)
+        hint = f"Watch it: tightloop watch {plan_id}"
+        if known.status in CLOSED_STATUSES:
+            hint = f"Run it again, with what is done taken over: tightloop plan run --again {plan_id}"
+        raise InvalidRequestError(f"--id {plan_id}: there is a plan of this id; it is {known.status}. {hint}")
+
+
+def _text_fields(file: str, text: str) -> dict[str, str]:
+    """Send the text of a plan, or the name of its file where the text is too large for a message."""
+    if len(text.encode()) <= SOURCE_BYTES or file == "-":
+        return {"source": text}
+    return {"file": str(Path(file).expanduser().resolve())}
+
+
+def _show_previews(status: PlanStatus) -> None:
+    """Show the previews of a dry run, diffs as diffs."""
+    store = Store(Path(status.workspace), status.plan_id)
+    store.require()
+    show("Dry run: nothing was changed. Each step would:")
+    for step, preview in store.previews().items():
+        show("", Text(f"{step}:", "bold"))
+        is_diff = re.search(r"^(--- |diff --git )", preview, re.MULTILINE) is not None
+        text = plain(preview).rstrip()
+        show(Syntax(text, "diff", background_color="default") if is_diff and on_terminal() else Text(text))
+
+
+@app.command(rich_help_panel=RUN)
+def replan(
+    context: typer.Context,
+    workflow: PlanId,
+    file: Annotated[
+        str | None, typer.Argument(metavar="FILE", help="The whole new plan. Default: a planner writes it.")
+    ] = None,
+    rationale: Annotated[str, typer.Option(help="Why; kept in the record.")] = "",
+    by: By = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change a running plan; completed and running steps stay as they are."""
+    source = accepted(file)[0].text if file is not None else ""
+    session_of(context).steer(
+        workflow,
+        lambda client, key: client.replan(key, source, rationale=rationale, by=by or operator()),
+        as_json=as_json,
+        kind=Kind.PLAN,
+    )
+
+
+@app.command("run-step", rich_help_panel=RUN)
+def run_step(
+    context: typer.Context,
+    workflow: PlanId,
+    step: Annotated[str, typer.Argument(metavar="STEP", help="A step that is ready, or has failed.")],
+    by: By = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start one step now, even during a pause, or a failed one again."""
+    session_of(context).steer(
+        workflow, lambda client, key: client.run_step(key, step, by=by or operator()), as_json=as_json, kind=Kind.PLAN
+    )
+
+
+app.add_typer(plan_check.app)

@@ -1,0 +1,119 @@
+"""Reading plan files from the command line: their text, their problems, and the values of their inputs."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tightloop.cli.request import json_or_text, read_pairs
+from tightloop.errors import InvalidRequestError, PlanError, Problem, did_you_mean
+from tightloop.plan.text.reading import TEXT_BYTES, ReadPlan, read_plan
+from tightloop.plan.validation.validate import validate
+
+STDIN = "-"
+STDIN_NAME = "stdin"
+
+
+@dataclass(frozen=True)
+class Examined:
+    """The text of a plan with its errors and warnings."""
+
+    name: str
+    text: str
+    read: ReadPlan | None
+    """None where the text cannot be read as a plan."""
+    problems: tuple[Problem, ...]
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        """Problems that keep the plan from running."""
+        return tuple(problem for problem in self.problems if problem.is_error)
+
+    @property
+    def warnings(self) -> tuple[Problem, ...]:
+        """Problems that do not keep the plan from running."""
+        return tuple(problem for problem in self.problems if not problem.is_error)
+
+
+def read_text(file: str) -> tuple[str, str]:
+    """Return the name and the text of a plan file; `-` is the standard input.
+
+    Raises:
+        InvalidRequestError: it cannot be read.
+    """
+    if file == STDIN:
+        # One more than allowed shows that the text is too long, however much there is.
+        return STDIN_NAME, sys.stdin.read(TEXT_BYTES + 1)
+    path = Path(file).expanduser()
+    try:
+        if path.stat().st_size > TEXT_BYTES:
+            raise InvalidRequestError(f"{file} is larger than {TEXT_BYTES} bytes. Split it into subplans with `file:`")
+        return file, path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequestError(f"the plan file {file} cannot be read: {error.strerror}. Name a file") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"the plan file {file} is not UTF-8 text (byte {error.start})") from error
+
+
+def examine(file: str) -> Examined:
+    """Read a plan file and find every problem."""
+    name, text = read_text(file)
+    try:
+        read = read_plan(text, name=name)
+    except PlanError as error:
+        return Examined(name, text, None, error.problems)
+    problems = (*read.warnings, *validate(read))
+    return Examined(name, text, read, tuple(sorted(problems, key=lambda one: one.position)))
+
+
+def examine_any(file: str) -> Examined:
+    """Examine a file; a file that cannot be read is reported as a problem."""
+    try:
+        return examine(file)
+    except InvalidRequestError as error:
+        return Examined(file, "", None, (Problem(message=error.message, code="unreadable", file=file),))
+
+
+def accepted(file: str) -> tuple[Examined, ReadPlan]:
+    """Return the text of a plan that can run.
+
+    Raises:
+        PlanError: with all problems, each with its place.
+    """
+    found = examine(file)
+    if found.read is None or found.errors:
+        raise PlanError(found.errors)
+    return found, found.read
+
+
+def problem_line(problem: Problem) -> str:
+    """Return `file:line:column: error: what. suggestion.`, as compilers do."""
+    text = str(problem)
+    if not problem.is_error:
+        return text
+    place = f"{problem.file}:{problem.position.line}:{problem.position.column}: " if problem.position.line else ""
+    place = place or (f"{problem.file}: " if problem.file else "")
+    return f"{place}error: {text.removeprefix(place)}"
+
+
+def read_inputs(pairs: list[str], known: dict[str, Any] | None) -> dict[str, Any]:
+    """Read `name=value` pairs.
+
+    A value is the text itself where the plan's own value is a text (version 1.10 is not a number), else JSON, or else
+    text.
+
+    Args:
+        pairs: as they were typed.
+        known: the inputs of the plan; None where they cannot be known here.
+
+    Raises:
+        InvalidRequestError: there is no `=`, or the plan has no such input.
+    """
+    values = read_pairs("--set", pairs, "target=staging")
+    for name in values:
+        if known is not None and name not in known:
+            hint = did_you_mean(name, known) or "The plan has no inputs: write them under `inputs:`"
+            raise InvalidRequestError(f"--set {name}: the plan has no input of this name. {hint}")
+    # Else `--set version=1.10` would become the number 1.1.
+    texts = {name for name, value in (known or {}).items() if isinstance(value, str)}
+    return {name: value if name in texts else json_or_text(value) for name, value in values.items()}

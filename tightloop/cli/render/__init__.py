@@ -1,0 +1,1 @@
+"""What people see: one module for each kind of thing."""

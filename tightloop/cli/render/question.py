@@ -1,0 +1,84 @@
+"""Shows questions: what is asked, why, what each option does, and the command that chooses it."""
+
+import shlex
+
+from tightloop.client import Status
+from tightloop.episode.model import EpisodeStatus
+from tightloop.plan.request import PlanStatus
+from tightloop.question import Question, QuestionKind
+from tightloop.value import counted
+
+QUESTIONS_SHOWN = 12
+_TEXTS = {"done": "what I did", "failed": "why", "refused": "why", "deny": "why", "reject": "why"}
+"""Options that say little without a text."""
+# By the name of the bound, which the title of the question quotes.
+_TOP_UPS = {
+    "max_steps": "--steps 100",
+    "max_cost_usd": "--cost-usd 1",
+    "max_tokens": "--tokens 100000",
+    "max_api_calls": "--api-calls 100",
+    "max_wall_s": "--wall-minutes 60",
+    "max_fan_out": "--fan-out 100",
+    "max_revisions": "--revisions 5",
+}
+_EPISODE_TOP_UP = "--iterations 5"
+
+
+def todo_lines(status: Status) -> list[str]:
+    """Return everything that waits for a person, with the commands that answer it; empty where nothing waits."""
+    name = status.episode_id if isinstance(status, EpisodeStatus) else status.plan_id
+    other_top_up = _EPISODE_TOP_UP if isinstance(status, EpisodeStatus) else ""
+    questions = status.questions
+    lines: list[str] = []
+    for question in questions[:QUESTIONS_SHOWN]:
+        lines += question_lines(name, question, alone=len(questions) == 1)
+        bound = next((option for bound, option in _TOP_UPS.items() if bound in question.title), other_top_up)
+        if bound and question.kind is QuestionKind.BUDGET:
+            lines.append(f"  tightloop top-up {name} {bound}")
+    if len(questions) > QUESTIONS_SHOWN:
+        lines.append(f"... and {counted(len(questions) - QUESTIONS_SHOWN, 'more question')}")
+    commands: list[str] = []
+    if isinstance(status, PlanStatus):
+        for wait in status.children[:QUESTIONS_SHOWN]:
+            lines.append(f"{wait.step}: {wait.where} waits for a person: {wait.what}")
+            lines += [*(f"  {line}" for line in wait.question.evidence), f"  {wait.command}"]
+        if any(question.kind in (QuestionKind.FAILED_STEP, QuestionKind.UNMET) for question in questions):
+            commands = [f"plan replan {name} FILE"]
+    elif any(question.options for question in questions):
+        # Temporal's own pause has no options: it takes no messages either.
+        commands = [f'respond {name} "message for the planner"', f"restore {name} CKPT", f"cancel {name}"]
+    return [*lines, *(f"  tightloop {command}" for command in commands)]
+
+
+def question_lines(workflow_id: str, question: Question, *, alone: bool = True) -> list[str]:
+    """Return one question with its evidence, and a command for each option.
+
+    Args:
+        workflow_id: the episode or plan that asks.
+        question: what is asked.
+        alone: it is the only one, so that the commands need not name it.
+    """
+    since = f" (since {question.since.astimezone():%Y-%m-%d %H:%M:%S})" if question.since else ""
+    role = f" with role {question.role}" if question.role else ""
+    who = f"{question.count} different people{role}" if question.count > 1 else f"a person{role}"
+    given = ", ".join(f"{answer.by}: {answer.option}" for answer in question.answers)
+    what = question.step or "It"
+    lines = [f"{what} waits for {who}{f' ({given})' if given else ''}: {question.title}{since}"]
+    lines += [f"  {line}" for line in question.evidence]
+    for option in question.options:
+        words = ["answer", workflow_id, option.name]
+        words += [_TEXTS[option.name]] if option.name in _TEXTS else []
+        words += [] if alone else ["--question", question.id]
+        words += ["--by", "NAME"] if question.count > 1 else []
+        effect = "; ".join(
+            part
+            for part in (
+                option.effect,
+                option.pros and f"+ {option.pros}",
+                option.cons and f"- {option.cons}",
+                option.cost and f"cost: {option.cost}",
+            )
+            if part
+        )
+        lines.append(f"  tightloop {shlex.join(words)}" + (f"   # {effect}" if effect else ""))
+    return lines

@@ -1,0 +1,82 @@
+"""Shows episodes and plans alike: lists, panels, timelines, the last line of `watch`."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from tightloop.cli.render.episode import episode_end_lines, episode_line, episode_rows
+from tightloop.cli.render.plan import plan_end_lines, plan_line, plan_rows
+from tightloop.cli.render.question import todo_lines
+from tightloop.cli.render.terminal import coloured, panel, plain, table
+from tightloop.client import Status, Summary
+from tightloop.episode.display import status_label
+from tightloop.episode.model import EpisodeStatus, TimelineEntry
+from tightloop.plan.engine.state import PlanEvent
+
+Event = TimelineEntry | PlanEvent
+
+
+def list_table(rows: Iterable[Summary]) -> Table:
+    """Return the list of episodes and plans."""
+    made = table("ID", "STATUS", "ITERATION", "STARTED", "GOAL", "WORKSPACE")
+    for row in rows:
+        label = status_label(row.status, row.pause_kind)
+        status = coloured(label)
+        if row.pause_kind and label == row.status:
+            status.append(f" ({plain(row.pause_kind)})")
+        goal = Text(plain(row.goal.partition("\n")[0]), overflow="ellipsis", no_wrap=True)
+        iteration = str(row.iteration) if row.kind == "episode" else ""
+        made.add_row(row.id, status, iteration, _age(row.started), goal, Text(plain(row.workspace)))
+    return made
+
+
+def _age(moment: datetime | None) -> str:
+    if moment is None:
+        return ""
+    minutes = int((datetime.now(UTC) - moment).total_seconds() // 60)
+    if minutes < 60:
+        return f"{max(minutes, 0)} min ago"
+    return f"{minutes // 60} h ago" if minutes < 48 * 60 else f"{minutes // 1440} d ago"
+
+
+def status_panel(status: Status) -> Panel:
+    """Return one episode or plan on a panel, with everything that waits for a person."""
+    if isinstance(status, EpisodeStatus):
+        return panel(status.episode_id, episode_rows(status), todo_lines(status))
+    return panel(status.plan_id, plan_rows(status), todo_lines(status))
+
+
+def status_line(status: Status) -> str:
+    """Return the state on one line."""
+    line = episode_line(status) if isinstance(status, EpisodeStatus) else plan_line(status)
+    return plain(line.replace("\n", " "))
+
+
+def end_lines(status: Status) -> list[str]:
+    """Return how an episode or a plan ended, and how to continue."""
+    return episode_end_lines(status) if isinstance(status, EpisodeStatus) else plan_end_lines(status)
+
+
+def timeline_table(events: Iterable[Event]) -> Table:
+    """Return the events, newest last."""
+    made = table("WHEN", "WHAT", "")
+    for event in events:
+        when = f"{event.at.astimezone():%Y-%m-%d %H:%M:%S}"
+        made.add_row(when, coloured(_name(event)), Text(plain(event.text)))
+    return made
+
+
+def event_line(event: Event) -> Text:
+    """Return one event on one line."""
+    line = Text(f"{event.at.astimezone():%H:%M:%S}  ")
+    line.append_text(coloured(_name(event)))
+    line.append(" " * max(11 - len(_name(event)), 1))
+    line.append(plain(event.text.replace("\n", " ")))
+    return line
+
+
+def _name(event: Event) -> str:
+    return event.kind if isinstance(event, TimelineEntry) else event.event

@@ -1,0 +1,462 @@
+"""The typed client: start, look at and steer episodes and plans."""
+
+import asyncio
+import builtins
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from temporalio.client import Client, Interceptor
+from temporalio.converter import DataConverter
+
+from tightloop.client.calls import QUERY_TIMEOUT, Calls, Poller
+from tightloop.client.closing import STATUS_TYPES, Result, Status, closed_status, outline
+from tightloop.client.connection import connect as open_connection
+from tightloop.client.encryption import data_converter as converter_of
+from tightloop.client.execution import CLOSED_STATUSES, OPEN_STATUSES, SEARCH_ATTRIBUTES, Execution, Kind, Summary
+from tightloop.client.starting import LAST, choose_id, memo_of, queues_of
+from tightloop.episode.check import Check
+from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.control import ExecutorAmendment, read_restore
+from tightloop.episode.model import (
+    WORKFLOW_TYPE,
+    EpisodeInput,
+    EpisodeRequest,
+    EpisodeStatus,
+    RestoreTarget,
+    TimelineEntry,
+)
+from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ServiceUnavailableError
+from tightloop.plan.engine.state import PlanEvent
+from tightloop.plan.input import PlanInput
+from tightloop.plan.request import PLAN_WORKFLOW_TYPE, PlanRequest, StepLine, StepPage
+from tightloop.settings import Settings
+
+POLL_INTERVAL = timedelta(milliseconds=500)
+PATIENCE = timedelta(minutes=10)
+"""How long `watch` and `result` wait while nobody answers: a restart of the server, or of the worker."""
+REPLAN_TIMEOUT = timedelta(minutes=15)
+"""A planner may have to write the revision."""
+_RESOLVE_AMONG = 500
+
+OnSilence = Callable[[ServiceUnavailableError], None]
+T = TypeVar("T")
+
+
+class TightloopClient:
+    """Starts, watches and steers episodes and plans.
+
+    An id alone tells which of the two is meant. Every call is bounded in time. Besides what a method documents, each
+    raises `EpisodeNotFoundError` for an unknown id, and `SettingsError` where Temporal refuses access. What takes an
+    `episode_id` or a `plan_id` raises `InvalidRequestError` for an id of the other kind. `ServiceUnavailableError`
+    (retryable) means that Temporal does not answer, or no worker where the workflow itself has to: for the status
+    while it is open, timeline, request, checkpoints and steps, and for every message that returns a sentence.
+    """
+
+    def __init__(
+        self, client: Client, settings: Settings | None = None, *, query_timeout: timedelta = QUERY_TIMEOUT
+    ) -> None:
+        """Use an open connection, whose data converter must be the same as the workers'.
+
+        Args:
+            client: the connection.
+            settings: task queues of new episodes and plans.
+            query_timeout: how long a worker may take to answer before it counts as absent.
+        """
+        self._calls = Calls(client, query_timeout)
+        self._settings = settings or Settings()
+
+    @classmethod
+    async def connect(
+        cls,
+        settings: Settings,
+        data_converter: DataConverter | None = None,
+        *,
+        interceptors: Sequence[Interceptor] = (),
+    ) -> "TightloopClient":
+        """Connect to the Temporal server that the settings name.
+
+        Args:
+            settings: Temporal's address, and the task queues of new episodes and plans.
+            data_converter: the same as the workers'; None: the one that the settings ask for.
+            interceptors: of the caller, such as one that traces; see docs/telemetry.md.
+
+        Raises:
+            ServiceUnavailableError: Temporal does not answer within 5 s (retryable).
+            SettingsError: payload encryption is on, and its keys cannot be read.
+        """
+        converter = data_converter or converter_of(settings.privacy)
+        return cls(await open_connection(settings, converter, interceptors), settings)
+
+    # -- start ----------------------------------------------------------------------------------
+
+    async def start(self, request: EpisodeRequest | PlanRequest, *, new_id: str | None = None) -> str:
+        """Start an episode or a plan and return its id.
+
+        The id of a closed plan runs it again: steps that were done with the same inputs are taken over.
+
+        Raises:
+            InvalidRequestError: the request or the id cannot work, or the id is already open.
+            SettingsError: the namespace does not know our search attributes.
+        """
+        if isinstance(request, EpisodeRequest):
+            return await self._start(choose_id(Kind.EPISODE, new_id), EpisodeInput.of(request))
+        return await self._start(choose_id(Kind.PLAN, new_id), PlanInput.of(request))
+
+    async def _start(self, workflow_id: str, start: EpisodeInput | PlanInput) -> str:
+        start.check()
+        start = start.evolve(queues=queues_of(start.queues, self._settings.queues))
+        if isinstance(start, PlanInput):
+            workflow_type, memo = PLAN_WORKFLOW_TYPE, memo_of(start.title, start.workspace)
+        else:
+            workflow_type, memo = WORKFLOW_TYPE, memo_of(start.goal, start.workspace, start.executor.name)
+        task_queue = self._settings.temporal.task_queue
+        await self._calls.start(workflow_id, workflow_type, start, task_queue=task_queue, memo=memo)
+        return workflow_id
+
+    # -- look -----------------------------------------------------------------------------------
+
+    async def status(self, workflow_id: str) -> Status:
+        """Return a snapshot; for a closed workflow also when no worker is there."""
+        seen = await self._calls.describe(workflow_id)
+        if seen.frozen:
+            return outline(seen)
+        if seen.is_open:
+            return await self._calls.query(workflow_id, "status", STATUS_TYPES[seen.kind])
+        result = await self._calls.result(seen)
+        try:
+            answered = await self._calls.query(workflow_id, "status", STATUS_TYPES[seen.kind])
+        except ServiceUnavailableError:
+            answered = outline(seen)
+        return closed_status(answered, seen, result)
+
+    async def summary(self, workflow_id: str) -> Summary:
+        """Return what Temporal itself knows, without asking a worker."""
+        return (await self._calls.describe(workflow_id)).summary
+
+    async def watch(
+        self,
+        workflow_id: str,
+        *,
+        poll: timedelta = POLL_INTERVAL,
+        patience: timedelta = PATIENCE,
+        on_silence: OnSilence | None = None,
+    ) -> AsyncGenerator[Status]:
+        """Yield the status now and after every change, until the workflow is closed.
+
+        It continues through new runs, resets and restarts of worker or server.
+
+        Args:
+            workflow_id: the episode or plan.
+            poll: time between two looks.
+            patience: how long to wait while nobody answers.
+            on_silence: called for each look that nobody answered.
+
+        Raises:
+            ServiceUnavailableError: nobody answered for longer than `patience` (retryable).
+        """
+        shown: dict[str, Any] | None = None
+        while True:
+            status = await _patiently(lambda: self.status(workflow_id), patience, poll, on_silence)
+            # Working time is left out: it changes with every look.
+            seen = status.model_dump(exclude={"spent": {"wall_time"}})
+            if seen != shown:
+                shown = seen
+                yield status
+            if status.status in CLOSED_STATUSES:
+                return
+            await asyncio.sleep(poll.total_seconds())
+
+    async def result(self, workflow_id: str, *, patience: timedelta = PATIENCE) -> Result:
+        """Wait for the end and return the result, however the workflow ended.
+
+        A workflow that was cancelled or terminated in Temporal has a result, too. Bound the wait with
+        `asyncio.timeout`.
+
+        Raises:
+            ServiceUnavailableError: Temporal did not answer for longer than `patience` (retryable).
+        """
+        while True:
+            seen = await _patiently(lambda: self._calls.describe(workflow_id), patience, POLL_INTERVAL, None)
+            if not seen.is_open:
+                return await self._calls.result(seen)
+            # Another run may follow this one: after a restore, a reset, or much work.
+            await self._calls.end_of_run(seen)
+
+    async def list(
+        self, status: str | None = None, limit: int = 50, *, kind: Kind | str | None = None
+    ) -> tuple[Summary, ...]:
+        """Return episodes and plans, the newest run first.
+
+        Args:
+            status: only those with this status, one of `OPEN_STATUSES` or `CLOSED_STATUSES`.
+            limit: maximum number of rows; open workflows are preferred.
+            kind: only episodes, or only plans.
+
+        Raises:
+            InvalidRequestError: there is no such status.
+        """
+        if status is not None and status not in (statuses := OPEN_STATUSES + CLOSED_STATUSES):
+            raise InvalidRequestError(f"there is no status {status!r}. Known statuses: {', '.join(statuses)}")
+        rows: builtins.list[Summary] = []
+        executions = self._calls.executions(kind=Kind(kind) if kind else None, only_open=status in OPEN_STATUSES)
+        async with contextlib.aclosing(executions) as found:
+            async for seen in found:
+                if len(rows) >= limit:
+                    break
+                if status is None or seen.status == status:
+                    rows.append(seen.summary)
+        return tuple(sorted(rows, key=lambda row: row.started.timestamp() if row.started else 0.0, reverse=True))
+
+    async def resolve(self, reference: str, *, kind: Kind | None = None) -> str:
+        """Return the id that a person means: an id, its unambiguous beginning, or `last`.
+
+        `last` is the newest one that no plan started; the beginning of a plan's id never means one of its children.
+
+        Args:
+            reference: the person's word.
+            kind: only an episode, or only a plan, is meant.
+
+        Raises:
+            EpisodeNotFoundError: nothing fits.
+            InvalidRequestError: more than one fits, or the id is that of the other kind.
+        """
+        if reference != LAST:
+            with contextlib.suppress(EpisodeNotFoundError):
+                return (await self._described(reference, kind)).id
+        rows = await self.list(limit=_RESOLVE_AMONG, kind=kind)
+        if reference == LAST:
+            fitting = [row.id for row in rows if not row.parent][:1]
+        else:
+            fitting = [row.id for row in rows if row.id.startswith((reference, f"{row.kind}-{reference}"))]
+            fitting = [one for one in fitting if not any(one.startswith(f"{other}.") for other in fitting)]
+        if len(fitting) > 1:
+            raise InvalidRequestError(f"{reference!r} fits {len(fitting)} ids: {', '.join(fitting[:5])}")
+        if not fitting:
+            raise await self._calls.not_found(reference, kind)
+        return fitting[0]
+
+    async def timeline(self, workflow_id: str) -> tuple[TimelineEntry | PlanEvent, ...]:
+        """Return the last 200 events at most, oldest first."""
+        seen = await self._described(workflow_id)
+        entries: Any = builtins.list[PlanEvent] if seen.kind is Kind.PLAN else builtins.list[TimelineEntry]
+        return tuple(await self._calls.query(workflow_id, "timeline", entries))
+
+    async def request(self, workflow_id: str) -> EpisodeRequest | PlanRequest:
+        """Return the request; that of an episode with its amendments."""
+        seen = await self._described(workflow_id)
+        asked: type[EpisodeRequest | PlanRequest] = PlanRequest if seen.kind is Kind.PLAN else EpisodeRequest
+        return await self._calls.query(workflow_id, "request", asked)
+
+    async def checkpoints(self, episode_id: str) -> tuple[CheckpointRecord, ...]:
+        """Return the checkpoints of an episode's newest run, oldest first."""
+        await self._described(episode_id, Kind.EPISODE)
+        return tuple(await self._calls.query(episode_id, "checkpoints", builtins.list[CheckpointRecord]))
+
+    async def steps(self, plan_id: str) -> tuple[StepLine, ...]:
+        """Return all steps in the order of the plan; those made from a template come last."""
+        await self._described(plan_id, Kind.PLAN)
+        page = await self._calls.query(plan_id, "steps", StepPage, 1)
+        lines = builtins.list(page.lines)
+        for number in range(2, page.pages + 1):
+            lines += (await self._calls.query(plan_id, "steps", StepPage, number)).lines
+        return tuple(lines)
+
+    async def history(self, workflow_id: str) -> str:
+        """Return the newest run's history as JSON, as Temporal's own tools write it; `tightloop replay` reads it."""
+        await self._described(workflow_id)
+        return await self._calls.history(workflow_id)
+
+    # -- steer ----------------------------------------------------------------------------------
+
+    async def pause(self, workflow_id: str, reason: str = "", *, by: str = "operator") -> None:
+        """Pause at the next safe point: an episode between two steps, a plan before it starts new ones. Idempotent.
+
+        Raises:
+            InvalidRequestError: it is closed.
+        """
+        await self._calls.signal(workflow_id, "pause", {"reason": reason, "by": by})
+
+    async def resume(
+        self, workflow_id: str, *, note: str = "", checkpoint_id: str | None = None, by: str = "operator"
+    ) -> None:
+        """End a pause, with a note, or (an episode) from a checkpoint.
+
+        Raises:
+            InvalidRequestError: it is closed, or there is no such checkpoint.
+        """
+        word = {"note": note, "by": by}
+        if checkpoint_id is not None:
+            target = await self._target(workflow_id, checkpoint_id, note, by)
+            word = {"checkpoint_id": target.checkpoint_id, "reason": note, "by": by}
+        await self._calls.signal(workflow_id, "resume", word)
+
+    async def cancel(self, workflow_id: str, reason: str = "", *, by: str = "operator") -> None:
+        """End an episode or a plan for good.
+
+        The files of an episode stay as they are; a plan undoes its steps where it says so.
+
+        Raises:
+            InvalidRequestError: it is closed.
+        """
+        await self._calls.signal(workflow_id, "cancel", {"reason": reason, "by": by})
+
+    async def answer(
+        self, workflow_id: str, option: str, text: str = "", *, question: str = "", by: str = "operator"
+    ) -> str:
+        """Answer a question with one of its options; return the workflow's sentence.
+
+        Args:
+            workflow_id: the episode or plan that asks.
+            option: name of the option.
+            text: what was done, or why; it decides nothing.
+            question: id of the question, its step or its window; not needed where only one has the option.
+            by: who answers.
+
+        Raises:
+            InvalidRequestError: there is no such question or option, or it is closed.
+        """
+        word = {"question": question, "option": option, "text": text, "by": by}
+        return await self._calls.update(workflow_id, "answer", word)
+
+    async def respond(self, episode_id: str, text: str, *, by: str = "operator") -> str:
+        """Tell the planner of an episode something; return the workflow's sentence.
+
+        Raises:
+            InvalidRequestError: the text is empty, or the episode is closed.
+        """
+        await self._described(episode_id, Kind.EPISODE)
+        return await self._calls.update(episode_id, "respond", {"text": text, "by": by})
+
+    async def top_up(self, workflow_id: str, **amounts: float) -> str:
+        """Raise the budget by these amounts; return the workflow's sentence.
+
+        Args:
+            workflow_id: the episode or plan.
+            amounts: fields of `TopUp` (episode) or `PlanTopUp` (plan), such as `iterations`, `steps`, `tokens`,
+                `cost_usd` and `wall_minutes`; zeros are left out.
+
+        Raises:
+            InvalidRequestError: an amount is negative or of the other kind, nothing is added, or it is closed.
+        """
+        return await self._calls.update(workflow_id, "top_up", {name: more for name, more in amounts.items() if more})
+
+    async def amend(
+        self,
+        episode_id: str,
+        *,
+        goal: str = "",
+        definition_of_done: Sequence[str | Check] = (),
+        executor: ExecutorAmendment | str | None = None,
+        planner: str = "",
+        by: str = "operator",
+    ) -> str:
+        """Change an episode's goal, definition of done, executor or planner; return the workflow's sentence.
+
+        Raises:
+            InvalidRequestError: nothing is changed, or the episode is closed.
+        """
+        await self._described(episode_id, Kind.EPISODE)
+        checks = [Check.model_validate(check).model_dump(mode="json") for check in definition_of_done]
+        word: dict[str, Any] = {"goal": goal, "definition_of_done": checks, "by": by}
+        if executor:
+            other = ExecutorAmendment(name=executor) if isinstance(executor, str) else executor
+            word["executor"] = other.model_dump(mode="json", exclude_defaults=True)
+        if planner:
+            word["planner"] = planner
+        return await self._calls.update(episode_id, "amend_goal", word)
+
+    async def restore(self, episode_id: str, checkpoint_id: str, *, reason: str = "", by: str = "operator") -> str:
+        """Go back to a checkpoint, state and files; a closed episode is opened again. Returns a sentence.
+
+        Raises:
+            InvalidRequestError: there is no such checkpoint (the message names those that exist).
+        """
+        seen = await self._described(episode_id, Kind.EPISODE)
+        if seen.is_open:
+            word = {"checkpoint_id": checkpoint_id, "reason": reason, "by": by}
+            return await self._calls.update(episode_id, "restore_checkpoint", word)
+        target = await self._target(episode_id, checkpoint_id, reason, by)
+        request, status = await self._episode_request(episode_id), await self.status(episode_id)
+        assert isinstance(status, EpisodeStatus)
+        await self._start(episode_id, EpisodeInput.of(request, budget=status.budget, restore=target))
+        return f"{episode_id} was {seen.status}; it is open again, from {target.checkpoint_id}"
+
+    async def fork(
+        self, episode_id: str, checkpoint_id: str, new_id: str | None = None, *, by: str = "operator"
+    ) -> str:
+        """Start a new episode from a checkpoint, in a git worktree of its own. Returns its id.
+
+        Raises:
+            InvalidRequestError: there is no such checkpoint, or the new id is already open.
+        """
+        target = await self._target(episode_id, checkpoint_id, f"fork of {episode_id}", by)
+        request = EpisodeInput.of(
+            await self._episode_request(episode_id), worktree=True, restore=target.evolve(episode_id=episode_id)
+        )
+        return await self._start(choose_id(Kind.EPISODE, new_id), request)
+
+    async def replan(self, plan_id: str, source: str = "", *, rationale: str = "", by: str = "operator") -> str:
+        """Replace the text of a running plan; without a text a planner writes it. Returns the workflow's sentence.
+
+        Raises:
+            InvalidRequestError: the text is refused (the message names line and column).
+        """
+        await self._described(plan_id, Kind.PLAN)
+        word = {"source": source, "rationale": rationale, "by": by}
+        return await self._calls.update(plan_id, "replan", word, timeout=REPLAN_TIMEOUT)
+
+    async def run_step(self, plan_id: str, step: str, *, by: str = "operator") -> str:
+        """Start a ready step now, even during a pause, or a failed one again. Returns the workflow's sentence.
+
+        Raises:
+            InvalidRequestError: there is no such step, or it cannot be started.
+        """
+        await self._described(plan_id, Kind.PLAN)
+        return await self._calls.update(plan_id, "run_step", {"step": step, "by": by})
+
+    # -- the installation -----------------------------------------------------------------------
+
+    async def missing_search_attributes(self) -> tuple[str, ...]:
+        """Return the search attributes of ours that the namespace does not know."""
+        known = await self._calls.search_attributes()
+        return tuple(name for name in SEARCH_ATTRIBUTES if name not in known)
+
+    async def pollers(self, task_queue: str) -> tuple[Poller, ...]:
+        """Return the workers that polled a task queue in the last minute."""
+        return await self._calls.pollers(task_queue)
+
+    async def _described(self, workflow_id: str, kind: Kind | None = None) -> Execution:
+        seen = await self._calls.describe(workflow_id)
+        if kind not in (None, seen.kind):
+            names = {Kind.EPISODE: "an episode", Kind.PLAN: "a plan"}
+            raise InvalidRequestError(
+                f"{seen.id} is {names[seen.kind]}, not {names[kind]}. See: tightloop status {seen.id}"
+            )
+        return seen
+
+    async def _episode_request(self, episode_id: str) -> EpisodeRequest:
+        return await self._calls.query(episode_id, "request", EpisodeRequest)
+
+    async def _target(self, episode_id: str, checkpoint_id: str, reason: str, by: str) -> RestoreTarget:
+        known = await self.checkpoints(episode_id)
+        newest = max((record.number for record in known), default=-1)
+        word = {"checkpoint_id": checkpoint_id, "reason": reason, "by": by}
+        return read_restore(word, known, newest=newest)
+
+
+async def _patiently(
+    look: Callable[[], Awaitable[T]], patience: timedelta, pause: timedelta, on_silence: OnSilence | None
+) -> T:
+    clock = asyncio.get_running_loop().time
+    until = clock() + patience.total_seconds()
+    while True:
+        try:
+            return await look()
+        except ServiceUnavailableError as error:
+            if clock() >= until:
+                raise
+            if on_silence is not None:
+                on_silence(error)
+            await asyncio.sleep(pause.total_seconds())

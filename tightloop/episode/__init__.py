@@ -1,0 +1,1 @@
+"""Episodes: request, state, and the pure rules of the loop."""

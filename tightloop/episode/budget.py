@@ -1,0 +1,155 @@
+"""Budget of an episode, what it has spent, and which bounds are reached."""
+
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any
+
+from tightloop.executor.usage import Usage
+from tightloop.value import Document, Value
+
+YEAR_MINUTES = 365.0 * 24 * 60
+"""Maximum of one addition: infinity does not fit into a `timedelta`."""
+
+
+class Budget(Value):
+    """Upper bounds for one episode. `None` means unbounded."""
+
+    # Tokens and cost have no default bound: where an agent does not report them, their sums are only lower bounds.
+    max_iterations: int | None = 15
+    warn_at_iteration: int | None = 12
+    """Circuit breaker: from here on the planner is asked to converge."""
+    max_executor_failures: int | None = 6
+    """Executor runs in the whole episode that failed, timed out or ended with an unknown outcome."""
+    max_infrastructure_retries: int | None = 200
+    """Activity attempts after the first: crashes of workers and of services around us."""
+    max_tokens: int | None = None
+    max_cost_usd: float | None = None
+    max_wall_time: timedelta | None = timedelta(hours=12)
+    """Time spent working; time spent paused does not count."""
+
+
+class Spent(Value):
+    """What an episode has spent so far, over all its runs and branches."""
+
+    iterations: int = 0
+    executor_failures: int = 0
+    infrastructure_retries: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float = 0.0
+    calls: int = 0
+    """Calls that said what they used: of planner, reflector and judge; each run of an executor is one."""
+    unreported_calls: int = 0
+    """Calls whose tokens are not known; while it is above zero the sums of tokens are lower bounds."""
+    unpriced_calls: int = 0
+    """Calls whose cost is not known; while it is above zero `cost_usd` is a lower bound."""
+    wall_time: timedelta = timedelta()
+
+    @property
+    def tokens(self) -> int:
+        """Input and output tokens together."""
+        return self.input_tokens + self.output_tokens
+
+    def with_usage(self, usage: Usage | None) -> "Spent":
+        """Return the sum of this and one call's usage; None: no model was involved."""
+        if usage is None:
+            return self
+        return self.evolve(
+            input_tokens=self.input_tokens + (usage.input_tokens or 0),
+            cached_tokens=self.cached_tokens + (usage.cached_tokens or 0),
+            output_tokens=self.output_tokens + (usage.output_tokens or 0),
+            cost_usd=self.cost_usd + (usage.cost_usd or 0.0),
+            calls=self.calls + 1,
+            unreported_calls=self.unreported_calls + (0 if usage.known else 1),
+            unpriced_calls=self.unpriced_calls + (1 if usage.cost_usd is None else 0),
+        )
+
+
+class BudgetItem(StrEnum):
+    """Which bound was reached; the value is the name of the field in `Spent`."""
+
+    ITERATIONS = "iterations"
+    EXECUTOR_FAILURES = "executor_failures"
+    INFRASTRUCTURE_RETRIES = "infrastructure_retries"
+    TOKENS = "tokens"
+    COST = "cost_usd"
+    WALL_TIME = "wall_time"
+
+    @property
+    def bound(self) -> str:
+        """Name of the field in `Budget`."""
+        return f"max_{self.value}"
+
+
+class Breach(Value):
+    """One bound that was reached, in words."""
+
+    item: BudgetItem
+    spent: str
+    limit: str
+
+    def __str__(self) -> str:
+        """Say what was spent of what."""
+        return f"{self.item.value} {self.spent} of {self.limit}"
+
+
+def number_text(amount: float) -> str:
+    """Return a number without needless digits, at most four after the point."""
+    return f"{amount:.4f}".rstrip("0").rstrip(".")
+
+
+def breaches(budget: Budget, spent: Spent) -> tuple[Breach, ...]:
+    """Return every bound that `spent` has reached, in the order of `BudgetItem`."""
+    found: list[Breach] = []
+    for item in BudgetItem:
+        used, limit = getattr(spent, item.value), getattr(budget, item.bound)
+        # In floating point 0.7 + 0.2 + 0.1 is less than a bound of 1.0.
+        used = round(used, 4) if item is BudgetItem.COST else used
+        if limit is not None and used >= limit:
+            write = str if item is BudgetItem.WALL_TIME else number_text
+            found.append(Breach(item=item, spent=write(used), limit=write(limit)))
+    return tuple(found)
+
+
+def extended(budget: Budget, first: Budget, spent: Spent) -> Budget:
+    """Return `budget` with each bound that is reached raised to what is spent and its amount in `first` once more."""
+    raised: dict[str, Any] = {}
+    for breach in breaches(budget, spent):
+        field = breach.item.bound
+        now, more = getattr(budget, field), getattr(first, field)
+        # An iteration in progress may have spent more than the bound: the addition counts from there.
+        raised[field] = max(now, getattr(spent, breach.item.value)) + (now if more is None else more)
+    if "max_iterations" in raised and budget.warn_at_iteration is not None and budget.max_iterations is not None:
+        raised["warn_at_iteration"] = budget.warn_at_iteration + raised["max_iterations"] - budget.max_iterations
+    return budget.evolve(**raised)
+
+
+def should_converge(budget: Budget, spent: Spent) -> bool:
+    """Return whether the circuit breaker asks the planner to finish what it has."""
+    return budget.warn_at_iteration is not None and spent.iterations >= budget.warn_at_iteration
+
+
+class TopUp(Document):
+    """An addition to a budget, given by a person."""
+
+    iterations: int = 0
+    executor_failures: int = 0
+    infrastructure_retries: int = 0
+    tokens: int = 0
+    cost_usd: float = 0.0
+    wall_minutes: float = 0.0
+
+
+def topped_up(budget: Budget, addition: TopUp) -> Budget:
+    """Return `budget` with the bounded items raised; unbounded items stay unbounded.
+
+    A negative amount raises nothing, and at most a year of working time is added at once.
+    """
+    # A comparison, not max(): a NaN would pass max(), and fail the workflow's task again and again.
+    amounts = {name: amount if amount > 0 else 0 for name, amount in addition.model_dump().items()}
+    minutes = min(amounts.pop("wall_minutes"), YEAR_MINUTES)
+    added = {f"max_{name}": amount for name, amount in amounts.items()}
+    added |= {"warn_at_iteration": amounts["iterations"], "max_wall_time": timedelta(minutes=minutes)}
+    now = {name: getattr(budget, name) for name in added}
+    return budget.evolve(**{name: limit + added[name] for name, limit in now.items() if limit is not None})

@@ -1,0 +1,268 @@
+"""Checks: the commands of the definition of done, and their results."""
+
+import re
+from enum import StrEnum
+from typing import Any
+
+from pydantic import model_validator
+
+from tightloop.artifact import ArtifactRef
+from tightloop.episode.failure import combined, signature
+from tightloop.value import Value, clip
+
+TAIL_CHARACTERS = 1_200
+"""Characters of a check's output that travel with its result; the rest is an artifact."""
+FAILING_LIMIT = 10
+READ_CHARACTERS = 200_000
+"""How much of an output's end is searched for counts and causes."""
+LINE_CHARACTERS = 300
+"""How much of each line is searched: the patterns need quadratic time on one endless line."""
+
+
+class Check(Value):
+    """One command of the definition of done; it passes when it exits with 0.
+
+    A plain string is taken as the command: `"pytest -q"`.
+    """
+
+    run: str = ""
+    """Shell command, run in the working tree."""
+    name: str = ""
+    """Short name; by default the command itself."""
+    timeout_s: float = 600.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"run": value} if isinstance(value, str) else value
+
+    @property
+    def title(self) -> str:
+        """The name, or the command where there is none."""
+        return self.name or self.run
+
+
+class CheckStatus(StrEnum):
+    """How a check ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    NOT_FOUND = "not_found"
+    """The command's program is not installed."""
+
+
+class Counts(Value):
+    """Counts that a tool printed, where its output is understood."""
+
+    tool: str = ""
+    passed: int | None = None
+    failed: int | None = None
+    """Failing tests, lint findings or files to reformat."""
+
+
+class CheckResult(Value):
+    """Result of one check: evidence for or against being done."""
+
+    name: str
+    run: str
+    status: CheckStatus
+    exit_code: int | None = None
+    duration_s: float = 0.0
+    tree: str = ""
+    """Id of the tree that was checked."""
+    tail: str = ""
+    """End of the output, at most `TAIL_CHARACTERS`."""
+    output: ArtifactRef | None = None
+    """The whole output; its digest is part of the evidence."""
+    counts: Counts = Counts()
+    failing: tuple[str, ...] = ()
+    """Failing tests or lint rules, at most `FAILING_LIMIT`."""
+    signature: str = ""
+    """Id of the failure, equal for equal causes; empty when passed."""
+    cpu_s: float | None = None
+    """Processor time of its processes; None where the sandbox does not tell."""
+    sandbox: str = ""
+    """The sandbox, such as `bubblewrap`."""
+    not_enforced: tuple[str, ...] = ()
+    """Limits of the sandbox that nothing held."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the check passed."""
+        return self.status is CheckStatus.PASSED
+
+
+class CheckReport(Value):
+    """The results of all checks on one tree, in the order of the definition of done."""
+
+    tree: str = ""
+    results: tuple[CheckResult, ...] = ()
+
+    @property
+    def green(self) -> bool:
+        """Whether there is at least one check and all passed."""
+        return bool(self.results) and all(result.passed for result in self.results)
+
+    @property
+    def failed(self) -> tuple[CheckResult, ...]:
+        """The checks that did not pass."""
+        return tuple(result for result in self.results if not result.passed)
+
+    @property
+    def signature(self) -> str:
+        """Id of this set of failures; empty when green."""
+        failed = self.failed
+        return combined(part for result in failed for part in (result.run, result.signature)) if failed else ""
+
+
+# 127 is the shell's "command not found" (POSIX, Shell Command Language, 2.8.2).
+_STATUS_OF: dict[int | None, CheckStatus] = {0: CheckStatus.PASSED, 127: CheckStatus.NOT_FOUND}
+_PYTEST = re.compile(r"(\d+) (passed|failed|error|errors)\b")
+_PYTEST_END = re.compile(r"^(?:=+ )?.*\d+ (?:passed|failed|errors?)\b.* in [\d.]+s", re.MULTILINE)
+_PYTEST_FAILING = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+_RUFF = re.compile(r"^Found (\d+) errors?", re.MULTILINE)
+_RUFF_RULE = re.compile(r"^(?:\S+:\d+:\d+: )?([A-Z]{1,4}\d{3,4})\b", re.MULTILINE)
+_REFORMAT = re.compile(r"^(\d+) files? would be reformatted", re.MULTILINE)
+_REFORMAT_FILE = re.compile(r"^(?:Would|would) reformat:? (\S+)", re.MULTILINE)
+_MYPY = re.compile(r"^Found (\d+) errors? in \d+ files?", re.MULTILINE)
+_ERROR_LINE = re.compile(r"^(?:E  +.+|.*\b(?:Error|Exception|error)\b.*)$", re.MULTILINE)
+
+
+def parse_counts(output: str) -> tuple[Counts, tuple[str, ...]]:
+    """Read what pytest, ruff, black or mypy say at the end of their output.
+
+    Returns:
+        The counts (empty for a tool that is not known) and what fails, at most `FAILING_LIMIT`.
+    """
+    output = _searchable(output)
+    if _PYTEST_END.search(output):
+        last = list(_PYTEST_END.finditer(output))[-1].group()
+        numbers = {word: int(number) for number, word in _PYTEST.findall(last)}
+        failed = numbers.get("failed", 0) + numbers.get("error", 0) + numbers.get("errors", 0)
+        failing = tuple(dict.fromkeys(_PYTEST_FAILING.findall(output)))
+        return Counts(tool="pytest", passed=numbers.get("passed", 0), failed=failed), failing[:FAILING_LIMIT]
+    # mypy before ruff: "Found 3 errors in 2 files" begins like the summary of ruff.
+    for tool, count, names in (
+        ("format", _REFORMAT, _REFORMAT_FILE),
+        ("mypy", _MYPY, None),
+        ("ruff", _RUFF, _RUFF_RULE),
+    ):
+        if found := count.search(output):
+            failing = tuple(dict.fromkeys(names.findall(output))) if names else ()
+            return Counts(tool=tool, failed=int(found.group(1))), failing[:FAILING_LIMIT]
+    return Counts(), ()
+
+
+def _searchable(output: str) -> str:
+    return "\n".join(line[:LINE_CHARACTERS] for line in output[-READ_CHARACTERS:].split("\n"))
+
+
+def judge(
+    check: Check,
+    *,
+    tree: str,
+    exit_code: int | None,
+    timed_out: bool,
+    duration_s: float,
+    output: str,
+    artifact: ArtifactRef | None = None,
+) -> CheckResult:
+    """Turn what a finished command left behind into a result. Only exit code 0 passes."""
+    counts, failing = parse_counts(output)
+    status = CheckStatus.TIMED_OUT if timed_out else _STATUS_OF.get(exit_code, CheckStatus.FAILED)
+    mark = ""
+    if status is not CheckStatus.PASSED:
+        # The best there is: names of what fails, else lines with an error, else the end of the output.
+        causes = failing or tuple(_ERROR_LINE.findall(_searchable(output))[-5:]) or (output[-300:],)
+        mark = signature(check.run, status.value, str(counts.failed), *causes)
+    return CheckResult(
+        name=check.title,
+        run=check.run,
+        status=status,
+        exit_code=exit_code,
+        duration_s=round(duration_s, 3),
+        tree=tree,
+        tail=clip(output.strip(), TAIL_CHARACTERS),
+        output=artifact,
+        counts=counts,
+        failing=failing if status is not CheckStatus.PASSED else (),
+        signature=mark,
+    )
+
+
+def newly_failing(before: CheckReport | None, after: CheckReport) -> tuple[str, ...]:
+    """Return the names of checks that passed before and fail now."""
+    if before is None:
+        return ()
+    passed = {result.run for result in before.results if result.passed}
+    return tuple(result.name for result in after.failed if result.run in passed)
+
+
+def progress(before: CheckReport | None, after: CheckReport) -> bool:
+    """Return whether fewer checks fail, or a failing one counts fewer failures, and none is worse."""
+    if before is None:
+        return after.green
+    old = {result.run: result for result in before.results}
+    better = False
+    for result in after.results:
+        earlier = old.get(result.run)
+        if earlier is None:
+            continue
+        if earlier.passed and not result.passed:
+            return False
+        if result.passed and not earlier.passed:
+            better = True
+        elif earlier.counts.failed is not None and result.counts.failed is not None:
+            if result.counts.failed > earlier.counts.failed:
+                return False
+            better = better or result.counts.failed < earlier.counts.failed
+    return better
+
+
+class FailedCheck(Value):
+    """A failing check as the workflow sees it: small enough for the history."""
+
+    name: str
+    status: CheckStatus = CheckStatus.FAILED
+    signature: str = ""
+    tail: str = ""
+    """At most 240 characters."""
+
+    def __str__(self) -> str:
+        """Return the name, and why it does not pass where that is not plain failure."""
+        why = "" if self.status is CheckStatus.FAILED else f" ({self.status.value.replace('_', ' ')})"
+        return f"{self.name}{why}"
+
+
+class Verification(Value):
+    """The outcome of running all checks; the whole `CheckReport` is the artifact."""
+
+    tree: str
+    """The tree that was checked, and that is on disk again afterwards."""
+    total: int = 0
+    failed: tuple[FailedCheck, ...] = ()
+    """At most `FAILING_LIMIT`."""
+    failed_count: int = 0
+    signature: str = ""
+    report: ArtifactRef | None = None
+    progress: bool = False
+    """Better than the report before it."""
+    newly_failing: tuple[str, ...] = ()
+    drift: str | None = None
+    """Tree that was found instead of the expected one; it was saved and undone."""
+    cpu_s: float | None = None
+    """Processor time of all checks, as far as it was measured."""
+    checks_touched_tree: bool = False
+    """The checks themselves wrote into the tree; undone, so the tree is the one checked."""
+    attempt: int = 1
+
+    @property
+    def green(self) -> bool:
+        """Whether there is at least one check and all passed."""
+        return self.total > 0 and self.failed_count == 0
+
+    @property
+    def passed_of_all(self) -> str:
+        """Such as `2/3`."""
+        return f"{self.total - self.failed_count}/{self.total}"

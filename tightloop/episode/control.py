@@ -1,0 +1,207 @@
+"""The arguments of the commands to an episode, read leniently and refused with a sentence.
+
+The Temporal Web UI sends one JSON value without a form, so every command takes plain text, an object,
+or nothing.
+"""
+
+import math
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError, field_validator
+
+from tightloop.episode.budget import TopUp
+from tightloop.episode.check import Check
+from tightloop.episode.checkpoint import CheckpointRecord, checkpoint_id, checkpoint_number
+from tightloop.episode.model import EpisodeRequest, RestoreTarget
+from tightloop.errors import InvalidRequestError
+from tightloop.executor.model import ExecutorChoice
+from tightloop.safety.verdict import Verdict
+from tightloop.value import Document, first_problem, shorten
+
+TEXT_CHARACTERS = 4_000
+
+
+class Remark(Document):
+    """A reason or a message, and who gave it."""
+
+    text: str = ""
+    by: str = "operator"
+
+
+class ExecutorAmendment(Document):
+    """Another executor, or another rule for what it asks; what is left out stays as it is."""
+
+    name: str = ""
+    fallback: tuple[str, ...] | None = None
+    permissions: Verdict | None = None
+
+    def applied(self, choice: ExecutorChoice) -> ExecutorChoice:
+        """Return the choice with the changes. Another executor starts with the model of its own settings."""
+        other = bool(self.name) and self.name != choice.name
+        return choice.evolve(
+            name=self.name or choice.name,
+            model="" if other else choice.model,
+            fallback=choice.fallback if self.fallback is None else self.fallback,
+            permissions=self.permissions or choice.permissions,
+        )
+
+
+class Amendment(Document):
+    """A changed goal, definition of done, executor or planner; what is empty stays as it is."""
+
+    goal: str = ""
+    definition_of_done: tuple[Check, ...] = ()
+    executor: ExecutorAmendment = ExecutorAmendment()
+    planner: str = ""
+    by: str = "operator"
+
+    @field_validator("executor", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is changed."""
+        return not (
+            self.goal.strip() or self.definition_of_done or self.planner.strip() or self.executor != ExecutorAmendment()
+        )
+
+    def applied(self, request: EpisodeRequest) -> EpisodeRequest:
+        """Return the request with the changes."""
+        return request.evolve(
+            goal=self.goal.strip() or request.goal,
+            definition_of_done=self.definition_of_done or request.definition_of_done,
+            executor=self.executor.applied(request.executor),
+            planner=self.planner.strip() or request.planner,
+        )
+
+
+class _Restore(Document):
+    checkpoint_id: str
+    reason: str = ""
+    by: str = "operator"
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def read_argument(value: Any, kind: type[M], *, what: str, example: str) -> M:
+    """Read the argument of the command `what`.
+
+    Raises:
+        InvalidRequestError: with the first wrong field, and the example.
+    """
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise InvalidRequestError(f"{what}: {first_problem(error)}. Send for example: {example}") from None
+
+
+def read_remark(value: Any) -> Remark:
+    """Read the argument of a signal, whatever it is: a signal has no caller who could be told that it is wrong."""
+    try:
+        return _read_text(value)
+    except InvalidRequestError:
+        return Remark(text=shorten(str(value), 200))
+
+
+def _read_text(value: Any) -> Remark:
+    if value is None:
+        return Remark()
+    if isinstance(value, dict):
+        value = dict(value)
+        for other in ("reason", "note", "message"):
+            if other in value:
+                value["text"] = value.pop(other)
+    else:
+        value = {"text": value if isinstance(value, str) else shorten(repr(value), 200)}
+    remark = read_argument(value, Remark, what="respond", example='"the reason" or {"text": "the reason", "by": "ada"}')
+    return Remark(text=shorten(remark.text.strip(), TEXT_CHARACTERS), by=shorten(remark.by, 80))
+
+
+def read_response(value: Any) -> Remark:
+    """Read the argument of `respond`.
+
+    Raises:
+        InvalidRequestError: there is no text.
+    """
+    remark = _read_text(value)
+    if not remark.text:
+        raise InvalidRequestError('respond: the text is empty. Send for example: "use the parser in lib/parse.py"')
+    return remark
+
+
+def read_restore(value: Any, known: tuple[CheckpointRecord, ...], *, newest: int) -> RestoreTarget:
+    """Read the argument of `restore_checkpoint`.
+
+    Args:
+        value: an id, a number, or an object with `checkpoint_id` and a `reason`.
+        known: the checkpoints that the run carries.
+        newest: number of the newest checkpoint; older ones than those known are in the ledger.
+
+    Raises:
+        InvalidRequestError: there is no such checkpoint; the sentence names those that exist.
+    """
+    if not isinstance(value, dict):
+        value = {"checkpoint_id": str(value) if value is not None else ""}
+    elif "id" in value and "checkpoint_id" not in value:
+        value = {**{key: item for key, item in value.items() if key != "id"}, "checkpoint_id": value["id"]}
+    wanted = read_argument(
+        value, _Restore, what="restore_checkpoint", example='{"checkpoint_id": "ckpt-2", "reason": "wrong turn"}'
+    )
+    number = checkpoint_number(wanted.checkpoint_id)
+    if number is None or number > newest:
+        names = ", ".join(record.id for record in known[-12:]) or "none yet"
+        raise InvalidRequestError(
+            f"restore_checkpoint: there is no checkpoint {wanted.checkpoint_id!r}. Known: {names}. "
+            'Send for example: {"checkpoint_id": "' + checkpoint_id(max(newest, 0)) + '"}'
+        )
+    return RestoreTarget(
+        checkpoint_id=checkpoint_id(number), reason=shorten(wanted.reason, 500), by=shorten(wanted.by, 80)
+    )
+
+
+def read_amounts(value: Any, kind: type[M], *, example: str) -> M:
+    """Read the argument of `top_up`, whatever may be added.
+
+    Raises:
+        InvalidRequestError: a field is misspelt, negative, or nothing is added.
+    """
+    if not isinstance(value, dict):
+        shown = shorten(repr(value), 60)
+        raise InvalidRequestError(f"top_up: it needs an object, not {shown}. Send for example: {example}")
+    addition = read_argument(value, kind, what="top_up", example=example)
+    # The comparison refuses NaN and infinity as well, which Python's JSON parser accepts.
+    amounts = addition.model_dump().values()
+    if any(not 0 <= amount < math.inf for amount in amounts) or not any(amounts):
+        raise InvalidRequestError(f"top_up: the amounts must be positive. Send for example: {example}")
+    return addition
+
+
+def read_top_up(value: Any) -> TopUp:
+    """Read the argument of `top_up`: a number of iterations, or an object. Raises as `read_amounts` does."""
+    # Python counts `True` as the number 1; nobody who sends it means one iteration.
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = {"iterations": value}
+    return read_amounts(value, TopUp, example='{"iterations": 5} or {"cost_usd": 2.5, "wall_minutes": 60}')
+
+
+def read_amendment(value: Any) -> Amendment:
+    """Read the argument of `amend_goal`: the new goal, or an object.
+
+    Raises:
+        InvalidRequestError: nothing is changed, or a field is wrong.
+    """
+    example = (
+        '"make the tests pass on Python 3.13" or {"goal": "...", "definition_of_done": ["pytest -q"], '
+        '"executor": {"name": "codex"}}'
+    )
+    amendment = read_argument(
+        {"goal": value} if isinstance(value, str) else value, Amendment, what="amend_goal", example=example
+    )
+    if amendment.empty:
+        raise InvalidRequestError(f"amend_goal: nothing is changed. Send for example: {example}")
+    if any(not check.run.strip() for check in amendment.definition_of_done):
+        raise InvalidRequestError(f"amend_goal: a check has no command. Send for example: {example}")
+    return amendment

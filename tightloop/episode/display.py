@@ -1,0 +1,149 @@
+"""The episode in words: status for programs, Markdown for the Temporal Web UI."""
+
+import json
+
+from tightloop.episode.budget import Budget, Spent, number_text
+from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.model import EpisodeRequest, EpisodeState, EpisodeStatus
+from tightloop.question import Question, QuestionKind
+from tightloop.value import clip, shorten
+
+# For one look in the Web UI; `tightloop checkpoints` lists them all.
+CHECKPOINTS_SHOWN = 12
+NEEDS_RESPONSE = "NEEDS RESPONSE"
+_OF_EXECUTOR = frozenset({QuestionKind.PERMISSION.value, QuestionKind.WORK.value})
+
+
+def status_label(status: str, pause_kind: str | None) -> str:
+    """Return the status as a person sees it: a question of the executor has a name of its own."""
+    return NEEDS_RESPONSE if status == "paused" and pause_kind in _OF_EXECUTOR else status
+
+
+def status_of(
+    request: EpisodeRequest,
+    state: EpisodeState,
+    questions: tuple[Question, ...] = (),
+    *,
+    episode_id: str,
+    run_id: str,
+    status: str,
+) -> EpisodeStatus:
+    """Return the snapshot that the `status` query answers with."""
+    last = state.last_checkpoint
+    return EpisodeStatus(
+        episode_id=episode_id,
+        run_id=run_id,
+        status=status,
+        phase=state.phase,
+        goal=request.goal,
+        workspace=request.workspace,
+        iteration=state.iteration,
+        branch=state.branch,
+        plan=state.plan_title,
+        executor=request.executor.name,
+        checks=state.checks_text,
+        failed_checks=state.failed_checks,
+        executor_error=state.executor_error,
+        probability_class=state.probability_class,
+        diagnosis=state.diagnosis,
+        checkpoint_id=last.id if last else "",
+        tree=state.tree,
+        questions=questions,
+        spent=state.spent,
+        budget=state.budget,
+        runs=state.runs,
+    )
+
+
+def budget_line(spent: Spent, budget: Budget) -> str:
+    """Return what is spent of what, such as `iterations 3/15, tokens 1200`."""
+
+    def of(used: float, limit: float | None) -> str:
+        return number_text(used) if limit is None else f"{number_text(used)}/{number_text(limit)}"
+
+    parts = [f"iterations {of(spent.iterations, budget.max_iterations)}"]
+    if spent.tokens or budget.max_tokens is not None:
+        least = "at least " if spent.unreported_calls else ""
+        parts.append(f"tokens {least}{of(spent.tokens, budget.max_tokens)}")
+    if spent.cost_usd or budget.max_cost_usd is not None:
+        least = "at least " if spent.unpriced_calls else ""
+        parts.append(f"cost USD {least}{of(spent.cost_usd, budget.max_cost_usd)}")
+    if spent.executor_failures:
+        parts.append(f"executor failures {of(spent.executor_failures, budget.max_executor_failures)}")
+    if spent.infrastructure_retries:
+        parts.append(f"retries {of(spent.infrastructure_retries, budget.max_infrastructure_retries)}")
+    minutes = spent.wall_time.total_seconds() / 60
+    limit = None if budget.max_wall_time is None else budget.max_wall_time.total_seconds() / 60
+    parts.append(f"minutes {of(round(minutes, 1), limit)}")
+    return ", ".join(parts)
+
+
+def details_markdown(
+    request: EpisodeRequest, state: EpisodeState, questions: tuple[Question, ...] = (), *, status: str
+) -> str:
+    """Return the current details: where the episode is, and the exact JSON for what can be done next."""
+    label = status_label(status, questions[0].kind.value if questions else None)
+    lines = [f"**{label}** · iteration {state.iteration} · {state.phase.value} · branch {state.branch}", ""]
+    for question in questions:
+        lines += question_lines(question)
+    lines += [
+        f"- goal: {shorten(request.goal.splitlines()[0], 200) if request.goal else ''}",
+        f"- plan: {state.plan_title or 'none yet'}",
+        f"- checks: {state.checks_text or 'not run yet'}",
+        *(f"  - {check.status.value}: `{check.name}`" for check in state.failed_checks),
+        *([f"- executor: `{clip(state.executor_error, 200)}`"] if state.executor_error else []),
+        f"- class: {state.probability_class.value if state.probability_class else 'none yet'}",
+        f"- budget: `{budget_line(state.spent, state.budget)}`",
+    ]
+    if state.diagnosis:
+        lines.append(f"- diagnosis: {state.diagnosis}")
+    lines += ["", "| checkpoint | iteration | branch | class | checks | reset event |", "|---|---|---|---|---|---|"]
+    lines += [_checkpoint_row(record) for record in state.checkpoints[-CHECKPOINTS_SHOWN:]]
+    lines += ["", *_actions(state, questions)]
+    return "\n".join(lines)
+
+
+def question_lines(question: Question) -> list[str]:
+    """Return what is asked and why, as Markdown."""
+    since = question.since.strftime(" since %Y-%m-%d %H:%M:%S UTC") if question.since else ""
+    needs = "" if question.default else "It needs a decision: a bare `resume` does not end this."
+    return [
+        f"**{question.id} waits for a person**{since}: {question.title} ({question.kind.value}, by {question.by})",
+        "",
+        *(f"- {line}" for line in question.evidence),
+        *(["", needs] if needs else []),
+        "",
+    ]
+
+
+def _checkpoint_row(record: CheckpointRecord) -> str:
+    verdict = record.probability_class.value if record.probability_class else ""
+    name = f"~~{record.id}~~" if record.discarded else record.id
+    event = f"{record.event_id} of run {record.run_id[:8]}" if record.event_id else ""
+    return f"| {name} | {record.iteration} | {record.branch} | {verdict} | {record.checks} | {event} |"
+
+
+def _actions(state: EpisodeState, questions: tuple[Question, ...]) -> list[str]:
+    last = state.last_checkpoint
+    restore = json.dumps({"checkpoint_id": last.id if last else "ckpt-0", "reason": "why"})
+    rows = [
+        (f"{option.name}: {option.effect}", "update `answer`", question.json_for(option.name))
+        for question in questions
+        for option in question.options
+    ]
+    if not questions:
+        rows.append(("pause", "signal `pause`", '"why"'))
+    if any(question.default for question in questions):
+        rows.append((f"choose {questions[0].default}", "signal `resume`", "no input"))
+    if any(question.kind is QuestionKind.BUDGET for question in questions):
+        rows.append(("top up", "update `top_up`", '{"iterations": 5}'))
+    rows.append(("tell the planner", "update `respond`", '"message for the planner"'))
+    rows.append(("go back", "update `restore_checkpoint`", restore))
+    rows.append(("stop for good", "signal `cancel`", '"why"'))
+    return [
+        "Next actions:",
+        "",
+        "| to | send | JSON |",
+        "|---|---|---|",
+        *(f"| {a} | {b} | `{c}` |" for a, b, c in rows),
+    ]

@@ -1,0 +1,1 @@
+"""Fixes that a toolchain offers for failing checks."""

@@ -1,0 +1,148 @@
+"""What the loop does next: another iteration, success, or a pause for a person, and why."""
+
+from enum import StrEnum
+
+from tightloop.episode.budget import breaches
+from tightloop.episode.check import Verification
+from tightloop.episode.failure import Failure, FailureKind, signature
+from tightloop.episode.loop.questions import alignment_question, make_question
+from tightloop.episode.model import EpisodeRequest, EpisodeState
+from tightloop.episode.planning import PlanningOutcome, PlanVerdict
+from tightloop.executor.model import LIMIT_STRIKES, SUCCESSES, ExecutorReport, ExecutorStatus
+from tightloop.question import Question, QuestionKind
+from tightloop.safety.rubric import Finding, unanswered
+from tightloop.value import Value
+
+
+class NextAction(StrEnum):
+    """What the loop does next."""
+
+    CONTINUE = "continue"
+    SUCCEED = "succeed"
+    ASK = "ask"
+
+
+class Decision(Value):
+    """What the loop does next, and why."""
+
+    action: NextAction
+    question: Question | None = None
+    """What a person is asked first."""
+
+
+CONTINUE = Decision(action=NextAction.CONTINUE)
+SUCCEED = Decision(action=NextAction.SUCCEED)
+
+
+def _ask(kind: QuestionKind, title: str) -> Decision:
+    return Decision(action=NextAction.ASK, question=make_question(kind, title))
+
+
+def guard_rails(state: EpisodeState) -> Decision:
+    """Decide whether another iteration may begin: every bound of the budget is checked here."""
+    found = breaches(state.budget, state.spent)
+    return _ask(QuestionKind.BUDGET, "the budget is spent: " + ", ".join(map(str, found))) if found else CONTINUE
+
+
+def after_planning(outcome: PlanningOutcome, overruled: tuple[str, ...] = ()) -> Decision:
+    """Decide what a planner's answer leads to; a malformed one is a failed iteration, not a pause.
+
+    What a person allowed before (`overruled`) is not asked for again.
+    """
+    if outcome.verdict is PlanVerdict.GAVE_UP:
+        return _ask(QuestionKind.PLANNER_GAVE_UP, outcome.reason or "the planner gave up without a reason")
+    # Findings include the planner's own "no" (`planners_own`), with its reason.
+    if outcome.findings:
+        return _ask_about(unanswered(outcome.findings, overruled))
+    if not outcome.aligned:
+        return _ask(QuestionKind.ALIGNMENT, outcome.reason or "the planner's alignment check says no")
+    return CONTINUE
+
+
+def _ask_about(findings: tuple[Finding, ...]) -> Decision:
+    """Return the decision to wait for a person where anything was found."""
+    if not findings:
+        return CONTINUE
+    return Decision(action=NextAction.ASK, question=alignment_question(findings))
+
+
+def is_plan_allowed(state: EpisodeState, outcome: PlanningOutcome) -> bool:
+    """Return whether a plan that a person allowed is carried out: unless they had something to say to the planner."""
+    planned = outcome.verdict in (PlanVerdict.PLANNED, PlanVerdict.CLAIMS_DONE)
+    return planned and not state.notes and not unanswered(outcome.findings, state.overruled)
+
+
+def is_change_allowed(state: EpisodeState) -> bool:
+    """Return whether the checks still hold for a change that a person allowed."""
+    return not state.notes and state.checked_tree == state.tree
+
+
+def after_execution(state: EpisodeState, report: ExecutorReport) -> Decision:
+    """Decide whether the work can be verified, or a person is needed first."""
+    if report.status is ExecutorStatus.NEEDS_PERSON and report.question is not None:
+        return Decision(action=NextAction.ASK, question=report.question)
+    if report.status in (ExecutorStatus.FATAL, ExecutorStatus.NEEDS_PERSON):
+        why = report.error or report.summary or f"it ended with {report.status.value} and does not say why"
+        return _ask(QuestionKind.FATAL, f"the executor cannot work: {why}")
+    if report.status is ExecutorStatus.LIMIT_HIT and state.limit_strikes >= LIMIT_STRIKES:
+        evidence = report.limit.evidence if report.limit else report.summary
+        return _ask(QuestionKind.LIMIT, f"{state.limit_strikes} limits in a row: {evidence or 'no text'}")
+    return CONTINUE
+
+
+def failure_of(state: EpisodeState, verification: Verification | None, *, changed: bool) -> Failure | None:
+    """Return what went wrong in this iteration, the first cause only; None if nothing did."""
+
+    def failure(kind: FailureKind, mark: str, summary: str) -> Failure:
+        return Failure(kind=kind, signature=mark, summary=summary, iteration=state.iteration)
+
+    # The order is that of the iteration: a plan that was never delivered explains the red checks after it.
+    if state.plan_verdict is PlanVerdict.MALFORMED:
+        summary = state.plan_title or "the planner's answer could not be used"
+        return failure(FailureKind.PLANNER, signature("planner", "malformed"), summary)
+    status = state.executor_status
+    if status is not None and status not in SUCCESSES:
+        summary = f"executor {status.value}: {state.executor_error}".rstrip(": ")
+        return failure(FailureKind.EXECUTOR, signature("executor", status.value, state.executor_error), summary)
+    if verification is not None and not verification.green:
+        names = ", ".join(str(check) for check in verification.failed[:3]) or "no check ran"
+        summary = f"{verification.failed_count} of {verification.total} checks fail: {names}"
+        return failure(FailureKind.CHECK, verification.signature, summary)
+    if not changed and not is_complete(state):
+        summary = "the iteration changed nothing and the planner does not call the goal met"
+        return failure(FailureKind.EXECUTOR, signature("nothing changed"), summary)
+    return None
+
+
+def is_complete(state: EpisodeState) -> bool:
+    """Return whether the goal is met: executed checks are green, and they mean something.
+
+    Green checks mean something when they were red at first, or when the planner calls the goal met;
+    a claim without green checks never counts.
+    """
+    return state.checks_green and (state.baseline_red or state.plan_final)
+
+
+def after_tracking(state: EpisodeState, request: EpisodeRequest) -> Decision:
+    """Decide at the end of an iteration: success, a person, or another iteration.
+
+    What has to be looked at comes first: also green checks may have been reached in a wrong way.
+    """
+    found = _ask_about(unanswered(state.findings, state.overruled))
+    if found.action is NextAction.ASK:
+        return found
+    if is_complete(state):
+        return SUCCEED
+    streak = state.failures
+    if streak.last is not None and streak.count >= request.repeat_error_limit:
+        return _ask(QuestionKind.REPEATED_ERROR, f"the same error {streak.count} times in a row: {streak.last.summary}")
+    if state.low_streak >= request.deviation_limit:
+        return _ask(
+            QuestionKind.DEVIATION, f"{state.low_streak} iterations in a row left their course: {state.reflect_detail}"
+        )
+    return CONTINUE
+
+
+def may_continue_as_new(request: EpisodeRequest, *, iterations_in_run: int, suggested: bool) -> bool:
+    """Return whether a new run should follow this one; asked between iterations only."""
+    return suggested or iterations_in_run >= request.iterations_per_run

@@ -1,0 +1,52 @@
+"""What an episode asks a person, and the ways to answer."""
+
+from tightloop.question import Option, Question, QuestionKind
+from tightloop.safety.rubric import Finding
+
+ALLOW, REFUSE, EXTEND, CANCEL = "allow", "refuse", "extend", "cancel"
+THE_EPISODE = "the episode"
+
+_FIRST = {
+    QuestionKind.OPERATOR: ("resume", "go on; edits made meanwhile are kept"),
+    QuestionKind.BUDGET: (EXTEND, "raise each bound that is reached by its first amount once more"),
+    QuestionKind.REPEATED_ERROR: ("continue", "try again, with the count of errors at zero"),
+    QuestionKind.LIMIT: ("retry", "deliver the plan again, once the limit has passed"),
+    QuestionKind.FATAL: ("retry", "do it again, once the cause is fixed"),
+    QuestionKind.DEVIATION: ("continue", "keep the work and go on; restore a checkpoint to undo it instead"),
+    QuestionKind.PLANNER_GAVE_UP: ("retry", "ask the planner again; it reads your notes and edits"),
+    QuestionKind.ALIGNMENT: (ALLOW, "exactly these findings are allowed for the rest of the episode"),
+}
+_REFUSE = Option(name=REFUSE, effect="the planner is told to do without, or to undo it, and plans again")
+_CANCEL = Option(name=CANCEL, effect="end the episode; the files stay as they are")
+_OTHERS = {QuestionKind.OPERATOR: (), QuestionKind.ALIGNMENT: (_REFUSE, _CANCEL)}
+"""Options after the first; of all other kinds it is only `cancel`."""
+# A bare `resume`, or a message to the planner, must neither spend money nor allow what the rules found.
+_WITHOUT_DEFAULT = frozenset({QuestionKind.BUDGET, QuestionKind.ALIGNMENT})
+
+
+def make_question(kind: QuestionKind, title: str, *, evidence: tuple[str, ...] = (), by: str = "tightloop") -> Question:
+    """Return what a person is asked; the first option is the default where a default grants nothing."""
+    name, effect = _FIRST[kind]
+    return Question(
+        id="",
+        kind=kind,
+        title=title,
+        evidence=evidence,
+        options=(Option(name=name, effect=effect), *_OTHERS.get(kind, (_CANCEL,))),
+        default="" if kind in _WITHOUT_DEFAULT else name,
+        blocks=THE_EPISODE,
+        by=by,
+    )
+
+
+def alignment_question(findings: tuple[Finding, ...]) -> Question:
+    """Return what is asked about findings, with what would resolve each."""
+    first, *others = findings
+    more = f" (and {len(others)} more)" if others else ""
+    resolved = [f"to resolve it: {each}" for each in dict.fromkeys(each.suggestion for each in findings)]
+    return make_question(QuestionKind.ALIGNMENT, f"{first}{more}", evidence=(*map(str, others), *resolved))
+
+
+def is_resumed_by_message(asked: Question) -> bool:
+    """Return whether a message to the planner ends the wait: it needs neither a decision nor a report."""
+    return bool(asked.default) and asked.kind is not QuestionKind.WORK

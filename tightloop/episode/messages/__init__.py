@@ -1,0 +1,1 @@
+"""The Markdown messages between planner and executor: layout, parsing, enforcement."""

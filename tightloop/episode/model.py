@@ -1,0 +1,349 @@
+"""The episode: one goal pursued to an outcome. Its request, its state and what it leaves behind."""
+
+import math
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from pydantic import ValidationError, ValidatorFunctionWrapHandler, model_validator
+
+from tightloop.artifact import ArtifactRef
+from tightloop.episode.budget import Budget, Spent
+from tightloop.episode.check import Check, FailedCheck
+from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.failure import NO_FAILURES, FailureStreak
+from tightloop.episode.planning import PlanVerdict, ReflectCause
+from tightloop.episode.progress import presets
+from tightloop.episode.progress.tracking import ProbabilityClass, Thresholds, TrackerMemory, Tracking
+from tightloop.errors import InvalidRequestError
+from tightloop.executor.model import ExecutorChoice, ExecutorStatus, Grant, ResumeToken
+from tightloop.executor.usage import Usage
+from tightloop.question import Question
+from tightloop.safety.rubric import Finding
+from tightloop.value import Value, first_problem
+
+RIGHT_INPUT = '{"goal": "make the tests pass", "workspace": "/home/me/project", "definition_of_done": ["pytest -q"]}'
+WORKFLOW_TYPE = "EpisodeWorkflow"
+# Every planning prompt repeats the goal, so it must stay small beside the rest.
+GOAL_CHARACTERS = 8_000
+# The request is an input of activities: one above 2 MiB would fail the workflow task again and again instead of the
+# episode. A character has up to 4 bytes in UTF-8.
+REQUEST_CHARACTERS = 256_000
+LONGEST_LIMIT_S = 30 * 86_400
+LONGEST_PAUSE = timedelta(days=366)
+
+
+class EpisodePhase(StrEnum):
+    """Where an episode is in its iteration."""
+
+    OPENING = "OPENING"
+    PLANNING = "PLANNING"
+    HANDING_OFF = "HANDING_OFF"
+    EXECUTING = "EXECUTING"
+    VERIFYING = "VERIFYING"
+    TRACKING = "TRACKING"
+    REFLECTING = "REFLECTING"
+    BACKING_OFF = "BACKING_OFF"
+    RESTORING = "RESTORING"
+    CLOSED = "CLOSED"
+
+
+class EpisodeOutcome(StrEnum):
+    """How an episode ended."""
+
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+class Queues(Value):
+    """Task queues of the capabilities. Empty: the episode's own task queue (then activities start eagerly)."""
+
+    workspace: str = ""
+    llm: str = ""
+    executor: str = ""
+
+
+def check_run(workspace: str, pause_timeout: timedelta, counts: Mapping[str, int]) -> None:
+    """Refuse what neither an episode nor a plan can run with.
+
+    Raises:
+        InvalidRequestError: with a sentence for the first wrong field.
+    """
+    if not workspace.startswith("/"):
+        raise InvalidRequestError(
+            f"the workspace {workspace!r} is not an absolute path. "
+            'Name the top of a git working tree: "workspace": "/home/me/project"'
+        )
+    if not timedelta() < pause_timeout <= LONGEST_PAUSE:
+        raise InvalidRequestError(f"pause_timeout is {pause_timeout}; it must be above 0 and at most a year")
+    for name, count in counts.items():
+        if count < 1:
+            raise InvalidRequestError(f"{name} is {count}; it must be at least 1")
+
+
+class EpisodeRequest(Value):
+    """What a service or a person asks for. Only goal, workspace and definition of done are needed."""
+
+    goal: str = ""
+    workspace: str = ""
+    """Absolute path of a git working tree on the host of the workspace worker."""
+    definition_of_done: tuple[Check, ...] = ()
+    project: str = ""
+    """Name used in messages; by default the last part of the workspace path."""
+    planner: str = "auto"
+    """`openai`, `heuristic`, or `auto`: `openai` where a key is present."""
+    executor: ExecutorChoice = ExecutorChoice()
+    worktree: bool = False
+    """Work in a git worktree of the episode's own, under `.tightloop/worktrees/`."""
+    within: str = ""
+    """Id of the plan that holds the workspace and waits for this episode, which works in its tree."""
+    budget: Budget = Budget()
+    preset: presets.Preset = presets.Preset.NORMAL
+    """Values of `thresholds` and of the two limits below, where they are not given one by one."""
+    thresholds: Thresholds = Thresholds()
+    repeat_error_limit: int = 3
+    """Iterations in a row with the same error before the episode pauses."""
+    deviation_limit: int = 2
+    """Iterations in a row with class LOW before the episode pauses."""
+    # About 1 550 events, 31 an iteration (docs/figures.md); Temporal suggests a new run at 4 096 and warns at 10 240.
+    iterations_per_run: int = 50
+    """After this many iterations the workflow continues as new."""
+    pause_timeout: timedelta = timedelta(days=7)
+    """How long a pause may last before the episode fails."""
+    queues: Queues = Queues()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, given: Any) -> Any:
+        return presets.under_request(given)
+
+    def check(self) -> None:
+        """Refuse what cannot work.
+
+        Raises:
+            InvalidRequestError: with a sentence for the first wrong field.
+        """
+        if not self.goal.strip():
+            raise InvalidRequestError('the goal is empty. Say what to reach: "goal": "make the tests pass"')
+        if len(self.goal) > GOAL_CHARACTERS:
+            raise InvalidRequestError(
+                f"the goal has {len(self.goal)} characters; the maximum is {GOAL_CHARACTERS}. "
+                "Put long material into a file of the workspace and name it in the goal"
+            )
+        counts = ("repeat_error_limit", "deviation_limit", "iterations_per_run")
+        check_run(self.workspace, self.pause_timeout, {name: getattr(self, name) for name in counts})
+        if not self.definition_of_done or any(not check.run.strip() for check in self.definition_of_done):
+            raise InvalidRequestError(
+                "the definition of done is empty: without an executed check nothing can be called done. "
+                'Give at least one command: "definition_of_done": ["pytest -q"]'
+            )
+        self._check_numbers()
+        if len(self.model_dump_json()) > REQUEST_CHARACTERS:
+            raise InvalidRequestError(
+                f"the request is larger than {REQUEST_CHARACTERS} characters. Put long material into files of the "
+                "workspace and name them"
+            )
+
+    def _check_numbers(self) -> None:
+        limits = [check.timeout_s for check in self.definition_of_done]
+        limits += [self.executor.wall_limit_s, self.executor.idle_limit_s, sum(limits)]
+        # `not 0 < limit` refuses NaN, too: JSON cannot carry it, so it would fail the workflow task again and again.
+        wrong = next((limit for limit in limits if not 0 < limit <= LONGEST_LIMIT_S), None)
+        if wrong is not None:
+            raise InvalidRequestError(f"a time limit is {wrong:g} s; it must lie between 0 and {LONGEST_LIMIT_S} s")
+        problem = self.thresholds.problem()
+        if problem:
+            raise InvalidRequestError(f"thresholds: {problem}")
+        cost = self.budget.max_cost_usd
+        if cost is not None and not math.isfinite(cost):
+            raise InvalidRequestError(f"budget.max_cost_usd is {cost}; leave it out for no bound")
+
+    @property
+    def project_name(self) -> str:
+        """The project's name, or the last part of the workspace path."""
+        return self.project or self.workspace.rstrip("/").rpartition("/")[2]
+
+
+class RestoreTarget(Value):
+    """A checkpoint to go back to."""
+
+    checkpoint_id: str
+    reason: str = ""
+    by: str = ""
+    episode_id: str = ""
+    """The episode that owns the checkpoint, when it is not this one (fork)."""
+
+
+class TimelineEntry(Value):
+    """One line of what happened."""
+
+    at: datetime
+    kind: str
+    """`opened`, `iteration`, `paused`, `resumed`, `limit`, `restored`, `reset`, `drift`, `closed` ..."""
+    text: str
+
+
+class EpisodeState(Value):
+    """Everything that an episode remembers between iterations, bounded, carried across runs."""
+
+    phase: EpisodePhase = EpisodePhase.OPENING
+    iteration: int = 0
+    """Number of the current pass, from 1; it never goes back."""
+    branch: int = 1
+    """Grows with every restore and reset."""
+    tree: str = ""
+    """Id of the tree that must be on disk."""
+    request: ArtifactRef | None = None
+    """The request as stored on the workspace's host, with amendments."""
+    plan: ArtifactRef | None = None
+    plan_title: str = ""
+    plan_final: bool = False
+    plan_verdict: PlanVerdict | None = None
+    plan_request: ArtifactRef | None = None
+    checks: ArtifactRef | None = None
+    checked_tree: str = ""
+    """The tree that `checks` is about; empty when the definition of done was changed since."""
+    checks_green: bool = False
+    checks_text: str = ""
+    """Passed of all, such as `2/3`."""
+    failed_checks: tuple[FailedCheck, ...] = ()
+    baseline_red: bool = False
+    """The checks failed before the first plan: turning them green is then the goal itself."""
+    reflection: ArtifactRef | None = None
+    diagnosis: str = ""
+    reflect_next: ReflectCause | None = None
+    reflect_detail: str = ""
+    probability_class: ProbabilityClass | None = None
+    low_streak: int = 0
+    failures: FailureStreak = NO_FAILURES
+    trees: tuple[str, ...] = ()
+    """Trees at the end of the last iterations, oldest first."""
+    memory: TrackerMemory | None = None
+    """What the tracker remembers of the last iterations besides their trees."""
+    findings: tuple[Finding, ...] = ()
+    """What the alignment check of the last plan or change found."""
+    overruled: tuple[str, ...] = ()
+    """Fingerprints of findings that a person allowed, oldest first: they are not asked for again."""
+    limit_strikes: int = 0
+    resume: ResumeToken | None = None
+    grants: tuple[Grant, ...] = ()
+    """What a person allowed or denied in this iteration."""
+    executor_status: ExecutorStatus | None = None
+    executor_error: str = ""
+    spent: Spent = Spent()
+    budget: Budget = Budget()
+    notes: tuple[str, ...] = ()
+    """For the next plan; cleared once planned."""
+    pause: Question | None = None
+    """An operator's pause that has not begun when the run is followed by a new one."""
+    asked: int = 0
+    """Number of questions so far; their ids are never used again."""
+    checkpoints: tuple[CheckpointRecord, ...] = ()
+    timeline: tuple[TimelineEntry, ...] = ()
+    restore: RestoreTarget | None = None
+    """Set by a run that continues as new in order to go back."""
+    cancel: str | None = None
+    """Why a person cancelled the episode while the run was ending."""
+    amended: bool = False
+    """The request was amended and is to be stored again."""
+    runs: int = 1
+    """Temporal runs of this episode so far."""
+
+    @property
+    def last_checkpoint(self) -> CheckpointRecord | None:
+        """The newest checkpoint that was not discarded."""
+        return next((record for record in reversed(self.checkpoints) if not record.discarded), None)
+
+
+class CheckpointFile(Value):
+    """What a checkpoint keeps besides the tree: the scratchpad of the episode."""
+
+    state: EpisodeState
+    patch: ArtifactRef | None = None
+    """Unified diff from the tree before."""
+    plan_delta: ArtifactRef | None = None
+    """How the plan differs from the plan before: a stored `PlanDelta`."""
+
+
+class EpisodeInput(EpisodeRequest):
+    """What starts a run: a request; or a request with the state that the run before it left."""
+
+    state: EpisodeState | None = None
+    restore: RestoreTarget | None = None
+    """Start from a stored checkpoint (restore of a closed episode, or fork)."""
+    problem: str = ""
+    """Why the input could not be read; the workflow then fails with this sentence, instead of hanging."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explain(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> "EpisodeInput":
+        # A payload that cannot be decoded fails the workflow task, which Temporal tries again for ever.
+        try:
+            read: EpisodeInput = handler(value)
+        except ValidationError as error:
+            return cls.model_construct(problem=f"{first_problem(error)}. A right input: {RIGHT_INPUT}")
+        return read
+
+
+class EpisodeResult(Value):
+    """What an episode leaves behind."""
+
+    outcome: EpisodeOutcome
+    reason: str = ""
+    iterations: int = 0
+    checkpoint_id: str = ""
+    tree: str = ""
+    """The tree that the checks passed on (SUCCEEDED), or the last one."""
+    checks: str = ""
+    spent: Spent = Spent()
+
+
+class EpisodeStatus(Value):
+    """A snapshot for people and programs."""
+
+    episode_id: str = ""
+    run_id: str = ""
+    status: str = "running"
+    """`running`, `paused`, `succeeded`, `failed`, `cancelled`; from Temporal also `terminated`."""
+    phase: EpisodePhase = EpisodePhase.OPENING
+    goal: str = ""
+    workspace: str = ""
+    iteration: int = 0
+    branch: int = 1
+    plan: str = ""
+    executor: str = ""
+    checks: str = ""
+    failed_checks: tuple[FailedCheck, ...] = ()
+    executor_error: str = ""
+    """Why the last delivery did not do what it should, in the executor's words."""
+    probability_class: ProbabilityClass | None = None
+    diagnosis: str = ""
+    checkpoint_id: str = ""
+    tree: str = ""
+    questions: tuple[Question, ...] = ()
+    """What waits for a person."""
+    pause_requested: bool = False
+    """A pause was asked for and begins at the next safe point."""
+    spent: Spent = Spent()
+    budget: Budget = Budget()
+    runs: int = 1
+    outcome: EpisodeOutcome | None = None
+    reason: str = ""
+
+
+class Tracked(Value):
+    """What the tracker recorded of an iteration."""
+
+    tracking: Tracking
+    checkpoint: CheckpointRecord
+    plan_request: ArtifactRef | None = None
+    findings: tuple[Finding, ...] = ()
+    """What a person has to see of the change."""
+    alignment: ArtifactRef | None = None
+    """The stored evidence of the alignment check, where it found something."""
+    usage: Usage | None = None
+    """Of a model that judged."""
+    drift: str | None = None
+    attempt: int = 1

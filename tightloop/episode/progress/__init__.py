@@ -1,0 +1,1 @@
+"""Measuring progress: what an iteration changed, its class, and repeated failures."""

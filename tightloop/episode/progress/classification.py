@@ -1,0 +1,158 @@
+"""The rules that classify an iteration from its measurements, each with its reason.
+
+Every rule looks at the facts alone; the class is the lowest that any reason implies. A fact that speaks against
+an iteration never raises its class, and the order of the rules does not matter. Checks that got better excuse a
+repetition, never a circle or a broken check.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+
+from tightloop.episode.progress.tracking import (
+    ProbabilityClass,
+    Reason,
+    ReasonKind,
+    Spending,
+    Thresholds,
+    TrackingFacts,
+)
+from tightloop.value import counted, shorten
+
+RULES = "deviation/2"
+"""Version of the rules, stored with each class; change it with them."""
+NAMES_LISTED = 5
+DETAIL_CHARACTERS = 200
+
+_HIGH, _MEDIUM, _LOW = ProbabilityClass.HIGH, ProbabilityClass.MEDIUM, ProbabilityClass.LOW
+_ORDER = (_LOW, _MEDIUM, _HIGH)
+
+Rule = Callable[[TrackingFacts, Thresholds], Iterator[Reason]]
+
+
+def classify(
+    facts: TrackingFacts, thresholds: Thresholds = Thresholds()
+) -> tuple[ProbabilityClass, tuple[Reason, ...]]:
+    """Return the lowest class that any reason implies, with all reasons; the first one is the ratio."""
+    reasons = [reason for rule in EVERY_RULE for reason in rule(facts, thresholds)]
+    lowered = lowest(reason.implies for reason in reasons)
+    kinds = [reason.kind.value for reason in reasons if reason.implies is not _HIGH]
+    if lowered is not _LOW and len(kinds) >= thresholds.reasons_low:
+        lowered = _LOW
+        reasons.append(_reason(ReasonKind.COMBINATION, _LOW, f"{len(kinds)} reasons together: {', '.join(kinds)}"))
+    return lowered, tuple(reasons)
+
+
+def lowest(classes: Iterable[ProbabilityClass]) -> ProbabilityClass:
+    """Return the lowest class; HIGH where there is none."""
+    return min(classes, key=_ORDER.index, default=_HIGH)
+
+
+def class_of_ratio(ratio: float, thresholds: Thresholds = Thresholds()) -> ProbabilityClass:
+    """Map a ratio to its class."""
+    if ratio >= thresholds.high_from:
+        return _HIGH
+    return _MEDIUM if ratio >= thresholds.medium_from else _LOW
+
+
+def spending_class(spent: Spending, thresholds: Thresholds) -> tuple[ProbabilityClass, str]:
+    """Return the class of what was spent without progress, and what reached its bound in words."""
+    hours = spent.wall_time / timedelta(hours=1)
+    amounts = (
+        (spent.iterations, thresholds.iterations_per_progress, f"{counted(spent.iterations, 'iteration')}"),
+        (spent.tokens, thresholds.tokens_per_progress, f"{spent.tokens} tokens"),
+        (spent.cost_usd, thresholds.cost_usd_per_progress, f"{spent.cost_usd:.2f} USD"),
+        (hours, thresholds.hours_per_progress, f"{hours:.1f} hours"),
+    )
+    over = [(amount / bound, words) for amount, bound, words in amounts if bound is not None and amount >= bound]
+    if not over:
+        return _HIGH, ""
+    worst = max(share for share, _ in over)
+    return (_LOW if worst >= thresholds.cost_low_factor else _MEDIUM), ", ".join(words for _, words in over)
+
+
+def _reason(kind: ReasonKind, implies: ProbabilityClass, detail: str) -> Reason:
+    return Reason(kind=kind, implies=implies, detail=shorten(detail, DETAIL_CHARACTERS))
+
+
+def _named(names: tuple[str, ...]) -> str:
+    return ", ".join(sorted(names)[:NAMES_LISTED])
+
+
+def _change(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
+    """What the iteration did to the tree and to the checks."""
+    implied = class_of_ratio(facts.ratio, thresholds)
+    if facts.made_progress and implied is _LOW:
+        implied = _MEDIUM
+    # The ratio cannot tell growth from replacement: new files lower it although every old line is still there.
+    if implied is not _HIGH and facts.lines_kept is not None and facts.lines_kept >= thresholds.growth_keeps:
+        announced = facts.scope_announced and not facts.out_of_scope
+        implied = _HIGH if announced or facts.made_progress else _MEDIUM
+    yield _reason(ReasonKind.RATIO, implied, f"{facts.ratio:.3f} of the tree is unchanged")
+    # A claim that green checks confirm needs no change: there was nothing left to do.
+    if facts.executor_changed_nothing and not (facts.green and facts.claimed_done):
+        again = facts.no_change_streak
+        implied = _LOW if again >= thresholds.no_change_low else _MEDIUM
+        times = f", {again} times in a row" if again > 1 else ""
+        yield _reason(ReasonKind.NO_CHANGE, implied, f"the executor changed no file{times}")
+    if facts.newly_failing:
+        yield _reason(ReasonKind.NEWLY_FAILING, _LOW, f"newly failing: {_named(facts.newly_failing)}")
+
+
+def _plan_ignored(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
+    """Changes that the plan did not announce, and action items that nothing was done about."""
+    excused = facts.made_progress or facts.green
+    if facts.out_of_scope:
+        share = facts.out_of_scope_share
+        of_the_change = "" if share is None else f" ({share:.0%} of the change)"
+        implied = _MEDIUM if share is None or share >= thresholds.scope_share_medium else _HIGH
+        if share is not None and share >= thresholds.scope_share_low and not excused:
+            implied = _LOW
+        detail = (
+            f"{counted(len(facts.out_of_scope), 'file')} outside the plan{of_the_change}: {_named(facts.out_of_scope)}"
+        )
+        yield _reason(ReasonKind.OUT_OF_SCOPE, implied, detail)
+    patience = 2 if facts.made_progress else 1
+    if facts.open_items and facts.open_for >= thresholds.open_items_medium * patience:
+        implied = _LOW if facts.open_for >= thresholds.open_items_low and not excused else _MEDIUM
+        detail = f"nothing was done about action items for {facts.open_for} iterations: {_named(facts.open_items)}"
+        yield _reason(ReasonKind.OPEN_ITEMS, implied, detail)
+
+
+def _repetition(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
+    """What was there before. Progress excuses a repetition, never a circle."""
+    stuck = not facts.made_progress
+    # Without a change the tree is always the one before, which NO_CHANGE says already.
+    if stuck and facts.tree_seen_before and not facts.executor_changed_nothing:
+        yield _reason(ReasonKind.SAME_TREE_AGAIN, _MEDIUM, "the tree was exactly like this before")
+    if stuck and facts.error_count >= 2:
+        implied = _LOW if facts.error_count >= thresholds.same_error_low else _MEDIUM
+        detail = f"the checks failed in the same way {facts.error_count} times in a row"
+        yield _reason(ReasonKind.SAME_ERROR_AGAIN, implied, detail)
+    elif stuck and facts.error_seen_before:
+        detail = "the checks fail again in a way that had been fixed"
+        yield _reason(ReasonKind.SAME_ERROR_AGAIN, _MEDIUM, detail)
+    if stuck and facts.plan_seen_before:
+        yield _reason(ReasonKind.SAME_PLAN_AGAIN, _MEDIUM, "the same plan was carried out before")
+    if facts.alternates:
+        yield _reason(ReasonKind.ALTERNATION, _LOW, "the tree goes back and forth between the same states")
+    elif facts.errors_alternate:
+        yield _reason(ReasonKind.ALTERNATION, _LOW, "the checks go back and forth between the same failures")
+
+
+def _waste(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
+    """A wrong claim, work that did not end, and what was spent for nothing."""
+    stuck = not facts.made_progress
+    if stuck and facts.claimed_done and facts.checks_failed:
+        detail = f"the planner calls the goal met, but {counted(facts.checks_failed, 'check')} failed"
+        yield _reason(ReasonKind.FALSE_CLAIM, _MEDIUM, detail)
+    if facts.outcome_unknown:
+        yield _reason(ReasonKind.OUTCOME_UNKNOWN, _MEDIUM, "what the executor did last is not known")
+    elif stuck and facts.executor_failed:
+        yield _reason(ReasonKind.EXECUTOR_FAILED, _MEDIUM, "the executor did not finish its work")
+    if stuck and not facts.green:
+        implied, words = spending_class(facts.since_progress, thresholds)
+        if words:
+            yield _reason(ReasonKind.COST, implied, f"no check got better for {words}")
+
+
+EVERY_RULE: tuple[Rule, ...] = (_change, _plan_ignored, _repetition, _waste)

@@ -1,0 +1,243 @@
+"""Measurements and records of an iteration; the rules are in `classification.py`."""
+
+from datetime import timedelta
+from enum import StrEnum
+
+from tightloop.value import Value
+
+
+class ProbabilityClass(StrEnum):
+    """Probability that an iteration is on course."""
+
+    HIGH = "HIGH"
+    """It may go on as it is."""
+    MEDIUM = "MEDIUM"
+    """It should think again before it goes on."""
+    LOW = "LOW"
+    """A person wants to know if the next one is like this."""
+
+
+class ReasonKind(StrEnum):
+    """Kinds of reasons for a class."""
+
+    RATIO = "ratio"
+    NO_CHANGE = "no_change"
+    NEWLY_FAILING = "newly_failing"
+    OUT_OF_SCOPE = "out_of_scope"
+    OPEN_ITEMS = "open_items"
+    SAME_TREE_AGAIN = "same_tree_again"
+    SAME_ERROR_AGAIN = "same_error_again"
+    SAME_PLAN_AGAIN = "same_plan_again"
+    ALTERNATION = "alternation"
+    FALSE_CLAIM = "false_claim"
+    OUTCOME_UNKNOWN = "outcome_unknown"
+    EXECUTOR_FAILED = "executor_failed"
+    COST = "cost"
+    """Too much was spent since the checks last got better."""
+    COMBINATION = "combination"
+    """Several reasons, none of them grave alone."""
+
+
+class Reason(Value):
+    """One reason for the class, with the class that it alone would give."""
+
+    kind: ReasonKind
+    implies: ProbabilityClass
+    detail: str = ""
+
+
+class Spending(Value):
+    """Amounts spent up to a moment, or between two moments."""
+
+    iterations: int = 0
+    tokens: int = 0
+    """A lower bound where an agent does not report them."""
+    cost_usd: float = 0.0
+    """A lower bound where a price is not known."""
+    wall_time: timedelta = timedelta()
+    """Working time, counted up to the beginning of the iteration."""
+
+    def since(self, earlier: "Spending") -> "Spending":
+        """Return what was spent after `earlier`; nothing is negative."""
+        return Spending(
+            iterations=max(self.iterations - earlier.iterations, 0),
+            tokens=max(self.tokens - earlier.tokens, 0),
+            cost_usd=max(self.cost_usd - earlier.cost_usd, 0.0),
+            wall_time=max(self.wall_time - earlier.wall_time, timedelta()),
+        )
+
+
+class TrackingFacts(Value):
+    """Measurements of the tracker; the input of `classify`."""
+
+    ratio: float = 1.0
+    """Similarity of the whole tree before and after by lines, 0 to 1."""
+    lines_kept: float | None = None
+    """Share of the lines before that are still there, 0 to 1; None: not measured."""
+    files_changed: int = 0
+    executor_changed_nothing: bool = False
+    no_change_streak: int = 0
+    """Deliveries in a row that changed nothing, with this one."""
+    checks_failed: int | None = None
+    """None: no check ran."""
+    newly_failing: tuple[str, ...] = ()
+    made_progress: bool = False
+    """The checks are better than before the iteration, and none is worse."""
+    scope_announced: bool = False
+    """The plan said which files it would change."""
+    out_of_scope: tuple[str, ...] = ()
+    """Changed files that the plan did not announce; empty when the plan announced none."""
+    out_of_scope_share: float | None = None
+    """Their share of the changed lines, 0 to 1; None: not measured."""
+    open_items: tuple[str, ...] = ()
+    """Action items that can be checked against files and checks, and that nothing was done about."""
+    open_for: int = 0
+    """Iterations that the oldest of them has been open, with this one."""
+    tree_seen_before: bool = False
+    alternates: bool = False
+    """The trees of the last iterations go round in a circle."""
+    error_count: int = 0
+    """Iterations in a row that ended with the present failures of the checks, with this one."""
+    error_seen_before: bool = False
+    """The present failures were there in an earlier iteration, and others in between."""
+    errors_alternate: bool = False
+    plan_seen_before: bool = False
+    """The same plan was carried out before."""
+    claimed_done: bool = False
+    """The planner calls the goal met."""
+    outcome_unknown: bool = False
+    executor_failed: bool = False
+    since_progress: Spending = Spending()
+    """What was spent since the checks last got better or were green."""
+
+    @property
+    def green(self) -> bool:
+        """Whether checks ran and all passed."""
+        return self.checks_failed == 0
+
+
+class Thresholds(Value):
+    """Where the classes begin. Calibrated on `tests/data/deviation`, by `calibrate.py` there."""
+
+    # 0.6 and 0.4 are those of the seed "Plan-Execu Tight Loop".
+    high_from: float = 0.6
+    """Ratio from which the class is HIGH."""
+    medium_from: float = 0.4
+    growth_keeps: float = 0.95
+    """A change that keeps this share of the lines before is growth: a low ratio then means new files, not lost ones."""
+    scope_share_medium: float = 0.4
+    """Share of the changed lines that lies outside of the plan's scope."""
+    scope_share_low: float = 0.7
+    """The same, where no check got better and not all are green."""
+    open_items_medium: int = 2
+    """Iterations that an action item was open; twice as many where a check got better."""
+    open_items_low: int = 5
+    no_change_low: int = 2
+    """Deliveries in a row that changed nothing."""
+    same_error_low: int = 3
+    """Iterations in a row with the same failures; two are MEDIUM."""
+    iterations_per_progress: int | None = 4
+    """What may be spent until a check gets better; None: unbounded."""
+    tokens_per_progress: int | None = 2_000_000
+    cost_usd_per_progress: float | None = 5.0
+    hours_per_progress: float | None = 2.0
+    cost_low_factor: float = 2.0
+    """Multiple of one of these four bounds that is LOW."""
+    reasons_low: int = 3
+    """Number of MEDIUM reasons that together are LOW."""
+
+    def patient(self, repeat_error_limit: int) -> "Thresholds":
+        """Return the thresholds of an episode that tolerates this many iterations with the same error.
+
+        A raised limit means that some checks turn green only with the last step; until then the same failures, the
+        iterations without progress and what follows from them are not a reason for LOW.
+        """
+        iterations = self.iterations_per_progress
+        return self.evolve(
+            same_error_low=max(self.same_error_low, repeat_error_limit),
+            no_change_low=max(self.no_change_low, repeat_error_limit - 1),
+            open_items_low=max(self.open_items_low, repeat_error_limit + 2),
+            iterations_per_progress=None if iterations is None else max(iterations, repeat_error_limit + 1),
+        )
+
+    def problem(self) -> str:
+        """Return what is wrong with the thresholds, as a sentence; empty when they are in order."""
+        shares = ("high_from", "medium_from", "growth_keeps", "scope_share_medium", "scope_share_low")
+        for name in shares:
+            if not 0 <= getattr(self, name) <= 1:
+                return f"{name} is {getattr(self, name):g}; it must lie between 0 and 1"
+        pairs = (
+            ("medium_from", "high_from"),
+            ("scope_share_medium", "scope_share_low"),
+            ("open_items_medium", "open_items_low"),
+        )
+        for lower, upper in pairs:
+            if getattr(self, lower) > getattr(self, upper):
+                return f"{lower} {getattr(self, lower):g} must not be above {upper} {getattr(self, upper):g}"
+        counts = ("open_items_medium", "no_change_low", "cost_low_factor")
+        for name, least in (*((name, 1) for name in counts), ("same_error_low", 2), ("reasons_low", 2)):
+            # Not `<`: that would let a NaN pass.
+            if not getattr(self, name) >= least:
+                return f"{name} is {getattr(self, name):g}; it must be at least {least}"
+        for name in ("iterations", "tokens", "cost_usd", "hours"):
+            bound = getattr(self, f"{name}_per_progress")
+            if bound is not None and not bound > 0:
+                return f"{name}_per_progress is {bound:g}; it must be above 0, or empty for no bound"
+        return ""
+
+
+class ItemMemory(Value):
+    """An action item that was given, and what became of it."""
+
+    mark: str
+    """Signature of its text."""
+    rounds: int = 0
+    """Iterations that nothing was done about it."""
+    about: str = ""
+    """How the check that it names failed."""
+    done: bool = False
+
+
+class TrackerMemory(Value):
+    """Bounded memory of earlier iterations; carried in the state of the episode."""
+
+    plans: tuple[str, ...] = ()
+    """Signatures of the last plans that were carried out, oldest first."""
+    errors: tuple[str, ...] = ()
+    """Signatures of the failures at the end of the last iterations, oldest first; empty text: green."""
+    no_change: int = 0
+    items: tuple[ItemMemory, ...] = ()
+    at_progress: Spending | None = None
+    """What was spent when the checks last got better or were green; None: not known yet."""
+
+
+class Tracking(Value):
+    """The class of an iteration with its reasons and the size of the change."""
+
+    probability_class: ProbabilityClass = ProbabilityClass.HIGH
+    ratio: float = 1.0
+    measure: str = "lines-of-tree/1"
+    rules: str = ""
+    """Version of the rules that gave the class."""
+    reasons: tuple[Reason, ...] = ()
+    files_changed: int = 0
+    lines_added: int = 0
+    lines_removed: int = 0
+    approximate: bool = False
+    """The diff ran into its time bound and is coarser than usual."""
+    note: str = ""
+    """What is coarser than usual, and why; at most 300 characters."""
+    renames: tuple[str, ...] = ()
+    """Renamed files, `old => new`; at most 10, of 160 characters."""
+    files_renamed: int = 0
+    """How many were renamed, as far as they were listed."""
+    memory: TrackerMemory | None = None
+    """For the next iteration."""
+
+
+def similarity(lines_before: int, *, added: int, removed: int) -> float:
+    """Return which part of the lines of two trees is common to both: 2 * common / (before + after), 0 to 1."""
+    # The formula of difflib's `ratio`, over lines. Both numbers come from a diff, so that no text is compared again.
+    common = max(lines_before - removed, 0)
+    total = lines_before + common + added
+    return 1.0 if total <= 0 else min(1.0, 2 * common / total)

@@ -1,0 +1,1 @@
+"""The contract between an episode and whoever does the work."""

@@ -1,0 +1,43 @@
+"""What an executor asks a person, and what follows from the answer."""
+
+from tightloop.executor.model import SUMMARY_CHARACTERS, ExecutorReport, ExecutorStatus
+from tightloop.question import Answer, Option, Question, QuestionKind, evidence_of
+from tightloop.value import shorten
+
+ALLOW, DENY = "allow", "deny"
+DONE, FAILED, REFUSED = "done", "failed", "refused"
+_PERMISSION = (
+    Option(name=ALLOW, effect="the agent may do it, also again in this iteration"),
+    Option(name=DENY, effect="the agent may not, and is told so"),
+)
+_WORK = (
+    Option(name=DONE, effect="the checks look at what is on disk now"),
+    Option(name=FAILED, effect="the iteration counts as failed; the text tells the planner why"),
+    Option(name=REFUSED, effect="nobody is going to do it; the text tells the planner why"),
+)
+_STATUS_OF = {FAILED: ExecutorStatus.FAILED, REFUSED: ExecutorStatus.REFUSED}
+
+
+def permission_question(title: str, detail: str, fingerprint: str) -> Question:
+    """Return the question of an agent that wants to do something; the same fingerprint is not asked for again."""
+    return _ask(QuestionKind.PERMISSION, title, detail, _PERMISSION).evolve(fingerprint=fingerprint)
+
+
+def work_question(title: str, detail: str = "") -> Question:
+    """Return the question that lets a person do the work."""
+    return _ask(QuestionKind.WORK, title, detail, _WORK).evolve(default=DONE)
+
+
+def _ask(kind: QuestionKind, title: str, detail: str, options: tuple[Option, ...]) -> Question:
+    evidence = evidence_of(detail)
+    return Question(
+        id="", kind=kind, title=title, evidence=evidence, options=options, blocks="the episode", by="the executor"
+    )
+
+
+def report_on_work(report: ExecutorReport, answer: Answer, *, tree: str) -> ExecutorReport:
+    """Return the report on work that a person did: what they said, and the tree that they left."""
+    done = ExecutorStatus.COMPLETED if tree != report.new_tree else ExecutorStatus.NO_CHANGE
+    reported = report.evolve(status=_STATUS_OF.get(answer.option, done), question=None, new_tree=tree)
+    said = shorten(f"{answer.by}: {answer.text or answer.option}", SUMMARY_CHARACTERS)
+    return reported.evolve(summary=said if reported.succeeded else "", error="" if reported.succeeded else said)

@@ -1,0 +1,1 @@
+"""The messages between planner and executor, and their template."""

@@ -1,0 +1,171 @@
+"""Reads when a limit ends, out of status texts, fields and headers."""
+
+import re
+from datetime import UTC, datetime, timedelta, tzinfo
+from email.utils import parsedate_to_datetime
+from typing import NamedTuple
+from zoneinfo import ZoneInfo
+
+LONGEST_WAIT = timedelta(days=31)
+"""A reset farther away than a billing month is a misread number."""
+CLOCK_SLACK = timedelta(minutes=2)
+"""A time of day without a date that has just passed means now, not tomorrow: agents drop the seconds."""
+EPOCH_FROM = 1e9
+"""Smaller numbers are seconds from now; larger ones are seconds since 1970 (this is 2001)."""
+EPOCH_MS_FROM = 1e11
+"""Larger ones are milliseconds since 1970 (this is 1973)."""
+
+_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0, "mo": 2_592_000.0}
+_MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
+# Seen: "28ms", "11.054s", "6m0s", "5 days 22 hours 11 minutes".
+_PART = (
+    r"(\d{1,9}(?:\.\d{1,9})?)\s*"
+    r"(milliseconds?|months?|minutes?|seconds?|hours?|weeks?|days?|mins?|secs?|hrs?|(?:ms|[smhdw])(?![a-z]))"
+)
+# "6:21 PM", "12pm", "18:21:00"; with the zone "7:28pm (UTC)", "12:50am (America/Los_Angeles)".
+_TIME = r"(?:(?P<h>\d{1,2})(?::(?P<m>\d\d))?\s*(?P<half>[ap])\.?m\.?|(?P<h24>\d{1,2}):(?P<m24>\d\d)(?::\d\d)?)"
+_ZONE = r"(?:\s*\((?P<zone>[A-Za-z][\w+\-/]{1,40})\)|\s*(?P<utc>UTC|GMT|Z)(?![a-z]))?"
+# Codex: "Mar 18th, 2026 4:51 PM"; Claude Code: "Oct 3, 10am"; Cursor: "11/17/2025".
+_NAMED = (
+    rf"(?P<name>{'|'.join(_MONTHS)})[a-z]{{0,6}}\.?\s*(?P<day>\d{{1,2}})(?:st|nd|rd|th)?(?:,?\s*(?P<year>\d{{4}}))?"
+)
+_NUMERIC = r"(?P<month>\d{1,2})/(?P<day>\d{1,2})/(?P<year>\d{4})"
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE)
+
+
+_TRIGGER = _compile(
+    r"(?:try\s*again|retry(?:ing)?|resets?|renews?|available(?:\s*again)?|ends|until|wait)(?:\s|:|in\b|in(?=\d)|at|on|after|for)*"
+    r"|reached\s*\|\s*"
+)
+_NUMBER = _compile(r"\d{1,15}(?:\.\d{1,9})?")
+_LONE_NUMBER = _compile(r"\d{1,15}(?:\.\d{1,9})?(?![\w:/])")
+_DURATION_PART = _compile(_PART)
+_DURATION = _compile(rf"{_PART}(?:(?:,|and|\s)*{_PART})*")
+_TIME_OF_DAY = _compile(_TIME + _ZONE)
+_CALENDAR = tuple(_compile(rf"{date}(?:,|\s|at(?=[\s\d]))*(?:{_TIME})?{_ZONE}") for date in (_NAMED, _NUMERIC))
+_ISO = _compile(r"(\d{4}-\d\d-\d\d)[T\s]?(\d\d:\d\d(?::\d\d)?)(?:\.\d+)?\s*(Z|[+-]\d\d:?\d\d)?")
+
+
+class Clock(NamedTuple):
+    """When something was said, and the zone of the times in it that name none."""
+
+    now: datetime
+    zone: tzinfo
+
+    def wait_until(self, moment: datetime) -> timedelta:
+        """Return the time from now until `moment`, at most `LONGEST_WAIT`; zero where it has passed."""
+        aware = moment if moment.tzinfo else moment.replace(tzinfo=self.zone)
+        # Within one zone Python subtracts wall clocks; in UTC it counts what passes.
+        return _bound((aware.astimezone(UTC) - self.now.astimezone(UTC)).total_seconds())
+
+
+def find_wait(text: str, clock: Clock) -> timedelta | None:
+    """Return the wait of the first `try again in 11.054s`, `resets 12:50am (America/Los_Angeles)` and the like."""
+    # Some screens drop the spaces: the text is read without them, too.
+    for form in (text, "".join(text.split())):
+        for trigger in _TRIGGER.finditer(form):
+            try:
+                wait = _read_time_at(form, trigger.end(), clock)
+            except (ValueError, OverflowError):
+                continue
+            if wait is not None:
+                return wait
+    return None
+
+
+def read_wait(value: object, clock: Clock, *, unit: float = 1.0) -> timedelta | None:
+    """Read a header or a field: a number of `unit` seconds, `6m0s`, RFC 3339 or the date of RFC 9110."""
+    text = str(value)[:80].strip()
+    if _NUMBER.fullmatch(text):
+        return _read_number(float(text) * unit, clock)
+    try:
+        if match := _DURATION.fullmatch(text):
+            return _read_duration(match)
+        if match := _ISO.fullmatch(text):
+            return _read_iso(match, clock)
+        moment = parsedate_to_datetime(text)
+        return clock.wait_until(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+    except (ValueError, TypeError, LookupError, OverflowError):
+        return None
+
+
+def _bound(seconds: float) -> timedelta:
+    return timedelta(seconds=min(max(seconds, 0.0), LONGEST_WAIT.total_seconds()))
+
+
+def _read_time_at(text: str, position: int, clock: Clock) -> timedelta | None:
+    """Read the time that begins at `position`, in any of the forms.
+
+    Raises:
+        ValueError, OverflowError: it looks like a time but is not one, such as 25:00.
+    """
+    if match := _ISO.match(text, position):
+        return _read_iso(match, clock)
+    for pattern in _CALENDAR:
+        if match := pattern.match(text, position):
+            return _read_date(match, clock)
+    if match := _DURATION.match(text, position):
+        return _read_duration(match)
+    if match := _TIME_OF_DAY.match(text, position):
+        hour, minute = _read_time_of_day(match)
+        here = clock.now.astimezone(_read_zone(match, clock))
+        moment = here.replace(hour=hour, minute=minute, second=0, microsecond=0)
+        return clock.wait_until(moment if moment >= here - CLOCK_SLACK else moment + timedelta(days=1))
+    return _read_number(float(match[0]), clock) if (match := _LONE_NUMBER.match(text, position)) else None
+
+
+def _read_number(number: float, clock: Clock) -> timedelta:
+    """Read seconds from now, or since 1970 (in milliseconds, too)."""
+    if number < EPOCH_FROM:
+        return _bound(number)
+    return _bound((number if number < EPOCH_MS_FROM else number / 1000) - clock.now.timestamp())
+
+
+def _read_duration(match: re.Match[str]) -> timedelta:
+    total = 0.0
+    for number, word in _DURATION_PART.findall(match[0]):
+        unit = word.lower()
+        short = next((s for s in ("ms", "mo") if unit.startswith(s)), "ms" if unit.startswith("mil") else unit[0])
+        total += float(number) * _UNIT_S[short]
+    return _bound(total)
+
+
+def _read_iso(match: re.Match[str], clock: Clock) -> timedelta:
+    return clock.wait_until(datetime.fromisoformat(f"{match[1]}T{match[2]}{(match[3] or '').upper()}"))
+
+
+def _read_date(match: re.Match[str], clock: Clock) -> timedelta:
+    """Read a date; one without a year is the next such day, or today."""
+    hour, minute = _read_time_of_day(match)
+    zone = _read_zone(match, clock)
+    here = clock.now.astimezone(zone)
+    named = match.groupdict().get("name")
+    month = _MONTHS.index(named[:3].lower()) + 1 if named else int(match["month"])
+    moment = datetime(int(match["year"] or here.year), month, int(match["day"]), hour, minute, tzinfo=zone)
+    if not match["year"] and moment < here - timedelta(days=1):
+        moment = moment.replace(year=here.year + 1)
+    return clock.wait_until(moment)
+
+
+def _read_time_of_day(match: re.Match[str]) -> tuple[int, int]:
+    """Return hour and minute; midnight where the text names none."""
+    if match["h24"]:
+        return int(match["h24"]), int(match["m24"])
+    if not match["h"]:
+        return 0, 0
+    if not 1 <= int(match["h"]) <= 12:
+        raise ValueError(match[0])
+    return int(match["h"]) % 12 + (12 if match["half"].lower() == "p" else 0), int(match["m"] or 0)
+
+
+def _read_zone(match: re.Match[str], clock: Clock) -> tzinfo:
+    if match["utc"]:
+        return UTC
+    # A name in brackets may be anything: not in the database (LookupError), or not a path within it (ValueError).
+    try:
+        return ZoneInfo(match["zone"]) if match["zone"] else clock.zone
+    except (LookupError, ValueError, OSError):
+        return clock.zone

@@ -1,0 +1,203 @@
+"""The actions of a step: one model for each capability. Text may hold references such as `${collect.sources}`."""
+
+from typing import Any
+
+from pydantic import Field
+
+from tightloop.episode.budget import Budget
+from tightloop.episode.check import Check
+from tightloop.value import Document
+
+
+class ShellAction(Document):
+    """A command in the sandbox. References in it are quoted for the shell."""
+
+    run: str
+    environment: dict[str, str] = Field(default_factory=dict)
+    folder: str = ""
+    """Below the root of the tree."""
+
+
+class FileEdit(Document):
+    """One change of one file: exactly one of the ways below."""
+
+    path: str
+    search: str = ""
+    """Text that must occur exactly once (or be there already as `replace`)."""
+    replace: str = ""
+    content: str | None = None
+    """The whole new file."""
+    delete: bool = False
+    """Remove the file; one that is gone already is fine."""
+
+
+class EditAction(Document):
+    """Changes of files: search and replace, whole files, or a unified diff. All or nothing; idempotent."""
+
+    files: tuple[FileEdit, ...] = ()
+    diff: str = ""
+    """Unified diff with paths below the root, as `git diff` writes it, or one reference to such a text.
+
+    No other references are replaced in it: `${x}` there is the content of a file.
+    """
+
+
+class GitAction(Document):
+    """What is done with git, in this order: branch, commit, pull request text."""
+
+    branch: str = ""
+    """Created from HEAD unless it exists, and checked out."""
+    commit: str = ""
+    """Message; may hold `${step}`, `${title}`, `${kind}` and `${plan}`. Nothing to commit is fine."""
+    paths: tuple[str, ...] = ()
+    """What is committed; empty: all that is not ignored."""
+    pull_request: str = ""
+    """Title; the text is generated from the plan's steps and becomes the output `pull_request`."""
+
+
+class HttpAction(Document):
+    """One request to a host that the policy allows."""
+
+    method: str = "GET"
+    url: str
+    headers: dict[str, str] = Field(default_factory=dict)
+    secret_headers: dict[str, str] = Field(default_factory=dict)
+    """Header -> environment variable of the worker that holds its value."""
+    body: Any = None
+    """Text is sent as it is, everything else as JSON."""
+    expect_status: tuple[int, ...] = (200, 201, 202, 204)
+
+
+class FetchAction(Document):
+    """Documents into the cache, each with time, hash and where it came from. Result: `documents` (list)."""
+
+    urls: str | tuple[str, ...]
+    """URLs, or a reference to a list of them."""
+    max_age_s: float = Field(default=86_400.0, ge=0)
+    """A cached copy that is younger is used instead of a request."""
+    at_least: int = Field(default=1, ge=0)
+    """Documents that must be had for the step to complete."""
+
+
+class SearchAction(Document):
+    """Ranked passages from the project and from cached documents. Result: `hits` (list)."""
+
+    query: str
+    where: str = Field(default="both", pattern="^(project|cache|both)$")
+    paths: tuple[str, ...] = ()
+    """Glob patterns below the root; empty: all text files that are not ignored."""
+    limit: int = Field(default=10, ge=1, le=200)
+
+
+class ModelAction(Document):
+    """One question to a model. With a schema the answer is checked JSON: its fields are results."""
+
+    prompt: str
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    """JSON schema of an object."""
+    model: str = ""
+    max_output_tokens: int | None = None
+
+
+class DiffReview(Document):
+    """Bounds of the change since a step or since the plan began."""
+
+    since: str = ""
+    """Step id; empty: since the plan began."""
+    max_files: int | None = None
+    max_lines: int | None = None
+    only: tuple[str, ...] = ()
+    """Glob patterns: every changed path must match one."""
+    never: tuple[str, ...] = ()
+    """Glob patterns: no changed path may match one."""
+
+
+class GateCheck(Document):
+    """One automatic check of a gate: exactly one of the ways below; `name` is what a person reads."""
+
+    name: str = ""
+    command: str = ""
+    """Passes with exit code 0, in the sandbox."""
+    invariant: str = ""
+    """Expression."""
+    artifact: str = ""
+    """`${step.output}` that must fit `schema`, or whose claims `confirmations` counts."""
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    confirmations: int = 0
+    """Every claim in `artifact` has at least this many sources of different hosts (or reproducible tests)."""
+    diff: DiffReview | None = None
+    prose: str = ""
+    """Nothing can check it but a person: the gate asks for approval."""
+
+
+class Option(Document):
+    """One answer that a person can give, with what speaks for and against it."""
+
+    name: str
+    pros: tuple[str, ...] = ()
+    cons: tuple[str, ...] = ()
+    cost: str = ""
+    to: tuple[str, ...] = ()
+    """Steps that start only if this option is chosen."""
+
+
+class Approval(Document):
+    """A person's yes."""
+
+    role: str = ""
+    """Who should decide, for readers and for `approve --role`."""
+    count: int = Field(default=1, ge=1, le=10)
+    """Different people."""
+    question: str = ""
+    options: tuple[Option, ...] = ()
+
+
+class GateAction(Document):
+    """Checks, then a person where one is asked for. A gate that does not open is a failure of class policy."""
+
+    checks: tuple[GateCheck, ...] = ()
+    approval: Approval | None = None
+    window: str = ""
+    """Gates with the same window are approved together."""
+    evidence: tuple[str, ...] = ()
+    """References that the person sees."""
+
+
+class Rule(Document):
+    """One row of a decision table."""
+
+    when: str
+    """Expression; the first row that holds decides."""
+    to: tuple[str, ...] = ()
+    """Steps that start; the steps of other rows are skipped."""
+    note: str = ""
+
+
+class DecisionAction(Document):
+    """Which of several paths is taken: by rules, by the best supported hypothesis, or by a model."""
+
+    rules: tuple[Rule, ...] = ()
+    otherwise: tuple[str, ...] = ()
+    hypotheses: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Hypothesis -> steps that start if it is the best supported one."""
+    min_confidence: float = Field(default=0.6, ge=0, le=1)
+    """Below it, or with two equally good, no hypothesis is taken."""
+    question: str = ""
+    """Asked of a model, with the options."""
+    options: tuple[Option, ...] = ()
+
+
+class CheckpointAction(Document):
+    """Keeps the tree and the outputs under a name."""
+
+    name: str = ""
+
+
+class EpisodeAction(Document):
+    """A coding agent works on a goal until the checks are green: a child episode."""
+
+    goal: str
+    definition_of_done: tuple[Check, ...] = ()
+    executor: str = ""
+    planner: str = ""
+    budget: Budget | None = None

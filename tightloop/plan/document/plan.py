@@ -1,0 +1,96 @@
+"""The plan document: steps, what binds them, and what they may spend together.
+
+Every field is what a person writes; `tightloop/plan/text/spelling.py` lists the other names that are read too (`nodes`,
+`depends_on`, `command` ...). Durations are seconds.
+"""
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import Field
+
+from tightloop.episode.check import Check
+from tightloop.plan.document.policy import Policy
+from tightloop.plan.document.step import ID_PATTERN, Step
+from tightloop.value import Document
+
+# Temporal fails the task of a workflow with more than 2 000 pending activities and retries it forever; the workflow
+# starts only `max_parallel` of these at once. Measured up to this width: docs/figures.md, Plans.
+FAN_OUT_LIMIT = 2_500
+"""Steps that a template may become, whatever the budget says."""
+
+
+class Hypothesis(Document):
+    """A statement that evidence can refute."""
+
+    id: str
+    statement: str = ""
+    prior: float = Field(default=0.5, gt=0, lt=1)
+
+
+class ArtifactDeclaration(Document):
+    """A named output of the plan."""
+
+    name: str
+    from_step: str
+    output: str = ""
+    """Name of the step's output; empty: the same name."""
+    type: str = "file"
+    """For readers, such as `list[url]`."""
+
+
+class PlanBudget(Document):
+    """Circuit breakers. None: unbounded, but for those that have a default."""
+
+    max_wall_s: float | None = Field(default=None, gt=0)
+    max_cost_usd: float | None = Field(default=None, ge=0)
+    max_tokens: int | None = Field(default=None, ge=0)
+    max_api_calls: int | None = Field(default=None, ge=0)
+    """Calls of models, and HTTP requests of `http` and `fetch`."""
+    max_steps: int = Field(default=20_000, ge=1)
+    """Attempts of steps, of all kinds."""
+    max_depth: int = Field(default=4, ge=1, le=16)
+    """Plans within plans, this one included."""
+    max_fan_out: int = Field(default=100, ge=1, le=FAN_OUT_LIMIT)
+    """Steps that one template may become."""
+    max_revisions: int = Field(default=10, ge=1)
+
+
+class OnPlanFailure(StrEnum):
+    """What follows a failure that no step recovers from."""
+
+    ASK = "ask"
+    """Go on with what does not depend on it, then wait for a person."""
+    FAIL = "fail"
+    """Go on with what does not depend on it, then end as failed; files stay as they are."""
+    COMPENSATE = "compensate"
+    """Stop, take back all that can be taken back in reverse order, and end as failed."""
+
+
+class Plan(Document):
+    """A directed acyclic graph of steps."""
+
+    id: str = Field(pattern=ID_PATTERN)
+    title: str = ""
+    description: str = ""
+    owner: str = ""
+    created_at: str = ""
+    labels: tuple[str, ...] = ()
+    inputs: dict[str, Any] = Field(default_factory=dict)
+    """Read as `${plan.<name>}`; a request may give other values."""
+    assumptions: tuple[str, ...] = ()
+    risks: tuple[str, ...] = ()
+    steps: tuple[Step, ...] = ()
+    artifacts: tuple[ArtifactDeclaration, ...] = ()
+    hypotheses: tuple[Hypothesis, ...] = ()
+    memory: tuple[str, ...] = ()
+    """Keys of facts that the plan reads or leaves."""
+    definition_of_done: tuple[Check, ...] = ()
+    """Commands that must pass after the last step; the plan is not completed without them."""
+    on_failure: OnPlanFailure = OnPlanFailure.ASK
+    # More than 100 events buffered during one workflow task make the server fail it; then the run is replayed.
+    max_parallel: int = Field(default=8, ge=1, le=100)
+    budget: PlanBudget = PlanBudget()
+    policy: Policy = Policy()
+    seed: int = 0
+    """For everything that is random in a step: `TIGHTLOOP_SEED` in a shell step."""

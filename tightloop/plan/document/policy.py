@@ -1,0 +1,34 @@
+"""What steps may do, as data. The rules that decide on it are in `tightloop/plan/rules/guard.py`."""
+
+from tightloop.safety.verdict import Verdict
+from tightloop.value import Document
+
+
+class CommandRule(Document):
+    """A pattern over the words of a command and what it means."""
+
+    match: str
+    """Words; `*` stands for one word, `**` for any number: `git push **`."""
+    verdict: Verdict = Verdict.DENY
+    """The first rule that matches decides."""
+    reason: str = ""
+
+
+class Policy(Document):
+    """Scopes, commands and hosts. An act is judged before it is done; a refusal names its rule."""
+
+    write: tuple[str, ...] = ("**",)
+    """Glob patterns below the root that steps may change."""
+    # Git runs hooks from `.git`, and `.tightloop` holds the records that say what was done.
+    protect: tuple[str, ...] = (".git/**", ".tightloop/**", "**/.env", "**/*.pem", "**/id_rsa*")
+    """Glob patterns that no step may change; stronger than `write`."""
+    commands: tuple[CommandRule, ...] = ()
+    network: tuple[str, ...] = ()
+    """Hosts (`*.example.org`, `127.0.0.1:8080`) that `http` and `fetch` may ask; empty: none."""
+    shell_network: bool = False
+    """Shell steps see the network, where the sandbox's settings allow it too."""
+    # Matched against kind, capability and labels, so that one word covers all three.
+    approve: tuple[str, ...] = ("deploy",)
+    """Step kinds, capabilities or labels that wait for a person before they start."""
+    within: "Policy | None" = None
+    """A policy around this one: an act must pass both. Set for plans within plans and for plans that a model wrote."""

@@ -1,0 +1,362 @@
+"""A step with its contract: what it needs, what it does, what it leaves, how it may fail, and what follows then."""
+
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from pydantic import Field
+
+from tightloop.episode.check import Check
+from tightloop.plan.document.action import (
+    CheckpointAction,
+    DecisionAction,
+    EditAction,
+    EpisodeAction,
+    FetchAction,
+    GateAction,
+    GitAction,
+    HttpAction,
+    ModelAction,
+    SearchAction,
+    ShellAction,
+)
+from tightloop.value import Document
+
+# Ids become parts of the ids of child workflows, and those become parts of git refs (`plan/child.py`).
+ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}(\*)?$"
+"""A step id; one that ends with `*` is a template for as many steps as `for_each` has items."""
+RESERVED_IDS = frozenset({"inputs", "plan", "item", "outputs", "hypotheses", "seed", "exit_code", "status"})
+"""First words of a reference that mean something else than a step."""
+
+
+class StepKind(StrEnum):
+    """What a step is for. How it is done is its capability."""
+
+    TOOL = "tool"
+    MODEL = "model"
+    DECISION = "decision"
+    CHECKPOINT = "checkpoint"
+    COMPENSATION = "compensation"
+    """Only ever started to take another step back."""
+    GATE = "gate"
+    SUBPLAN = "subplan"
+    BRANCH = "branch"
+    EPISODE = "episode"
+    RESEARCH = "research"
+    ANALYZE = "analyze"
+    SYNTHESIZE = "synthesize"
+    IMPLEMENT = "implement"
+    VALIDATE = "validate"
+    DEBUG = "debug"
+    REFACTOR = "refactor"
+    DEPLOY = "deploy"
+
+
+class Capability(StrEnum):
+    """How a step is done: which runner does it."""
+
+    NONE = "none"
+    """Nothing is done: a milestone that others wait for."""
+    SHELL = "shell"
+    EDIT = "edit"
+    GIT = "git"
+    HTTP = "http"
+    FETCH = "fetch"
+    SEARCH = "search"
+    MODEL = "model"
+    GATE = "gate"
+    DECISION = "decision"
+    CHECKPOINT = "checkpoint"
+    EPISODE = "episode"
+    SUBPLAN = "subplan"
+    BRANCH = "branch"
+
+
+ACTIONS = tuple(capability for capability in Capability if capability is not Capability.NONE)
+"""Each is also the name of the field of `Step` that holds the action."""
+
+
+class Access(StrEnum):
+    """What a step does to the working tree; writers run alone, readers together."""
+
+    NONE = "none"
+    READS = "reads"
+    WRITES = "writes"
+
+
+# A checkpoint writes: a step that ran beside it could change files while its tree is taken.
+_WRITERS = frozenset(
+    {
+        Capability.SHELL, Capability.EDIT, Capability.GIT, Capability.CHECKPOINT, Capability.EPISODE,
+        Capability.SUBPLAN, Capability.BRANCH,
+    }
+)  # fmt: skip
+_READERS = frozenset({Capability.SEARCH, Capability.GATE})
+
+
+class Join(StrEnum):
+    """When a step with several needs may start."""
+
+    ALL = "all"
+    """All needs completed; one that was skipped skips this step too."""
+    ANY = "any"
+    """Every need is settled, none failed, and at least one completed: the meeting point of exclusive paths."""
+
+
+class FailureClass(StrEnum):
+    """Why a step failed: it decides what follows."""
+
+    TRANSIENT = "transient"
+    """It may pass when tried again: a time limit, a network, a busy service."""
+    LOGIC = "logic"
+    """The work is wrong: the same again fails again."""
+    POLICY = "policy"
+    """A rule or a person refused it."""
+
+
+class Recovery(StrEnum):
+    """What follows a failure."""
+
+    RETRY = "retry"
+    ALTERNATE = "alternate"
+    """Another step does the work instead; see `Step.on_failure`."""
+    REPLAN = "replan"
+    ASK = "ask"
+    ABORT = "abort"
+    SKIP = "skip"
+    """Go on as if the step had been skipped."""
+
+
+class Retry(Document):
+    """How often, and after which wait, a transient failure is tried again. Wait = initial * factor^(n-1) <= maximum."""
+
+    attempts: int = Field(default=3, ge=1, le=50)
+    """All attempts, the first included."""
+    initial_s: float = Field(default=1.0, ge=0)
+    # An infinite factor of a wait of 0 s is not a number.
+    factor: float = Field(default=2.0, ge=1, allow_inf_nan=False)
+    maximum_s: float = Field(default=60.0, ge=0)
+
+
+class Watchdog(Document):
+    """What happens when a step takes long: an alert, a pause, or its end."""
+
+    after_s: float = Field(gt=0)
+    escalate: str = Field(default="alert", pattern="^(alert|pause|cancel)$")
+
+
+class FailureMode(Document):
+    """A known way to fail, how to recognise it, and what to do then."""
+
+    name: str
+    detect: str = ""
+    """Expression over the step's own outputs, such as `"${exit_code} == 5"`; empty: any failure."""
+    failure_class: FailureClass = FailureClass.LOGIC
+    recover: Recovery = Recovery.ASK
+    advice: str = ""
+    """Prose for a person or a planner."""
+
+
+class OnFailure(Document):
+    """Which step is started when this one has failed for good."""
+
+    to: str
+    recovers: bool = True
+    """If that step completes, this one counts as recovered, and those that need it go on."""
+    compensate: tuple[str, ...] = ()
+    """Steps to take back before, latest first whatever the order here; this step itself may be among them."""
+
+
+class Compensation(Document):
+    """How a step is taken back. By default a step that wrote files has exactly its own changes undone."""
+
+    run: str = ""
+    """Shell command; empty: undo the files."""
+    step: str = ""
+    """Id of a step of kind `compensation`."""
+    none: bool = False
+    """Nothing can or need be taken back."""
+
+
+class EvidenceRule(Document):
+    """What the end of this step says about a hypothesis."""
+
+    hypothesis: str
+    when: str = ""
+    """Expression; empty: the step completed."""
+    verdict: str = Field(default="supports", pattern="^(supports|refutes|neutral)$")
+    strength: str = Field(default="moderate", pattern="^(weak|moderate|strong)$")
+    note: str = ""
+
+
+class StepBudget(Document):
+    """What one step may spend; must fit into the plan's."""
+
+    max_cost_usd: float | None = Field(default=None, ge=0)
+    max_tokens: int | None = Field(default=None, ge=0)
+
+
+class SubplanAction(Document):
+    """A plan within the step: a child workflow on the same tree."""
+
+    steps: "tuple[Step, ...]" = ()
+    file: str = ""
+    """Path of a plan file below the root of the tree, instead of `steps`."""
+    inputs: dict[str, Any] = Field(default_factory=dict)
+    max_parallel: int = Field(default=4, ge=1, le=100)
+
+
+class Alternative(Document):
+    """One of the ways to be tried."""
+
+    name: str
+    note: str = ""
+    steps: "tuple[Step, ...]" = ()
+
+
+class BranchAction(Document):
+    """Tries alternatives, each in a worktree of its own; the best one that passes the checks is taken over."""
+
+    alternatives: tuple[Alternative, ...] = ()
+    checks: tuple[Check, ...] = ()
+    """An alternative that fails one is out."""
+    score: str = ""
+    """Shell command that prints a number; higher is better. Empty: the smallest change wins."""
+    max_cost_usd: float | None = Field(default=None, ge=0)
+
+
+class Choice(NamedTuple):
+    """A way that a decision or a gate can take."""
+
+    path: tuple[str | int, ...]
+    """Field of the step that names the targets."""
+    label: str
+    to: tuple[str, ...]
+
+
+class InnerSteps(NamedTuple):
+    """The steps of a subplan or of an alternative."""
+
+    path: tuple[str | int, ...]
+    """Field of the step that holds them."""
+    title: str
+    """Name of the alternative."""
+    steps: "tuple[Step, ...]"
+
+
+class Step(Document):
+    """One unit of work with its contract. It has at most one action; without one it is a milestone."""
+
+    id: str = Field(pattern=ID_PATTERN)
+    title: str = ""
+    description: str = ""
+    kind: StepKind = StepKind.TOOL
+    using: Capability | None = None
+    """Follows from the action; must agree with it where given."""
+    owner: str = ""
+    labels: tuple[str, ...] = ()
+    priority: int = 0
+    """Higher starts earlier among those that are ready."""
+    needs: tuple[str, ...] = ()
+    """Ids; a template `name-*` stands for all steps it became."""
+    join: Join = Join.ALL
+    when: str = ""
+    """Expression over inputs and outputs of `needs`; false skips the step."""
+    for_each: str | tuple[Any, ...] | None = None
+    """`${step.output}` that is a list, or the items themselves; only with an id that ends with `*`."""
+    inputs: dict[str, Any] = Field(default_factory=dict)
+    """Values; text may hold references such as `${collect.sources}`."""
+    outputs: dict[str, str] = Field(default_factory=dict)
+    """Name -> where from: `stdout`, `json` (of stdout), `file:<path>`, `json:<path>`, or a result of the action."""
+    preconditions: tuple[str, ...] = ()
+    expect: tuple[str, ...] = ()
+    """Success criteria. An expression is checked; prose is kept for people and shown as unchecked."""
+    effects: tuple[str, ...] = ()
+    """Prose: what is different afterwards."""
+    assumptions: tuple[str, ...] = ()
+    risks: tuple[str, ...] = ()
+    access: Access | None = None
+    """What it does to the tree; by default that of its capability."""
+
+    shell: ShellAction | None = None
+    edit: EditAction | None = None
+    git: GitAction | None = None
+    http: HttpAction | None = None
+    fetch: FetchAction | None = None
+    search: SearchAction | None = None
+    model: ModelAction | None = None
+    gate: GateAction | None = None
+    decision: DecisionAction | None = None
+    checkpoint: CheckpointAction | None = None
+    episode: EpisodeAction | None = None
+    subplan: SubplanAction | None = None
+    branch: BranchAction | None = None
+
+    on_success: tuple[str, ...] = ()
+    """Steps that start only if this one completes (conditional edges, beside `needs`)."""
+    on_failure: OnFailure | None = None
+    failure_modes: tuple[FailureMode, ...] = ()
+    retry: Retry = Retry()
+    # Finite by `validation/step.py`: `timedelta` and Temporal have no endless durations.
+    timeout_s: float = Field(default=600.0, gt=0)
+    """For one attempt."""
+    timebox_s: float | None = Field(default=None, gt=0)
+    """For all attempts together."""
+    watchdog: Watchdog | None = None
+    estimate_s: float = Field(default=1.0, ge=0)
+    """Expected duration; decides which path is critical."""
+    budget: StepBudget = StepBudget()
+    compensate: Compensation | None = None
+    evidence: tuple[EvidenceRule, ...] = ()
+    cache: bool = True
+    """A re-run of the plan takes over the result if the inputs are the same."""
+
+    @property
+    def capability(self) -> Capability:
+        """How the step is done."""
+        return next((found for found in ACTIONS if getattr(self, found.value) is not None), Capability.NONE)
+
+    @property
+    def tree_access(self) -> Access:
+        """What the step does to the working tree."""
+        if self.access is not None:
+            return self.access
+        capability = self.capability
+        if capability in _WRITERS:
+            return Access.WRITES
+        return Access.READS if capability in _READERS else Access.NONE
+
+    def inner(self) -> Iterator[InnerSteps]:
+        """Yield the lists of steps that run within this one."""
+        if self.subplan and self.subplan.steps:
+            yield InnerSteps(("subplan", "steps"), "", self.subplan.steps)
+        for number, alternative in enumerate(self.branch.alternatives if self.branch else ()):
+            yield InnerSteps(("branch", "alternatives", number, "steps"), alternative.name, alternative.steps)
+
+    def choices(self) -> Iterator[Choice]:
+        """Yield the ways that a decision or a gate chooses from."""
+        decision, approval = self.decision, self.gate.approval if self.gate else None
+        if decision:
+            for number, rule in enumerate(decision.rules):
+                yield Choice(("decision", "rules", number, "to"), rule.note or rule.when, rule.to)
+            yield Choice(("decision", "otherwise"), "otherwise", decision.otherwise)
+            for name, targets in decision.hypotheses.items():
+                yield Choice(("decision", "hypotheses", name), name, targets)
+            for number, option in enumerate(decision.options):
+                yield Choice(("decision", "options", number, "to"), option.name, option.to)
+        for number, option in enumerate(approval.options if approval else ()):
+            yield Choice(("gate", "approval", "options", number, "to"), option.name, option.to)
+
+
+def walk(steps: Iterable[Step]) -> Iterator[Step]:
+    """Yield steps and all steps within them."""
+    for step in steps:
+        yield step
+        for within in step.inner():
+            yield from walk(within.steps)
+
+
+# Their steps are known only now; `normalize` reads the types of all fields.
+SubplanAction.model_rebuild()
+Alternative.model_rebuild()
+BranchAction.model_rebuild()

@@ -1,0 +1,234 @@
+"""Questions: everything that waits for a person, in one shape, and the rules on answers.
+
+Status, details, alerts and the update `answer` of episodes and plans show and take the same object.
+Prose never decides: an answer names an option.
+"""
+
+import json
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from pydantic import ValidationError
+
+from tightloop.errors import InvalidRequestError
+from tightloop.value import Document, Value, first_problem, shorten, split
+
+TEXT_CHARACTERS = 4_000
+NAME_CHARACTERS = 80
+TITLE_CHARACTERS = 600
+EVIDENCE_LINES = 20
+EVIDENCE_CHARACTERS = 300
+
+
+class QuestionKind(StrEnum):
+    """Why a workflow waits for a person."""
+
+    OPERATOR = "operator"
+    """Somebody asked for a pause."""
+    BUDGET = "budget"
+    REPEATED_ERROR = "repeated_error"
+    FATAL = "fatal"
+    """An activity or the executor cannot work as things are set up."""
+    LIMIT = "limit"
+    DEVIATION = "deviation"
+    ALIGNMENT = "alignment"
+    PLANNER_GAVE_UP = "planner_gave_up"
+    PERMISSION = "permission"
+    """An agent asks before it does something."""
+    WORK = "work"
+    """The person is the executor."""
+    GATE = "gate"
+    POLICY = "policy"
+    """The policy of a plan wants a person's approval before a step acts."""
+    FAILED_STEP = "failed_step"
+    UNMET = "unmet"
+    """All steps are done and the definition of done does not hold."""
+    CLARIFICATION = "clarification"
+
+
+class Option(Value):
+    """One way to answer."""
+
+    name: str
+    effect: str = ""
+    """What choosing it does, in one sentence."""
+    pros: str = ""
+    cons: str = ""
+    cost: str = ""
+    at_once: bool = False
+    """One person decides with it, also where several have to agree."""
+
+
+class Answer(Value):
+    """What a person chose."""
+
+    question: str
+    """Id of the question."""
+    option: str
+    """Name of an option."""
+    text: str = ""
+    """What was done, or why. It is read by the planner and by people; it never decides."""
+    by: str = "operator"
+    at: datetime | None = None
+
+
+class Question(Value):
+    """What waits for a person."""
+
+    id: str
+    """Unique within its workflow and never used again, such as `q3`."""
+    kind: QuestionKind
+    title: str
+    """What is asked, in one line of at most 600 characters."""
+    evidence: tuple[str, ...] = ()
+    """Why it is asked, a line each; at most 20 lines of 300 characters."""
+    options: tuple[Option, ...]
+    default: str = ""
+    """The option that a bare `resume` chooses; empty where a person has to decide."""
+    blocks: str = ""
+    """What cannot go on without an answer: `the episode`, or a step."""
+    by: str = "tightloop"
+    """Who asks."""
+    since: datetime | None = None
+    role: str = ""
+    """Who may answer; empty: anybody."""
+    count: int = 1
+    """How many different people have to agree."""
+    step: str = ""
+    """The step of a plan that it is about."""
+    window: str = ""
+    """Questions of one review window are answered together."""
+    fingerprint: str = ""
+    """Of what an agent asks for, so that it is not asked again."""
+    answers: tuple[Answer, ...] = ()
+    """Answers so far, where several people have to agree."""
+
+    @property
+    def bounded(self) -> "Question":
+        """The question with the title on one line, and all texts within their bounds."""
+        return self.evolve(
+            title=shorten(" ".join(self.title.split()), TITLE_CHARACTERS) or "a question without a text",
+            evidence=tuple(shorten(line, EVIDENCE_CHARACTERS) for line in self.evidence[:EVIDENCE_LINES]),
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the options."""
+        return tuple(option.name for option in self.options)
+
+    def json_for(self, option: str) -> str:
+        """Return the JSON that the update `answer` takes for an option."""
+        return json.dumps({"question": self.id, "option": option})
+
+    @property
+    def example(self) -> str:
+        """JSON that the update `answer` takes, with the first option."""
+        return self.json_for(self.names[0])
+
+    @property
+    def chosen(self) -> str:
+        """The option that was decided on; empty while people still have to agree."""
+        last = self.answers[-1].option if self.answers else ""
+        people = {answer.by for answer in self.answers if answer.option == last}
+        is_enough = len(people) >= self.count or any(option.at_once for option in self.options if option.name == last)
+        return last if last and is_enough else ""
+
+
+def evidence_of(text: str) -> tuple[str, ...]:
+    """Return a text as evidence: its lines, long ones in several pieces, so that nothing of a line is hidden."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return tuple(piece for line in lines for piece in split(line, EVIDENCE_CHARACTERS))[:EVIDENCE_LINES]
+
+
+class _Word(Document):
+    question: str = ""
+    option: str = ""
+    text: str = ""
+    by: str = "operator"
+
+
+def read_answers(value: Any, questions: tuple[Question, ...]) -> tuple[tuple[Question, Answer], ...]:
+    """Read the argument of the update `answer`, and find the questions that it answers.
+
+    Args:
+        value: an option's name, `option: text`, or an object with `question`, `option`, `text` and `by`. The
+            question is an id, a step, or a window for all of its questions; it may be left out where only one
+            question, or one window, has this option.
+        questions: what waits now.
+
+    Raises:
+        InvalidRequestError: nothing waits, the question is not known or not named, the option does not exist, or
+            this person's answer cannot count; the sentence shows a right answer.
+    """
+    # Temporal's Web UI sends any JSON; a bare string is the shortest that a person can type there.
+    if isinstance(value, str):
+        option, _, text = value.partition(":")
+        value = {"option": option, "text": text}
+    try:
+        word = _Word.model_validate(value)
+    except ValidationError as error:
+        shown = questions[0].example if questions else '{"question": "q1", "option": "allow"}'
+        raise InvalidRequestError(f"answer: {first_problem(error)}. Send for example: {shown}") from None
+    wanted = word.option.strip().lower()
+    answered: list[tuple[Question, Answer]] = []
+    refusal: InvalidRequestError | None = None
+    for question in _find_questions(word.question.strip(), wanted, questions):
+        answer = Answer(
+            question=question.id,
+            option=next((name for name in question.names if name.lower() == wanted), word.option),
+            text=shorten(word.text.strip(), TEXT_CHARACTERS),
+            by=shorten(word.by.strip() or "operator", NAME_CHARACTERS),
+        )
+        try:
+            _check_answer(question, answer)
+            answered.append((question, answer))
+        except InvalidRequestError as error:
+            refusal = refusal or error
+    if refusal is not None and not answered:
+        raise refusal
+    return tuple(answered)
+
+
+def _check_answer(question: Question, answer: Answer) -> None:
+    """Refuse an option that does not exist, and an agreement that cannot count."""
+    option = next((option for option in question.options if option.name == answer.option), None)
+    if option is None:
+        raise InvalidRequestError(
+            f"answer: {shorten(repr(answer.option), 60)} is not an option of {question.id} "
+            f"({shorten(question.title, 120)!r}). Options: {', '.join(question.names)}. "
+            f"Send for example: {question.example}"
+        )
+    # A first answer, and one that decides alone, always counts.
+    if not question.answers or option.at_once:
+        return
+    if any(given.by == answer.by for given in question.answers):
+        raise InvalidRequestError(
+            f"answer: {answer.by} has answered {question.id} already; it needs {question.count} different people"
+        )
+    first = question.answers[0]
+    if first.option != answer.option:
+        raise InvalidRequestError(
+            f"answer: {first.by} chose {first.option!r} for {question.id}, not {answer.option!r}. "
+            f"Agree, or choose one of: {', '.join(each.name for each in question.options if each.at_once) or 'none'}"
+        )
+
+
+def _find_questions(name: str, option: str, questions: tuple[Question, ...]) -> tuple[Question, ...]:
+    """Return the question with an id or about a step, or all of a window; without a name those that have the option.
+
+    Raises:
+        InvalidRequestError: there is none, or more than one is meant and they are not of one window.
+    """
+    if not questions:
+        raise InvalidRequestError("answer: nothing waits for an answer now. To tell the planner something: respond")
+    if name:
+        meant = tuple(each for each in questions if name in (each.id, each.step))
+        found = meant or tuple(each for each in questions if name == each.window)
+    else:
+        found = tuple(each for each in questions if option in map(str.lower, each.names)) or questions
+    if len(found) == 1 or (found and found[0].window and len({each.window for each in found}) == 1):
+        return found
+    known = ", ".join(f"{each.id} ({each.step or each.kind.value})" for each in (found or questions)[:12])
+    problem = f"{name!r} is not a question that waits" if not found else "more than one question waits, name one"
+    raise InvalidRequestError(f"answer: {problem}. Waiting: {known}. Send for example: {questions[0].example}")

@@ -1,0 +1,1 @@
+"""Rules about a change, after the work."""

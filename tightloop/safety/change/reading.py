@@ -1,0 +1,213 @@
+"""Reads a change for the rules: shared values are computed once, lines that no rule can match are skipped early.
+
+A rule names words of which one occurs in every line that it can match. They are looked for in the whole text, which is
+fast; patterns see only the lines with one of these words. Everything done line by line is bounded by the watch.
+"""
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar
+
+from tightloop.safety.change.patch import Change, FilePatch, Line, Lines
+from tightloop.safety.change.tables import VIOLATIONS
+from tightloop.safety.rubric import Finding, Violation, make_finding
+from tightloop.value.scrub import marks
+
+BETWEEN_FILES = "\n" * 8
+"""No rule of the scrubber spans that many."""
+PART_CHARACTERS = 16_000
+"""Of text that is scrubbed before the watch is asked."""
+LINES_A_LOOK = 16
+PLACES_A_LOOK = 1_000
+LONG_CHARACTERS = 300
+"""Before a line that is longer the watch is always asked."""
+
+T = TypeVar("T")
+
+
+class OutOfTimeError(Exception):
+    """There is no time to read on. Caught where the change is read."""
+
+
+class Watch:
+    """Bounds the time of reading; the default has no bound."""
+
+    def __init__(self, clock: Callable[[], float] = lambda: 0.0, bound_s: float = math.inf) -> None:
+        """Take a clock in seconds (of processor time, so that a busy machine reads as much), and begin."""
+        self._clock = clock
+        self._begun = clock()
+        self._bound_s = bound_s
+        self._share = 1.0
+
+    def allow(self, share: float) -> None:
+        """Let the reading go on until this share of the bound, 0 to 1, is spent."""
+        self._share = share
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is spent."""
+        return self._clock() - self._begun > self._bound_s * self._share
+
+    def look(self) -> None:
+        """Go on, or raise.
+
+        Raises:
+            OutOfTimeError: the time is spent.
+        """
+        if self.over:
+            raise OutOfTimeError
+
+    def near(self, lines: Lines, words: tuple[str, ...]) -> list[int]:
+        """Return the places of the lines that contain one of some words, in their order, if there is time."""
+        places: set[int] = set()
+        for count, place in enumerate(lines.near(words)):
+            if count % PLACES_A_LOOK == 0:
+                self.look()
+            places.add(place)
+        return sorted(places)
+
+    def each(self, lines: Lines, places: list[int] | range) -> Iterator[Line]:
+        """Return the lines at these places, as long as there is time."""
+        for count, at in enumerate(places):
+            if count % LINES_A_LOOK == 0 or len(lines.texts[at]) > LONG_CHARACTERS:
+                self.look()
+            yield Line(lines.numbers[at], lines.texts[at])
+
+
+class Marked(NamedTuple):
+    """A line in which the scrubber finds something, and what."""
+
+    place: int
+    kinds: frozenset[str]
+
+
+class Reading:
+    """A change while it is read."""
+
+    def __init__(self, change: Change, watch: Watch) -> None:
+        """Take the change, and the watch."""
+        self.change = change
+        self.watch = watch
+        self._made: dict[Hashable, Any] = {}
+
+    def once(self, make: Callable[["Reading"], T]) -> T:
+        """Return what a function makes of the change, made once."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        made: T = self._made[make]
+        return made
+
+    def live(self, words: tuple[str, ...]) -> tuple[str, ...]:
+        """Return those of the words that are anywhere in the added lines."""
+        if words not in self._made:
+            # Most words of most rules occur nowhere in a change, and are not looked for in each file.
+            text = self.once(_all_added)
+            self._made[words] = tuple(word for word in words if word in text)
+        live: tuple[str, ...] = self._made[words]
+        return live
+
+    def seen(self, file: FilePatch) -> "Seen":
+        """Return what rules about one file look at."""
+        known = self.once(_known)
+        stripped = file.added.stripped
+        places = [at for at, text in enumerate(stripped) if text and text not in known]
+        return Seen(self, file, file.added if len(places) == len(stripped) else file.added.picked(places))
+
+
+def _known(reading: Reading) -> frozenset[str]:
+    """Return the lines that were taken out somewhere: one that only moved was there before."""
+    return frozenset(text for file in reading.change.files for text in file.removed.stripped)
+
+
+def _all_added(reading: Reading) -> str:
+    return "\n".join(file.added.folded for file in reading.change.files if file.added)
+
+
+class Seen(NamedTuple):
+    """What a rule about one file looks at."""
+
+    reading: Reading
+    file: FilePatch
+    fresh: Lines
+    """Added lines that were not elsewhere before."""
+
+    @property
+    def change(self) -> Change:
+        """The change that the file is a part of."""
+        return self.reading.change
+
+    def near(self, words: tuple[str, ...]) -> Iterator[Line]:
+        """Return the fresh lines with one of the words in them, which are in lower case, as long as there is time."""
+        return self.among(self.fresh, self.reading.live(words))
+
+    def among(self, lines: Lines, words: tuple[str, ...]) -> Iterator[Line]:
+        """Return those of some lines with one of the words in them, as long as there is time."""
+        watch = self.reading.watch
+        return watch.each(lines, watch.near(lines, words)) if words and lines else iter(())
+
+    def places(self, words: tuple[str, ...]) -> list[int]:
+        """Return the places of the fresh lines with one of the words in them."""
+        return self.reading.watch.near(self.fresh, self.reading.live(words))
+
+    def all_fresh(self) -> Iterator[Line]:
+        """Return the fresh lines, as long as there is time."""
+        return self.reading.watch.each(self.fresh, range(len(self.fresh)))
+
+    def tell(self, violation: str, line: Line | None, evidence: str = "") -> Finding:
+        """Return a finding of a violation in `rules.toml` about a line, or about the file as a whole."""
+        return tell(self.file, VIOLATIONS[violation], line, evidence)
+
+
+def tell(file: FilePatch, rule: Violation, line: Line | None, evidence: str = "") -> Finding:
+    """Return a finding of a rule about a line of a file, or about the file as a whole."""
+    text = evidence or (line.text if line else file.path)
+    where = f"{file.path}:{line.number}" if line else file.path
+    raw = line.text.strip() if line else text
+    return make_finding(rule, at=(file.path, raw), evidence=text, where=where)
+
+
+def marked(seen: Sequence[Seen | None], watch: Watch) -> tuple[dict[int, list[Marked]], list[int]]:
+    """Return the lines in which the scrubber finds something, by the place of their file, and the files not looked at.
+
+    All files are scrubbed as one text, in parts, because a call of the scrubber costs more than a small file.
+    """
+    files = [(at, one.fresh) for at, one in enumerate(seen) if one is not None and one.fresh]
+    begins = list(accumulate((len(fresh.whole) + len(BETWEEN_FILES) for _, fresh in files[:-1]), initial=0))
+    whole = BETWEEN_FILES.join(fresh.whole for _, fresh in files)
+    kinds: dict[tuple[int, int], set[str]] = {}
+    left: list[int] = []
+    for begin, end in _parts(whole):
+        try:
+            watch.look()
+        except OutOfTimeError:
+            left = [at for at, _ in files[bisect_right(begins, begin) - 1 :]]
+            break
+        for mark in marks(whole[begin:end]):
+            for number, place in _places(files, begins, begin + mark.start, begin + mark.end):
+                kinds.setdefault((files[number][0], place), set()).add(mark.name)
+    found: dict[int, list[Marked]] = {}
+    for (at, place), names in sorted(kinds.items()):
+        found.setdefault(at, []).append(Marked(place, frozenset(names)))
+    return found, left
+
+
+def _parts(whole: str) -> Iterator[tuple[int, int]]:
+    begin = 0
+    while begin < len(whole):
+        end = whole.find("\n", begin + PART_CHARACTERS)
+        end = len(whole) if end < 0 else end
+        yield begin, end
+        begin = end + 1
+
+
+def _places(files: list[tuple[int, Lines]], begins: list[int], start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Return the lines, each with the number of its file, that a part of the joined text goes over."""
+    number = bisect_right(begins, start) - 1
+    while number < len(files) and begins[number] < end:
+        starts = files[number][1].starts
+        first = max(bisect_right(starts, start - begins[number]) - 1, 0)
+        for place in range(first, max(bisect_left(starts, end - begins[number]), first + 1)):
+            yield number, place
+        number += 1

@@ -1,0 +1,208 @@
+"""Reviews a change after the work."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+from tightloop.safety.change.checks import ci_kept, configs_kept, suppressions, tests_kept
+from tightloop.safety.change.licences import ecosystem_of, licence_mark, licence_of, named
+from tightloop.safety.change.patch import EXAMPLE, GENERATED, Change, FilePatch, Line
+from tightloop.safety.change.privacy import may_be_private, personal, secret_files, secrets
+from tightloop.safety.change.reading import OutOfTimeError, Reading, Seen, Watch, marked, tell
+from tightloop.safety.change.scripts import scripts
+from tightloop.safety.change.tables import PATTERNS, VIOLATIONS, WORDS
+from tightloop.safety.rubric import Finding, Rubric, bounded, cost, fingerprint_of, make_finding
+from tightloop.safety.scope import LOCK_FILES, outside
+from tightloop.safety.verdict import Verdict
+from tightloop.value import counted
+
+# The tracker stops the rules after 0.4 s of processor time; 2 MB of ordinary code take 0.13 s (docs/figures.md).
+SCRUBBING_SHARE, PRIVACY_SHARE = 0.6, 0.75
+"""Of the time for reading: that of the search for secrets and personal data, and with that of the rules about them."""
+PATHS_SHOWN = 4
+DENIED_SHARE = 0.8
+"""Of all lines; who deletes as much is stopped, not asked."""
+
+
+def review_change(change: Change, rubric: Rubric = Rubric(), *, watch: Watch | None = None) -> tuple[Finding, ...]:
+    """Return the findings in a change, bounded; an incomplete reading is a finding as well."""
+    findings: list[Finding] = [*cost(rubric, cpu_s=change.cpu_s, wall_s=change.wall_s), *_deletions(change, rubric)]
+    if rubric.enabled:
+        pages = _Pages(change, watch or Watch())
+        told = pages.read(rubric)
+        # First, so that no flood of other questions pushes it out of the bounded list.
+        findings = [*_not_read(change, pages.unread), *findings, *told]
+    return bounded(findings, rubric)
+
+
+class _Pages:
+    """The files of a change, the small ones first: one that is made to take long hides nothing but itself."""
+
+    def __init__(self, change: Change, watch: Watch) -> None:
+        reading = Reading(change, watch)
+        by_size = sorted(enumerate(change.files), key=lambda page: len(page[1].added) + len(page[1].removed))
+        self._places = [place for place, _ in by_size]
+        self._seen = tuple(reading.seen(file) for _, file in by_size)
+        self._watch = watch
+        self._told: list[tuple[int, int, Finding]] = []
+        self.unread: dict[str, FilePatch] = {}
+        """Files that there was no time to read whole, by path."""
+
+    def read(self, rubric: Rubric) -> list[Finding]:
+        """Return what the rules about lines find, in the order of the files."""
+        self._watch.allow(SCRUBBING_SHARE)
+        marks, unmarked = marked([one if may_be_private(one) else None for one in self._seen], self._watch)
+        self._leave(unmarked)
+        self._watch.allow(PRIVACY_SHARE)
+        for at, seen in enumerate(self._seen):
+            self._tell(at, 0, secret_files(seen))
+            if may_be_private(seen):
+                self._tell(at, 1, secrets(seen, marks.get(at, ())))
+                self._tell(at, 2, personal(seen, marks.get(at, ())))
+        self._watch.allow(1.0)
+        for at, seen in enumerate(self._seen):
+            if self._watch.over:
+                self._leave(range(at, len(self._seen)))
+                break
+            for number, rule in enumerate(_RULES, start=3):
+                self._tell(at, number, rule(seen))
+        told = sorted(self._told, key=lambda item: item[:2])
+        self._told = []
+        if self._seen:
+            in_order = sorted(zip(self._places, self._seen, strict=True), key=lambda page: page[0])
+            self._tell(-1, 0, suppressions([seen for _, seen in in_order], rubric))
+        return [finding for _, _, finding in (*told, *self._told)]
+
+    def _tell(self, at: int, number: int, findings: Iterator[Finding]) -> None:
+        try:
+            for finding in findings:
+                self._told.append((self._places[at], number, finding))
+        except OutOfTimeError:
+            self._leave((at,))
+
+    def _leave(self, places: Iterable[int]) -> None:
+        self.unread.update({self._seen[at].file.path: self._seen[at].file for at in places})
+
+
+def _not_read(change: Change, unread: dict[str, FilePatch]) -> Iterator[Finding]:
+    """Say what no rule has seen, where one could have found something."""
+    missing = change.unread
+    if not unread and not missing.files:
+        return
+    everything = missing.lines + sum(map(_lines_of, change.files))
+    lines = missing.lines + sum(map(_lines_of, unread.values()))
+    paths = (*missing.paths, *unread)
+    files = missing.files + len(unread)
+    more = f" and {counted(files - PATHS_SHOWN, 'more file')}" if files > PATHS_SHOWN else ""
+    why = [missing.why] * bool(missing.files) + ["reading the rest takes too long"] * bool(unread)
+    yield make_finding(
+        VIOLATIONS["change_not_read"],
+        at=("", "\0".join((missing.mark, *paths, *(file.added.whole for file in unread.values())))),
+        where=paths[0] if paths else "the change",
+        evidence=f"{everything - lines} of {everything} changed lines were read by the rules: {'; '.join(why)}. "
+        f"Incomplete: {', '.join(paths[:PATHS_SHOWN])}{more}",
+    )
+
+
+def _lines_of(file: FilePatch) -> int:
+    return file.added.lines + file.removed.lines
+
+
+def still_stands(finding: Finding, change: Change) -> bool:
+    """Return whether a change leaves what an earlier one was refused for: its line, or its file where it has none."""
+    if finding.rule == "change_not_read" and finding.where in change.unread.paths:
+        return False  # What it is now has a finding of its own.
+    for file in change.files:
+        path, _, number = finding.where.rpartition(":")
+        if file.path == finding.where or (number.isdigit() and path in (file.path, file.was) and file.deleted):
+            return False
+        lines = file.removed if path in (file.path, file.was) else ()
+        at = ((path, line.text.strip()) for line in lines)
+        if any(fingerprint_of(finding.rule, place) == finding.fingerprint for place in at):
+            return False
+    return finding.where != "the change" or not change.files
+
+
+def _licences(seen: Seen) -> Iterator[Finding]:
+    ecosystem = ecosystem_of(seen.file.path)
+    if ecosystem:
+        before = {package for line in seen.file.removed for package in named(ecosystem, line.text)}
+        for line in seen.all_fresh():
+            for package in named(ecosystem, line.text):
+                if package not in before and (licence := licence_of(package)):
+                    yield seen.tell("copyleft_dependency", line, f"{package.name} is {licence}")
+    if re.match(r"(?:LICEN[CS]E|COPYING|NOTICE)(?:[.-]|$)", seen.file.name.upper()):
+        yield from _licence_file(seen)
+    elif not EXAMPLE.search(seen.file.path):
+        for line in seen.near(WORDS["licence"]):
+            if licence_mark(line.text) and PATTERNS["own_words"].match(line.text):
+                yield seen.tell("licence_of_added_code", line)
+                break
+        yield from _notices(seen)
+
+
+def _notices(seen: Seen) -> Iterator[Finding]:
+    if seen.file.deleted:
+        return
+    before = seen.among(seen.file.removed, WORDS["notice"])
+    gone = [line for line in before if PATTERNS["notice"].search(line.text)]
+    if not gone or len(seen.reading.watch.near(seen.file.added, WORDS["notice"])) >= len(gone):
+        return
+    # A notice that moved to another file is still there.
+    if gone[0].text.strip() not in seen.reading.once(_all_lines):
+        yield seen.tell("notice_removed", gone[0])
+
+
+def _all_lines(reading: Reading) -> frozenset[str]:
+    return frozenset(text for file in reading.change.files for text in file.added.stripped)
+
+
+def _licence_file(seen: Seen) -> Iterator[Finding]:
+    # A new year, and another width of the lines, change nothing in a licence.
+    def bare(lines: Iterable[Line]) -> list[str]:
+        return [re.sub(r"\d{4}(?:\s*[-–]\s*\d{4})?|\s+", "", line.text) for line in lines]
+
+    if seen.file.deleted:
+        yield seen.tell("licence_removed", None, "the licence was deleted")
+    elif seen.file.new and not seen.file.was:
+        if re.search(r"\blicen[cs]e\b", seen.change.goal, re.IGNORECASE):
+            return
+        first = seen.file.added.texts[0] if seen.file.added else ""
+        yield seen.tell("licence_changed", None, f"a licence was added: {first}")
+    elif bare(seen.file.added) != bare(seen.file.removed):
+        line = next(iter((*seen.file.added, *seen.file.removed)), None)
+        yield seen.tell("licence_changed", line)
+
+
+def _deletions(change: Change, rubric: Rubric) -> Iterator[Finding]:
+    own = [file for file in change.files if not GENERATED.search(file.path)]
+    deleted = [file for file in own if file.deleted]
+    paths = [file.path for file in deleted]
+    if change.scope:
+        paths = list(outside(change.scope, paths))
+    unannounced = frozenset(paths)
+    lost = sum(len(file.removed) for file in deleted if file.path in unannounced)
+    lost += sum(max(len(file.removed) - len(file.added), 0) for file in own if not file.deleted)
+    # What moved into new files is not lost.
+    gone = lost - sum(len(file.added) for file in change.files if file.new)
+    share = max(gone, 0) / change.lines_before if change.lines_before > 0 else 0.0
+    is_much = gone >= rubric.deleted_lines and share >= rubric.deleted_share
+    if len(paths) >= rubric.deleted_files or is_much:
+        verdict = Verdict.DENY if share >= DENIED_SHARE else Verdict.ASK
+        yield make_finding(
+            VIOLATIONS["mass_deletion"]._replace(verdict=verdict),
+            at=("", "\n".join(paths)),
+            where="the change",
+            evidence=f"{counted(len(paths), 'file')} deleted that the plan did not announce, "
+            f"{counted(lost, 'line')} lost ({share:.0%} of all): {', '.join(paths[:PATHS_SHOWN])}",
+        )
+    paths_gone = {file.path for file in change.files if file.deleted}
+    # Another lock file in its place: the project changed its tool.
+    is_replaced = any(file.new and file.name in LOCK_FILES for file in change.files)
+    for file in deleted or [file for file in change.files if file.deleted]:
+        manifest = file.path.removesuffix(file.name) + LOCK_FILES.get(file.name, "")
+        if file.name in LOCK_FILES and manifest not in paths_gone and not is_replaced:
+            text = "the lock file was deleted, its manifest was not"
+            yield tell(file, VIOLATIONS["lock_file_removed"], None, text)
+
+
+_RULES: tuple[Callable[[Seen], Iterator[Finding]], ...] = (_licences, tests_kept, ci_kept, configs_kept, scripts)

@@ -1,0 +1,325 @@
+"""Reads shell scripts with tree-sitter: disguises are undone, scripts become simple commands with unquoted words."""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from tree_sitter import Language, Node
+
+LONGEST = 20_000
+"""Characters of a script that are read."""
+DEEPEST = 40
+"""Levels of nesting that are read; nobody writes more, and nobody could review it."""
+
+_INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0]|[\U000e0000-\U000e007f]"
+)
+_LOOKALIKES = str.maketrans(
+    "аеорсухіјѕԁһӏѡКМНТАВЕОРСХԛΑΒΕΖΗΙΚΜΝΟΡΤΥΧορνικα‐‑‒–—―−⁃﹣－∕⁄╱｜∣⼁ɡɑı‘’“”",
+    "aeopcyxijsdhlwKMHTABEOPCXqABEZHIKMNOPTYXopvika----------///|||gai''\"\"",
+)
+"""Letters of other scripts, dashes and strokes that look like those of commands (after Unicode TR 39)."""
+_FIELDS = re.compile(r"\$\{?IFS\}?(?:\$\d)?")
+_REFERENCE = re.compile(r"\$\{[\w-]+(?:\.[\w-]+|\[[\w-]*\])+\}")
+"""A reference of a plan, such as `${collect.sources[0]}`. In bash it is a bad substitution, which runs nothing."""
+_FOREIGN = re.compile(r"[^\x01-\x7f]")
+_NESTING = frozenset({"command_substitution", "process_substitution", "subshell", "compound_statement", "do_group"})
+_SUBSTITUTIONS = frozenset({"command_substitution", "process_substitution"})
+_REDIRECTS = frozenset({"file_redirect", "heredoc_redirect", "herestring_redirect"})
+_COMMANDS = frozenset({"command", "declaration_command", "unset_command", "test_command"})
+_TEXTS = frozenset({"raw_string", "string", "ansi_c_string"})
+
+
+def plain(text: str) -> str:
+    """Return a text as it looks: without invisible characters, letters that only look Latin made Latin.
+
+    One character more than `LONGEST` is kept, so that a reader knows that a text was cut.
+    """
+    if text.isascii():
+        return text[: LONGEST + 1]
+    # Look-alikes first: NFKC would keep them, and creates new ones only from compatibility forms.
+    bare = _INVISIBLE.sub("", text[: LONGEST + 1]).translate(_LOOKALIKES)
+    return unicodedata.normalize("NFKC", bare).translate(_LOOKALIKES)
+
+
+@dataclass(slots=True)
+class SimpleCommand:
+    """A program with its arguments as a script starts it."""
+
+    words: tuple[str, ...]
+    """Unquoted, with assignments in front; expansions as they are written."""
+    redirects: tuple[str, ...] = ()
+    """Such as `2>&1`, or `>` and `out.txt`."""
+    fed_by: tuple[str, ...] = ()
+    """The words whose output it reads through a pipe."""
+
+
+class Script(NamedTuple):
+    """A script that was read."""
+
+    commands: tuple[SimpleCommand, ...] = ()
+    """In their order, those in substitutions, functions and loops included."""
+    embedded: tuple[str, ...] = ()
+    """Here-documents and strings of several lines, which may be scripts for another program."""
+    is_complete: bool = True
+    """Whether all of it could be read; an unbalanced quote, for example, makes it incomplete."""
+    is_too_deep: bool = False
+
+
+@cache
+def _language() -> "Language":
+    # Imported late: neither the client nor a workflow needs a C extension.
+    import tree_sitter_bash
+    from tree_sitter import Language
+
+    return Language(tree_sitter_bash.language())
+
+
+def _parse(text: str) -> "Node":
+    """Return the root of a tree whose places in bytes are places in the text.
+
+    Other than ASCII is hidden from the parser: tree-sitter-bash 0.25.1 calls isdigit() with any code point, which reads
+    outside of a table of the C library for `{` and a rare letter, and ends the process.
+    """
+    from tree_sitter import Parser
+
+    # A parser of its own for each text: threads must not share one.
+    hidden = _REFERENCE.sub(lambda found: re.sub(r"[^\w${}]", "_", found.group()), _FOREIGN.sub(".", text))
+    return Parser(_language()).parse(hidden.encode("ascii")).root_node
+
+
+def read_script(text: str) -> Script:
+    """Return the simple commands of a script in the language of bash.
+
+    What cannot be parsed is split at white space and operators as well, so that no command hides behind an error.
+    """
+    is_cut = len(text) > LONGEST
+    text = _FIELDS.sub(" ", text[:LONGEST].replace("\r\n", "\n").replace("\\\n", " "))
+    root = _parse(text)
+    reader = _Reader(text)
+    # A list and no recursion: scripts may be nested deeper than the stack of Python.
+    waiting = [(root, 0, 0)]
+    while waiting:
+        node, level, scope = waiting.pop()
+        if node.type in _NESTING and (level := level + 1) > DEEPEST:
+            return Script(tuple(reader.commands), is_complete=False, is_too_deep=True)
+        if node.type in _SUBSTITUTIONS:
+            scope = node.start_byte + 1
+        reader.read(node, scope)
+        waiting += [(child, level, scope) for child in reversed(node.children)]
+    # A parser that recovers from an error may leave out what stands around it.
+    more = _split(text) if root.has_error else ()
+    return Script((*reader.commands, *more), tuple(reader.embedded), is_complete=not root.has_error and not is_cut)
+
+
+class _Reader:
+    """Collects what the nodes of a tree hold, visited in the order of the text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.commands: list[SimpleCommand] = []
+        self.embedded: list[str] = []
+        self._last: dict[int, SimpleCommand] = {}
+        """By the substitution that it stands in; 0 for none."""
+        self._feeding: dict[int, tuple[str, ...]] = {}
+
+    def read(self, node: "Node", scope: int) -> None:
+        kind = node.type
+        if kind in _COMMANDS:
+            self._add(self._command(node), scope)
+        elif kind in ("|", "|&") and scope in self._last:
+            self._feeding[scope] = self._last[scope].words
+        elif kind == "redirected_statement" and node.child_by_field_name("body") is None:
+            self._add(SimpleCommand(()), scope)
+        elif kind in _REDIRECTS and node.parent is not None and node.parent.type not in _COMMANDS:
+            if scope in self._last:
+                self._last[scope].redirects += self._redirect(node)
+        elif kind == "heredoc_body" or (kind in _TEXTS and "\n" in self._source(node)):
+            self.embedded.append(self._word(node))
+        if kind == "herestring_redirect":
+            self.embedded.append(self._word(node.children[-1]))
+
+    def _add(self, command: SimpleCommand, scope: int) -> None:
+        command.fed_by = self._feeding.pop(scope, ())
+        self._last[scope] = command
+        self.commands.append(command)
+
+    def _command(self, node: "Node") -> SimpleCommand:
+        if node.type == "test_command":
+            return SimpleCommand(tuple(self._source(node).split()))
+        parts = [child for child in node.children if child.type not in _REDIRECTS]
+        redirects = [word for child in node.children if child.type in _REDIRECTS for word in self._redirect(child)]
+        return SimpleCommand(self._joined(parts), tuple(redirects))
+
+    def _redirect(self, node: "Node") -> tuple[str, ...]:
+        return self._joined(
+            child for child in node.children if child.type not in ("heredoc_body", "heredoc_end", "pipeline")
+        )
+
+    def _joined(self, nodes: "Iterable[Node]") -> tuple[str, ...]:
+        """Return the words of nodes, where those without space between them are one."""
+        words: list[str] = []
+        end = -1
+        for node in nodes:
+            if node.start_byte == end:
+                words[-1] += self._word(node)
+            else:
+                words.append(self._word(node))
+            end = node.end_byte
+        return tuple(words)
+
+    def _source(self, node: "Node") -> str:
+        return self._text[node.start_byte : node.end_byte]
+
+    def _word(self, node: "Node") -> str:
+        """Return what a shell reads, but for expansions."""
+        text = self._source(node)
+        match node.type:
+            case "command_name" | "concatenation":
+                return "".join(map(self._word, node.children))
+            case "translated_string":
+                return self._word(node.children[-1])
+            case "raw_string":
+                return text[1:-1]
+            case "string":
+                return re.sub(r"\\([$`\"\\])", r"\1", text[1:-1])
+            case "ansi_c_string":
+                try:
+                    return text[2:-1].encode("ascii", "backslashreplace").decode("unicode_escape")
+                except UnicodeDecodeError:
+                    return text[2:-1]
+            case "word":
+                return re.sub(r"\\(.)", r"\1", text, flags=re.DOTALL)
+        return text
+
+
+def _split(text: str) -> Iterator[SimpleCommand]:
+    """Split lines that are not a complete script, without regard to quotes."""
+    for line in text.replace('"', "").replace("'", "").splitlines():
+        fed_by: tuple[str, ...] = ()
+        for words, operator in re.findall(r"([^;&|()`]*)([;&|()`]*)", line):
+            command = SimpleCommand(tuple(words.split()), fed_by=fed_by)
+            yield command
+            fed_by = command.words if operator in ("|", "|&") else ()
+
+
+class Call(NamedTuple):
+    """A simple command with what only starts it (`sudo`, `env`, a path) taken off."""
+
+    name: str
+    words: tuple[str, ...]
+    """Its arguments and redirections."""
+    fed_by: str = ""
+    """The command whose output it reads."""
+
+    def has(self, *flags: str) -> bool:
+        """Return whether a flag is there; of short ones (`-f`), also in a bundle (`-xdf`)."""
+        for flag in flags:
+            short = len(flag) == 2 and flag[0] == "-"
+            for word in self.words:
+                if word == flag or (word.startswith(flag + "=") and not short):
+                    return True
+                if short and re.fullmatch(r"-[A-Za-z]+", word) and flag[1] in word:
+                    return True
+        return False
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The arguments that are not flags."""
+        return tuple(word for word in self.words if not word.startswith("-"))
+
+    def starts(self, *words: str) -> bool:
+        """Return whether the arguments begin with these, flags left out."""
+        return self.operands[: len(words)] == words
+
+
+_EXPANSION = re.compile(r"[$<>]\(.*\)|`[^`]*`|\$\{[^}]*\}|\$\w+", re.DOTALL)
+AS_ROOT = "--as-root"
+"""A last argument that no program knows: the call has the rights of root."""
+_WRAPPERS = frozenset((
+    "sudo", "doas", "env", "nohup", "time", "nice", "ionice", "exec", "command", "builtin", "setsid", "stdbuf", "then",
+    "do", "else", "if", "while", "until", "!", "{", "(", "xargs", "timeout", "busybox", "run:", "-", "$", "@", "&",
+))  # fmt: skip
+"""Words that only lead to a program, keywords of incomplete scripts and prefixes of Makefiles and YAML included."""
+_WITH_OPTIONS = frozenset({"sudo", "doas", "env", "xargs", "timeout", "nice", "stdbuf"})
+
+
+def calls(script: Script) -> Iterator[Call]:
+    """Return the programs that a script calls."""
+    for command in script.commands:
+        before = _call(command.fed_by)
+        words = [word for word in (*command.words, *command.redirects) if word]
+        while (call := _call(words)) is not None:
+            yield call._replace(fed_by=" ".join((before.name, *before.words))) if before else call
+            # An expansion in place of the program may be empty: then the next word is the program.
+            expanded = _EXPANSION.match(words[0])
+            words = [word for word in (words[0][expanded.end() :], *words[1:]) if word] if expanded else []
+
+
+def _call(words: Iterable[str]) -> Call | None:
+    rest = [word for word in words if word]
+    is_root = False
+    while rest:
+        head = rest[0].removeprefix("@")
+        bare = head.rpartition("/")[2]
+        if re.match(r"\w+\+?=", head) or bare in ("RUN", "CMD", "ENTRYPOINT"):
+            rest = rest[1:]
+        elif bare in _WRAPPERS:
+            is_root = is_root or bare in ("sudo", "doas")
+            rest = rest[1:]
+            while (
+                rest
+                and bare in _WITH_OPTIONS
+                and (rest[0].startswith("-") or re.fullmatch(r"\d+[smhd]?|\w+=\S*", rest[0]))
+            ):
+                rest = rest[1:]
+        else:
+            break
+    if not rest:
+        return None
+    name = rest[0].removeprefix("@").rpartition("/")[2].replace("\\", "").lower()
+    return Call(name, (*rest[1:], AS_ROOT) if is_root else tuple(rest[1:]))
+
+
+class Place(StrEnum):
+    """Where in a script a text stands: how a shell reads it depends on that."""
+
+    UNQUOTED = "unquoted"
+    SINGLE_QUOTED = "single quoted"
+    DOUBLE_QUOTED = "double quoted"
+    COMMENT = "comment"
+    HERE_DOCUMENT = "here-document"
+
+
+_PLACES = {
+    "raw_string": Place.SINGLE_QUOTED,
+    "ansi_c_string": Place.SINGLE_QUOTED,
+    "string": Place.DOUBLE_QUOTED,
+    "comment": Place.COMMENT,
+    "heredoc_body": Place.HERE_DOCUMENT,
+    **dict.fromkeys(_NESTING, Place.UNQUOTED),
+}
+
+
+def find_places(texts: Sequence[str | None]) -> list[tuple[Place, str]]:
+    """Return the place of each text of a script, and the delimiter as written of a here-document; None is any word."""
+    pieces = ["any_word" if text is None else text for text in texts]
+    text = "".join(pieces)
+    root = _parse(text)
+    found: list[tuple[Place, str]] = []
+    at = 0
+    for piece in pieces:
+        node = root.descendant_for_byte_range(at, at + len(piece))
+        while node is not None and node.type not in _PLACES:
+            node = node.parent
+        place = _PLACES[node.type] if node is not None else Place.UNQUOTED
+        start = node.parent.children[1] if place is Place.HERE_DOCUMENT and node is not None and node.parent else None
+        found.append((place, text[start.start_byte : start.end_byte] if start is not None else ""))
+        at += len(piece)
+    return found

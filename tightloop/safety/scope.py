@@ -1,0 +1,117 @@
+"""The scope of a plan: which files it said it would change, and which changed files lie outside of it."""
+
+import re
+from collections.abc import Iterable
+
+from tightloop.safety.glob import covers
+from tightloop.value.toml import read_toml
+
+_DATA = read_toml("tightloop.safety", "scope.toml")
+LOCK_FILES: dict[str, str] = _DATA["lock_files"]
+"""Files that a tool writes when their manifest changes; who announced the manifest announced them."""
+_BARE_FILES = frozenset((*_DATA["bare_files"], *LOCK_FILES.values()))
+_NOT_A_PATH, _NOT_A_FILE, _ENDINGS = (frozenset(_DATA[name]) for name in ("not_a_path", "not_a_file", "endings"))
+_PATH_CHARACTERS = r"[^\s:;()<>|\"'`]"
+_PATH = re.compile(rf"{_PATH_CHARACTERS}*(?:[/*]{_PATH_CHARACTERS}*|[\w\]-]\.[A-Za-z]\w{{0,9}})")
+_QUOTED = re.compile(r"`([^`\s]+)`|'([^'\s]+)'|\"([^\"\s]+)\"")
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_WILD = re.compile(r"[*?]")
+PATH_CHARACTERS = 400
+ALTERNATIVES = 64
+
+
+def announced(items: Iterable[str], roots: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the paths and globs in the scope of a plan, in order, relative to the first of `roots` that fits.
+
+    An item is a path, several with commas, or a path with a remark: `src/parser.py - the parser`. What has no
+    path in it ("the parser module") says nothing that could be compared with files, and is left out.
+    """
+    tops = tuple(roots)
+    return tuple(dict.fromkeys(_relative(path, tops) for item in items for path in _paths_of_item(item)))
+
+
+def files_in(text: str) -> tuple[str, ...]:
+    """Return what looks like a file or a folder in a sentence, in order: a known ending, or a slash at the end."""
+    words = (word.strip(".,;:!?()[]'\"`") for word in text.split())
+    return tuple(dict.fromkeys(_relative(word, ()) for word in words if _is_file(word)))
+
+
+def outside(patterns: Iterable[str], changed: Iterable[str]) -> tuple[str, ...]:
+    """Return which of the changed files no pattern covers; nothing where there is no pattern, or too many.
+
+    A folder covers what is below it, `**` any folders; a pattern without a slash fits files of that name in any
+    folder; a lock file goes with its manifest. Takes time in proportion to the lengths, whatever the pattern.
+    """
+    wanted = {_rooted(single) for pattern in patterns for single in _alternatives(pattern)} - {""}
+    # Whole paths and bare names only have to be looked up.
+    plain = {pattern for pattern in wanted if not _WILD.search(pattern) or re.fullmatch(r"\*\*/[^*?/]+", pattern)}
+    wild = wanted - plain
+
+    def is_covered(path: str) -> bool:
+        parts = path.split("/")
+        above = {"/".join(parts[:length]) for length in range(1, len(parts) + 1)} | {f"**/{part}" for part in parts}
+        return not plain.isdisjoint(above) or any(covers(pattern, path) for pattern in wild)
+
+    def is_covered_by_manifest(path: str) -> bool:
+        folder, slash, name = path.rpartition("/")
+        return name in LOCK_FILES and is_covered(f"{folder}{slash}{LOCK_FILES[name]}")
+
+    if not wanted or len(wild) > ALTERNATIVES:
+        return ()
+    return tuple(path for path in changed if not (is_covered(path) or is_covered_by_manifest(path)))
+
+
+def _paths_of_item(item: str) -> list[str]:
+    # Where something is quoted, the words around it are remarks.
+    quoted = ["".join(found) for found in _QUOTED.findall(item)]
+    if any(map(_is_path, quoted)):
+        return [path for path in quoted if _is_path(path)]
+    listed = [part.strip() for part in re.split(r",\s+|\s+and\s+", item.strip()) if part.strip()]
+    if listed and all(map(_is_path, listed)):
+        return listed
+    first = item.split()[0].rstrip(",:;") if item.split() else ""
+    return [first] if _is_path(first) else []
+
+
+def _is_path(word: str) -> bool:
+    if word in _BARE_FILES or word == ".":
+        return True
+    return (
+        len(word) <= PATH_CHARACTERS and word not in _NOT_A_PATH and "://" not in word and bool(_PATH.fullmatch(word))
+    )
+
+
+def _is_file(word: str) -> bool:
+    if word.lower() in _NOT_A_FILE or not _is_path(word):
+        return False
+    return word.endswith("/") or word in _BARE_FILES or word.rpartition(".")[2] in _ENDINGS
+
+
+def _relative(path: str, roots: tuple[str, ...]) -> str:
+    for root in roots:
+        if f"{path}/".startswith(f"{root.rstrip('/')}/"):
+            path = path[len(root.rstrip("/")) :].lstrip("/")
+            break
+    # A dot or a slash alone means the whole tree.
+    bare = re.sub(r"^(?:\./)+", "", path)
+    return bare if bare.strip("/.") else "**"
+
+
+def _alternatives(pattern: str) -> list[str]:
+    """Return the patterns that `{a,b}` stands for; braces that stand for too many are left as they are."""
+    done: list[str] = []
+    waiting = [pattern]
+    while waiting:
+        one = waiting.pop()
+        braces = _BRACES.search(one)
+        choices = braces[1].split(",") if braces else []
+        if braces is None or len(done) + len(waiting) + len(choices) > ALTERNATIVES:
+            done.append(one)
+        else:
+            waiting += [f"{one[: braces.start()]}{choice}{one[braces.end() :]}" for choice in choices]
+    return done
+
+
+def _rooted(pattern: str) -> str:
+    bare = "/".join(part for part in pattern.split("/") if part)
+    return bare if "/" in pattern or not bare else f"**/{bare}"

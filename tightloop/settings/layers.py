@@ -1,0 +1,207 @@
+"""Reads a model of sections from layers: YAML documents, then environment variables.
+
+The model has sections, a section has fields. Every problem becomes one sentence that names the setting,
+where it stands, and what is allowed or was probably meant.
+"""
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any, TypeVar, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from tightloop.errors import SettingsError
+from tightloop.value import Document, clip
+
+Keys = tuple[str, ...]
+"""Section, or section and field."""
+
+Model = TypeVar("Model", bound=Document)
+
+_EXAMPLE = "temporal:\n  address: 127.0.0.1:7233"
+
+
+def read_layers(
+    model: type[Model], documents: Iterable[tuple[str, str]], environ: Mapping[str, str], *, prefix: str
+) -> Model:
+    """Lay the documents (name and text) and the variables `<prefix><SECTION>__<FIELD>` over each other.
+
+    Raises:
+        SettingsError: with one sentence for each setting that is unknown or not allowed.
+    """
+    layers = _Layers(model)
+    for name, text in documents:
+        for section, content in _sections(name, text).items():
+            layers.put(section, content, origin=name)
+    # Sorted, so that the same mistakes give the same sentences in the same order.
+    for variable in sorted(environ):
+        section, separator, field = variable.removeprefix(prefix).lower().partition("__")
+        if variable.startswith(prefix) and separator:
+            value = _from_text(_section(model, section).get(field, {}), environ[variable])
+            layers.put(section, {field: value}, origin=f"environment variable {variable}")
+    try:
+        return model.model_validate(layers.values)
+    except ValidationError as error:
+        raise SettingsError("\n".join(layers.sentences(error.errors()))) from None
+
+
+class _Layers:
+    """The values so far, and where each of them stands."""
+
+    def __init__(self, model: type[Document]) -> None:
+        self.model = model
+        self.values: dict[str, Any] = {}
+        self.origins: dict[Keys, str] = {}
+
+    def put(self, section: str, content: Any, *, origin: str) -> None:
+        """Lay one section over what earlier layers said of it; an empty section says nothing."""
+        self.origins[section,] = origin
+        if not isinstance(content, dict):
+            self.values[section] = {} if content is None else content
+            return
+        below = self.values.get(section)
+        fields = {str(key): value for key, value in content.items()}
+        self.values[section] = (below if isinstance(below, dict) else {}) | fields
+        for field in fields:
+            self.origins[section, field] = origin
+
+    def sentences(self, errors: list[ErrorDetails]) -> list[str]:
+        """Return one sentence for each wrong setting."""
+        first: dict[Keys, str] = {}
+        for error in errors:
+            path = tuple(str(part) for part in error["loc"][:2])
+            origin = self.origins.get(path) or self.origins.get(path[:1], "")
+            section, above, rest = _walk(self.model, error["loc"])
+            said = self._sentence(section, above, rest, error)
+            first.setdefault((*above, *rest[:1]), (f"{origin}: " if origin else "") + said)
+        return list(first.values())
+
+    def _sentence(self, section: type[BaseModel], above: Keys, rest: Keys, error: ErrorDetails) -> str:
+        place, given = ".".join((*above, *rest[:1])), clip(repr(error["input"]), 80)
+        if error["type"] == "extra_forbidden":
+            return f"there is no setting {rest[0]!r} ({place}); {self._advice(section, above, rest[0])}"
+        if not rest and error["type"] == "value_error":
+            return f"{place}: {error['msg'].removeprefix('Value error, ')}"
+        if not rest:
+            return f"{place} is {given}; it must be a section with {', '.join(section.model_fields)}"
+        if rest[0] == "[key]":
+            return f"{'.'.join(above[:-1])} has the name {given}; it must be text"
+        index = "".join(f"[{part}]" for part in error["loc"][len(above) + 1 :] if isinstance(part, int))
+        schema = _properties(section)[rest[0]]
+        shown = "not text" if schema.get("format") == "password" else given
+        return f"{place}{index} is {shown}; it must be {_allowed(schema['items'] if index else schema)}"
+
+    def _advice(self, section: type[BaseModel], above: Keys, name: str) -> str:
+        known = {field: f"{top}.{field}" for top in self.model.model_fields for field in _section(self.model, top)}
+        # The same section first: a typo in a field's name is more likely than a field in the wrong section.
+        near = [".".join((*above, field)) for field in get_close_matches(name, section.model_fields, 1)]
+        near += [known[field] for field in get_close_matches(name, known, 1)]
+        return f"did you mean {near[0]}?" if near else f"known here: {', '.join(sorted(section.model_fields))}"
+
+
+def _walk(model: type[BaseModel], place: Iterable[str | int]) -> tuple[type[BaseModel], Keys, Keys]:
+    """Return the innermost section at a place, the names that lead to it, and the names behind it.
+
+    The entries of a section with names of the user's, such as `executor.agents`, are sections as well.
+    """
+    above: Keys = ()
+    rest = tuple(map(str, place))
+    while rest:
+        field = model.model_fields.get(rest[0])
+        kind = field.annotation if field is not None else None
+        is_mapping = get_origin(kind) is dict
+        inner, length = (get_args(kind)[1], 2) if is_mapping else (kind, 1)
+        if len(rest) < length or not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            break
+        model, above, rest = inner, above + rest[:length], rest[length:]
+    return model, above, rest
+
+
+def _properties(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
+    """Return the JSON schemas of the fields; the sentences take from them what is allowed."""
+    found: dict[str, dict[str, Any]] = model.model_json_schema()["properties"]
+    return found
+
+
+def _section(model: type[BaseModel], name: str) -> dict[str, dict[str, Any]]:
+    section, _, unknown = _walk(model, (name,))
+    return {} if unknown else _properties(section)
+
+
+def sections_of(name: str, text: str) -> frozenset[str]:
+    """Return the names of the sections that a document has.
+
+    Raises:
+        SettingsError: it is not YAML, or has no sections.
+    """
+    return frozenset(_sections(name, text))
+
+
+def _sections(name: str, text: str) -> dict[str, Any]:
+    document = name or "the settings"
+    try:
+        content = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        # the mark's snippet is left out: it may show a secret
+        at = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise SettingsError(f"{document}: not valid YAML: {at}{error.problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise SettingsError(f"{document}: not valid YAML: {' '.join(str(error).split())}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SettingsError(f"{document}: there are no sections. Write it like this:\n{_EXAMPLE}")
+    return {str(key): value for key, value in content.items()}
+
+
+def _from_text(schema: Mapping[str, Any], text: str) -> Any:
+    """Read a variable's text by the type of its setting: a list as YAML or with commas, empty as none."""
+    if schema.get("type") == "array":
+        if text.strip().startswith("["):
+            return _read(text)
+        # A variable is typed in a shell, where brackets need quotes.
+        return [part.strip() for part in text.split(",") if part.strip()]
+    if schema.get("type") == "object":
+        return _read(text)
+    if "anyOf" in schema and text.strip().lower() in ("", "none", "null"):
+        return None
+    return text
+
+
+def _read(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):
+        return text
+
+
+_TYPES = {"string": "text", "boolean": "true or false", "array": "a list of texts"}
+
+
+def _allowed(schema: Mapping[str, Any]) -> str:
+    """Say in words what a schema allows."""
+    if "anyOf" in schema:
+        return " or ".join(_allowed(option) for option in schema["anyOf"] if option["type"] != "null") + ", or null"
+    if schema.get("type") == "object":
+        return "a section with one section for each name"
+    if "enum" in schema:
+        return "one of " + ", ".join(schema["enum"])
+    if "pattern" in schema:
+        return f"like {schema['default']}"
+    kind = schema.get("type", "")
+    if kind in ("integer", "number"):
+        what = "a whole number" if kind == "integer" else "a number"
+        low, above, high = schema.get("minimum"), schema.get("exclusiveMinimum"), schema.get("maximum")
+        if low is not None and high is not None:
+            return f"{what} from {low:g} to {high:g}"
+        parts = [
+            what,
+            f"at least {low:g}" if low is not None else "",
+            f"above {above:g}" if above is not None else "",
+            f"at most {high:g}" if high is not None else "",
+        ]
+        return ", ".join(part for part in parts if part)
+    filled = "minLength" in schema or "minItems" in schema
+    return _TYPES[kind] + (", not empty" if filled else "")

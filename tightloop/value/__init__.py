@@ -1,0 +1,129 @@
+"""The two kinds of model: values that cross Temporal, and documents that a person writes."""
+
+import hashlib
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
+
+from tightloop.value.scrub import marks
+
+AROUND_CUT = 4_096
+"""Characters on each side of a cut in which a secret is looked for: more than a private key of 4096 bits has."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    def evolve(self, **changes: Any) -> Self:
+        """Return a copy with changed fields.
+
+        Types are checked by `deploy/mypy_evolve.py`; values are not validated again.
+
+        Raises:
+            TypeError: a name is not a field. `model_copy` would keep it without a word.
+        """
+        unknown = changes.keys() - type(self).model_fields.keys()
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
+        return self.model_copy(update=changes)
+
+    @classmethod
+    def of(cls, other: BaseModel, **changes: Any) -> Self:
+        """Return this model with the fields that another one has too, such as the request within an input."""
+        shared = {name: getattr(other, name) for name in cls.model_fields if name in type(other).model_fields}
+        return cls(**(shared | changes))
+
+
+class Value(_Frozen):
+    """A frozen value that crosses Temporal.
+
+    Unknown fields are ignored and every later field needs a default, because old histories are
+    replayed with new code and new histories may reach old workers.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Sparse(Value):
+    """A value of which thousands travel: fields that are as by default are left out of its JSON."""
+
+    @model_serializer(mode="wrap", when_used="json")
+    def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Not `exclude_defaults`: it would be up to each caller, and Temporal's converter is one of them.
+        defaults = _defaults(type(self))
+        return {name: value for name, value in write(self).items() if getattr(self, name) != defaults.get(name, ...)}
+
+
+@cache
+def _defaults(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the defaults of the fields that have one."""
+    fields = model.model_fields.items()
+    return {name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()}
+
+
+class Document(_Frozen):
+    """A frozen value written by a person (settings, CLI input): a misspelt field is refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def digest(text: str) -> str:
+    """Return the length and a digest of a text, which may be shown where the text itself may not.
+
+    The same in logs and traces, so that one finds what the other shows.
+    """
+    return f"{len(text)} characters, sha256 {hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:12]}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 file` and `2 files`; the plural has to be regular."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return `field: what is wrong, not what was given` for the first field that is wrong."""
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"]) or "the input"
+    return f"{field}: {first['msg']}, not {shorten(repr(first['input']), 80)}"
+
+
+def shorten(text: str, limit: int) -> str:
+    """Return `text` with at most `limit` characters, marked where it was cut; the start is kept.
+
+    A secret is never cut in two: half of one would not be known for what it is.
+    """
+    if len(text) <= limit:
+        return text
+    mark = " [...]"
+    return text[: _beside_secret(text, max(limit - len(mark), 0))[0]] + mark[:limit]
+
+
+def clip(text: str, limit: int) -> str:
+    """Return `text` with at most `limit` characters, marked where it was cut.
+
+    The end is kept: in the output of a tool the cause stands last. A secret is never cut in two.
+    """
+    if len(text) <= limit:
+        return text
+    mark = "[...] "[:limit]
+    return mark + text[_beside_secret(text, len(text) - limit + len(mark))[1] :]
+
+
+def split(text: str, limit: int) -> Iterator[str]:
+    """Yield the pieces of a text, each with at most `limit` characters unless a secret is longer: it stays whole."""
+    while len(text) > limit:
+        before, after = _beside_secret(text, limit)
+        yield text[: before or after]
+        text = text[before or after :]
+    yield text
+
+
+def _beside_secret(text: str, at: int) -> tuple[int, int]:
+    """Return where to cut in place of `at`: before and after the secret that lies across it, if one does."""
+    start = max(at - AROUND_CUT, 0)
+    for found in marks(text[start : at + AROUND_CUT]):
+        if start + found.start < at < start + found.end:
+            return start + found.start, start + found.end
+    return at, at

@@ -1,0 +1,101 @@
+"""Delivery: a plan is queued, and given to an executor until the work can be verified."""
+
+from datetime import timedelta
+
+from temporalio.exceptions import ApplicationError
+
+from activities.executor.activity import ExecuteRequest, ExecutionActivities, HandOffRequest
+from tightloop.episode.loop import decisions, state_changes
+from tightloop.episode.model import EpisodePhase
+from tightloop.episode.planning import PlanningOutcome
+from tightloop.executor.asking import report_on_work
+from tightloop.executor.model import ExecutorReport, ExecutorStatus, backoff
+from tightloop.question import QuestionKind
+from workflows.episode.record import EpisodeRecord
+from workflows.episode.safe_points import SafePoints
+from workflows.shared.activities import GRACE, HAND_OFF_TIMEOUT, ActivityOptions
+
+
+class Delivery:
+    """Delivers plans to the executor of an episode."""
+
+    def __init__(self, record: EpisodeRecord, points: SafePoints) -> None:
+        self._record, self._points = record, points
+
+    async def deliver(self, plan: PlanningOutcome) -> ExecutorReport:
+        """Hand the plan off and execute it; again after a limit or a question, where the executor was."""
+        record, points = self._record, self._points
+        number = 0
+        while True:
+            number += 1
+            report = await self._execute(await self._hand_off(plan, number))
+            points.leave_if_wanted()
+            question = decisions.after_execution(record.state, report).question
+            if question is None:
+                if report.status is not ExecutorStatus.LIMIT_HIT:
+                    return report
+                await self._back_off(report)
+                continue
+            answer = await points.ask(question)
+            if question.kind is QuestionKind.WORK and answer is not None:
+                report = report_on_work(report, answer, tree=record.state.tree)
+                record.apply(state_changes.with_work_report, report)
+                return report
+
+    async def _hand_off(self, plan: PlanningOutcome, number: int) -> str:
+        """Queue the plan. Return the key of the delivery."""
+        if plan.plan is None:
+            raise ApplicationError("the planner answered with a plan but stored none", non_retryable=True)
+        record, reference = self._record, plan.plan
+        self._points.enter(EpisodePhase.HANDING_OFF)
+        handed = await self._points.do(
+            ExecutionActivities.hand_off,
+            lambda: HandOffRequest(
+                scope=record.scope,
+                iteration=record.state.iteration,
+                plan=reference,
+                delivery=number,
+                resume=record.state.resume,
+                grants=record.state.grants,
+            ),
+            ActivityOptions(f"iteration {record.state.iteration}: queue the plan", HAND_OFF_TIMEOUT, self._queue),
+        )
+        record.apply(state_changes.with_retries, handed.attempt)
+        return handed.key
+
+    async def _execute(self, key: str) -> ExecutorReport:
+        record = self._record
+        self._points.enter(EpisodePhase.EXECUTING)
+        limit = timedelta(seconds=record.request.executor.wall_limit_s)
+        summary = f"{record.request.executor.name}: {record.state.plan_title}"
+        report = await self._points.do(
+            ExecutionActivities.execute,
+            lambda: ExecuteRequest(scope=record.scope, key=key, expected_tree=record.state.tree),
+            ActivityOptions(summary, limit + GRACE, self._queue, busy_for=limit),
+        )
+        record.apply(state_changes.with_report, report)
+        record.log_drift(report.drift)
+        self._log_stand_in(report)
+        return report
+
+    async def _back_off(self, report: ExecutorReport) -> None:
+        strike = self._record.state.limit_strikes
+        wait = backoff(strike, report.limit)
+        evidence = report.limit.evidence if report.limit else ""
+        self._record.log("limit", f"strike {strike}: wait {wait.total_seconds():g} s. {evidence}")
+        await self._points.back_off(wait)
+
+    def _log_stand_in(self, report: ExecutorReport) -> None:
+        """Note once that a fallback works."""
+        if not report.executor:
+            return
+        why = "; ".join(report.passed_over)
+        text = f"{report.executor} works in place of {self._record.request.executor.name}: {why}"
+        noted = [entry.text[:200] for entry in self._record.state.timeline if entry.kind == "fallback"]
+        if text[:200] not in noted:
+            self._record.log("fallback", text)
+
+    @property
+    def _queue(self) -> str:
+        queues = self._record.request.queues
+        return queues.executor or queues.workspace

@@ -1,0 +1,187 @@
+"""What people want of an episode. It is only noted here; the loop acts on it at its next safe point."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tightloop.episode import control
+from tightloop.episode.budget import topped_up
+from tightloop.episode.loop import decisions
+from tightloop.episode.loop.decisions import NextAction
+from tightloop.episode.loop.questions import CANCEL, is_resumed_by_message, make_question
+from tightloop.episode.model import RestoreTarget
+from tightloop.errors import InvalidRequestError
+from tightloop.question import Answer, Question, QuestionKind
+from workflows.episode.record import EpisodeRecord
+from workflows.shared.questions import Questions
+from workflows.shared.refusal import refusals
+
+
+class Operator:
+    """Takes messages of people: signals tolerate anything, updates refuse with a sentence.
+
+    Attributes:
+        pause_wanted: the pause that begins at the next safe point.
+        cancel_wanted: why the episode is to end.
+        restore_wanted: where to go back to.
+        is_amended: the request was changed and is still to be stored.
+    """
+
+    def __init__(self, record: EpisodeRecord, questions: Questions, interrupt: Callable[[], None]) -> None:
+        """Restore what people wanted while the previous run ended; `interrupt` stops the activity that is running."""
+        self._record, self._questions, self._interrupt = record, questions, interrupt
+        self.pause_wanted = record.state.pause
+        self.cancel_wanted = record.state.cancel
+        self.restore_wanted: RestoreTarget | None = None
+        self.is_amended = record.state.amended
+        self._answers: dict[str, Answer] = {}
+
+    # -- what the loop acts on -----------------------------------------------------------------------
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether this run is to end."""
+        return self.cancel_wanted is not None or self.restore_wanted is not None
+
+    def take_pause(self) -> Question | None:
+        """Return the pause that is wanted, which begins now."""
+        wanted, self.pause_wanted = self.pause_wanted, None
+        return wanted
+
+    def take_answer(self, question_id: str) -> Answer | None:
+        """Return what was answered; None: the wait ended otherwise."""
+        return self._answers.pop(question_id, None)
+
+    def mark_amended(self, is_amended: bool) -> None:
+        """Note whether the amended request is still to be stored."""
+        self.is_amended = is_amended
+
+    # -- signals: what cannot be wrong ---------------------------------------------------------------
+
+    def pause(self, reason: Any) -> None:
+        """Ask for a pause; asking twice, or while a question waits, is harmless."""
+        if self.pause_wanted is None and not self._questions.waiting and self._record.is_open:
+            remark = control.read_remark(reason)
+            text = remark.text or "paused by an operator"
+            self.pause_wanted = make_question(QuestionKind.OPERATOR, text, by=remark.by)
+
+    def resume(self, note: Any) -> None:
+        """Choose the default of what waits, or take back a pause that has not begun; go back to a checkpoint."""
+        if (isinstance(note, str) and note.startswith("ckpt-")) or (isinstance(note, dict) and "checkpoint_id" in note):
+            try:
+                self._refuse_when_closed()
+                self.restore(note)
+            except InvalidRequestError as error:
+                self._record.log("refused", error.message)
+            return
+        remark = control.read_remark(note)
+        waiting = self._questions.waiting
+        for question, answer in self._questions.answer_by_default(text=remark.text, by=remark.by):
+            self._take(question, answer)
+        left = self._questions.waiting
+        if left:
+            self._record.log(
+                "refused", f"resume: {left[0].id} needs a decision. Send answer, such as {left[0].example}"
+            )
+        if remark.text and (left or not waiting):
+            self._record.note(remark.text)
+        self.pause_wanted = None
+
+    def cancel(self, reason: Any) -> None:
+        """Stop what is running and end the episode."""
+        self.cancel_wanted = control.read_remark(reason).text
+        if self._record.is_open:
+            self._interrupt()
+
+    # -- updates: what can be wrong, and is answered ---------------------------------------------------
+
+    def check(self, read: Callable[[Any], object], message: Any) -> None:
+        """Refuse a message that comes too late or that `read` refuses. Validators of updates only do this."""
+        with refusals():
+            self._refuse_when_closed()
+            read(message)
+
+    def restore(self, target: Any) -> str:
+        """Stop what is running and continue from a checkpoint as a new run."""
+        self.restore_wanted = self.read_restore(target)
+        self._interrupt()
+        branch = self._record.state.branch + 1
+        return f"going back to {self.restore_wanted.checkpoint_id}; a new run continues on branch {branch}"
+
+    def read_restore(self, target: Any) -> RestoreTarget:
+        """Return a checkpoint that exists.
+
+        Raises:
+            InvalidRequestError: there is none; the message names those that exist.
+        """
+        known = self._record.state.checkpoints
+        return control.read_restore(target, known, newest=max((record.number for record in known), default=-1))
+
+    def respond(self, message: Any) -> str:
+        """Give the planner a message. It ends a wait that needs neither a decision nor a report."""
+        remark = control.read_response(message)
+        self._record.note(f"{remark.by}: {remark.text}")
+        self._record.log("response", f"{remark.by}: {remark.text}")
+        waiting = self._questions.waiting
+        if not waiting:
+            return "the planner will read it"
+        if not all(map(is_resumed_by_message, waiting)):
+            question = waiting[0]
+            return f"the planner will read it; {question.id} still waits. Send answer, such as {question.example}"
+        for question, answer in self._questions.answer_by_default(by=remark.by):
+            self._take(question, answer)
+        return "the planner will read it; the episode goes on"
+
+    def answer(self, value: Any) -> str:
+        """Answer the question that the episode waits for."""
+        [(question, answer)] = self._questions.answer(value)
+        self._take(question, answer)
+        goes_on = "the episode ends" if answer.option == CANCEL else "the episode goes on"
+        return f"the answer is {answer.option!r}; {goes_on}"
+
+    def top_up(self, addition: Any) -> str:
+        """Raise the bounded items of the budget; a wait for that ends where it is enough."""
+        state = self._record.state
+        self._record.replace(state.evolve(budget=topped_up(state.budget, control.read_top_up(addition))))
+        self._record.log("topped up", str(addition))
+        if decisions.guard_rails(self._record.state).action is not NextAction.CONTINUE:
+            return "the budget is raised, but another bound is still reached"
+        for question in self._questions.waiting:
+            if question.kind is QuestionKind.BUDGET:
+                self._questions.close(question.id)
+        return "the budget is raised"
+
+    def amend(self, amendment: Any) -> str:
+        """Change what is pursued or who works on it, from the next step on."""
+        change = control.read_amendment(amendment)
+        before, request = self._record.request, change.applied(self._record.request)
+        self._record.amend(request)
+        self.is_amended = True
+        if (request.goal, request.definition_of_done) != (before.goal, before.definition_of_done):
+            self._record.replace(self._record.state.evolve(checked_tree=""))
+            self._record.log("amended", f"the goal or the definition of done was changed by {change.by}")
+            self._record.note("The goal or the definition of done was changed; read them again.")
+        else:
+            who = f"executor {request.executor.name}, planner {request.planner}"
+            self._record.log("amended", f"{who} (by {change.by})")
+        return "the change is used from the next step on"
+
+    def read_amendment(self, amendment: Any) -> None:
+        """Refuse a change that cannot work.
+
+        Raises:
+            InvalidRequestError: with a sentence for the first wrong field.
+        """
+        control.read_amendment(amendment).applied(self._record.request).check()
+
+    # -- small things -------------------------------------------------------------------------------
+
+    def _take(self, question: Question, answer: Answer) -> None:
+        if question.kind is not QuestionKind.OPERATOR:
+            self._record.log("answered", f"{answer.by}: {answer.option} to {question.title!r} {answer.text}".rstrip())
+        self._answers[question.id] = answer
+        if answer.option == CANCEL:
+            self.cancel({"text": answer.text, "by": answer.by})
+
+    def _refuse_when_closed(self) -> None:
+        if not self._record.is_open:
+            raise InvalidRequestError(f"the episode is closing ({self._record.status}) and takes no more messages")

@@ -1,0 +1,113 @@
+"""The request and the state of one episode while it runs."""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Concatenate, ParamSpec
+
+from temporalio import workflow
+
+from activities.workspace.scope import EpisodeScope
+from tightloop.episode.loop import state_changes
+from tightloop.episode.model import EpisodeRequest, EpisodeState
+
+P = ParamSpec("P")
+
+
+class EpisodeRecord:
+    """Owns the request and the state of an episode: everybody else reads them, and changes them through here.
+
+    Attributes:
+        request: what was asked for, with amendments.
+        state: what the episode remembers.
+        status: `running`, or how it ended.
+    """
+
+    def __init__(
+        self,
+        request: EpisodeRequest,
+        state: EpisodeState,
+        *,
+        episode_id: str,
+        now: Callable[[], datetime] = workflow.now,
+    ) -> None:
+        """Restore the state that the previous run left."""
+        self.episode_id, self.request, self.state = episode_id, request, state
+        self.status = "running"
+        self._now = now
+        self._working_since: datetime | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages are still accepted."""
+        return self.status == "running"
+
+    @property
+    def scope(self) -> EpisodeScope:
+        """Where activities work."""
+        return EpisodeScope(
+            episode_id=self.episode_id,
+            workspace=self.request.workspace,
+            worktree=self.request.worktree,
+            request=self.state.request,
+            within=self.request.within,
+        )
+
+    def apply(
+        self, change: Callable[Concatenate[EpisodeState, P], EpisodeState], *arguments: P.args, **named: P.kwargs
+    ) -> None:
+        """Change the state by one of the rules of the loop."""
+        self.state = change(self.state, *arguments, **named)
+
+    def replace(self, state: EpisodeState) -> None:
+        """Go on with another state, derived from the present one."""
+        self.state = state
+
+    def amend(self, request: EpisodeRequest) -> None:
+        """Go on with another request."""
+        self.request = request
+
+    def close(self, status: str) -> None:
+        """Say how the episode ended."""
+        self.status = status
+
+    def log(self, kind: str, text: str) -> None:
+        """Add a line to the timeline."""
+        self.state = state_changes.with_entry(self.state, self._now(), kind, text)
+
+    def note(self, text: str) -> None:
+        """Keep a message for the planner."""
+        self.state = state_changes.with_note(self.state, text)
+
+    def log_drift(self, tree: str | None) -> None:
+        """Note that files were changed outside a pause."""
+        if tree is not None:
+            text = f"files changed outside a pause were saved as tree {tree[:12]} and undone; pause first to keep edits"
+            self.log("drift", text)
+
+    def log_saved(self, tree: str | None) -> None:
+        """Note where files are kept that going back would have lost."""
+        if tree is not None:
+            self.log("saved", f"the files as they were before going back are kept as tree {tree[:12]}")
+
+    # -- working time: waiting for people does not count -------------------------------------------
+
+    @property
+    def working_since(self) -> datetime:
+        """Since when working time is not counted yet."""
+        return self._working_since or self._now()
+
+    def start_work(self) -> None:
+        """Count working time from now on."""
+        self._working_since = self._now()
+
+    def count_work(self) -> None:
+        """Count the working time until now."""
+        if self._working_since is not None:
+            now = self._now()
+            self.state = state_changes.with_working_time(self.state, now - self._working_since)
+            self._working_since = now
+
+    def stop_work(self) -> None:
+        """Count the working time until now, and none from now on."""
+        self.count_work()
+        self._working_since = None

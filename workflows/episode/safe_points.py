@@ -1,0 +1,300 @@
+"""Safe points: where an episode runs one activity, and where people step in between two of them."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from datetime import datetime, timedelta
+from typing import Any, TypeVar, overload
+
+from temporalio import workflow
+
+from activities.workspace.activity import AdoptRequest, AmendRequest, ReconcileRequest, WorkspaceActivities
+from tightloop.alert import Alert, AlertKind, alert_kind, alert_of
+from tightloop.episode.checkpoint import RECENT_LIMIT, merge
+from tightloop.episode.display import details_markdown
+from tightloop.episode.loop import decisions, state_changes
+from tightloop.episode.loop.decisions import NextAction
+from tightloop.episode.loop.questions import make_question
+from tightloop.episode.model import EpisodeOutcome, EpisodePhase
+from tightloop.episode.planning import ReflectCause
+from tightloop.plan.child import waits_of
+from tightloop.question import Answer, Question, QuestionKind
+from tightloop.value import counted
+from workflows.episode.operator import Operator
+from workflows.episode.record import EpisodeRecord
+from workflows.shared.activities import (
+    HAND_OFF_TIMEOUT,
+    RESTORE_TIMEOUT,
+    ActivityFailedError,
+    ActivityOptions,
+    ActivityRunner,
+)
+from workflows.shared.alerts import Alerts
+from workflows.shared.parent_notice import ParentNotice
+from workflows.shared.questions import Questions
+from workflows.shared.reporter import Reporter
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+class EpisodeOver(Exception):  # noqa: N818 - it ends the loop, it is not an error
+    """The episode has an outcome."""
+
+    def __init__(self, outcome: EpisodeOutcome, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome, self.reason = outcome, reason
+
+
+class RunOver(Exception):  # noqa: N818 - it ends the run, it is not an error
+    """The episode continues as a new run."""
+
+
+class SafePoints:
+    """Runs activities one by one, acts on what people want in between, and waits for them where needed."""
+
+    def __init__(self, record: EpisodeRecord, operator: Operator, questions: Questions, runner: ActivityRunner) -> None:
+        self._record, self._operator, self._questions, self._runner = record, operator, questions, runner
+        self._reporter = Reporter(self._details)
+        self._alerts = Alerts(
+            record.request.queues.workspace, lambda: record.scope, lambda text: record.log("alert", text)
+        )
+        info = workflow.info()
+        self._notice = ParentNotice(
+            is_child=info.parent is not None and bool(record.request.within), is_first_run=not info.continued_run_id
+        )
+        self._is_reset = self._putting_back = False
+        # A reset is announced in no other way: the run that it makes gets a new random seed.
+        workflow.register_random_seed_callback(self._on_reset)
+
+    # -- activities ---------------------------------------------------------------------------------
+
+    @overload
+    async def do(
+        self, method: Callable[[Any, A], Coroutine[Any, Any, R]], request: Callable[[], A], options: ActivityOptions
+    ) -> R: ...
+    @overload
+    async def do(self, method: Callable[[Any, A], R], request: Callable[[], A], options: ActivityOptions) -> R: ...
+    async def do(self, method: Callable[[Any, Any], Any], request: Callable[[], Any], options: ActivityOptions) -> Any:
+        """Run one activity at a safe point. One that fails for good waits for a person, then runs again.
+
+        Args:
+            method: the activity.
+            request: makes its request when it runs: people may have changed the state while it waited.
+            options: how to run it.
+        """
+        await self._pass()
+        return await self._insist(method, request, options)
+
+    async def _insist(
+        self, method: Callable[[Any, Any], Any], request: Callable[[], Any], options: ActivityOptions
+    ) -> Any:
+        while True:
+            try:
+                return await self._runner.run(method, request(), options)
+            except ActivityFailedError as failure:
+                self.leave_if_wanted()
+                unserved = AlertKind.NO_EXECUTOR if failure.no_worker else None
+                await self.ask(make_question(QuestionKind.FATAL, failure.reason), alert=unserved)
+
+    def enter(self, phase: EpisodePhase) -> None:
+        """Show where the episode is."""
+        self._record.replace(self._record.state.evolve(phase=phase))
+        self._reporter.show()
+
+    def close(self) -> None:
+        """Show how the episode ended."""
+        self._record.replace(self._record.state.evolve(phase=EpisodePhase.CLOSED))
+        self._reporter.close(self._record.status)
+
+    # -- people -------------------------------------------------------------------------------------
+
+    def leave_if_wanted(self) -> None:
+        """End the run where a person wants that."""
+        # An activity that ends normally swallows the cancellation that came meanwhile.
+        if workflow.cancellation_reason() is not None:
+            raise asyncio.CancelledError
+        if self._operator.cancel_wanted is not None:
+            raise EpisodeOver(EpisodeOutcome.CANCELLED, self._operator.cancel_wanted or "cancelled")
+        if self._operator.restore_wanted is not None:
+            raise RunOver
+
+    async def follow(self, decision: decisions.Decision) -> str:
+        """Do what was decided on. Return the option that a person chose, if one was asked.
+
+        Raises:
+            EpisodeOver: the episode has succeeded, or nobody answered in time.
+        """
+        self.leave_if_wanted()
+        if decision.action is NextAction.SUCCEED:
+            raise EpisodeOver(EpisodeOutcome.SUCCEEDED, f"all checks pass: {self._record.state.checks_text}")
+        answer = await self.ask(decision.question) if decision.question is not None else None
+        return answer.option if answer is not None else ""
+
+    async def ask(self, question: Question, *, alert: AlertKind | None = None) -> Answer | None:
+        """Wait for a person. Return the answer; None: the wait ended otherwise, such as by a larger budget."""
+        # A reset run puts the files back and claims the workspace before it waits for anybody.
+        await self._reconcile_reset()
+        asked = self._questions.ask(question)
+        since = asked.since or workflow.now()
+        self._record.stop_work()
+        self._record.log("paused", f"{asked.kind.value}: {asked.title} (by {asked.by})")
+        self._reporter.call_for(asked.kind.value)
+        if told := alert or alert_kind(asked):
+            self._alerts.send(self._alert(told, since, asked))
+        self._tell_parent()
+        await self._until_answered(asked)
+        self._questions.close(asked.id)
+        self._record.start_work()
+        answer = self._operator.take_answer(asked.id)
+        self._record.apply(state_changes.with_wait_ended)
+        if answer is not None:
+            self._record.apply(state_changes.with_answer, asked, answer, first=self._record.request.budget)
+        self._reporter.call_for("")
+        if not self._operator.is_leaving:
+            await self._adopt()
+        await self._pass()
+        return answer
+
+    async def _until_answered(self, asked: Question) -> None:
+        patience = self._record.request.pause_timeout
+        try:
+            await workflow.wait_condition(
+                lambda: not self._questions.is_open(asked.id) or self._operator.is_leaving,
+                timeout=patience,
+                timeout_summary=f"paused: {asked.kind.value}",
+            )
+        except TimeoutError:
+            self._questions.close(asked.id)
+            reason = f"nobody answered within {patience}: {asked.title}"
+            await self.alert_failure(reason)
+            raise EpisodeOver(EpisodeOutcome.FAILED, reason) from None
+
+    async def alert_failure(self, reason: str) -> None:
+        """Tell people that the episode fails."""
+        await self._alerts.send_last(self._alert(AlertKind.FAILED, workflow.now(), None, reason))
+
+    async def back_off(self, wait: timedelta) -> None:
+        """Wait for a limit to pass, but not while a person wants something."""
+        self.enter(EpisodePhase.BACKING_OFF)
+        try:
+            await workflow.wait_condition(
+                lambda: self._operator.is_leaving or self._operator.pause_wanted is not None,
+                timeout=wait,
+                timeout_summary=f"limit: continue after {wait.total_seconds():g} s",
+            )
+        except TimeoutError:
+            return
+        await self._pass()
+
+    async def _pass(self) -> None:
+        """Act on what people wanted meanwhile."""
+        self.leave_if_wanted()
+        await self._reconcile_reset()
+        self._tell_parent()
+        await self._store_amendment()
+        if pause := self._operator.take_pause():
+            await self.ask(pause)
+
+    def _details(self) -> str:
+        record, questions = self._record, self._questions.waiting
+        status = "paused" if questions else record.status
+        return details_markdown(record.request, record.state, questions, status=status)
+
+    def _alert(self, kind: AlertKind, at: datetime, question: Question | None, reason: str = "") -> Alert:
+        record, happened = self._record, (at, reason or (question.title if question else ""))
+        return alert_of(
+            record.request, record.state, kind, episode_id=record.episode_id, happened=happened, question=question
+        )
+
+    def _tell_parent(self) -> None:
+        """Let the plan that waits for this episode know what it waits for."""
+        self._notice.tell(waits_of(self._record.episode_id, self._questions.waiting))
+
+    # -- the workspace between two steps ------------------------------------------------------------
+
+    async def _adopt(self) -> None:
+        """Keep what a person edited during a pause; what a discarded future left is not an edit."""
+        record = self._record
+        if record.state.request is None or self._putting_back:
+            return
+        adopted = await self.do(
+            WorkspaceActivities.adopt_workspace,
+            lambda: AdoptRequest(scope=record.scope, expected_tree=record.state.tree),
+            ActivityOptions(
+                "resume: keep edits made during the pause", RESTORE_TIMEOUT, record.request.queues.workspace
+            ),
+        )
+        changed = adopted.tree != record.state.tree
+        record.replace(record.state.evolve(tree=adopted.tree))
+        record.apply(state_changes.with_retries, adopted.attempt)
+        if changed:
+            # What they refused they may have taken out themselves.
+            record.replace(record.state.evolve(findings=()))
+            record.note(f"A person edited {counted(adopted.files_changed, 'file')} during a pause; keep these edits.")
+        record.log(
+            "resumed",
+            f"edits of {counted(adopted.files_changed, 'file')} during the pause were kept" if changed else "resumed",
+        )
+
+    async def _store_amendment(self) -> None:
+        record = self._record
+        if not self._operator.is_amended or record.state.request is None:
+            return
+        # Before the activity: it runs at a safe point, which would store the request again.
+        self._operator.mark_amended(False)
+        try:
+            stored = await self.do(
+                WorkspaceActivities.amend_request,
+                lambda: AmendRequest(
+                    scope=record.scope,
+                    goal=record.request.goal,
+                    definition_of_done=record.request.definition_of_done,
+                    executor=record.request.executor,
+                    planner=record.request.planner,
+                ),
+                ActivityOptions("store the amended request", HAND_OFF_TIMEOUT, record.request.queues.workspace),
+            )
+        except BaseException:
+            self._operator.mark_amended(True)
+            raise
+        record.replace(record.state.evolve(request=stored))
+
+    def _on_reset(self, _seed: int) -> None:
+        # Runs outside the workflow's event loop: only a mark may be left here.
+        self._is_reset = True
+
+    async def _reconcile_reset(self) -> None:
+        """After a reset in Temporal: put the files back too, and list what was discarded."""
+        record = self._record
+        if not self._is_reset:
+            return
+        self._is_reset = False
+        # The parent heard of waits that belong to the discarded future.
+        self._notice.tell_again()
+        if record.state.request is None:
+            return
+        newest = max((each.number for each in record.state.checkpoints), default=-1)
+        # A safe point would pause first: without the claim, and what is on disk would then be adopted.
+        self._putting_back = True
+        try:
+            outcome = await self._insist(
+                WorkspaceActivities.reconcile_reset,
+                lambda: ReconcileRequest(scope=record.scope, expected_tree=record.state.tree, newest_known=newest),
+                ActivityOptions(
+                    "the run was reset: put the files back", RESTORE_TIMEOUT, record.request.queues.workspace
+                ),
+            )
+        finally:
+            self._putting_back = False
+        record.replace(
+            record.state.evolve(
+                branch=max([record.state.branch, *(each.branch for each in outcome.discarded)]) + 1,
+                checkpoints=merge(record.state.checkpoints, outcome.discarded)[-RECENT_LIMIT:],
+                reflect_next=ReflectCause.RESTORED,
+                reflect_detail="the run was reset in Temporal to an earlier event",
+            )
+        )
+        record.log_saved(outcome.saved_tree)
+        record.log(
+            "reset", f"reset in Temporal: {counted(len(outcome.discarded), 'checkpoint')} discarded, files put back"
+        )

@@ -1,0 +1,254 @@
+"""The episode workflow: plan, deliver, verify, track, reflect - until the checks are green.
+
+This file is the order of things and every message that an episode takes. What a step decides is in
+`tightloop/episode/loop/`, what it does in `activities/`; what people want is kept in `workflows/episode/operator.py`
+until the next safe point (`workflows/episode/safe_points.py`).
+"""
+
+import asyncio
+from datetime import timedelta
+from typing import Any, ClassVar, NoReturn
+
+from temporalio import workflow
+from temporalio.common import SearchAttributeKey
+from temporalio.exceptions import ApplicationError, is_cancelled_exception
+
+from tightloop.episode import control
+from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.display import status_of
+from tightloop.episode.loop import decisions, state_changes
+from tightloop.episode.loop.questions import ALLOW
+from tightloop.episode.model import (
+    RIGHT_INPUT,
+    EpisodeInput,
+    EpisodeOutcome,
+    EpisodeRequest,
+    EpisodeResult,
+    EpisodeState,
+    EpisodeStatus,
+    TimelineEntry,
+)
+from tightloop.episode.planning import PlanVerdict
+from tightloop.errors import InvalidRequestError
+from workflows.episode.delivery import Delivery
+from workflows.episode.iteration import Iteration
+from workflows.episode.operator import Operator
+from workflows.episode.record import EpisodeRecord
+from workflows.episode.safe_points import EpisodeOver, RunOver, SafePoints
+from workflows.episode.workspace import Workspace
+from workflows.shared.activities import NO_WORKER_TIMEOUT, ActivityRunner
+from workflows.shared.metering import count_episode
+from workflows.shared.questions import Questions
+from workflows.shared.refusal import refusals
+
+ITERATION = SearchAttributeKey.for_int("TightloopIteration")
+
+
+@workflow.defn
+class EpisodeWorkflow:
+    """One goal pursued to an outcome. Its history is the checkpoint and replay log."""
+
+    no_worker_timeout: ClassVar[timedelta] = NO_WORKER_TIMEOUT
+
+    # Handlers may run before `run` does, so the state has to be there when the instance is.
+    @workflow.init
+    def __init__(self, request: EpisodeInput | None = None) -> None:
+        """Restore the state of the previous run, so that handlers see it at once."""
+        self._input = request or EpisodeInput(problem=f"there is no input. A right input: {RIGHT_INPUT}")
+        asked = EpisodeRequest() if self._input.problem else EpisodeRequest.of(self._input)
+        state = self._input.state or EpisodeState(budget=asked.budget)
+        self._first_iteration = state.iteration
+        self._record = EpisodeRecord(asked, state, episode_id=workflow.info().workflow_id)
+        self._questions = Questions(asked=state.asked)
+        self._runner = ActivityRunner(no_worker_timeout=self.no_worker_timeout)
+        self._operator = Operator(self._record, self._questions, self._runner.interrupt)
+        self._points = SafePoints(self._record, self._operator, self._questions, self._runner)
+        self._workspace = Workspace(self._record, self._points, self._runner)
+        self._iteration = Iteration(self._record, self._points)
+        self._delivery = Delivery(self._record, self._points)
+
+    @workflow.run
+    async def run(self, request: EpisodeInput | None = None) -> EpisodeResult:
+        """Pursue the goal until the checks are green, a bound is reached or a person ends it."""
+        del request  # `__init__` has read it
+        with refusals():
+            if self._input.problem:
+                raise InvalidRequestError(self._input.problem)
+            self._record.request.check()
+        self._record.start_work()
+        try:
+            await self._begin()
+            while True:
+                await self._iterate()
+                self._leave_when_long()
+        except EpisodeOver as end:
+            return await self._end(end.outcome, end.reason)
+        except RunOver:
+            await self._continue_as_new()
+        except BaseException as error:
+            if is_cancelled_exception(error):
+                await asyncio.shield(self._close(EpisodeOutcome.CANCELLED, "cancelled in Temporal"))
+            raise
+
+    # -- the order of things ------------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        """Open the workspace of a new episode, or go back to the checkpoint that this run is for."""
+        target = self._record.state.restore or self._input.restore
+        if self._record.state.request is None:
+            await self._workspace.open()
+        if target is not None:
+            await self._workspace.go_back(target)
+
+    async def _iterate(self) -> None:
+        """Make one pass, then decide."""
+        record, steps = self._record, self._iteration
+        await steps.check_unseen_tree()
+        await steps.reflect()
+        await steps.wait_for_budget()
+        before = record.state
+        record.apply(state_changes.begin_iteration)
+        workflow.upsert_search_attributes([ITERATION.value_set(record.state.iteration)])
+        plan = await steps.plan()
+        report = await self._delivery.deliver(plan) if plan.verdict is PlanVerdict.PLANNED else None
+        verification = await steps.verify() if plan.verdict is not PlanVerdict.MALFORMED else None
+        await steps.track(before, report, verification)
+        chosen = await self._points.follow(decisions.after_tracking(record.state, record.request))
+        if chosen == ALLOW and decisions.is_change_allowed(record.state):
+            await self._points.follow(decisions.after_tracking(record.state, record.request))
+
+    async def _end(self, outcome: EpisodeOutcome, reason: str) -> EpisodeResult:
+        self._record.count_work()
+        await self._close(outcome, reason)
+        result = state_changes.result_of(self._record.state, outcome, reason)
+        if outcome is EpisodeOutcome.FAILED:
+            raise ApplicationError(reason, result, type="EpisodeFailed", non_retryable=True)
+        return result
+
+    async def _close(self, outcome: EpisodeOutcome, reason: str) -> None:
+        self._record.close(outcome.value.lower())
+        self._record.log("closed", f"{outcome.value}: {reason}")
+        await self._workspace.close(outcome, reason)
+        count_episode(outcome, self._record.state.spent)
+        self._points.close()
+        await workflow.wait_condition(workflow.all_handlers_finished)
+
+    def _leave_when_long(self) -> None:
+        self._points.leave_if_wanted()
+        done = self._record.state.iteration - self._first_iteration
+        suggested = workflow.info().is_continue_as_new_suggested()
+        if decisions.may_continue_as_new(self._record.request, iterations_in_run=done, suggested=suggested):
+            raise RunOver
+
+    async def _continue_as_new(self) -> NoReturn:
+        """Follow this run with a new one; handlers finish first, and what they were told goes along."""
+        self._record.count_work()
+        # Without this wait 38 of 40 updates that came during a continuation failed; with it none did.
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        request, state = self._record.request, self._record.state
+        # What people wanted of this run goes along: Temporal delivers a message to one run only.
+        carried = state.evolve(
+            restore=self._operator.restore_wanted,
+            cancel=self._operator.cancel_wanted,
+            amended=self._operator.is_amended,
+            pause=self._operator.pause_wanted,
+            asked=self._questions.asked,
+            runs=state.runs + 1,
+        )
+        workflow.continue_as_new(EpisodeInput.of(request, state=carried))
+
+    # -- signals: what cannot be wrong. An argument too many would fail every workflow task, so they take any number.
+
+    @workflow.signal(description="Pause at the next safe point. Optional: a reason as text.")
+    def pause(self, reason: Any = None, *_more: Any) -> None:
+        """Ask for a pause; asking twice is harmless."""
+        self._operator.pause(reason)
+
+    @workflow.signal(description="End a pause that needs no decision. Optional: a checkpoint id, or a note.")
+    def resume(self, note: Any = None, *_more: Any) -> None:
+        """Choose the default of what waits, or take back a pause that has not begun."""
+        self._operator.resume(note)
+
+    @workflow.signal(description="End the episode for good; the files stay as they are. Optional: a reason.")
+    def cancel(self, reason: Any = None, *_more: Any) -> None:
+        """Stop what is running and end the episode."""
+        self._operator.cancel(reason)
+
+    # -- updates: what can be wrong, and is answered. Refused by its validator, one leaves no event in the history.
+
+    @workflow.update(description='Answer what waits: "allow", or the JSON that the details show for an option')
+    async def answer(self, value: Any = None) -> str:
+        """Choose an option of the question that waits."""
+        return self._operator.answer(value)
+
+    @answer.validator
+    def _check_answer(self, value: Any = None) -> None:
+        self._operator.check(self._questions.read, value)
+
+    @workflow.update(description='Tell the planner something: "use the other parser". It decides nothing.')
+    async def respond(self, message: Any = None) -> str:
+        """Give the planner a message; ends a pause that needs no decision."""
+        return self._operator.respond(message)
+
+    @respond.validator
+    def _check_respond(self, message: Any = None) -> None:
+        self._operator.check(control.read_response, message)
+
+    @workflow.update(description='Raise the budget, and resume if it waits for that: {"iterations": 5}')
+    async def top_up(self, addition: Any = None) -> str:
+        """Raise the bounded items of the budget."""
+        return self._operator.top_up(addition)
+
+    @top_up.validator
+    def _check_top_up(self, addition: Any = None) -> None:
+        self._operator.check(control.read_top_up, addition)
+
+    @workflow.update(
+        description='Change the goal, the definition of done or who works: {"goal": "...", '
+        '"definition_of_done": ["pytest -q"], "executor": {"name": "codex"}}'
+    )
+    async def amend_goal(self, amendment: Any = None) -> str:
+        """Change what is pursued or who works on it, from the next step on."""
+        return self._operator.amend(amendment)
+
+    @amend_goal.validator
+    def _check_amend(self, amendment: Any = None) -> None:
+        self._operator.check(self._operator.read_amendment, amendment)
+
+    @workflow.update(
+        description='Go back to a checkpoint, state and files: {"checkpoint_id": "ckpt-2", "reason": "why"}'
+    )
+    async def restore_checkpoint(self, target: Any = None) -> str:
+        """Stop what is running and continue from a checkpoint as a new run."""
+        return self._operator.restore(target)
+
+    @restore_checkpoint.validator
+    def _check_restore(self, target: Any = None) -> None:
+        self._operator.check(self._operator.read_restore, target)
+
+    # -- queries ---------------------------------------------------------------------------------------
+
+    @workflow.query(description="Where the episode is, what it waits for and what it has spent")
+    def status(self) -> EpisodeStatus:
+        """Return a snapshot."""
+        record, info, waiting = self._record, workflow.info(), self._questions.waiting
+        status = "paused" if waiting and record.is_open else record.status
+        seen = status_of(
+            record.request, record.state, waiting, episode_id=info.workflow_id, run_id=info.run_id, status=status
+        )
+        return seen.evolve(pause_requested=self._operator.pause_wanted is not None and record.is_open)
+
+    @workflow.query(description="Checkpoints, newest last, also discarded ones")
+    def checkpoints(self) -> list[CheckpointRecord]:
+        """Return the checkpoints that this run carries."""
+        return list(self._record.state.checkpoints)
+
+    @workflow.query(description="What happened, newest last")
+    def timeline(self) -> list[TimelineEntry]:
+        """Return the last events."""
+        return list(self._record.state.timeline)
+
+    @workflow.query(description="The request, with amendments")
+    def request(self) -> EpisodeRequest:
+        """Return what was asked for."""
+        return self._record.request

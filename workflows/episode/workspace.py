@@ -1,0 +1,92 @@
+"""The workspace of an episode: opened, taken back to a checkpoint, and given back."""
+
+from temporalio import workflow
+from temporalio.exceptions import ApplicationError
+
+from activities.workspace.activity import CloseRequest, OpenRequest, RestoreRequest, WorkspaceActivities
+from tightloop.episode.loop import state_changes
+from tightloop.episode.model import EpisodeOutcome, EpisodePhase, RestoreTarget
+from workflows.episode.record import EpisodeRecord
+from workflows.episode.safe_points import SafePoints
+from workflows.shared.activities import (
+    CLOSE_TIMEOUT,
+    OPEN_TIMEOUT,
+    RESTORE_TIMEOUT,
+    ActivityFailedError,
+    ActivityOptions,
+    ActivityRunner,
+)
+
+
+class Workspace:
+    """Claims the workspace and gives it back."""
+
+    def __init__(self, record: EpisodeRecord, points: SafePoints, runner: ActivityRunner) -> None:
+        self._record, self._points, self._runner = record, points, runner
+
+    async def open(self) -> None:
+        """Check and claim the workspace of a new episode.
+
+        Raises:
+            ApplicationError: it cannot be opened; people were told.
+        """
+        record = self._record
+        try:
+            opened = await self._runner.run(
+                WorkspaceActivities.open_workspace,
+                OpenRequest(
+                    scope=record.scope,
+                    episode=record.request,
+                    # Unlike the run id it stays the same after a reset: the workspace is claimed once.
+                    opening=workflow.info().original_execution_run_id,
+                ),
+                ActivityOptions("check and claim the workspace", OPEN_TIMEOUT, record.request.queues.workspace),
+            )
+        except ActivityFailedError as failure:
+            if self._runner.interrupted:
+                self._points.leave_if_wanted()
+            await self._points.alert_failure(failure.reason)
+            raise ApplicationError(failure.reason, type="WorkspaceError", non_retryable=True) from failure
+        made = opened.checkpoint.evolve(event_id=workflow.info().get_current_history_length())
+        record.replace(
+            record.state.evolve(request=opened.request, tree=opened.tree, checkpoints=(made,), trees=(opened.tree,))
+        )
+        record.log("opened", f"{made.id}: " + ("; ".join(opened.notes) or "the workspace is ready"))
+
+    async def go_back(self, target: RestoreTarget) -> None:
+        """Continue from a checkpoint, state and files."""
+        record = self._record
+        self._points.enter(EpisodePhase.RESTORING)
+        known = () if target.episode_id else record.state.checkpoints
+        found = await self._points.do(
+            WorkspaceActivities.restore_checkpoint,
+            lambda: RestoreRequest(
+                scope=record.scope,
+                target=target,
+                record=next((each for each in known if each.id == target.checkpoint_id), None),
+                closed=record.state.restore is None and not target.episode_id,
+            ),
+            ActivityOptions(f"restore {target.checkpoint_id}", RESTORE_TIMEOUT, record.request.queues.workspace),
+        )
+        current = state_changes.reopen(record.state, found.newest, found.known)
+        record.replace(state_changes.restore_state(current, found.state, found.record))
+        record.apply(state_changes.with_retries, found.attempt)
+        record.log_saved(found.saved_tree)
+        why = f"back to {target.checkpoint_id}" + (f": {target.reason}" if target.reason else "")
+        record.replace(record.state.evolve(reflect_detail=why))
+        record.log("restored", f"{why} (by {target.by or 'operator'}), branch {record.state.branch}")
+
+    async def close(self, outcome: EpisodeOutcome, reason: str) -> None:
+        """Give the workspace back; where that fails, the episode has ended all the same."""
+        record = self._record
+        if record.state.request is None:
+            return
+        keep = record.state.tree if outcome is EpisodeOutcome.SUCCEEDED else ""
+        try:
+            await self._runner.run(
+                WorkspaceActivities.close_workspace,
+                CloseRequest(scope=record.scope, outcome=outcome, reason=reason, expected_tree=keep),
+                ActivityOptions(f"close: {outcome.value}", CLOSE_TIMEOUT, record.request.queues.workspace),
+            )
+        except ActivityFailedError as failure:
+            record.log("closed", f"the workspace could not be given back: {failure.reason}")

@@ -1,0 +1,366 @@
+"""Starts attempts of steps, takes in how they ended, and passes failures on."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from temporalio import workflow
+
+from activities.plan.requests import RunStepRequest
+from tightloop.alert import AlertKind
+from tightloop.plan.document.step import Access, Capability, FailureClass, Watchdog
+from tightloop.plan.engine.approval import choices
+from tightloop.plan.engine.breaker import find_breach, find_fan_out_breach, find_step_overspend
+from tightloop.plan.engine.compensation import may_be_undone
+from tightloop.plan.engine.graph import Node
+from tightloop.plan.engine.state import UndoEntry
+from tightloop.plan.request import PlanSpent
+from tightloop.plan.result import StepFailure, StepResult, StepStatus
+from tightloop.question import Question, QuestionKind
+from workflows.plan.attempts import CHILDREN, Attempt, failed, run_attempt
+from workflows.plan.context import PlanContext
+from workflows.plan.questions import PlanQuestions
+from workflows.plan.recovery import Recovery
+from workflows.shared.activities import ActivityFailedError, ActivityRunner
+from workflows.shared.alerts import Alerts
+
+# More at a time is slower, and with more than 2 000 pending activities the workflow task fails for ever.
+WINDOW_LIMIT = 100
+"""Attempts that run at the same time."""
+RATE_LIMIT = 48
+RATE_S = 1.0
+"""The maximum number of attempts that are younger than this. Each may end within one workflow task and leaves two
+events then; more than 100 of them make the server throw the task away (`history.maximumBufferedEventsBatch`). A limit
+that grows while few end at once is hardly faster, and a worker that stalls for 0.2 s loses its task."""
+DEFAULT_TIMEOUT_S: float = Node.model_fields["timeout_s"].default
+_DEEPER = frozenset({Capability.SUBPLAN, Capability.BRANCH})
+
+
+class StartRate:
+    """Limits how many attempts begin within a moment."""
+
+    def __init__(self, wake: Callable[[], None], now: Callable[[], datetime]) -> None:
+        """Begin with nothing started; `wake` is called when more may start."""
+        self._wake, self._now = wake, now
+        self._begun: deque[Attempt] = deque()
+        self._waiting: asyncio.Task[None] | None = None
+
+    def add(self, attempt: Attempt) -> None:
+        """Count an attempt that begins."""
+        self._begun.append(attempt)
+
+    def room(self, running: dict[str, Attempt]) -> int:
+        """Return how many more may begin now; those that ended do not count."""
+        now = self._now()
+        self._begun = deque(
+            attempt
+            for attempt in self._begun
+            if running.get(attempt.name) is attempt and (now - attempt.since).total_seconds() < RATE_S
+        )
+        return RATE_LIMIT - len(self._begun)
+
+    def wait(self) -> None:
+        """Have the loop look again in a moment."""
+        if self._waiting is None or self._waiting.done():
+            self._waiting = asyncio.create_task(self._wait())
+
+    def stop(self) -> None:
+        """End the wait: its end while a new run is about to follow would make the server refuse that."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    async def _wait(self) -> None:
+        await workflow.sleep(RATE_S, summary="start more steps beside those that run")
+        self._wake()
+
+
+class Dispatch:
+    """Runs attempts beside each other."""
+
+    def __init__(
+        self,
+        context: PlanContext,
+        running: dict[str, Attempt],
+        questions: PlanQuestions,
+        recovery: Recovery,
+        alerts: Alerts,
+        activities: ActivityRunner,
+    ) -> None:
+        """Begin with nothing running; `running` has the attempts that run, by step, and is changed here only."""
+        self._context, self._running, self._questions = context, running, questions
+        self._recovery, self._alerts, self._activities = recovery, alerts, activities
+        self._ended: deque[tuple[Attempt, StepResult | ActivityFailedError | None]] = deque()
+        self._rate = StartRate(context.wake, context.now)
+        self._busy_since: datetime | None = None
+        self._busy_s = 0.0
+        """Time limits of all that runs."""
+
+    # -- what runs ----------------------------------------------------------------------------------
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an attempt runs, or has ended and is not taken in yet."""
+        return bool(self._running or self._ended)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something goes on that is not a wait for people."""
+        return bool(self._running or self._recovery.is_backing_off or self._recovery.is_beside)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no step runs or can start, whatever people are asked."""
+        context = self._context
+        is_wanted = bool(context.progress.wanted)
+        return not (self.is_running or self._recovery.is_beside or is_wanted or context.is_held) and (
+            context.schedule.is_settled
+        )
+
+    @property
+    def has_children(self) -> bool:
+        """Whether workflows of steps run."""
+        return any(attempt.capability in CHILDREN for attempt in self._running.values())
+
+    def count_time(self) -> None:
+        """Count the time in which something runs or backs off; waiting for people is not work."""
+        now = self._context.now()
+        if self._busy_since is not None:
+            self._context.progress.add_work(now - self._busy_since)
+        self._busy_since = now if self.is_busy else None
+
+    # -- starting -----------------------------------------------------------------------------------
+
+    def start_steps(self) -> None:
+        """Start the best ready steps, as far as slots, tree, budget and people allow."""
+        context, schedule = self._context, self._context.schedule
+        if context.is_held:
+            return
+        problem = context.find_breach()
+        if problem is not None and (schedule.ready or schedule.held) and not self._questions.is_paused:
+            self._questions.pause(QuestionKind.BUDGET, problem)
+        # What a person wants started is started in a pause too.
+        for name in list(context.progress.wanted):
+            number = schedule.find(name)
+            if number is not None and schedule.take_this(number):
+                self._start(number)
+            if number is None or not schedule.is_ready(number):
+                context.progress.unwant(name)
+        if self._questions.is_paused:
+            return
+        self._expand_held()
+        window = min(context.request.max_parallel or schedule.graph.head.max_parallel, WINDOW_LIMIT)
+        rate = self._rate.room(self._running)
+        for number in schedule.take(min(window - schedule.running, rate)):
+            self._start(number)
+        if schedule.running < window and schedule.ready and self._rate.room(self._running) <= 0:
+            self._rate.wait()
+
+    def stop_starting(self) -> None:
+        """Let no timer be left: a new run is to follow."""
+        self._rate.stop()
+
+    def _expand_held(self) -> None:
+        """Decide on templates that would become more steps than the budget allows."""
+        context, schedule = self._context, self._context.schedule
+        for number, count in list(schedule.held.items()):
+            node = schedule.node(number)
+            problem = find_fan_out_breach(node, count, context.progress.budget)
+            if problem is None:
+                schedule.expand(number, count)
+            elif count < 0 and context.request.dry_run:
+                schedule.finish(number, StepStatus.SKIPPED)
+            elif count < 0:
+                failure = StepFailure(failure_class=FailureClass.LOGIC, reason=problem)
+                self._recovery.fail(node.id, number, failure, attempt=1)
+            else:
+                self._questions.pause(QuestionKind.BUDGET, problem, step=node.id)
+
+    def _start(self, number: int) -> None:
+        context, schedule, progress = self._context, self._context.schedule, self._context.progress
+        node, name, made = schedule.node(number), schedule.name(number), schedule.template(number)
+        touches = node.access is not Access.NONE
+        attempt = Attempt(
+            name=name,
+            capability=node.capability,
+            request=RunStepRequest(
+                scope=context.scope(),
+                step=name,
+                template=made[0] if made else "",
+                item=made[1] if made else None,
+                attempt=schedule.attempt(number),
+                expected_tree=progress.tree if touches else "",
+                beliefs=progress.beliefs,
+                answers=progress.answers.get(name, ()),
+                dry_run=context.request.dry_run,
+            ),
+            summary=_summary(name, node),
+            instant=node.plain,
+            timeout=self._time_limit(name, node),
+            plan=context.request,
+            since=context.now(),
+            touches_tree=touches,
+            writes=node.access is Access.WRITES,
+            busy_for=timedelta(seconds=self._busy_s),
+        )
+        self._running[attempt.name] = attempt
+        self._busy_s += _seconds(attempt)
+        self._context.count_attempt()
+        attempt.task = asyncio.create_task(self._carry_out(attempt))
+        attempt.task.add_done_callback(lambda task: self._report_broken(attempt, task))
+        self._rate.add(attempt)
+        if node.watchdog is not None:
+            attempt.watchdog = asyncio.create_task(self._watch(attempt, node.watchdog))
+
+    def _time_limit(self, name: str, node: Node) -> timedelta | None:
+        """Return how long an attempt may take: what is left of the time box, and the limit of one attempt.
+
+        The default limit is meant for one command; a workflow within the step may wait for people.
+        """
+        limit = None if node.capability in CHILDREN and node.timeout_s == DEFAULT_TIMEOUT_S else node.timeout_s
+        if node.timebox_s is not None:
+            now = self._context.now()
+            since = self._context.progress.first_starts.setdefault(name, now)
+            left = max(node.timebox_s - (now - since).total_seconds(), 1.0)
+            limit = left if limit is None else min(limit, left)
+        return None if limit is None else timedelta(seconds=limit)
+
+    async def _carry_out(self, attempt: Attempt) -> None:
+        ended: StepResult | ActivityFailedError | None
+        try:
+            ended = self._refuse_too_deep(attempt) or await run_attempt(attempt, self._activities)
+        except ActivityFailedError as failure:
+            ended = failure
+        # Cancelled by its watchdog it has failed; by the end of the plan it has no outcome.
+        except asyncio.CancelledError:
+            ended = failed(FailureClass.TRANSIENT, attempt.ended_by) if attempt.ended_by else None
+        finally:
+            if attempt.watchdog is not None:
+                attempt.watchdog.cancel()
+        self._ended.append((attempt, ended))
+        self._context.wake()
+
+    def _report_broken(self, attempt: Attempt, task: asyncio.Task[None]) -> None:
+        """Take in an attempt that broke in the workflow itself, such as over an answer that cannot be read."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._ended.append((attempt, ActivityFailedError(f"{attempt.name}: {type(error).__name__}: {error}")))
+            self._context.wake()
+
+    def _refuse_too_deep(self, attempt: Attempt) -> StepResult | None:
+        if attempt.capability not in _DEEPER:
+            return None
+        problem = find_breach(self._context.progress.budget, PlanSpent(), depth=self._context.request.depth + 1)
+        return failed(FailureClass.POLICY, problem) if problem and "nested" in problem else None
+
+    async def _watch(self, attempt: Attempt, watchdog: Watchdog) -> None:
+        """Do what the watchdog says once an attempt takes long."""
+        await workflow.sleep(watchdog.after_s, summary=f"watchdog of {attempt.name}")
+        reason = f"{attempt.name} runs for more than {watchdog.after_s:g} s"
+        self._context.log("overdue", attempt.name, f"more than {watchdog.after_s:g} s; {watchdog.escalate}")
+        if watchdog.escalate == "cancel" and attempt.task is not None:
+            attempt.ended_by = f"the watchdog ended it after {watchdog.after_s:g} s"
+            attempt.task.cancel()
+        elif watchdog.escalate == "pause":
+            self._questions.pause(QuestionKind.LIMIT, reason, step=attempt.name)
+        else:
+            self._alerts.send(self._context.alert(AlertKind.OVERDUE, reason, attempt.name))
+
+    # -- taking in ----------------------------------------------------------------------------------
+
+    def take_in_ended(self) -> None:
+        """Let the schedule know of attempts that have ended."""
+        context = self._context
+        while self._ended:
+            attempt, ended = self._ended.popleft()
+            del self._running[attempt.name]
+            self._busy_s -= _seconds(attempt)
+            number = context.schedule.find(attempt.name)
+            if number is None:
+                continue
+            if isinstance(ended, StepResult):
+                self._settle(attempt, number, ended)
+            else:
+                context.schedule.resume(number)
+                if ended is not None:
+                    self.pause_for(ended, attempt.name)
+
+    def pause_for(self, failure: ActivityFailedError, step: str = "") -> None:
+        """Pause because an activity could not be run; it is run again after an answer."""
+        self._context.log("stuck", step, failure.reason)
+        alert = AlertKind.NO_EXECUTOR if failure.no_worker else None
+        self._questions.pause(QuestionKind.FATAL, failure.reason, step=step, alert=alert)
+
+    async def stop(self) -> None:
+        """Cancel what runs and wait until it has really stopped; what was done nevertheless is taken in."""
+        context = self._context
+        # First what could start more attempts.
+        self._recovery.cancel()
+        tasks = [attempt.task for attempt in self._running.values() if attempt.task is not None]
+        for task in tasks:
+            task.cancel()
+        await workflow.wait_condition(lambda: all(task.done() for task in tasks) and not self._recovery.is_beside)
+        while self._ended:
+            attempt, ended = self._ended.popleft()
+            number = context.schedule.find(attempt.name)
+            if number is None:
+                continue
+            if isinstance(ended, StepResult) and ended.status in (StepStatus.COMPLETED, StepStatus.SKIPPED):
+                self._settle(attempt, number, ended)
+            else:
+                context.log("stopped", attempt.name)
+                context.schedule.resume(number)
+        self._running.clear()
+
+    def _settle(self, attempt: Attempt, number: int, result: StepResult) -> None:
+        context, progress, schedule = self._context, self._context.progress, self._context.schedule
+        node, name = schedule.node(number), attempt.name
+        progress.count_attempt(result)
+        context.log_drift(result.drift, name)
+        if attempt.writes:
+            context.set_tree(result.tree)
+        self._note_undo(attempt, node, result)
+        if result.status is StepStatus.WAITING:
+            question = result.question or Question(
+                id="", kind=QuestionKind.GATE, title=f"may {name} go on?", options=choices()
+            )
+            schedule.mark_waiting(number)
+            self._questions.ask_for_step(name, question)
+        elif result.status is StepStatus.FAILED:
+            failure = result.failure or StepFailure(failure_class=FailureClass.LOGIC, reason="it gave no reason")
+            failure = self._within_budget(name, node, result, failure)
+            self._recovery.fail(name, number, failure, attempt=attempt.number)
+        else:
+            progress.settle(name)
+            done = StepStatus.SKIPPED if result.status is StepStatus.SKIPPED else StepStatus.COMPLETED
+            schedule.finish(number, done, chosen=result.chosen, counts=result.counts)
+            context.log(done.value, name, result.summary + (" (taken over)" if result.reused else ""))
+
+    def _note_undo(self, attempt: Attempt, node: Node, result: StepResult) -> None:
+        if self._context.request.dry_run or result.status is StepStatus.WAITING:
+            return
+        request, completed = attempt.request, result.status is StepStatus.COMPLETED
+        if may_be_undone(node, completed=completed, tree_before=request.expected_tree, tree_after=result.tree):
+            entry = UndoEntry(step=request.step, template=request.template, item=request.item, attempt=request.attempt)
+            self._context.progress.undo.append(entry)
+
+    def _within_budget(self, name: str, node: Node, result: StepResult, failure: StepFailure) -> StepFailure:
+        """Return the failure, as one of policy where the step may not spend more on another try."""
+        if node.budget.max_cost_usd is None and node.budget.max_tokens is None:
+            return failure
+        cost, tokens = self._context.progress.charge(name, result)
+        problem = find_step_overspend(node, cost_usd=cost, tokens=tokens)
+        if problem is None:
+            return failure
+        return StepFailure(failure_class=FailureClass.POLICY, reason=f"{failure.reason}; {problem}")
+
+
+def _seconds(attempt: Attempt) -> float:
+    return 0.0 if attempt.timeout is None else attempt.timeout.total_seconds()
+
+
+def _summary(name: str, node: Node) -> str:
+    """Return what Temporal's own UI shows beside the activity."""
+    if node.title:
+        return f"{name}: {node.title}"
+    # A summary costs as much as the rest of the command; a bare milestone does nothing that is worth looking at.
+    return "" if node.capability is Capability.NONE else name

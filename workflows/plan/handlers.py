@@ -1,0 +1,239 @@
+"""What people and child workflows tell a plan. Handlers take note and wake the loop."""
+
+import difflib
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from temporalio import workflow
+
+from tightloop.episode.control import Remark, read_remark
+from tightloop.errors import InvalidRequestError
+from tightloop.plan import control
+from tightloop.plan.child import read_child_note
+from tightloop.plan.result import StepStatus
+from tightloop.question import Answer, Question, QuestionKind
+from workflows.plan.context import ENDING, PlanContext
+from workflows.plan.questions import (
+    APPROVALS,
+    CANCEL,
+    FAIL,
+    NEED_NO_GRAPH,
+    REPLAN,
+    RETRY,
+    SKIP,
+    THE_PLAN,
+    PlanQuestions,
+)
+from workflows.plan.reporting import PlanReporting
+from workflows.plan.revisions import Revisions
+from workflows.shared.questions import Questions
+from workflows.shared.refusal import refusals
+
+R = TypeVar("R")
+
+
+class Handlers:
+    """Does what signals and updates ask for."""
+
+    def __init__(
+        self,
+        context: PlanContext,
+        questions: Questions,
+        plan_questions: PlanQuestions,
+        revisions: Revisions,
+        reporting: PlanReporting,
+    ) -> None:
+        self._context, self._questions, self._asking = context, questions, plan_questions
+        self._revisions, self._reporting = revisions, reporting
+
+    # -- signals: they have no caller to tell, so the timeline says what was wrong ---------------------
+
+    def pause(self, reason: Any) -> None:
+        """Start no new steps; asking twice is harmless."""
+        if self._context.status == "running":
+            remark = read_remark(reason)
+            self._asking.pause(QuestionKind.OPERATOR, remark.text or "paused by an operator", by=remark.by)
+
+    async def resume(self, note: Any) -> None:
+        """Choose the default of every question that has one, and say which ones need a decision."""
+        remark = read_remark(note)
+        defaults = [question for question in self._questions.waiting if question.default]
+        self._choose_defaults([each for each in defaults if each.kind in NEED_NO_GRAPH], remark)
+        rest = [each for each in defaults if each.kind not in NEED_NO_GRAPH]
+        if rest:
+            await self._until_open()
+            self._choose_defaults(rest, remark)
+        for question in self._questions.waiting:
+            if question.blocks == THE_PLAN:
+                names = ", ".join(question.names)
+                self._context.log("waits", question.step, f"{question.kind.value} needs a decision: {names}")
+
+    def cancel(self, reason: Any) -> None:
+        """Stop what runs and end the plan."""
+        if self._context.status == "running" and self._context.progress.cancel is None:
+            remark = read_remark(reason)
+            self._cancel(remark.text, remark.by)
+
+    def child_waits(self, note: Any) -> None:
+        """Show what waits in a workflow that a step started."""
+        try:
+            self._reporting.hear(read_child_note(note))
+        except InvalidRequestError as error:
+            self._context.log("refused", detail=error.message)
+            self._context.wake()  # so that a run does not grow without bound under wrong signals
+
+    # -- updates ------------------------------------------------------------------------------------
+
+    def check(self, read: Callable[[Any], R], message: Any) -> R:
+        """Return what `read` makes of a message. One that comes too late, or that `read` refuses, is refused."""
+        context = self._context
+        with refusals():
+            if context.status != "running":
+                raise InvalidRequestError(f"the plan is closing ({context.status}) and takes no more messages")
+            if context.is_ending:
+                raise InvalidRequestError(ENDING)
+            return read(message)
+
+    async def answer(self, value: Any) -> str:
+        """Take an answer, and do what its option says."""
+        meant = self.check(self._questions.read, value)
+        if any(question.kind not in NEED_NO_GRAPH for question, _ in meant):
+            await self._until_open()
+            # Somebody else may have answered meanwhile.
+            meant = self.check(self._questions.read, value)
+        first, answer = meant[0]
+        if answer.option == REPLAN.name and first.kind in (QuestionKind.FAILED_STEP, QuestionKind.UNMET):
+            # The questions wait until there is a revision: where none is made, a person has to choose again.
+            return await self._replan([question for question, _ in meant], answer)
+        return "; ".join([self._apply(*answered) for answered in self.check(self._questions.answer, value)])
+
+    def read_replan(self, value: Any) -> control.ReplanWord:
+        """Return what `replan` is asked for.
+
+        Raises:
+            InvalidRequestError: it comes before the plan is open, or cannot be read as the argument.
+        """
+        self._context.need_schedule()
+        return control.read_replan(value)
+
+    async def replan(self, value: Any) -> str:
+        """Change the plan to another text, or (without one) have a planner write it."""
+        said = control.read_replan(value)
+        return await self._revisions.revise(said.source, said.rationale, said.by)
+
+    def read_step(self, value: Any) -> control.StepWord:
+        """Return the step that `run_step` is to start.
+
+        Raises:
+            InvalidRequestError: it cannot be started; the message says why.
+        """
+        said, schedule = control.read_step_word(value), self._context.need_schedule()
+        name = said.step
+        number = schedule.find(name)
+        if number is None:
+            near = difflib.get_close_matches(name, [schedule.name(each) for each in range(len(schedule))], n=3)
+            raise InvalidRequestError(
+                f"run_step: there is no step {name!r}." + (f" Did you mean {', '.join(near)}?" if near else "")
+            )
+        status = schedule.status(number)
+        if status is StepStatus.FAILED or (status is StepStatus.PENDING and schedule.is_ready(number)):
+            return said
+        why = {
+            StepStatus.PENDING: "waits for other steps, or for its next attempt",
+            StepStatus.WAITING: "waits for an approval",
+            StepStatus.BLOCKED: "is blocked by a failed step; answer for that one",
+        }
+        raise InvalidRequestError(
+            f"run_step: {name} {why.get(status, f'is {status.value}')}. Only a ready or a failed step can be started"
+        )
+
+    def run_step(self, value: Any) -> str:
+        """Start a step that is ready, or a failed one again, whatever the plan waits for."""
+        said, schedule = self.read_step(value), self._context.schedule
+        name = said.step
+        number = schedule.find(name)
+        if number is not None and schedule.status(number) is StepStatus.FAILED:
+            schedule.reopen(number)
+            self._context.progress.settle(name)
+            self._asking.close([one for one in self._asking.find(QuestionKind.FAILED_STEP) if one.step == name])
+        self._context.progress.want(name)
+        self._context.log("wanted", name, f"by {said.by}")
+        self._context.wake()
+        return f"{name} is started as soon as the tree is free"
+
+    async def top_up(self, value: Any) -> str:
+        """Raise bounds of the plan."""
+        # Before the plan is open its own budget is not known.
+        await self._until_open()
+        context = self._context
+        context.add_budget(self.check(control.read_plan_top_up, value))
+        context.log("topped up", detail=str(value))
+        still = context.find_breach()
+        if still is None:
+            self._asking.close(self._asking.find(QuestionKind.BUDGET))
+        context.wake()
+        return "the budget is raised" + (f", but {still}" if still else "")
+
+    # -- what follows an answer ---------------------------------------------------------------------
+
+    def _choose_defaults(self, questions: Iterable[Question], remark: Remark) -> None:
+        for question in questions:
+            if self._questions.is_open(question.id) and self._context.status == "running":
+                answer = {"question": question.id, "option": question.default, "text": remark.text, "by": remark.by}
+                for answered in self._questions.answer(answer):
+                    self._apply(*answered)
+
+    def _apply(self, question: Question, answer: Answer) -> str:
+        """Do what the option of an answer says. Return a sentence for whoever answered."""
+        context, about = self._context, question.step or question.kind.value
+        context.log("answered", question.step, f"{answer.option} (by {answer.by}) {answer.text}".rstrip())
+        context.wake()
+        if not question.chosen:
+            missing = question.count - len(question.answers)
+            self._reporting.show()
+            return f"{about}: {answer.option} by {answer.by}; {missing} more must agree"
+        if question.kind in APPROVALS:
+            number = context.schedule.find(question.step)
+            if number is not None:
+                context.progress.note_answers(question.step, question.answers)
+                context.schedule.resume(number)
+        elif question.chosen == CANCEL.name:
+            self._cancel(answer.text, answer.by)
+        elif question.kind is QuestionKind.BUDGET:
+            context.extend_budget(question.step)
+        else:
+            self._go_on(question)
+        self._reporting.show()
+        return f"{about}: {answer.option}"
+
+    def _go_on(self, question: Question) -> None:
+        context = self._context
+        if question.chosen != FAIL.name:
+            context.keep_edits()
+        number = context.schedule.find(question.step) if question.kind is QuestionKind.FAILED_STEP else None
+        if number is None or question.chosen not in (RETRY.name, SKIP.name):
+            return
+        if question.chosen == RETRY.name:
+            context.schedule.reopen(number)
+        else:
+            context.schedule.finish(number, StepStatus.SKIPPED)
+        context.progress.settle(question.step)
+
+    async def _replan(self, questions: list[Question], answer: Answer) -> str:
+        context = self._context
+        failures = context.progress.failures
+        reasons = [failures[one.step].reason if one.step in failures else one.title for one in questions[:10]]
+        about = ", ".join(one.step or one.kind.value for one in questions[:10])
+        context.log("answered", questions[0].step, f"{answer.option} (by {answer.by}) {answer.text}".rstrip())
+        trouble = "; ".join([*reasons, answer.text] if answer.text else reasons)
+        return await self._revisions.revise("", f"an answer about {about}", answer.by, trouble=trouble)
+
+    def _cancel(self, reason: str, by: str) -> None:
+        self._context.cancel(reason or f"cancelled by {by}")
+        self._context.log("cancelled", detail=f"{self._context.progress.cancel} (by {by})")
+
+    async def _until_open(self) -> None:
+        """Wait until the graph is loaded: a run that follows another one has to do that first."""
+        context = self._context
+        if not context.is_open:
+            await workflow.wait_condition(lambda: context.is_open or context.status != "running")

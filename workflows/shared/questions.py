@@ -1,0 +1,91 @@
+"""What waits for a person in a workflow, and how people answer."""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from temporalio import workflow
+
+from tightloop.question import Answer, Question, QuestionKind, read_answers
+from workflows.shared.metering import count_pause
+
+Answered = tuple[tuple[Question, Answer], ...]
+
+
+class Questions:
+    """The open questions of one workflow, oldest first. Ids are never used again, also not by the runs that follow.
+
+    Attributes:
+        asked: how many questions were asked so far; the next run needs it.
+    """
+
+    def __init__(
+        self,
+        waiting: tuple[Question, ...] = (),
+        asked: int = 0,
+        *,
+        now: Callable[[], datetime] = workflow.now,
+        count: Callable[[QuestionKind], None] = count_pause,
+    ) -> None:
+        """Restore the questions of the previous run: those that were open, and how many had been asked."""
+        self._waiting = {question.id: question for question in waiting}
+        self.asked = asked
+        self._now, self._count = now, count
+
+    @property
+    def waiting(self) -> tuple[Question, ...]:
+        """What waits for an answer."""
+        return tuple(self._waiting.values())
+
+    def ask(self, question: Question) -> Question:
+        """Open a question. Return it with its id and its time, and within the bounds of its texts."""
+        self.asked += 1
+        opened = question.bounded.evolve(id=f"q{self.asked}", since=self._now())
+        self._waiting[opened.id] = opened
+        self._count(opened.kind)
+        return opened
+
+    def is_open(self, question_id: str) -> bool:
+        """Return whether a question still waits."""
+        return question_id in self._waiting
+
+    def close(self, question_id: str) -> None:
+        """Take back a question that nobody needs to answer any more."""
+        self._waiting.pop(question_id, None)
+
+    def read(self, value: Any) -> Answered:
+        """Return which questions the argument of the update `answer` is about, with its answers; nothing changes.
+
+        Raises:
+            InvalidRequestError: it answers nothing; the sentence shows a right answer.
+        """
+        return read_answers(value, self.waiting)
+
+    def answer(self, value: Any) -> Answered:
+        """Take the argument of the update `answer`.
+
+        Returns:
+            The questions that it answers, with their answers. One that was decided on has an option that was
+            `chosen` and waits no longer; the others need more people.
+
+        Raises:
+            InvalidRequestError: as `read` does.
+        """
+        return tuple(self._take(question, answer) for question, answer in self.read(value))
+
+    def answer_by_default(self, *, text: str = "", by: str = "operator") -> Answered:
+        """Choose the default option of each question that has one; the others go on waiting."""
+        return tuple(
+            self._take(question, Answer(question=question.id, option=question.default, text=text, by=by))
+            for question in self.waiting
+            if question.default
+        )
+
+    def _take(self, question: Question, answer: Answer) -> tuple[Question, Answer]:
+        answer = answer.evolve(at=self._now())
+        question = question.evolve(answers=(*question.answers, answer))
+        if question.chosen:
+            del self._waiting[question.id]
+        else:
+            self._waiting[question.id] = question
+        return question, answer
