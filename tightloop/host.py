@@ -3,6 +3,7 @@
 The one module of the library, besides the client and the command line, that reads files and the environment.
 """
 
+import hashlib
 import os
 import re
 import socket
@@ -29,6 +30,17 @@ def state_home() -> Path:
     if chosen:
         return Path(chosen).expanduser().absolute()
     return _platform_home("XDG_STATE_HOME", ".local/state") / "tightloop"
+
+
+def state_folder(workspace: Path) -> Path:
+    """Return the folder of everything that belongs to a project and is not its code: snapshots, ledger, outbox, locks.
+
+    It is in the state home and named after the real path, so that nothing of ours is read from a workspace, and
+    nothing is lost with it. It may not exist yet.
+    """
+    real = workspace.resolve()
+    name = re.sub(r"[^A-Za-z0-9]+", "-", real.name)[:HOST_NAME_CHARACTERS].strip("-") or "project"
+    return state_home() / "projects" / f"{name}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
 
 
 def settings_files(cwd: Path) -> list[Path]:

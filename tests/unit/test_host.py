@@ -1,5 +1,6 @@
 """Where this host keeps things, which settings files count, and what it is called."""
 
+import re
 import socket
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tightloop.errors import SettingsError
-from tightloop.host import host_name, host_queue, load_settings, settings_files, state_home
+from tightloop.host import host_name, host_queue, load_settings, settings_files, state_folder, state_home
 
 
 @pytest.fixture
@@ -108,3 +109,15 @@ def test_host_name_is_safe_in_the_name_of_a_queue(name: str, safe: str, monkeypa
     monkeypatch.setattr(socket, "gethostname", lambda: name)
     assert host_name() == safe
     assert host_queue("tightloop-workspace") == f"tightloop-workspace-{safe}"
+
+
+def test_state_folder_is_named_after_the_real_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / "home"))
+    project, link = tmp_path / "my project", tmp_path / "link"
+    project.mkdir()
+    link.symlink_to(project)
+    found = state_folder(project)
+    assert state_folder(link) == found
+    assert found.parent == tmp_path / "home" / "projects"
+    assert re.fullmatch(r"my-project-[0-9a-f]{16}", found.name)
+    assert state_folder(tmp_path / "other" / "my project") != found
