@@ -12,9 +12,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from activities.network import Resolve, system_addresses
 from activities.plan.port import RunnerResult
 from activities.plan.runners.web.http import HttpRunner
-from activities.plan.runners.web.request import Resolve, system_addresses
 from tests.support.fake_site import FakeSite, Page, html, redirect
 from tests.support.plan.work import work_for
 from tightloop.plan.document.step import FailureClass
@@ -317,3 +317,17 @@ def test_name_that_turns_out_to_be_private_is_refused_although_it_is_listed(tmp_
     assert done.failure is not None
     assert done.failure.failure_class is FailureClass.POLICY
     assert "10.0.0.7" in done.failure.reason
+
+
+@pytest.mark.parametrize("address", ["64:ff9b::a00:7", "2002:a00:7::1", "::10.0.0.7", "::ffff:10.0.0.7", "fec0::7"])
+def test_name_that_carries_a_private_address_in_ipv6_is_refused(tmp_path: Path, site: FakeSite, address: str) -> None:
+    done = ask(
+        tmp_path,
+        site,
+        {"url": "http://rebound.test/"},
+        network=("rebound.test",),
+        resolve=known(address),
+    )
+    assert done.failure is not None
+    assert done.failure.failure_class is FailureClass.POLICY
+    assert address in done.failure.reason

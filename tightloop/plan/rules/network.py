@@ -1,9 +1,10 @@
 """Judges requests by the hosts that a plan's policy lists, for every request and every redirect."""
 
 from collections.abc import Iterable
-from ipaddress import ip_address
 from typing import NamedTuple
 from urllib.parse import urlsplit
+
+from tightloop.safety.address import is_private
 
 PORTS = {"http": 80, "https": 443}
 ADDRESS_CHARACTERS = 2_000
@@ -77,18 +78,6 @@ def _fits(name: str, rule: str) -> bool:
     if rule.startswith("*."):
         return name.endswith(rule[1:]) and len(name) > len(rule) - 1
     return name == rule.strip("[]")
-
-
-def is_private(address: str) -> bool:
-    """Return whether an IP address belongs to this host or a private network; False for a name."""
-    try:
-        found = ip_address(address.partition("%")[0])
-    except ValueError:
-        return False
-    # `::ffff:127.0.0.1` reaches 127.0.0.1.
-    mapped = getattr(found, "ipv4_mapped", None)
-    found = mapped or found
-    return not found.is_global or found.is_multicast
 
 
 def independent_hosts(sources: Iterable[object]) -> frozenset[str]:

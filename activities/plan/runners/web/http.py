@@ -5,10 +5,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from activities.network import Resolve, system_addresses
 from activities.plan.attempts.contract import fail_step
 from activities.plan.attempts.outputs import find_unfit
 from activities.plan.port import RunnerResult, Work
-from activities.plan.runners.web.request import Resolve, WebAnswer, WebError, WebRequest, send, system_addresses
+from activities.plan.runners.web.request import WebAnswer, WebError, WebRequest, send
 from tightloop.plan.document.action import HttpAction
 from tightloop.value import counted
 from tightloop.value.scrub import Scrubber

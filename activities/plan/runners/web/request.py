@@ -1,8 +1,7 @@
 """Requests to hosts that a plan's policy allows: every address is judged, then resolved, then asked exactly there."""
 
 import asyncio
-import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -10,18 +9,16 @@ from http import HTTPStatus
 
 import httpx2
 
-from activities.network import certificates
+from activities.network import PrivateAddressError, Resolve, certificates, judged_addresses, system_addresses
 from activities.plan.runners.waiting import run_until
 from tightloop.executor.limit import LimitSignal
 from tightloop.executor.limit_matcher import detect
 from tightloop.plan.document.step import FailureClass
 from tightloop.plan.result import REASON_CHARACTERS, StepFailure
-from tightloop.plan.rules.network import host_of, is_private, judge_url
+from tightloop.plan.rules.network import host_of, judge_url
 from tightloop.value import shorten
 from tightloop.value.scrub import scrub
 
-ADDRESSES = 4
-"""Addresses of one name that are tried."""
 BODY_BYTES = 10_000_000
 """Bound of an answer's body."""
 REDIRECTS = 5
@@ -51,16 +48,6 @@ class WebError(Exception):
             retry_after_s=retry_after_s,
         )
         self.requests = requests
-
-
-Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""Returns the IP addresses of a host and port; raises `OSError` where there are none."""
-
-
-async def system_addresses(name: str, port: int) -> list[str]:
-    """Return what the system's resolver knows."""
-    found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
-    return [str(entry[4][0]) for entry in found]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,14 +142,11 @@ async def _once(client: httpx2.AsyncClient, call: WebRequest) -> WebAnswer:
     host = host_of(call.url)
     assert host is not None
     try:
-        found = await call.resolve(host.name, host.port)
+        addresses = await judged_addresses(host.name, host.port, allow_private=verdict.private, resolve=call.resolve)
+    except PrivateAddressError as error:
+        raise WebError(FailureClass.POLICY, f"{error}: add '{host.authority}' to policy.network") from None
     except (OSError, UnicodeError):
         raise WebError(FailureClass.TRANSIENT, f"the host {host.name} was not found") from None
-    addresses = list(dict.fromkeys(found))[:ADDRESSES]
-    inside = [address for address in addresses if is_private(address)]
-    if inside and not verdict.private:
-        told = f"{host.authority} has the private address {inside[0]}: add '{host.authority}' to policy.network"
-        raise WebError(FailureClass.POLICY, told)
     try:
         for address in addresses[:-1]:
             # Nothing was sent where no connection was made, so trying the next address is not a second request.
