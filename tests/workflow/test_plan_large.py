@@ -21,6 +21,12 @@ def layers(width: int, depth: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+DONE_AGAIN = (
+    WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_UNHANDLED_COMMAND,
+    WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_FORCE_CLOSE_COMMAND,
+)
+
+
 def line(length: int, extra: str = "") -> str:
     """A plan of steps one after the other, that write."""
     steps = [f'  - {{id: s{n}, needs: [{f"s{n - 1}" if n else ""}], shell: {{run: "true"}}}}\n' for n in range(length)]
@@ -30,7 +36,8 @@ def line(length: int, extra: str = "") -> str:
 async def events_of(stage) -> list[int]:
     """Return the number of events of each run, oldest first, and check that no workflow task failed.
 
-    Not counted: the server refuses the end of a run while a message comes in, and has the task done again.
+    Not counted is what the server itself has done again: the end of a run while a message comes in, and a task during
+    which more events came than it buffers, which depends on how busy the host is.
     """
     handle = stage.temporal.get_workflow_handle(stage.id)
     counts: list[int] = []
@@ -39,12 +46,7 @@ async def events_of(stage) -> list[int]:
         handle = stage.temporal.get_workflow_handle(stage.id, run_id=run_id)
         history = await handle.fetch_history()
         failed = [each for each in history.events if each.HasField("workflow_task_failed_event_attributes")]
-        assert not [
-            each
-            for each in failed
-            if each.workflow_task_failed_event_attributes.cause
-            != WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_UNHANDLED_COMMAND
-        ]
+        assert not [each for each in failed if each.workflow_task_failed_event_attributes.cause not in DONE_AGAIN]
         counts.insert(0, len(history.events))
         run_id = history.events[0].workflow_execution_started_event_attributes.continued_execution_run_id
         if not run_id:
