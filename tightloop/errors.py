@@ -19,6 +19,7 @@
     ├── PlannerError             not retryable  the model service refuses (key, quota, model, request)
     ├── PlannerUnavailableError  retryable      the model service is busy or down
     ├── ExecutorError            not retryable  the executor cannot be started as configured
+    ├── ProofError               not retryable  a proof is damaged, or proves something else
     ├── EpisodeNotFoundError     not retryable
     └── ServiceUnavailableError  retryable      Temporal or a worker does not answer
 
@@ -214,6 +215,10 @@ class PlannerUnavailableError(TightloopError):
 
 class ExecutorError(TightloopError):
     """The executor cannot be started as configured."""
+
+
+class ProofError(TightloopError):
+    """A proof cannot be read, or does not prove what it is taken for."""
 
 
 class EpisodeNotFoundError(TightloopError):

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tightloop.cli import diff, export, look, start, steer
+from tightloop.cli import diff, export, look, proof, start, steer
 from tightloop.cli.host import commands as host
 from tightloop.cli.host import keys
 from tightloop.cli.plan import commands as plans
@@ -59,7 +59,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for part in (start, look, diff, export, steer, host):
+for part in (start, look, diff, export, proof, steer, host):
     app.add_typer(part.app)
 app.add_typer(plans.app, name="plan", rich_help_panel=start.START)
 app.add_typer(keys.app, name="keys", rich_help_panel=host.HOST)

@@ -297,6 +297,8 @@ class EpisodeResult(Value):
     tree: str = ""
     """The tree that the checks passed on (SUCCEEDED), or the last one."""
     checks: str = ""
+    proof: ArtifactRef | None = None
+    """The stored `Proof` of a success."""
     spent: Spent = Spent()
 
 

@@ -1,0 +1,119 @@
+"""The commands about proofs: show one and write it to a file, and verify such a file."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tightloop.cli.render.proof import proof_lines
+from tightloop.cli.render.terminal import remark, show, show_json
+from tightloop.cli.session import FAILED, AsJson, EpisodeId, session_of
+from tightloop.cli.store import Store
+from tightloop.client import CLOSED_STATUSES, Kind, TightloopClient
+from tightloop.client.proof.envelope import MOST_BYTES, seal, to_json
+from tightloop.client.proof.signing import NoSigningKeyError, sign, signing_key
+from tightloop.client.proof.statement import Result, statement_of
+from tightloop.client.proof.verify import Rules, Verified
+from tightloop.client.proof.verify import verify as verify_content
+from tightloop.episode.model import EpisodeResult
+from tightloop.episode.proof import Proof
+from tightloop.errors import InvalidRequestError, ProofError
+
+app = typer.Typer()
+PROOF = "Prove"
+RESULT_SECONDS = 15.0
+
+
+@app.command(rich_help_panel=PROOF)
+def proof(
+    context: typer.Context,
+    workflow: EpisodeId,
+    output: Annotated[Path | None, typer.Option(help="Write the signed proof to this file.")] = None,
+    unsigned: Annotated[bool, typer.Option("--unsigned", help="Do not sign it.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the signed proof.")] = False,
+) -> None:
+    """Show how the success of an episode was proven. Exit code 1: it was not."""
+    found = session_of(context).on(workflow, _proof, Kind.EPISODE)
+    statement = statement_of(found)
+    if output is not None or as_json:
+        text = _sealed(statement.content, unsigned=unsigned)
+        if as_json:
+            typer.echo(text, nl=False)
+        if output is not None:
+            try:
+                output.write_text(text, encoding="utf-8")
+            except OSError as error:
+                raise InvalidRequestError(f"{output} cannot be written: {error.strerror}") from None
+            remark(f"wrote {output}. Verify it: tightloop verify {output}")
+    if not as_json:
+        show("\n".join(proof_lines(statement)))
+    if statement.predicate.result is Result.FAILED:
+        raise typer.Exit(FAILED)
+
+
+@app.command(rich_help_panel=PROOF)
+def verify(
+    file: Annotated[Path, typer.Argument(metavar="PROOF", help="File that `tightloop proof ID --output` wrote.")],
+    repo: Annotated[Path, typer.Option(help="Top of the git working tree that it has to be about.")] = Path(),
+    alone: Annotated[bool, typer.Option("--alone", help="Look at the proof only, and at no files.")] = False,
+    allowed_signers: Annotated[
+        Path | None,
+        typer.Option(help="Keys to trust, as ssh-keygen(1) has them. Default: those git trusts for you, and your own."),
+    ] = None,
+    unsigned: Annotated[bool, typer.Option("--unsigned", help="A proof without a signature will do.")] = False,
+    accepted: Annotated[
+        bool, typer.Option("--accepted", help="So will one in which a person accepted what spoke against it.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Verify a proof offline. Exit code 0: proven; 1: not; 2: wrong use."""
+    rules = Rules(None if alone else repo, allowed_signers, unsigned=unsigned, accepted=accepted)
+    found = verify_content(_content(file), rules)
+    _show(found, as_json=as_json)
+    if not found.proven:
+        raise typer.Exit(FAILED)
+
+
+async def _proof(client: TightloopClient, episode_id: str) -> Proof:
+    summary = await client.summary(episode_id)
+    if summary.status not in CLOSED_STATUSES:
+        raise ProofError(f"{episode_id} is {summary.status}: it is proven at its end")
+    async with asyncio.timeout(RESULT_SECONDS):
+        result = await client.result(episode_id)
+    if not isinstance(result, EpisodeResult) or result.proof is None:
+        raise ProofError(f"{episode_id} is {summary.status} and has no proof: only what succeeds is proven")
+    return Store(Path(summary.workspace), episode_id).stored(result.proof, Proof)
+
+
+def _sealed(content: bytes, *, unsigned: bool) -> str:
+    """Return the envelope; the key and its agent are this user's, which a worker does not have."""
+    envelope = seal(content)
+    if not unsigned:
+        try:
+            envelope = seal(content, [sign(envelope.signed_bytes, signing_key())])
+        except NoSigningKeyError as error:
+            remark(f"the proof is not signed: {error.message}")
+    return to_json(envelope)
+
+
+def _content(file: Path) -> bytes:
+    try:
+        with file.open("rb") as stream:
+            # One more than is allowed, so that a longer file is refused and not cut.
+            return stream.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise InvalidRequestError(f"the proof {file} cannot be read: {error.strerror}. Name a file") from None
+
+
+def _show(found: Verified, *, as_json: bool) -> None:
+    if as_json:
+        statement = found.statement and json.loads(found.statement.model_dump_json(by_alias=True))
+        points = [{"holds": point.holds, "text": point.text} for point in found.points]
+        show_json({"proven": found.proven, "points": points, "statement": statement})
+        return
+    if found.statement is not None:
+        show("\n".join(proof_lines(found.statement)), "")
+    show("\n".join(f"{'yes' if point.holds else 'NO '}  {point.text}" for point in found.points))
+    show("proven" if found.proven else "not proven")

@@ -1,0 +1,293 @@
+"""The in-toto statement of a proof: what another tool, or a person with `jq`, reads.
+
+The models are ours, because the package in-toto-attestation is untyped and keeps every number as a float; the tests
+hold each statement against it. Sources: in-toto attestation framework v1.1, predicate test-result v0.1.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from tightloop.client.proof.envelope import read_json
+from tightloop.episode.check import CheckStatus
+from tightloop.episode.proof import ChangedFile, Proof, ProofRule, ProofRun, ProofVerdict, TestsFrom
+from tightloop.errors import ProofError
+from tightloop.value import Value, first_problem
+
+STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE: Literal["https://in-toto.io/attestation/test-result/v0.1"] = (
+    "https://in-toto.io/attestation/test-result/v0.1"
+)
+DEFINITION_OF_DONE = "definition of done"
+TESTS_OF_THE_BEGINNING = "tests, test data and checker configuration of the beginning"
+OLD_TESTS = "with the tests of the beginning"
+GIT_TREE = "gitTree"
+
+_Tree = Annotated[str, Field(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")]
+
+
+class Result(StrEnum):
+    """What test-result v0.1 says of all tests."""
+
+    PASSED = "PASSED"
+    WARNED = "WARNED"
+    """They pass, and something was announced, or accepted by a person, that a reader should know."""
+    FAILED = "FAILED"
+
+
+class _Part(Value):
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
+
+
+class Descriptor(_Part):
+    """A ResourceDescriptor: something with a digest."""
+
+    name: str = ""
+    digest: dict[str, str] = Field(default_factory=dict)
+
+
+class ReportDetails(_Part):
+    """What a checker told, test by test."""
+
+    checker: str
+    complete: bool = False
+    total: int = 0
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    deselected: int = 0
+    missing: int = 0
+    """Tests of the baseline that did not pass here."""
+    names_sha256: str = ""
+    """Digest of all names, sorted, a line each."""
+
+
+class CheckDetails(_Part):
+    """One command of the definition of done in one run."""
+
+    name: str = ""
+    run: str
+    status: CheckStatus
+    exit_code: int | None = None
+    seconds: float = 0.0
+    reports: tuple[ReportDetails, ...] = ()
+    sandbox: str = ""
+    not_enforced: tuple[str, ...] = ()
+    """Limits of the sandbox that nothing held."""
+
+
+class RunDetails(_Part):
+    """The definition of done, run once in a fresh checkout."""
+
+    tests: TestsFrom
+    checks: tuple[CheckDetails, ...] = ()
+    started_at: datetime
+    ended_at: datetime
+
+    @property
+    def green(self) -> bool:
+        """Whether there is at least one check and all passed."""
+        return bool(self.checks) and all(check.status is CheckStatus.PASSED for check in self.checks)
+
+
+class FindingDetails(_Part):
+    """What speaks against the proof."""
+
+    rule: ProofRule
+    text: str = ""
+    announced: bool = False
+
+
+class Details(_Part):
+    """What test-result v0.1 has no field for."""
+
+    version: Literal[1] = 1
+    episode: str
+    verdict: ProofVerdict
+    accepted_by: str = ""
+    base_tree: str
+    """The tree at the beginning."""
+    runs: tuple[RunDetails, ...]
+    changed: tuple[ChangedFile, ...] = ()
+    """Tests, test data and configuration that changed; `changed_count` counts all."""
+    changed_count: int = 0
+    findings: tuple[FindingDetails, ...] = ()
+    not_held: tuple[str, ...] = ()
+    """What the proof does not show."""
+    started_at: datetime
+    ended_at: datetime
+
+
+class TestResult(_Part):
+    """The predicate."""
+
+    result: Result
+    configuration: tuple[Descriptor, ...]
+    passed_tests: tuple[str, ...] = ()
+    warned_tests: tuple[str, ...] = ()
+    failed_tests: tuple[str, ...] = ()
+    tightloop: Details
+    """Our extension; the specification asks for a name that nobody else uses, without a dot."""
+
+
+class _SubjectDigest(_Part):
+    git_tree: _Tree
+
+
+class Subject(_Part):
+    """What was tested."""
+
+    name: str = ""
+    digest: _SubjectDigest
+
+
+class Statement(_Part):
+    """An in-toto Statement v1."""
+
+    type: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
+    subject: tuple[Subject, ...] = Field(min_length=1, max_length=1)
+    predicate_type: Literal["https://in-toto.io/attestation/test-result/v0.1"]
+    predicate: TestResult
+
+    @property
+    def content(self) -> bytes:
+        """The bytes that are signed; equal statements have equal ones."""
+        return json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, indent=1).encode()
+
+    @property
+    def tree(self) -> str:
+        """The git tree that the statement is about."""
+        return self.subject[0].digest.git_tree
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """The definition of done."""
+        return tuple(check.run for check in self.predicate.tightloop.runs[0].checks)
+
+    @property
+    def configuration_files(self) -> Iterator[tuple[str, str]]:
+        """Path and sha256 of each configuration file of the tree."""
+        for each in self.predicate.configuration:
+            if each.name != DEFINITION_OF_DONE and "sha256" in each.digest:
+                yield each.name, each.digest["sha256"]
+
+
+def digest_of_commands(commands: tuple[str, ...]) -> str:
+    """Return the sha256 of a definition of done: of its commands as a JSON list."""
+    return hashlib.sha256(json.dumps(commands, ensure_ascii=False).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def statement_of(proof: Proof) -> Statement:
+    """Return the statement of a proof. Neither output nor goal is in it."""
+    commands = tuple(check.run for check in proof.runs[0].checks) if proof.runs else ()
+    files = [Descriptor(name=file.path, digest={"sha256": file.sha256}) for file in proof.configuration]
+    old = Descriptor(name=TESTS_OF_THE_BEGINNING, digest={GIT_TREE: proof.base_tree})
+    done = Descriptor(name=DEFINITION_OF_DONE, digest={"sha256": digest_of_commands(commands)})
+    passed, failed = _names(proof, passed=True), _names(proof, passed=False)
+    result = _result(proof)
+    return Statement(
+        _type=STATEMENT_TYPE,
+        subject=(Subject(name="tree", digest=_SubjectDigest(git_tree=proof.delivered_tree)),),
+        predicate_type=PREDICATE_TYPE,
+        predicate=TestResult(
+            result=result,
+            configuration=(done, old, *files),
+            passed_tests=passed,
+            warned_tests=() if result is Result.FAILED else failed,
+            failed_tests=failed if result is Result.FAILED else (),
+            tightloop=_details(proof),
+        ),
+    )
+
+
+def read_statement(content: bytes) -> Statement:
+    """Read a statement, and refuse one that contradicts itself.
+
+    Raises:
+        ProofError: it is something else; the message names the first thing that is wrong.
+    """
+    document: Any = read_json(content, "the statement of the proof")
+    try:
+        statement = Statement.model_validate(document)
+    except ValidationError as error:
+        raise ProofError(f"the proof is not a test result as tightloop writes it: {first_problem(error)}") from None
+    for problem in _contradictions(statement):
+        raise ProofError(f"the statement of the proof contradicts itself: {problem}")
+    return statement
+
+
+def _contradictions(statement: Statement) -> Iterator[str]:
+    predicate, details = statement.predicate, statement.predicate.tightloop
+    if not details.runs or not details.runs[0].checks or details.runs[0].tests is not TestsFrom.DELIVERED:
+        yield "it has no run of the definition of done on the tree as it was delivered"
+        return
+    done = [each.digest.get("sha256") for each in predicate.configuration if each.name == DEFINITION_OF_DONE]
+    if done != [digest_of_commands(statement.commands)]:
+        yield "the digest of the definition of done is not that of its commands"
+    if predicate.result is not Result.FAILED:
+        if predicate.failed_tests:
+            yield f"its result is {predicate.result.value}, and tests failed"
+        if not details.runs[0].green:
+            yield f"its result is {predicate.result.value}, and a command of the definition of done failed"
+        if details.verdict is ProofVerdict.DOUBTED:
+            yield f"its result is {predicate.result.value}, and its verdict is {details.verdict.value}"
+    if predicate.result is Result.PASSED and (
+        predicate.warned_tests
+        or details.findings
+        or details.verdict is not ProofVerdict.PROVEN
+        or not all(run.green for run in details.runs)
+    ):
+        yield "its result is PASSED, and something speaks against it"
+
+
+def _result(proof: Proof) -> Result:
+    if proof.verdict is ProofVerdict.DOUBTED or not proof.runs or not proof.runs[0].green:
+        return Result.FAILED
+    clean = proof.verdict is ProofVerdict.PROVEN and not proof.findings and all(run.green for run in proof.runs)
+    return Result.PASSED if clean else Result.WARNED
+
+
+def _names(proof: Proof, *, passed: bool) -> tuple[str, ...]:
+    return tuple(
+        check.run if run.tests is TestsFrom.DELIVERED else f"{check.run} ({OLD_TESTS})"
+        for run in proof.runs
+        for check in run.checks
+        if check.passed == passed
+    )
+
+
+def _details(proof: Proof) -> Details:
+    return Details(
+        episode=proof.episode_id,
+        verdict=proof.verdict,
+        accepted_by=proof.accepted_by,
+        base_tree=proof.base_tree,
+        runs=tuple(map(_run, proof.runs)),
+        changed=proof.changed,
+        changed_count=proof.changed_count,
+        findings=tuple(FindingDetails.of(finding) for finding in proof.findings),
+        not_held=proof.not_held,
+        started_at=proof.started,
+        ended_at=proof.ended,
+    )
+
+
+def _run(run: ProofRun) -> RunDetails:
+    checks = tuple(
+        CheckDetails.of(
+            check,
+            seconds=check.duration_s,
+            reports=tuple(
+                ReportDetails.of(report, complete=report.is_complete, missing=report.missing_count)
+                for report in check.reports
+            ),
+        )
+        for check in run.checks
+    )
+    return RunDetails(tests=run.tests, checks=checks, started_at=run.started, ended_at=run.ended)
