@@ -66,7 +66,7 @@ def _find_cause(result: SandboxResult, root: Path) -> str:
     if result.exit_code == NOT_FOUND and _is_hard(result, Limit.READS):
         return f"{where}, where a program outside of the system's folders and of PATH needs sandbox.read"
     if any(words in result.output for words in _NO_NETWORK) and _is_hard(result, Limit.NETWORK):
-        return f"{where}, which has no network. Set sandbox.network if the check needs it"
+        return f"{where}, which has no network but for the hosts in sandbox.network. List what the check needs there"
     # The sandbox drops all capabilities, and without them file modes bind root like anybody.
     if (
         b"Permission denied" in result.output

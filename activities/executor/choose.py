@@ -121,10 +121,15 @@ class FenceWhenNeeded:
         return self._fence.name
 
     def around(
-        self, request: ProcessRequest, *, writable: tuple[Path, ...], readable: tuple[Path, ...] = ()
-    ) -> ProcessRequest:
-        """Return the request behind the fence; see `Fence`."""
-        return self._fence.around(request, writable=writable, readable=readable)
+        self,
+        request: ProcessRequest,
+        *,
+        writable: tuple[Path, ...],
+        readable: tuple[Path, ...] = (),
+        network: tuple[str, ...] = (),
+    ) -> AbstractContextManager[ProcessRequest]:
+        """Give the request behind the fence; see `Fence`."""
+        return self._fence.around(request, writable=writable, readable=readable, network=network)
 
     @cached_property
     def _fence(self) -> Fence:

@@ -23,7 +23,6 @@ from activities.process import GRACE_S, search_path
 from activities.process.output import BoundedOutput
 from activities.sandbox.allowance import allowed, places
 from activities.sandbox.port import (
-    Network,
     Sandbox,
     SandboxResult,
     SandboxSpec,
@@ -108,7 +107,7 @@ class CommandExecutor(Executor):
         spec = self._spec(argv, order, choice.wall_limit_s)
         spec = replace(
             spec,
-            network=Network.HOST if options.network else spec.network,
+            network=(*spec.network, *options.network),
             readable=(*spec.readable, *places(options.read, "option read of the command executor"), plan_file),
             writable=(*spec.writable, *places(options.write, "option write of the command executor")),
             secrets=options.variables(os.environ),

@@ -19,8 +19,8 @@ class CommandOptions(Document):
     """Template of one command that takes the whole plan."""
     stdin: bool = False
     """Give it the plan on its standard input, too."""
-    network: bool = False
-    """Let it see the network, as an agent that asks a model needs."""
+    network: tuple[str, ...] = ()
+    """More hosts that it may reach, in the words of `sandbox.network`, such as that of the model it asks."""
     read: tuple[str, ...] = ()
     """More absolute paths that it may read, such as the folder of its login."""
     write: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from activities.sandbox.port import MEBIBYTE, Network, SandboxSpec
+from activities.sandbox.port import MEBIBYTE, SandboxSpec
 from tightloop.errors import SettingsError
 from tightloop.settings import SandboxSettings
 
@@ -27,7 +27,7 @@ def allowed(
         root=root,
         readable=places(settings.read, "sandbox.read"),
         writable=places(settings.write, "sandbox.write"),
-        network=Network.HOST if settings.network else Network.NONE,
+        network=settings.network,
         cores=settings.cores,
         memory_bytes=settings.memory_mb * MEBIBYTE,
         processes=settings.processes,

@@ -6,18 +6,20 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
 from activities.process import Callbacks, ProcessRequest, ProcessResult, Reason, run_process, search_path
 from activities.sandbox.bounds import WATCHED, request_of, run_bounded
-from activities.sandbox.port import Enforcement, Limit, Network, SandboxResult, SandboxSpec
+from activities.sandbox.door.server import INSIDE, Door, open_door
+from activities.sandbox.port import Enforcement, Limit, SandboxResult, SandboxSpec
 from activities.sandbox.seccomp import open_filter
 from activities.sandbox.visible import (
-    NETWORK_SETTINGS,
     STATE_FOLDER,
     SYSTEM_LINKS,
     SYSTEM_SETTINGS,
@@ -79,58 +81,80 @@ class BubblewrapSandbox:
         access = command_access(spec, environment["PATH"])
         processes = spec.processes if _counts_by_namespace() else None
         run = functools.partial(run_process, **callbacks)
-        with open_filter() as calls:
-            line = command_line(access, temporary_bytes=spec.temporary_bytes, processes=processes, calls=calls)
+        with open_filter() as calls, open_door(spec.network) if spec.network else nullcontext() as door:
+            line = command_line(
+                access, temporary_bytes=spec.temporary_bytes, processes=processes, calls=calls, door=door
+            )
             request = request_of(spec, (*line, *spec.argv), environment)
+            request = request if door is None else door.told(request)
             request = replace(request, pass_fds=() if calls is None else (calls,))
             limits = _limits(access, filtered=calls is not None, counted=processes is not None)
             return replace(run_bounded(request, spec, limits, run=run, grouped=True), backend=NAME)
 
 
 class BubblewrapFence:
-    """The same sandbox for an agent that lives long and needs the network; its bounds are the caller's business."""
+    """The same sandbox for an agent, which lives long and needs its model; its bounds are the caller's business."""
 
     name = NAME
 
+    def __init__(self, network: tuple[str, ...] = ()) -> None:
+        """Take the hosts that every agent may reach, in the words of `sandbox.network`."""
+        self._network = network
+
+    @contextmanager
     def around(
-        self, request: ProcessRequest, *, writable: tuple[Path, ...], readable: tuple[Path, ...] = ()
-    ) -> ProcessRequest:
-        """Return the request for the same program behind the fence; see the port."""
-        line = command_line(agent_access(request, writable, readable), temporary_bytes=FENCE_TEMPORARY_BYTES)
-        environment = {"TMPDIR": "/tmp", **request.environment}  # noqa: S108 - there is no other inside
-        return replace(request, argv=(*line, *request.argv), environment=environment)
+        self,
+        request: ProcessRequest,
+        *,
+        writable: tuple[Path, ...],
+        readable: tuple[Path, ...] = (),
+        network: tuple[str, ...] = (),
+    ) -> Iterator[ProcessRequest]:
+        """Give the request for the same program behind the fence; see the port."""
+        access = agent_access(request, writable, readable)
+        with open_door((*self._network, *network)) as door:
+            line = command_line(access, temporary_bytes=FENCE_TEMPORARY_BYTES, door=door)
+            environment = {"TMPDIR": "/tmp", **request.environment}  # noqa: S108 - there is no other inside
+            yield door.told(replace(request, argv=(*line, *request.argv), environment=environment))
 
 
 def command_line(
-    access: Access, *, temporary_bytes: int, processes: int | None = None, calls: int | None = None
+    access: Access,
+    *,
+    temporary_bytes: int,
+    processes: int | None = None,
+    calls: int | None = None,
+    door: Door | None = None,
 ) -> tuple[str, ...]:
     """Return the command line of bubblewrap up to the command. Later mounts lie on top of earlier ones.
 
     The kernel keeps the limit of `processes` only where it counts by user namespace and the worker is not root;
-    `calls` is the descriptor of a filter of system calls, which bubblewrap inherits.
+    `calls` is the descriptor of a filter of system calls, which bubblewrap inherits. Without a `door` the command
+    reaches nothing.
     """
     return (
         PROGRAM,
-        *_system(access.network, temporary_bytes),
+        *_system(temporary_bytes),
         *_binds("--ro-bind", dict.fromkeys(access.programs())),
         *_writable(access),
         *_binds("--ro-bind", access.readable),
+        *(() if door is None else ("--ro-bind", str(door.folder), str(INSIDE))),
         *_closed(access.writable),
         *(() if calls is None else ("--seccomp", str(calls))),
         *("--chdir", str(access.root), "--"),
         *(() if processes is None else ("prlimit", f"--nproc={processes}", "--")),
+        # Resolved: the environment of a project, which the command may change, could be the worker's own.
+        *(() if door is None else door.command(os.path.realpath(sys.executable))),
     )
 
 
-def _system(network: Network, temporary_bytes: int) -> Iterator[str]:
+def _system(temporary_bytes: int) -> Iterator[str]:
     """Yield the namespaces of the command, and what every command sees."""
     # --disable-userns needs --unshare-user by name: --unshare-all only tries it.
     yield from ("--unshare-all", "--unshare-user", "--uid", NOBODY, "--gid", NOBODY, "--hostname", "sandbox")
     # --die-with-parent and the pid namespace end a daemon that left the session; --new-session keeps the command
     # from typing into the terminal of the worker (TIOCSTI).
     yield from ("--cap-drop", "ALL", "--die-with-parent", "--new-session")
-    if network is Network.HOST:
-        yield "--share-net"
     # Nothing inside needs a further namespace; bubblewrap before 0.8 has no option for it.
     if _version() >= _NO_NAMESPACES_FROM:
         yield "--disable-userns"
@@ -140,8 +164,7 @@ def _system(network: Network, temporary_bytes: int) -> Iterator[str]:
             yield from ("--symlink", os.readlink(link), str(link))  # noqa: PTH115
         elif link.is_dir():
             yield from ("--ro-bind", str(link), str(link))
-    names = (*SYSTEM_SETTINGS, *(NETWORK_SETTINGS if network is Network.HOST else ()))
-    yield from _binds("--ro-bind", (path for name in names if (path := Path("/etc", name)).exists()))
+    yield from _binds("--ro-bind", (path for name in SYSTEM_SETTINGS if (path := Path("/etc", name)).exists()))
     yield from ("--proc", "/proc", "--dev", "/dev")
     yield from _tmpfs("/dev/shm", min(SHARED_BYTES, temporary_bytes))  # noqa: S108
     yield from _tmpfs("/tmp", temporary_bytes)  # noqa: S108
@@ -180,14 +203,19 @@ def _binds(option: str, places: Iterable[Path]) -> Iterator[str]:
 
 def _limits(access: Access, *, filtered: bool, counted: bool) -> dict[Limit, Enforcement]:
     hard = Enforcement.HARD
-    limits = {**WATCHED, Limit.WRITES: hard, Limit.READS: hard, Limit.DESCENDANTS: hard, Limit.GIT: hard}
+    limits = {
+        **WATCHED,
+        Limit.WRITES: hard,
+        Limit.READS: hard,
+        Limit.DESCENDANTS: hard,
+        Limit.GIT: hard,
+        Limit.NETWORK: hard,
+    }
     if (access.root / ".git").is_symlink():
         limits[Limit.GIT] = Enforcement.MISSING
     if not filtered:
         # The keyrings of the worker's session are in no namespace.
         limits[Limit.READS] = Enforcement.SOFT
-    if access.network is Network.NONE:
-        limits[Limit.NETWORK] = hard
     if counted:
         limits[Limit.PROCESSES] = hard
     if _version() >= _SIZES_FROM:

@@ -42,7 +42,7 @@ def choose_fence(settings: SandboxSettings) -> Fence:
     # Tried by running a command, not by looking for the program: Ubuntu 24.04 has bubblewrap and forbids it namespaces.
     problem = sandbox.probe()
     if not problem:
-        return BubblewrapFence() if sys.platform == "linux" else SeatbeltFence()
+        return BubblewrapFence(settings.network) if sys.platform == "linux" else SeatbeltFence(settings.network)
     if settings.unsafe_local:
         return NoFence()
     raise SandboxUnavailableError(f"no fence for agents works on this host. {sandbox.name}: {problem}; {WITHOUT}")

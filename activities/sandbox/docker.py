@@ -7,6 +7,7 @@ import os
 import subprocess
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
@@ -14,8 +15,9 @@ from typing import Unpack
 from activities.process import Callbacks, ProcessResult, Reason, run_process
 from activities.sandbox.bounds import OPEN_FILES, request_of, result_of
 from activities.sandbox.control_group import Use
+from activities.sandbox.door.server import INSIDE, PROXY_VARIABLES, Door, open_door
 from activities.sandbox.owner import lives, this_host, this_process
-from activities.sandbox.port import MEBIBYTE, Enforcement, Limit, Network, SandboxResult, SandboxSpec
+from activities.sandbox.port import MEBIBYTE, Enforcement, Limit, SandboxResult, SandboxSpec
 from activities.sandbox.visible import STATE_FOLDER, git_folders, project_python
 
 NAME = "docker"
@@ -35,7 +37,7 @@ CLIENT_VARIABLES = (
 """What the client needs to find its engine; the container gets none of it."""
 HOW_TO_GET = "Start a Docker engine that the worker's user may use, and set sandbox.image to an image that it has"
 
-_CLIENT_OWN = frozenset({"PATH", *CLIENT_VARIABLES})
+_CLIENT_OWN = frozenset({"PATH", *CLIENT_VARIABLES, *PROXY_VARIABLES})
 _NOTHING = ("/bin/sh", "-c", ":")
 _NOT_STARTED = (125, 126, 127)
 _INIT_FAILED = "[FATAL tini ("
@@ -79,7 +81,7 @@ class DockerSandbox:
             container, _, owner = line.partition(" ")
             if not lives(owner):
                 _docker("rm", "--force", "--volumes", container)
-        done = _docker("run", "--rm", *_isolation(Network.NONE), self._image, *_NOTHING, timeout_s=START_S)
+        done = _docker("run", "--rm", *_isolation(), self._image, *_NOTHING, timeout_s=START_S)
         return "" if done.returncode == 0 else f"no container runs: {done.stderr.strip()[-300:]}. {HOW_TO_GET}"
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
@@ -88,11 +90,15 @@ class DockerSandbox:
         if gone or not spec.argv:
             what = f"{gone[0]} does not exist" if gone else "the command is empty"
             return SandboxResult(reason=Reason.NOT_STARTED, message=what, backend=NAME)
+        with open_door(spec.network) if spec.network else nullcontext() as door:
+            return self._run(spec, door, **callbacks)
+
+    def _run(self, spec: SandboxSpec, door: Door | None, **callbacks: Unpack[Callbacks]) -> SandboxResult:
         name = f"tightloop-{uuid.uuid4().hex}"
-        inside = self._environment(spec)
+        inside = {**self._environment(spec), **({} if door is None else door.environment)}
         client = {key: value for key in CLIENT_VARIABLES if (value := os.environ.get(key))}
         passed = {key: value for key, value in inside.items() if key not in _CLIENT_OWN and key not in spec.secrets}
-        request = request_of(spec, (PROGRAM, *_run_line(spec, name, self._image, inside)), {**passed, **client})
+        request = request_of(spec, (PROGRAM, *_run_line(spec, name, self._image, inside, door)), {**passed, **client})
         # These bounds are of the container: they must not end its client.
         request = replace(request, memory_limit_bytes=None, process_limit=None, resources={}, cores=None)
         try:
@@ -105,8 +111,6 @@ class DockerSandbox:
         limits = dict.fromkeys(Limit, Enforcement.HARD)
         # The engine counts neither: they are kept by watching the client.
         limits |= dict.fromkeys((Limit.OUTPUT, Limit.WALL_TIME), Enforcement.SOFT)
-        if spec.network is Network.HOST:
-            limits[Limit.NETWORK] = Enforcement.MISSING
         if (spec.root / ".git").is_symlink():
             limits[Limit.GIT] = Enforcement.MISSING
         return replace(_result(result, ending, spec, limits), backend=NAME)
@@ -120,8 +124,8 @@ class DockerSandbox:
         return {**passed, **fixed, **tree, **spec.environment, **spec.secrets}
 
 
-def _run_line(spec: SandboxSpec, name: str, image: str, inside: Mapping[str, str]) -> Iterator[str]:
-    yield from ("run", "--name", name, *_isolation(spec.network), "--workdir", str(spec.root))
+def _run_line(spec: SandboxSpec, name: str, image: str, inside: Mapping[str, str], door: Door | None) -> Iterator[str]:
+    yield from ("run", "--name", name, *_isolation(), "--workdir", str(spec.root))
     yield from ("--label", f"{OWNER_LABEL}={this_process()}", "--label", f"{HOST_LABEL}={this_host()}")
     yield from ("--cpus", f"{spec.cores:g}", "--pids-limit", str(spec.processes))
     # As much memory with swap as without: no swap.
@@ -137,15 +141,18 @@ def _run_line(spec: SandboxSpec, name: str, image: str, inside: Mapping[str, str
             yield from ("--mount", _comma("type=tmpfs", f"target={state}", "tmpfs-size=1048576"))
     for place in dict.fromkeys((*project_python(spec.root), *spec.readable)):
         yield from _bind(place, writable=False)
+    if door is not None:
+        yield from ("--mount", _comma("type=bind", f"source={door.folder}", f"target={INSIDE}", "readonly"))
     # By name alone: the client takes the values from its own environment, and no process list shows them.
     for variable in sorted(inside):
         yield from ("--env", f"{variable}={inside[variable]}" if variable in _CLIENT_OWN else variable)
     yield from (("--interactive",) if spec.stdin else ())
-    yield from (image, *spec.argv)
+    # An image without Python has no way to the network.
+    yield from (image, *(() if door is None else door.command("python3")), *spec.argv)
 
 
-def _isolation(network: Network) -> Iterator[str]:
-    yield from ("--init", "--pull", "never", "--network", network.value, "--read-only", "--cap-drop", "ALL")
+def _isolation() -> Iterator[str]:
+    yield from ("--init", "--pull", "never", "--network", "none", "--read-only", "--cap-drop", "ALL")
     yield from ("--security-opt", "no-new-privileges", "--ulimit", "core=0", "--log-driver", "none")
     yield from ("--stop-timeout", str(STOP_S), "--user", f"{os.getuid()}:{os.getgid()}", "--ipc", "private")
 

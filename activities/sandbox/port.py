@@ -1,6 +1,7 @@
 """The ports of the sandbox: one sandboxed command, and a fence for a long-running agent."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -14,13 +15,6 @@ MEBIBYTE = 1024 * 1024
 
 class SandboxUnavailableError(TightloopError):
     """No sandbox works on this host and `sandbox.unsafe_local` is not set. Nothing was run."""
-
-
-class Network(StrEnum):
-    """Network access of a command."""
-
-    NONE = "none"
-    HOST = "host"
 
 
 class Enforcement(StrEnum):
@@ -37,6 +31,7 @@ class Limit(StrEnum):
     """The things that a sandbox limits."""
 
     NETWORK = "network"
+    """Everything but the hosts that are listed: TCP, UDP, Unix sockets, the host's loopback."""
     WRITES = "writes"
     """Outside of the writable folders."""
     READS = "reads"
@@ -71,7 +66,8 @@ class SandboxSpec:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Likewise for variables that may look like secrets; each was named by a person."""
     stdin: Path | None = None
-    network: Network = Network.NONE
+    network: tuple[str, ...] = ()
+    """Hosts that it may reach, in the words of `sandbox.network`; nothing else of the network is there."""
     cores: float = 1.0
     memory_bytes: int = 1024 * MEBIBYTE
     processes: int = 256
@@ -115,7 +111,7 @@ class Sandbox(Protocol):
 
 
 class Fence(Protocol):
-    """A sandbox around an agent that has none of its own: it sees the network and writes only where it may."""
+    """A sandbox around an agent that has none of its own."""
 
     @property
     def name(self) -> str:
@@ -123,12 +119,18 @@ class Fence(Protocol):
         ...
 
     def around(
-        self, request: ProcessRequest, *, writable: tuple[Path, ...], readable: tuple[Path, ...] = ()
-    ) -> ProcessRequest:
-        """Return the request for the same program behind the fence.
+        self,
+        request: ProcessRequest,
+        *,
+        writable: tuple[Path, ...],
+        readable: tuple[Path, ...] = (),
+        network: tuple[str, ...] = (),
+    ) -> AbstractContextManager[ProcessRequest]:
+        """Give the request for the same program behind the fence; its way out is shut on leaving.
 
         Only `writable` (the working tree but for its `.git`, the agent's home) can be written; the user's home is
         not seen but for `readable`; the process tree dies with its first process where the platform can do that.
+        Of the network it reaches `network` and what the settings list (`sandbox.network`), nothing else of this host.
 
         Raises:
             SandboxUnavailableError: no fence works on this host.

@@ -5,13 +5,15 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
 from activities.process import Callbacks, ProcessRequest, Reason, run_process, search_path
 from activities.sandbox.bounds import WATCHED, request_of, run_bounded
-from activities.sandbox.port import Enforcement, Limit, Network, SandboxResult, SandboxSpec
+from activities.sandbox.door.server import Door, open_loopback_door
+from activities.sandbox.port import Enforcement, Limit, SandboxResult, SandboxSpec
 from activities.sandbox.visible import STATE_FOLDER, Access, agent_access, command_access, git_folders
 
 NAME = "sandbox-exec"
@@ -26,12 +28,15 @@ SYSTEM = (
     "/private/var/run/resolv.conf", "/dev",
 )  # fmt: skip
 
-_BY_PROFILE = (Limit.WRITES, Limit.READS, Limit.GIT, Limit.NAMESPACES)
+_BY_PROFILE = (Limit.WRITES, Limit.READS, Limit.GIT, Limit.NAMESPACES, Limit.NETWORK)
 _FIXED = Path(__file__).with_suffix(".sb").read_text(encoding="utf-8")
 
 
-def profile(access: Access) -> str:
-    """Return the Seatbelt profile of a command. The last rule that matches wins."""
+def profile(access: Access, door: Door | None = None) -> str:
+    """Return the Seatbelt profile of a command. The last rule that matches wins.
+
+    With a `door` it reaches the ports of that on loopback and may listen there itself; without one, nothing.
+    """
     hidden = [folder / STATE_FOLDER for folder in access.writable]
     within = [place for place in access.writable if any(place.is_relative_to(folder) for folder in hidden)]
     # On macOS a rule also holds for what is not there yet, such as the `.git` of a folder.
@@ -48,9 +53,15 @@ def profile(access: Access) -> str:
         *_rules("(allow file-read* file-write*", within),
         *_rules("(allow file-read*", access.readable),
     )
-    allowed = access.network is Network.HOST
-    network = ("(allow network*)", "(allow system-socket)") if allowed else ("(deny network*)",)
-    return "\n".join((_FIXED.rstrip(), *rules, *network)) + "\n"
+    return "\n".join((_FIXED.rstrip(), *rules, "(deny network*)", *_network(door))) + "\n"
+
+
+def _network(door: Door | None) -> Iterator[str]:
+    if door is not None:
+        yield "(allow system-socket)"
+        # An agent may serve its own parts; what it listens at is no way out.
+        yield from (f'(allow {what} (local ip "localhost:*"))' for what in ("network-bind", "network-inbound"))
+        yield from (f'(allow network-outbound (remote ip "localhost:{port}"))' for port in door.ports)
 
 
 def _rules(start: str, places: Iterable[Path]) -> Iterator[str]:
@@ -91,24 +102,37 @@ class SeatbeltSandbox:
                 message = "the command is empty"
                 return SandboxResult(reason=Reason.NOT_STARTED, message=message, backend=NAME)
             access = command_access(spec, environment["PATH"], Path(temporary))
-            request = request_of(spec, (PROGRAM, "-p", profile(access), *spec.argv), environment)
             limits = {**WATCHED, **dict.fromkeys(_BY_PROFILE, Enforcement.HARD)}
-            if spec.network is Network.NONE:
-                limits[Limit.NETWORK] = Enforcement.HARD
-            # macOS has no control groups, and a profile does not end children that became daemons: `run_process` does.
-            return replace(run_bounded(request, spec, limits, run=run, grouped=False), backend=NAME)
+            with open_loopback_door(spec.network) if spec.network else nullcontext() as door:
+                request = request_of(spec, (PROGRAM, "-p", profile(access, door), *spec.argv), environment)
+                request = request if door is None else door.told(request)
+                # macOS has no control groups, and a profile does not end children that became daemons: `run_process`
+                # does.
+                return replace(run_bounded(request, spec, limits, run=run, grouped=False), backend=NAME)
 
 
 class SeatbeltFence:
-    """The same sandbox for an agent that lives long and needs the network."""
+    """The same sandbox for an agent, which lives long and needs its model."""
 
     name = NAME
 
+    def __init__(self, network: tuple[str, ...] = ()) -> None:
+        """Take the hosts that every agent may reach, in the words of `sandbox.network`."""
+        self._network = network
+
+    @contextmanager
     def around(
-        self, request: ProcessRequest, *, writable: tuple[Path, ...], readable: tuple[Path, ...] = ()
-    ) -> ProcessRequest:
-        """Return the request for the same program behind the fence; see the port."""
+        self,
+        request: ProcessRequest,
+        *,
+        writable: tuple[Path, ...],
+        readable: tuple[Path, ...] = (),
+        network: tuple[str, ...] = (),
+    ) -> Iterator[ProcessRequest]:
+        """Give the request for the same program behind the fence; see the port."""
         # The user's own temporary folder holds what other programs left there.
         temporary = {"TMPDIR": str(writable[-1])} if writable else {}
-        argv = (PROGRAM, "-p", profile(agent_access(request, writable, readable)), *request.argv)
-        return replace(request, argv=argv, environment={**temporary, **request.environment})
+        access = agent_access(request, writable, readable)
+        with open_loopback_door((*self._network, *network)) as door:
+            argv = (PROGRAM, "-p", profile(access, door), *request.argv)
+            yield door.told(replace(request, argv=argv, environment={**temporary, **request.environment}))

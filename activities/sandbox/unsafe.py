@@ -1,6 +1,7 @@
 """No sandbox: used where none works and the operator accepts that, and for agents that have their own."""
 
 import functools
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
@@ -34,8 +35,13 @@ class NoFence:
     name = "none"
 
     def around(
-        self, request: ProcessRequest, *, writable: tuple[Path, ...], readable: tuple[Path, ...] = ()
-    ) -> ProcessRequest:
-        """Return the request unchanged."""
-        del writable, readable
-        return request
+        self,
+        request: ProcessRequest,
+        *,
+        writable: tuple[Path, ...],
+        readable: tuple[Path, ...] = (),
+        network: tuple[str, ...] = (),
+    ) -> AbstractContextManager[ProcessRequest]:
+        """Give the request unchanged."""
+        del writable, readable, network
+        return nullcontext(request)

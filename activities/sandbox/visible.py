@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from activities.process import ProcessRequest
-from activities.sandbox.port import Network, SandboxSpec
+from activities.sandbox.port import SandboxSpec
 
 STATE_FOLDER = ".tightloop"
 SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -21,7 +21,6 @@ SYSTEM_SETTINGS = (
     "ssl/openssl.cnf", "terminfo", "timezone",
 )  # fmt: skip
 """Parts of /etc without secrets: neither shadow nor private keys nor the settings of servers."""
-NETWORK_SETTINGS = ("gai.conf", "resolv.conf")
 
 _BESIDE_PROGRAMS = ("lib", "lib64", "libexec")
 """Never `share`: beside ~/.local/bin that is where programs keep logins."""
@@ -33,14 +32,13 @@ _PYTHON_LIBRARY = re.compile(r"^python3\.\d+t?$")
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """Paths that a command may read or write, and its network."""
+    """Paths that a command may read or write."""
 
     root: Path
     path: str
     program: str
     writable: tuple[Path, ...]
     readable: tuple[Path, ...] = ()
-    network: Network = Network.NONE
 
     def programs(self) -> tuple[Path, ...]:
         """Return the folders of Python, of PATH and of the program itself."""
@@ -60,19 +58,17 @@ def command_access(spec: SandboxSpec, path: str, *folders: Path) -> Access:
         program=spec.argv[0],
         writable=(spec.root, *folders, *spec.writable),
         readable=spec.readable,
-        network=spec.network,
     )
 
 
 def agent_access(request: ProcessRequest, writable: tuple[Path, ...], readable: tuple[Path, ...]) -> Access:
-    """Return what an agent may read and write; it needs the network."""
+    """Return what an agent may read and write."""
     return Access(
         root=request.cwd,
         path=request.environment.get("PATH") or os.environ.get("PATH", os.defpath),
         program=request.argv[0],
         writable=writable,
         readable=readable,
-        network=Network.HOST,
     )
 
 

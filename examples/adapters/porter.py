@@ -39,6 +39,7 @@ class PorterAdapter:
 
     name, wire = "porter", Wire.CHAT
     default_base_url, default_key_env = "https://api.openai.com/v1", "OPENAI_API_KEY"
+    hosts = ("api.openai.com",)
 
     def availability(self) -> Availability:
         """Look for the program."""

@@ -20,7 +20,7 @@ import pytest
 from activities.process import Reason
 from activities.sandbox.bubblewrap import BubblewrapSandbox
 from activities.sandbox.docker import DockerSandbox
-from activities.sandbox.port import Enforcement, Limit, Network, Sandbox, SandboxResult, SandboxSpec
+from activities.sandbox.port import Enforcement, Limit, Sandbox, SandboxResult, SandboxSpec
 from activities.sandbox.unsafe import UnsafeLocal
 
 REPOSITORY = Path(__file__).parents[2]
@@ -142,7 +142,7 @@ def main() -> None:
     paths = {name: tuple(Path(place) for place in order.pop(name, ())) for name in ("readable", "writable")}
     spec = SandboxSpec(
         **{**order, **paths, "argv": tuple(order["argv"]), "root": Path(order["root"])}
-        | {"network": Network(order["network"])}
+        | {"network": tuple(order["network"])}
         | ({"stdin": Path(order["stdin"])} if "stdin" in order else {})
     )
     sandbox = BubblewrapSandbox()

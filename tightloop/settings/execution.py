@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tightloop.settings.section import Seconds, Section
+from tightloop.settings.section import HostRule, Seconds, Section
 
 
 class AgentSettings(Section):
@@ -70,8 +70,9 @@ class SandboxSettings(Section):
     """Run commands without a sandbox where none works. Otherwise nothing is run there."""
     image: str = ""
     """Docker image with the tools of the project."""
-    network: bool = False
-    """Let commands see the network."""
+    network: tuple[HostRule, ...] = ()
+    """Hosts that commands and agents may reach, besides the model of an agent: `example.org`, `*.example.org` (those
+    below it), `host:port` (that one, also where it is private or on this host), `*` (every public one). Empty: none."""
     cores: Annotated[float, Field(gt=0, le=256)] = 1.0
     memory_mb: Annotated[int, Field(ge=64)] = 1024
     processes: Annotated[int, Field(ge=8)] = 256

@@ -14,6 +14,7 @@ from activities.process import GRACE_S, ProcessRequest, search_path
 from activities.sandbox.port import Fence, SandboxUnavailableError
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import AgentMode, WorkOrder
+from tightloop.plan.rules.network import host_of
 from tightloop.settings import AgentSettings
 
 BEYOND_S = 60.0
@@ -92,11 +93,13 @@ class AgentHost:
                     "true"
                 )
             base_url = upstream if keyed else settings.base_url
-            yield ModelAccess(base_url=base_url, key=key, model=model, login=settings.login), None
+            hosts = _authority(settings.base_url) if settings.base_url else agent.hosts
+            yield ModelAccess(base_url=base_url, key=key, model=model, login=settings.login, hosts=hosts), None
             return
         with self.gateways(GatewaySpec(wire=agent.wire, upstream=upstream, key=key, max_calls=max_calls)) as gateway:
             # The token is worth nothing elsewhere: the tools of most agents see the key that the agent has.
-            yield ModelAccess(base_url=gateway.base_url, key=gateway.token, model=model), gateway
+            hosts = _authority(gateway.base_url)
+            yield ModelAccess(base_url=gateway.base_url, key=gateway.token, model=model, hosts=hosts), gateway
 
     def build_request(
         self, order: WorkOrder, launch: Launch, home: Path, *, stdin: Path | None = None
@@ -116,18 +119,21 @@ class AgentHost:
             separate_errors=True,
         )
 
-    def put_fence(
-        self, request: ProcessRequest, order: WorkOrder, launch: Launch, *, home: Path
-    ) -> tuple[ProcessRequest, str]:
-        """Return the process behind its fence, and the name of what fences it.
+    @contextmanager
+    def behind_fence(
+        self, request: ProcessRequest, order: WorkOrder, launch: Launch, *, home: Path, hosts: tuple[str, ...]
+    ) -> Iterator[tuple[ProcessRequest, str]]:
+        """Give the process behind its fence, and the name of what fences it; `hosts` as of `ModelAccess`.
 
         Raises:
             SandboxUnavailableError: the agent has no sandbox of its own, and there is none on this worker.
         """
         if order.executor.mode is AgentMode.FULL:
-            return request, "none"
+            yield request, "none"
+            return
         if launch.own_sandbox:
-            return request, "own"
+            yield request, "own"
+            return
         if self.fence is None:
             raise SandboxUnavailableError(
                 f"there is no sandbox on this worker, and {order.executor.name} has none of its own. Install one "
@@ -140,9 +146,17 @@ class AgentHost:
         installed = dict.fromkeys([program.parent, modules[-1] if modules else real.parent])
         reads_only = order.executor.mode is AgentMode.READ_ONLY
         writable, shown = ((home,), (root,)) if reads_only else ((root, home), ())
-        return self.fence.around(request, writable=writable, readable=(*installed, *shown)), self.fence.name
+        readable = (*installed, *shown)
+        with self.fence.around(request, writable=writable, readable=readable, network=hosts) as fenced:
+            yield fenced, self.fence.name
 
     def secrets_of(self, agent: ModelUser, request: ProcessRequest, launch: Launch) -> Iterator[str]:
         """Yield what must not be recorded; the key of the worker, too: an agent without a fence could find it."""
         yield from (value for name, value in request.secrets.items() if name in launch.secrets or looks_secret(name))
         yield self.key(agent)
+
+
+def _authority(base_url: str) -> tuple[str, ...]:
+    """Return the one host and port of a URL that a person or we set: it may be private, too."""
+    host = host_of(base_url)
+    return (host.authority,) if host else ()

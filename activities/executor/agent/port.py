@@ -20,6 +20,8 @@ class ModelAccess:
     model: str = ""
     login: bool = False
     """The agent's own login is used, so there is no key."""
+    hosts: tuple[str, ...] = ()
+    """What it has to reach for that, in the words of `sandbox.network`: the gateway, or its provider itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,7 @@ class Launch:
     session_meta: Mapping[str, Any] = field(default_factory=dict)
     """`_meta` of the sessions of an agent over the Agent Client Protocol: options that it has no other place for."""
     own_sandbox: bool = False
-    """The agent fences itself; a second fence around it would break the first."""
+    """The agent fences what it runs; a second fence around it would break the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +93,14 @@ class ModelUser(Protocol):
     @property
     def default_base_url(self) -> str:
         """Of its provider, where the settings name none."""
+        ...
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Its provider and where its login is renewed, in the words of `sandbox.network`.
+
+        It reaches them where it has no gateway and the settings name no base URL.
+        """
         ...
 
     @property

@@ -379,10 +379,10 @@ def test_an_agent_reads_and_writes_more_only_where_it_is_named(root: Path) -> No
 
 def test_an_agent_sees_the_network_only_where_it_is_allowed(root: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        code = f"import socket; socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 2)"
-        script = f'python3 -c "{code}"'
+        port = server.getsockname()[1]
+        script = f"python3 -c \"import socket; socket.create_connection(('127.0.0.1', {port}), 2)\""
         assert shell(root, script, sandbox=walled()).status is ExecutorStatus.FAILED
-        assert shell(root, script, sandbox=walled(), network=True).status is ExecutorStatus.COMPLETED
+        assert shell(root, script, sandbox=walled(), network=[f"localhost:{port}"]).status is ExecutorStatus.COMPLETED
 
 
 def test_a_step_cannot_leave_the_tree_through_what_it_runs(root: Path) -> None:

@@ -149,13 +149,15 @@ def test_a_check_with_too_many_processes_fails_and_says_so(tmp_path: Path) -> No
 def test_a_check_sees_the_network_only_where_the_settings_say_so(tmp_path: Path) -> None:
     sandbox = walled()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        code = f"import socket; socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 2)"
+        port = server.getsockname()[1]
+        code = f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)"
         check = Check(run=f'python3 -c "{code}"')
         assert runner(sandbox).run(check, tmp_path, cancelled=never, started=ignore).exit_code == 1
-        assert runner(sandbox, network=True).run(check, tmp_path, cancelled=never, started=ignore).exit_code == 0
+        listed = runner(sandbox, network=(f"127.0.0.1:{port}",))
+        assert listed.run(check, tmp_path, cancelled=never, started=ignore).exit_code == 0
     lookup = Check(run="python3 -c \"import socket; socket.getaddrinfo('example.org', 80)\"")
     result = runner(sandbox).run(lookup, tmp_path, cancelled=never, started=ignore)
-    assert b"which has no network. Set sandbox.network if the check needs it]" in result.output
+    assert b"no network but for the hosts in sandbox.network. List what the check needs there]" in result.output
 
 
 def test_a_program_that_the_sandbox_hides_is_explained(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import psutil
@@ -19,12 +20,12 @@ from activities.sandbox import control_group, docker, visible
 from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox
 from activities.sandbox.choose import choose_fence, choose_sandbox, examine_sandboxes
 from activities.sandbox.docker import DockerSandbox
+from activities.sandbox.door.server import open_loopback_door
 from activities.sandbox.owner import this_host
 from activities.sandbox.port import (
     MEBIBYTE,
     Enforcement,
     Limit,
-    Network,
     SandboxSpec,
     SandboxUnavailableError,
 )
@@ -118,12 +119,18 @@ def test_more_places_are_readable_or_writable_where_they_are_named(walls: Box, r
     assert (data / "c.txt").exists() is not walls.walled
 
 
-def test_the_network_is_that_of_the_host_where_it_is_allowed(walls: Box, root: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        code = f"import socket; socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 3)"
-        result = walls.python(root, code, network=Network.HOST)
+def test_of_the_network_only_what_is_listed_is_there(walls: Box, root: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as other:
+        code = f"""
+import socket
+for port in ({server.getsockname()[1]}, {other.getsockname()[1]}):
+    try: socket.create_connection(("127.0.0.1", port), 3); print("reached")
+    except OSError: print("refused")
+"""
+        result = walls.python(root, code, network=(f"127.0.0.1:{server.getsockname()[1]}",))
     assert result.exit_code == 0, result
-    assert result.limits[Limit.NETWORK] is Enforcement.MISSING
+    assert result.output == (b"reached\nrefused\n" if walls.walled else b"reached\nreached\n")
+    assert result.limits[Limit.NETWORK] is (Enforcement.HARD if walls.walled else Enforcement.MISSING)
 
 
 def test_half_a_core_is_half_the_time(walls: Box, root: Path) -> None:
@@ -211,7 +218,7 @@ def test_a_variable_that_looks_like_a_secret_is_refused_among_the_others(root: P
 def test_nothing_of_a_command_outlives_a_killed_worker(root: Path) -> None:
     box("bubblewrap")
     word = f"sleeper-{uuid4().hex}"
-    order = {"argv": ["sh", "-c", "echo > begun; sleep 60; :", word], "root": str(root), "network": "none"}
+    order = {"argv": ["sh", "-c", "echo > begun; sleep 60; :", word], "root": str(root), "network": []}
     argv = (sys.executable, "-m", "tests.support.sandboxes")
     with subprocess.Popen(argv, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as worker:
         assert worker.stdin is not None
@@ -347,8 +354,9 @@ print(os.path.exists({str(private / "id_test")!r}), os.environ["HOME"])
         request = ProcessRequest(
             argv=("python3", "-c", code), cwd=root, environment={"HOME": str(home)}, wall_limit_s=60, inherit=False
         )
-        fenced = BubblewrapFence().around(request, writable=(root, home))
-        result = run_process(fenced, cancelled=lambda: False, started=lambda _pid: None)
+        model = f"127.0.0.1:{server.getsockname()[1]}"
+        with BubblewrapFence().around(request, writable=(root, home), network=(model,)) as fenced:
+            result = run_process(fenced, cancelled=lambda: False, started=lambda _pid: None)
     assert result.output.decode() == f"False {home}\n"
     assert ((root / "a.txt").exists(), (home / "session.json").exists()) == (True, True)
     assert (root / ".git" / "config").read_text() == before
@@ -362,7 +370,8 @@ def test_a_fence_that_does_not_work_is_no_fence_only_where_that_was_allowed(monk
         choose_fence(SandboxSettings())
     fence = choose_fence(SandboxSettings(unsafe_local=True))
     request = ProcessRequest(argv=("true",), cwd=Path("/"))
-    assert (fence.name, fence.around(request, writable=())) == ("none", request)
+    with fence.around(request, writable=()) as fenced:
+        assert (fence.name, fenced) == ("none", request)
 
 
 # What is seen
@@ -447,7 +456,25 @@ def test_a_profile_denies_first_and_protects_git_and_our_state_after_it_allows_t
     assert places == sorted(places)
     assert text.count("(") == text.count(")")
     assert str(Path.home()) not in [line.split('"')[1] for line in text.splitlines() if '"' in line]
-    assert "(allow network*)" in profile_text(root, network=Network.HOST)
+
+
+def test_a_profile_opens_the_ports_of_the_door_and_no_other_way_out(root: Path) -> None:
+    with open_loopback_door(("127.0.0.1:5432", "example.org", "10.0.0.1:80")) as door:
+        access = Access(root=root, path="/usr/bin:/bin", program="true", writable=(root,))
+        lines = profile(access, door).splitlines()
+        proxy = urlsplit(door.environment["HTTPS_PROXY"])
+        # Whoever is on this host reaches that port: without the password it opens nothing.
+        with socket.create_connection(("127.0.0.1", proxy.port or 0), 5) as stranger:
+            stranger.sendall(b"CONNECT example.org:443 HTTP/1.1\r\n\r\n")
+            assert stranger.recv(100).startswith(b"HTTP/1.1 407 ")
+    ways = [line for line in lines if "network" in line]
+    assert ways == [
+        "(deny network*)",
+        '(allow network-bind (local ip "localhost:*"))',
+        '(allow network-inbound (local ip "localhost:*"))',
+        '(allow network-outbound (remote ip "localhost:5432"))',
+        f'(allow network-outbound (remote ip "localhost:{proxy.port}"))',
+    ]
 
 
 def test_a_path_cannot_break_out_of_a_profile(tmp_path: Path) -> None:
@@ -460,7 +487,8 @@ def test_a_path_cannot_break_out_of_a_profile(tmp_path: Path) -> None:
 
 def test_an_agent_on_a_mac_gets_a_temporary_folder_of_its_own(root: Path) -> None:
     request = ProcessRequest(argv=("agent", "run"), cwd=root)
-    fenced = SeatbeltFence().around(request, writable=(root, root / "home"))
+    with SeatbeltFence().around(request, writable=(root, root / "home")) as fenced:
+        pass
     assert fenced.argv[:2] == ("/usr/bin/sandbox-exec", "-p")
     assert fenced.argv[3:] == ("agent", "run")
     assert fenced.environment["TMPDIR"] == str(root / "home")

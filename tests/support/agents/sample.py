@@ -38,6 +38,10 @@ class SampleAdapter:
         return ""
 
     @property
+    def hosts(self) -> tuple[str, ...]:
+        return ()
+
+    @property
     def default_key_env(self) -> str:
         return ""
 

@@ -62,6 +62,8 @@ class AcpAgent:
     """None: its provider cannot be chosen, so it has no gateway."""
     default_base_url: str = ""
     """Of its usual provider."""
+    hosts: tuple[str, ...] = ()
+    """See `ModelUser`."""
     default_key_env: str = ""
     """Variable of the worker with its key, where the settings name none."""
     tells_version: bool = True

@@ -1,6 +1,7 @@
 """Runs any agent that speaks the Agent Client Protocol (https://agentclientprotocol.com)."""
 
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -63,7 +64,9 @@ class AcpExecutor(AgentHost, Executor):
         sweep_runs(state_folder)
         home = agent_home(self.homes, order.episode_id, self.agent.name)
         arguments = self.settings.arguments
-        with self.open_access(self.agent, order, own_bound=self.agent.bounds_calls) as (access, gateway):
+        with ExitStack() as stack:
+            way = self.open_access(self.agent, order, own_bound=self.agent.bounds_calls)
+            access, gateway = stack.enter_context(way)
             start = Start(home=home, access=access, choice=order.executor, options=options, arguments=arguments)
             launch = self._with_login(self.agent.launch(start), home)
             write_files(home, launch.files)
@@ -71,7 +74,8 @@ class AcpExecutor(AgentHost, Executor):
             request = self.build_request(order, launch, home)
             record = RunRecord(state_folder, order.key, self.secrets_of(self.agent, request, launch))
             try:
-                request, fence = self.put_fence(request, order, launch, home=home)
+                fenced = self.behind_fence(request, order, launch, home=home, hosts=access.hosts)
+                request, fence = stack.enter_context(fenced)
             except SandboxUnavailableError as error:
                 return fatal_outcome(error.message, ErrorKind.SANDBOX)
             sign_in, meta = self.agent.sign_in, launch.session_meta

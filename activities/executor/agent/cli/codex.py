@@ -54,7 +54,8 @@ class CodexOptions(Document):
     """What a request may set in `executor.options`."""
 
     network: bool = False
-    """Let the commands that it runs see the network."""
+    """Let the commands that it runs reach the hosts of `sandbox.network`. Its own sandbox could only give them all of
+    the host's network, so it is off then, and the fence of other agents stands around it."""
     effort: str = ""
     """`model_reasoning_effort`, such as `low`, `medium` or `high`; empty: the model's own."""
 
@@ -69,6 +70,7 @@ class CodexAdapter:
     name = NAME
     wire = Wire.RESPONSES
     default_base_url = "https://api.openai.com/v1"
+    hosts = ("api.openai.com", "auth.openai.com", "chatgpt.com")
     default_key_env = "OPENAI_API_KEY"
 
     def __init__(self, settings: AgentSettings) -> None:
@@ -119,7 +121,7 @@ class CodexAdapter:
             secrets={ACCESS_VARIABLE: access.key} if access.key else {},
             stdin=order.prompt,
             files={f"{_HOME}/config.toml": self._config(order, home, access, options)},
-            own_sandbox=True,
+            own_sandbox=not options.network,
             placeholders=PLACEHOLDERS,
         )
 
@@ -151,11 +153,11 @@ class CodexAdapter:
             "exclude": [ACCESS_VARIABLE],
             "include_only": [*_SHELL_VARIABLES, *self._settings.environment],
         }
-        if order.executor.mode is AgentMode.FULL:
+        if order.executor.mode is AgentMode.FULL or options.network:
             top["sandbox_mode"] = "danger-full-access"
         else:
             top["default_permissions"] = "tightloop"
-            tables |= _permissions(order, home, options)
+            tables |= _permissions(order, home)
         fixed = {**QUIET, "features": features, "history": {"persistence": "none"}}
         return toml({"": top, **tables, **fixed, "shell_environment_policy": shell})
 
@@ -174,7 +176,7 @@ def native(program: Path) -> str:
     return str(program)
 
 
-def _permissions(order: WorkOrder, home: Path, options: CodexOptions) -> dict[str, Mapping[str, object]]:
+def _permissions(order: WorkOrder, home: Path) -> dict[str, Mapping[str, object]]:
     writes = order.executor.mode is AgentMode.WORKSPACE
     files = {str(path): "deny" for path in _hidden(order, home) if path.exists()}
     # What is denied is shown again only below a folder that can be written: one with nothing in it comes between.
@@ -188,7 +190,7 @@ def _permissions(order: WorkOrder, home: Path, options: CodexOptions) -> dict[st
     return {
         f"{profile}.filesystem": {":root": "read", **files},
         f'{profile}.filesystem.":workspace_roots"': tree,
-        f"{profile}.network": {"enabled": options.network},
+        f"{profile}.network": {"enabled": False},
     }
 
 

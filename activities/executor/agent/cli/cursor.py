@@ -35,6 +35,7 @@ class CursorAdapter:
     name = NAME
     wire = None
     default_base_url = ""
+    hosts = ("*.cursor.sh", "*.cursor.com")
     default_key_env = "CURSOR_API_KEY"
 
     def __init__(self, settings: AgentSettings) -> None:

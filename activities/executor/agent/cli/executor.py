@@ -99,7 +99,8 @@ class AgentExecutor(AgentHost, Executor):
             request = self.build_request(order, launch, home, stdin=stdin)
             redaction = Redaction(self.secrets_of(self.adapter, request, launch))
             try:
-                request, fence = self.put_fence(request, order, launch, home=home)
+                fenced = self.behind_fence(request, order, launch, home=home, hosts=access.hosts)
+                request, fence = stack.enter_context(fenced)
             except SandboxUnavailableError as error:
                 return fatal_outcome(error.message, ErrorKind.SANDBOX).evolve(resume=order.resume)
             watch = Watch(

@@ -15,7 +15,7 @@ from activities.plan.port import RunnerResult, Work
 from activities.plan.quoting import shell_command, variable
 from activities.process import GRACE_S, Reason
 from activities.sandbox.allowance import allowed
-from activities.sandbox.port import Network, Sandbox, SandboxResult, SandboxSpec
+from activities.sandbox.port import Sandbox, SandboxResult, SandboxSpec
 from tightloop.errors import ExpressionError, InvalidRequestError
 from tightloop.plan.document.action import ShellAction
 from tightloop.plan.document.step import FailureClass, Step
@@ -120,7 +120,7 @@ def _widened(spec: SandboxSpec, work: Work, given: dict[str, str], receiver: Pat
         secrets={**spec.secrets, **given},
         environment={**spec.environment, **ours},
         writable=(*spec.writable, receiver),
-        network=spec.network if work.plan.policy.shell_network else Network.NONE,
+        network=spec.network if work.plan.policy.shell_network else (),
     )
 
 
