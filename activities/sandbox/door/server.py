@@ -23,9 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from activities.network import is_loopback
+from activities.network import PrivateAddressError, is_loopback, judged_addresses
 from activities.process import ProcessRequest
-from tightloop.plan.rules.network import PORTS, Host, HostRuling, host_of, is_private, judge_url
+from tightloop.plan.rules.network import PORTS, Host, HostRuling, host_of, judge_url
+from tightloop.safety.address import is_private
 
 ANY = "*"
 """In a list: every public host, at the usual ports."""
@@ -35,7 +36,6 @@ PROXY_PORT = 3128
 FIRST_OPEN_PORT = 1024
 """Below it a program without capabilities cannot listen."""
 CONNECTIONS = 256
-ADDRESSES = 4
 HEAD_S = 30.0
 CONNECT_S = 10.0
 SHUT_S = 1.0
@@ -251,16 +251,13 @@ class _Keeper:
             sentence = f"sandbox.network does not list {host.authority}. Add '{entry}' to allow it"
             raise _Refusal("403 Forbidden", sentence)
         try:
-            found = await self._loop.getaddrinfo(host.name, host.port, type=socket.SOCK_STREAM)
+            addresses = await judged_addresses(host.name, host.port, allow_private=ruling.private)
+        except PrivateAddressError as error:
+            raise _Refusal("403 Forbidden", f"{error}. Add '{host.authority}' to sandbox.network") from None
         except (OSError, UnicodeError):
             raise _Refusal("502 Bad Gateway", f"the host {host.name} was not found") from None
-        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-        inside = [address for address in addresses if is_private(address)]
-        if inside and not ruling.private:
-            sentence = f"{host.name} has the private address {inside[0]}. Add '{host.authority}' to sandbox.network"
-            raise _Refusal("403 Forbidden", sentence)
         try:
-            return await _dial(addresses[:ADDRESSES], host)
+            return await _dial(addresses, host)
         except OSError:
             raise _Refusal("502 Bad Gateway", f"{host.authority} cannot be reached from this host") from None
 

@@ -1,9 +1,11 @@
 """The real codex against the fake model service: what a delivery comes to, whatever goes wrong."""
 
 import contextlib
+import dataclasses
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +22,7 @@ from activities.executor.agent.cli.codex import PLACEHOLDERS, CodexAdapter
 from activities.executor.agent.cli.executor import AgentExecutor
 from activities.model_gateway.port import Wire
 from activities.model_gateway.server import serve_gateway
+from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox
 from tests.support.agents.install import agent_program
 from tests.support.fake_model import FakeModel, Fault, say, shell, write
 from tests.support.fake_model.script import Call, Tool
@@ -270,6 +273,41 @@ def test_codex_writes_in_the_tree_only_and_does_not_see_our_state(bench: Bench, 
     assert (bench.root / "got.txt").read_text() == ""
     assert "not permitted" in (bench.root / "net.txt").read_text()
     assert bench.left() == {"got.txt", "net.txt", "inside.txt"}
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["own sandbox", "fence"])
+def test_what_codex_runs_reaches_nothing_of_the_host_but_what_is_listed(bench: Bench, listed: bool) -> None:
+    """With the option `network` its own sandbox, which has no list of hosts, gives way to the fence."""
+    if listed and (problem := BubblewrapSandbox().probe()):
+        pytest.skip(problem)
+    name = f"tightloop-codex-{os.getpid()}"
+    with (
+        FakeModel(shell("python3 try.py > ways.txt 2>&1"), say("done")) as model,
+        socket.create_server(("127.0.0.1", 0)) as service,
+        socket.create_server(("127.0.0.1", 0)) as other,
+        contextlib.closing(socket.socket(socket.AF_UNIX)) as abstract,
+    ):
+        abstract.bind(f"\0{name}")
+        abstract.listen()
+        ports = [one.getsockname()[1] for one in (service, other)]
+        code = f"""
+import socket
+for family, place in [(2, ("127.0.0.1", port)) for port in {ports}] + [(1, chr(0) + "{name}"), (2, ("1.1.1.1", 443))]:
+    try:
+        with socket.socket(family) as one:
+            one.settimeout(3)
+            one.connect(place)
+            print("reached", place)
+    except OSError: print("refused")
+"""
+        (bench.root / "try.py").write_text(code)
+        executor = dataclasses.replace(bench.executor(model), fence=BubblewrapFence((f"127.0.0.1:{ports[0]}",)))
+        wanted = bench.order(options={"network": True} if listed else {})
+        outcome = executor.execute(wanted, Supervision(), bench.state)
+    assert outcome.status is ExecutorStatus.COMPLETED, outcome
+    assert outcome.versions["fence"] == ("bubblewrap" if listed else "own")
+    first = f"reached ('127.0.0.1', {ports[0]})" if listed else "refused"
+    assert (bench.root / "ways.txt").read_text().splitlines() == [first, "refused", "refused", "refused"]
 
 
 @pytest.mark.parametrize("mode", ["workspace", "read_only"])
