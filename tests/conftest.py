@@ -70,11 +70,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _quiet_environment() -> None:
-    """No test may see the user's settings or keys."""
+def _quiet_environment(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No test may see the user's settings, keys or state."""
     for name in list(os.environ):
         if name.startswith(("TIGHTLOOP_", "OPENAI_", "OTEL_")) and not name.startswith("TIGHTLOOP_TEST_"):
             del os.environ[name]
+    os.environ["TIGHTLOOP_HOME"] = str(tmp_path_factory.getbasetemp() / "state")
 
 
 @pytest.fixture(scope="session")

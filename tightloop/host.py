@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import socket
+import stat
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ USER_FILE = "settings.yaml"
 PROJECT_FILE = "tightloop.yaml"
 PROJECT_SECTIONS = frozenset({"budget", "tracking"})
 HOST_NAME_CHARACTERS = 40
+PRIVATE = 0o700
 
 
 def state_home() -> Path:
@@ -38,9 +40,62 @@ def state_folder(workspace: Path) -> Path:
     It is in the state home and named after the real path, so that nothing of ours is read from a workspace, and
     nothing is lost with it. It may not exist yet.
     """
-    real = workspace.resolve()
-    name = re.sub(r"[^A-Za-z0-9]+", "-", real.name)[:HOST_NAME_CHARACTERS].strip("-") or "project"
+    # Not `Path.resolve`: it raises where links lead in a circle.
+    real = os.path.realpath(workspace)
+    name = re.sub(r"[^A-Za-z0-9]+", "-", Path(real).name)[:HOST_NAME_CHARACTERS].strip("-") or "project"
     return state_home() / "projects" / f"{name}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
+
+
+def open_state_home(home: Path | None = None) -> Path:
+    """Make the state home, or check the one that is there, and return it; only its owner may enter it.
+
+    Args:
+        home: another folder than `state_home()`.
+
+    Raises:
+        SettingsError: it cannot be made, belongs to another user, or others may write to it.
+    """
+    folder = home or state_home()
+    try:
+        private_folder(folder)
+        found = folder.stat()
+        if found.st_uid != os.geteuid():
+            raise SettingsError(
+                f"the state home {folder} belongs to another user (uid {found.st_uid}). "
+                "Name a folder of your own: export TIGHTLOOP_HOME=..."
+            )
+        mode = stat.S_IMODE(found.st_mode)
+        if mode & 0o022:
+            # What lies in it decides what runs: somebody else may have put it there.
+            raise SettingsError(
+                f"others may write to the state home {folder} (mode {mode:04o}). Look at what is in it, then: "
+                f"chmod 700 {folder}"
+            )
+        if mode != PRIVATE:
+            folder.chmod(PRIVATE)
+    except OSError as error:
+        raise SettingsError(
+            f"the state home {folder} cannot be used: {error.strerror or error}. "
+            "Name another folder: export TIGHTLOOP_HOME=..."
+        ) from None
+    return folder
+
+
+def private_folder(folder: Path) -> Path:
+    """Make a folder of the state home, and those above it that are missing, and return it.
+
+    What it makes has mode 0700 whatever the umask is.
+    """
+    if not folder.is_dir():
+        if not folder.parent.is_dir():
+            private_folder(folder.parent)
+        try:
+            folder.mkdir(PRIVATE)
+        except FileExistsError:
+            # Made by somebody else at this moment, unless it is a file.
+            if not folder.is_dir():
+                raise
+    return folder
 
 
 def settings_files(cwd: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 import logging
 import sqlite3
 from dataclasses import dataclass
+from pathlib import Path
 
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.trail import Ledgers, TrailEvent
@@ -26,7 +27,7 @@ class TrailMemory:
         start, events = f"{DELIVERED}/{alert.key}/", tuple[TrailEvent, ...]()
         try:
             if scope.state_folder.is_dir():
-                events = self.ledgers(scope.state_folder.parent).events(scope.episode_id)
+                events = self.ledgers(Path(scope.workspace)).events(scope.episode_id)
         except (TightloopError, sqlite3.Error, OSError) as error:
             logger.warning("alert %s: the trail cannot be read: %s", scope.episode_id, error)
         return tuple(
@@ -47,7 +48,7 @@ class TrailMemory:
         )
         try:
             if scope.state_folder.is_dir():
-                self.ledgers(scope.state_folder.parent).add_event(event)
+                self.ledgers(Path(scope.workspace)).add_event(event)
         except (TightloopError, sqlite3.Error, OSError) as error:
             # A full disk is a reason to alert, not one to be silent.
             logger.warning("alert %s: not in the trail: %s", alert.episode_id, error)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tightloop.artifact import ArtifactRef, reference
 from tightloop.errors import ArtifactCorruptError, ArtifactMissingError, StorageFullError
+from tightloop.host import private_folder, state_folder
 
 # EFBIG is what a file size limit (`ulimit -f`) of the worker answers.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -26,7 +27,7 @@ class LocalArtifactStore:
         ref = reference(content, name=name, media_type=media_type)
         path = self._path(ref)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(path.parent)
             # The bytes are compared instead of trusting the name, so that storing again repairs a damaged file.
             if not (path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content):
                 write_durably(path, content)
@@ -64,7 +65,7 @@ class LocalArtifactStore:
 
 def open_local_store(workspace: Path) -> LocalArtifactStore:
     """Return the store of the project in `workspace`."""
-    return LocalArtifactStore(workspace / ".tightloop" / "artifacts")
+    return LocalArtifactStore(state_folder(workspace) / "artifacts")
 
 
 def replace_file(path: Path, content: bytes, *, durable: bool = False) -> None:

@@ -1,11 +1,30 @@
-"""Switches an SQLite file to the write-ahead log, which ledgers and outboxes use."""
+"""What ledgers and outboxes share: private SQLite files with a write-ahead log."""
 
+import os
 import sqlite3
+import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
+
+from tightloop.host import private_folder
 
 # The switch takes a lock for an instant only, but every process that opens the file for the first time wants it.
 POLL_S = 0.02
+_CREATING = threading.Lock()
+
+
+def make_database(path: Path) -> None:
+    """Make an empty file that only its owner reads, if there is none; its folders are made."""
+    # The side files of SQLite get the mode of the main file. Never opens a file that is there: to close any descriptor
+    # of it would drop the locks of every SQLite connection that this process has on it (POSIX), and another process
+    # could then delete the write-ahead log.
+    with _CREATING:
+        if not path.exists():
+            private_folder(path.parent)
+            with suppress(FileExistsError):
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def use_wal(connection: sqlite3.Connection, *, patience: timedelta) -> None:

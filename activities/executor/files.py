@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from activities.artifacts.local import replace_file
+from tightloop.host import private_folder
 
 
 def file_stem(key: str) -> str:
@@ -22,7 +23,7 @@ def write_whole(target: Path, content: bytes) -> None:
     Raises:
         OSError: it cannot be written; what was there before stays.
     """
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(target.parent)
     replace_file(target, content, durable=True)
 
 

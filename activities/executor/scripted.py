@@ -42,6 +42,7 @@ from activities.process.output import BoundedOutput
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import SUMMARY_CHARACTERS, ExecutorOutcome, ExecutorStatus, LimitHit, WorkOrder
 from tightloop.executor.usage import Usage
+from tightloop.host import private_folder
 from tightloop.value import Document, clip, counted, first_problem
 
 _POLL_S = 0.05
@@ -315,7 +316,7 @@ class _Performance:
 
 def _crash_once(key: str, state_folder: Path) -> None:
     folder = state_folder / "scripted"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(folder)
     with suppress(FileExistsError):
         # The marker comes first: the attempt after the crash must find it and go on.
         (folder / f"{file_stem(key)}.crashed").touch(mode=0o600, exist_ok=False)

@@ -1,26 +1,25 @@
-"""The outbox in a SQLite file of the workspace's state folder."""
+"""The outbox in a SQLite file of the project's state folder."""
 
 import json
 import os
 import sqlite3
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from activities.artifacts.sqlite import use_wal
+from activities.artifacts.sqlite import make_database, use_wal
 from activities.executor.port import Delivered, DeliveryError, DeliveryState
 from tightloop.artifact import ArtifactRef
 from tightloop.errors import StorageFullError
 from tightloop.executor.model import ExecutorReport
+from tightloop.host import state_folder
 
 SCHEMA_VERSION = 1
 BUSY_S = 15.0
 """How long a call waits for another process that writes."""
 
-_CREATING = threading.Lock()
 _SCHEMA = (
     """
     CREATE TABLE delivery (
@@ -58,8 +57,8 @@ _SELECT = """
 
 
 def open_sqlite_outbox(workspace: Path) -> "SqliteOutbox":
-    """Return the outbox of the project in `workspace`: `<workspace>/.tightloop/outbox.db`."""
-    return SqliteOutbox(workspace / ".tightloop" / "outbox.db")
+    """Return the outbox of the project in `workspace`."""
+    return SqliteOutbox(state_folder(workspace) / "outbox.db")
 
 
 class SqliteOutbox:
@@ -140,14 +139,7 @@ class SqliteOutbox:
             raise
 
     def _connect(self) -> sqlite3.Connection:
-        # Makes an empty file that only its owner reads; the side files of SQLite get the mode of the main file. Never
-        # opens a file that is there: to close any descriptor of it would drop the locks of every SQLite connection that
-        # this process has on it (POSIX), and another process could then delete the write-ahead log.
-        with _CREATING:
-            if not self._path.exists():
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                with suppress(FileExistsError):
-                    os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        make_database(self._path)
         # No transactions of the module itself: it would begin them only at the first write.
         connection = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None)
         connection.row_factory = sqlite3.Row

@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 
 from tightloop.errors import InvalidRequestError
 
-CLOSED = frozenset({".git", ".tightloop"})
+CLOSED = frozenset({".git"})
 """Folders that no step touches, wherever they are."""
 READ_BYTES = 8 * 1024 * 1024
 NAME_BYTES = 240
@@ -19,7 +19,7 @@ def resolve_path(root: Path, path: str) -> Path:
     """Return the place of a path below the root.
 
     Raises:
-        InvalidRequestError: it is absolute, leaves the tree, leads through a link, or into `.git` or `.tightloop`.
+        InvalidRequestError: it is absolute, leaves the tree, leads through a link, or into `.git`.
     """
     parts = PurePosixPath(path).parts
     if not path or "\0" in path or path.startswith("/") or ".." in parts or not parts:

@@ -20,13 +20,13 @@ from activities.sandbox.door.server import INSIDE, Door, open_door
 from activities.sandbox.port import Enforcement, Limit, SandboxResult, SandboxSpec
 from activities.sandbox.seccomp import open_filter
 from activities.sandbox.visible import (
-    STATE_FOLDER,
     SYSTEM_LINKS,
     SYSTEM_SETTINGS,
     Access,
     agent_access,
     command_access,
     git_folders,
+    state_within,
 )
 
 NAME = "bubblewrap"
@@ -135,11 +135,10 @@ def command_line(
     return (
         PROGRAM,
         *_system(temporary_bytes),
-        *_binds("--ro-bind", dict.fromkeys(access.programs())),
-        *_writable(access),
-        *_binds("--ro-bind", access.readable),
+        *_programs(access),
+        *_shown(access),
         *(() if door is None else ("--ro-bind", str(door.folder), str(INSIDE))),
-        *_closed(access.writable),
+        *_closed(access),
         *(() if calls is None else ("--seccomp", str(calls))),
         *("--chdir", str(access.root), "--"),
         *(() if processes is None else ("prlimit", f"--nproc={processes}", "--")),
@@ -175,25 +174,34 @@ def _tmpfs(place: str, size_bytes: int) -> tuple[str, ...]:
     return (*size, "--tmpfs", place)
 
 
-def _writable(access: Access) -> Iterator[str]:
-    """Yield the writable folders, outer before inner, each with mounts over what may not be written or seen."""
-    for folder in sorted(set(access.writable)):
-        yield from _binds("--bind", (folder,))
-        yield from _binds("--ro-bind", git_folders(folder, tree=folder == access.root))
-        yield from (part for state in _states(folder) for part in _tmpfs(str(state), HIDDEN_BYTES))
+def _programs(access: Access) -> Iterator[str]:
+    for folder in dict.fromkeys(access.programs()):
+        yield from _binds("--ro-bind", (folder,))
+        yield from _hidden(folder)
 
 
-def _closed(folders: Iterable[Path]) -> Iterator[str]:
+def _shown(access: Access) -> Iterator[str]:
+    """Yield the folders of the command, outer before inner, each with mounts over what may not be written or seen."""
+    for folder, readable in sorted(
+        {*((one, False) for one in access.writable), *((one, True) for one in access.readable)}
+    ):
+        yield from _binds("--ro-bind" if readable else "--bind", (folder,))
+        if not readable:
+            yield from _binds("--ro-bind", git_folders(folder, tree=folder == access.root))
+        yield from _hidden(folder)
+
+
+def _hidden(folder: Path) -> Iterator[str]:
+    for state in state_within(folder):
+        yield from _tmpfs(str(state), HIDDEN_BYTES)
+
+
+def _closed(access: Access) -> Iterator[str]:
     """Yield what ends the writing in the folders that only hold mounts; last, as mounts make folders there."""
-    states = (state for folder in sorted(set(folders)) for state in _states(folder))
+    shown = dict.fromkeys((*access.programs(), *access.writable, *access.readable))
+    states = dict.fromkeys(state for folder in shown for state in state_within(folder))
     # /proc/sys of a root worker could be written although no capability is left: its owner is asked for, by number.
     yield from (part for place in (*states, "/proc", "/dev", "/") for part in ("--remount-ro", str(place)))
-
-
-def _states(folder: Path) -> Iterator[Path]:
-    state = folder / STATE_FOLDER
-    if state.is_dir() and not state.is_symlink():
-        yield state
 
 
 def _binds(option: str, places: Iterable[Path]) -> Iterator[str]:

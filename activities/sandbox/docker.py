@@ -18,7 +18,7 @@ from activities.sandbox.control_group import Use
 from activities.sandbox.door.server import INSIDE, PROXY_VARIABLES, Door, open_door
 from activities.sandbox.owner import lives, this_host, this_process
 from activities.sandbox.port import MEBIBYTE, Enforcement, Limit, SandboxResult, SandboxSpec
-from activities.sandbox.visible import STATE_FOLDER, git_folders, project_python
+from activities.sandbox.visible import git_folders, project_python, state_within
 
 NAME = "docker"
 PROGRAM = "docker"
@@ -137,10 +137,10 @@ def _run_line(spec: SandboxSpec, name: str, image: str, inside: Mapping[str, str
         yield from _bind(folder, writable=True)
         for git in git_folders(folder, tree=folder == spec.root):
             yield from _bind(git, writable=False)
-        if (state := folder / STATE_FOLDER).is_dir() and not state.is_symlink():
-            yield from ("--mount", _comma("type=tmpfs", f"target={state}", "tmpfs-size=1048576"))
     for place in dict.fromkeys((*project_python(spec.root), *spec.readable)):
         yield from _bind(place, writable=False)
+    for state in {state for place in (spec.root, *spec.writable, *spec.readable) for state in state_within(place)}:
+        yield from ("--mount", _comma("type=tmpfs", f"target={state}", "tmpfs-size=1048576"))
     if door is not None:
         yield from ("--mount", _comma("type=bind", f"source={door.folder}", f"target={INSIDE}", "readonly"))
     # By name alone: the client takes the values from its own environment, and no process list shows them.

@@ -14,7 +14,8 @@ from activities.process import Callbacks, ProcessRequest, Reason, run_process, s
 from activities.sandbox.bounds import WATCHED, request_of, run_bounded
 from activities.sandbox.door.server import Door, open_loopback_door
 from activities.sandbox.port import Enforcement, Limit, SandboxResult, SandboxSpec
-from activities.sandbox.visible import STATE_FOLDER, Access, agent_access, command_access, git_folders
+from activities.sandbox.visible import Access, agent_access, command_access, git_folders
+from tightloop.host import state_home
 
 NAME = "sandbox-exec"
 PROGRAM = "/usr/bin/sandbox-exec"
@@ -37,8 +38,10 @@ def profile(access: Access, door: Door | None = None) -> str:
 
     With a `door` it reaches the ports of that on loopback and may listen there itself; without one, nothing.
     """
-    hidden = [folder / STATE_FOLDER for folder in access.writable]
-    within = [place for place in access.writable if any(place.is_relative_to(folder) for folder in hidden)]
+    # Worktrees and homes of agents lie in the state home: they are shown again after it is hidden.
+    home = state_home().resolve()
+    writable = [place for place in access.writable if place.resolve().is_relative_to(home)]
+    readable = [place for place in access.readable if place.resolve().is_relative_to(home)]
     # On macOS a rule also holds for what is not there yet, such as the `.git` of a folder.
     git = (
         path
@@ -47,11 +50,12 @@ def profile(access: Access, door: Door | None = None) -> str:
     )
     rules = (
         *_rules("(allow file-read*", (*map(Path, SYSTEM), *access.programs(), *git_folders(access.root, tree=True))),
-        *_rules("(allow file-read* file-write*", access.writable),
-        *_rules("(deny file-write*", git),
-        *_rules("(deny file-read* file-write*", hidden),
-        *_rules("(allow file-read* file-write*", within),
         *_rules("(allow file-read*", access.readable),
+        *_rules("(allow file-read* file-write*", access.writable),
+        *_rules("(deny file-read* file-write*", [home]),
+        *_rules("(allow file-read*", readable),
+        *_rules("(allow file-read* file-write*", writable),
+        *_rules("(deny file-write*", git),
     )
     return "\n".join((_FIXED.rstrip(), *rules, "(deny network*)", *_network(door))) + "\n"
 

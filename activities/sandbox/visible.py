@@ -10,8 +10,8 @@ from pathlib import Path
 
 from activities.process import ProcessRequest
 from activities.sandbox.port import SandboxSpec
+from tightloop.host import state_home
 
-STATE_FOLDER = ".tightloop"
 SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 """Links into /usr on a merged system, folders of their own on others."""
 SYSTEM_SETTINGS = (
@@ -92,6 +92,8 @@ def project_python(root: Path) -> tuple[Path, ...]:
     prefix = program.parent.parent
     if program.is_relative_to(root.resolve()) or in_system(prefix) or _too_wide(prefix):
         return ()
+    if prefix.is_relative_to(state_home().resolve()):
+        return ()
     libraries = (path for path in (prefix / "lib").glob("python3.*") if _PYTHON_LIBRARY.match(path.name))
     if not any((library / "os.py").is_file() for library in libraries):
         return ()
@@ -161,6 +163,13 @@ def _too_wide(folder: Path) -> bool:
     return folder in wide or folder.resolve() in {place.resolve() for place in wide}
 
 
+def state_within(shown: Path) -> Iterator[Path]:
+    """Yield where the state home appears in a folder that is shown, to be hidden there: nothing of ours is shown."""
+    home, real = state_home().resolve(), shown.resolve()
+    if home.is_relative_to(real) and home.is_dir():
+        yield shown / home.relative_to(real)
+
+
 def git_folders(folder: Path, *, tree: bool) -> Iterator[Path]:
     """Yield the git files that are visible and read-only in a writable folder.
 
@@ -182,7 +191,7 @@ def _pointed_to(git: Path) -> Path | None:
     """
     key, _, value = _text(git).partition(":")
     own = (git.parent / value.strip()).resolve()
-    if key != "gitdir" or not (own / "HEAD").is_file() or _too_wide(own):
+    if key != "gitdir" or not (own / "HEAD").is_file() or _too_wide(own) or own.is_relative_to(state_home().resolve()):
         return None
     worktree = _text(own / "gitdir").strip()
     module = _MODULE_TREE.search(_text(own / "config"))

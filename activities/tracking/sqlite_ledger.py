@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from activities.artifacts.sqlite import use_wal
+from activities.artifacts.sqlite import make_database, use_wal
 from activities.workspace.trail import TrailEvent
 from tightloop.episode.checkpoint import CheckpointRecord, checkpoint_id
 from tightloop.errors import StorageFullError, WorkspaceError
+from tightloop.host import state_folder
 
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT = timedelta(seconds=10)
@@ -75,7 +76,7 @@ class SqliteLedger:
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
         """Open a connection with a write transaction; commit it unless an exception passes."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_database(self._path)
         try:
             with contextlib.closing(self._open()) as connection:
                 # A transaction that begins by reading cannot wait for the lock to write: it fails at once.
@@ -123,4 +124,4 @@ class SqliteLedger:
 
 def open_sqlite_ledger(workspace: Path) -> SqliteLedger:
     """Return the ledger of the project in `workspace`."""
-    return SqliteLedger(workspace / ".tightloop" / "ledger.db")
+    return SqliteLedger(state_folder(workspace) / "ledger.db")

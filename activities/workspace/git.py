@@ -9,19 +9,20 @@ from pathlib import Path
 
 from activities.workspace.git_command import COMMAND_TIMEOUT
 from activities.workspace.ownership import LOCK_WAIT, Claims, OwnedProcesses, tree_key, tree_lock, write_atomically
-from activities.workspace.preflight import check_workspace, notes_on
+from activities.workspace.preflight import check_workspace, notes_on, refuse_state_home_within
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.snapshot_repository import ADD_TIMEOUT, SnapshotRepository
 from activities.workspace.working_tree import GitWorkingTree
 from tightloop.errors import WorkspaceError
+from tightloop.host import open_state_home, private_folder
 
 
 @dataclass(frozen=True, kw_only=True)
 class GitWorkspaces:
     """Prepares working trees for episodes and hands them out, one holder at a time.
 
-    Our state is in `<workspace>/.tightloop`; of the user's repository only `info/exclude` (one line),
-    `refs/tightloop/` and, for an episode with a worktree of its own, the list of worktrees are changed.
+    Our state is in the state home; of the user's repository only `refs/tightloop/` and, for an episode with a worktree
+    of its own, the list of worktrees are changed.
     """
 
     lock_wait: timedelta = LOCK_WAIT
@@ -36,9 +37,10 @@ class GitWorkspaces:
         """
         workspace = Path(scope.workspace)
         check_workspace(workspace, needs_commit=scope.worktree, timeout=self.timeout)
+        refuse_state_home_within(workspace)
+        open_state_home()
         repository = SnapshotRepository(scope.state_folder, workspace, timeout=self.timeout)
         try:
-            repository.exclude_state()
             repository.make()
         except (PermissionError, FileExistsError, NotADirectoryError) as error:
             raise WorkspaceError(
@@ -93,7 +95,7 @@ class GitWorkspaces:
             return
         if root.exists():
             shutil.rmtree(root)
-        root.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(root.parent)
         # Twice: the worktree may be known but missing, and locked by the `git worktree add` that was killed.
         repository.as_user.run(
             "worktree", "add", "--force", "--force", "--detach", str(root), "HEAD", timeout=ADD_TIMEOUT

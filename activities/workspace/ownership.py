@@ -8,14 +8,15 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import psutil
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from activities.artifacts.local import replace_file
 from tightloop.errors import WorkspaceBusyError, WorkspaceLockedError
+from tightloop.host import private_folder
 
 LOCK_WAIT = timedelta(seconds=30)
 LOCK_POLL = timedelta(milliseconds=50)
@@ -31,7 +32,7 @@ def tree_key(root: Path) -> str:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file as `replace_file` does; its folders are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     replace_file(path, content)
 
 
@@ -44,7 +45,7 @@ def locked(path: Path, *, wait: timedelta, what: str) -> Iterator[int]:
     Raises:
         WorkspaceLockedError: somebody else held it for the whole waiting time. Retryable.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     deadline = time.monotonic() + wait.total_seconds()
     while (descriptor := _try_lock(path)) is None:
         if time.monotonic() >= deadline:
@@ -83,11 +84,18 @@ def _try_lock(path: Path) -> int | None:
     return None
 
 
-@dataclass(frozen=True)
-class _Noted:
-    pid: int
-    started: float
+class _Noted(BaseModel):
+    """A note decides what is killed: whatever is not exactly one is not read as one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    pid: int = Field(gt=1, lt=2**31)
+    started: float = Field(gt=0, allow_inf_nan=False)
+    """Seconds since 1970."""
     leads_session: bool
+
+
+_NOTES = TypeAdapter(tuple[_Noted, ...])
 
 
 class OwnedProcesses:
@@ -100,12 +108,12 @@ class OwnedProcesses:
     def note(self, pid: int) -> None:
         """Note a process; one that has already ended is not noted."""
         try:
-            noted = _Noted(pid, psutil.Process(pid).create_time(), os.getsid(pid) == pid)
+            started = psutil.Process(pid).create_time()
+            noted = _Noted(pid=pid, started=started, leads_session=os.getsid(pid) == pid)
         except (psutil.NoSuchProcess, ProcessLookupError):
             return
         with self._noting:
-            entries = [asdict(entry) for entry in (*self._read(), noted)]
-            write_atomically(self._path, json.dumps(entries).encode())
+            write_atomically(self._path, _NOTES.dump_json((*self._read(), noted)))
 
     def end_all(self) -> None:
         """End what is noted and still runs, with its descendants and its session, and clear the notes.
@@ -127,8 +135,8 @@ class OwnedProcesses:
 
     def _read(self) -> tuple[_Noted, ...]:
         try:
-            return tuple(_Noted(**entry) for entry in json.loads(self._path.read_bytes()))
-        except (FileNotFoundError, ValueError, TypeError):
+            return _NOTES.validate_json(self._path.read_bytes())
+        except (FileNotFoundError, ValidationError):
             return ()
 
 

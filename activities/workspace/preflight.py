@@ -8,6 +8,7 @@ from pathlib import Path
 from activities.workspace.git_command import COMMAND_TIMEOUT, ISOLATED, Git, Outcome, shown_paths, split_z
 from activities.workspace.snapshot_repository import SnapshotRepository
 from tightloop.errors import NotARepositoryError, WorkspaceError
+from tightloop.host import state_home
 
 OLDEST_GIT = (2, 30)
 BIG_FILE_BYTES = 50_000_000
@@ -54,6 +55,20 @@ def check_workspace(workspace: Path, *, needs_commit: bool, timeout: timedelta =
         )
 
 
+def refuse_state_home_within(workspace: Path) -> None:
+    """Refuse a workspace that holds the state home: agents could write what we believe, snapshots would hold it.
+
+    Raises:
+        WorkspaceError: it does.
+    """
+    home = state_home()
+    if home.resolve().is_relative_to(workspace.resolve()):
+        raise WorkspaceError(
+            f"the state home {home} lies in the workspace {workspace}. "
+            "Start the worker with one outside of it: export TIGHTLOOP_HOME=..."
+        )
+
+
 def _refusal(outcome: Outcome, workspace: Path) -> WorkspaceError:
     if "dubious ownership" in outcome.error:
         return WorkspaceError(
@@ -77,7 +92,7 @@ def notes_on(repository: SnapshotRepository, *, worktree: bool) -> tuple[str, ..
     status = split_z(git.run("status", "--porcelain", "-z", "--no-renames")) if worktree else []
     size = f"{BIG_FILE_BYTES // 1_000_000} MB"
     notes = {
-        "ignored files and empty folders are not part of checkpoints": [p for p in ignored if p != b".tightloop/"],
+        "ignored files and empty folders are not part of checkpoints": ignored,
         f"files over {size} slow checkpoints down and are stored again with every change": big,
         "submodules and nested repositories are part of checkpoints as plain files, without their .git": nested,
         "the worktree starts from the last commit, without changes that are not committed": [s[3:] for s in status],

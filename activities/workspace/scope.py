@@ -1,10 +1,15 @@
 """The scope that all activity requests of one episode share."""
 
+import re
 from pathlib import Path
 
 from tightloop.artifact import ArtifactRef
-from tightloop.errors import ArtifactMissingError
+from tightloop.errors import ArtifactMissingError, WorkspaceError
+from tightloop.host import state_folder
 from tightloop.value import Sparse
+
+# As in ids that the client lets through; ids of the steps of a plan are longer (`child_id`).
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?=[A-Za-z0-9_-])){0,199}")
 
 
 class EpisodeScope(Sparse):
@@ -33,13 +38,23 @@ class EpisodeScope(Sparse):
 
     @property
     def state_folder(self) -> Path:
-        """`<workspace>/.tightloop`: everything of this project that is not its code."""
-        return Path(self.workspace) / ".tightloop"
+        """Everything of this project that is not its code; in the state home of the worker's host."""
+        return state_folder(Path(self.workspace))
 
     @property
     def root(self) -> Path:
-        """The working tree of this episode."""
-        return self.state_folder / "worktrees" / self.holder if self.worktree else Path(self.workspace)
+        """The working tree of this episode.
+
+        Raises:
+            WorkspaceError: the id cannot be the name of a worktree; the path would leave our folder.
+        """
+        if not self.worktree:
+            return Path(self.workspace)
+        if not _NAME.fullmatch(self.holder):
+            raise WorkspaceError(
+                f"{self.holder[:80]!r} cannot be the name of a worktree: use letters, digits, '-', '_' and single '.'"
+            )
+        return self.state_folder / "worktrees" / self.holder
 
     @property
     def holder(self) -> str:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from activities.workspace.git_command import COMMAND_TIMEOUT, ISOLATED, Git, common_folder, git_folder, split_z
 from activities.workspace.ownership import tree_key, write_atomically
+from tightloop.host import private_folder
 
 ADD_TIMEOUT = timedelta(minutes=10)
-EXCLUDED = b"/.tightloop/"
 ATTRIBUTES = b"* -text -ident -filter !eol !working-tree-encoding !diff\n"
 """Highest precedence of all attributes (gitattributes(5)), so that bytes are stored as they are on disk."""
 
@@ -71,26 +71,13 @@ class SnapshotRepository:
     def make(self) -> None:
         """Bring the private git folder up to date with the user's settings. Idempotent."""
         for name in ("refs", "objects", "info"):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
+            private_folder(self.folder / name)
         _update(self.folder / "HEAD", b"ref: refs/heads/none\n")
-        # Looking like a repository protects checkpoints and ledger from `git clean -fdx`, which agents like to run.
-        _update(self.folder.parent / ".git", os.fsencode(f"gitdir: {self.folder.name}\n"))
         found = self.as_user.attempt("config", "-z", "--type=path", "--get-regexp", USER_SETTINGS)
         pairs = (os.fsdecode(entry).partition("\n") for entry in split_z(found.out))
         _update(self.folder / "config", _config({key: value for key, _, value in pairs}))
         _update(self.folder / "info" / "attributes", ATTRIBUTES)
-        _update(self.folder / "info" / "exclude", self._user_excludes() + b"\n" + EXCLUDED + b"\n")
-
-    def exclude_state(self) -> None:
-        """Add our folder to the user's `info/exclude`, once."""
-        present = self._user_excludes()
-        if EXCLUDED in present.splitlines():
-            return
-        line_end = b"" if not present or present.endswith(b"\n") else b"\n"
-        path = (self.common / "info" / "exclude").resolve()
-        mode = path.stat().st_mode if path.exists() else 0o644
-        write_atomically(path, present + line_end + EXCLUDED + b"\n")
-        path.chmod(mode)
+        _update(self.folder / "info" / "exclude", self._user_excludes())
 
     def remove_stale_lock(self) -> None:
         """Remove what a killed git left; only for the holder of the tree."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.support.stack.stack import Stack, wait_for_port
+from tests.support.stack.stack import Stack, shared_state, wait_for_port
 from tightloop.cli.main import app
 
 WAIT_S = 150
@@ -92,7 +92,7 @@ class Shell:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with Stack(tmp_path_factory.mktemp("stack")) as made:
+    with Stack(tmp_path_factory.mktemp("stack"), shared_state()) as made:
         made.start_server()
         wait_for_port(made.settings.temporal.address)
         made.start_worker()

@@ -21,8 +21,9 @@ from temporalio.client import WorkflowHistory
 from activities.plan.records.file_records import open_file_records
 from tests.support.episodes import Git, eventually
 from tests.support.model_server import ModelServer, says
-from tests.support.stack.stack import ROOT, Stack, wait_for_port
+from tests.support.stack.stack import ROOT, Stack, shared_state, wait_for_port
 from tightloop.client import TightloopClient
+from tightloop.host import state_folder
 from tightloop.plan.request import PlanOutcome, PlanRequest, PlanResult
 from tightloop.plan.text.reading import read_plan
 from tightloop.plan.validation.validate import validate
@@ -61,6 +62,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         Stack(
             tmp_path_factory.mktemp("stack"),
             {
+                **shared_state(),
                 "OPENAI_API_KEY": "test",
                 "TIGHTLOOP_PLANNER__BASE_URL": models.url,
                 "TIGHTLOOP_EXECUTOR__ARGV": json.dumps([sys.executable, "-c", AGENT, "{plan_file}"]),
@@ -393,7 +395,7 @@ async def test_research_template_leaves_a_knowledge_base_with_citations(person: 
     assert "A packet counts as lost once 3 later packets are acknowledged." in ran.text("kb/loss/kb.md")
     assert f"http://localhost:{site}/guide/loss.html" in ran.text("reports/loss.md")
     cached = [
-        json.loads(path.read_text()) for path in (ran.project / ".tightloop").rglob("*.json") if "cache" in path.parts
+        json.loads(path.read_text()) for path in state_folder(ran.project).rglob("*.json") if "cache" in path.parts
     ]
     assert ran.steps["sign-off"] == "skipped"
     assert any(one.get("sha256") and one.get("fetched_at") for one in cached)

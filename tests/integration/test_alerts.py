@@ -25,6 +25,7 @@ from activities.tracking.sqlite_ledger import open_sqlite_ledger
 from activities.workspace.scope import EpisodeScope
 from tests.support.alert_receiver import SECRET, Answer, Receiver, receiving
 from tightloop.alert import Alert, AlertKind, notice_of
+from tightloop.host import state_folder
 from tightloop.settings import Settings, parse_settings
 
 ALERT = Alert(
@@ -219,7 +220,7 @@ async def test_a_desktop_program_that_fails_is_told_with_its_words(tmp_path: Pat
 
 @pytest.fixture
 def scope(workspace: Path) -> EpisodeScope:
-    (workspace / ".tightloop").mkdir()
+    (state_folder(workspace)).mkdir()
     return EpisodeScope(episode_id="episode-1", workspace=str(workspace))
 
 

@@ -53,7 +53,7 @@ def on_disk(root: Path) -> dict[str, Entry]:
     for name, folders, files in os.walk(root):
         folder = Path(name)
         links = [entry for entry in folders if (folder / entry).is_symlink()]
-        folders[:] = [entry for entry in folders if entry not in (".git", ".tightloop", *links)]
+        folders[:] = [entry for entry in folders if entry not in (".git", *links)]
         for entry in (*files, *links):
             if entry != ".git":
                 found[str((folder / entry).relative_to(root))] = _entry(folder / entry)

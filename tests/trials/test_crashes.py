@@ -13,7 +13,7 @@ from activities.executor.sqlite_outbox import open_sqlite_outbox
 from activities.tracking.sqlite_ledger import open_sqlite_ledger
 from tests.support.episodes import eventually, scripted
 from tests.support.model_server import ModelServer, says
-from tests.support.stack.stack import Stack, wait_for_port
+from tests.support.stack.stack import Stack, shared_state, wait_for_port
 from tightloop.client import TightloopClient
 from tightloop.episode.budget import Budget
 from tightloop.episode.checkpoint import CheckpointRecord
@@ -88,7 +88,7 @@ async def test_an_episode_survives_ten_kills(victim: str, workspace: Path, tmp_p
         ModelServer(says(PLAN)) as models,
         Stack(
             tmp_path / "stack",
-            {"OPENAI_API_KEY": "test", "TIGHTLOOP_PLANNER__BASE_URL": models.url},
+            {"OPENAI_API_KEY": "test", "TIGHTLOOP_PLANNER__BASE_URL": models.url, **shared_state()},
         ) as stack,
     ):
         stack.start_server()

@@ -20,12 +20,13 @@ import pytest
 from activities.executor.port import DeliveryState
 from activities.executor.sqlite_outbox import open_sqlite_outbox
 from tests.support.episodes import eventually
-from tests.support.stack.stack import Stack, wait_for_port
+from tests.support.stack.stack import Stack, shared_state, wait_for_port
 from tightloop.client import TightloopClient
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeRequest, EpisodeStatus
 from tightloop.errors import ServiceUnavailableError
 from tightloop.executor.model import ExecutorChoice, ExecutorStatus
+from tightloop.host import state_folder
 from tightloop.question import QuestionKind
 from worker.connect import register_search_attributes
 
@@ -205,7 +206,11 @@ async def test_300_episodes_with_faults_end_truthfully(workspace: Path, tmp_path
     projects = tmp_path / "projects"
     todo = [(fault, number) for fault in FAULTS for number in range(max(1, round(fault.count * share)))]
     moments.shuffle(todo)
-    environment = {"TIGHTLOOP_SANDBOX__UNSAFE_LOCAL": "true", "TIGHTLOOP_WORKER__GRACEFUL_SHUTDOWN_S": "1"}
+    environment = {
+        **shared_state(),
+        "TIGHTLOOP_SANDBOX__UNSAFE_LOCAL": "true",
+        "TIGHTLOOP_WORKER__GRACEFUL_SHUTDOWN_S": "1",
+    }
     with Stack(tmp_path / "stack", environment) as stack:
         stack.start_server()
         wait_for_port(stack.settings.temporal.address)
@@ -222,7 +227,9 @@ async def test_300_episodes_with_faults_end_truthfully(workspace: Path, tmp_path
 
             ended = await asyncio.gather(*(one(fault, number) for fault, number in todo))
             killer.cancel()
-            deaths = len(list((tmp_path / "marks").iterdir())) + len(list(projects.glob("*/.tightloop/**/*.crashed")))
+            deaths = len(list((tmp_path / "marks").iterdir())) + len(
+                [crash for each in projects.iterdir() for crash in state_folder(each).rglob("*.crashed")]
+            )
         left = survivors(projects)
         until = time.monotonic() + SETTLE_S
         while left and time.monotonic() < until:

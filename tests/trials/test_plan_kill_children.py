@@ -21,6 +21,7 @@ from activities.plan.records.file_records import open_file_records
 from tests.support.stack.faulty_plan_worker import SCRIPT
 from tests.support.stack.plan_killing import Killing, Left, Place, counting, killing_stack, make_template
 from tests.support.stack.stack import Stack
+from tightloop.host import state_folder
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import Capability, Step
 from tightloop.plan.request import PlanOutcome
@@ -151,7 +152,7 @@ def check_records(name: str, left: Left, plan: Plan) -> None:
 
 def check_tidy(left: Left) -> None:
     """Nothing is left of the worktrees, and the tree is free again."""
-    state = left.project / ".tightloop"
+    state = state_folder(left.project)
     listed = subprocess.run(
         ("git", "worktree", "list", "--porcelain"), cwd=left.project, capture_output=True, check=True, text=True
     )

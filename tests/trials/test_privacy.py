@@ -29,6 +29,7 @@ from tightloop.client.tracing import Tracing, exporting
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.errors import ServiceUnavailableError
 from tightloop.executor.model import ExecutorChoice
+from tightloop.host import state_folder
 from worker.server import free_port
 
 SECRET = "sk-" + "proj-9f3Kq2Lx71Zb84Tn56Vw"
@@ -321,7 +322,7 @@ async def test_a_project_decides_what_its_prompts_contain(
     assert "make it right, [secret:openai-key] [pii:email]" in sent
     assert "cat customer.py; test -f done.txt" in sent
     assert (CODE in sent) == (prompts == "redacted")
-    records = [path.read_text(errors="replace") for path in (project / ".tightloop").rglob("*") if path.is_file()]
+    records = [path.read_text(errors="replace") for path in state_folder(project).rglob("*") if path.is_file()]
     assert sum(f'"prompt_privacy":"{prompts}"' in text for text in records) >= 2, (
         "the level stands in the record of each plan"
     )

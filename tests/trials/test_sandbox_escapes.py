@@ -18,6 +18,7 @@ from activities.process import Reason
 from activities.sandbox.port import MEBIBYTE, Enforcement, Limit, SandboxResult
 from tests.support.episodes import Git
 from tests.support.sandboxes import BACKENDS, REPOSITORY, Box, box, open_folder
+from tightloop.host import private_folder, state_folder
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attempts are written for Linux")
 
@@ -58,8 +59,7 @@ def root(tmp_path: Path, git: Git, home: Path) -> Path:
     git(folder, "init", "--quiet")
     git(folder, "add", "--all")
     git(folder, "commit", "--quiet", "-m", "start")
-    (folder / ".tightloop").mkdir()
-    (folder / ".tightloop" / "outbox.db").write_text(CANARY)
+    (private_folder(state_folder(folder)) / "outbox.db").write_text(CANARY)
     return folder
 
 
@@ -165,8 +165,8 @@ def test_no_secret_of_the_home_or_of_the_worker_is_read(walls: Box, root: Path, 
     code = f"""
 import glob, os, sys
 places = [{str(home / ".ssh/id_test")!r}, {str(home / ".aws/credentials")!r}, {str(home / ".config/agent/auth.json")!r},
-          "../home/.ssh/id_test", ".tightloop/outbox.db", "/etc/shadow", *glob.glob("/proc/*/environ"),
-          *(link + {str(home / ".ssh/id_test")!r} for link in glob.glob("/proc/*/root"))]
+          "../home/.ssh/id_test", {str(state_folder(root) / "outbox.db")!r}, "/etc/shadow",
+          *glob.glob("/proc/*/environ"), *(link + {str(home / ".ssh/id_test")!r} for link in glob.glob("/proc/*/root"))]
 for place in places:
     try:
         content = open(place, "rb").read()
@@ -420,20 +420,34 @@ for place in ("/proc/sys/kernel/core_pattern", "/proc/sys/vm/overcommit_memory",
     assert not (escaped and result.limits[Limit.WRITES] is Enforcement.HARD), result.output
 
 
-def test_the_state_of_tightloop_in_the_tree_is_neither_seen_nor_changed(walls: Box, root: Path) -> None:
-    code = """
+def test_the_state_home_is_neither_seen_nor_changed(
+    walls: Box, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it lies in a folder that commands may read, or write."""
+    monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / "shown" / "state"))
+    state = private_folder(state_folder(root))
+    (state / "outbox.db").write_text(CANARY)
+    code = f"""
 import os
-print("SEEN", len(os.listdir(".tightloop")))
-for what in (lambda: open(".tightloop/outbox.db", "w").write("x"), lambda: os.rename(".tightloop", "moved")):
+state = {str(state)!r}
+print(open(os.path.join(os.path.dirname(state), "..", "..", "beside")).read() if os.path.isdir("../shown") else "")
+try:
+    print("SEEN", os.listdir({str(tmp_path / "shown" / "state")!r}))
+except OSError as error:
+    print(error)
+for what in (lambda: open(state + "/outbox.db", "w").write("x"), lambda: os.rename(os.path.dirname(state), state + "2"),
+             lambda: os.makedirs(state + "/git"), lambda: open(state + "/outbox.db").read()):
     try:
-        what()
+        print("DONE", what())
     except OSError as error:
         print(error)
 """
-    result = walls.python(root, code)
-    state = root / ".tightloop" / "outbox.db"
-    escaped = b"SEEN 0" not in result.output or not state.exists() or state.read_text() != CANARY
-    judge(walls, escaped, result, Limit.READS, Limit.WRITES)
+    (tmp_path / "shown" / "beside").write_text("beside it")
+    for shown in ({}, {"readable": (tmp_path / "shown",)}, {"writable": (tmp_path / "shown",)}):
+        result = walls.python(root, code, **shown)
+        changed = (state / "outbox.db").read_text() != CANARY or (state / "git").exists()
+        escaped = b"SEEN ['" in result.output or CANARY.encode() in result.output or changed
+        judge(walls, escaped, result, Limit.READS, Limit.WRITES)
 
 
 def test_a_tree_cannot_name_a_secret_as_its_python(walls: Box, root: Path, home: Path) -> None:

@@ -28,6 +28,7 @@ from tightloop.client import TightloopClient
 from tightloop.episode.budget import Budget
 from tightloop.episode.check import CheckStatus
 from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
+from tightloop.host import state_folder
 from tightloop.question import QuestionKind
 from tightloop.settings import SandboxSettings
 
@@ -122,7 +123,7 @@ async def test_a_workspace_that_cannot_be_used_fails_with_what_to_do(
     assert result.outcome is EpisodeOutcome.FAILED
     assert sentence in result.reason
     assert str(workspace) in result.reason
-    assert not (workspace / ".tightloop").exists()
+    assert not (state_folder(workspace)).exists()
 
 
 async def test_uncommitted_work_survives_and_is_part_of_the_first_checkpoint(
@@ -457,7 +458,7 @@ async def test_a_delivery_that_could_not_be_reported_is_not_made_again_after_the
     client, working: Working, request_for, workspace: Path, tmp_path: Path
 ) -> None:
     """The executor has worked, its report cannot be stored, a person fixes that: the work must not be done twice."""
-    outbox, saved = workspace / ".tightloop/outbox.db", tmp_path / "outbox.db"
+    outbox, saved = state_folder(workspace) / "outbox.db", tmp_path / "outbox.db"
     damage = f"test -e {saved} || {{ cp {outbox} {saved}; head -c 4096 /dev/zero | tr '\\0' x > {outbox}; }}"
     async with working():
         episode_id = await client.start(

@@ -12,6 +12,7 @@ from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.usage import Usage
+from tightloop.host import state_folder
 from tightloop.question import QuestionKind
 
 
@@ -288,7 +289,7 @@ async def test_a_worktree_leaves_the_workspace_alone(client, working: Working, r
         result = await client.result(episode_id)
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert not (workspace / "log.txt").exists()
-    assert (workspace / ".tightloop/worktrees" / episode_id / "log.txt").read_text() == "1\n2\n3\n"
+    assert (state_folder(workspace) / "worktrees" / episode_id / "log.txt").read_text() == "1\n2\n3\n"
 
 
 @pytest.mark.parametrize(

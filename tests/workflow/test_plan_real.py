@@ -12,6 +12,7 @@ from temporalio.testing import WorkflowEnvironment
 
 from tests.support.episodes import RESULT_SECONDS, Working, eventually
 from tightloop.client import TightloopClient
+from tightloop.host import state_folder
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.settings import Settings, parse_settings
 from worker.server import temporal_binary
@@ -77,7 +78,7 @@ async def test_coding_agent_does_a_step_and_the_next_one_sees_its_files(
         simple = "id: p\nsteps: [{id: s, shell: {run: 'true'}}]\n"
         again = await client.start(PlanRequest(workspace=str(workspace), source=simple))
         after = await end_of(client, again)
-    root = workspace / ".tightloop" / "worktrees" / plan_id if worktree else workspace
+    root = state_folder(workspace) / "worktrees" / plan_id if worktree else workspace
     assert result.outcome is PlanOutcome.COMPLETED, result.reason
     assert (root / "seen.txt").read_text() == "line\nline\n"
     assert (child.outcome.value, child.iterations) == ("SUCCEEDED", 2)

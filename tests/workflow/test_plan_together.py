@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.episodes import RESULT_SECONDS, Working
 from tightloop.client import TightloopClient
+from tightloop.host import state_folder
 from tightloop.plan.request import PlanOutcome, PlanRequest
 
 PLAN = """
@@ -126,7 +127,7 @@ async def test_plans_within_a_plan_work_on_its_tree(client, working: Working, wo
         plan_id = await client.start(request)
         async with asyncio.timeout(RESULT_SECONDS):
             result = await client.result(plan_id)
-    root = workspace / ".tightloop" / "worktrees" / plan_id if worktree else workspace
+    root = state_folder(workspace) / "worktrees" / plan_id if worktree else workspace
     assert result.outcome is PlanOutcome.COMPLETED, result.reason
     assert (root / "last.txt").read_text() == "good\n"
     assert (workspace / "last.txt").exists() is not worktree

@@ -23,6 +23,7 @@ from tightloop.episode.control import ExecutorAmendment
 from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorStatus
+from tightloop.host import state_folder
 from tightloop.question import QuestionKind
 from tightloop.safety.verdict import Verdict
 from worker.build import build_adapters, surroundings
@@ -371,7 +372,7 @@ async def test_without_a_model_an_executor_that_takes_whole_plans_gets_the_goal_
             request_for(goal="keep a log", executor={"name": "person"}, definition_of_done=[check])
         )
         status = await asked(client, episode_id)
-        [plan] = (workspace / ".tightloop" / "inbox").glob("*.md")
+        [plan] = (state_folder(workspace) / "inbox").glob("*.md")
         told = plan.read_text()
         (workspace / "log.txt").write_text("by hand\n")
         await client.answer(episode_id, "done")

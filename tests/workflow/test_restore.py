@@ -14,6 +14,7 @@ from tightloop.episode.budget import Budget
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.model import EpisodeOutcome
 from tightloop.errors import InvalidRequestError
+from tightloop.host import state_folder
 from tightloop.question import QuestionKind
 from worker.server import temporal_binary
 
@@ -26,7 +27,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and not {".git", ".tightloop"} & set(path.relative_to(folder).parts)
+        if path.is_file() and ".git" not in path.relative_to(folder).parts
     }
 
 
@@ -204,7 +205,7 @@ async def test_a_fork_starts_from_a_checkpoint_in_its_own_worktree(client, worki
         await client.result(episode_id)
         fork_id = await client.fork(episode_id, "ckpt-1")
         result = await client.result(fork_id)
-    folder = workspace / ".tightloop" / "worktrees" / fork_id
+    folder = state_folder(workspace) / "worktrees" / fork_id
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert (folder / "log.txt").read_text().startswith("1\n")
     assert (workspace / "log.txt").read_text() == "1\n2\n3\n"

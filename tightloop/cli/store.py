@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from tightloop.artifact import ArtifactRef
 from tightloop.errors import ArtifactCorruptError, ArtifactMissingError, WorkspaceError
+from tightloop.host import state_folder
 from tightloop.plan.result import StepRecord
 from tightloop.plan.stored import DRY_RUN, StoredPlan, file_name
 from tightloop.value import Value
@@ -29,13 +30,13 @@ class RevisionPlace(Value):
 
 
 class Store:
-    """What one episode or plan has stored below `<workspace>/.tightloop`."""
+    """What one episode or plan has stored in the state folder of its project."""
 
     def __init__(self, workspace: Path, workflow_id: str) -> None:
         """Look below `workspace`."""
         self.workspace = workspace
         self.workflow_id = workflow_id
-        self.folder = workspace / ".tightloop" / "plans" / file_name(workflow_id)
+        self.folder = state_folder(workspace) / "plans" / file_name(workflow_id)
 
     @property
     def is_here(self) -> bool:
@@ -104,7 +105,7 @@ class Store:
             ArtifactMissingError: they are not here.
             ArtifactCorruptError: what is stored has another hash.
         """
-        path = self.workspace / ".tightloop" / "artifacts" / ref.sha256[:2] / ref.sha256[2:]
+        path = state_folder(self.workspace) / "artifacts" / ref.sha256[:2] / ref.sha256[2:]
         try:
             # The reference may come from a file that somebody edited: it must not lead out of the folder.
             content = path.read_bytes() if _DIGEST.fullmatch(ref.sha256) else b""

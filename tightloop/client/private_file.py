@@ -6,6 +6,7 @@ import stat
 from pathlib import Path
 
 from tightloop.errors import SettingsError
+from tightloop.host import private_folder
 
 
 def read_private(path: Path, what: str, fix: str) -> str:
@@ -43,7 +44,7 @@ def write_private(path: Path, text: str, *, replace: bool = False) -> None:
         FileExistsError: there is one already and `replace` is not set.
         OSError: it cannot be written.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(path.parent)
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:

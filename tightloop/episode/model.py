@@ -96,7 +96,7 @@ class EpisodeRequest(Value):
     """`openai`, `heuristic`, or `auto`: `openai` where a key is present."""
     executor: ExecutorChoice = ExecutorChoice()
     worktree: bool = False
-    """Work in a git worktree of the episode's own, under `.tightloop/worktrees/`."""
+    """Work in a git worktree of the episode's own, in the state home."""
     within: str = ""
     """Id of the plan that holds the workspace and waits for this episode, which works in its tree."""
     budget: Budget = Budget()

@@ -1,4 +1,4 @@
-"""What is stored of a plan below `<workspace>/.tightloop`, and under which names."""
+"""What is stored of a plan in the state folder of its project, and under which names."""
 
 import hashlib
 import re

@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from activities.executor.files import file_stem, remove_old, write_whole
 from tightloop.errors import ExecutorError
+from tightloop.host import private_folder
 
 
 def agent_home(homes: Path, episode_id: str, agent: str) -> Path:
@@ -18,8 +19,7 @@ def agent_home(homes: Path, episode_id: str, agent: str) -> Path:
     # Below the temporary folder the sandbox of codex-acp 0.16.0 failed: "execvp codex-linux-sandbox: No such file".
     episode = homes / file_stem(episode_id)
     home = episode / agent
-    for folder in (homes, episode, home):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(home)
     # `sweep_homes` looks at the time of this folder, which changes deeper in it do not move.
     os.utime(episode)
     return home

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from activities.executor.files import file_stem, remove_old, write_whole
 from activities.process.output import BoundedOutput
 from tightloop.executor.model import EventKind, ExecutorEvent, ExecutorOutcome
+from tightloop.host import private_folder
 from tightloop.value import shorten
 
 EVENTS_FILE = "events.jsonl"
@@ -86,7 +87,7 @@ class Record:
 
     def __init__(self, path: Path) -> None:
         """Truncate the file: what an earlier attempt left has been read."""
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(path.parent)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         self._left = RECORD_BYTES
         self._full = False

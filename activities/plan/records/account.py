@@ -10,7 +10,7 @@ from activities.plan.records.file_records import FileRecords, RevisionFact, revi
 from activities.plan.requests import ClosePlanRequest
 from tightloop.artifact import ArtifactRef
 from tightloop.episode.check import CheckReport
-from tightloop.plan.stored import PlanArchive, file_name
+from tightloop.plan.stored import PlanArchive
 from tightloop.question import Answer
 from tightloop.value import Value
 
@@ -59,9 +59,7 @@ def store_account(
         postmortem = store.put(story.encode(), name="postmortem", media_type="text/markdown")
         archive = archive.evolve(postmortem=postmortem)
     # Where a person finds it without a program.
-    folder = scope.state_folder / "plans" / file_name(scope.episode_id)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "hand-off.md").write_bytes(note)
+    records.leave_note(scope.episode_id, "hand-off.md", note)
     return put_model(store, archive, name="plan account")
 
 

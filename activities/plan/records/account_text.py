@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.request import PlanOutcome
 from tightloop.plan.result import StepRecord, StepStatus
-from tightloop.plan.stored import PlanArchive, file_name
+from tightloop.plan.stored import PlanArchive
 from tightloop.question import Answer
 from tightloop.value import shorten
 from tightloop.value.scrub import scrub
@@ -20,7 +20,7 @@ def render_hand_off(archive: PlanArchive, plan: Plan, records: Sequence[StepReco
     """Return Markdown: how it ended, what was done, what is open, who decided what, where everything is."""
     titles = {step.id: step.title or step.id for step in plan.steps}
     done = [record for record in records if record.result.status is StepStatus.COMPLETED and not record.undone]
-    places = [f"records of all attempts: .tightloop/plans/{file_name(archive.plan_id)}/steps"]
+    places = ["records of all attempts: the folder `steps` beside this note"]
     if archive.base_tree and archive.tree:
         places.append(f"the whole change: git diff {archive.base_tree} {archive.tree}")
     parts = [

@@ -1,4 +1,4 @@
-"""Records of step attempts as files: `<workspace>/.tightloop/plans/<plan>/steps/<step>/<attempt>.json`.
+"""Records of step attempts as files: `<state folder>/plans/<plan>/steps/<step>/<attempt>.json`.
 
 A record is never changed. One that another run of the plan replaces is kept beside it under its hash, and which
 records of an attempt were taken back stands in a file of its own.
@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from activities.artifacts.local import FULL, write_durably
 from tightloop.artifact import ArtifactRef
 from tightloop.errors import ArtifactCorruptError, StorageFullError
+from tightloop.host import private_folder, state_folder
 from tightloop.plan.result import StepRecord, StepStatus
 from tightloop.plan.stored import DRY_RUN, file_name
 from tightloop.value import Value
@@ -124,6 +125,14 @@ class FileRecords:
         except ValidationError as error:
             raise _corrupt(path) from error
 
+    def leave_note(self, plan_id: str, name: str, text: bytes) -> None:
+        """Write a text for people into the folder of a plan.
+
+        Raises:
+            StorageFullError: there is no room; nothing was written.
+        """
+        _write(self._plan(plan_id) / name, text)
+
     def _begun(self, plan_id: str) -> datetime:
         begun = self.kept(plan_id, RUN_START, RunStart)
         return begun.at if begun is not None else _BEGINNING
@@ -145,7 +154,7 @@ class FileRecords:
 
 def open_file_records(workspace: Path) -> FileRecords:
     """Return the records of the project in `workspace`."""
-    return FileRecords(workspace / ".tightloop" / "plans")
+    return FileRecords(state_folder(workspace) / "plans")
 
 
 def record_digest(record: StepRecord) -> str:
@@ -196,7 +205,7 @@ def _corrupt(path: Path) -> ArtifactCorruptError:
 
 def _write(path: Path, content: bytes) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         write_durably(path, content)
     except OSError as error:
         if error.errno not in FULL:

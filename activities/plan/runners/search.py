@@ -101,7 +101,7 @@ def _files(root: Path, patterns: Iterable[str]) -> Iterator[tuple[str, bytes]]:
     names = sorted({os.fsdecode(name) for name in split_z(listed[: listed.rfind(b"\0") + 1])})
     wanted = tuple(patterns)
     left_out = set(outside(wanted, names)) if wanted else set()
-    for name in [name for name in names if name not in left_out and not name.startswith(".tightloop/")][:FILES_LIMIT]:
+    for name in [name for name in names if name not in left_out][:FILES_LIMIT]:
         content = _text(root / name)
         if content is not None:
             yield name, content

@@ -21,7 +21,7 @@ from tests.support.agents.sample import SampleAdapter
 from tests.support.orders import Supervision, order
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import ErrorKind, ExecutorChoice, ExecutorOutcome, ExecutorStatus, ResumeToken, WorkOrder
-from tightloop.host import host_name
+from tightloop.host import host_name, state_folder
 from tightloop.settings import AgentSettings
 
 SECRET = 's3cr3t-"quoted"-0123456789'
@@ -32,7 +32,7 @@ Run = Callable[..., ExecutorOutcome]
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
-    (folder / ".tightloop").mkdir(parents=True)
+    (state_folder(folder)).mkdir(parents=True)
     return folder
 
 
@@ -57,7 +57,7 @@ def run(root: Path, tmp_path: Path) -> Run:
             grace_s=1.0,
         )
         made = asked(root, code, **choice)
-        return executor.execute(made, control or Supervision(), root / ".tightloop")
+        return executor.execute(made, control or Supervision(), state_folder(root))
 
     return work
 
@@ -69,7 +69,7 @@ def asked(root: Path, code: str, *, resume: ResumeToken | None = None, **choice:
 
 
 def events_of(root: Path) -> Path:
-    return run_folder(root / ".tightloop", "run/1/1") / EVENTS_FILE
+    return run_folder(state_folder(root), "run/1/1") / EVENTS_FILE
 
 
 def test_an_agent_without_a_sandbox_is_not_started_where_there_is_no_fence(run: Run, root: Path) -> None:
@@ -196,7 +196,7 @@ tell("session", id="s1"); time.sleep(60)
     assert b"all went well" in outcome.transcript
     assert b'"s1"' in events_of(root).read_bytes()
     executor = AgentExecutor(SampleAdapter(), settings=AgentSettings(), homes=tmp_path / "homes")
-    assert executor.reconcile(asked(root, code), root / ".tightloop") is None
+    assert executor.reconcile(asked(root, code), state_folder(root)) is None
 
 
 @pytest.mark.parametrize("size", [16_000, 64_000])
@@ -233,7 +233,7 @@ tell("done", text="yes")
     size = events_of(root).stat().st_size
     assert 16_000_000 < size <= RECORD_BYTES + 1000
     executor = AgentExecutor(SampleAdapter(), settings=AgentSettings(), homes=tmp_path / "homes")
-    known = executor.reconcile(asked(root, code), root / ".tightloop")
+    known = executor.reconcile(asked(root, code), state_folder(root))
     assert known is not None
     assert (known.status, known.summary) == (ExecutorStatus.COMPLETED, "yes")
 
@@ -243,28 +243,26 @@ def test_records_of_long_ago_are_removed(run: Run, root: Path) -> None:
     assert events_of(root).exists()
     then = time.time() - 8 * 86_400
     os.utime(events_of(root).parent, (then, then))
-    assert sweep_runs(root / ".tightloop") == 1
+    assert sweep_runs(state_folder(root)) == 1
     assert not events_of(root).exists()
 
 
 def test_of_too_many_records_the_oldest_are_removed_but_none_that_may_be_at_work(root: Path) -> None:
     now = time.time()
     for number in range(RUNS_AT_MOST + 20):
-        folder = run_folder(root / ".tightloop", f"run/{number}/1")
+        folder = run_folder(state_folder(root), f"run/{number}/1")
         folder.mkdir(parents=True)
         age = timedelta(hours=1) if number < 5 else timedelta(days=2, seconds=number)
         os.utime(folder, (now, now - age.total_seconds()))
-    assert sweep_runs(root / ".tightloop") == 20
-    left = [
-        number for number in range(RUNS_AT_MOST + 20) if run_folder(root / ".tightloop", f"run/{number}/1").exists()
-    ]
+    assert sweep_runs(state_folder(root)) == 20
+    left = [number for number in range(RUNS_AT_MOST + 20) if run_folder(state_folder(root), f"run/{number}/1").exists()]
     assert left == list(range(RUNS_AT_MOST))
 
 
 def test_an_attempt_that_died_in_the_middle_tells_nothing(run: Run, root: Path, tmp_path: Path) -> None:
     run("tell('session', id='s1'); os.kill(os.getpid(), 9)")
     executor = AgentExecutor(SampleAdapter(), settings=AgentSettings(), homes=tmp_path / "homes")
-    assert executor.reconcile(asked(root, ""), root / ".tightloop") is None
+    assert executor.reconcile(asked(root, ""), state_folder(root)) is None
 
 
 def test_a_session_of_another_host_is_not_asked_for(run: Run) -> None:
@@ -280,7 +278,7 @@ def test_a_program_that_is_not_there_is_fatal(root: Path, tmp_path: Path) -> Non
             return type(made)(argv=("no-such-agent",), own_sandbox=True)
 
     executor = AgentExecutor(Lost(), settings=AgentSettings(), homes=tmp_path / "homes")
-    outcome = executor.execute(asked(root, ""), Supervision(), root / ".tightloop")
+    outcome = executor.execute(asked(root, ""), Supervision(), state_folder(root))
     assert (outcome.status, outcome.error_kind) == (ExecutorStatus.FATAL, ErrorKind.MISSING_PROGRAM)
     assert "no-such-agent" in outcome.error
 

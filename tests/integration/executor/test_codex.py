@@ -39,7 +39,7 @@ from tightloop.executor.model import (
     ResumeToken,
     WorkOrder,
 )
-from tightloop.host import host_name
+from tightloop.host import host_name, private_folder, state_folder
 from tightloop.safety.verdict import Verdict
 from tightloop.settings import AgentSettings
 
@@ -94,7 +94,7 @@ class Bench:
 
     def left(self) -> set[str]:
         """Names of what is in the workspace besides git."""
-        return {path.name for path in self.root.iterdir()} - {".git", ".tightloop", "app.py", "notes.txt"}
+        return {path.name for path in self.root.iterdir()} - {".git", "app.py", "notes.txt"}
 
     def threads(self) -> str:
         """What codex has written down of its conversations: it does so when it has time for it."""
@@ -111,8 +111,7 @@ def bench(workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> B
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     for name, value in OTHER_KEYS.items():
         monkeypatch.setenv(name, value)
-    state = workspace / ".tightloop"
-    state.mkdir()
+    state = private_folder(state_folder(workspace))
     return Bench(workspace, state, tmp_path / "homes")
 
 
@@ -259,8 +258,8 @@ def test_codex_writes_in_the_tree_only_and_does_not_see_our_state(bench: Bench, 
     tries = (
         f"echo x > {outside}",
         "echo x > .git/hooks/post-commit",
-        "cat .tightloop/outbox > got.txt",
-        "echo x > .tightloop/outbox",
+        f"cat {bench.state}/outbox > got.txt",
+        f"echo x > {bench.state}/outbox",
         "(echo > /dev/tcp/127.0.0.1/9) 2> net.txt",
         "echo x > $TMPDIR/x && echo x > inside.txt",
     )
@@ -316,12 +315,13 @@ def test_commands_read_neither_the_state_around_a_worktree_nor_other_homes(
 ) -> None:
     home = tmp_path / "tightloop home"
     monkeypatch.setenv("TIGHTLOOP_HOME", str(home))
-    tree, other = (bench.state / "worktrees" / name for name in ("one", "two"))
+    state = private_folder(state_folder(bench.root))
+    tree, other = (state / "worktrees" / name for name in ("one", "two"))
     for folder in (tree, other):
         add = ["git", "-C", str(bench.root), "worktree", "add", "--quiet", "--detach", str(folder)]
         subprocess.run(add, check=True)
     secrets = (
-        bench.state / "outbox.db",
+        state / "outbox.db",
         other / "of-another-episode.txt",
         home / "keys.json",
         home / "homes" / "beef" / "claude" / ".claude" / ".credentials.json",
@@ -331,7 +331,7 @@ def test_commands_read_neither_the_state_around_a_worktree_nor_other_homes(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"planted-{number}")
     look = f"cat app.py {' '.join(shlex.quote(str(file)) for file in secrets)}"
-    work = Bench(tree, bench.state, home / "homes")
+    work = Bench(tree, state, home / "homes")
     with FakeModel(shell(look), say("done")) as model:
         outcome = work.run(model, mode=mode)
         seen = conversation(model, 1).split("call_output", 1)[1]

@@ -38,6 +38,7 @@ from tightloop.executor.model import (
     ResumeToken,
     WorkOrder,
 )
+from tightloop.host import state_folder
 
 ROOT = Path(__file__).parents[3]
 KEY = "run/1/1"
@@ -184,7 +185,7 @@ def test_a_stand_in_gets_neither_model_nor_session_of_another_and_is_named(bench
 def test_a_full_disk_and_a_forbidden_folder_are_told_with_what_to_do(bench: Bench) -> None:
     def failing(number: int) -> Agent:
         def act(_order: WorkOrder, _control: Control) -> ExecutorOutcome:
-            raise OSError(number, os.strerror(number), str(bench.workspace / ".tightloop" / "runs"))
+            raise OSError(number, os.strerror(number), str(state_folder(bench.workspace) / "runs"))
 
         return Agent(act=act)
 
@@ -280,12 +281,12 @@ async def test_a_worker_killed_in_a_delivery_leaves_no_process_and_the_next_one_
     first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         await eventually(lambda: heartbeat_is_known(temporal_client, episode_id), seconds=90)
-        (workspace / ".tightloop" / "die").touch()
+        (state_folder(workspace) / "die").touch()
         await asyncio.to_thread(first.wait, 60)
     finally:
         first.kill()
         first.wait(10)
-    left = int((workspace / ".tightloop" / "left.pid").read_text())
+    left = int((state_folder(workspace) / "left.pid").read_text())
     survived = psutil.pid_exists(left)
     second = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

@@ -16,6 +16,7 @@ from activities.executor.port import DeliveryError, DeliveryState, Outbox
 from activities.executor.sqlite_outbox import SqliteOutbox, open_sqlite_outbox
 from tightloop.artifact import reference
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
+from tightloop.host import state_folder
 
 REPOSITORY = Path(__file__).parents[3]
 ORDER = reference(b"the order", name="work order")
@@ -38,7 +39,7 @@ def state_of(outbox: Outbox, key: str = KEY) -> DeliveryState:
 
 
 def claimed_at(workspace: Path) -> list[float]:
-    with closing(sqlite3.connect(workspace / ".tightloop" / "outbox.db")) as connection:
+    with closing(sqlite3.connect(state_folder(workspace) / "outbox.db")) as connection:
         return [row[0] for row in connection.execute("SELECT claimed_at FROM claim ORDER BY number")]
 
 
@@ -116,7 +117,7 @@ def test_deliveries_of_an_episode_come_in_order(outbox: SqliteOutbox) -> None:
 
 def test_the_file_is_private_and_durable(outbox: SqliteOutbox, tmp_path: Path) -> None:
     outbox.add(KEY, "episode-1", 1, ORDER)
-    file = tmp_path / ".tightloop" / "outbox.db"
+    file = state_folder(tmp_path) / "outbox.db"
     assert file.stat().st_mode & 0o777 == 0o600
     connection = sqlite3.connect(file)
     assert connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
@@ -125,7 +126,7 @@ def test_the_file_is_private_and_durable(outbox: SqliteOutbox, tmp_path: Path) -
 
 def test_a_newer_or_damaged_file_is_refused_with_a_sentence(outbox: SqliteOutbox, tmp_path: Path) -> None:
     outbox.add(KEY, "episode-1", 1, ORDER)
-    file = tmp_path / ".tightloop" / "outbox.db"
+    file = state_folder(tmp_path) / "outbox.db"
     connection = sqlite3.connect(file)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
@@ -208,7 +209,7 @@ for number in range(25):
 
 def test_a_call_keeps_the_locks_of_the_other_connections_of_its_process(outbox: SqliteOutbox, tmp_path: Path) -> None:
     outbox.add(KEY, "episode-1", 1, ORDER)
-    file = tmp_path / ".tightloop" / "outbox.db"
+    file = state_folder(tmp_path) / "outbox.db"
     with closing(sqlite3.connect(file)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM delivery").fetchall()

@@ -17,6 +17,7 @@ from tests.support.episodes import Working
 from tests.support.git_sample import make_repository
 from tests.support.plan.stage import SANDBOX, Stage, activities_for, stage
 from tightloop.client import TightloopClient
+from tightloop.host import state_folder
 from tightloop.plan.child import child_id
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.plan.result import StepResult, StepStatus
@@ -85,7 +86,7 @@ def test_branch_is_judged_under_the_ids_that_its_alternatives_were_started_with(
     assert result.status is StepStatus.COMPLETED, result.failure
     assert (root / "a.txt").read_text() == "1\n2\n"
     assert plan.record("try").outputs["do"]["stdout"] == "other.way\n"
-    assert list((root / ".tightloop" / "worktrees").iterdir()) == []
+    assert list((state_folder(root) / "worktrees").iterdir()) == []
 
 
 def _opened(root: Path, *steps: dict[str, Any]) -> Stage:

@@ -23,6 +23,7 @@ from tests.support.plan.stage import SANDBOX, Stage, activities_for, stage
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeInput
 from tightloop.executor.model import ExecutorChoice
+from tightloop.host import state_folder
 from tightloop.plan.child import child_id
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import FailureClass
@@ -130,7 +131,7 @@ class TestBranch:
         plan = opened(root, branch(("x", "echo x > a.txt"), ("y", "echo y > a.txt")))
         played(plan, "try")
         assert worktrees(root) == []
-        assert list((root / ".tightloop" / "worktrees").iterdir()) == []
+        assert list((state_folder(root) / "worktrees").iterdir()) == []
         assert git(root, "rev-parse", "HEAD", "--abbrev-ref", "HEAD") == before
         assert git(root, "branch", "--list").decode().split() == ["*", "main"]
 
@@ -174,7 +175,7 @@ class TestBranch:
         request, run = prepared(plan, "try")
         children = [child_id(plan.plan_id, "try", 1, name) for name in run.names]
         ended = [carried_out(plan, child, identity) for child, identity in zip(run.plans, children, strict=True)]
-        git(root, "worktree", "remove", "--force", str(root / ".tightloop" / "worktrees" / children[0]))
+        git(root, "worktree", "remove", "--force", str(state_folder(root) / "worktrees" / children[0]))
         settle = SettleRequest(
             run=request,
             children=tuple(children),
@@ -202,11 +203,11 @@ class TestBranch:
         _, run = prepared(plan, "try")
         child = child_id(plan.plan_id, "try", 1, "x")
         carried_out(plan, run.plans[0], child)
-        place = root / ".tightloop" / "worktrees" / child
+        place = state_folder(root) / "worktrees" / child
         (place / ".git").unlink()
         plan.close(PlanOutcome.FAILED)
         assert not place.exists()
-        assert len(list((root / ".tightloop" / "git").glob("index-*"))) == 1
+        assert len(list((state_folder(root) / "git").glob("index-*"))) == 1
 
     def test_cost_bound_is_shared_out_and_policy_is_inherited(self, root: Path) -> None:
         policy = {"write": ["a.txt"], "network": ["example.org"]}

@@ -93,7 +93,7 @@ class TestFiles:
         assert "is a binary file" in opened(root, replacing("data.bin", "A", "B")).failed("edit")
 
     @pytest.mark.parametrize(
-        "path", ["../out.txt", "/etc/out.txt", "x/../../out", ".git/config", "sub/.GIT/config", ".tightloop/x", ""]
+        "path", ["../out.txt", "/etc/out.txt", "x/../../out", ".git/config", "sub/.GIT/config", ""]
     )
     def test_path_outside_of_the_tree_is_refused(self, root: Path, path: str) -> None:
         outside = set((root.parent).iterdir())
@@ -183,7 +183,7 @@ class TestDiff:
         assert "does not fit the files, nothing was changed" in opened(root, diff=diff).failed("edit")
         assert on_disk(root) == files
 
-    @pytest.mark.parametrize("path", ["../out.txt", ".git/config", ".tightloop/x", "link/x"])
+    @pytest.mark.parametrize("path", ["../out.txt", ".git/config", "link/x"])
     def test_diff_of_a_path_that_no_step_may_touch_is_refused(self, root: Path, path: str) -> None:
         files = on_disk(root)
         diff = f"diff --git a/{path} b/{path}\nnew file mode 100644\n--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+x\n"

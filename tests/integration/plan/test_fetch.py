@@ -16,6 +16,7 @@ from activities.plan.runners.web.document import readable
 from activities.plan.runners.web.fetch import FetchRunner
 from tests.support.fake_site import FakeSite, Page, html, redirect
 from tests.support.plan.work import work_for
+from tightloop.host import state_folder
 from tightloop.plan.document.step import FailureClass
 
 RETRIES = html("Idempotent methods", "GET, PUT and DELETE are idempotent.\nA client may retry them.")
@@ -54,7 +55,7 @@ def test_documents_come_with_time_hash_title_and_origin(tmp_path: Path, site: Fa
     assert "A client may retry them." in done.outputs["texts"][0]["text"]
     assert "var x" not in done.outputs["texts"][0]["text"]
     assert done.artifacts["document-1"].sha256 == document["sha256"]
-    entry = json.loads(next((tmp_path / ".tightloop" / "cache" / "urls").iterdir()).read_text())
+    entry = json.loads(next((state_folder(tmp_path) / "cache" / "urls").iterdir()).read_text())
     assert entry["sha256"] == document["sha256"]
 
 
@@ -97,7 +98,7 @@ def test_old_copy_is_confirmed_by_its_etag_or_replaced(tmp_path: Path, site: Fak
 
 def test_damaged_copy_is_fetched_anew(tmp_path: Path, site: FakeSite) -> None:
     fetch(tmp_path, site, "/tea")
-    (content,) = (path for path in (tmp_path / ".tightloop" / "cache" / "content").rglob("*") if path.is_file())
+    (content,) = (path for path in (state_folder(tmp_path) / "cache" / "content").rglob("*") if path.is_file())
     content.write_bytes(b"tampered")
     again = fetch(tmp_path, site, "/tea")
     assert again.outputs["documents"][0]["from_cache"] is False
@@ -149,7 +150,7 @@ def test_cancelled_fetch_keeps_what_it_has_and_is_not_complete(tmp_path: Path, s
         tmp_path,
         {"fetch": {"urls": [site.url("/tea"), site.url("/retries")]}},
         plan={"policy": {"network": [site.authority]}},
-        cancelled=lambda: bool(WebCache(tmp_path / ".tightloop").find(site.url("/tea"))),
+        cancelled=lambda: bool(WebCache(state_folder(tmp_path)).find(site.url("/tea"))),
     )
     done = FetchRunner().run(work)
     assert done.failure is not None
@@ -181,7 +182,7 @@ def test_preview_says_what_would_be_asked(tmp_path: Path, site: FakeSite) -> Non
 
 def test_cache_lists_the_newest_entry_of_each_content(tmp_path: Path, site: FakeSite) -> None:
     fetch(tmp_path, site, "/retries", "/copy", "/tea")
-    listed = list(WebCache(tmp_path / ".tightloop").all())
+    listed = list(WebCache(state_folder(tmp_path)).all())
     assert len(listed) == 2
     assert all(datetime.now(UTC) - one.fetched_at < timedelta(minutes=1) for one in listed)
 

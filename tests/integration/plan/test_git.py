@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.git_sample import git, make_repository, write
 from tests.support.plan.stage import PLAN_ID, stage
+from tightloop.host import state_folder
 from tightloop.plan.result import StepStatus
 
 
@@ -71,7 +72,7 @@ def test_activity_that_is_tried_again_without_a_record_commits_once(root: Path) 
     plan = stage(root, step("commit", commit="fix: once"))
     plan.done("commit")
     head = said(root, "rev-parse", "HEAD")
-    for record in (root / ".tightloop" / "plans" / PLAN_ID / "steps" / "commit").iterdir():
+    for record in (state_folder(root) / "plans" / PLAN_ID / "steps" / "commit").iterdir():
         record.unlink()
     assert plan.done("commit").reused is False
     assert said(root, "rev-parse", "HEAD") == head

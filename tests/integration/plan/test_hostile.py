@@ -12,6 +12,7 @@ from activities.plan.requests import RunStepRequest
 from tests.support.fake_site import FakeSite, Page, html
 from tests.support.git_sample import make_repository, write
 from tests.support.plan.stage import PLAN_ID, Stage, stage
+from tightloop.host import state_folder
 from tightloop.plan.request import PlanOutcome
 from tightloop.plan.result import StepStatus
 from tightloop.plan.stored import PlanArchive
@@ -314,7 +315,7 @@ class TestAgain:
         plan = stage(root, shell("one", "echo x > x.txt"), commit)
         plan.done("one")
         base, first = plan.tree, plan.done("g")
-        (root / ".tightloop" / "plans" / PLAN_ID / "steps" / "g" / "0001.json").unlink()
+        (state_folder(root) / "plans" / PLAN_ID / "steps" / "g" / "0001.json").unlink()
         assert plan.done("g", expected_tree=base).tree == first.tree
 
     def test_hand_off_of_a_second_run_tells_of_each_step_once(self, root: Path) -> None:

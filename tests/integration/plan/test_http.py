@@ -17,6 +17,7 @@ from activities.plan.port import RunnerResult
 from activities.plan.runners.web.http import HttpRunner
 from tests.support.fake_site import FakeSite, Page, html, redirect
 from tests.support.plan.work import work_for
+from tightloop.host import state_folder
 from tightloop.plan.document.step import FailureClass
 from tightloop.plan.rules.network import judge_url
 
@@ -52,7 +53,7 @@ def test_answer_is_kept_with_status_text_and_json(tmp_path: Path, site: FakeSite
     assert (done.outputs["status"], done.outputs["json"], done.outputs["body"]) == (200, {"n": 3}, '{"n": 3}')
     assert done.api_calls == 1
     assert done.command == f"GET {site.url('/facts')}"
-    stored = tmp_path / ".tightloop" / "artifacts" / done.artifacts["answer"].sha256[:2]
+    stored = state_folder(tmp_path) / "artifacts" / done.artifacts["answer"].sha256[:2]
     assert (stored / done.artifacts["answer"].sha256[2:]).read_bytes() == b'{"n": 3}'
 
 

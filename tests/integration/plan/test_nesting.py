@@ -19,6 +19,7 @@ from tests.support.episodes import Working, eventually
 from tests.support.git_sample import git, on_disk
 from tests.support.model_server import ModelServer, says
 from tightloop.client import TightloopClient
+from tightloop.host import state_folder
 from tightloop.plan.request import PlanOutcome, PlanRequest, PlanResult
 from tightloop.settings import PlanSettings, Settings
 
@@ -53,7 +54,7 @@ def shell(step: str, run: str, **fields: Any) -> dict[str, Any]:
 
 
 def worktrees(root: Path) -> list[Path]:
-    folder = root / ".tightloop" / "worktrees"
+    folder = state_folder(root) / "worktrees"
     return list(folder.iterdir()) if folder.exists() else []
 
 
@@ -185,7 +186,7 @@ async def test_cancelled_branch_stops_its_alternatives_and_leaves_nothing(
         plan_id = await plans.start(PlanRequest(workspace=str(workspace), source=text))
 
         async def both_run() -> bool:
-            return len(list((workspace / ".tightloop" / "worktrees").glob("*/begun"))) == 2
+            return len(list((state_folder(workspace) / "worktrees").glob("*/begun"))) == 2
 
         await eventually(both_run)
         await plans.cancel(plan_id, "enough", by="ada")

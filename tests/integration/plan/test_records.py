@@ -13,6 +13,7 @@ from tests.support.git_sample import make_repository, write
 from tests.support.plan.stage import PLAN_ID, stage
 from tightloop.episode.check import CheckReport
 from tightloop.errors import ArtifactCorruptError, WorkspaceBusyError
+from tightloop.host import state_folder
 from tightloop.plan.request import PlanOutcome
 from tightloop.plan.result import StepRecord, StepResult, StepStatus
 from tightloop.plan.stored import PlanArchive, StoredPlan, file_name
@@ -121,7 +122,7 @@ class TestAccount:
         assert StoredPlan.model_validate_json(plan.artifact(revision)).plan == plan.plan
         assert archive.checks is not None
         assert CheckReport.model_validate_json(plan.artifact(archive.checks)).green
-        note = (root / ".tightloop" / "plans" / PLAN_ID / "hand-off.md").read_text()
+        note = (state_folder(root) / "plans" / PLAN_ID / "hand-off.md").read_text()
         assert "# Sample: failed" in note
         assert "Do good (good)" in note
         assert "## Open\n\n- bad (bad): failed\n\n" in note

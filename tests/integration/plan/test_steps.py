@@ -21,6 +21,7 @@ from activities.workspace.git import GitWorkspaces
 from tests.support.git_sample import make_repository, on_disk, write
 from tests.support.plan.stage import PLAN_ID, SANDBOX, Stage, activities_for, stage
 from tightloop.errors import InvalidRequestError, PlanError, WorkspaceBusyError
+from tightloop.host import state_folder
 from tightloop.plan.document.step import FailureClass, Recovery
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.plan.result import StepStatus
@@ -266,7 +267,7 @@ class TestOnce:
         plan = stage(root, shell("count", "echo run >> count.txt"))
         base = plan.tree
         first = plan.done("count")
-        for record in (root / ".tightloop" / "plans" / PLAN_ID / "steps" / "count").iterdir():
+        for record in (state_folder(root) / "plans" / PLAN_ID / "steps" / "count").iterdir():
             record.unlink()
         second = plan.done("count", expected_tree=base)
         assert second.tree == first.tree

@@ -33,6 +33,7 @@ from activities.sandbox.seatbelt import SeatbeltFence, profile
 from activities.sandbox.visible import Access
 from tests.support.episodes import Git
 from tests.support.sandboxes import BACKENDS, REPOSITORY, WALLED, Box, box, open_folder, sandbox_named
+from tightloop.host import private_folder, state_folder
 from tightloop.settings import SandboxSettings
 
 
@@ -335,7 +336,8 @@ def test_an_agent_behind_the_fence_writes_its_tree_and_its_home_and_asks_its_mod
     home.mkdir()
     private.mkdir()
     (private / "id_test").write_text("secret")
-    (root / ".tightloop").mkdir()
+    ours = private_folder(state_folder(root)) / "x"
+    ours.touch()
     before = (root / ".git" / "config").read_text()
     with socket.create_server(("127.0.0.1", 0)) as server:
         code = f"""
@@ -343,7 +345,7 @@ import os, socket
 socket.create_connection(("127.0.0.1", {server.getsockname()[1]}), 3)
 open("a.txt", "w").write("x")
 open({str(home / "session.json")!r}, "w").write("x")
-for place in (".git/config", {str(private / "new")!r}, ".tightloop/x", "/usr/x"):
+for place in (".git/config", {str(private / "new")!r}, {str(ours)!r}, "/usr/x"):
     try:
         open(place, "a").write("x")
         print("WRITTEN", place)
@@ -437,22 +439,22 @@ def profile_text(root: Path, **changes: Any) -> str:
 
 
 def test_a_profile_denies_first_and_protects_git_and_our_state_after_it_allows_the_tree(root: Path) -> None:
-    home = root / ".tightloop" / "home"
-    home.mkdir(parents=True)
-    plan = root / ".tightloop" / "plan.md"
-    text = profile_text(root, writable=(root, home), readable=(plan,))
-    real = Path(os.path.realpath(root))
+    state = private_folder(state_folder(root))
+    text = profile_text(root, writable=(root, state / "home"), readable=(state / "plan.md", root.parent))
+    real, ours = Path(os.path.realpath(root)), Path(os.path.realpath(state))
     in_order = [
         "(version 1)",
         "(deny default)",
+        f'(allow file-read* (subpath "{real.parent}"))',
         f'(allow file-read* file-write* (subpath "{real}"))',
+        f'(deny file-read* file-write* (subpath "{ours.parent.parent}"))',
+        f'(allow file-read* (subpath "{ours}/plan.md"))',
+        f'(allow file-read* file-write* (subpath "{ours}/home"))',
         f'(deny file-write* (subpath "{real}/.git"))',
-        f'(deny file-read* file-write* (subpath "{real}/.tightloop"))',
-        f'(allow file-read* file-write* (subpath "{real}/.tightloop/home"))',
-        f'(allow file-read* (subpath "{real}/.tightloop/plan.md"))',
         "(deny network*)",
     ]
-    places = [text.index(line) if index != 5 else text.rindex(line) for index, line in enumerate(in_order)]
+    again = (5, 6)  # what is shown again is named twice
+    places = [text.rindex(line) if index in again else text.index(line) for index, line in enumerate(in_order)]
     assert places == sorted(places)
     assert text.count("(") == text.count(")")
     assert str(Path.home()) not in [line.split('"')[1] for line in text.splitlines() if '"' in line]

@@ -14,6 +14,7 @@ from activities.workspace.trail import TrailEvent
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.progress.tracking import ProbabilityClass
 from tightloop.errors import WorkspaceError
+from tightloop.host import state_folder
 
 PROJECT = Path(__file__).parents[3]
 
@@ -111,7 +112,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_ledger_of_a_newer_version_is_refused(ledger: SqliteLedger, tmp_path: Path) -> None:
     ledger.checkpoints("one")
-    connection = sqlite3.connect(tmp_path / ".tightloop/ledger.db")
+    connection = sqlite3.connect(state_folder(tmp_path) / "ledger.db")
     connection.execute("PRAGMA user_version = 99")
     connection.close()
     with pytest.raises(WorkspaceError, match=r"written by a newer tightloop \(schema 99"):
@@ -119,7 +120,7 @@ def test_ledger_of_a_newer_version_is_refused(ledger: SqliteLedger, tmp_path: Pa
 
 
 def test_damaged_ledger_is_named(ledger: SqliteLedger, tmp_path: Path) -> None:
-    path = tmp_path / ".tightloop/ledger.db"
+    path = state_folder(tmp_path) / "ledger.db"
     path.parent.mkdir()
     path.write_bytes(b"this is not a database" * 100)
     with pytest.raises(WorkspaceError, match=f"{path} is damaged.*Move it away"):

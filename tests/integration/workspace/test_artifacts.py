@@ -12,6 +12,7 @@ import pytest
 from activities.artifacts.local import LocalArtifactStore, open_local_store
 from tightloop.artifact import ArtifactRef, reference
 from tightloop.errors import ArtifactCorruptError, ArtifactMissingError, StorageFullError
+from tightloop.host import state_folder
 
 PROJECT = Path(__file__).parents[3]
 
@@ -25,7 +26,8 @@ def test_stored_bytes_come_back_under_their_hash(tmp_path: Path) -> None:
     ref = store.put(b"\0\xffplan", name="plan", media_type="text/markdown")
     assert ref == reference(b"\0\xffplan", name="plan", media_type="text/markdown")
     assert open_local_store(tmp_path).get(ref) == b"\0\xffplan"
-    assert files(tmp_path) == [f".tightloop/artifacts/{ref.sha256[:2]}/{ref.sha256[2:]}"]
+    assert files(state_folder(tmp_path)) == [f"artifacts/{ref.sha256[:2]}/{ref.sha256[2:]}"]
+    assert files(tmp_path) == []
 
 
 def test_nothing_at_all_can_be_stored(tmp_path: Path) -> None:

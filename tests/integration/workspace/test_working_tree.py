@@ -11,6 +11,7 @@ from activities.workspace.git import GitWorkspaces
 from activities.workspace.working_tree import GitWorkingTree
 from tests.support.git_sample import git, make_repository, on_disk, scope_of, user_state, write
 from tightloop.errors import GitError, WorkspaceError
+from tightloop.host import state_folder
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def test_snapshot_after_garbage_collection_of_its_objects_is_complete(root: Path
 
 def test_damaged_private_index_is_made_anew(root: Path, tree: GitWorkingTree) -> None:
     start = tree.snapshot()
-    (index,) = (root / ".tightloop/git").glob("index-*")
+    (index,) = (state_folder(root) / "git").glob("index-*")
     index.write_bytes(b"DIRC torn by a power loss")
     assert tree.snapshot() == start
 
@@ -110,7 +111,7 @@ def test_damaged_private_index_is_made_anew(root: Path, tree: GitWorkingTree) ->
 def test_locks_of_a_killed_git_do_not_block(root: Path) -> None:
     with GitWorkspaces().hold(scope_of(root)) as tree:
         start = tree.snapshot()
-    (index,) = (root / ".tightloop/git").glob("index-*")
+    (index,) = (state_folder(root) / "git").glob("index-*")
     write(index.parent, {index.name + ".lock": ""})
     write(root, {".git/refs/tightloop/ep-1/1.lock": ""})
     with GitWorkspaces().hold(scope_of(root)) as tree:

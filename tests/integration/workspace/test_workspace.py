@@ -18,6 +18,7 @@ from activities.workspace.git import GitWorkspaces
 from activities.workspace.scope import EpisodeScope
 from tests.support.git_sample import git, make_repository, on_disk, scope_of, user_state, write
 from tightloop.errors import GitError, NotARepositoryError, WorkspaceBusyError, WorkspaceError, WorkspaceLockedError
+from tightloop.host import state_folder
 
 PROJECT = Path(__file__).parents[3]
 IMPATIENT = GitWorkspaces(lock_wait=timedelta(milliseconds=200))
@@ -99,7 +100,7 @@ class TestPrepare:
         (root / "sub").mkdir()
         with pytest.raises(NotARepositoryError, match=f"sub is inside the git working tree {root}: name the top"):
             prepare(scope_of(root / "sub"))
-        assert not (root / "sub/.tightloop").exists()
+        assert not state_folder(root / "sub").exists()
 
     def test_git_folder_is_refused(self, root: Path) -> None:
         with pytest.raises(NotARepositoryError, match="name the top of the working tree"):
@@ -119,28 +120,27 @@ class TestPrepare:
             prepare(scope_of(root))
 
     def test_place_for_our_files_that_is_taken_is_refused(self, root: Path) -> None:
-        write(root, {".tightloop": "a file\n"})
+        place = state_folder(root)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text("a file\n")
         with pytest.raises(WorkspaceError, match="cannot write"):
             prepare(scope_of(root))
 
-    def test_status_of_the_user_does_not_show_our_folder(self, root: Path) -> None:
-        before = user_state(root)
+    def test_nothing_of_ours_is_put_into_the_workspace(self, root: Path) -> None:
+        before, names = user_state(root), sorted(path.name for path in root.iterdir())
+        write(root, {".git/info/exclude": "*.mine"})
         prepare(scope_of(root))
         prepare(scope_of(root))
         assert user_state(root) == before
-        assert (root / ".git/info/exclude").read_bytes().splitlines().count(b"/.tightloop/") == 1
+        assert sorted(path.name for path in root.iterdir()) == names
+        assert (root / ".git/info/exclude").read_text() == "*.mine"
 
-    def test_clean_by_an_agent_leaves_our_folder(self, root: Path) -> None:
-        prepare(scope_of(root))
-        write(root, {".tightloop/artifacts/ab/c": "kept\n", "untracked/x": "x\n"})
-        git(root, "clean", "-q", "-fdx")
-        assert not (root / "untracked").exists()
-        assert (root / ".tightloop/artifacts/ab/c").read_text() == "kept\n"
-
-    def test_excludes_of_the_user_are_kept(self, root: Path) -> None:
-        write(root, {".git/info/exclude": "*.mine"})
-        prepare(scope_of(root))
-        assert (root / ".git/info/exclude").read_text() == "*.mine\n/.tightloop/\n"
+    def test_state_home_in_the_workspace_is_refused(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for place in (root, root / "deep" / "state"):
+            monkeypatch.setenv("TIGHTLOOP_HOME", str(place))
+            with pytest.raises(WorkspaceError, match=r"lies in the workspace .* export TIGHTLOOP_HOME="):
+                prepare(scope_of(root))
+        assert not (root / "deep").exists()
 
     def test_clean_repository_needs_no_notes(self, root: Path) -> None:
         assert prepare(scope_of(root)) == ()
@@ -231,7 +231,7 @@ class TestWorktree:
         prepare(plan)
         prepare(child)
         assert child.root == plan.root
-        assert not (root / ".tightloop/worktrees/child").exists()
+        assert not (state_folder(root) / "worktrees/child").exists()
         with GitWorkspaces().hold(child) as tree:
             write(child.root, {"made.txt": "by the child\n"})
             made = tree.snapshot()
@@ -332,7 +332,7 @@ class TestHold:
 
     def test_lock_file_that_was_removed_excludes_nobody_twice(self, root: Path) -> None:
         with IMPATIENT.hold(scope_of(root)):
-            (lock,) = (root / ".tightloop/locks").glob("*.lock")
+            (lock,) = (state_folder(root) / "locks").glob("*.lock")
             lock.unlink()
         with IMPATIENT.hold(scope_of(root)), pytest.raises(WorkspaceLockedError), IMPATIENT.hold(scope_of(root)):
             pass
@@ -376,7 +376,7 @@ class TestHold:
         try:
             with GitWorkspaces().hold(scope_of(root)) as tree:
                 tree.own_process(bystander.pid)
-            (notes,) = (root / ".tightloop/locks").glob("*.processes.json")
+            (notes,) = (state_folder(root) / "locks").glob("*.processes.json")
             started = psutil.Process(bystander.pid).create_time()
             notes.write_text(notes.read_text().replace(str(started), str(started - 60)))
             with GitWorkspaces().hold(scope_of(root)):

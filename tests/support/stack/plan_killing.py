@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.stack.stack import ROOT, Stack, wait_for_port
+from tests.support.stack.stack import ROOT, Stack, shared_state, wait_for_port
 from tightloop.client import TightloopClient
 from tightloop.plan.document.action import ShellAction
 from tightloop.plan.document.plan import Plan
@@ -62,7 +62,7 @@ def counting(step: Step, counts: str = COUNTS) -> Step:
 @contextmanager
 def killing_stack(folder: Path, environment: dict[str, str] | None = None) -> Iterator[Stack]:
     """Start a server on a file, and the process that keeps the workers."""
-    with Stack(folder, {"TIGHTLOOP_WORKER__STICKY_TIMEOUT_S": "1", **(environment or {})}) as running:
+    with Stack(folder, {**shared_state(), "TIGHTLOOP_WORKER__STICKY_TIMEOUT_S": "1", **(environment or {})}) as running:
         (running.folder / "workers").mkdir(parents=True)
         running.start_server()
         wait_for_port(running.settings.temporal.address)
@@ -122,7 +122,7 @@ class Killing:
             raise AssertionError(f"{name} does not end: {told}") from None
 
     def _left(self, result: PlanResult, project: Path, deaths: tuple[Place, ...]) -> Left:
-        own = (".git", ".tightloop", COUNTS, "__pycache__")
+        own = (".git", COUNTS, "__pycache__")
         found = [path for path in project.rglob("*") if path.is_file() and not set(path.parts) & set(own)]
         log = subprocess.run(
             ("git", "log", "--oneline", "--all", "--not", "--glob=refs/tightloop"), cwd=project, capture_output=True,

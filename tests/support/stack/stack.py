@@ -15,6 +15,11 @@ FOREIGN = ("OPENAI_", "OTEL_", "TIGHTLOOP_")
 """Variables of whoever runs the tests that a stack must not see."""
 
 
+def shared_state() -> dict[str, str]:
+    """Return the variable of a stack whose state the test itself wants to open."""
+    return {"TIGHTLOOP_HOME": os.environ["TIGHTLOOP_HOME"]}
+
+
 class Stack:
     """One Temporal server on a file, and one worker process."""
 

@@ -20,6 +20,7 @@ from tightloop.cli.render.question import todo_lines
 from tightloop.cli.render.workflow import end_lines, event_line, status_panel
 from tightloop.cli.store import Store
 from tightloop.errors import ArtifactCorruptError, InvalidRequestError, WorkspaceError
+from tightloop.host import state_folder
 from tightloop.plan.document.action import Option
 from tightloop.plan.document.step import FailureClass, Step
 from tightloop.plan.engine.approval import choices
@@ -327,7 +328,7 @@ def test_a_store_of_another_host_says_so(tmp_path: Path) -> None:
 
 def test_a_damaged_artifact_is_not_believed(tmp_path: Path) -> None:
     ref = reference(b"content", name="patch")
-    place = tmp_path / ".tightloop" / "artifacts" / ref.sha256[:2]
+    place = state_folder(tmp_path) / "artifacts" / ref.sha256[:2]
     place.mkdir(parents=True)
     (place / ref.sha256[2:]).write_bytes(b"content")
     assert Store(tmp_path, "p1").artifact(ref) == b"content"

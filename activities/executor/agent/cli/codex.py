@@ -16,7 +16,6 @@ from activities.executor.options import read_options, refuse_questions
 from activities.executor.port import Availability
 from activities.model_gateway.port import Wire
 from activities.process.tree import MARK
-from activities.sandbox.visible import STATE_FOLDER
 from tightloop.executor.model import AgentMode, ResumeToken, WorkOrder
 from tightloop.host import state_home, user_file
 from tightloop.settings import AgentSettings
@@ -184,8 +183,6 @@ def _permissions(order: WorkOrder, home: Path) -> dict[str, Mapping[str, object]
     if (home / _HOME / _LOGIN).exists():
         files[str(home / _HOME / _LOGIN)] = "deny"
     tree = {".": "write" if writes else "read", ".git": "read"}
-    if (Path(order.root) / STATE_FOLDER).is_dir():
-        tree[STATE_FOLDER] = "deny"
     profile = "permissions.tightloop"
     return {
         f"{profile}.filesystem": {":root": "read", **files},
@@ -200,17 +197,12 @@ def _hidden(order: WorkOrder, home: Path) -> Iterator[Path]:
     yield from (Path.home() / place for place in SECRET_PLACES)
     yield user_file().parent
     yield homes
-    around = [folder for folder in root.parents if folder.name == STATE_FOLDER]
     states = [state_home()]
-    if order.executor.mode is AgentMode.WORKSPACE:
-        yield from around
-    else:
-        # Only what can be written is shown again in a folder that is denied.
-        states += around
     while states:
         inside = states.pop()
         for path in inside.iterdir() if inside.is_dir() else ():
-            if path in root.parents and path not in around:
+            # Only what can be written is shown again in a folder that is denied: `projects` with the worktree in it.
+            if path in root.parents and order.executor.mode is not AgentMode.WORKSPACE:
                 states.append(path)
-            elif path not in (root, homes, *around):
+            elif path not in (root, homes):
                 yield path

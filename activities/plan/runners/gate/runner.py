@@ -115,7 +115,10 @@ class GateRunner:
             evidence=(
                 *lines[1:],
                 *(shorten(one.line(), LINE_CHARACTERS) for one in outcomes[:LINES_LIMIT]),
-                *(f"{ref.name}: .tightloop/artifacts/{ref.sha256[:2]}/{ref.sha256[2:]}" for ref in found),
+                *(
+                    f"{ref.name}: {work.scope.state_folder}/artifacts/{ref.sha256[:2]}/{ref.sha256[2:]}"
+                    for ref in found
+                ),
             ),
             options=choices(approval.options),
             role=approval.role,

@@ -32,7 +32,7 @@ class CachedDocument(Value):
 
 
 class WebCache:
-    """The folder `.tightloop/cache` of a project. Thread- and process-safe; a damaged entry counts as missing."""
+    """The folder `cache` in the state folder of a project. Thread-safe; a damaged entry counts as missing."""
 
     def __init__(self, state_folder: Path) -> None:
         """Use the cache of the project with this state folder; it is made with the first document."""
