@@ -424,6 +424,7 @@ def test_the_state_home_is_neither_seen_nor_changed(
     walls: Box, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where it lies in a folder that commands may read, or write."""
+    (tmp_path / "shown").mkdir()
     monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / "shown" / "state"))
     state = private_folder(state_folder(root))
     (state / "outbox.db").write_text(CANARY)
