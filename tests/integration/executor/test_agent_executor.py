@@ -32,7 +32,7 @@ Run = Callable[..., ExecutorOutcome]
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
-    (state_folder(folder)).mkdir(parents=True)
+    folder.mkdir()
     return folder
 
 
