@@ -178,6 +178,7 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
         post=post_of(settings, os.environ),
         plan_runners=model_runners(service, settings.privacy.prompt_privacy_of),
         plan_writer=plan_writer(service, settings),
+        plan_secrets=settings.plans.secrets,
         episode_defaults=episode_defaults(settings),
         gate=Gate(
             settings.alignment.rubric, lambda asked: choose_judge(kind(asked)), settings.privacy.prompt_privacy_of

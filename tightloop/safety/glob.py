@@ -4,15 +4,21 @@ pathspec and `re` match by backtracking: seven `*a` against 60 letters take seco
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+
+from tightloop.errors import InvalidRequestError
+
+PATTERN_CHARACTERS = 1_000
+PATTERNS_LIMIT = 500
+"""Patterns of one list: their number times that of the changed files is what judging a change takes."""
 
 _PARTS = re.compile(r"((?:\*\*/)+|\*\*+|\*|\?)")
 _WILD = re.compile(r"[*?]")
 
 
 def fits(patterns: Iterable[str], path: str, *, folded: bool = False) -> bool:
-    """Return whether one of the patterns covers a path below the root.
+    """Return whether one of the patterns covers a path below the root; raises as `covers` does.
 
     `*` and `?` stay within a folder, `**` crosses folders; a pattern whose last part has neither covers what is below.
 
@@ -31,8 +37,46 @@ def fits(patterns: Iterable[str], path: str, *, folded: bool = False) -> bool:
 
 
 def covers(pattern: str, path: str) -> bool:
-    """Return whether a pattern fits a path or a folder above it."""
+    """Return whether a pattern fits a path or a folder above it.
+
+    Raises:
+        InvalidRequestError: the pattern has more than `PATTERN_CHARACTERS`.
+    """
     return _compiled(pattern).covers(path, below=True)
+
+
+def find_excess(patterns: Sequence[str]) -> str:
+    """Return why a list of patterns is too large to be matched, or ""."""
+    if len(patterns) > PATTERNS_LIMIT:
+        return f"{len(patterns)} patterns in one list; the maximum is {PATTERNS_LIMIT}"
+    longest = max(patterns, key=len, default="")
+    return f"the pattern {longest[:40]!r}... {_too_long(longest)}" if len(longest) > PATTERN_CHARACTERS else ""
+
+
+def match_words(pattern: Sequence[str], words: Sequence[str]) -> bool:
+    """Return whether words fit a pattern of words: `*` is any text within a word, `**` alone any number of words."""
+    return _match(pattern, words, "**", _match_word)
+
+
+def _match_word(pattern: str, word: str) -> bool:
+    return pattern == word if "*" not in pattern else _match(pattern, word, "*", str.__eq__)
+
+
+def _match(pattern: Sequence[str], items: Sequence[str], star: str, fits_one: Callable[[str, str], bool]) -> bool:
+    """Match items one by one, where `star` takes any number; time is at most the product of the lengths."""
+    at, place, last, tried = 0, 0, -1, 0
+    while place < len(items):
+        # Of several stars only the last one ever needs to take more: what stands before it has been matched.
+        if at < len(pattern) and pattern[at] == star:
+            last, tried, at = at, place, at + 1
+        elif at < len(pattern) and fits_one(pattern[at], items[place]):
+            at, place = at + 1, place + 1
+        elif last >= 0:
+            tried += 1
+            at, place = last + 1, tried
+        else:
+            return False
+    return all(one == star for one in pattern[at:])
 
 
 class _Glob:
@@ -95,4 +139,10 @@ class _Glob:
 
 @lru_cache(maxsize=1_024)
 def _compiled(pattern: str) -> _Glob:
+    if len(pattern) > PATTERN_CHARACTERS:
+        raise InvalidRequestError(f"the pattern {pattern[:40]!r}... {_too_long(pattern)}")
     return _Glob(pattern)
+
+
+def _too_long(pattern: str) -> str:
+    return f"has {len(pattern)} characters; the maximum is {PATTERN_CHARACTERS}. Shorten it, or write several"

@@ -90,6 +90,9 @@ class _Layers:
             return f"{'.'.join(above[:-1])} has the name {given}; it must be text"
         index = "".join(f"[{part}]" for part in error["loc"][len(above) + 1 :] if isinstance(part, int))
         schema = _properties(section)[rest[0]]
+        if len(rest) > 1 and schema.get("additionalProperties", {}).get("type") == "array":
+            # Lists by names of the user's, such as `plans.secrets`.
+            place, schema = f"{place}.{rest[1]}", schema["additionalProperties"]
         shown = "not text" if schema.get("format") == "password" else given
         return f"{place}{index} is {shown}; it must be {_allowed(schema['items'] if index else schema)}"
 
@@ -185,11 +188,12 @@ def _allowed(schema: Mapping[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(_allowed(option) for option in schema["anyOf"] if option["type"] != "null") + ", or null"
     if schema.get("type") == "object":
-        return "a section with one section for each name"
+        inner = "list of texts" if schema.get("additionalProperties", {}).get("type") == "array" else "section"
+        return f"a section with one {inner} for each name"
     if "enum" in schema:
         return "one of " + ", ".join(schema["enum"])
     if "pattern" in schema:
-        return f"like {schema['default']}"
+        return "like " + (schema["default"] if "default" in schema else " or ".join(schema["examples"]))
     kind = schema.get("type", "")
     if kind in ("integer", "number"):
         what = "a whole number" if kind == "integer" else "a number"

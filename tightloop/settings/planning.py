@@ -32,9 +32,17 @@ class PlannerSettings(Section):
     """Bound on what is put into one prompt."""
 
 
-class PlanSettings(Section):
-    """Plans that a model writes: whether it may, and the bounds that none of them can widen."""
+HostPattern = Annotated[
+    str, Field(pattern=r"^(\*\.)?[^\s/@*]+$", examples=["tracker.example.org", "*.example.org", "127.0.0.1:8080"])
+]
 
+
+class PlanSettings(Section):
+    """Plans: which secrets they may send where; and whether a model may write some, and its bounds."""
+
+    secrets: dict[str, tuple[HostPattern, ...]] = Field(default_factory=dict)
+    """Variables of the worker that `secret_headers` of any plan may name, each with the hosts that it may be sent to:
+    `{TRACKER_TOKEN: [tracker.example.org]}`. A host stands for https, `host:port` for exactly that port."""
     agent_planning: bool = False
     """Let the model of `planner` write plans for a goal, and change plans whose steps failed. Plans that people write
     run in any case."""

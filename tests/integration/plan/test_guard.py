@@ -25,6 +25,10 @@ def shell(run: str, **fields: Any) -> dict[str, Any]:
     return {"id": "one", "shell": {"run": run}, **fields}
 
 
+def python(statement: str) -> str:
+    return f'echo x > src/ok.txt; python3 -c "import os; {statement}"'
+
+
 def edit(path: str, **fields: Any) -> dict[str, Any]:
     return {"id": "one", "edit": {"files": [{"path": path, "content": "new\n"}]}, **fields}
 
@@ -66,10 +70,11 @@ def test_act_that_a_rule_forbids_is_never_begun(
 @pytest.mark.parametrize(
     ("run", "policy", "said"),
     [
-        ("echo x > src/ok.txt; echo x > docs/c.md", {"write": ["src/**"]}, "does not cover docs/c.md"),
-        ("echo x >> .env", {}, "policy.protect covers .env"),
-        ("rm docs/b.md", {"protect": ["docs"]}, "policy.protect covers docs/b.md"),
-        ("mv docs/b.md src/b.md", {"write": ["src"]}, "does not cover docs/b.md"),
+        # Programs whose text does not say what they write.
+        (python("open('docs/c.md', 'w')"), {"write": ["src/**"]}, "does not cover docs/c.md"),
+        (python("open('.env', 'a').write('x')"), {}, "policy.protect covers .env"),
+        (python("os.remove('docs/b.md')"), {"protect": ["docs"]}, "policy.protect covers docs/b.md"),
+        (python("os.rename('docs/b.md', 'src/b.md')"), {"write": ["src"]}, "does not cover docs/b.md"),
     ],
 )
 def test_change_outside_of_the_scope_is_undone_and_kept_as_evidence(

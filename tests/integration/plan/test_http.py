@@ -37,13 +37,18 @@ def ask(
     *,
     network: tuple[str, ...] | None = None,
     resolve: Resolve = system_addresses,
+    secrets: dict[str, tuple[str, ...]] | None = None,
     **step: Any,
 ) -> RunnerResult:
     allowed = (site.authority,) if network is None else network
     work = work_for(
         tmp_path, {"http": http, **step}, plan={"policy": {"network": allowed}}, values={"plan.page": "facts"}
     )
-    return HttpRunner({"SITE_TOKEN": SECRET}, resolve).run(work)
+    return HttpRunner(
+        {"SITE_TOKEN": (site.authority,), "OTHER_TOKEN": (site.authority,)} if secrets is None else secrets,
+        {"SITE_TOKEN": SECRET, "AWS_SECRET_ACCESS_KEY": SECRET},
+        resolve,
+    ).run(work)
 
 
 def test_answer_is_kept_with_status_text_and_json(tmp_path: Path, site: FakeSite) -> None:

@@ -62,7 +62,7 @@ class HttpAction(Document):
     url: str
     headers: dict[str, str] = Field(default_factory=dict)
     secret_headers: dict[str, str] = Field(default_factory=dict)
-    """Header -> environment variable of the worker that holds its value."""
+    """Header -> environment variable of the worker that holds its value; `plans.secrets` says where each may go."""
     body: Any = None
     """Text is sent as it is, everything else as JSON."""
     expect_status: tuple[int, ...] = (200, 201, 202, 204)

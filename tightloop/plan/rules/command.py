@@ -1,13 +1,15 @@
 """Judges the commands of a plan by its rules, and by those for every project where none matches."""
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 
 from tightloop.plan.document.policy import CommandRule
+from tightloop.safety.commands.effects import exceeds, loads_code, needs_judging
 from tightloop.safety.commands.judge import check_script, find_violations_in_words, read_scripts
-from tightloop.safety.commands.shell import AS_ROOT, Call, plain
-from tightloop.safety.commands.violations import UNREADABLE
+from tightloop.safety.commands.shell import AS_ROOT, Assignment, Call, plain
+from tightloop.safety.commands.violations import LOADS_CODE, UNREADABLE
+from tightloop.safety.glob import match_words
 from tightloop.safety.rubric import Topic, Violation
 from tightloop.safety.verdict import Ruling, Verdict, strictest
 from tightloop.value import shorten
@@ -17,13 +19,18 @@ SHOWN_CHARACTERS = 120
 _GIT_WITH_VALUE = frozenset({"-C", "-c", "--git-dir", "--work-tree", "--namespace"})
 
 
-def judge_command(command: str, rules: Sequence[CommandRule]) -> Ruling:
-    """Return the ruling on a script: the strictest for any of its simple commands.
+def judge_command(
+    command: str, rules: Sequence[CommandRule], environment: Mapping[str, str] = MappingProxyType({})
+) -> Ruling:
+    """Return the ruling on a script: the strictest for any of its simple commands and of the variables it is given.
 
     For each simple command, also in substitutions and in scripts given to a shell, the first rule that matches decides.
     A program is known by the last part of its path. A command that no rule matches is checked by the rules for every
     project (`safety/commands/judge.py`) about destruction, publishing and secrets; those about cost are left out, as a
     step has its own time limit. A script that cannot be read needs a person's approval.
+
+    A variable is judged as the command `env NAME=value`, unless its name is known to be harmless. A rule that allows a
+    program does not allow what `exceeds` it, where another rule has a say.
     """
     text = plain(command)
     allowed: list[Call] = []
@@ -31,13 +38,15 @@ def judge_command(command: str, rules: Sequence[CommandRule]) -> Ruling:
     found: list[Ruling] = []
     reading = read_scripts(text)
     for call in reading.calls:
-        rule = next((rule for rule in rules if _matches(rule, call)), None)
+        rule = _deciding(rules, call)
         if rule is None:
             open_.append(call)
         elif rule.verdict is Verdict.ALLOW:
             allowed.append(call)
         else:
             found.append(_ruled(rule, call))
+    given = (Assignment(name, value) for name, value in environment.items())
+    found += [_of_variable(one, rules) for one in (*given, *reading.assignments) if needs_judging(one)]
     # What cannot be read whole may be more than the commands that are allowed.
     excused = {
         one for call in allowed if reading.is_complete for one in find_violations_in_words((call.name, *call.words))
@@ -50,9 +59,32 @@ def judge_command(command: str, rules: Sequence[CommandRule]) -> Ruling:
     return strictest(found)
 
 
+def _deciding(rules: Sequence[CommandRule], call: Call) -> CommandRule | None:
+    """Return the first rule that matches; one that allows less than the call does leaves it to a later one."""
+    matching = (rule for rule in rules if _matches(rule, call))
+    first = next(matching, None)
+    if first is None or first.verdict is not Verdict.ALLOW:
+        return first
+    later = (
+        rule
+        for rule in (first, *matching)
+        if rule.verdict is not Verdict.ALLOW or not exceeds(call, rule.match.split())
+    )
+    return next(later, first)
+
+
+def _of_variable(one: Assignment, rules: Sequence[CommandRule]) -> Ruling:
+    rule = next((rule for rule in rules if _matches(rule, one.call)), None)
+    if rule is not None:
+        return Ruling() if rule.verdict is Verdict.ALLOW else _ruled(rule, one.call)
+    return _violated(LOADS_CODE, f"{one.name}={one.value}") if loads_code(one.name) else Ruling()
+
+
 def _matches(rule: CommandRule, call: Call) -> bool:
-    expression = _expression(rule.match)
+    pattern = _words(rule.match)
     forms = [(call.name, *call.words)]
+    if call.has_more_words and rule.verdict is Verdict.ALLOW:
+        forms = [("xargs", call.name, *call.words)]
     if AS_ROOT in call.words:
         bare = tuple(word for word in call.words if word != AS_ROOT)
         # A rule that allows `make` does not allow `sudo make`; one that forbids it forbids both.
@@ -63,17 +95,13 @@ def _matches(rule: CommandRule, call: Call) -> bool:
         while words and words[0].startswith("-"):
             words = words[2:] if words[0] in _GIT_WITH_VALUE else words[1:]
         forms.append(("git", *words))
-    return any(expression.fullmatch("".join(f"\0{word}" for word in form)) for form in forms)
+    return any(match_words(pattern, form) for form in forms)
 
 
 @lru_cache(maxsize=1_024)
-def _expression(match: str) -> re.Pattern[str]:
-    words = match.split()
-    if words:
-        words[0] = words[0].rpartition("/")[2].lower() or words[0]
-    # Each word of a call has a NUL in front, so that `*` ends with its word and `**` takes whole words.
-    parts = ["(?:\0[^\0]*)*" if word == "**" else "\0" + re.escape(word).replace(r"\*", "[^\0]*") for word in words]
-    return re.compile("".join(parts), re.DOTALL)
+def _words(match: str) -> tuple[str, ...]:
+    first, *rest = match.split() or [""]
+    return (first.rpartition("/")[2].lower() or first, *rest) if first else ()
 
 
 def _ruled(rule: CommandRule, call: Call) -> Ruling:

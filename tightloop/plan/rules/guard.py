@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tightloop.plan.document.policy import Policy
@@ -10,7 +10,9 @@ from tightloop.plan.document.step import Capability, Step
 from tightloop.plan.rules.command import judge_command
 from tightloop.plan.rules.network import judge_url
 from tightloop.safety.change.patch import read_patch
-from tightloop.safety.glob import fits
+from tightloop.safety.commands.effects import written_paths
+from tightloop.safety.commands.shell import plain
+from tightloop.safety.glob import find_excess, fits
 from tightloop.safety.verdict import Ruling, Verdict, strictest
 
 PATHS_SHOWN = 5
@@ -25,6 +27,10 @@ class Acts:
     paths: tuple[str, ...] = ()
     """Files that it will change, below the root."""
     commands: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the commands are given."""
+    folder: str = ""
+    """Below the root, in which the commands start."""
     urls: tuple[str, ...] = ()
 
 
@@ -34,7 +40,9 @@ def acts_of(step: Step, action: Mapping[str, Any]) -> Acts:
     `action` has the fields of its action with references replaced, a command quoted for the shell.
     """
     if step.capability is Capability.SHELL:
-        return Acts(commands=(str(action.get("run", "")),))
+        given = {str(name): str(value) for name, value in dict(action.get("environment", {})).items()}
+        folder = str(action.get("folder", ""))
+        return Acts(commands=(str(action.get("run", "")),), environment=given, folder=folder)
     if step.capability is Capability.EDIT:
         files = (str(file["path"]) for file in action.get("files", ()) if isinstance(file, Mapping))
         return Acts(paths=(*files, *_patched(str(action.get("diff", "")))))
@@ -53,13 +61,33 @@ def judge(policy: Policy, step: Step, acts: Acts) -> Ruling:
 
     Fetched documents are judged one by one when requested: a refused one does not stop the others.
     """
-    return strictest(verdict for one in enclosing_policies(policy) for verdict in _verdicts(one, step, acts))
+    policies = tuple(enclosing_policies(policy))
+    if excess := find_excess_of(policies):
+        return excess
+    return strictest(verdict for one in policies for verdict in _verdicts(one, step, acts))
 
 
 def judge_changes(policy: Policy, paths: Iterable[str]) -> Ruling:
     """Return whether a step may have changed these paths, by the policy and those around it."""
-    changed = tuple(paths)
-    return strictest(verdict for one in enclosing_policies(policy) for verdict in _of_paths(one, changed))
+    changed, policies = tuple(paths), tuple(enclosing_policies(policy))
+    return find_excess_of(policies) or strictest(verdict for one in policies for verdict in _of_paths(one, changed))
+
+
+def find_excess_of(policies: Iterable[Policy]) -> Ruling | None:
+    """Return the refusal of policies with patterns that would take too long to match."""
+    for policy in policies:
+        for name, patterns in pattern_lists(policy):
+            if excess := find_excess(patterns):
+                return Ruling(Verdict.DENY, f"policy.{name}", f"policy.{name}: {excess}")
+    return None
+
+
+def pattern_lists(policy: Policy) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the patterns of a policy by the names of its fields."""
+    yield "write", policy.write
+    yield "protect", policy.protect
+    yield "commands", tuple(rule.match for rule in policy.commands)
+    yield "network", policy.network
 
 
 def tightened(policy: Policy, bound: Policy) -> Policy:
@@ -89,7 +117,11 @@ def enclosing_policies(policy: Policy) -> Iterator[Policy]:
 def _verdicts(policy: Policy, step: Step, acts: Acts) -> Iterator[Ruling]:
     yield from _of_paths(policy, acts.paths)
     for command in acts.commands:
-        yield judge_command(command, policy.commands)
+        yield judge_command(command, policy.commands, acts.environment)
+        written = written_paths(plain(command), acts.folder)
+        yield from _protected(policy, (*written.certain, *written.possible))
+        # A folder that is written to is a file of it.
+        yield from _unscoped(policy, tuple(path for path in written.certain if not fits(policy.write, f"{path}/any")))
     for url in acts.urls:
         if refusal := judge_url(url, policy.network).refusal:
             yield Ruling(Verdict.DENY, "policy.network", refusal)
@@ -101,11 +133,19 @@ def _verdicts(policy: Policy, step: Step, acts: Acts) -> Iterator[Ruling]:
 
 
 def _of_paths(policy: Policy, paths: tuple[str, ...]) -> Iterator[Ruling]:
+    yield from _protected(policy, paths)
+    yield from _unscoped(policy, paths)
+
+
+def _protected(policy: Policy, paths: tuple[str, ...]) -> Iterator[Ruling]:
     # Case is folded: on macOS and Windows `.GIT/hooks` is `.git/hooks`.
     kept = [path for path in paths if fits(policy.protect, path, folded=True)]
     if kept:
         reason = f"policy.protect covers {_listed(kept)}: no step may change that. Leave these paths alone"
         yield Ruling(Verdict.DENY, "policy.protect", reason)
+
+
+def _unscoped(policy: Policy, paths: tuple[str, ...]) -> Iterator[Ruling]:
     strange = [path for path in paths if not fits(policy.write, path)]
     if strange:
         allowed = ", ".join(policy.write[:PATHS_SHOWN]) or "nothing"

@@ -1,6 +1,6 @@
 """Judges requests by the hosts that a plan's policy lists, for every request and every redirect."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -72,6 +72,30 @@ def judge_url(url: str, network: Iterable[str]) -> HostRuling:
     return HostRuling(
         f"policy.network does not list {host.authority}, which '{shown}' needs. Add '{entry}' to allow it"
     )
+
+
+def judge_secrets(url: str, variables: Iterable[str], secrets: Mapping[str, Iterable[str]]) -> str:
+    """Return why these variables of the worker must not be sent to a URL, or "".
+
+    `secrets` is the setting `plans.secrets`: variable -> hosts, written as in `Policy.network`. A host without a port
+    gets its secrets by https only; `host:port` is taken as it is, for services on this host.
+    """
+    host = host_of(url)
+    if host is None:
+        return f"'{url[:200]}' is not an http or https address"
+    for variable in variables:
+        rules = [rule.strip().lower() for rule in secrets.get(variable, ())]
+        by_name = any(_fits(host.name, rule) for rule in rules)
+        if host.authority in rules or (by_name and url.lower().startswith("https:") and host.port == PORTS["https"]):
+            continue
+        if by_name:
+            return f"plans.secrets sends ${variable} to {host.name} by https at port 443 only. Change the address"
+        entry = host.name if host.port == PORTS["https"] else host.authority
+        return (
+            f"the worker's settings do not let ${variable} be sent to {host.authority}. If it should be, whoever runs "
+            f"the worker adds to its settings: plans: {{secrets: {{{variable}: ['{entry}']}}}}"
+        )
+    return ""
 
 
 def _fits(name: str, rule: str) -> bool:

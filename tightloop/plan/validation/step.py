@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from tightloop.plan.document.step import ACTIONS, RESERVED_IDS, Capability, Step, StepKind
 from tightloop.plan.text.located import Path
 from tightloop.plan.validation.scope import Scope, repeated
+from tightloop.safety.glob import find_excess
 from tightloop.value import counted
 
 ACTION_OF_KIND = {
@@ -98,6 +99,8 @@ def _faults(step: Step) -> Iterator[tuple[Path, str, str]]:
         if sum(ways) != 1 or (file.replace and not file.search):
             said = f"the edit of '{file.path}' in '{step.id}' must be exactly one of search/replace, content and delete"
             yield ("edit", "files", number), said, ""
+    if step.search and (excess := find_excess(step.search.paths)):
+        yield ("search", "paths"), f"'{step.id}' searches by {excess}", ""
     if step.git and not (step.git.branch or step.git.commit or step.git.pull_request):
         yield ("git",), f"'{step.id}' does nothing with git", "Write `branch`, `commit` or `pull_request`"
     if step.subplan and bool(step.subplan.steps) == bool(step.subplan.file):
@@ -148,6 +151,9 @@ def _check_gate(scope: Scope, place: int, step: Step) -> None:
         if check.artifact and check.schema_ is None and not check.confirmations:
             said = f"check {number + 1} of gate '{step.id}' says nothing about its artifact"
             report.error("gate-check", path, said, "Add `schema` or `confirmations`")
+        for field in ("only", "never") if check.diff else ():
+            if excess := find_excess(getattr(check.diff, field)):
+                report.error("patterns", (*path, "diff", field), f"check {number + 1} of gate '{step.id}': {excess}")
         if check.diff and check.diff.since and check.diff.since not in scope.index:
             said = f"check {number + 1} of gate '{step.id}' compares with '{check.diff.since}', which is not a step"
             report.error("unknown-step", (*path, "diff", "since"), said, report.closest(check.diff.since, scope.index))

@@ -5,11 +5,13 @@ from dataclasses import replace
 from tightloop.errors import Problem, Severity
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import StepKind
+from tightloop.plan.rules.guard import pattern_lists
 from tightloop.plan.text.reading import ReadPlan
 from tightloop.plan.validation.edges import check_edges, longest
 from tightloop.plan.validation.references import check_references
 from tightloop.plan.validation.scope import Report, Scope, repeated
 from tightloop.plan.validation.step import check_step
+from tightloop.safety.glob import find_excess
 from tightloop.value import counted
 
 # Figures are measured with 10 000 steps (docs/figures.md, Plans).
@@ -114,8 +116,15 @@ def _check_plan(scope: Scope) -> None:
             said = f"artifact '{artifact.name}' is from '{artifact.from_step}', which is not a step"
             hint = report.closest(artifact.from_step, ids)
             report.error("unknown-step", ("artifacts", number, "from_step"), said, hint)
+    _check_policy(plan, report)
     _check_budget_sums(plan, report)
     _check_deploys(plan, report)
+
+
+def _check_policy(plan: Plan, report: Report) -> None:
+    for name, patterns in pattern_lists(plan.policy):
+        if excess := find_excess(patterns):
+            report.error("patterns", ("policy", name), excess)
 
 
 def _check_budget_sums(plan: Plan, report: Report) -> None:

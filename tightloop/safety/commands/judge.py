@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tightloop.safety.commands.rules import RULES, SHELLS
-from tightloop.safety.commands.shell import Call, calls, plain, read_script
+from tightloop.safety.commands.shell import Assignment, Call, calls, plain, read_script
 from tightloop.safety.commands.suspects import may_violate
 from tightloop.safety.commands.tables import PATTERNS, SCRIPTS
 from tightloop.safety.commands.violations import CARRIES_AWAY, HIDDEN, UNREADABLE
@@ -54,24 +54,31 @@ class Reading(NamedTuple):
     calls: tuple[Call, ...]
     is_complete: bool
     is_too_deep: bool
+    assignments: tuple[Assignment, ...] = ()
 
 
 def read_scripts(text: str) -> Reading:
     """Read a script, and those given to a shell in it, here-documents and strings of several lines."""
-    waiting, seen, found = [(text, True)], {text}, list[Call]()
+    waiting, seen, found, assigned = [(text, True)], {text}, list[Call](), list[Assignment]()
     is_complete, is_too_deep = True, False
     while waiting and not is_too_deep:
         inner, must_be_complete = waiting.pop()
         script = read_script(plain(inner))
         own = tuple(calls(script))
         found += own
+        assigned += script.assignments
+        assigned += [
+            Assignment(one.partition("=")[0].rstrip("+"), one.partition("=")[2])
+            for call in own
+            for one in call.assigned
+        ]
         # A here-document may be any text.
         is_complete = is_complete and (script.is_complete or not must_be_complete)
         more = {**dict.fromkeys(script.embedded, False), **dict.fromkeys(map(script_in, own), must_be_complete)}
         waiting += [(one, strict) for one, strict in more.items() if one and one not in seen]
         seen |= more.keys()
         is_too_deep = script.is_too_deep or len(seen) > SCRIPTS_LIMIT
-    return Reading(tuple(seen), tuple(found), is_complete, is_too_deep)
+    return Reading(tuple(seen), tuple(found), is_complete, is_too_deep, tuple(dict.fromkeys(assigned)))
 
 
 def _by_pattern(text: str) -> Iterator[Violation]:

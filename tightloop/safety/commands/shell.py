@@ -8,6 +8,8 @@ from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from tightloop.value.toml import read_toml
+
 if TYPE_CHECKING:
     from tree_sitter import Language, Node
 
@@ -28,6 +30,7 @@ _LOOKALIKES = str.maketrans(
 _FIELDS = re.compile(r"\$\{?IFS\}?(?:\$\d)?")
 _REFERENCE = re.compile(r"\$\{[\w-]+(?:\.[\w-]+|\[[\w-]*\])+\}")
 """A reference of a plan, such as `${collect.sources[0]}`. In bash it is a bad substitution, which runs nothing."""
+_CHANGED = re.compile(r"\s*(?:\[[^\]]*\]\s*)?[^\w\s]{0,2}=(?!=)")
 _FOREIGN = re.compile(r"[^\x01-\x7f]")
 _NESTING = frozenset({"command_substitution", "process_substitution", "subshell", "compound_statement", "do_group"})
 _SUBSTITUTIONS = frozenset({"command_substitution", "process_substitution"})
@@ -60,6 +63,20 @@ class SimpleCommand:
     """The words whose output it reads through a pipe."""
 
 
+class Assignment(NamedTuple):
+    """A variable that a script or a step sets."""
+
+    name: str
+    value: str
+    reaches_programs: bool = True
+    """It is set for a program or exported; else it is a variable of the shell, which may be exported already."""
+
+    @property
+    def call(self) -> "Call":
+        """The command that sets it, as rules about commands know it: `env NAME=value`."""
+        return Call("env", (f"{self.name}={self.value}",))
+
+
 class Script(NamedTuple):
     """A script that was read."""
 
@@ -70,6 +87,7 @@ class Script(NamedTuple):
     is_complete: bool = True
     """Whether all of it could be read; an unbalanced quote, for example, makes it incomplete."""
     is_too_deep: bool = False
+    assignments: tuple[Assignment, ...] = ()
 
 
 @cache
@@ -115,7 +133,12 @@ def read_script(text: str) -> Script:
         waiting += [(child, level, scope) for child in reversed(node.children)]
     # A parser that recovers from an error may leave out what stands around it.
     more = _split(text) if root.has_error else ()
-    return Script((*reader.commands, *more), tuple(reader.embedded), is_complete=not root.has_error and not is_cut)
+    return Script(
+        (*reader.commands, *more),
+        tuple(reader.embedded),
+        is_complete=not root.has_error and not is_cut,
+        assignments=tuple(reader.assignments),
+    )
 
 
 class _Reader:
@@ -125,6 +148,7 @@ class _Reader:
         self._text = text
         self.commands: list[SimpleCommand] = []
         self.embedded: list[str] = []
+        self.assignments: list[Assignment] = []
         self._last: dict[int, SimpleCommand] = {}
         """By the substitution that it stands in; 0 for none."""
         self._feeding: dict[int, tuple[str, ...]] = {}
@@ -142,8 +166,21 @@ class _Reader:
                 self._last[scope].redirects += self._redirect(node)
         elif kind == "heredoc_body" or (kind in _TEXTS and "\n" in self._source(node)):
             self.embedded.append(self._word(node))
+        elif kind in ("variable_assignment", "for_statement"):
+            self._assign(node)
+        elif kind == "variable_name" and _CHANGED.match(self._text, node.end_byte):
+            # In arithmetic, `PATH=1`, and in expansions, `${PATH:=x}`.
+            self.assignments.append(Assignment(self._source(node), "", reaches_programs=False))
         if kind == "herestring_redirect":
             self.embedded.append(self._word(node.children[-1]))
+
+    def _assign(self, node: "Node") -> None:
+        is_loop = node.type == "for_statement"
+        name, value = node.child_by_field_name("variable" if is_loop else "name"), node.child_by_field_name("value")
+        if name is not None:
+            alone = is_loop or node.parent is None or node.parent.type not in _COMMANDS
+            text = "" if value is None or is_loop else self._word(value)
+            self.assignments.append(Assignment(self._source(name), text, reaches_programs=not alone))
 
     def _add(self, command: SimpleCommand, scope: int) -> None:
         command.fed_by = self._feeding.pop(scope, ())
@@ -217,6 +254,12 @@ class Call(NamedTuple):
     """Its arguments and redirections."""
     fed_by: str = ""
     """The command whose output it reads."""
+    redirects: tuple[str, ...] = ()
+    """The last ones of `words`; of a command that is nothing else, all of it."""
+    assigned: tuple[str, ...] = ()
+    """Variables that it is started with, such as `A=b`."""
+    has_more_words: bool = False
+    """`xargs` adds arguments that nobody has seen."""
 
     def has(self, *flags: str) -> bool:
         """Return whether a flag is there; of short ones (`-f`), also in a bundle (`-xdf`)."""
@@ -248,14 +291,21 @@ _WRAPPERS = frozenset((
 ))  # fmt: skip
 """Words that only lead to a program, keywords of incomplete scripts and prefixes of Makefiles and YAML included."""
 _WITH_OPTIONS = frozenset({"sudo", "doas", "env", "xargs", "timeout", "nice", "stdbuf"})
+WITH_VALUE: dict[str, list[str]] = read_toml("tightloop.safety.commands", "effects.toml")["wrappers"]
 
 
 def calls(script: Script) -> Iterator[Call]:
     """Return the programs that a script calls."""
     for command in script.commands:
         before = _call(command.fed_by)
-        words = [word for word in (*command.words, *command.redirects) if word]
+        redirects = tuple(word for word in command.redirects if word)
+        words = [*filter(None, command.words), *redirects]
+        if redirects and len(words) == len(redirects):
+            # `> file` alone empties the file.
+            yield Call(redirects[0], redirects[1:], redirects=redirects)
+            continue
         while (call := _call(words)) is not None:
+            call = call._replace(redirects=redirects[-len(call.words) :] if call.words else ())
             yield call._replace(fed_by=" ".join((before.name, *before.words))) if before else call
             # An expansion in place of the program may be empty: then the next word is the program.
             expanded = _EXPANSION.match(words[0])
@@ -264,27 +314,41 @@ def calls(script: Script) -> Iterator[Call]:
 
 def _call(words: Iterable[str]) -> Call | None:
     rest = [word for word in words if word]
-    is_root = False
+    through, assigned = set[str](), list[str]()
     while rest:
         head = rest[0].removeprefix("@")
         bare = head.rpartition("/")[2]
         if re.match(r"\w+\+?=", head) or bare in ("RUN", "CMD", "ENTRYPOINT"):
+            assigned += [head] if "=" in head else []
             rest = rest[1:]
         elif bare in _WRAPPERS:
-            is_root = is_root or bare in ("sudo", "doas")
-            rest = rest[1:]
-            while (
-                rest
-                and bare in _WITH_OPTIONS
-                and (rest[0].startswith("-") or re.fullmatch(r"\d+[smhd]?|\w+=\S*", rest[0]))
-            ):
-                rest = rest[1:]
+            through.add(bare)
+            rest = _past_options(bare, rest[1:]) if bare in _WITH_OPTIONS else rest[1:]
         else:
             break
     if not rest:
         return None
     name = rest[0].removeprefix("@").rpartition("/")[2].replace("\\", "").lower()
-    return Call(name, (*rest[1:], AS_ROOT) if is_root else tuple(rest[1:]))
+    is_root = not through.isdisjoint(("sudo", "doas"))
+    arguments = (*rest[1:], AS_ROOT) if is_root else tuple(rest[1:])
+    return Call(name, arguments, assigned=tuple(assigned), has_more_words="xargs" in through)
+
+
+def _past_options(wrapper: str, words: list[str]) -> list[str]:
+    """Return the words behind the options of what starts a program; assignments stay."""
+    rest = words
+    while rest and (rest[0].startswith("-") or re.fullmatch(r"\d+[smhd]?", rest[0])):
+        # `env -S 'A=b program'` takes its program out of one word.
+        split = (
+            re.fullmatch(r"-[A-Za-z]*?S(.*)|--split-string(?:=(.*))?", rest[0], re.DOTALL) if wrapper == "env" else None
+        )
+        if split is not None:
+            inside = split[1] or split[2]
+            text = inside or (rest[1] if len(rest) > 1 else "")
+            rest = [*text.split(), *rest[1 if inside else 2 :]]
+            break
+        rest = rest[2:] if rest[0] in WITH_VALUE.get(wrapper, ()) else rest[1:]
+    return rest
 
 
 class Place(StrEnum):

@@ -11,6 +11,8 @@ from activities.plan.attempts.outputs import find_unfit
 from activities.plan.port import RunnerResult, Work
 from activities.plan.runners.web.request import WebAnswer, WebError, WebRequest, send
 from tightloop.plan.document.action import HttpAction
+from tightloop.plan.document.step import FailureClass
+from tightloop.plan.rules.network import judge_secrets
 from tightloop.value import counted
 from tightloop.value.scrub import Scrubber
 
@@ -22,8 +24,14 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 class HttpRunner:
     """Sends the request of a step and keeps the answer."""
 
-    def __init__(self, environ: Mapping[str, str] = os.environ, resolve: Resolve = system_addresses) -> None:
-        """Take the environment that secret headers are read from, and what knows the addresses of hosts."""
+    def __init__(
+        self,
+        secrets: Mapping[str, tuple[str, ...]],
+        environ: Mapping[str, str] = os.environ,
+        resolve: Resolve = system_addresses,
+    ) -> None:
+        """Take the hosts that each variable may be sent to, the environment of the variables, and a resolver."""
+        self._secrets = secrets
         self._environ = environ
         self._resolve = resolve
 
@@ -37,6 +45,9 @@ class HttpRunner:
         """Send it; see the port. An activity that is repeated sends it again."""
         action = work.action(HttpAction)
         command = self.preview(work)
+        url = str(work.resolve(action.url))
+        if refusal := judge_secrets(url, action.secret_headers.values(), self._secrets):
+            return fail_step(refusal, FailureClass.POLICY, command=command)
         missing = [variable for variable in action.secret_headers.values() if not self._environ.get(variable)]
         if action.method.upper() not in METHODS:
             return fail_step(
@@ -49,7 +60,7 @@ class HttpRunner:
         content, media_type = _content(work.resolve(action.body))
         headers = {str(name).lower(): str(value) for name, value in work.resolve(action.headers).items()}
         request = WebRequest(
-            url=str(work.resolve(action.url)),
+            url=url,
             method=action.method,
             headers={"content-type": media_type, **headers} if media_type else headers,
             secret_headers=secrets,
