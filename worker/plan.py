@@ -79,6 +79,7 @@ def plan_activities(use: PlanAdapters) -> PlanActivities:
             stores=use.stores,
             ledgers=use.ledgers,
             trees=trees,
+            differ=use.differ,
             checks=use.checks,
             runners=runners,
             children=use.plan_children or StepChildren(use.workspaces, use.checks, use.episode_defaults),
@@ -127,7 +128,7 @@ def plan_writer(service: ModelService, settings: Settings) -> ModelPlanWriter:
     return ModelPlanWriter(
         PlannerOptions(
             service=longer,
-            caution=plans.caution(settings.executor.programs),
+            caution=plans.caution(settings.executor.programs, settings.alignment.rubric),
             prompt_privacy_of=settings.privacy.prompt_privacy_of,
             enabled=plans.agent_planning,
         )

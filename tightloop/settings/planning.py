@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from tightloop.plan.document.plan import PlanBudget
+from tightloop.plan.document.policy import Deletions
 from tightloop.plan.rules.caution import Caution, policy_for
+from tightloop.safety.rubric import Rubric
 from tightloop.settings.section import Count, Seconds, Section
 
 
@@ -79,11 +81,12 @@ class PlanSettings(Section):
     max_output_tokens: Count = 16_000
     """For one answer: a plan is longer than a message to an executor."""
 
-    def caution(self, programs: Iterable[str]) -> Caution:
+    def caution(self, programs: Iterable[str], rubric: Rubric = Rubric()) -> Caution:
         """Return the bounds.
 
         Args:
             programs: names of programs that need no approval either.
+            rubric: its bounds of deletions hold for the plans, too.
         """
         allowed = (*self.allow, *(f"{program} **" for program in programs))
         hours = self.max_wall_hours
@@ -96,5 +99,6 @@ class PlanSettings(Section):
             max_fan_out=self.max_fan_out,
             max_revisions=self.max_revisions,
         )
-        policy = policy_for(allowed, write=self.write, network=self.network)
+        gone = Deletions(files=rubric.deleted_files, lines=rubric.deleted_lines, share=rubric.deleted_share)
+        policy = policy_for(allowed, write=self.write, network=self.network, deletions=gone)
         return Caution(policy=policy, budget=budget, max_steps=self.max_steps)

@@ -23,7 +23,7 @@ CANCEL = Option(name="cancel", effect="the plan ends as cancelled")
 SKIP = Option(name="skip", effect="the plan goes on as if the step had been skipped")
 FAIL = Option(name="fail", effect="the step stays failed; the plan fails when nothing else is left to do")
 REPLAN = Option(name="replan", effect="a planner changes the plan")
-OPTION_NAMES = frozenset({"approve", "reject", "resume", "retry", "extend", "cancel", "skip", "fail", "replan"})
+OPTION_NAMES = frozenset({"approve", "reject", "keep", "resume", "retry", "extend", "cancel", "skip", "fail", "replan"})
 _PAUSE_OPTIONS = {
     QuestionKind.OPERATOR: (RESUME, CANCEL),
     QuestionKind.LIMIT: (RESUME, CANCEL),

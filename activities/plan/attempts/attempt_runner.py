@@ -13,7 +13,7 @@ from temporalio.exceptions import CancelledError
 from activities.plan.attempts.context import ActivityRun, AttemptContext, AttemptPorts
 from activities.plan.attempts.contract import classify_failure, fail_step, find_unmet, make_failure
 from activities.plan.attempts.outputs import collect_outputs, find_unfit
-from activities.plan.attempts.policy_check import check_changes, check_step
+from activities.plan.attempts.policy_check import check_changes, check_deletions, check_step
 from activities.plan.attempts.recording import write_record
 from activities.plan.attempts.reuse import hash_inputs, is_cacheable, is_fresh
 from activities.plan.port import RunnerResult, Work
@@ -155,18 +155,22 @@ class AttemptRunner:
         return _judged(attempt, done, work.root)
 
     def _settle_tree(self, attempt: AttemptContext, done: RunnerResult, tree: WorkingTree) -> StepResult:
-        """Keep what a step wrote, or undo it where the step failed."""
+        """Keep what a step wrote, or undo it where the step failed or a person has to see first what it removed."""
         before, after = attempt.before, tree.snapshot()
         paths = self._ports.trees.changed(tree.root, before, after) if after != before else ()
         if done.failure is None and (refusal := check_changes(attempt.loaded.plan, paths)):
             done = replace(done, failure=make_failure(refusal, FailureClass.POLICY))
+        if done.failure is None and done.question is None and paths:
+            base = attempt.request.scope.base_tree or before
+            stopped = check_deletions(attempt.work, self._ports.differ, base, before, after)
+            done = done if stopped is None else stopped
         if paths:
             patch = self._ports.trees.patch(tree.root, before, after)
             ref = attempt.store.put(patch, name="patch", media_type="text/x-diff")
             done = replace(done, artifacts={**done.artifacts, "patch": ref})
         # Kept by a reference, as git may prune a tree that has none. With dots, which names of checkpoints do not have.
         name = f"step.{file_name(attempt.step.id)}.{attempt.request.attempt}"
-        if done.failure is None:
+        if done.failure is None and done.question is None:
             tree.keep(name, after)
             return write_record(attempt, done, tree=after, tree_after=after)
         if after != before:

@@ -13,6 +13,7 @@ from activities.plan.port import Trees, Work
 from activities.plan.records.file_records import FileRecords, open_file_records
 from activities.plan.requests import RunStepRequest
 from activities.workspace.port import Workspaces
+from activities.workspace.trail import Differ
 from tightloop.plan.document.step import Step
 from tightloop.plan.language.reference import resolve
 
@@ -24,6 +25,7 @@ class AttemptPorts:
     workspaces: Workspaces
     stores: ArtifactStores
     trees: Trees
+    differ: Differ
 
     @cached_property
     def plans(self) -> PlanCache:

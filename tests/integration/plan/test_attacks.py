@@ -38,10 +38,10 @@ def site() -> Iterator[FakeSite]:
         yield running
 
 
-def by_model(root: Path, *steps: dict[str, Any], policy: dict[str, Any] | None = None, **settings: Any) -> Stage:
+def by_model(root: Path, *steps: dict[str, Any], run_id: str = "run-1", **settings: Any) -> Stage:
     """Open a plan as a model's is opened: within the bounds of the settings."""
-    plan = Plan.model_validate({"id": "p", "steps": steps, "policy": policy or {}})
-    return Stage(root, confined(plan, PlanSettings(**settings).caution(("ruff",))))
+    plan = Plan.model_validate({"id": "p", "steps": steps})
+    return Stage(root, confined(plan, PlanSettings(**settings).caution(("ruff",))), run_id=run_id)
 
 
 def shell(run: str, **fields: Any) -> dict[str, Any]:
@@ -135,8 +135,9 @@ class TestEnvironment:
         plan = by_model(root, shell("cat a.txt", environment={"PYTHONPATH": "src"}))
         waits(plan.run("one"))
         plan.done("one", answers=(Answer(question="q1", by="ada", option="approve"),))
+        rules = ("cat **", "env PYTHONPATH=src")
         allowed = by_model(
-            root, shell("cat a.txt", environment={"PYTHONPATH": "src"}), allow=("cat **", "env PYTHONPATH=src")
+            root, shell("cat a.txt", environment={"PYTHONPATH": "src"}, cache=False), allow=rules, run_id="run-2"
         )
         allowed.done("one")
 
@@ -259,3 +260,66 @@ class TestPatterns:
         ref, _ = staged.activities._ports.plans.put(str(root), stored.evolve(plan=staged.plan.evolve(policy=policy)))
         staged.scope = staged.scope.evolve(plan=ref)
         assert "has 100000 characters" in refused(staged.run("one"))
+
+
+class TestDeletions:
+    """What a model's plan removes is asked about by the bounds that hold for episodes, however it removes it."""
+
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> Path:
+        files = {f"src/{number}.py": "x = 1\n" * 40 for number in range(30)}
+        return make_repository(tmp_path / "repo", {**files, "keep.txt": "1\n"})
+
+    def edits(self, paths: list[str]) -> dict[str, Any]:
+        return {"edit": {"files": [{"path": path, "delete": True} for path in paths]}}
+
+    def test_edit_that_deletes_many_files_is_undone_until_a_person_says_keep(self, root: Path) -> None:
+        plan = by_model(root, {"id": "one", **self.edits([f"src/{number}.py" for number in range(26)])})
+        files = on_disk(root)
+        assert "policy.deletions: 26 files" in waits(plan.run("one"))
+        assert on_disk(root) == files
+        # An approval of the step itself is not one of what it removes.
+        waits(plan.run("one", answers=(Answer(question="q1", by="ada", option="approve"),)))
+        assert on_disk(root) == files
+        plan.done("one", answers=(Answer(question="q2", by="ada", option="keep"),))
+        assert len(list((root / "src").iterdir())) == 4
+
+    def test_no_from_a_person_is_a_refusal(self, root: Path) -> None:
+        plan = by_model(root, {"id": "one", **self.edits([f"src/{number}.py" for number in range(26)])})
+        no = Answer(question="q1", by="ada", option="reject", text="too much")
+        assert refused(plan.run("one", answers=(no,))) == "ada refused it: too much"
+
+    def test_deletions_of_many_steps_are_added_up(self, root: Path) -> None:
+        steps = [{"id": f"s{part}", **self.edits([f"src/{part * 7 + n}.py" for n in range(7)])} for part in range(3)]
+        plan = by_model(root, *steps)
+        plan.done("s0")
+        plan.done("s1")
+        assert "21 files and 840 lines (70%)" in waits(plan.run("s2"))
+
+    @pytest.mark.parametrize("content", ["", "junk\n" * 2_000])
+    def test_emptied_files_count_whatever_is_added_elsewhere(self, root: Path, content: str) -> None:
+        files = [{"path": f"src/{number}.py", "content": ""} for number in range(20)]
+        plan = by_model(root, {"id": "one", "edit": {"files": [*files, {"path": "junk.txt", "content": content}]}})
+        assert "800 lines (67%) are gone" in waits(plan.run("one"))
+
+    def test_diff_and_allowed_commands_are_bounded_too(self, root: Path) -> None:
+        patch = subprocess.run(
+            ["git", "-C", str(root), "diff", "-R", "4b825dc642cb6eb9a060e54bf8d69288fbee4904", "HEAD", "--", "src"],
+            check=True, capture_output=True, text=True, timeout=30,
+        ).stdout  # fmt: skip
+        waits(by_model(root, {"id": "one", "edit": {"diff": patch}}).run("one"))
+        command = by_model(root, shell("rm -r src"), allow=("rm **",), run_id="run-2")
+        waits(command.run("one"))
+        assert len(list((root / "src").iterdir())) == 30
+
+    def test_few_deletions_moves_and_plans_of_people_need_nobody(self, root: Path) -> None:
+        few = by_model(
+            root, {"id": "one", **self.edits(["src/0.py", "src/1.py"])}, shell("mv src lib", id="two"), allow=("mv **",)
+        )
+        few.done("one")
+        few.done("two")
+        few.close()
+        own = Plan.model_validate(
+            {"id": "p", "steps": [{"id": "one", **self.edits([f"lib/{n}.py" for n in range(2, 30)])}]}
+        )
+        Stage(root, own, run_id="run-2").done("one")

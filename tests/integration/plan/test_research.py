@@ -110,7 +110,9 @@ def stage(workspace: Path, site: FakeSite, model: ModelServer, monkeypatch: pyte
     monkeypatch.setenv(KEY_VARIABLE, KEY)
     service = ModelService(base_url=model.url, models=("m-1",))
     runners = model_runners(service, lambda _workspace: PromptPrivacy.FULL)
-    return Stage(workspace, plan_on(site), activities=activities_for(runners))
+    return Stage(
+        workspace, plan_on(site), activities=activities_for(runners, plan_secrets={KEY_VARIABLE: (site.authority,)})
+    )
 
 
 def test_research_goes_from_links_to_a_decision_with_evidence(

@@ -1,5 +1,7 @@
 """What steps may do, as data. The rules that decide on it are in `tightloop/plan/rules/guard.py`."""
 
+from pydantic import Field
+
 from tightloop.safety.verdict import Verdict
 from tightloop.value import Document
 
@@ -12,6 +14,15 @@ class CommandRule(Document):
     verdict: Verdict = Verdict.DENY
     """The first rule that matches decides."""
     reason: str = ""
+
+
+class Deletions(Document):
+    """How much may be gone since the plan began before a step that removes more waits for a person."""
+
+    files: int = Field(default=25, ge=1)
+    lines: int = Field(default=500, ge=1)
+    share: float = Field(default=0.5, ge=0, le=1)
+    """Of all lines; both this and `lines` have to be reached."""
 
 
 class Policy(Document):
@@ -30,5 +41,7 @@ class Policy(Document):
     # Matched against kind, capability and labels, so that one word covers all three.
     approve: tuple[str, ...] = ("deploy",)
     """Step kinds, capabilities or labels that wait for a person before they start."""
+    deletions: Deletions | None = None
+    """None: unbounded. Plans that a model wrote have the bounds of `alignment`."""
     within: "Policy | None" = None
     """A policy around this one: an act must pass both. Set for plans within plans and for plans that a model wrote."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tightloop.plan.document.plan import Plan, PlanBudget
-from tightloop.plan.document.policy import CommandRule, Policy
+from tightloop.plan.document.policy import CommandRule, Deletions, Policy
 from tightloop.plan.document.step import Capability, Step, walk
 from tightloop.plan.rules.budgeting import narrowest
 from tightloop.plan.rules.command import judge_command
@@ -27,17 +27,20 @@ class Caution:
     max_steps: int = 200
 
 
-def policy_for(allowed: tuple[str, ...], *, write: tuple[str, ...], network: tuple[str, ...]) -> Policy:
+def policy_for(
+    allowed: tuple[str, ...], *, write: tuple[str, ...], network: tuple[str, ...], deletions: Deletions
+) -> Policy:
     """Return a policy in which a person approves every command that is not allowed by a pattern.
 
     Args:
         allowed: patterns over the words of a command, such as `git diff **`.
         write: globs of what steps may change.
         network: hosts that `http` and `fetch` may ask.
+        deletions: bounds of what its steps together may remove.
     """
     rules = tuple(CommandRule(match=match, verdict=Verdict.ALLOW) for match in allowed)
     ask = CommandRule(match="**", verdict=Verdict.ASK, reason="a model wrote it")
-    return Policy(write=write, network=network, commands=(*rules, ask))
+    return Policy(write=write, network=network, commands=(*rules, ask), deletions=deletions)
 
 
 def under(plan: Plan, old: Plan | None, caution: Caution) -> Plan:

@@ -1,7 +1,7 @@
 """Judges steps by a plan's policy: what they may change, run and request, and which wait for a person."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from tightloop.safety.commands.effects import written_paths
 from tightloop.safety.commands.shell import plain
 from tightloop.safety.glob import find_excess, fits
 from tightloop.safety.verdict import Ruling, Verdict, strictest
+from tightloop.value import counted
 
 PATHS_SHOWN = 5
 _HEADER = re.compile(r"^--- ([^\"\n]+)\n\+\+\+ ([^\"\n]+)\n@@", re.MULTILINE)
@@ -71,6 +72,26 @@ def judge_changes(policy: Policy, paths: Iterable[str]) -> Ruling:
     """Return whether a step may have changed these paths, by the policy and those around it."""
     changed, policies = tuple(paths), tuple(enclosing_policies(policy))
     return find_excess_of(policies) or strictest(verdict for one in policies for verdict in _of_paths(one, changed))
+
+
+def judge_deletions(policy: Policy, gone: Sequence[str], lines: int, lines_before: int) -> Ruling:
+    """Return whether this much may be gone, by the policy and those around it.
+
+    Args:
+        policy: with its bounds, if it has any.
+        gone: files that were removed since the plan began.
+        lines: that were lost with them and in others.
+        lines_before: that there were.
+    """
+    share = lines / lines_before if lines_before > 0 else 0.0
+    for bound in filter(None, (one.deletions for one in enclosing_policies(policy))):
+        if len(gone) >= bound.files or (lines >= bound.lines and share >= bound.share):
+            said = (
+                f"{counted(len(gone), 'file')} and {counted(lines, 'line')} ({share:.0%}) are gone since the plan began"
+            )
+            named = f": {_listed(list(gone))}" if gone else ""
+            return Ruling(Verdict.ASK, "policy.deletions", f"policy.deletions: {said}{named}")
+    return Ruling()
 
 
 def find_excess_of(policies: Iterable[Policy]) -> Ruling | None:
