@@ -82,7 +82,7 @@ def _of_variable(one: Assignment, rules: Sequence[CommandRule]) -> Ruling:
 
 def _matches(rule: CommandRule, call: Call) -> bool:
     pattern = _words(rule.match)
-    forms = [(call.name, *call.words)]
+    forms: list[tuple[str, ...]] = [(call.name, *call.words)]
     if call.has_more_words and rule.verdict is Verdict.ALLOW:
         forms = [("xargs", call.name, *call.words)]
     if AS_ROOT in call.words:
