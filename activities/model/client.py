@@ -72,7 +72,8 @@ class ModelClient:
         # The SDK takes most of a second to import: a worker that asks no model never pays for it.
         import openai
 
-        from activities.model.failure import model_missing, translated
+        from activities.model.failure import model_missing, too_large, translated
+        from activities.network import AnswerError
 
         strictest = self._service.strictest_privacy
         system, *said = (
@@ -90,6 +91,8 @@ class ModelClient:
                     raise translated(error, model) from error
                 self._missing.add(model)
                 refused.append(f"{model} ({error.status_code})")
+            except AnswerError as error:
+                raise too_large(error, model) from error
             except openai.APIError as error:
                 raise translated(error, model) from error
         raise PlannerError(
@@ -100,9 +103,12 @@ class ModelClient:
     async def _ask_model(self, model: str, system: str, turns: Sequence[Turn], schema: AnswerSchema) -> ModelAnswer:
         import openai
 
+        from activities.model.bounded import bounded_client
+
         service = self._service
         # An empty key is passed on as a word: own services need none, and the SDK must not look for one elsewhere.
         async with openai.AsyncOpenAI(
+            http_client=bounded_client(),
             api_key=service.api_key or "none",
             base_url=service.base_url or OPENAI_URL,
             timeout=service.timeout_s,

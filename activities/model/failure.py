@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 import openai
 
+from activities.network import AnswerError
 from tightloop.errors import PlannerError, PlannerUnavailableError, TightloopError
 from tightloop.executor.limit import LimitAction, LimitSignal, choose_action
 from tightloop.executor.limit_matcher import detect
@@ -31,9 +32,16 @@ def model_missing(error: openai.APIStatusError) -> bool:
     return error.param == "model" or (error.status_code == 403 and "model" in error.message.lower())
 
 
+def too_large(error: AnswerError, model: str) -> PlannerError:
+    """Return the error for an answer that was not read to its end."""
+    return PlannerError(f"model {model}: {error}. Check the base URL, and that no proxy stands between")
+
+
 def translated(error: openai.APIError, model: str) -> TightloopError:
     """Return the error to raise instead."""
     detail = shorten(" ".join(error.message.split()), _DETAIL_CHARACTERS)
+    if isinstance(error.__cause__, AnswerError):
+        return too_large(error.__cause__, model)
     if isinstance(error, openai.APITimeoutError):
         return PlannerUnavailableError(f"model {model} did not answer in time; trying again")
     if not isinstance(error, openai.APIStatusError):

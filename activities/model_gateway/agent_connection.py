@@ -10,6 +10,8 @@ import h11
 from activities.model_gateway.exchange import Headers, Request
 
 LARGEST_REQUEST_BYTES = 64 * 2**20
+ALL_REQUESTS_BYTES = 4 * LARGEST_REQUEST_BYTES
+"""Of all connections of one gateway together: every process of the host can send it something."""
 LARGEST_HEAD_BYTES = 64 * 2**10
 IDLE_S = 600.0
 """Longest silence of an agent between its calls on one connection, and longest stall of a read or write."""
@@ -22,13 +24,32 @@ class AgentGoneError(Exception):
 
 
 class TooLargeError(Exception):
-    """The body of a request is above the bound."""
+    """The body of a request is above the bound, or all of them together are."""
+
+
+class Room:
+    """The bytes of requests that one gateway holds."""
+
+    def __init__(self) -> None:
+        self._left = ALL_REQUESTS_BYTES
+
+    def take(self, size: int) -> None:
+        """Take some; a negative size gives them back.
+
+        Raises:
+            TooLargeError: there are not so many left.
+        """
+        if size > self._left:
+            raise TooLargeError
+        self._left -= size
 
 
 class AgentConnection:
     """Reads requests and writes answers. Belongs to the event loop of its gateway."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, room: Room) -> None:
+        self._room = room
+        self._taken = 0
         self._reader = reader
         self._writer = writer
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=LARGEST_HEAD_BYTES)
@@ -39,8 +60,9 @@ class AgentConnection:
 
         Raises:
             AgentGoneError: what came is not HTTP, or stopped in its middle.
-            TooLargeError: the body is above `LARGEST_REQUEST_BYTES`.
+            TooLargeError: the body is above `LARGEST_REQUEST_BYTES`, or all together above `ALL_REQUESTS_BYTES`.
         """
+        self._give_back()
         if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
             self._http.start_next_cycle()
         elif self._http.our_state is not h11.IDLE:
@@ -107,6 +129,7 @@ class AgentConnection:
 
     async def close(self) -> None:
         """Close the connection after what was written."""
+        self._give_back()
         self._writer.close()
         with suppress(TimeoutError, OSError):
             await asyncio.wait_for(self._writer.wait_closed(), LINGER_S)
@@ -118,10 +141,16 @@ class AgentConnection:
             await self._send(h11.InformationalResponse(status_code=100, headers=[]))
         body = bytearray()
         while isinstance(event := await self._event(), h11.Data):
+            self._room.take(len(event.data))
+            self._taken += len(event.data)
             body += event.data
             if len(body) > LARGEST_REQUEST_BYTES:
                 raise TooLargeError
         return bytes(body)
+
+    def _give_back(self) -> None:
+        self._room.take(-self._taken)
+        self._taken = 0
 
     async def _event(self) -> Any:
         try:

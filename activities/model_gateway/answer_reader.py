@@ -2,7 +2,6 @@
 
 import json
 import re
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,10 +19,7 @@ class AnswerReader:
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         self.streamed = headers.get("content-type", "").lower().startswith("text/event-stream")
-        packed = headers.get("content-encoding", "identity").lower()
-        # 47 = 32 + 15: zlib tells gzip and deflate apart by their headers.
-        self._unpack = zlib.decompressobj(wbits=47) if packed in {"gzip", "deflate"} else None
-        self._readable = self._unpack is not None or packed == "identity"
+        self._readable = True
         self._held = bytearray()
         self._data = bytearray()
         self._counts: dict[str, int] = {}
@@ -39,10 +35,7 @@ class AnswerReader:
         self._size += len(chunk)
         if not self._readable:
             return
-        try:
-            self._held += self._unpack.decompress(chunk, LARGEST_EVENT_BYTES) if self._unpack else chunk
-        except zlib.error:
-            self._readable = False
+        self._held += chunk
         if self.streamed and b"\n" in self._held:
             self._lines()
         if len(self._held) > LARGEST_EVENT_BYTES:

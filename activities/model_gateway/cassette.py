@@ -16,9 +16,8 @@ from tightloop.errors import ExecutorError
 
 LARGEST_BODY_BYTES = 32 * 2**20
 """An answer above that is passed on, but not recorded."""
-_KEPT = ("content-type", "content-encoding", "retry-after", "x-ratelimit-", "anthropic-ratelimit-", "x-codex-",
+_KEPT = ("content-type", "retry-after", "x-ratelimit-", "anthropic-ratelimit-", "x-codex-",
          "x-should-retry", "request-id", "x-request-id")  # fmt: skip
-_HIDDEN_KEY = "<key>"
 
 
 class Recorder:
@@ -32,7 +31,7 @@ class Recorder:
         """
         self._spec = spec
         self._source = source
-        self._marks = [*([(spec.key, _HIDDEN_KEY)] if spec.key else []), *marks(spec.volatile)]
+        self._marks = marks(spec.volatile)
         self._broken = ""
         try:
             # Private: a recording holds whole prompts, and with them code.

@@ -96,7 +96,7 @@ class ProxiedCall:
             self._meter.heard(self._number, reader, named, ended=ended)
 
     async def _pass_error(self, answer: Answer, named: Mapping[str, str]) -> None:
-        """Read an error first, then pass it on; a key that the provider repeats in it is masked."""
+        """Read an error first, then pass it on."""
         body = bytearray()
         begun = False
         try:
@@ -119,8 +119,7 @@ class ProxiedCall:
     async def _send_error(self, answer: Answer, body: bytes, *, begun: bool) -> None:
         if not begun:
             await self._agent.begin(answer.status, answer.headers)
-        key = self._spec.key.encode()
-        await self._agent.write(body.replace(key, b"*" * len(key)) if key else body)
+        await self._agent.write(body)
 
 
 @asynccontextmanager

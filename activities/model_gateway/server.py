@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
-from activities.model_gateway.agent_connection import AgentConnection, AgentGoneError, TooLargeError
+from activities.model_gateway.agent_connection import AgentConnection, AgentGoneError, Room, TooLargeError
 from activities.model_gateway.cassette import Player, Recorder
 from activities.model_gateway.exchange import BrokenOffError, Call, Request, Source
 from activities.model_gateway.meter import Meter
@@ -27,6 +27,7 @@ from tightloop.errors import ExecutorError
 
 CALLS_AT_ONCE = 32
 CONNECTIONS = 128
+TOO_LARGE = "the request is above 64 MB, or all of them at once above 256 MB. Send less"
 SHUT_S = 0.4
 """Longest wait for what is still under way, twice in a row."""
 
@@ -62,6 +63,7 @@ class GatewayServer:
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._turns = asyncio.Semaphore(CALLS_AT_ONCE)
+        self._room = Room()
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name=f"model-gateway-{self._port}", daemon=True)
 
@@ -108,7 +110,7 @@ class GatewayServer:
             return
         # asyncio does it only for sockets that name their protocol; without it each answer waits 40 ms for an ACK.
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        task = self._loop.create_task(self._converse(AgentConnection(reader, writer)))
+        task = self._loop.create_task(self._converse(AgentConnection(reader, writer, self._room)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -118,7 +120,7 @@ class GatewayServer:
                 await agent.while_there(self._answer(agent, request))
         except TooLargeError:
             with suppress(AgentGoneError):
-                await self._refuse(agent, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the request is above 64 MB. Send less")
+                await self._refuse(agent, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, TOO_LARGE)
                 await agent.linger()
         except (AgentGoneError, BrokenOffError, asyncio.CancelledError):
             agent.abort()

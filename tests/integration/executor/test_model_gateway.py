@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -289,6 +289,24 @@ def test_a_request_above_the_bound_is_refused() -> None:
             assert answer.status == 413
             assert "64 MB" in json.loads(answer.read())["error"]["message"]
         assert model.calls == 0
+
+
+def test_many_large_requests_at_once_do_not_fill_the_memory_and_the_next_ones_pass() -> None:
+    """Not even one who has the token: the bodies are read before they are answered."""
+    part = b"x" * (60 * 2**20)
+    with FakeModel(say(TEXT)) as model, open_gateway(spec_of(model)) as gateway, ExitStack() as stack:
+        place = urlsplit(gateway.base_url)
+        head = f"POST {place.path}/responses HTTP/1.1\r\nhost: x\r\ncontent-length: {len(part) + 1}\r\n\r\n"
+        senders = []
+        for _ in range(4):
+            sender = stack.enter_context(socket.create_connection(("127.0.0.1", place.port or 0), 60))
+            sender.sendall(head.encode() + part)
+            senders.append(sender)
+        # Each of them lacks one byte; the fifth finds no room.
+        until(lambda: send(gateway.base_url, "/responses", part)[0] == 413)
+        for sender in senders:
+            sender.close()
+        until(lambda: ask(gateway, "/responses", {"input": "x" * len(part), "model": "m"})[0] == 200)
 
 
 def test_a_large_request_passes_whole() -> None:
