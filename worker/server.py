@@ -11,8 +11,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
-from temporalio.client import Client
 
+from tightloop.client.connection import connect
+from tightloop.client.encryption import PLAIN_CONVERTER
 from tightloop.client.execution import SEARCH_ATTRIBUTES
 from tightloop.errors import ServiceUnavailableError
 from tightloop.settings import Settings
@@ -101,12 +102,14 @@ def free_port() -> int:
 
 
 async def answers(settings: Settings) -> bool:
-    """Return whether a Temporal server answers at the configured address."""
+    """Return whether a Temporal server answers at the configured address.
+
+    Raises:
+        SettingsError: one answers, but not in the way that `temporal.tls` and its like ask for.
+    """
     try:
-        await asyncio.wait_for(
-            Client.connect(settings.temporal.address, namespace=settings.temporal.namespace, lazy=False), 5
-        )
-    except (RuntimeError, TimeoutError):
+        await connect(settings, PLAIN_CONVERTER)
+    except ServiceUnavailableError:
         return False
     return True
 

@@ -117,7 +117,7 @@ def test_every_mistake_is_named_at_once() -> None:
     message = refusal("temporal: {adress: x, tls: perhaps}\nserver: {http_port: -1}")
     assert sorted(message.split("\n")) == [
         "server.http_port is -1; it must be a whole number from 0 to 65535",
-        "temporal.tls is 'perhaps'; it must be true or false",
+        "temporal.tls is 'perhaps'; it must be true or false, or null",
         "there is no setting 'adress' (temporal.adress); did you mean temporal.address?",
     ]
 

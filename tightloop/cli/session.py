@@ -54,7 +54,10 @@ class Session:
         try:
             temporal = type(settings.temporal).model_validate(dict(settings.temporal) | changes)
         except ValidationError as error:
-            name = error.errors()[0]["loc"][0]
+            [problem, *_] = error.errors()
+            if not problem["loc"]:
+                raise SettingsError(f"temporal: {problem['msg'].removeprefix('Value error, ')}") from None
+            name = problem["loc"][0]
             raise SettingsError(f"--{name} is {changes.get(str(name))!r}. For example: 127.0.0.1:7233") from error
         return settings.evolve(temporal=temporal)
 

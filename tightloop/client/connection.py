@@ -3,14 +3,15 @@
 import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 
 from temporalio.client import Client, Interceptor
 from temporalio.converter import DataConverter
 from temporalio.runtime import Runtime
-from temporalio.service import RetryConfig, RPCError
+from temporalio.service import RetryConfig, RPCError, TLSConfig
 
-from tightloop.errors import ServiceUnavailableError
-from tightloop.settings import Settings
+from tightloop.errors import ServiceUnavailableError, SettingsError
+from tightloop.settings import Settings, TemporalSettings
 
 CONNECT_TIMEOUT = timedelta(seconds=5)
 RETRY_SECONDS = 3
@@ -33,8 +34,10 @@ async def connect(
 
     Raises:
         ServiceUnavailableError: nobody answers at the address, or not as Temporal.
+        SettingsError: a file of `temporal.tls_*` cannot be used.
     """
     temporal = settings.temporal
+    tls = tls_of(temporal)
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
             while True:
@@ -43,7 +46,7 @@ async def connect(
                         temporal.address,
                         namespace=temporal.namespace,
                         data_converter=data_converter,
-                        tls=temporal.tls,
+                        tls=tls,
                         api_key=temporal.api_key.get_secret_value() or None,
                         # Workers keep the SDK's own patience: they outlast a restart of the server.
                         retry_config=_RETRY if runtime is None else None,
@@ -55,12 +58,54 @@ async def connect(
                         raise
                 await asyncio.sleep(_STARTING_WAIT.total_seconds())
     except (RuntimeError, ValueError, TimeoutError, RPCError) as error:
+        if temporal.encrypted:
+            _check_tls(temporal.address, str(error))
         raise no_answer(temporal.address, _reason(error)) from error
+
+
+def tls_of(temporal: TemporalSettings) -> TLSConfig | bool:
+    """Return how the connection is encrypted, with the content of the files; False: not at all.
+
+    Raises:
+        SettingsError: a file cannot be read, or is not PEM.
+    """
+    if not temporal.encrypted:
+        return False
+    read: dict[str, bytes] = {}
+    for name, file in temporal.tls_files.items():
+        try:
+            read[name] = Path(file).expanduser().read_bytes()
+        except OSError as error:
+            raise SettingsError(f"temporal.{name} {file} cannot be read: {error.strerror or error}") from error
+        if b"-----BEGIN " not in read[name]:
+            raise SettingsError(f"temporal.{name} {file} is not a PEM file")
+    return TLSConfig(
+        server_root_ca_cert=read.get("tls_ca"),
+        client_cert=read.get("tls_cert"),
+        client_private_key=read.get("tls_key"),
+        domain=temporal.tls_server_name or None,
+    )
 
 
 def no_answer(address: str, why: str) -> ServiceUnavailableError:
     """Return the error for a Temporal that cannot be reached."""
     return ServiceUnavailableError(f"Temporal does not answer at {address} ({why}). Start it: tightloop up")
+
+
+# Words of rustls 0.23 and tonic 0.14, which the SDK shows, and what can be done.
+_TLS_FAILURES = {
+    "UnknownIssuer": "no authority that is trusted here signed its certificate. Name its file in temporal.tls_ca",
+    "NotValidForName": "its certificate is for another name. Give that one in temporal.tls_server_name",
+    "InvalidCertificate": "its certificate is not valid. See its dates, and temporal.tls_ca",
+    "CertificateRequired": "it asks for a client's certificate. Give it in temporal.tls_cert and temporal.tls_key",
+    "close_notify": "it ends the connection. Does it ask for a client's certificate (temporal.tls_cert and tls_key)?",
+}
+
+
+def _check_tls(address: str, text: str) -> None:
+    for word, told in _TLS_FAILURES.items():
+        if word in text:
+            raise SettingsError(f"Temporal at {address} cannot be used over TLS: {told}")
 
 
 def _reason(error: BaseException) -> str:

@@ -19,9 +19,43 @@ class TemporalSettings(Section):
     """Task queue of the episodes."""
     ui_url: str = "http://127.0.0.1:8233"
     """Temporal UI, for the links that the command line prints."""
-    tls: bool = False
     api_key: SecretStr = SecretStr("")
     """Temporal Cloud. Better given as `TIGHTLOOP_TEMPORAL__API_KEY` than in a file."""
+    tls: bool | None = None
+    """Encrypt the connection. Unset: where `api_key` or one of the settings below is set."""
+    tls_ca: str = ""
+    """PEM file of the authorities that sign the server's certificate. Empty: those of this system."""
+    tls_cert: str = ""
+    """PEM file of the client's certificate, where the server asks for one."""
+    tls_key: str = ""
+    """PEM file of its private key."""
+    tls_server_name: str = ""
+    """Name in the server's certificate, where it is not the host of `address`."""
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether the connection uses TLS."""
+        if self.tls is not None:
+            return self.tls
+        return bool(self.api_key.get_secret_value() or self.tls_files or self.tls_server_name)
+
+    @property
+    def tls_files(self) -> dict[str, str]:
+        """The files that are set, by the name of the setting."""
+        given = {"tls_ca": self.tls_ca, "tls_cert": self.tls_cert, "tls_key": self.tls_key}
+        return {name: file for name, file in given.items() if file}
+
+    @model_validator(mode="after")
+    def _not_in_clear(self) -> "TemporalSettings":
+        host = self.address.rpartition(":")[0]
+        if not self.encrypted and self.api_key.get_secret_value() and host not in LOOPBACK_HOSTS:
+            raise ValueError(f"api_key would be sent in clear to {host}. Remove tls: false")
+        useless = [*self.tls_files, *(["tls_server_name"] if self.tls_server_name else [])]
+        if not self.encrypted and useless:
+            raise ValueError(f"tls is false, so {useless[0]} would not be used. Remove one of them")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError("tls_cert and tls_key belong together. Set both, or neither")
+        return self
 
 
 class QueueSettings(Section):
