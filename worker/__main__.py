@@ -53,7 +53,7 @@ async def _dispatch(arguments: argparse.Namespace, settings: Settings) -> int:
     elif arguments.command == "describe":
         await asyncio.to_thread(print_description, settings)
     elif arguments.command == "demo":
-        return await run_demo(settings, folder)
+        return await run_demo(settings, folder, settings_file=arguments.settings)
     else:
         path = Path(arguments.what)
         if path.exists() or path.suffix == ".json":

@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 
 from activities.sandbox.choose import choose_sandbox
+from tightloop.alert import episode_link
 from tightloop.client import TightloopClient
+from tightloop.client.ui_session import signed_in
 from tightloop.episode.check import Check
 from tightloop.episode.display import budget_line
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeStatus, TimelineEntry
@@ -49,18 +51,18 @@ def with_sandbox_or_none(settings: Settings) -> Settings:
     return settings.evolve(sandbox=settings.sandbox.evolve(unsafe_local=True))
 
 
-async def run_demo(settings: Settings, folder: Path) -> int:
+async def run_demo(settings: Settings, folder: Path, *, settings_file: Path | None = None) -> int:
     """Bring everything up, run the episode, tell what happened; returns 0 if it ended green."""
     stopped = stop_event()
     settings = with_sandbox_or_none(settings)
     print("Starting Temporal and a worker ...", flush=True)
-    async with stack_up(settings, folder) as temporal:
+    async with stack_up(settings, folder, settings_file=settings_file) as temporal:
         workspace = make_sample(folder)
         client = TightloopClient(temporal, settings)
         request = EpisodeRequest(goal=GOAL, workspace=str(workspace), definition_of_done=CHECKS)
         episode_id = await client.start(request)
-        ui = f"{settings.temporal.ui_url}/namespaces/{settings.temporal.namespace}/workflows/{episode_id}"
-        print(f"Temporal Web UI   {ui}")
+        ui = episode_link(settings.temporal.ui_url, settings.temporal.namespace, episode_id)
+        print(f"Temporal Web UI   {signed_in(settings, ui) if sys.stdout.isatty() else ui}")
         print(f"Sample repository {workspace}")
         print(f"Episode           {episode_id}: {GOAL}\n", flush=True)
         watching = asyncio.create_task(_watch(client, episode_id))

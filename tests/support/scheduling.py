@@ -5,7 +5,7 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 WHOLE = (
     "tests/e2e/",
     "tests/integration/test_client_surface.py",
-    "tests/trials/test_codec_ui.py",
+    "tests/trials/test_ui.py",
     "tests/trials/test_demo.py",
     "tests/trials/test_plan_encrypted.py",
     "tests/trials/test_privacy.py",

@@ -18,7 +18,7 @@ class TemporalSettings(Section):
     task_queue: str = Field(default="tightloop", min_length=1)
     """Task queue of the episodes."""
     ui_url: str = "http://127.0.0.1:8233"
-    """Temporal UI, for the links that the command line prints."""
+    """Temporal's Web UI, for links; `tightloop up` serves it there, behind a sign-in."""
     api_key: SecretStr = SecretStr("")
     """Temporal Cloud. Better given as `TIGHTLOOP_TEMPORAL__API_KEY` than in a file."""
     tls: bool | None = None
@@ -93,29 +93,9 @@ class ServerSettings(Section):
 
 
 class CodecSettings(Section):
-    """The codec server: shows to Temporal's UI and CLI what `privacy.encrypt` encrypted. See docs/codec-server.md."""
+    """A codec server for a cluster, `python -m gateway.ui`; `tightloop up` needs none of this. See docs/web-ui.md."""
 
-    listen: Address = "127.0.0.1:8234"
+    listen: Annotated[str, Field(pattern=r"^([^\s/]+:\d{1,5})?$")] = ""
     """Host and port to listen at. Plain HTTP: for other hosts put a proxy with TLS before it."""
-    require_token: bool = True
-    """Without it every process of this machine may decrypt what it finds in Temporal; only for loopback."""
-    token_env: str = ""
-    """Name of the environment variable that holds the token; empty: `codec-token` in the state folder."""
     origins: tuple[Annotated[str, Field(pattern=r"^https?://[^/\s]+$")], ...] = ()
     """Web pages that may ask, besides the Temporal UI of `temporal.ui_url`, such as https://temporal.example.com"""
-
-    @property
-    def loopback(self) -> bool:
-        """Whether only this machine can connect."""
-        return self.listen.rpartition(":")[0] in LOOPBACK_HOSTS
-
-    @property
-    def endpoint(self) -> str:
-        """What Temporal's UI and CLI take as their codec endpoint."""
-        return f"http://{self.listen}"
-
-    @model_validator(mode="after")
-    def _closed(self) -> "CodecSettings":
-        if not self.require_token and not self.loopback:
-            raise ValueError(f"require_token may be false only on 127.0.0.1, not on {self.listen}")
-        return self

@@ -30,6 +30,10 @@ class Browser:
     def run(self, script: str, *arguments: Any) -> Any:
         return call("POST", f"{self._session}/execute/sync", {"script": script, "args": list(arguments)})
 
+    def run_async(self, script: str, *arguments: Any) -> Any:
+        """Run a script that calls its last argument with the result."""
+        return call("POST", f"{self._session}/execute/async", {"script": script, "args": list(arguments)})
+
     def text(self) -> str:
         """What a person could read on the page, fields included."""
         fields = "[...document.querySelectorAll('input,textarea')].map(e => e.value).join('\\n')"
@@ -64,20 +68,21 @@ def call(method: str, url: str, body: Any = None) -> Any:
 
 
 @contextmanager
-def chromium(folder: Path) -> Iterator[Browser]:
+def chromium(folder: Path, *options: str) -> Iterator[Browser]:
     """Start a browser with a profile of its own under `folder`; skips the test where there is none."""
     driver = shutil.which("chromedriver")
     program = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-browser"))), None)
     if driver is None or program is None:
         pytest.skip("no chromium and chromedriver here (Debian: apt install chromium chromium-driver)")
     port = free_port()
+    folder.mkdir(exist_ok=True)
     with (folder / "chromedriver.log").open("wb") as log:
         process = subprocess.Popen([driver, f"--port={port}"], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     browser: Browser | None = None
     try:
         url = f"http://127.0.0.1:{port}"
         wait_until_ready(url)
-        browser = Browser(url, call("POST", f"{url}/session", capabilities(program, folder))["sessionId"])
+        browser = Browser(url, call("POST", f"{url}/session", capabilities(program, folder, options))["sessionId"])
         yield browser
     finally:
         if browser is not None:
@@ -99,7 +104,7 @@ def wait_until_ready(url: str) -> None:
         time.sleep(0.1)
 
 
-def capabilities(program: str, folder: Path) -> dict[str, Any]:
+def capabilities(program: str, folder: Path, more: tuple[str, ...]) -> dict[str, Any]:
     arguments = [
         "--headless=new",
         "--no-sandbox",  # Chromium's own refuses to work as root, as in most containers
@@ -109,6 +114,7 @@ def capabilities(program: str, folder: Path) -> dict[str, Any]:
         "--disable-background-networking",
         "--window-size=1500,2200",
         f"--user-data-dir={folder / 'profile'}",
+        *more,
     ]
     options = {"binary": program, "args": arguments}
     return {"capabilities": {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": options}}}

@@ -6,11 +6,13 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from tightloop.alert import episode_link
 from tightloop.cli.host.doctor import Finding, examine
 from tightloop.cli.host.server_part import Role, become_worker
 from tightloop.cli.render.terminal import coloured, show, show_json, table
 from tightloop.cli.session import AsJson, session_of
 from tightloop.client import TightloopClient
+from tightloop.client.ui_session import signed_in, temporal_variables
 from tightloop.errors import EpisodeNotFoundError
 
 app = typer.Typer()
@@ -29,6 +31,28 @@ def up(
     """Run the embedded Temporal server and a worker until Ctrl-C."""
     options = [*(["--role", role.value] if role else []), *(["--encrypt"] if encrypt else [])]
     become_worker(session_of(context), "up", *options, state_folder=state_folder)
+
+
+@app.command(rich_help_panel=HOST)
+def ui(
+    context: typer.Context,
+    reference: Annotated[
+        str, typer.Argument(metavar="[ID]", help="Id of an episode or plan, or a unique part of it, or last.")
+    ] = "",
+) -> None:
+    """Print a link to the Temporal Web UI that signs one browser in."""
+    session = session_of(context)
+    found = session.settings.temporal
+    key = session.run(lambda client: client.resolve(reference)) if reference else ""
+    url = episode_link(found.ui_url, found.namespace, key) if key else found.ui_url
+    typer.echo(signed_in(session.settings, url))
+
+
+@app.command(rich_help_panel=HOST)
+def env(context: typer.Context) -> None:
+    """Print the variables with which the `temporal` command talks to this server: eval "$(tightloop env)"."""
+    for name, value in temporal_variables(session_of(context).settings).items():
+        typer.echo(f"export {name}={value}")
 
 
 @app.command(rich_help_panel=HOST)

@@ -1,4 +1,4 @@
-"""`up --encrypt` as a person uses it: the Temporal UI in a real browser and the command line, through the codec."""
+"""The Web UI of `up --encrypt` as a person uses it, and as a hostile page does: in a real browser, and from the CLI."""
 
 import json
 import os
@@ -6,8 +6,10 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +22,11 @@ from tests.support.stack.stack import ROOT, wait_for_port
 from tightloop.errors import SettingsError
 from tightloop.settings import parse_settings
 from worker.encryption import turn_on
-from worker.server import Owner, free_port, owner_file, server_arguments, temporal_binary
+from worker.server import Owner, free_port, owner_file, temporal_binary
 
 pytestmark = pytest.mark.timeout(600)
 PLANTED = "zebra-crossing-42"
 EPISODE = "codec-ui-1"
-FOLLOW_THE_PAGE = """
-const [endpoint] = arguments;
-document.querySelector('[data-testid^=data-encoder-status]').click();
-const dialog = document.querySelector('#data-encoder-settings');
-const labelled = text => [...dialog.querySelectorAll('label')].find(each => each.innerText.includes(text));
-const there = find => new Promise(done => {
-  const look = () => { const found = find(); found ? done(found) : setTimeout(look, 50); };
-  look();
-});
-labelled('Use my browser setting and ignore Cluster-level setting').click();
-return there(() => labelled('Include cross-origin credentials') && dialog.querySelector('textarea')).then(field => {
-  field.value = endpoint;
-  field.dispatchEvent(new Event('input', {bubbles: true}));
-  const credentials = labelled('Include cross-origin credentials').querySelector('input');
-  credentials.click();
-  return there(() => credentials.checked && dialog.querySelector('[data-testid=confirm-modal-button]:enabled'));
-}).then(confirm => new Promise(done => setTimeout(() => { confirm.click(); done(true); }, 300)));
-"""
-"""What the sign-in page asks a person to do in the UI, with the words of UI 2.54."""
 
 
 class Installation:
@@ -52,14 +35,13 @@ class Installation:
     def __init__(self, folder: Path) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("TEMPORAL_", "TIGHTLOOP_"))}
         self.state, self.config = folder / "state", folder / "config" / "tightloop" / "settings.yaml"
-        self.address, self.ui, self.codec = (f"127.0.0.1:{free_port()}" for _ in range(3))
+        self.address, self.ui = (f"127.0.0.1:{free_port()}" for _ in range(2))
         self.environment = {
             **clean,
             "XDG_CONFIG_HOME": str(folder / "config"),
             "TIGHTLOOP_HOME": str(self.state),
             "TIGHTLOOP_TEMPORAL__ADDRESS": self.address,
             "TIGHTLOOP_TEMPORAL__UI_URL": f"http://{self.ui}",
-            "TIGHTLOOP_CODEC__LISTEN": self.codec,
             "TIGHTLOOP_SANDBOX__UNSAFE_LOCAL": "true",
         }
 
@@ -74,7 +56,7 @@ class Installation:
         with subprocess.Popen(command, cwd=ROOT, env=self.environment, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             said: list[str] = []
-            while not said or (said[-1] and "Temporal CLI:" not in said[-1]):
+            while not said or (said[-1] and "Start an episode" not in said[-1]):
                 said.append(process.stdout.readline())
             try:
                 yield psutil.Process(process.pid), said
@@ -82,27 +64,13 @@ class Installation:
                 process.send_signal(signal.SIGTERM)
                 process.wait(120)
 
-    @contextmanager
-    def running(self, command: list[str], port_of: str, **more: str) -> Iterator[None]:
-        """Run one program until the end of the block."""
-        environment = {**self.environment, **more}
-        with (
-            (self.state / "other.log").open("ab") as log,
-            subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            ) as one,
-        ):
-            try:
-                wait_for_port(port_of)
-                yield
-            finally:
-                one.terminate()
-                one.wait(90)
-
     def tightloop(self, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "tightloop.cli.main", *arguments]
         environment = {**self.environment, **more}
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+
+    def link(self) -> str:
+        return self.tightloop("ui").stdout.strip()
 
     def history(self) -> dict[str, Any]:
         """The history as Temporal stores it."""
@@ -149,15 +117,15 @@ def event_of_the_plan(history: dict[str, Any]) -> int:
     )
 
 
-def pages(installation: Installation) -> dict[str, str]:
-    """The pages of the UI that show content, each with a few of the characters that Temporal has stored for it."""
+def run_of(history: dict[str, Any]) -> str:
+    return str(history["events"][0]["workflowExecutionStartedEventAttributes"]["originalExecutionRunId"])
+
+
+def pages(installation: Installation) -> list[str]:
+    """The pages of the UI that show content."""
     history = installation.history()
-    run = history["events"][0]["workflowExecutionStartedEventAttributes"]["originalExecutionRunId"]
-    plan = event_of_the_plan(history)
-    [start] = history["events"][0]["workflowExecutionStartedEventAttributes"]["input"]["payloads"]
-    [answer] = history["events"][plan - 1]["activityTaskCompletedEventAttributes"]["result"]["payloads"]
-    where = f"{installation.page}/{run}"
-    return {f"{where}/timeline": start["data"][:40], f"{where}/history/events/{plan}": answer["data"][:40]}
+    where = f"{installation.page}/{run_of(history)}"
+    return [f"{where}/timeline", f"{where}/history/events/{event_of_the_plan(history)}"]
 
 
 def check_readable(browser: Browser, installation: Installation) -> None:
@@ -166,17 +134,9 @@ def check_readable(browser: Browser, installation: Installation) -> None:
         assert PLANTED in (seen := browser.text_with(PLANTED)), f"{page}: {seen}"
 
 
-def check_unreadable(browser: Browser, installation: Installation) -> None:
-    for page, stored in pages(installation).items():
-        browser.open(page)
-        seen = browser.text_with(stored, "Codec Server could not connect")
-        assert stored in seen, f"{page}: {seen}"
-        assert PLANTED not in seen
-
-
 def test_up_encrypt_turns_encryption_on_for_the_commands_of_other_terminals(installation: Installation) -> None:
     assert installation.config.read_text() == "privacy:\n  encrypt: true\n"
-    for name in ("keys.json", "codec-token"):
+    for name in ("keys.json", "ui-token"):
         assert (installation.state / name).stat().st_mode & 0o777 == 0o600
     key = (installation.state / "keys.json").read_text()
     with installation.up("--encrypt") as (_, said):
@@ -187,9 +147,8 @@ def test_up_encrypt_turns_encryption_on_for_the_commands_of_other_terminals(inst
         without = installation.tightloop("status", EPISODE, TIGHTLOOP_PRIVACY__ENCRYPT="false")
         assert PLANTED not in without.stdout + without.stderr
         assert PLANTED not in json.dumps(installation.history())
-        exported = re.search(r"export (.*?)   \(or", said[-1])
-        assert exported is not None
-        command = f"{exported[1]} {temporal_binary()} workflow describe -w {EPISODE} --address {installation.address}"
+        variables = installation.tightloop("env").stdout
+        command = f"{variables} {temporal_binary()} workflow describe -w {EPISODE}"
         shown = subprocess.run(
             ["sh", "-c", f"{command} -o json"], env=installation.environment, capture_output=True, text=True, timeout=60
         )
@@ -202,53 +161,141 @@ def test_the_ui_shows_plan_and_input_after_the_sign_in_and_nothing_before(
     installation: Installation, tmp_path: Path
 ) -> None:
     with chromium(tmp_path) as browser, installation.up():
-        check_unreadable(browser, installation)
-        browser.open(f"http://{installation.codec}/")
-        assert "Not signed in" in browser.text()
-        sign_in = "document.querySelector('#token').value = arguments[0]; document.querySelector('button').click()"
-        browser.run(sign_in, (installation.state / "codec-token").read_text())
-        assert "This browser is signed in" in browser.text_with("This browser is signed in")
         browser.open(installation.page)
-        browser.text_with("Codec Server could not connect")
-        browser.run(FOLLOW_THE_PAGE, f"http://{installation.codec}")
+        assert "Not signed in" in browser.text()
+        link = installation.link()
+        browser.open(link)
+        # Where it leads once signed in.
+        browser.text_with("Workflows", EPISODE)
+        assert "token" not in browser.run("return location.href")
         check_readable(browser, installation)
+        metadata = f"{installation.page}/{run_of(installation.history())}/user-metadata"
+        browser.open(metadata)
+        browser.text_with("User Metadata")
+    with chromium(tmp_path / "second") as thief, installation.up():
+        thief.open(link)
+        assert "This link was used already, or is too old" in thief.text()
 
 
-def test_without_a_token_the_ui_reads_at_once_and_only_while_the_codec_server_is_there(
-    installation: Installation, tmp_path: Path
-) -> None:
-    encrypting = {**installation.environment, "TIGHTLOOP_PRIVACY__ENCRYPT": "true"}
-    arguments = server_arguments(parse_settings("", encrypting), installation.state / "temporal.db")
-    codec = [sys.executable, "-P", "-m", "gateway.codec"]
-    with chromium(tmp_path) as browser, installation.running([str(temporal_binary()), *arguments], installation.ui):
-        with installation.running(codec, installation.codec, TIGHTLOOP_CODEC__REQUIRE_TOKEN="false"):
-            check_readable(browser, installation)
-        check_unreadable(browser, installation)
+ATTACK = """
+const done = arguments[arguments.length - 1];
+const [episode, id] = arguments;
+const api = '/api/v1/namespaces/default';
+const tried = {};
+const attempt = async (name, path, options) => {
+  try {
+    const answer = await fetch(path, {credentials: 'include', ...options});
+    tried[name] = [answer.status, (await answer.text()).slice(0, 400)];
+  } catch (error) { tried[name] = [0, String(error)]; }
+};
+const csrf = (document.cookie.match(/_csrf=([^;]*)/) || [])[1] || 'none';
+const headers = {'Content-Type': 'application/json', 'X-CSRF-TOKEN': csrf};
+const write = body => ({method: 'POST', headers, body: JSON.stringify(body)});
+const start = {workflowId: id, workflowType: {name: 'EpisodeWorkflow'}, taskQueue: {name: 'tightloop'}};
+(async () => {
+  await attempt('list', `${api}/workflows`);
+  await attempt('history', `${api}/workflows/${episode}/history`);
+  await attempt('start', `${api}/workflows/${id}`, write(start));
+  await attempt('signal', `${api}/workflows/${episode}/signal/cancel`, write({}));
+  await attempt('encode', '/codec/encode', write({payloads: [{data: 'e30='}]}));
+  await attempt('decode', '/codec/decode', write({payloads: [{data: 'e30='}]}));
+  await attempt('metrics', '/metrics');
+  await attempt('pprof', '/debug/pprof/');
+  done(tried);
+})();
+"""
 
 
-async def test_the_codec_server_is_started_again_when_it_dies_and_ends_with_a_killed_up(
+def test_a_page_that_rebinds_its_name_reads_and_starts_nothing(installation: Installation, tmp_path: Path) -> None:
+    """The browser is signed in; then the attacker's name is made to point to this machine."""
+    port = installation.ui.rpartition(":")[2]
+    mapped = "--host-resolver-rules=MAP attacker.test 127.0.0.1"
+    with installation.up() as (_, said), chromium(tmp_path, mapped) as browser:
+        browser.open(installation.link())
+        browser.text_with("Workflows", EPISODE)
+        own = browser.run_async(ATTACK, EPISODE, "by-its-own-page")
+        assert (own["list"][0], own["start"][0]) == (200, 200), "the attack works where it may"
+        assert not any("go_goroutines" in text or "goroutine profile" in text for _, text in own.values())
+        browser.open(f"http://attacker.test:{port}/")
+        tried = browser.run_async(ATTACK, EPISODE, "by-an-attacker")
+        assert set(tried) == {"list", "history", "start", "signal", "encode", "decode", "metrics", "pprof"}
+        for name, (status, text) in tried.items():
+            assert status == 421, f"{name}: {status} {text}"
+        command = [str(temporal_binary()), "workflow", "list", "--address", installation.address, "-o", "json"]
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        assert "by-its-own-page" in listed
+        assert "by-an-attacker" not in listed
+        assert not any("127." in line.replace(installation.ui, "") for line in said)
+
+
+def test_a_page_of_another_port_of_this_machine_reaches_nothing(installation: Installation, tmp_path: Path) -> None:
+    """Cookies go to every port of a host: such as an agent's own preview, which is same-site here."""
+    with installation.up(), chromium(tmp_path) as browser, preview() as other:
+        browser.open(installation.link())
+        browser.text_with("Workflows", EPISODE)
+        browser.open(other)
+        forged = """
+        const done = arguments[arguments.length - 1];
+        const [ui] = arguments;
+        const form = {method: 'POST', mode: 'no-cors', credentials: 'include', body: 'token=x'};
+        Promise.allSettled([
+          fetch(`${ui}/api/v1/namespaces/default/workflows`, {credentials: 'include'}).then(r => r.text()),
+          fetch(`${ui}/codec/encode`, form).then(r => r.type + r.status),
+        ]).then(all => done(all.map(each => each.status + (each.value || ''))));
+        """
+        assert browser.run_async(forged, f"http://{installation.ui}") == ["rejected", "fulfilledopaque0"]
+        frame = "const f = document.createElement('iframe'); f.src = arguments[0]; document.body.append(f);"
+        browser.run(frame, f"http://{installation.ui}/render?content=x")
+        assert EPISODE not in browser.text()
+
+
+class Preview(BaseHTTPRequestHandler):
+    """One page."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(b"<!doctype html><title>Preview</title><p>A preview</p>")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def preview() -> Iterator[str]:
+    """A web server of somebody else on this machine."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Preview) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
+        thread.join(10)
+
+
+async def test_the_sign_in_is_started_again_when_it_dies_and_ends_with_a_killed_up(
     installation: Installation,
 ) -> None:
-    def is_codec(child: psutil.Process) -> bool:
+    def is_sign_in(child: psutil.Process) -> bool:
         # One that was killed is listed until `up` has reaped it, and has no command line.
         with suppress(psutil.Error):
-            return "gateway.codec" in child.cmdline()
+            return "gateway.ui" in child.cmdline()
         return False
 
-    def codec_of(up: psutil.Process) -> psutil.Process | None:
-        return next(filter(is_codec, up.children()), None)
+    def sign_in_of(up: psutil.Process) -> psutil.Process | None:
+        return next(filter(is_sign_in, up.children()), None)
 
     with installation.up() as (up, _):
-        first = codec_of(up)
+        first = sign_in_of(up)
         assert first is not None
         first.kill()
 
         async def another() -> psutil.Process | None:
-            found = codec_of(up)
+            found = sign_in_of(up)
             return found if found is not None and found.pid != first.pid else None
 
         second = await eventually(another, seconds=90)
-        wait_for_port(installation.codec)
+        wait_for_port(installation.ui)
         up.kill()
 
         async def gone() -> bool:

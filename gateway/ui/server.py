@@ -1,0 +1,44 @@
+"""The HTTP server around the application, and its bounds."""
+
+import logging
+import socket
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from tightloop.errors import ServiceUnavailableError
+
+CONNECTIONS = 256
+"""What comes beyond is answered with 503."""
+IDLE_SECONDS = 30
+# Open streams of a browser would hold the process for ever.
+END_SECONDS = 1
+
+
+def listening(address: str, setting: str) -> socket.socket:
+    """Return a socket that listens at `host:port`.
+
+    Raises:
+        ServiceUnavailableError: the address is taken; the message names the setting to change.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        return socket.create_server((host, int(port)), backlog=CONNECTIONS)
+    except OSError as error:
+        raise ServiceUnavailableError(
+            f"nothing can listen at {address}: {error.strerror or error}. End what listens there, or change {setting}"
+        ) from error
+
+
+def http_server(app: ASGIApp) -> uvicorn.Server:
+    """Return a server that logs nothing and trusts no header of a proxy."""
+    # Its lines have addresses with sign-in links in them, its tracebacks could have content; the guard logs what fails.
+    for name in ("uvicorn.access", "uvicorn.error"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    return uvicorn.Server(
+        uvicorn.Config(
+            app, log_config=None, access_log=False, server_header=False, proxy_headers=False, ws="none", http="h11",
+            loop="asyncio", limit_concurrency=CONNECTIONS, timeout_keep_alive=IDLE_SECONDS,
+            timeout_graceful_shutdown=END_SECONDS,
+        )
+    )  # fmt: skip
