@@ -8,7 +8,6 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import uvicorn
 
@@ -58,7 +57,7 @@ def serve(settings: Settings, *, embedded: bool) -> None:
         # Not an argument, which every user of this machine could read in the list of processes.
         upstream = sys.stdin.readline().strip()
         access = ui_access(settings, ui_token())
-        listen = f"127.0.0.1:{urlsplit(settings.temporal.ui_url).port or 8233}"
+        listen = f"127.0.0.1:{settings.temporal.ui_port}"
         name = "temporal.ui_url"
     elif settings.codec.listen:
         upstream, access, listen, name = None, codec_access(settings, ui_token()), settings.codec.listen, "codec.listen"

@@ -92,8 +92,7 @@ class Access:
 def ui_access(settings: Settings, token: str) -> Access:
     """Return the rules in front of the embedded server's Web UI."""
     page = origin_of(settings.temporal.ui_url)
-    port = urlsplit(settings.temporal.ui_url).port
-    hosts = {page.partition("://")[2], *(f"{host}:{port}" for host in LOOPBACK_HOSTS if port is not None)}
+    hosts = {page.partition("://")[2], *(f"{host}:{settings.temporal.ui_port}" for host in LOOPBACK_HOSTS)}
     return Access(token=token, page=page, hosts=frozenset(hosts))
 
 

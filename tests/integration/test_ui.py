@@ -207,6 +207,19 @@ def test_localhost_is_sent_to_the_name_that_has_the_session(server: Served) -> N
     assert (answer.status, answer.headers["location"]) == (307, f"{server.url}/namespaces?x=1")
 
 
+def test_a_name_of_its_own_keeps_the_cookie_from_other_servers_of_127_0_0_1(upstream: str) -> None:
+    port = free_port()
+    settings = parse_settings(f"temporal: {{ui_url: 'http://tightloop.localhost:{port}'}}", {})
+    with serving(application(ui_access(settings, TOKEN), None, upstream), f"127.0.0.1:{port}") as named:
+        own = {"Host": f"tightloop.localhost:{port}"}
+        done = ask(named, f"/?{urlencode({'token': link()})}", **own, **PAGE)
+        mine = done.headers["set-cookie"].partition(";")[0]
+        assert ask(named, "/", **own, Cookie=mine, **PAGE).status == 200
+        assert ask(named, "/", Cookie=mine, **PAGE).headers["location"] == f"http://tightloop.localhost:{port}/"
+        assert ask(named, "/api/v1/x", Cookie=mine, **FETCH).status == 401
+    assert temporal_variables(settings)["TEMPORAL_CODEC_ENDPOINT"] == f"http://127.0.0.1:{port}/codec"
+
+
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 def test_pages_of_other_sites_and_other_ports_reach_nothing_with_the_session(
     server: Served, cookie: str, site: str

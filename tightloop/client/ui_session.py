@@ -102,7 +102,8 @@ def temporal_variables(settings: Settings) -> dict[str, str]:
         words |= {"TLS": "true", **{name: str(Path(file).expanduser().absolute()) for name, file in files.items()}}
         words |= {"TLS_SERVER_NAME": temporal.tls_server_name} if temporal.tls_server_name else {}
     if codec.listen or has_sign_in(settings):
-        words["CODEC_ENDPOINT"] = f"{f'http://{codec.listen}' if codec.listen else temporal.ui_url.rstrip('/')}/codec"
+        # Not the name in `ui_url`: a browser may know it where this program does not.
+        words["CODEC_ENDPOINT"] = f"http://{codec.listen or f'127.0.0.1:{temporal.ui_port}'}/codec"
     found = {f"TEMPORAL_{name}": shlex.quote(word) for name, word in words.items()}
     if "TEMPORAL_CODEC_ENDPOINT" in found:
         found["TEMPORAL_CODEC_AUTH"] = f'"Bearer $(cat {shlex.quote(str(token_file()))})"'

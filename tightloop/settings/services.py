@@ -1,6 +1,7 @@
 """Settings of Temporal, its codec server, task queues and workers."""
 
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -31,6 +32,11 @@ class TemporalSettings(Section):
     """PEM file of its private key."""
     tls_server_name: str = ""
     """Name in the server's certificate, where it is not the host of `address`."""
+
+    @property
+    def ui_port(self) -> int:
+        """Port of the embedded server's Web UI."""
+        return urlsplit(self.ui_url).port or 8233
 
     @property
     def encrypted(self) -> bool:
