@@ -81,6 +81,11 @@ def open_state_home(home: Path | None = None) -> Path:
     return folder
 
 
+def store_folder(workspace: Path) -> Path:
+    """Return the bare git repository with all snapshots of a project: `refs/tightloop/<episode>/<checkpoint>`."""
+    return state_folder(workspace) / "trees"
+
+
 def private_folder(folder: Path) -> Path:
     """Make a folder of the state home, and those above it that are missing, and return it.
 

@@ -105,17 +105,17 @@ class Undone:
 
 
 class Trees(Protocol):
-    """Compares and combines trees without touching files."""
+    """Compares and combines trees without touching files; `store` is the `store_folder` of their scope."""
 
-    def changed(self, root: Path, before: str, after: str) -> tuple[str, ...]:
+    def changed(self, store: Path, before: str, after: str) -> tuple[str, ...]:
         """Return the paths that differ, sorted; bytes that are not UTF-8 as escapes."""
         ...
 
-    def patch(self, root: Path, before: str, after: str) -> bytes:
+    def patch(self, store: Path, before: str, after: str) -> bytes:
         """Return the unified diff, cut at 2 MB."""
         ...
 
-    def undo(self, root: Path, before: str, after: str, current: str) -> Undone:
+    def undo(self, store: Path, before: str, after: str, current: str) -> Undone:
         """Take the change from `before` to `after` out of `current`, exactly and by path. No file is touched."""
         ...
 

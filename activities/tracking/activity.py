@@ -88,10 +88,10 @@ class TrackingActivities:
         episode = find_model(store, request.scope.request, EpisodeRequest) or EpisodeRequest()
         with self.workspaces.hold(request.scope) as tree:
             drift = tree.ensure(request.state.tree)
-            diff = self.differ.compare(tree.root, request.base_tree, request.state.tree)
+            diff = self.differ.compare(request.scope.store_folder, request.base_tree, request.state.tree)
             before = request.base_lines
             if before is None:
-                before = self.differ.lines(tree.root, request.base_tree)
+                before = self.differ.lines(request.scope.store_folder, request.base_tree)
             tracking = _tracking(
                 request, diff, _iteration(store, request, diff, tree.root), lines_before=before, episode=episode
             )

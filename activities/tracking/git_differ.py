@@ -12,10 +12,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from activities.tracking.bare_git import bare_git, left
+from activities.tracking.quick_diff import quick_diff
 from activities.tracking.tree_estimate import BYTES_PER_LINE, Estimates, estimated, sizes_of
-from activities.tracking.tree_patch import TreeChange, headed, tried
+from activities.tracking.tree_patch import headed, tried
 from activities.workspace.git_command import Git, split_z
+from activities.workspace.plain_git import store_git
+from activities.workspace.store.entry import EMPTY_TREE, TreeChange
+from activities.workspace.store.objects import TreeStore
 from activities.workspace.trail import FileChange, TreeDiff
 from tightloop.value import counted
 
@@ -42,12 +45,6 @@ AGAIN_FILES = 5_000
 """A change below these sizes is compared again if there was no time for its patch."""
 
 HEAD_ROOM_BYTES = 300
-EMPTY_TREES = {
-    40: "4b825dc642cb6eb9a060e54bf8d69288fbee4904",
-    64: "6ef19b41225c5369f1c104d45d8d85efa9b057b53b14b4b9b939dd74decc5321",
-}
-"""Ids of the tree without files, by the length of ids (SHA-1, SHA-256); git knows them without storing them."""
-
 SIDES = ("--no-color", "--src-prefix=a/", "--dst-prefix=b/")
 # Without programs and conversions that the attributes of the repository name.
 PLAIN = ("--no-ext-diff", "--no-textconv", "--full-index", *SIDES)
@@ -57,11 +54,12 @@ class _Pair(NamedTuple):
     """Two trees to compare, and how."""
 
     git: Git
+    store: TreeStore
     base: str
     tree: str
     deadline: float
     changes: tuple[TreeChange, ...]
-    sizes: dict[bytes, int]
+    sizes: dict[str, int]
     """Bytes of the blobs by id; empty where there are too many."""
 
     def options(self) -> tuple[str, ...]:
@@ -72,7 +70,7 @@ class _Pair(NamedTuple):
         return ("-r", renames, f"-l{RENAME_LIMIT}", f"--diff-algorithm={algorithm}", *PLAIN)
 
     def left(self) -> timedelta:
-        return left(self.deadline, time.monotonic())
+        return timedelta(seconds=max(0.05, self.deadline - time.monotonic()))
 
 
 class GitDiffer:
@@ -82,50 +80,48 @@ class GitDiffer:
         self._compare_bound = compare_bound
         self._lines_bound = lines_bound
 
-    def compare(self, root: Path, base: str, tree: str) -> TreeDiff:
-        """Return the difference of two trees of the repository at `root`.
+    def compare(self, store: Path, base: str, tree: str) -> TreeDiff:
+        """Return the difference of two trees of a store.
 
         If counting lines does not end in time, the lines of the files that are left are estimated as if they were
         rewritten. A patch that could not be made and tried in time is left out.
         """
         if base == tree:
             return TreeDiff()
-        found = self._once(root, base, tree)
+        found = self._once(store, base, tree)
         small = found.files_changed <= AGAIN_FILES and found.lines_added + found.lines_removed <= AGAIN_LINES
         # A small change takes that long on a busy machine only, and without a patch a person has to look at it.
-        return self._once(root, base, tree) if small and not found.patch else found
+        return self._once(store, base, tree) if small and not found.patch else found
 
-    def _once(self, root: Path, base: str, tree: str) -> TreeDiff:
+    def _once(self, folder: Path, base: str, tree: str) -> TreeDiff:
         bound = self._compare_bound
         deadline = time.monotonic() + bound.total_seconds()
-        git = bare_git(root)
-        listed, complete = git.head(
-            "diff-tree", "-r", "--raw", "-z", "--no-abbrev", "--no-renames", base, tree,
-            limit_bytes=NUMBERS_LIMIT_BYTES, timeout=bound,
-        )  # fmt: skip
-        changes = tuple(_raw(listed))
+        store = TreeStore(folder)
+        changes, complete = store.listed_changes(base, tree, seconds=bound.total_seconds())
         if not complete:
             names = tuple(FileChange(path=_shown(change.path)) for change in changes[:FILES_LIMIT])
             note = "the changed files could not be listed in time"
             return TreeDiff(files=names, files_changed=len(changes), approximate=True, note=note)
-        sizes = sizes_of(git, changes, left(deadline, time.monotonic()))
-        pair = _Pair(git, base, tree, deadline, changes, sizes)
-        counted, complete = git.head(
+        if time.monotonic() < deadline and (quick := quick_diff(store, base, tree, changes)) is not None:
+            numbers = [_Counted(path, added, removed, False) for path, added, removed in quick.lines]
+            count = len(changes)
+            return _tree_diff(numbers, headed(base, tree, quick.patch, held=count, paths=count), "")
+        pair = _Pair(store_git(folder), store, base, tree, deadline, tuple(changes), sizes_of(store, changes))
+        counted, complete = pair.git.head(
             "diff-tree", *pair.options(), "--numstat", "-z", base, tree,
             limit_bytes=NUMBERS_LIMIT_BYTES, timeout=min(bound * NUMBERS_SHARE, pair.left()),
         )  # fmt: skip
         numbers = list(_numbers(counted))
         return _tree_diff(numbers, *_patch(pair, numbers)) if complete else _estimate(pair, numbers)
 
-    def lines(self, root: Path, tree: str) -> int:
+    def lines(self, store: Path, tree: str) -> int:
         """Return how many lines of text a tree has; where counting takes too long, an estimate.
 
         The lines of a successor are known without counting: those of its base, plus added, less removed.
         """
-        git = bare_git(root)
-        empty = EMPTY_TREES[len(tree)]
+        git = store_git(store)
         counted, complete = git.head(
-            "diff-tree", "-r", "--numstat", "-z", "--no-renames", *PLAIN, empty, tree,
+            "diff-tree", "-r", "--numstat", "-z", "--no-renames", *PLAIN, EMPTY_TREE, tree,
             limit_bytes=NUMBERS_LIMIT_BYTES, timeout=self._lines_bound,
         )  # fmt: skip
         known = [change.added for change in _numbers(counted[: counted.rfind(b"\0") + 1])]
@@ -158,7 +154,7 @@ def _estimate(pair: _Pair, known: list[_Counted]) -> TreeDiff:
         added=sum(number.added for number in known) // max(1, len(known)),
         removed=sum(number.removed for number in known) // max(1, len(known)),
     )
-    guessed = estimated(pair.git, rest, pair.sizes, average=average, bound=pair.left())
+    guessed = estimated(pair.store, rest, pair.sizes, average=average, seconds=pair.left().total_seconds())
     numbers = known + [_Counted(change.path, guess.added, guess.removed, False) for change, guess in guessed]
     files = counted(len(rest), "file")
     note = f"there was no time to compare the lines of {files}: they are estimated, and there is no patch"
@@ -183,7 +179,8 @@ def _tree_diff(numbers: list[_Counted], patch: bytes, note: str) -> TreeDiff:
 def _patch(pair: _Pair, numbers: list[_Counted]) -> tuple[bytes, str]:
     """Return the patch, tried, and what it lacks."""
     binary = {number.path for number in numbers if number.binary}
-    heavy = sum(pair.sizes.get(i, 0) for c in pair.changes if c.path in binary for i in (c.old_id, c.new_id))
+    sides = (side for c in pair.changes if c.path in binary for side in (c.before, c.after) if side is not None)
+    heavy = sum(pair.sizes.get(side.id, 0) for side in sides)
     contents = ("--binary",) if pair.sizes and heavy <= BINARY_LIMIT_BYTES else ()
     # Git refuses its own patch where a link becomes a folder and moves into it.
     for form in (contents, (*contents, "--no-renames")):
@@ -200,14 +197,6 @@ def _patch(pair: _Pair, numbers: list[_Counted]) -> tuple[bytes, str]:
             cut = f"the patch holds {held} of {paths} changed paths: it was cut at {PATCH_LIMIT_BYTES} bytes"
             return headed(pair.base, pair.tree, patch, held=held, paths=paths), "" if whole else cut
     return b"", "there is no patch: it could not be tried in time, or did not lead to the new tree"
-
-
-def _raw(output: bytes) -> Iterator[TreeChange]:
-    """Read `--raw -z` without renames: `:mode mode id id status`, then the path."""
-    fields = output.split(b"\0")[:-1]
-    for head, path in zip(fields[::2], fields[1::2], strict=False):
-        old_mode, new_mode, old_id, new_id, _ = head[1:].split(b" ")
-        yield TreeChange(old_mode, new_mode, old_id, new_id, path)
 
 
 def _numbers(output: bytes) -> Iterator[_Counted]:

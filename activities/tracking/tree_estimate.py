@@ -1,22 +1,20 @@
 """Estimates the changed lines where there is no time to compare: all lines of the files, before and after."""
 
-from collections.abc import Iterator
-from contextlib import suppress
-from datetime import timedelta
+import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from activities.tracking.tree_patch import TreeChange
-from activities.workspace.git_command import Git, GitTimeoutError
+from activities.workspace.store.entry import TreeChange
+from activities.workspace.store.objects import TreeStore
+from tightloop.errors import GitError
 
 SIZES_LIMIT = 2_000
-"""Changed paths; above, asking git for the sizes of their blobs takes longer than it saves."""
+"""Changed paths; above, finding out the sizes of their blobs takes longer than it saves."""
 
 READ_LIMIT_BYTES = 64_000_000
 BYTES_PER_LINE = 40
 BINARY_PROBE_BYTES = 8_000
 """Git takes a file for binary if there is a NUL in its first bytes."""
-
-LINK = b"160000"
 
 
 class Estimates(NamedTuple):
@@ -26,21 +24,18 @@ class Estimates(NamedTuple):
     removed: int
 
 
-def sizes_of(git: Git, changes: tuple[TreeChange, ...], bound: timedelta) -> dict[bytes, int]:
-    """Return the bytes of all blobs by id, or nothing where there are too many or there is no time."""
-    ids = _ids(changes)
-    if not ids or len(changes) > SIZES_LIMIT:
+def sizes_of(store: TreeStore, changes: Sequence[TreeChange]) -> dict[str, int]:
+    """Return the bytes of all blobs by id, or nothing where there are too many."""
+    if len(changes) > SIZES_LIMIT:
         return {}
     try:
-        out = git.attempt("cat-file", "--batch-check", stdin=b"\n".join(ids) + b"\n", timeout=bound).out
-    except GitTimeoutError:
+        return {blob: store.size(blob) for blob in _ids(changes)}
+    except GitError:
         return {}
-    fields = (line.split() for line in out.splitlines())
-    return {field[0]: int(field[2]) for field in fields if len(field) == 3}
 
 
 def estimated(
-    git: Git, changes: list[TreeChange], sizes: dict[bytes, int], *, average: Estimates, bound: timedelta
+    store: TreeStore, changes: list[TreeChange], sizes: dict[str, int], *, average: Estimates, seconds: float
 ) -> list[tuple[TreeChange, Estimates]]:
     """Return for each path the lines of its blobs: counted, else from their sizes, else the average."""
     if not sizes:
@@ -48,28 +43,21 @@ def estimated(
     lines = {blob: size // BYTES_PER_LINE for blob, size in sizes.items()}
     ids = _ids(changes)
     if sum(sizes.get(blob, 0) for blob in ids) <= READ_LIMIT_BYTES:
-        # Without the time to read them, sizes stand in for all of them.
-        with suppress(GitTimeoutError):
-            out = git.attempt("cat-file", "--batch", stdin=b"\n".join(ids) + b"\n", timeout=bound).out
-            lines |= dict(_blobs(out))
-    return [(change, Estimates(lines.get(change.new_id, 0), lines.get(change.old_id, 0))) for change in changes]
+        deadline = time.monotonic() + seconds
+        for blob in ids:
+            # Without the time to read them, sizes stand in for the rest.
+            if time.monotonic() > deadline:
+                break
+            lines[blob] = _lines(store.read(blob))
+    sides = ((change, change.after, change.before) for change in changes)
+    return [(change, Estimates(*(lines.get(side.id, 0) if side else 0 for side in two))) for change, *two in sides]
 
 
-def _ids(changes: tuple[TreeChange, ...] | list[TreeChange]) -> list[bytes]:
-    sides = (side for c in changes for side in ((c.old_mode, c.old_id), (c.new_mode, c.new_id)))
-    return list(dict.fromkeys(blob for mode, blob in sides if mode != LINK and blob.strip(b"0")))
+def _ids(changes: Sequence[TreeChange]) -> list[str]:
+    return list(dict.fromkeys(side.id for c in changes for side in (c.before, c.after) if side is not None))
 
 
-def _blobs(out: bytes) -> Iterator[tuple[bytes, int]]:
-    """Read `id type size LF content LF` and count the lines of text."""
-    position = 0
-    while position < len(out):
-        end = out.index(b"\n", position)
-        fields = out[position:end].split()
-        position = end + 1
-        if len(fields) == 3:
-            after = position + int(fields[2])
-            binary = out.find(b"\0", position, min(after, position + BINARY_PROBE_BYTES)) >= 0
-            open_end = after > position and out[after - 1 : after] != b"\n"
-            yield fields[0], 0 if binary else out.count(b"\n", position, after) + open_end
-            position = after + 1
+def _lines(content: bytes) -> int:
+    if b"\0" in content[:BINARY_PROBE_BYTES]:
+        return 0
+    return content.count(b"\n") + (content[-1:] not in (b"", b"\n"))

@@ -4,23 +4,10 @@ import tempfile
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
 
-from activities.tracking.bare_git import with_index, without_writing
 from activities.workspace.git_command import Git, split_z
+from activities.workspace.store.entry import Entry, TreeChange
 from tightloop.errors import GitError
-
-ABSENT = b"000000"
-
-
-class TreeChange(NamedTuple):
-    """One path that differs: file modes (`000000`: absent), blob ids, path."""
-
-    old_mode: bytes
-    new_mode: bytes
-    old_id: bytes
-    new_id: bytes
-    path: bytes
 
 
 def headed(base: str, tree: str, patch: bytes, *, held: int, paths: int) -> bytes:
@@ -37,26 +24,40 @@ def tried(git: Git, changes: Iterable[TreeChange], patch: bytes, bound: timedelt
     a step, or makes of some path what it was in neither tree.
     """
     known = {change.path: change for change in changes}
-    present = (change for change in known.values() if change.old_mode != ABSENT)
-    old = b"".join(b"%s %s\t%s\0" % (change.old_mode, change.old_id, change.path) for change in present)
+    present = [(change.path, change.before) for change in known.values() if change.before is not None]
+    old = b"".join(b"%o %s\t%s\0" % (entry.mode, entry.id.encode(), path) for path, entry in present)
     with tempfile.TemporaryDirectory(prefix="tightloop-patch-") as name:
         folder = Path(name)
         (folder / "objects").mkdir()
-        git = without_writing(with_index(git, folder), folder)
+        git = with_index(_without_writing(git, folder), folder)
         try:
             git.run("update-index", "-z", "--index-info", stdin=old, timeout=bound)
             git.run("apply", "--cached", "-", stdin=patch, timeout=bound)
             listed = split_z(git.run("ls-files", "-s", "-z", timeout=bound))
         except GitError:
             return None
-    found = {path: entry.split()[:2] for entry, _, path in (line.partition(b"\t") for line in listed)}
-    states = [_state(change, found.pop(change.path, None)) for change in known.values()]
-    return None if found or None in states else sum(state is True for state in states)
+    found: dict[bytes, Entry] = {}
+    for line in listed:
+        head, _, path = line.partition(b"\t")
+        mode, blob, _ = head.split(b" ")
+        found[path] = Entry(int(mode, 8), blob.decode())
+    if found.keys() - known.keys():
+        return None
+    seen = [(change, found.get(change.path)) for change in known.values()]
+    if any(entry not in (change.before, change.after) for change, entry in seen):
+        return None
+    return sum(entry == change.after for change, entry in seen)
 
 
-def _state(change: TreeChange, found: list[bytes] | None) -> bool | None:
-    """Tell whether a path is as in the result (True) or as in the base (False); else None."""
-    seen = tuple(found) if found is not None else (ABSENT,)
-    if seen == (change.new_mode, change.new_id)[: len(seen)]:
-        return True
-    return False if seen == (change.old_mode, change.old_id)[: len(seen)] else None
+def with_index(git: Git, folder: Path) -> Git:
+    """Return the same git with an index in `folder`, which must exist."""
+    return git.within({"GIT_INDEX_FILE": str(folder / "index")})
+
+
+def _without_writing(git: Git, folder: Path) -> Git:
+    """Return the same git, which puts new objects into `folder` instead of the store."""
+    objects = git.variables["GIT_DIR"] + "/objects"
+    quoted = objects.replace("\\", "\\\\").replace('"', '\\"')
+    return git.within(
+        {"GIT_OBJECT_DIRECTORY": str(folder / "objects"), "GIT_ALTERNATE_OBJECT_DIRECTORIES": f'"{quoted}"'}
+    )

@@ -162,7 +162,7 @@ class WorkspaceActivities:
                     title="as it was found",
                     run_id=activity.info().workflow_run_id or "",
                     state=put_model(store, file, name="checkpoint"),
-                    lines=self.differ.lines(tree.root, found),
+                    lines=self.differ.lines(scope.store_folder, found),
                 ),
             )
             tree.keep(str(record.number), record.tree)
@@ -177,7 +177,7 @@ class WorkspaceActivities:
             if found == request.expected_tree:
                 return Adopted(tree=found, attempt=activity.info().attempt)
             tree.keep(f"adopted-{found[:12]}", found)
-            diff = self.differ.compare(tree.root, request.expected_tree, found)
+            diff = self.differ.compare(request.scope.store_folder, request.expected_tree, found)
         self._trail(
             request.scope,
             "adopted",

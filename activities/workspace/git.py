@@ -3,16 +3,19 @@
 import contextlib
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
 from activities.workspace.git_command import COMMAND_TIMEOUT
 from activities.workspace.ownership import LOCK_WAIT, Claims, OwnedProcesses, tree_key, tree_lock, write_atomically
+from activities.workspace.plain_git import make_worktree
 from activities.workspace.preflight import check_workspace, notes_on, refuse_state_home_within
 from activities.workspace.scope import EpisodeScope
-from activities.workspace.snapshot_repository import ADD_TIMEOUT, SnapshotRepository
-from activities.workspace.working_tree import GitWorkingTree
+from activities.workspace.store.objects import TreeStore
+from activities.workspace.store.stat_cache import Memory, StatCache
+from activities.workspace.user_repository import IndexMemory, UserRepository
+from activities.workspace.working_tree import READ_TIMEOUT, GitWorkingTree
 from tightloop.errors import WorkspaceError
 from tightloop.host import open_state_home, private_folder
 
@@ -21,14 +24,16 @@ from tightloop.host import open_state_home, private_folder
 class GitWorkspaces:
     """Prepares working trees for episodes and hands them out, one holder at a time.
 
-    Our state is in the state home; of the user's repository only `refs/tightloop/` and, for an episode with a worktree
-    of its own, the list of worktrees are changed.
+    Snapshots are in a store in the state home; of the user's repository only the list of worktrees is changed, for an
+    episode with a worktree of its own.
     """
 
     lock_wait: timedelta = LOCK_WAIT
     """How long to wait for another holder."""
     timeout: timedelta = COMMAND_TIMEOUT
     """Of a git command that neither reads nor writes a whole tree."""
+    states: Memory = field(default_factory=Memory, repr=False, compare=False)
+    indexes: IndexMemory = field(default_factory=IndexMemory, repr=False, compare=False)
 
     def prepare(self, scope: EpisodeScope, *, take_over: Callable[[str], bool]) -> tuple[str, ...]:
         """Check the workspace, claim it and make the worktree; see the port.
@@ -39,21 +44,19 @@ class GitWorkspaces:
         check_workspace(workspace, needs_commit=scope.worktree, timeout=self.timeout)
         refuse_state_home_within(workspace)
         open_state_home()
-        repository = SnapshotRepository(scope.state_folder, workspace, timeout=self.timeout)
+        repository = UserRepository(workspace)
         try:
-            repository.make()
+            TreeStore(scope.store_folder).make()
         except (PermissionError, FileExistsError, NotADirectoryError) as error:
             raise WorkspaceError(
                 f"cannot write {error.filename}: {error.strerror}. Give the worker's user write access"
             ) from error
         # Before the worktree is made, so that two episodes never make the same one.
         self._claims(scope).take(scope.root, scope.holder, take_over)
-        notes = notes_on(repository, worktree=scope.worktree)
+        notes = notes_on(repository, repository.coverage(self.indexes), worktree=scope.worktree)
         if scope.worktree and not scope.within:
             with self._lock(scope) as lock:
-                # A git that outlives a killed worker removes what it has made: it is waited for, too.
-                holding = SnapshotRepository(scope.state_folder, workspace, timeout=self.timeout, lock=lock)
-                self._make_worktree(holding, scope.root)
+                self._make_worktree(repository, scope.root, lock)
         return notes
 
     def release(self, scope: EpisodeScope) -> None:
@@ -73,14 +76,21 @@ class GitWorkspaces:
         Raises:
             NotARepositoryError: the workspace is no longer a git working tree.
         """
-        with self._lock(scope) as lock:
+        with self._lock(scope):
             processes = OwnedProcesses(scope.state_folder / "locks" / f"{tree_key(scope.root)}.processes.json")
             # Only now: the lock is ours, so what still runs belongs to a holder that is dead.
             processes.end_all()
-            repository = SnapshotRepository(scope.state_folder, scope.root, timeout=self.timeout, lock=lock)
-            repository.make()
-            repository.remove_stale_lock()
-            yield GitWorkingTree(repository, scope.episode_id, processes)
+            store = TreeStore(scope.store_folder)
+            store.make()
+            repository = UserRepository(scope.root)
+            yield GitWorkingTree(
+                scope.root,
+                scope.episode_id,
+                store=store,
+                cache=StatCache(scope.store_folder / "states" / tree_key(scope.root), self.states),
+                coverage=lambda: repository.coverage(self.indexes),
+                processes=processes,
+            )
 
     def _lock(self, scope: EpisodeScope) -> contextlib.AbstractContextManager[int]:
         return tree_lock(scope.state_folder, scope.root, wait=self.lock_wait)
@@ -88,7 +98,7 @@ class GitWorkspaces:
     def _claims(self, scope: EpisodeScope) -> Claims:
         return Claims(scope.state_folder / "claims", wait=self.lock_wait)
 
-    def _make_worktree(self, repository: SnapshotRepository, root: Path) -> None:
+    def _make_worktree(self, repository: UserRepository, root: Path, lock: int) -> None:
         """Add a git worktree; one that an interrupted attempt left incomplete is made again."""
         finished = root.with_name(root.name + ".ready")
         if finished.exists() and root.exists():
@@ -96,8 +106,6 @@ class GitWorkspaces:
         if root.exists():
             shutil.rmtree(root)
         private_folder(root.parent)
-        # Twice: the worktree may be known but missing, and locked by the `git worktree add` that was killed.
-        repository.as_user.run(
-            "worktree", "add", "--force", "--force", "--detach", str(root), "HEAD", timeout=ADD_TIMEOUT
-        )
+        # A git that outlives a killed worker removes what it has made: it holds the lock, and is waited for.
+        make_worktree(repository, root, timeout=READ_TIMEOUT, inherit=(lock,))
         write_atomically(finished, b"")

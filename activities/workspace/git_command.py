@@ -1,4 +1,7 @@
-"""Runs git: bounded in time and output, without prompts, hooks or settings from outside the repository."""
+"""Runs git: bounded in time and output, without prompts, hooks, transports or settings of the user and the system.
+
+The configuration beside the objects that it works on is obeyed: it must be ours (see `plain_git`).
+"""
 
 import contextlib
 import os
@@ -12,20 +15,37 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from tightloop.errors import GitError, NotARepositoryError, StorageFullError, WorkspaceError
+from tightloop.errors import GitError, StorageFullError, WorkspaceError
 
 COMMAND_TIMEOUT = timedelta(seconds=120)
 CLEANUP_TIMEOUT = timedelta(seconds=5)
 STDERR_LIMIT = 1_000
-KEPT_ENVIRONMENT = ("PATH", "HOME", "XDG_CONFIG_HOME", "TMPDIR", "USER", "LOGNAME")
-"""Nothing else is inherited: neither the worker's secrets nor a `GIT_DIR` of a hook it was started from."""
+KEPT_ENVIRONMENT = ("PATH", "TMPDIR")
+"""Nothing else is inherited: neither the worker's secrets, nor a home with settings, nor a `GIT_DIR` of a hook."""
 
 # LC_ALL: error texts are compared in English. Optional locks would make the user wait for us. Without literal
-# pathspecs a file named `*.py` would stand for others.
-QUIET = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "GIT_LITERAL_PATHSPECS": "1"}
-ISOLATED = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1"}
+# pathspecs a file named `*.py` would stand for others. No object is ever fetched, by whatever transport.
+CLOSED = {
+    "LC_ALL": "C",
+    "HOME": os.devnull,
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_ALLOW_PROTOCOL": "none",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_LITERAL_PATHSPECS": "1",
+    "GIT_EDITOR": "false",
+    "GIT_SSH_COMMAND": "false",
+}
 # Hooks and fsmonitor are programs that the repository names; a gc in the background would outlive its command.
-FIXED_SETTINGS = ("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false", "-c", "gc.auto=0")
+FIXED_SETTINGS = (
+    "-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false", "-c", "gc.auto=0",
+    "-c", "maintenance.auto=false",
+    "-c", f"core.attributesFile={os.devnull}", "-c", f"core.excludesFile={os.devnull}", "-c", "core.quotePath=false",
+    "-c", "submodule.recurse=false", "-c", "diff.ignoreSubmodules=all", "-c", "apply.whitespace=nowarn",
+)  # fmt: skip
 _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 
 
@@ -109,7 +129,7 @@ class Git:
             return subprocess.Popen(
                 ["git", *FIXED_SETTINGS, *arguments],
                 cwd=self.folder,
-                env={**kept, **QUIET, **self.variables},
+                env={**kept, **CLOSED, **self.variables},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -121,33 +141,6 @@ class Git:
             if not self.folder.is_dir():
                 raise WorkspaceError(f"the folder {self.folder} does not exist") from None
             raise WorkspaceError("git is not installed on this host. Install git 2.30 or newer") from None
-
-
-def git_folder(root: Path) -> Path:
-    """Return the git folder of a working tree (not the common one, if it is a linked worktree).
-
-    Reading `.git` ourselves instead of asking git works for a tree that another user owns (a mounted folder).
-
-    Raises:
-        NotARepositoryError: `root` is not the top of a git working tree.
-    """
-    entry = root / ".git"
-    if entry.is_dir():
-        return entry.resolve()
-    try:
-        kind, _, target = entry.read_bytes().partition(b":")
-    except OSError:
-        kind, target = b"", b""
-    folder = (root / os.fsdecode(target.strip())).resolve()
-    if kind != b"gitdir" or not folder.is_dir():
-        raise NotARepositoryError(f"{root} is not a git repository. Make it one: git init {root}")
-    return folder
-
-
-def common_folder(folder: Path) -> Path:
-    """Return the git folder that all worktrees of a repository share."""
-    pointer = folder / "commondir"
-    return (folder / os.fsdecode(pointer.read_bytes().strip())).resolve() if pointer.exists() else folder
 
 
 def split_z(output: bytes) -> list[bytes]:

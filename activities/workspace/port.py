@@ -1,11 +1,12 @@
 """The ports of the working tree."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
 from activities.workspace.scope import EpisodeScope
+from activities.workspace.store.entry import Entry
 
 
 class WorkingTree(Protocol):
@@ -31,7 +32,34 @@ class WorkingTree(Protocol):
         """
 
     def keep(self, name: str, tree: str) -> None:
-        """Keep a tree alive as `refs/tightloop/<episode>/<name>`."""
+        """Keep a tree as `refs/tightloop/<episode>/<name>` in the project's own store. Idempotent."""
+
+    def checkout(self, tree: str, folder: Path) -> None:
+        """Write all files of a tree into an empty folder: bytes, executable bit, links; nothing else is in it.
+
+        Written are new files only, and no link is followed, so the folder may be anywhere. Links of the tree may lead
+        out of it: whoever reads the folder later decides about that.
+
+        Raises:
+            WorkspaceError: the folder is not empty.
+            GitError: the store does not hold the tree, or a file cannot be written. Retryable.
+        """
+
+    def entries(self, tree: str) -> Mapping[bytes, Entry]:
+        """Return the files and links of a tree by path (bytes as on disk), each with its mode and blob id.
+
+        Raises:
+            GitError: the store does not hold the tree.
+        """
+        ...
+
+    def content(self, blob: str) -> bytes:
+        """Return the bytes of a file, or the target of a link, by its blob id.
+
+        Raises:
+            GitError: the store does not hold it.
+        """
+        ...
 
     def own_process(self, pid: int) -> None:
         """Note a child process, so that the next holder ends it should this worker die."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tightloop.artifact import ArtifactRef
 from tightloop.errors import ArtifactMissingError, WorkspaceError
-from tightloop.host import state_folder
+from tightloop.host import state_folder, store_folder
 from tightloop.value import Sparse
 
 # As in ids that the client lets through; ids of the steps of a plan are longer (`child_id`).
@@ -40,6 +40,11 @@ class EpisodeScope(Sparse):
     def state_folder(self) -> Path:
         """Everything of this project that is not its code; in the state home of the worker's host."""
         return state_folder(Path(self.workspace))
+
+    @property
+    def store_folder(self) -> Path:
+        """The private git folder with all snapshots of the project, of its worktrees too."""
+        return store_folder(Path(self.workspace))
 
     @property
     def root(self) -> Path:

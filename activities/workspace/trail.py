@@ -51,11 +51,11 @@ class TreeDiff(Value):
 class Differ(Protocol):
     """Compares trees within a time bound, whatever the input."""
 
-    def compare(self, root: Path, base: str, tree: str) -> TreeDiff:
-        """Return the difference of two trees of the repository at `root`."""
+    def compare(self, store: Path, base: str, tree: str) -> TreeDiff:
+        """Return the difference of two trees; `store` is the `store_folder` of their scope."""
         ...
 
-    def lines(self, root: Path, tree: str) -> int:
+    def lines(self, store: Path, tree: str) -> int:
         """Return how many lines of text a tree has."""
         ...
 

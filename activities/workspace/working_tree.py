@@ -1,54 +1,74 @@
-"""A held working tree: snapshot, restore and references, without touching the user's index or branch."""
+"""A held working tree: snapshot, restore and references, without touching the user's index, branch or objects."""
 
 import os
-import stat
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
-from activities.workspace.git_command import GitTimeoutError, join_z, shown_paths, split_z
+from activities.workspace.git_command import shown_paths
 from activities.workspace.ownership import OwnedProcesses
-from activities.workspace.snapshot_repository import ADD_TIMEOUT, SnapshotRepository
+from activities.workspace.store.entry import EMPTY_TREE, Entry
+from activities.workspace.store.objects import TreeStore, translated_errors
+from activities.workspace.store.stat_cache import Folder, StatCache
+from activities.workspace.store.walk import RULES_FILE, Coverage, Walk, WalkTimeoutError
+from activities.workspace.store.writer import TreeWriter
 from tightloop.errors import GitError, WorkspaceError
 
+READ_TIMEOUT = timedelta(minutes=10)
 RESTORE_ROUNDS = 3
-NESTING_LIMIT = 100
 SHOWN_PATHS = 10
-IGNORE_FILE = b".gitignore"
-# No user has a file of this name.
-SEED = b".tightloop-seed"
+SETTLED_ROWS = 1_000
+"""Files whose times are new though their content is not; the cache is written again where there are more."""
 
 
 class GitWorkingTree:
     """A working tree that the caller holds exclusively."""
 
-    def __init__(self, repository: SnapshotRepository, episode: str, processes: OwnedProcesses) -> None:
-        """Work on the tree of `repository` for an episode; the caller holds its lock."""
-        self._repository = repository
-        self._private = repository.private
+    def __init__(
+        self,
+        root: Path,
+        episode: str,
+        *,
+        store: TreeStore,
+        cache: StatCache,
+        coverage: Callable[[], Coverage],
+        processes: OwnedProcesses,
+    ) -> None:
+        """Work on the tree at `root` for an episode; the caller holds its lock."""
+        self._root = root
         self._episode = episode
+        self._store = store
+        self._cache = cache
+        self._coverage = coverage
         self._processes = processes
+        self._known: Folder | None = None
 
     @property
     def root(self) -> Path:
         """Top folder of the tree."""
-        return self._repository.root
+        return self._root
 
     def snapshot(self) -> str:
         """Return the id of the tree as it is on disk, byte for byte. Idempotent.
 
-        Covered is what is not ignored, and what the user's repository tracks although it is ignored. Nested
-        repositories and submodules are covered as plain files, without their `.git`.
+        Covered is what is not ignored, what was covered before it was ignored, and what the user's repository tracks
+        although it is ignored. Nested repositories and submodules are covered as plain files, without their `.git`.
 
         Raises:
-            GitError: a file cannot be read, or git ran out of time. Retryable.
+            GitError: a file cannot be read, or it took too long. Retryable.
         """
+        known = self._cache.load() if self._known is None else self._known
         try:
-            return self._write_tree()
-        except GitTimeoutError:
+            return self._read(known)
+        except WalkTimeoutError:
             raise
         except GitError:
-            # A damaged index, or one that names objects which a `git gc` removed, is only a cache: it is built again.
-            self._repository.index.unlink(missing_ok=True)
-            return self._write_tree()
+            if known is None:
+                raise
+            # What is known of the files may name objects that somebody removed: it is found out again.
+            self._cache.forget()
+            return self._read(None)
 
     def restore(self, tree: str) -> None:
         """Make the files on disk equal `tree`: bytes, executable bit, link targets. Idempotent.
@@ -57,7 +77,7 @@ class GitWorkingTree:
         no snapshot before is kept under `refs/tightloop/<episode>/drift-<tree>`.
 
         Raises:
-            WorkspaceError: the repository does not hold the tree.
+            WorkspaceError: the store does not hold the tree.
             GitError: the files still differ after three rounds. Retryable.
         """
         self._go_to(tree, self.snapshot())
@@ -72,61 +92,53 @@ class GitWorkingTree:
         return found
 
     def keep(self, name: str, tree: str) -> None:
-        """Keep a tree alive as `refs/tightloop/<episode>/<name>` in the user's repository. Idempotent."""
-        self._repository.keep(f"refs/tightloop/{self._episode}/{name}", tree)
+        """Keep a tree under a name; see the port."""
+        self._store.keep(f"refs/tightloop/{self._episode}/{name}", tree)
+
+    def checkout(self, tree: str, folder: Path) -> None:
+        """Write all files of a tree into an empty folder; see the port."""
+        if any(folder.iterdir()):
+            raise WorkspaceError(f"{folder} is not empty: a tree is checked out into an empty folder only")
+        with translated_errors(folder):
+            writer = TreeWriter(self._store, str(folder))
+            try:
+                writer.apply(self._store.changes(EMPTY_TREE, tree))
+            finally:
+                writer.close()
+
+    def entries(self, tree: str) -> dict[bytes, Entry]:
+        """Return the files and links of a tree by path; see the port."""
+        return self._store.files(tree)
+
+    def content(self, blob: str) -> bytes:
+        """Return the bytes of a file, or the target of a link; see the port."""
+        return self._store.read(blob)
 
     def own_process(self, pid: int) -> None:
         """Note a child process, so that the next holder ends it, its descendants and its session."""
         self._processes.note(pid)
 
-    def _write_tree(self) -> str:
-        covered = self._cover_nested_repositories()
-        # The private index remembers sizes and times: 2 000 files took 0.5 s at first, and 8 ms unchanged.
-        self._private.run("add", "-A", timeout=ADD_TIMEOUT)
-        user = self._repository.user
-        outcome = user.attempt("ls-files", "-z", "--recurse-submodules")
-        # Recursion fails on a damaged submodule; its files are then covered only where they are not ignored.
-        tracked = split_z(outcome.out if outcome.code == 0 else user.run("ls-files", "-z"))
-        forced = sorted(path for path in set(tracked) - covered if self._is_file(path))
-        if forced:
-            arguments = ("update-index", "--add", "--replace", "-z", "--stdin")
-            self._private.run(*arguments, stdin=join_z(forced), timeout=ADD_TIMEOUT)
-        return self._private.run("write-tree").decode().strip()
-
-    def _cover_nested_repositories(self) -> set[bytes]:
-        """Return the paths that `git add` will cover, after making it enter nested repositories.
-
-        Git enters a nested repository instead of recording a link to its commit if the index has an entry below it
-        (treat_directory in git's dir.c). The entry names a file that does not exist, so `git add` drops it again.
-        """
-        for _ in range(NESTING_LIMIT):
-            listed = self._private.run("ls-files", "-t", "-c", "-o", "-z", "--exclude-standard")
-            paths = {entry[2:] for entry in split_z(listed)}
-            nested = [path for path in paths if path.endswith(b"/")]
-            if not nested:
-                return paths
-            empty = self._private.run("hash-object", "-w", "--stdin").strip()
-            seeds = join_z([b"100644 " + empty + b"\t" + path + SEED for path in nested])
-            self._private.run("update-index", "--add", "--replace", "-z", "--index-info", stdin=seeds)
-        raise GitError(f"{self.root} has repositories nested more than {NESTING_LIMIT} deep. Move them out of it")
-
-    def _is_file(self, path: bytes) -> bool:
-        """Return whether the path is a file or link of the tree itself, not one behind a link."""
-        relative = Path(os.fsdecode(path))
-        if any((self.root / folder).is_symlink() for folder in relative.parents[:-1]):
-            return False
-        try:
-            mode = (self.root / relative).lstat().st_mode
-        except OSError:
-            return False
-        return stat.S_ISREG(mode) or stat.S_ISLNK(mode)
+    def _read(self, known: Folder | None) -> str:
+        with self._store.adding() as sink:
+            walk = Walk(self._coverage(), sink, seconds=READ_TIMEOUT.total_seconds())
+            found = walk.run(str(self._root), known)
+        tree = found.tree.hex()
+        if not self._store.holds(tree):
+            raise GitError(f"the store lost the tree {tree} of {self._root}")
+        if known is None or known.tree != found.tree or walk.changed_rows > SETTLED_ROWS:
+            with translated_errors(self._root):
+                self._cache.save(found)
+        elif walk.changed_rows:
+            self._cache.remember(found)
+        self._known = found
+        return tree
 
     def _go_to(self, tree: str, found: str) -> None:
-        """Restore `tree` where `found` is on disk and in the private index."""
-        if found != tree and self._private.attempt("cat-file", "-e", f"{tree}^{{tree}}").code != 0:
+        """Restore `tree` where `found` is on disk, and was read last."""
+        if found != tree and not self._store.holds(tree):
             raise WorkspaceError(
-                f"the repository of {self.root} does not hold the tree {tree}. "
-                "Was it cloned again, or refs/tightloop removed? Choose another checkpoint"
+                f"the store {self._store.folder} does not hold the tree {tree}. "
+                "Is this the host and the state folder of the episode? Choose another checkpoint"
             )
         for round_ in range(RESTORE_ROUNDS):
             if found == tree:
@@ -134,33 +146,35 @@ class GitWorkingTree:
             if round_ > 0:
                 # Files that were ignored before and are not any more; nobody has a copy of them.
                 self._keep_drift(found)
-            self._adopt_ignore_rules(tree, found)
-            # Git itself: the forced checkout of libgit2 1.9 writes through a link that took the place of a file.
-            self._private.run("read-tree", "-u", "--reset", tree, timeout=ADD_TIMEOUT)
+            with translated_errors(self._root):
+                self._write(tree, found)
             found = self.snapshot()
         if found != tree:
-            shown = shown_paths(self._changed(found, tree), SHOWN_PATHS)
-            raise GitError(f"{self.root} could not be restored to {tree}: {shown} differ")
+            shown = shown_paths([change.path for change in self._store.changes(found, tree)], SHOWN_PATHS)
+            raise GitError(f"{self._root} could not be restored to {tree}: {shown} differ")
 
-    def _adopt_ignore_rules(self, tree: str, found: str) -> None:
-        """Bring the ignore rules of `tree` to disk first, and spare the files that they ignore from removal.
-
-        Otherwise a file that was never covered (such as `.env`) would be removed only because the rule that ignores it
-        was gone for a while.
-        """
-        rules = [path for path in self._changed(found, tree) if path.split(b"/")[-1] == IGNORE_FILE]
-        if not rules:
-            return
-        arguments = ("--staged", "--worktree", "--pathspec-from-file=-", "--pathspec-file-nul")
-        self._private.run("restore", f"--source={tree}", *arguments, stdin=join_z(rules))
-        ignored = set(split_z(self._private.run("ls-files", "-c", "-i", "--exclude-standard", "-z")))
-        wanted = set(split_z(self._private.run("ls-tree", "-r", "-z", "--name-only", tree)))
-        spared = sorted(ignored - wanted)
-        if spared:
-            self._private.run("update-index", "--force-remove", "-z", "--stdin", stdin=join_z(spared))
+    def _write(self, tree: str, found: str) -> None:
+        changes = self._store.changes(found, tree)
+        assert self._known is not None
+        writer = TreeWriter(self._store, str(self._root))
+        try:
+            # The ignore rules of the tree first: a file that was never covered (such as `.env`) is not removed only
+            # because the rule that ignores it was gone for a while.
+            rules = [change for change in changes if change.path.rpartition(b"/")[2] == os.fsencode(RULES_FILE)]
+            spared: set[bytes] = set()
+            if rules:
+                writer.apply(rules)
+                rules_only = replace(self._coverage(), tracked=frozenset(), tracked_folders=frozenset())
+                listing = Walk(rules_only, None, seconds=READ_TIMEOUT.total_seconds()).run(str(self._root), None)
+                covered = set(map(os.fsencode, listing.paths()))
+                spared = {change.path for change in changes if change.after is None} - covered
+            writer.apply(change for change in changes if change.path not in spared and change not in rules)
+        finally:
+            writer.close()
+            # Also after a failure: whatever was written is read again.
+            for change in changes:
+                self._known.put(change.path, change.after)
+            self._cache.save(self._known)
 
     def _keep_drift(self, tree: str) -> None:
         self.keep(f"drift-{tree[:12]}", tree)
-
-    def _changed(self, found: str, tree: str) -> list[bytes]:
-        return split_z(self._private.run("diff-tree", "-r", "-z", "--name-only", "--no-renames", found, tree))

@@ -252,7 +252,7 @@ class _Bench:
             diffed = self._diff(before.tree, request.state.tree)
         self._state = self._state.evolve(trees=(*self._state.trees, self._state.tree)[-8:])
         begun = time.perf_counter()
-        found = GitDiffer().compare(self._root, before.tree, request.state.tree)
+        found = GitDiffer().compare(request.scope.store_folder, before.tree, request.state.tree)
         compared = time.perf_counter() - begun
         difflib, ended = difflib_seconds(self._root, before.tree, request.state.tree)
         return Sample(*tracked, diffed, compared, difflib, ended, found.note)

@@ -25,6 +25,11 @@ def git(folder: Path, *arguments: str, stdin: bytes = b"") -> bytes:
     return done.stdout
 
 
+def stored(workspace: Path, *arguments: str, stdin: bytes = b"") -> bytes:
+    """Run git on the snapshots of a workspace, as docs/security.md and the README tell users."""
+    return git(workspace, f"--git-dir={scope_of(workspace).store_folder}", *arguments, stdin=stdin)
+
+
 def make_repository(folder: Path, files: dict[str, str] | None = None) -> Path:
     """Make a repository with one commit; without files, one without a commit."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -4,8 +4,9 @@ import re
 import tempfile
 from pathlib import Path
 
-from activities.tracking.bare_git import bare_git, with_index
+from activities.tracking.tree_patch import with_index
 from activities.workspace.git_command import Git
+from activities.workspace.plain_git import store_git
 from tightloop.errors import ArtifactCorruptError, InvalidRequestError
 
 _HEAD = re.compile(
@@ -14,8 +15,8 @@ _HEAD = re.compile(
 )
 
 
-def apply_patch(root: Path, base: str, patch: bytes) -> str:
-    """Return the tree that a recorded patch makes of the tree `base` in the repository at `root`.
+def apply_patch(store: Path, base: str, patch: bytes) -> str:
+    """Return the tree that a recorded patch makes of the tree `base` in a store.
 
     Raises:
         InvalidRequestError: the patch was made for another tree, does not hold all files, or is none of ours.
@@ -34,7 +35,7 @@ def apply_patch(root: Path, base: str, patch: bytes) -> str:
             f"the patch holds {int(head[3])} of {int(head[4])} changed paths only. Restore the checkpoint instead: "
             f"its tree {result} is kept in the repository"
         )
-    tree = _applied(bare_git(root), base, patch, result)
+    tree = _applied(store_git(store), base, patch, result)
     if tree != result:
         raise ArtifactCorruptError(f"the patch leads to the tree {tree}, not to {result}: it is damaged")
     return tree

@@ -22,7 +22,7 @@ from activities.planner.ruff import ProjectRuff
 from activities.reflection.choose import reflectors
 from activities.sandbox.unsafe import UnsafeLocal
 from tests.support.episodes import APPEND, Working, eventually, scripted
-from tests.support.git_sample import git, make_repository, on_disk, write
+from tests.support.git_sample import git, make_repository, on_disk, stored, write
 from tests.support.model_server import ModelServer, fails, says
 from tightloop.client import TightloopClient
 from tightloop.episode.budget import Budget
@@ -142,7 +142,7 @@ async def test_uncommitted_work_survives_and_is_part_of_the_first_checkpoint(
     assert {**on_disk(workspace)} == {**dirty, "log.txt": ("file", b"1\n2\n3\n")}
     assert (workspace / ".git/index").read_bytes() == index
     for name, (_, content) in dirty.items():
-        assert git(workspace, "show", f"refs/tightloop/{episode_id}/0:{name}") == content
+        assert stored(workspace, "show", f"refs/tightloop/{episode_id}/0:{name}") == content
 
 
 async def test_a_repository_without_a_commit_runs_green(client, working: Working, request_for, tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ async def test_a_big_file_neither_fails_the_episode_nor_its_heartbeats(
         assert result.outcome is EpisodeOutcome.SUCCEEDED
         assert result.spent.infrastructure_retries == 0
         assert any("slow checkpoints down" in entry.text and "big.bin" in entry.text for entry in timeline)
-        size = git(workspace, "cat-file", "-s", f"refs/tightloop/{episode_id}/0:big.bin")
+        size = stored(workspace, "cat-file", "-s", f"refs/tightloop/{episode_id}/0:big.bin")
         assert int(size) == BIG_BYTES
     finally:
         shutil.rmtree(workspace)

@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.doubles import ScriptedPlanner, claims_done, gives_up, malformed, planned
 from tests.support.episodes import APPEND, Working, eventually, scripted
+from tests.support.git_sample import stored
 from tightloop.client import TightloopClient
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
@@ -213,7 +214,7 @@ async def test_edits_during_a_pause_survive(client, working: Working, request_fo
     assert any("edits of 1 file during the pause were kept" in entry.text for entry in timeline)
 
 
-async def test_edits_outside_a_pause_are_saved_and_undone(client, working, request_for, workspace, git) -> None:
+async def test_edits_outside_a_pause_are_saved_and_undone(client, working, request_for, workspace) -> None:
     def meddle(briefing):
         if briefing.iteration == 2:
             (workspace / "stray.txt").write_text("stray\n")
@@ -226,7 +227,7 @@ async def test_edits_outside_a_pause_are_saved_and_undone(client, working, reque
     assert not (workspace / "stray.txt").exists()
     drift = next(entry for entry in timeline if entry.kind == "drift")
     tree = drift.text.split("tree ")[1].split()[0]
-    assert git(workspace, "show", f"refs/tightloop/{episode_id}/drift-{tree}:stray.txt") == "stray"
+    assert stored(workspace, "show", f"refs/tightloop/{episode_id}/drift-{tree}:stray.txt") == b"stray\n"
 
 
 async def test_an_amended_definition_of_done_is_used(client, working: Working, request_for) -> None:

@@ -9,6 +9,7 @@ from temporalio.testing import WorkflowEnvironment
 
 from tests.support.doubles import ScriptedPlanner, planned
 from tests.support.episodes import APPEND, Working, eventually, scripted
+from tests.support.git_sample import stored
 from tightloop.client import TightloopClient
 from tightloop.episode.budget import Budget
 from tightloop.episode.checkpoint import CheckpointRecord
@@ -353,9 +354,7 @@ async def test_a_raised_budget_survives_the_end_of_the_episode(client, working: 
     assert status.spent.iterations == 3
 
 
-async def test_edits_of_a_pause_are_kept_aside_when_it_ends_with_a_restore(
-    client, working, request_for, workspace, git
-):
+async def test_edits_of_a_pause_are_kept_aside_when_it_ends_with_a_restore(client, working, request_for, workspace):
     async with working():
         episode_id = await client.start(request_for(budget=Budget(max_iterations=2)))
         await paused_after(client, episode_id, 2)
@@ -372,4 +371,4 @@ async def test_edits_of_a_pause_are_kept_aside_when_it_ends_with_a_restore(
         await client.result(episode_id)
     saved = next(entry.text for entry in timeline if entry.kind == "saved")
     tree = saved.rsplit(" ", 1)[1]
-    assert git(workspace, "show", f"refs/tightloop/{episode_id}/drift-{tree}:mine.txt") == "by a person"
+    assert stored(workspace, "show", f"refs/tightloop/{episode_id}/drift-{tree}:mine.txt") == b"by a person\n"

@@ -19,10 +19,11 @@ from tightloop.episode.model import CheckpointFile
 from tightloop.episode.planning import PlanRecord
 from tightloop.errors import GitError, InvalidRequestError, ServiceUnavailableError, WorkspaceError
 from tightloop.executor.messages.message import render_plan
+from tightloop.host import store_folder
 
 app = typer.Typer()
 GIT_TIMEOUT_S = 60
-# A repository may name programs for git to run in its attributes and configuration: none of them runs here.
+# The user's own settings may name programs for differences: the output is ours to show.
 _DIFF = ("diff", "--no-ext-diff", "--no-textconv")
 
 
@@ -43,7 +44,7 @@ def diff(
         try:
             return key, Path(workspace), await client.checkpoints(key)
         except ServiceUnavailableError:
-            # The refs in the workspace are enough for files; the list only helps with a fork.
+            # The references in the store are enough for files; the list only helps with a fork.
             if plan:
                 raise
             return key, Path(workspace), ()
@@ -53,6 +54,7 @@ def diff(
     if plan:
         _show_plan_diff(Store(folder, key), records, numbers, as_json=as_json)
         return
+    folder = store_folder(folder)
     trees = [_tree(folder, key, number, records) for number in numbers]
     if as_json:
         show_json(_diff_document(folder, trees, stat=stat) | {"from": before, "to": after})
@@ -135,7 +137,7 @@ def _tree(folder: Path, episode_id: str, number: int, records: tuple[CheckpointR
                 f"See: tightloop checkpoints {episode_id} --all"
             )
     raise WorkspaceError(
-        f"the files of {episode_id} are not in {folder} on this host ({socket.gethostname()}). "
+        f"the snapshots of {episode_id} are not in {folder} on this host ({socket.gethostname()}). "
         "Run this command on the host of its workspace"
     )
 
@@ -152,7 +154,7 @@ def _run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         return subprocess.run(
-            ("git", "--no-pager", "-c", "core.fsmonitor=false", *arguments),
+            ("git", "--no-pager", f"--git-dir={folder}", *arguments),
             cwd=folder,
             env=environment,
             capture_output=True,

@@ -94,7 +94,8 @@ class Compensator:
 
     def _undo_files(self, attempt: AttemptContext, record: StepRecord, tree: WorkingTree) -> CompensationResult:
         request = attempt.request
-        undone = self._ports.trees.undo(tree.root, record.tree_before, record.tree_after, request.expected_tree)
+        store = request.scope.store_folder
+        undone = self._ports.trees.undo(store, record.tree_before, record.tree_after, request.expected_tree)
         if undone.conflicts:
             shown = ", ".join(undone.conflicts[:CONFLICTS_SHOWN])
             more = len(undone.conflicts) - CONFLICTS_SHOWN
@@ -126,7 +127,7 @@ class Compensator:
             tree.restore(request.expected_tree)
             why = done.failure.reason if done.failure is not None else f"exit code {code}"
             return _failed(request, f"the command that takes step {record.step!r} back failed: {why}"), done
-        paths = self._ports.trees.changed(tree.root, request.expected_tree, after)
+        paths = self._ports.trees.changed(request.scope.store_folder, request.expected_tree, after)
         if refusal := check_changes(work.plan, paths):
             tree.restore(request.expected_tree)
             return _failed(request, f"step {record.step!r} cannot be taken back: {refusal}"), done

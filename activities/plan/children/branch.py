@@ -118,8 +118,8 @@ class BranchRunner:
         outcome, reason, tree = request.outcomes[number], request.reasons[number], request.trees[number]
         if not tree:
             return replace(one, why=reason or f"it ended {outcome}")
-        changed = self._trees.changed(work.root, work.expected_tree, tree)
-        patch = self._trees.patch(work.root, work.expected_tree, tree)
+        changed = self._trees.changed(work.scope.store_folder, work.expected_tree, tree)
+        patch = self._trees.patch(work.scope.store_folder, work.expected_tree, tree)
         one = replace(one, tree=tree, files=len(changed), lines=_lines(patch))
         if tree != work.expected_tree:
             ref = work.store.put(patch, name=f"patch of {one.name}", media_type="text/x-diff")

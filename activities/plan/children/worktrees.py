@@ -1,15 +1,15 @@
 """The git worktrees in which the alternatives of a branch are tried."""
 
 import contextlib
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from activities.plan.requests import PlanScope
 from activities.workspace.ownership import tree_key, tree_lock
+from activities.workspace.plain_git import remove_worktree
 from activities.workspace.port import WorkingTree, Workspaces
-from activities.workspace.snapshot_repository import SnapshotRepository
+from activities.workspace.user_repository import UserRepository
 from tightloop.errors import NotARepositoryError
 
 
@@ -44,13 +44,9 @@ class Worktrees:
             # Holding it ends what was left running there; a step may have broken it, which is no reason to keep it.
             with contextlib.suppress(NotARepositoryError), self._workspaces.hold(scope):
                 pass
-            # Git has the lock too: while it outlives a killed worker, the worktree is not made again under it.
-            with tree_lock(state, root) as lock:
-                repository = SnapshotRepository(state, Path(scope.workspace), lock=lock)
-                repository.as_user.attempt("worktree", "remove", "--force", "--force", str(root))
-                # Git leaves one that it does not know.
-                shutil.rmtree(root, ignore_errors=True)
-        (state / "git" / f"index-{tree_key(root)}").unlink(missing_ok=True)
+            with tree_lock(state, root):
+                remove_worktree(UserRepository(Path(scope.workspace)), root)
+        (scope.store_folder / "states" / tree_key(root)).unlink(missing_ok=True)
 
     def remove_all(self, scope: PlanScope) -> None:
         """Remove what children of a plan left that was cancelled, or whose worker died, while they were judged."""

@@ -1,6 +1,7 @@
 """Plans written by a model, for a goal or because steps failed, within bounds that the model cannot widen."""
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +15,7 @@ from activities.model.service import ModelService
 from activities.plan.port import WrittenPlan
 from activities.plan.requests import PlanScope, RevisePlanRequest
 from activities.plan.runners.model.schema import strict
-from activities.workspace.git_command import split_z
-from activities.workspace.snapshot_repository import SnapshotRepository
+from activities.workspace.listing import list_files
 from tightloop.errors import InvalidRequestError, PlanError, PlannerError
 from tightloop.plan.document.plan import Plan, PlanBudget
 from tightloop.plan.document.policy import Policy
@@ -72,9 +72,7 @@ class ModelPlanWriter:
         """Write a plan for a goal; see the port."""
         self._check("write a plan for a goal")
         prompt_privacy = self._planning.prompt_privacy_of(scope.workspace)
-        user = SnapshotRepository(scope.state_folder, scope.root).user
-        listed = split_z(user.run("ls-files", "-z", "--cached", "--others", "--exclude-standard"))
-        paths = {path.decode("utf-8", "backslashreplace") for path in listed}
+        paths = {os.fsencode(path).decode("utf-8", "backslashreplace") for path in list_files(scope.root)}
         ordered = sorted(paths, key=lambda path: (path.count("/"), path))[:FILES_LIMIT]
         prompt = self._prompts.render(
             "goal.md",

@@ -1,9 +1,7 @@
 """The capability `search`: ranked passages from the project's text files and from cached documents."""
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +10,7 @@ from activities.plan.port import RunnerResult, Work
 from activities.plan.runners.web.cache import WebCache
 from activities.plan.runners.web.document import readable
 from activities.plan.runners.web.ranking import Scorer, words
-from activities.workspace.git_command import Git, git_folder, split_z
+from activities.workspace.listing import list_files
 from tightloop.plan.document.action import SearchAction
 from tightloop.plan.document.step import FailureClass
 from tightloop.safety.scope import outside
@@ -21,8 +19,6 @@ from tightloop.value import shorten
 FILES_LIMIT = 10_000
 FILE_BYTES = 1_000_000
 TOTAL_BYTES = 50_000_000
-LISTING_BYTES = 10_000_000
-LISTING_TIMEOUT = timedelta(seconds=30)
 PASSAGE_LINES = 15
 PASSAGE_CHARACTERS = 1_000
 LINE_CHARACTERS = 2_000
@@ -92,13 +88,7 @@ def _passages(work: Work, patterns: list[str]) -> Iterator[_Passage]:
 
 
 def _files(root: Path, patterns: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-    place = {"GIT_DIR": str(git_folder(root)), "GIT_WORK_TREE": str(root.resolve())}
-    listed, _ = Git(root, place).head(
-        "ls-files", "-z", "--cached", "--others", "--exclude-standard",
-        limit_bytes=LISTING_BYTES, timeout=LISTING_TIMEOUT,
-    )  # fmt: skip
-    # The last name may be cut off.
-    names = sorted({os.fsdecode(name) for name in split_z(listed[: listed.rfind(b"\0") + 1])})
+    names = sorted(list_files(root))
     wanted = tuple(patterns)
     left_out = set(outside(wanted, names)) if wanted else set()
     for name in [name for name in names if name not in left_out][:FILES_LIMIT]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.git_sample import git, make_repository, write
+from tests.support.git_sample import git, make_repository, stored, write
 from tests.support.plan.stage import PLAN_ID, stage
 from tightloop.host import state_folder
 from tightloop.plan.result import StepStatus
@@ -139,9 +139,9 @@ def test_checkpoint_keeps_the_tree_under_its_name(root: Path) -> None:
     )
     plan.done("work")
     plan.done("save")
-    kept = said(root, "rev-parse", f"refs/tightloop/{PLAN_ID}/mid")
+    kept = stored(root, "rev-parse", f"refs/tightloop/{PLAN_ID}/mid").decode().strip()
     assert kept == plan.tree == plan.record("save").outputs["tree"]
-    assert said(root, "show", f"{kept}:x.txt") == "x"
+    assert stored(root, "show", f"{kept}:x.txt") == b"x\n"
 
 
 def test_name_that_is_no_reference_is_a_failure(root: Path) -> None:

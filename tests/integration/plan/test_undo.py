@@ -152,7 +152,7 @@ def test_inverse_restores_any_tree_byte_for_byte_beside_later_work(seed: int) ->
             _scramble(root, chance)
             after = tree.snapshot()
             (root / "later").write_bytes(b"work of a later step\n")
-            undone = GitTrees().undo(root, before, after, tree.snapshot())
+            undone = GitTrees().undo(scope.store_folder, before, after, tree.snapshot())
             assert not undone.conflicts
             tree.restore(undone.tree)
             assert on_disk(root) == {**first, "later": ("file", b"work of a later step\n")}

@@ -77,13 +77,15 @@ def test_renamed_files_are_in_the_record(episode: Episode) -> None:
 def test_a_small_change_that_a_busy_machine_had_no_time_for_is_compared_once_more(
     workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (workspace / "app.py").write_text("".join(f"line_{number} = {number}\n" for number in range(200)))
+    # Too large to be compared without git.
+    text = "".join(f"line_{number} = {number}\n" for number in range(15_000))
+    (workspace / "app.py").write_text(text)
     episode = Episode(workspace, patience=timedelta(seconds=5))
     stall = f'case " $* " in *" -p "*) mkdir {tmp_path}/stalled 2>/dev/null && exec sleep 100;; esac'
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "git").write_text(f'#!/bin/sh\n{stall}\nexec {shutil.which("git")} "$@"\n')
     (tmp_path / "bin" / "git").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
-    tracking = episode.iterate({"app.py": "a = 1\n"}, plan("shorten it"))
+    tracking = episode.iterate({"app.py": text + "a = 1\n"}, plan("lengthen it"))
     assert (tmp_path / "stalled").exists()
     assert (tracking.note, episode.state.findings) == ("", ())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from activities.workspace.git import GitWorkspaces
 from activities.workspace.working_tree import GitWorkingTree
-from tests.support.git_sample import git, make_repository, on_disk, scope_of
+from tests.support.git_sample import git, make_repository, on_disk, scope_of, stored
 
 PLAIN_NAMES = ["a", "b", "d", "d/a", "d/e", "d/e/f", "B", "caf\udce9", "d/ x"]
 RULES = [".gitignore", "d/.gitignore"]
@@ -109,7 +109,9 @@ def test_restore_is_exact_for_what_is_covered_when_ignore_rules_change(
             apply(tree.root, operation)
         existed = on_disk(tree.root)
         start = tree.snapshot()
-        covered = {os.fsdecode(n) for n in git(tree.root, "ls-tree", "-rz", "--name-only", start).split(b"\0")} - {""}
+        covered = {os.fsdecode(n) for n in stored(tree.root, "ls-tree", "-rz", "--name-only", start).split(b"\0")} - {
+            ""
+        }
         for operation in after:
             apply(tree.root, operation)
         tree.restore(start)

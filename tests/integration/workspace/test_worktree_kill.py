@@ -1,5 +1,7 @@
 """Git worktrees whose worker died while they were made, or while they were removed."""
 
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -14,7 +16,7 @@ from activities.plan.requests import PlanScope
 from activities.workspace.git import GitWorkspaces
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.working_tree import GitWorkingTree
-from tests.support.git_sample import git, make_repository, on_disk, write
+from tests.support.git_sample import git, make_repository, on_disk
 
 ROOT = Path(__file__).parents[3]
 FILES = {f"{number}.txt": f"{number}\n" for number in range(8)}
@@ -56,13 +58,18 @@ def worktrees(root: Path) -> list[str]:
     return [line for line in listed.splitlines() if line.startswith("worktree ")][1:]
 
 
-def test_git_that_outlives_the_worker_does_not_take_the_new_worktree_away(root: Path, scope: PlanScope) -> None:
-    write(root, {".git/info/attributes": "*.txt filter=slow\n"})
-    git(root, "config", "filter.slow.smudge", "sleep 0.3; cat")
-    git(root, "config", "filter.slow.clean", "cat")
-    worker = subprocess.Popen((sys.executable, "-c", PREPARE, str(root)), cwd=ROOT)
+def test_git_that_outlives_the_worker_does_not_take_the_new_worktree_away(
+    root: Path, scope: PlanScope, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    slow = tmp_path / "bin/git"
+    wait = f'case " $* " in *" read-tree "*) : > {tmp_path}/begun; sleep 1;; esac'
+    slow.write_text(f'#!/bin/sh\n{wait}\nexec {shutil.which("git")} "$@"\n')
+    slow.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{slow.parent}{os.pathsep}{os.environ['PATH']}"}
+    worker = subprocess.Popen((sys.executable, "-c", PREPARE, str(root)), cwd=ROOT, env=environment)
     deadline = time.monotonic() + 60
-    while not (scope.root / "1.txt").exists():
+    while not (tmp_path / "begun").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
     worker.kill()

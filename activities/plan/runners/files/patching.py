@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from activities.plan.files import resolve_path
 from activities.workspace.git_command import Git, Outcome, split_z
+from activities.workspace.plain_git import store_git
 from activities.workspace.scope import EpisodeScope
-from activities.workspace.snapshot_repository import SnapshotRepository
 from tightloop.errors import InvalidRequestError
 
 PATCH_BYTES = 8 * 1024 * 1024
@@ -51,7 +51,7 @@ def patch_of(scope: EpisodeScope, text: bytes) -> Patch:
         raise InvalidRequestError(f"the diff has {len(text)} bytes, more than {PATCH_BYTES}. Split it")
     # Without the last line end git calls the diff corrupt.
     text = text if text.endswith(b"\n") else text + b"\n"
-    git = SnapshotRepository(scope.state_folder, scope.root).private
+    git = store_git(scope.store_folder, scope.root)
     found: set[bytes] = set()
     # A rename is listed under its new name, and in reverse under its old one.
     for direction in ((), ("--reverse",)):

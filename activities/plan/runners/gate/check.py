@@ -137,7 +137,7 @@ def judge_diff(work: Work, title: str, review: DiffReview, differ: Differ) -> Ou
     tree = work.expected_tree or (work.tree.snapshot() if work.tree else "")
     if not tree:
         return Outcome(title, False, "the gate does not see the tree: set its access to reads")
-    diff = differ.compare(work.root, base, tree)
+    diff = differ.compare(work.scope.store_folder, base, tree)
     patch = work.store.put(diff.patch, name="change", media_type="text/x-diff")
     problems = _beyond(diff, review)
     size = f"{counted(diff.files_changed, 'file')}, {counted(diff.lines_added + diff.lines_removed, 'line')}"

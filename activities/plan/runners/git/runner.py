@@ -1,7 +1,8 @@
 """Git steps: a branch, a commit, the text of a pull request.
 
-The user's identity is used where there is one. Hooks are not run and nothing is signed: both would execute programs
-outside of the sandbox, or wait for a passphrase. No other branch than the one that is checked out is ever changed.
+The user's identity is used where there is one. Of the settings of the repository no other is obeyed. Hooks and filters
+are not run and nothing is signed: all would execute programs outside of the sandbox, or wait for a passphrase. No other
+branch than the one that is checked out is ever changed.
 Where a git step is taken back, its commit stays: what other steps changed is undone by a later commit.
 """
 
@@ -15,14 +16,14 @@ from activities.plan.attempts.git_trees import GitTrees
 from activities.plan.port import RunnerResult, Work
 from activities.plan.records.file_records import open_file_records
 from activities.plan.runners.git.pull_request import pull_request_text
-from activities.workspace.git_command import Git, Outcome
-from activities.workspace.snapshot_repository import SnapshotRepository
+from activities.workspace.git_command import Git, Outcome, shown_paths, split_z
+from activities.workspace.plain_git import filtered_paths, user_git
+from activities.workspace.user_repository import UserRepository
 from tightloop.errors import GitError, InvalidRequestError
 from tightloop.plan.document.action import GitAction
 from tightloop.plan.language.reference import as_text, resolve
 from tightloop.plan.result import StepFailure
 
-FALLBACK = {"user.name": "tightloop", "user.email": "tightloop@localhost"}
 MESSAGE_CHARACTERS = 10_000
 TRAILER = "Tightloop-Step"
 _COMMITTED = re.compile(r"[0-9a-f]{40,64}")
@@ -45,22 +46,22 @@ class GitRunner:
     def run(self, work: Work) -> RunnerResult:
         """Do it; see the port. A branch that is there, and nothing to commit, are fine."""
         action = _action(work)
-        git = SnapshotRepository(work.scope.state_folder, work.root).as_user
         outputs: dict[str, Any] = {}
-        if action.branch and (problem := _switch(git, action.branch)) is not None:
-            return RunnerResult(failure=problem)
-        if action.commit:
-            committed = _commit(git, action, f"{work.scope.episode_id}/{work.step.id}")
-            if isinstance(committed, StepFailure):
-                return RunnerResult(failure=committed)
-            outputs["committed"] = committed
-        found = git.attempt("rev-parse", "--verify", "--quiet", "HEAD").out.decode().strip()
-        outputs |= {"commit": found if _COMMITTED.fullmatch(found) else "", "branch": _branch(git)}
+        with user_git(UserRepository(work.root)) as git:
+            if action.branch and (problem := _switch(git, action.branch)) is not None:
+                return RunnerResult(failure=problem)
+            if action.commit:
+                committed = _commit(git, action, f"{work.scope.episode_id}/{work.step.id}")
+                if isinstance(committed, StepFailure):
+                    return RunnerResult(failure=committed)
+                outputs["committed"] = committed
+            found = git.attempt("rev-parse", "--verify", "--quiet", "HEAD").out.decode().strip()
+            outputs |= {"commit": found if _COMMITTED.fullmatch(found) else "", "branch": _branch(git)}
         artifacts = {}
         if action.pull_request:
             base = work.scope.base_tree
             tree = work.tree.snapshot() if work.tree is not None else base
-            paths = GitTrees().changed(work.root, base, tree) if base and tree else ()
+            paths = GitTrees().changed(work.scope.store_folder, base, tree) if base and tree else ()
             records = open_file_records(Path(work.scope.workspace)).of_this_run(work.scope.episode_id)
             text = pull_request_text(action.pull_request, work.plan, records, paths)
             outputs["pull_request"] = text
@@ -111,6 +112,10 @@ def _switch(git: Git, branch: str) -> StepFailure | None:
     if _branch(git) == branch:
         return None
     exists = git.attempt("show-ref", "--verify", "--quiet", f"refs/heads/{branch}").code == 0
+    if exists:
+        differing = split_z(git.run("diff", "--name-only", "--no-renames", "-z", f"refs/heads/{branch}"))
+        if problem := _unfiltered(git, differing):
+            return problem
     outcome = git.attempt("switch", *(() if exists else ("-c",)), branch)
     return _refused("switch", outcome, f"the branch {branch!r} cannot be checked out")
 
@@ -120,6 +125,9 @@ def _commit(git: Git, action: GitAction, step: str) -> bool | StepFailure:
     if bad := [path for path in action.paths if path.startswith("/") or ".." in Path(path).parts]:
         return make_failure(f"{bad[0]!r} is not a path below the root of the tree")
     paths = ("--", *action.paths) if action.paths else ()
+    status = split_z(git.run("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", *paths))
+    if problem := _unfiltered(git, [entry[3:] for entry in status]):
+        return problem
     if problem := _refused("add", git.attempt("add", "-A", *paths), "the files cannot be added"):
         return problem
     changed = git.attempt("diff", "--cached", "--quiet", "--ignore-submodules=all", *paths)
@@ -131,10 +139,18 @@ def _commit(git: Git, action: GitAction, step: str) -> bool | StepFailure:
     message = f"{action.commit.strip()[:MESSAGE_CHARACTERS]}\n\n{trailer}\n"
     only = ("--only", *paths) if paths else ()
     options = ("--no-verify", "--no-gpg-sign", "--quiet", "--cleanup=verbatim", "--file=-")
-    missing = {name: value for name, value in FALLBACK.items() if not git.attempt("config", name).out.strip()}
-    identity = [part for name, value in missing.items() for part in ("-c", f"{name}={value}")]
-    outcome = git.attempt(*identity, "commit", *options, *only, stdin=message.encode())
+    outcome = git.attempt("commit", *options, *only, stdin=message.encode())
     return _refused("commit", outcome, "the commit failed") or True
+
+
+def _unfiltered(git: Git, paths: list[bytes]) -> StepFailure | None:
+    """Refuse files that only a filter program of the repository (such as git-lfs) can convert: it is not run."""
+    if filtered := filtered_paths(git, paths):
+        return make_failure(
+            f"{shown_paths(filtered, 3)}: .gitattributes names a filter, which is a program and is not run. "
+            "Do this step yourself, or leave these files out"
+        )
+    return None
 
 
 def _branch(git: Git) -> str:

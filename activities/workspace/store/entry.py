@@ -1,0 +1,32 @@
+"""Names and kinds of what a tree holds."""
+
+import stat
+from typing import NamedTuple
+
+REGULAR, EXECUTABLE, LINK, FOLDER = 0o100644, 0o100755, 0o120000, 0o040000
+EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+"""Id of the tree without files; known to git without being stored."""
+
+
+class Entry(NamedTuple):
+    """What a tree holds under a name."""
+
+    mode: int
+    """`REGULAR`, `EXECUTABLE`, `LINK`, or `FOLDER` where trees are listed one by one."""
+    id: str
+    """40 hexadecimal digits."""
+
+
+class TreeChange(NamedTuple):
+    """A path whose file differs between two trees; None: there is no file."""
+
+    path: bytes
+    before: Entry | None
+    after: Entry | None
+
+
+def file_mode(mode: int) -> int:
+    """Return the mode in a tree of a file with these permissions."""
+    if stat.S_ISLNK(mode):
+        return LINK
+    return EXECUTABLE if mode & stat.S_IXUSR else REGULAR

@@ -1,0 +1,328 @@
+"""Git objects of one project in a folder of ours: self-contained, and read and written in this process.
+
+libgit2 starts no program: no hook, filter, file system monitor, credential helper or transport. The folder is a bare
+git repository, so `git --git-dir=<store> diff A B` works on it; its configuration is written here, not copied.
+"""
+
+import contextlib
+import hashlib
+import math
+import os
+import tempfile
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from operator import itemgetter
+from pathlib import Path
+
+import pygit2
+from pygit2.enums import ConfigLevel, ObjectType, RepositoryOpenFlag
+
+from activities.artifacts.local import FULL
+from activities.workspace.store.entry import EMPTY_TREE, FOLDER, Entry, TreeChange
+from activities.workspace.store.pack import PackFile
+from tightloop.errors import GitError, StorageFullError, WorkspaceError
+from tightloop.host import private_folder
+
+STREAMED_BYTES = 16 * 1024 * 1024
+"""Larger files are copied in pieces, so that memory stays flat; they lie in the store as loose objects."""
+PIECE_BYTES = 1 << 20
+LOOSE_OBJECTS, LOOSE_BYTES = 100, 4_000_000
+"""What one snapshot may add as loose objects; more goes into a pack, which is 4 times as fast (50 000 files)."""
+COMPRESSION = 1
+DEPTH_LIMIT = 256
+CONFIG = "[core]\n\trepositoryformatversion = 0\n\tbare = true\n\tlogallrefupdates = false\n[gc]\n\tauto = 0\n"
+
+# Process-wide: settings of the system and of the user must not reach libgit2. The project has no other use for it.
+for _level in (ConfigLevel.PROGRAMDATA, ConfigLevel.SYSTEM, ConfigLevel.XDG, ConfigLevel.GLOBAL):
+    pygit2.settings.search_path[_level] = os.devnull
+
+
+class TreeStore:
+    """The objects and references of one project. One instance serves one thread."""
+
+    def __init__(self, folder: Path) -> None:
+        """Use the store in `folder`; nothing is opened or made yet."""
+        self.folder = folder
+
+    def make(self) -> None:
+        """Make the store where it is not there. Idempotent, also beside other processes."""
+        if (self.folder / "HEAD").exists():
+            return
+        for name in ("objects/pack", "objects/info", "refs", "states"):
+            private_folder(self.folder / name)
+        for name, text in (("config", CONFIG), ("HEAD", "ref: refs/heads/none\n")):
+            # HEAD last: it marks a store that is complete.
+            (self.folder / name).write_text(text)
+
+    @cached_property
+    def repository(self) -> pygit2.Repository:
+        """The open store.
+
+        Raises:
+            WorkspaceError: there is none.
+        """
+        if not (self.folder / "HEAD").exists():
+            raise WorkspaceError(f"there are no snapshots in {self.folder}: nothing was recorded on this host yet")
+        with translated_errors(self.folder):
+            flags = RepositoryOpenFlag.NO_SEARCH | RepositoryOpenFlag.BARE
+            return pygit2.Repository(str(self.folder), flags)
+
+    def holds(self, tree: str) -> bool:
+        """Return whether the tree is there; of what is in it only its own list is looked at."""
+        try:
+            return tree == EMPTY_TREE or self.repository.odb.read(tree)[0] == ObjectType.TREE
+        except (KeyError, ValueError, pygit2.GitError):
+            return False
+
+    def read(self, blob: str) -> bytes:
+        """Return the content of an object.
+
+        Raises:
+            GitError: it is not there, or damaged.
+        """
+        if blob == EMPTY_TREE:
+            return b""
+        try:
+            return self.repository.odb.read(blob)[1]
+        except (KeyError, ValueError, pygit2.GitError) as error:
+            raise GitError(f"the object {blob} cannot be read from {self.folder}: {error}") from error
+
+    def pieces(self, blob: str) -> Iterator[bytes]:
+        """Yield the content of a file; a large one that is stored loose never as a whole."""
+        path = self._loose(blob)
+        # Compressed it may be small.
+        if path.exists() and self.size(blob) > STREAMED_BYTES:
+            yield from _inflated(path)
+        else:
+            yield self.read(blob)
+
+    def size(self, blob: str) -> int:
+        """Return the bytes of an object, without reading it where it is packed.
+
+        Raises:
+            GitError: it is not there.
+        """
+        try:
+            return self.repository.odb.read_header(blob)[1]
+        except (KeyError, ValueError, pygit2.GitError) as error:
+            raise GitError(f"the object {blob} is not in {self.folder}: {error}") from error
+
+    def entries(self, tree: str) -> dict[bytes, Entry]:
+        """Return what is directly in a tree, by name."""
+        data, position, found = self.read(tree), 0, {}
+        while position < len(data):
+            end = data.index(b"\0", position)
+            mode, _, name = data[position:end].partition(b" ")
+            found[name] = Entry(int(mode, 8), data[end + 1 : end + 21].hex())
+            position = end + 21
+        return found
+
+    def files(self, tree: str) -> dict[bytes, Entry]:
+        """Return all files and links below a tree, by path."""
+        return {change.path: change.after for change in self.changes(EMPTY_TREE, tree) if change.after is not None}
+
+    def changes(self, before: str, after: str) -> list[TreeChange]:
+        """Return the paths that differ, sorted. A file that became a folder is one path gone and others added."""
+        return self.listed_changes(before, after)[0]
+
+    def listed_changes(self, before: str, after: str, *, seconds: float = math.inf) -> tuple[list[TreeChange], bool]:
+        """Return the paths that differ, sorted, and whether these are all: False where the time was up."""
+        found: list[TreeChange] = []
+        complete = self._compare(b"", before, after, found, time.monotonic() + seconds)
+        return sorted(found, key=itemgetter(0)), complete
+
+    def _compare(self, prefix: bytes, before: str, after: str, found: list[TreeChange], deadline: float) -> bool:
+        if before == after:
+            return True
+        if prefix.count(b"/") > DEPTH_LIMIT:
+            raise GitError(f"the tree {after} has more than {DEPTH_LIMIT} folders in one another")
+        if time.monotonic() > deadline:
+            return False
+        old, new = self.entries(before), self.entries(after)
+        for name in old.keys() | new.keys():
+            a, b = old.get(name), new.get(name)
+            if a == b:
+                continue
+            trees = [side.id if side is not None and side.mode == FOLDER else EMPTY_TREE for side in (a, b)]
+            if not self._compare(prefix + name + b"/", trees[0], trees[1], found, deadline):
+                return False
+            a, b = (side if side is not None and side.mode != FOLDER else None for side in (a, b))
+            if a is not None or b is not None:
+                found.append(TreeChange(prefix + name, a, b))
+        return True
+
+    def merged(self, tree: str, wanted: Mapping[bytes, Entry | None]) -> str:
+        """Return the tree with other files at some paths; None: without a file there."""
+        files: dict[bytes, Entry] = self.files(tree)
+        for path, entry in wanted.items():
+            if entry is None:
+                files.pop(path, None)
+            else:
+                files[path] = entry
+        with self.adding() as sink:
+            return _nested(files.items(), sink)
+
+    @contextlib.contextmanager
+    def adding(self) -> Iterator["ObjectSink"]:
+        """Add objects; they are all there when the block ends without an error."""
+        with translated_errors(self.folder):
+            sink = ObjectSink(self.folder, self.repository)
+            try:
+                yield sink
+                sink.finish()
+            finally:
+                sink.close()
+
+    def keep(self, reference: str, tree: str) -> None:
+        """Point a reference, such as `refs/tightloop/<episode>/<name>`, at a tree. Idempotent."""
+        with translated_errors(self.folder):
+            # What a killed process left would block for ever.
+            (self.folder / f"{reference}.lock").unlink(missing_ok=True)
+            self.repository.references.create(reference, tree, force=True)
+
+    def reference(self, name: str) -> str:
+        """Return the tree at which a reference points; empty: there is none."""
+        found = self.repository.references.get(name)
+        return "" if found is None else str(found.target)
+
+    def _loose(self, blob: str) -> Path:
+        return self.folder / "objects" / blob[:2] / blob[2:]
+
+
+class ObjectSink:
+    """New objects on their way into the store."""
+
+    def __init__(self, folder: Path, repository: pygit2.Repository) -> None:
+        """Add to the store in `folder`."""
+        self._objects = folder / "objects"
+        self._odb = repository.odb
+        self._new: set[bytes] = set()
+        self._pending: list[tuple[str, bytes]] = []
+        self._pending_bytes = 0
+        self._pack: PackFile | None = None
+
+    def add(self, kind: str, content: bytes) -> bytes:
+        """Add a `blob` or a `tree`; return its id, 20 bytes."""
+        name = hashlib.sha1(b"%s %d\0" % (kind.encode(), len(content)), usedforsecurity=False)
+        name.update(content)
+        digest = name.digest()
+        if digest in self._new or pygit2.Oid(raw=digest) in self._odb:
+            return digest
+        self._new.add(digest)
+        if self._pack is not None:
+            self._pack.add(kind, digest, content)
+            return digest
+        self._pending.append((kind, content))
+        self._pending_bytes += len(content)
+        if len(self._pending) > LOOSE_OBJECTS or self._pending_bytes > LOOSE_BYTES:
+            self._pack = PackFile(self._objects / "pack", level=COMPRESSION)
+            for kind_, held in self._pending:
+                head = b"%s %d\0" % (kind_.encode(), len(held))
+                self._pack.add(kind_, hashlib.sha1(head + held, usedforsecurity=False).digest(), held)
+            self._pending.clear()
+        return digest
+
+    def add_file(self, descriptor: int, size: int) -> bytes | None:
+        """Add a large file in pieces; return its id. None: it was changed while it was read."""
+        head = b"blob %d\0" % size
+        digest = hashlib.sha1(head, usedforsecurity=False)
+        packer = zlib.compressobj(COMPRESSION)
+        handle, name = tempfile.mkstemp(dir=self._objects, prefix="tmp_")
+        try:
+            with os.fdopen(handle, "wb") as out:
+                out.write(packer.compress(head))
+                left = size
+                while piece := os.read(descriptor, PIECE_BYTES):
+                    left -= len(piece)
+                    digest.update(piece)
+                    out.write(packer.compress(piece))
+                if left != 0:
+                    return None
+                out.write(packer.flush())
+                out.flush()
+                os.fchmod(out.fileno(), 0o400)
+                os.fsync(out.fileno())
+            place = self._objects / digest.hexdigest()[:2] / digest.hexdigest()[2:]
+            place.parent.mkdir(exist_ok=True, mode=0o700)
+            Path(name).replace(place)
+        finally:
+            Path(name).unlink(missing_ok=True)
+        return digest.digest()
+
+    def finish(self) -> None:
+        """Make everything that was added visible."""
+        for kind, content in self._pending:
+            self._odb.write(ObjectType.BLOB if kind == "blob" else ObjectType.TREE, content)
+        self._pending.clear()
+        if self._pack is not None:
+            self._pack.finish()
+
+    def close(self) -> None:
+        """Leave nothing half written behind."""
+        if self._pack is not None:
+            self._pack.close()
+
+
+def tree_content(rows: Iterable[tuple[bytes, int, bytes]]) -> bytes:
+    """Return the content of a tree object from names, modes and ids, in the order that git demands."""
+    ordered = sorted(rows, key=lambda row: row[0] + b"/" if row[1] == FOLDER else row[0])
+    return b"".join(b"%o %s\0%s" % (mode, name, digest) for name, mode, digest in ordered)
+
+
+def valid_name(name: bytes) -> bool:
+    """Return whether a name may be written: not one that leads elsewhere, nor that of a git folder."""
+    return bool(name) and b"/" not in name and b"\0" not in name and name.lower() not in (b".", b"..", b".git")
+
+
+@contextlib.contextmanager
+def translated_errors(folder: Path) -> Iterator[None]:
+    """Turn errors of the operating system and of libgit2 into ours.
+
+    Raises:
+        StorageFullError: the disk is full.
+        GitError: anything else. Retryable.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            raise StorageFullError(f"there is no room in {folder}: free some space, then resume") from error
+        # Not a name with bytes that are not UTF-8: the message goes into a history.
+        place = os.fsencode(error.filename or folder).decode("utf-8", "backslashreplace")
+        raise GitError(f"{place}: {error.strerror}") from error
+    except pygit2.GitError as error:
+        if any(words in str(error) for words in ("No space left on device", "Disk quota exceeded")):
+            raise StorageFullError(f"there is no room in {folder}: free some space, then resume") from error
+        raise GitError(f"the store {folder} cannot be used: {error}") from error
+
+
+def _nested(files: Iterable[tuple[bytes, Entry]], sink: ObjectSink) -> str:
+    rows: list[tuple[bytes, int, bytes]] = []
+    folders: dict[bytes, list[tuple[bytes, Entry]]] = {}
+    for path, entry in files:
+        name, _, rest = path.partition(b"/")
+        if rest:
+            folders.setdefault(name, []).append((rest, entry))
+        else:
+            rows.append((name, entry.mode, bytes.fromhex(entry.id)))
+    rows += [(name, FOLDER, bytes.fromhex(_nested(below, sink))) for name, below in folders.items()]
+    return sink.add("tree", tree_content(rows)).hex()
+
+
+def _inflated(path: Path) -> Iterator[bytes]:
+    reader = zlib.decompressobj()
+    with path.open("rb") as file:
+        head = True
+        while piece := file.read(PIECE_BYTES):
+            # Bounded, as zlib makes a thousand times as much of a piece.
+            while piece:
+                out = reader.decompress(piece, PIECE_BYTES)
+                piece = reader.unconsumed_tail
+                if head:
+                    out, head = out.partition(b"\0")[2], False
+                if out:
+                    yield out
+        if out := reader.flush():
+            yield out

@@ -1,0 +1,250 @@
+"""Ignore rules as git reads them (gitignore(5)), in time that is linear in the rule and in the path.
+
+No text of the repository becomes a backtracking expression: parts between asterisks are matched once, from the left.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+RULES_BYTES = 1_000_000
+"""Of one file with rules; git itself stops at 100 MB."""
+
+_CLASSES = {
+    "alnum": "0-9A-Za-z", "alpha": "A-Za-z", "blank": " \\t", "cntrl": "\\x00-\\x1f\\x7f", "digit": "0-9",
+    "graph": "!-~", "lower": "a-z", "print": " -~", "punct": "!-/:-@\\[-`{-~", "space": "\\t-\\r ", "upper": "A-Z",
+    "xdigit": "0-9A-Fa-f",
+}  # fmt: skip
+_SPECIAL = re.compile(r"[*?\[\\]")
+_DEEP = None
+"""In a rule cut at its slashes: `**`, any number of folders."""
+
+Test = Callable[[str], bool]
+
+
+class _Rule(NamedTuple):
+    ignores: bool
+    """False: `!`, a file that is covered again."""
+    folders_only: bool
+    name: Test | None
+    """Decides about the last name; None: the rule is about the path."""
+    parts: tuple[Test | None, ...] = ()
+
+
+class RuleList:
+    """The rules of one file."""
+
+    def __init__(self, base: str, content: bytes, *, folded: bool = False) -> None:
+        """Read rules about what is below `base` (empty, or ending with `/`); `folded`: case does not matter."""
+        self.base = base
+        text = content.removeprefix(b"\xef\xbb\xbf").decode("latin-1")
+        rules = (_rule(line, folded) for line in text.split("\n"))
+        # The last one that fits decides.
+        self._rules = tuple(rule for rule in rules if rule is not None)[::-1]
+
+    def __bool__(self) -> bool:
+        """Return whether there is a rule."""
+        return bool(self._rules)
+
+    def verdict(self, path: str, name: str, *, folder: bool) -> bool | None:
+        """Return whether a path (with the base, as `as_bytes_text` makes it) is ignored; None: no rule is about it."""
+        parts: list[str] | None = None
+        for rule in self._rules:
+            if rule.folders_only and not folder:
+                continue
+            if rule.name is not None:
+                if rule.name(name):
+                    return rule.ignores
+                continue
+            if parts is None:
+                parts = path[len(self.base) :].split("/")
+            if _fits(rule.parts, parts):
+                return rule.ignores
+        return None
+
+
+class Rules:
+    """All lists that are in force in a folder."""
+
+    def __init__(self, lists: Iterable[RuleList] = ()) -> None:
+        """Take lists, the weakest first."""
+        self._lists = tuple(found for found in lists if found)[::-1]
+
+    def within(self, found: RuleList) -> "Rules":
+        """Return these rules and those of a file deeper in the tree."""
+        return Rules((*self._lists[::-1], found)) if found else self
+
+    def ignores(self, path: str, name: str, *, folder: bool) -> bool:
+        """Return whether a path is ignored; that none of its folders is, is the caller's knowledge."""
+        if not self._lists:
+            return False
+        path, name = as_bytes_text(path), as_bytes_text(name)
+        for found in self._lists:
+            verdict = found.verdict(path, name, folder=folder)
+            if verdict is not None:
+                return verdict
+        return False
+
+
+def as_bytes_text(name: str) -> str:
+    """Return a name with a character for each of its bytes: that is what git's `?` stands for."""
+    return name if name.isascii() else name.encode("utf-8", "surrogateescape").decode("latin-1")
+
+
+def _rule(line: str, folded: bool) -> _Rule | None:
+    line = _trimmed(line.removesuffix("\r"))
+    if not line or line.startswith("#"):
+        return None
+    ignores = not line.startswith("!")
+    line = line if ignores else line[1:]
+    folders_only = line.endswith("/")
+    line = line[:-1] if folders_only else line
+    if not line:
+        return None
+    if "/" not in line:
+        return _Rule(ignores, folders_only, _test(line, folded))
+    cut = _cut(line.removeprefix("/"))
+    parts: list[Test | None] = [_DEEP if len(part) > 1 and not part.strip("*") else _test(part, folded) for part in cut]
+    if parts[-1] is _DEEP:
+        # `a/**` is what is in `a`, not `a`.
+        parts.append(_anything)
+    if len(parts) == 1:
+        only = parts[0]
+        assert only is not None
+        return _Rule(ignores, folders_only, None, (only,))
+    return _Rule(ignores, folders_only, None, tuple(parts))
+
+
+def _cut(line: str) -> list[str]:
+    """Split a rule at its slashes; one between brackets is of a class, which fits no slash."""
+    parts, begin, position = [], 0, 0
+    while position < len(line):
+        if line[position] == "/":
+            parts.append(line[begin:position])
+            begin = position + 1
+        elif line[position] == "[":
+            _, end = _class(line, position + 1)
+            position = max(position, end - 1)
+        position += 1 + (line[position : position + 1] == "\\")
+    return [*parts, line[begin:]]
+
+
+def _trimmed(line: str) -> str:
+    """Remove spaces at the end that no backslash protects."""
+    end = len(line)
+    while end and line[end - 1] == " ":
+        slashes = len(line[: end - 1]) - len(line[: end - 1].rstrip("\\"))
+        if slashes % 2:
+            break
+        end -= 1
+    return line[:end]
+
+
+def _anything(_name: str) -> bool:
+    return True
+
+
+def _never(_name: str) -> bool:
+    return False
+
+
+def _test(glob: str, folded: bool) -> Test:
+    if not _SPECIAL.search(glob):
+        wanted = glob.casefold()
+        return (lambda name: name.casefold() == wanted) if folded else glob.__eq__
+    rest = glob[1:]
+    if glob.startswith("*") and not _SPECIAL.search(rest) and not folded:
+        return lambda name: name.endswith(rest)
+    written = _expression(glob)
+    if written is None:
+        return _never
+    fits = re.compile(written, re.DOTALL | (re.IGNORECASE if folded else 0)).fullmatch
+    return lambda name: fits(name) is not None
+
+
+def _expression(glob: str) -> str | None:
+    """Translate a glob without slashes; None: git takes it to fit nothing."""
+    chunks, chunk, position = [], "", 0
+    while position < len(glob):
+        character = glob[position]
+        position += 1
+        if character == "*":
+            chunks.append(chunk)
+            chunk = ""
+        elif character == "?":
+            chunk += "."
+        elif character == "[":
+            written, position = _class(glob, position)
+            if written is None:
+                return None
+            chunk += written
+        elif character == "\\":
+            if position == len(glob):
+                return None
+            chunk += re.escape(glob[position])
+            position += 1
+        else:
+            chunk += re.escape(character)
+    if not chunks:
+        return chunk
+    # Atomic: the leftmost place of a part between asterisks is as good as any, so none is tried again.
+    middle = "".join(f"(?>.*?{part})" for part in chunks[1:] if part)
+    return f"{chunks[0]}{middle}.*{chunk}"
+
+
+def _class(glob: str, position: int) -> tuple[str | None, int]:
+    """Translate what follows `[`; return the expression and the place behind it."""
+    negated = glob[position : position + 1] in ("!", "^")
+    position += negated
+    begin, items = position, ""
+    while position < len(glob):
+        if glob[position] == "]" and position > begin:
+            return (f"[{'^' if negated else ''}{items}]" if items else ("." if negated else "(?!)")), position + 1
+        if glob.startswith("[:", position) and (end := glob.find(":]", position + 2)) > 0:
+            name = glob[position + 2 : end]
+            if name not in _CLASSES:
+                return None, position
+            items += _CLASSES[name]
+            position = end + 2
+            continue
+        first, position = _member(glob, position)
+        last = first
+        if glob.startswith("-", position) and glob[position + 1 : position + 2] not in ("", "]"):
+            last, position = _member(glob, position + 1)
+        if first <= last:
+            items += f"{re.escape(first)}-{re.escape(last)}"
+    return None, position
+
+
+def _member(glob: str, position: int) -> tuple[str, int]:
+    """Return a character of a class and the place behind it; behind the end where a backslash is the last one."""
+    position += glob[position] == "\\"
+    return glob[position : position + 1], position + 1
+
+
+def _fits(wanted: tuple[Test | None, ...], names: list[str]) -> bool:
+    """Match parts of a path by following all possibilities at once."""
+    reached = _with_deep({0}, wanted)
+    for name in names:
+        following = set()
+        for place in reached:
+            if place == len(wanted):
+                continue
+            test = wanted[place]
+            if test is _DEEP:
+                following.add(place)
+            elif test is not None and test(name):
+                following.add(place + 1)
+        reached = _with_deep(following, wanted)
+        if not reached:
+            return False
+    return len(wanted) in reached
+
+
+def _with_deep(places: set[int], wanted: tuple[Test | None, ...]) -> set[int]:
+    """Add the places behind `**` that stands for no folder."""
+    for place in sorted(places):
+        while place < len(wanted) and wanted[place] is _DEEP:
+            place += 1
+            places.add(place)
+    return places

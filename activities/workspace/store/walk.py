@@ -1,0 +1,250 @@
+"""Reads a working tree into the store, byte for byte, without following a link."""
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from activities.artifacts.local import FULL
+from activities.workspace.store.entry import file_mode
+from activities.workspace.store.objects import DEPTH_LIMIT, STREAMED_BYTES, ObjectSink
+from activities.workspace.store.rules import RULES_BYTES, RuleList, Rules
+from activities.workspace.store.stat_cache import UNKNOWN, Folder, Row
+from tightloop.errors import GitError
+
+OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Without blocking: what was a file a moment ago may be a pipe now.
+OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+RULES_FILE = ".gitignore"
+GIT_FOLDER = ".git"
+SLACK_NS, COARSE_SLACK_NS = 100_000_000, 2_500_000_000
+"""Two changes within the resolution of a file system's times look like one; some count whole seconds, FAT two."""
+SECOND_NS = 1_000_000_000
+READ_ROUNDS = 3
+
+
+class WalkTimeoutError(GitError):
+    """A tree could not be read in time."""
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Which files of a working tree belong to its snapshots."""
+
+    rules: Rules = field(default_factory=Rules)
+    """Of the user, for the whole tree; those in `.gitignore` files are read on the way."""
+    tracked: frozenset[str] = frozenset()
+    """Paths that the user's git tracks, so that ignoring them has no effect."""
+    tracked_folders: frozenset[str] = frozenset()
+    folded: bool = False
+    """Rules fit without regard to case (`core.ignoreCase`)."""
+
+
+class Walk:
+    """One pass over a working tree."""
+
+    def __init__(
+        self,
+        coverage: Coverage,
+        sink: ObjectSink | None,
+        *,
+        seconds: float,
+        ignored: Callable[[str], None] | None = None,
+    ) -> None:
+        """Read what is covered into `sink`; None: only list it.
+
+        Args:
+            coverage: what belongs to the tree.
+            sink: where new objects go.
+            seconds: time limit.
+            ignored: told every ignored file, and every ignored folder, with a slash at the end.
+        """
+        self._coverage = coverage
+        self._sink = sink
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+        self._ignored = ignored
+        self._now_ns = time.time_ns()
+        self.nested: list[str] = []
+        """Folders with a git folder of their own."""
+        self.changed_rows = 0
+        """Files whose size, times or content are not those of the state before."""
+
+    def run(self, root: str, known: Folder | None) -> Folder:
+        """Return the state of the tree at `root`; `known` is the state before, which is not changed.
+
+        Raises:
+            WalkTimeoutError: it took too long.
+            GitError: a file cannot be read.
+            OSError: so does a folder.
+        """
+        # The root itself may be named by a link; nothing below it may.
+        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            found = self._folder(descriptor, "", known, self._coverage.rules, excluded=False, depth=0)
+        finally:
+            os.close(descriptor)
+        if not found.tree and self._sink is not None:
+            found.tree = self._sink.add("tree", found.content())
+        return found
+
+    def _folder(
+        self, descriptor: int, prefix: str, known: Folder | None, rules: Rules, *, excluded: bool, depth: int
+    ) -> Folder:
+        self._check(prefix, depth)
+        if not excluded:
+            rules = rules.within(self._rules_in(descriptor, prefix))
+        new = Folder()
+        before = known if known is not None else Folder()
+        with os.scandir(descriptor) as entries:
+            for entry in entries:
+                name = entry.name
+                if len(name) == 4 and name.lower() == GIT_FOLDER:
+                    if prefix:
+                        self.nested.append(prefix[:-1])
+                elif entry.is_dir(follow_symlinks=False):
+                    below = before.folders.get(name)
+                    found = self._below(descriptor, prefix, name, below, rules, excluded=excluded, depth=depth)
+                    if found is not None:
+                        new.folders[name] = found
+                else:
+                    row = before.files.get(name)
+                    if row is not None or self._covers(prefix + name, name, rules, excluded=excluded):
+                        row = self._file(descriptor, prefix, entry, row)
+                        if row is not None:
+                            new.files[name] = row
+        if self._sink is not None and new:
+            new.tree = before.tree if new.same_content(before) else self._sink.add("tree", new.content())
+        return new
+
+    def _check(self, prefix: str, depth: int) -> None:
+        if time.monotonic() > self._deadline:
+            raise WalkTimeoutError(
+                f"reading the files took longer than {self._seconds:g} s, and was ended in {_shown(prefix) or '/'}. "
+                "Ignore big generated folders in .gitignore, or raise the time limit for git"
+            )
+        if depth > DEPTH_LIMIT:
+            raise GitError(f"{_shown(prefix)[:100]}... has folders more than {DEPTH_LIMIT} deep. Remove or ignore them")
+
+    def _below(
+        self, descriptor: int, prefix: str, name: str, known: Folder | None, rules: Rules, *, excluded: bool, depth: int
+    ) -> Folder | None:
+        path = prefix + name
+        out = excluded or rules.ignores(path, name, folder=True)
+        wanted = known is not None or path in self._coverage.tracked_folders
+        if out and not wanted:
+            if self._ignored is not None:
+                self._ignored(path + "/")
+            return None
+        try:
+            inner = os.open(name, OPEN_FOLDER, dir_fd=descriptor)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            # ELOOP: a link took its place meanwhile. A folder of somebody else, with nothing that was ever covered.
+            if wanted and isinstance(error, PermissionError):
+                raise GitError(f"the folder {_shown(path)} cannot be read: {error.strerror}") from error
+            return None
+        try:
+            found = self._folder(inner, path + "/", known, rules, excluded=out, depth=depth + 1)
+        finally:
+            os.close(inner)
+        return found or None
+
+    def _covers(self, path: str, name: str, rules: Rules, *, excluded: bool) -> bool:
+        if not excluded and not rules.ignores(path, name, folder=False):
+            return True
+        if path in self._coverage.tracked:
+            return True
+        if self._ignored is not None:
+            self._ignored(path)
+        return False
+
+    def _file(self, descriptor: int, prefix: str, entry: "os.DirEntry[str]", row: Row | None) -> Row | None:
+        try:
+            found = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        if (
+            row is not None
+            and row.mtime_ns == found.st_mtime_ns
+            and row.ctime_ns == found.st_ctime_ns
+            and row.inode == found.st_ino
+            and row.size == found.st_size
+        ):
+            return row
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
+            return None
+        self.changed_rows += 1
+        if self._sink is None:
+            return Row(UNKNOWN, 0, 0, found.st_size, file_mode(found.st_mode), b"")
+        try:
+            if stat.S_ISLNK(found.st_mode):
+                target = os.fsencode(os.readlink(entry.name, dir_fd=descriptor))
+                return self._row(found, self._sink.add("blob", target))
+            return self._read(self._sink, descriptor, entry.name)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno in FULL:
+                raise
+            raise GitError(f"{_shown(prefix + entry.name)} cannot be read: {error.strerror}") from error
+
+    def _read(self, sink: ObjectSink, descriptor: int, name: str) -> Row | None:
+        for _ in range(READ_ROUNDS):
+            opened = os.open(name, OPEN_FILE, dir_fd=descriptor)
+            try:
+                found = os.fstat(opened)
+                if not stat.S_ISREG(found.st_mode):
+                    return None
+                if found.st_size > STREAMED_BYTES:
+                    digest = sink.add_file(opened, found.st_size)
+                else:
+                    digest = sink.add("blob", content) if len(content := _all(opened)) == found.st_size else None
+            finally:
+                os.close(opened)
+            if digest is not None:
+                return self._row(found, digest)
+        raise GitError(f"{_shown(name)} is being written to. It is tried again")
+
+    def _row(self, found: os.stat_result, digest: bytes) -> Row:
+        coarse = found.st_mtime_ns % SECOND_NS == 0 and found.st_ctime_ns % SECOND_NS == 0
+        settled = found.st_ctime_ns < self._now_ns - (COARSE_SLACK_NS if coarse else SLACK_NS)
+        mtime = found.st_mtime_ns if settled else UNKNOWN
+        return Row(mtime, found.st_ctime_ns, found.st_ino, found.st_size, file_mode(found.st_mode), digest)
+
+    def _rules_in(self, descriptor: int, prefix: str) -> RuleList:
+        with contextlib.suppress(OSError):
+            opened = os.open(RULES_FILE, OPEN_FILE, dir_fd=descriptor)
+            try:
+                found = os.fstat(opened)
+                if stat.S_ISREG(found.st_mode):
+                    if found.st_size > RULES_BYTES:
+                        raise GitError(
+                            f"{_shown(prefix)}{RULES_FILE} has {found.st_size} bytes, "
+                            f"more than {RULES_BYTES}. Shorten it"
+                        )
+                    return RuleList(prefix_text(prefix), os.read(opened, RULES_BYTES), folded=self._coverage.folded)
+            finally:
+                os.close(opened)
+        return RuleList("", b"")
+
+
+def prefix_text(prefix: str) -> str:
+    """Return a folder's path as rules are compared with it."""
+    return prefix if prefix.isascii() else os.fsencode(prefix).decode("latin-1")
+
+
+def _all(descriptor: int) -> bytes:
+    parts = []
+    left = STREAMED_BYTES + 1
+    while left > 0 and (part := os.read(descriptor, min(left, 1 << 20))):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
+def _shown(path: str) -> str:
+    return os.fsencode(path).decode("utf-8", "backslashreplace")

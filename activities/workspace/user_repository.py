@@ -1,0 +1,348 @@
+"""The user's repository, read as data: which files its index tracks, what it ignores, where its git folder is.
+
+Nothing here starts git, and no setting of the repository decides about anything that runs. What is read is bounded, and
+may be wrong or hostile: the worst it can do is to leave files out of snapshots, or to put ignored ones in.
+"""
+
+import os
+import re
+import stat
+import struct
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from activities.workspace.store.rules import RULES_BYTES, RuleList, Rules
+from activities.workspace.store.walk import Coverage
+from tightloop.errors import NotARepositoryError, WorkspaceError
+
+INDEX_BYTES = 512 * 1024 * 1024
+CONFIG_BYTES = 1_000_000
+POINTER_BYTES = 8_192
+SUBMODULE_DEPTH = 10
+SUBMODULES = 1_000
+INCLUDE_DEPTH = 10
+REMEMBERED = 8
+GITLINK = 0o160000
+_KEY = re.compile(r"\s*([A-Za-z][A-Za-z0-9-]*)\s*(?:=(.*))?$", re.DOTALL)
+_SECTION = re.compile(r'\s*\[\s*([A-Za-z0-9.-]+)\s*(?:"((?:[^"\\]|\\.)*)")?\s*\](.*)$', re.DOTALL)
+
+
+class UserRepository:
+    """The git folder of a working tree."""
+
+    def __init__(self, root: Path) -> None:
+        """Find the git folder of `root`.
+
+        Raises:
+            NotARepositoryError: `root` is not the top of a git working tree.
+            WorkspaceError: its git folder is one that the files of the tree could forge.
+        """
+        self.root = root
+        self.folder = git_folder(root)
+        self.common = _common_folder(self.folder)
+        real = root.resolve()
+        for place in {self.folder, self.common}:
+            # An agent may write anywhere in the tree but into `.git`: whatever lies elsewhere in it is not trusted.
+            if place != real / ".git" and place.is_relative_to(real) and not place.is_relative_to(real / ".git"):
+                raise WorkspaceError(
+                    f"the git folder of {root} is {place}, in the tree itself, where any file could forge it. "
+                    "Make it an ordinary .git folder"
+                )
+
+    def head(self) -> str:
+        """Return the branch (`refs/heads/...`) or the commit that is checked out; empty where it cannot be read."""
+        text = _read(self.folder / "HEAD", POINTER_BYTES).decode("utf-8", "replace").strip()
+        return text.removeprefix("ref:").strip()
+
+    def coverage(self, memory: "IndexMemory") -> Coverage:
+        """Return what snapshots of the tree cover beyond its own `.gitignore` files."""
+        tracked, folders = memory.tracked(self)
+        local = read_config(self.common / "config")
+        folded = local.get("core.ignorecase", "").lower() in ("true", "yes", "on", "1")
+        chosen = local.get("core.excludesfile") or user_config(self.folder).get("core.excludesfile")
+        own = Path(_home(chosen)) if chosen else _config_home() / "git" / "ignore"
+        # A relative path would be one in the tree.
+        texts = [
+            _read(own, RULES_BYTES) if own.is_absolute() else b"",
+            _read(self.common / "info/exclude", RULES_BYTES),
+        ]
+        return Coverage(Rules(RuleList("", text, folded=folded) for text in texts), tracked, folders, folded)
+
+
+class IndexMemory:
+    """What the indexes of a few repositories track, until they change; reading one of 50 000 files takes 50 ms."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._held: OrderedDict[Path, _Indexes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def tracked(self, repository: UserRepository) -> tuple[frozenset[str], frozenset[str]]:
+        """Return the files that the index and those of submodules track, and all folders on the way to them."""
+        with self._lock:
+            held = self._held.get(repository.folder)
+        if held is None or any(_signature(path) != seen for path, seen in held.read.items()):
+            read: dict[Path, Signature] = {}
+            paths = frozenset(_tracked(repository.root, repository.folder, read, SUBMODULE_DEPTH))
+            held = _Indexes(read, paths, frozenset(_folders(paths)))
+            with self._lock:
+                self._held[repository.folder] = held
+                while len(self._held) > REMEMBERED:
+                    self._held.popitem(last=False)
+        return held.paths, held.folders
+
+
+def git_folder(root: Path) -> Path:
+    """Return the git folder of a working tree (not the common one, if it is a linked worktree).
+
+    Raises:
+        NotARepositoryError: `root` is not the top of a git working tree.
+    """
+    entry = root / ".git"
+    if entry.is_dir():
+        return entry.resolve()
+    kind, _, target = _read(entry, POINTER_BYTES).partition(b":")
+    folder = (root / os.fsdecode(target.strip())).resolve() if b"\0" not in target else root
+    if kind != b"gitdir" or not folder.is_dir():
+        raise NotARepositoryError(f"{root} is not a git repository. Make it one: git init {root}")
+    return folder
+
+
+def read_config(path: Path) -> dict[str, str]:
+    """Return the settings in a file of git's format, the last of each; names in lower case but for the middle part.
+
+    Files that it includes are not read. A file that is too large, or not in that format, has no settings.
+    """
+    return dict(_settings(_read(path, CONFIG_BYTES).decode("utf-8", "replace")))
+
+
+def read_pointer(path: Path) -> bytes:
+    """Return the one line of a file that names a place; empty where there is none."""
+    return _read(path, POINTER_BYTES).strip()
+
+
+def user_config(folder: Path) -> dict[str, str]:
+    """Return the settings of the system and of the user, with what they include for the git folder `folder`."""
+    return dict(_user_settings(folder))
+
+
+def is_trusted(folder: Path, root: Path) -> bool:
+    """Return whether a repository belongs to this user, or is named in `safe.directory` (git-config(1))."""
+    users = {
+        os.geteuid(),
+        *(int(name) for name in (os.environ.get("SUDO_UID", ""),) if name.isdigit() and not os.geteuid()),
+    }
+    if {root.stat().st_uid, folder.stat().st_uid} <= users:
+        return True
+    allowed = [value for name, value in _user_settings(folder) if name == "safe.directory"]
+    # An empty one takes back those before it.
+    last = max((number for number, value in enumerate(allowed, 1) if not value), default=0)
+    places = {str(root), str(root.resolve()), "*"}
+    return any(value.rstrip("/") in places or value == "/" for value in allowed[last:])
+
+
+def _user_settings(folder: Path) -> Iterator[tuple[str, str]]:
+    for path in (Path("/etc/gitconfig"), _config_home() / "git" / "config", Path(_home("~/.gitconfig"))):
+        yield from _with_included(path, folder, INCLUDE_DEPTH)
+
+
+def _with_included(path: Path, folder: Path, depth: int) -> Iterator[tuple[str, str]]:
+    for name, value in _settings(_read(path, CONFIG_BYTES).decode("utf-8", "replace")):
+        yield name, value
+        condition = name.removeprefix("includeif.").removesuffix(".path")
+        if depth > 0 and (name == "include.path" or (condition != name and _applies(condition, path, folder))):
+            place = Path(_home(value))
+            yield from _with_included(place if place.is_absolute() else path.parent / place, folder, depth - 1)
+
+
+def _applies(condition: str, path: Path, folder: Path) -> bool:
+    """Tell whether the git folder fits `gitdir:` or `gitdir/i:`, the conditions about places (git-config(1))."""
+    kind, _, pattern = condition.partition(":")
+    if kind not in ("gitdir", "gitdir/i"):
+        return False
+    pattern = _home(pattern)
+    pattern = str(path.parent) + pattern[1:] if pattern.startswith("./") else pattern
+    pattern = pattern if pattern.startswith("/") else "**/" + pattern
+    pattern = pattern + "**" if pattern.endswith("/") else pattern
+    rules = RuleList("", os.fsencode("/" + pattern.lstrip("/")), folded=kind == "gitdir/i")
+    return rules.verdict(str(folder).lstrip("/"), folder.name, folder=True) is True
+
+
+def _settings(text: str) -> Iterator[tuple[str, str]]:
+    section = ""
+    lines = iter(text.removeprefix("\ufeff").split("\n"))
+    for line in lines:
+        line = line.removesuffix("\r")
+        if (head := _SECTION.match(line)) is not None:
+            middle = head[2]
+            section = head[1].lower() + ("." + re.sub(r"\\(.)", r"\1", middle) if middle is not None else "")
+            line = head[3]
+        # A value goes on behind a backslash at the end of the line.
+        while (len(line) - len(line.rstrip("\\"))) % 2:
+            line = line[:-1] + next(lines, "").removesuffix("\r")
+        if line.lstrip()[:1] in ("", "#", ";"):
+            continue
+        if section and (found := _KEY.match(line)) is not None:
+            yield f"{section}.{found[1].lower()}", "true" if found[2] is None else _value(found[2])
+
+
+def _value(text: str) -> str:
+    out: list[str] = []
+    quoted = False
+    kept = 0
+    characters = iter(text.strip())
+    for character in characters:
+        if character == '"':
+            quoted = not quoted
+            kept = len(out)
+        elif character in "#;" and not quoted:
+            break
+        else:
+            if character == "\\":
+                character = {"n": "\n", "t": "\t", "b": "\b"}.get(following := next(characters, ""), following)
+                kept = len(out) + 1
+            out.append(character)
+            kept = len(out) if quoted or not character.isspace() else kept
+    return "".join(out[:kept])
+
+
+def _tracked(root: Path, folder: Path, read: dict[Path, "Signature"], depth: int) -> Iterator[str]:
+    index = folder / "index"
+    read[index] = _signature(index)
+    for path, mode in _entries(index):
+        if mode == GITLINK:
+            below = root / path
+            if depth > 0 and len(read) < SUBMODULES:
+                try:
+                    inner = git_folder(below)
+                except (NotARepositoryError, OSError):
+                    continue
+                yield from (f"{path}/{name}" for name in _tracked(below, inner, read, depth - 1))
+        elif mode & 0o170000 != 0o040000:
+            yield path
+
+
+def _entries(index: Path) -> list[tuple[str, int]]:
+    """Return paths and modes in an index, and in the one that it is split from; nothing where it is damaged."""
+    content = _read(index, INDEX_BYTES)
+    # The length of ids is nowhere in the file: only the right one gives names in their order.
+    for digest_bytes in (20, 32):
+        try:
+            found, end = _parsed(content, digest_bytes)
+        except (ValueError, struct.error, IndexError):
+            continue
+        link = content.find(b"link", end)
+        if link >= 0:
+            shared = content[link + 8 : link + 8 + digest_bytes].hex()
+            found += _entries_of(index.with_name(f"sharedindex.{shared}"), digest_bytes)
+        return found
+    return []
+
+
+def _entries_of(shared: Path, digest_bytes: int) -> list[tuple[str, int]]:
+    try:
+        return _parsed(_read(shared, INDEX_BYTES), digest_bytes)[0]
+    except (ValueError, struct.error, IndexError):
+        return []
+
+
+def _parsed(content: bytes, digest_bytes: int) -> tuple[list[tuple[str, int]], int]:
+    """Read the entries of an index, versions 2 to 4 (gitformat-index(5)); return them and where they end."""
+    if content[:4] != b"DIRC":
+        raise ValueError("not an index")
+    version, count = struct.unpack_from(">II", content, 4)
+    if version not in (2, 3, 4) or count > len(content) // 40:
+        raise ValueError("not an index that git writes")
+    found: list[tuple[str, int]] = []
+    position, name = 12, b""
+    fixed = 42 + digest_bytes
+    for _ in range(count):
+        (mode,) = struct.unpack_from(">I", content, position + 24)
+        (flags,) = struct.unpack_from(">H", content, position + fixed - 2)
+        begin = position + fixed + (2 if version > 2 and flags & 0x4000 else 0)
+        if version == 4:
+            cut, begin = _varint(content, begin)
+            end = content.index(b"\0", begin)
+            following = name[: len(name) - cut] + content[begin:end]
+            position = end + 1
+        else:
+            end = content.index(b"\0", begin)
+            following = content[begin:end]
+            position += (end - position + 8) & ~7
+        # Split from another index, an entry may have no name.
+        if flags & 0xFFF != min(len(following), 0xFFF) or (following and following < name):
+            raise ValueError("names are not in order")
+        name = following or name
+        if following:
+            found.append((os.fsdecode(following), mode))
+    return found, position
+
+
+def _varint(content: bytes, position: int) -> tuple[int, int]:
+    byte = content[position]
+    value = byte & 0x7F
+    while byte & 0x80:
+        position += 1
+        byte = content[position]
+        value = ((value + 1) << 7) | (byte & 0x7F)
+    return value, position + 1
+
+
+def _folders(paths: frozenset[str]) -> set[str]:
+    found: set[str] = set()
+    for path in paths:
+        while (cut := path.rfind("/")) > 0 and (path := path[:cut]) not in found:
+            found.add(path)
+    return found
+
+
+def _common_folder(folder: Path) -> Path:
+    """Return the git folder that all worktrees of a repository share."""
+    pointer = read_pointer(folder / "commondir")
+    return (folder / os.fsdecode(pointer)).resolve() if pointer and b"\0" not in pointer else folder
+
+
+Signature = tuple[int, int, int] | None
+
+
+@dataclass(frozen=True)
+class _Indexes:
+    read: Mapping[Path, Signature]
+    paths: frozenset[str]
+    folders: frozenset[str]
+
+
+def _signature(path: Path) -> Signature:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _read(path: Path, limit: int) -> bytes:
+    """Return the content of an ordinary file; empty where there is none, or where it is larger than `limit`."""
+    try:
+        # Looked at first: opening a device can have effects.
+        if not stat.S_ISREG(path.stat().st_mode):
+            return b""
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return b""
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
+            return b""
+        return file.read(limit)
+
+
+def _config_home() -> Path:
+    return Path(os.environ.get("XDG_CONFIG_HOME") or _home("~/.config"))
+
+
+def _home(path: str) -> str:
+    """Replace `~/` at the beginning."""
+    return str(Path(path).expanduser()) if path.startswith("~/") else path
