@@ -207,7 +207,7 @@ class TestBranch:
         (place / ".git").unlink()
         plan.close(PlanOutcome.FAILED)
         assert not place.exists()
-        assert len(list((state_folder(root) / "git").glob("index-*"))) == 1
+        assert len(list((state_folder(root) / "trees/states").iterdir())) == 1
 
     def test_cost_bound_is_shared_out_and_policy_is_inherited(self, root: Path) -> None:
         policy = {"write": ["a.txt"], "network": ["example.org"]}

@@ -1,6 +1,5 @@
 """The capability `gate`: real commands, real trees, schemas, confirmations and people."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from activities.plan.records.file_records import open_file_records
 from activities.plan.runners.gate.runner import GateRunner
 from activities.sandbox.choose import choose_sandbox
 from activities.tracking.git_differ import GitDiffer
+from activities.workspace.git import GitWorkspaces
+from tests.support.git_sample import scope_of
 from tests.support.plan.work import work_for
 from tightloop.plan.document.step import FailureClass
 from tightloop.plan.engine.approval import tally
@@ -21,7 +22,6 @@ from tightloop.plan.result import StepRecord, StepResult, StepStatus
 from tightloop.question import Answer
 from tightloop.settings import SandboxSettings
 
-Git = Callable[..., str]
 SANDBOX = SandboxSettings(unsafe_local=True)
 RUNNER = GateRunner(ProcessCheckRunner(choose_sandbox(SANDBOX), SANDBOX, grace_s=0.5), GitDiffer())
 PLAN_ID = "plan-0123456789ab"
@@ -164,12 +164,12 @@ def test_step_that_completed_confirms_a_claim_and_one_that_failed_does_not(works
 
 
 @pytest.fixture
-def trees(workspace: Path, git: Git) -> tuple[str, str, str]:
+def trees(workspace: Path) -> tuple[str, str, str]:
     """Trees of the start, after a change of app.py, and after two more files."""
 
     def tree() -> str:
-        git(workspace, "add", "--all")
-        return git(workspace, "write-tree")
+        with GitWorkspaces().hold(scope_of(workspace)) as held:
+            return held.snapshot()
 
     first = tree()
     (workspace / "app.py").write_text("print('hello')\nprint('more')\n")
