@@ -23,7 +23,15 @@ from activities.process.output import EventLines
 from tests.support.orders import order
 from tightloop.errors import ExpressionError, InvalidRequestError, MessageError, PlanError, SettingsError
 from tightloop.executor.limit_matcher import detect
-from tightloop.executor.messages.message import parse_plan, parse_plan_request
+from tightloop.executor.messages.message import (
+    PlanMessage,
+    PlannedStep,
+    PlanRequestMessage,
+    parse_plan,
+    parse_plan_request,
+    render_plan,
+    render_plan_request,
+)
 from tightloop.executor.messages.reflection import parse_alignment, parse_reflection
 from tightloop.executor.model import WorkOrder
 from tightloop.plan.document.policy import Policy
@@ -159,6 +167,13 @@ def expression(data: bytes) -> None:
     parse_expression(as_text(data)).holds(lambda name: {"a.text": "aaaa", "a.n": 3, "a.all": [1, 2]}[name])
 
 
+def messages() -> list[bytes]:
+    plan = PlanMessage(goal="tidy up", steps=(PlannedStep(title="a step", run=("ruff", "check", "a b")),))
+    request = PlanRequestMessage(goal="tidy up", outcome="completed", report="ruff: 1 fixed", changes=("a.py (+1 -1)",))
+    reflections = (DATA / "reflections" / "handwritten.txt").read_bytes()
+    return [render_plan(plan).encode(), render_plan_request(request).encode(), *reflections.split(b"\n\n")[:40]]
+
+
 def an_order() -> list[bytes]:
     return [order(Path("/w"), options={"argv": ["true"]}).model_dump_json().encode()]
 
@@ -183,7 +198,7 @@ TARGETS: dict[str, Target] = {
         errors=(PlanError,),
         seeds=texts(DATA / "plans" / "text-form.plan", EXAMPLES / "tidy.plan"),
     ),
-    "message": Target(read=message, seeds=texts(DATA / "reflections" / "handwritten.txt")),
+    "message": Target(read=message, seeds=messages),
     "answer": Target(read=answer, seeds=texts(DATA / "reflections" / "handwritten.txt")),
     "settings": Target(
         read=lambda data: parse_settings(as_text(data), {}).as_yaml(),

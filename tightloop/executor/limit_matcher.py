@@ -89,8 +89,10 @@ def _is_error(event: Mapping[str, Any]) -> bool:
             return isinstance(info, dict) and info.get("status") == "rejected"
         case "system":
             return event.get("subtype") == "api_retry"
-        case name:
+        case str(name):
             return name in _ERROR_EVENTS
+        case _:
+            return False
 
 
 def _read_status(lines: Sequence[str], clock: Clock) -> LimitHit | None:

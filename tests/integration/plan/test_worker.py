@@ -5,9 +5,11 @@ import json
 from pathlib import Path
 from uuid import uuid4
 
+import pytest
 from temporalio.client import Client
 
 from tests.support.episodes import Working
+from tests.support.fake_site import FakeSite, html
 from tests.support.git_sample import git, on_disk
 from tightloop.client import TightloopClient
 from tightloop.plan.request import PlanOutcome, PlanRequest, PlanResult
@@ -101,3 +103,30 @@ async def test_second_run_of_a_plan_repeats_no_completed_step(
     assert (first.outcome, second.outcome) == (PlanOutcome.FAILED, PlanOutcome.COMPLETED)
     assert (workspace / "count").read_text() == "a\nb\n"
     assert (workspace / "b.txt").read_text() == "b\n"
+
+
+async def test_plan_that_names_a_variable_of_the_worker_sends_it_nowhere(
+    temporal_client: Client, settings: Settings, workspace: Path, working: Working, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORKER_KEY", "of the worker alone")
+    with FakeSite({"/": html("Here", "words")}) as site:
+        http = {"url": site.url("/"), "secret_headers": {"X": "WORKER_KEY"}}
+        plan = {"id": "p", "on_failure": "fail", "policy": {"network": [site.authority]}}
+        async with working():
+            text = json.dumps({**plan, "steps": [{"id": "send", "http": http}]})
+            result = await ended(temporal_client, settings, workspace, text)
+        assert site.visits == []
+    assert result.outcome is PlanOutcome.FAILED
+
+
+async def test_plan_full_of_stars_ends(
+    temporal_client: Client, settings: Settings, workspace: Path, working: Working
+) -> None:
+    policy = {"write": ["**/*a" * 40, "**"], "commands": [{"match": "git " + "** " * 40 + "x"}]}
+    words = " ".join(["a" * 60] * 40)
+    steps = [{"id": "one", "shell": {"run": f"git {words}; echo > {'a' * 200}"}}]
+    async with working():
+        result = await ended(
+            temporal_client, settings, workspace, json.dumps({"id": "p", "policy": policy, "steps": steps})
+        )
+    assert result.outcome is PlanOutcome.COMPLETED, result.reason

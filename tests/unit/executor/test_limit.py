@@ -238,3 +238,10 @@ def test_no_hostile_text_takes_more_than_linear_time(text: str) -> None:
         return time.process_time() - before
 
     assert cost(text) < 40 * cost(text[: len(text) // 10]) + 0.5
+
+
+@pytest.mark.parametrize(
+    "line", ['{"type": {}}', '{"type": [1]}', '{"method": {"a": 1}}', '{"type": 3, "error": "quota"}']
+)
+def test_event_whose_type_is_no_text_is_no_limit(line: str) -> None:
+    assert detect(line, now=datetime(2026, 11, 21, tzinfo=UTC)) is None
