@@ -1,5 +1,6 @@
 """The documents say what is there: paths exist, words of the glossary are words of the code, retired words are gone."""
 
+import ast
 import importlib
 import re
 import subprocess
@@ -13,6 +14,9 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 PATH = re.compile(rf"`((?:{'|'.join(PRODUCT)}|tests|docs|examples|deploy)/[\w/.-]+)`")
 ROW = re.compile(r"^\| ([^|]+) \| `([\w.]+)` \| ", re.MULTILINE)
 RETIRED = re.compile(r"^\| ([\w ,-]+) \| [^|]+ \|$", re.MULTILINE)
+TEST = re.compile(r"`(tests/[\w/]+\.py)((?:::\w+)*)`")
+ATTACK = re.compile(r"^\| (?!attack \||-)([^|]+) \| [^|]+ \| ([^|]+) \|$", re.MULTILINE)
+"""A row of a table of attacks: attack, defence, test."""
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
 MEANINGS, OLD_WORDS = GLOSSARY.split("## Retired words")
 
@@ -59,3 +63,26 @@ def test_no_retired_word_is_used() -> None:
         if pattern.search(line)
     ]
     assert not used, "\n".join(used[:20])
+
+
+def test_every_attack_of_the_security_page_has_a_test_that_exists() -> None:
+    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    tables = [part for part in page.split("\n\n") if part.startswith("| attack |")]
+    rows = [row for table in tables for row in ATTACK.findall(table)]
+    assert len(rows) > 5, "the tables are read"
+    assert not [attack for attack, tests in rows if not TEST.search(tests)]
+    named = TEST.findall(page)
+    assert not [f"{file}{place}" for file, place in named if not has_test(ROOT / file, place.split("::")[1:])]
+
+
+def has_test(file: Path, place: list[str]) -> bool:
+    """Return whether a file has a class or function at a place such as `["TestSecrets", "test_it"]`."""
+    if not file.exists():
+        return False
+    found: ast.AST = ast.parse(file.read_text(encoding="utf-8"))
+    for name in place:
+        inner = (one for one in ast.iter_child_nodes(found) if getattr(one, "name", "") == name)
+        if (one := next(inner, None)) is None:
+            return False
+        found = one
+    return True

@@ -10,7 +10,7 @@ from functools import lru_cache
 from tightloop.errors import InvalidRequestError
 
 PATTERN_CHARACTERS = 1_000
-PATTERNS_LIMIT = 500
+PATTERNS_LIMIT = 200
 """Patterns of one list: their number times that of the changed files is what judging a change takes."""
 
 _PARTS = re.compile(r"((?:\*\*/)+|\*\*+|\*|\?)")

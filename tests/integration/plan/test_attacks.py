@@ -240,7 +240,7 @@ class TestPatterns:
         ("policy", "said"),
         [
             ({"write": ["a" * 2_000]}, "has 2000 characters; the maximum is 1000"),
-            ({"protect": [f"{number}*" for number in range(600)]}, "600 patterns in one list; the maximum is 500"),
+            ({"protect": [f"{number}*" for number in range(600)]}, "600 patterns in one list; the maximum is 200"),
             ({"commands": [{"match": "git " + "** " * 1_000}]}, "the maximum is 1000"),
         ],
     )
