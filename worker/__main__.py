@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tightloop.client.encryption import data_converter
 from tightloop.errors import TightloopError
-from tightloop.host import load_settings, state_home
+from tightloop.host import load_settings, open_state_home, state_home
 from tightloop.log import set_up
 from tightloop.settings import Settings
 from tightloop.value.scrub import scrub
@@ -46,6 +46,9 @@ def main() -> int:
 
 async def _dispatch(arguments: argparse.Namespace, settings: Settings) -> int:
     folder: Path = arguments.state_folder or state_home()
+    if arguments.command in ("up", "run", "demo"):
+        for home in {folder, state_home()}:
+            open_state_home(home)
     if arguments.command == "up":
         await run_up(settings, folder, Role(arguments.role), settings_file=arguments.settings)
     elif arguments.command == "run":

@@ -19,7 +19,9 @@ import psutil
 from tightloop.client.connection import connect
 from tightloop.client.encryption import PLAIN_CONVERTER
 from tightloop.client.execution import SEARCH_ATTRIBUTES
+from tightloop.client.private_file import write_private
 from tightloop.errors import ServiceUnavailableError
+from tightloop.host import open_state_home
 from tightloop.settings import Settings
 from tightloop.value import Value
 from worker.supervise import end, supervised
@@ -204,7 +206,7 @@ async def embedded_server(settings: Settings, folder: Path, settings_file: Path 
     if await answers(settings):
         yield False
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    open_state_home(folder)
     ui = hidden_address()
     launches = {
         "Temporal": lambda: _launch(settings, folder, ui),
@@ -257,10 +259,12 @@ async def _launch(settings: Settings, folder: Path, ui: str) -> asyncio.subproce
             stderr=log,
             # Ctrl-C in the terminal reaches `up` alone: the workers stop before their server.
             start_new_session=True,
+            # Its database holds all histories.
+            umask=0o077,
         )
     try:
         owner = Owner(server=stamp(process.pid), owner=stamp(os.getpid()))
-        owner_file(folder).write_text(owner.model_dump_json())
+        write_private(owner_file(folder), owner.model_dump_json(), replace=True)
         deadline = asyncio.get_running_loop().time() + START_SECONDS
         while not await answers(settings):
             if process.returncode is not None or asyncio.get_running_loop().time() > deadline:

@@ -178,9 +178,7 @@ def open_repository(root: Path) -> Iterator[Repository]:
         (own / "config").write_text("[core]\nrepositoryFormatVersion = 0\n")
         (own / "info" / "attributes").write_text(_ATTRIBUTES)
         excludes = common / "info" / "exclude"
-        (own / "info" / "exclude").write_bytes(
-            (excludes.read_bytes() if excludes.is_file() else b"") + b"\n/.tightloop/\n"
-        )
+        (own / "info" / "exclude").write_bytes(excludes.read_bytes() if excludes.is_file() else b"")
         yield Repository(root, own, common / "objects", ignored)
 
 

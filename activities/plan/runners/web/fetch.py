@@ -129,7 +129,8 @@ class FetchRunner:
 
 def _fresh(known: CachedDocument | None, work: Work) -> bool:
     limit = work.action(FetchAction).max_age_s
-    return known is not None and (datetime.now(UTC) - known.fetched_at).total_seconds() < limit
+    # What is dated in the future would never become old.
+    return known is not None and 0 <= (datetime.now(UTC) - known.fetched_at).total_seconds() < limit
 
 
 def _request(url: str, known: CachedDocument | None, work: Work, left_s: float) -> WebRequest:
