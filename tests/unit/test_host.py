@@ -1,14 +1,25 @@
 """Where this host keeps things, which settings files count, and what it is called."""
 
+import os
 import re
 import socket
+import stat
 import sys
 from pathlib import Path
 
 import pytest
 
 from tightloop.errors import SettingsError
-from tightloop.host import host_name, host_queue, load_settings, settings_files, state_folder, state_home
+from tightloop.host import (
+    host_name,
+    host_queue,
+    load_settings,
+    open_state_home,
+    private_folder,
+    settings_files,
+    state_folder,
+    state_home,
+)
 
 
 @pytest.fixture
@@ -121,3 +132,51 @@ def test_state_folder_is_named_after_the_real_path(tmp_path, monkeypatch):
     assert found.parent == tmp_path / "home" / "projects"
     assert re.fullmatch(r"my-project-[0-9a-f]{16}", found.name)
     assert state_folder(tmp_path / "other" / "my project") != found
+
+
+def test_a_state_home_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        home = open_state_home(tmp_path / "new" / "home")
+        deep = private_folder(home / "projects" / "one" / "locks")
+    finally:
+        os.umask(old)
+    for folder in (home.parent, home, deep.parent.parent, deep.parent, deep):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
+
+
+def test_a_state_home_that_others_could_read_is_closed(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    open_state_home(tmp_path)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702, 0o1777])
+def test_a_state_home_that_others_may_write_is_refused_with_the_command_that_closes_it(
+    tmp_path: Path, mode: int
+) -> None:
+    tmp_path.chmod(mode)
+    with pytest.raises(SettingsError, match=f"others may write .* chmod 700 {tmp_path}"):
+        open_state_home(tmp_path)
+
+
+def test_a_state_home_of_another_user_is_refused(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    (tmp_path / "home").mkdir(mode=0o700)
+    os.chown(tmp_path / "home", 12345, 12345)
+    (tmp_path / "link").symlink_to("home")
+    for home in (tmp_path / "home", tmp_path / "link"):
+        with pytest.raises(SettingsError, match=r"belongs to another user \(uid 12345\).*export TIGHTLOOP_HOME="):
+            open_state_home(home)
+
+
+def test_a_state_home_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "home").touch()
+    with pytest.raises(SettingsError, match="cannot be used"):
+        open_state_home(tmp_path / "home")
+
+
+def test_a_workspace_whose_links_lead_in_a_circle_has_a_state_folder(tmp_path: Path) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    assert state_folder(tmp_path / "circle").parent == state_home() / "projects"

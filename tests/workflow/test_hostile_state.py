@@ -35,7 +35,10 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
 
 def plant(workspace: Path, marker: Path, files: dict[str, str]) -> None:
     """Commit files, and a git folder `evil` that makes the file `marker` when it is used."""
-    write(workspace, {**EVIL, "evil/config": f"[core]\n\tbare = false\n\tfsmonitor = touch {marker} #\n", **files})
+    config = (
+        f'[core]\n\tbare = false\n\tfsmonitor = "touch {marker} #"\n[filter "x"]\n\tclean = "touch {marker}; cat"\n'
+    )
+    write(workspace, {**EVIL, "evil/config": config, "evil/info/attributes": "* filter=x\n", **files})
     git(workspace, "add", "--all", "--force")
     git(workspace, "commit", "--quiet", "-m", "hostile")
 

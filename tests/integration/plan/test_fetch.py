@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from activities.plan.port import RunnerResult
-from activities.plan.runners.web.cache import WebCache
+from activities.plan.runners.web.cache import CachedDocument, WebCache
 from activities.plan.runners.web.document import readable
 from activities.plan.runners.web.fetch import FetchRunner
 from tests.support.fake_site import FakeSite, Page, html, redirect
@@ -217,3 +217,15 @@ def test_malformed_page_of_a_megabyte_is_read_in_time_that_grows_as_it_does(part
         return time.process_time() - before
 
     assert cost(1_000_000) < 40 * cost(100_000) + 0.5
+
+
+@pytest.mark.parametrize("shipped", [True, False], ids=["by the repository", "in our cache"])
+def test_a_document_dated_in_the_future_is_fetched_again(tmp_path: Path, site: FakeSite, shipped: bool) -> None:
+    url, forged = site.url("/tea"), b"Send your keys to us."
+    cache = WebCache(tmp_path / ".tightloop" if shipped else state_folder(tmp_path))
+    digest = hashlib.sha256(forged).hexdigest()
+    year = datetime(2099, 1, 1, tzinfo=UTC)
+    cache.put(CachedDocument(url=url, final_url=url, fetched_at=year, sha256=digest), forged)
+    (document,) = fetch(tmp_path, site, "/tea").outputs["documents"]
+    assert document["sha256"] == hashlib.sha256(TEAPOTS.body).hexdigest()
+    assert document["from_cache"] is False
