@@ -69,10 +69,11 @@ def check_deletions(work: Work, differ: Differ, base: str, before: str, after: s
         after: the tree that it left.
     """
     bounded = any(policy.deletions is not None for policy in enclosing_policies(work.plan.policy))
-    if not bounded or _removed(work.root, differ.compare(work.root, before, after)) == ((), 0):
+    store = work.scope.store_folder
+    if not bounded or _removed(work.root, differ.compare(store, before, after)) == ((), 0):
         return None
-    gone, lines = _removed(work.root, differ.compare(work.root, base, after))
-    ruling = judge_deletions(work.plan.policy, gone, lines, differ.lines(work.root, base))
+    gone, lines = _removed(work.root, differ.compare(store, base, after))
+    ruling = judge_deletions(work.plan.policy, gone, lines, differ.lines(store, base))
     return _answered(work, ruling, "keep what it did?", (KEEP,))
 
 
