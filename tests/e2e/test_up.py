@@ -1,7 +1,10 @@
-"""`up`: who owns the server, also after a crash."""
+"""`up`: who owns the server, also after a crash, and where its Web UI is."""
 
+import http.client
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -22,7 +25,9 @@ def start_up(home: Path, port: int, ui_port: int) -> subprocess.Popen[str]:
         "TIGHTLOOP_TEMPORAL__UI_URL": f"http://127.0.0.1:{ui_port}",
     }
     command = [sys.executable, "-m", "worker", "up"]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def first_line(process: subprocess.Popen[str]) -> str:
@@ -76,3 +81,55 @@ async def test_a_second_up_uses_the_server_of_the_first_and_leaves_it_running(tm
         assert server_of(tmp_path) == server
         assert lives(server)
         assert stopped(first) == 0
+
+
+def test_the_address_of_the_ui_itself_is_random_and_stands_nowhere(tmp_path: Path) -> None:
+    port, ui_port = free_port(), free_port()
+    with start_up(tmp_path, port, ui_port) as up:
+        said = [first_line(up)]
+        server = psutil.Process(server_of(tmp_path))
+        command = server.cmdline()
+        host, raw_port = (command[command.index(option) + 1] for option in ("--ui-ip", "--ui-port"))
+        open_ports = {each.laddr.port for each in server.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+        status, page = get(f"{host}:{raw_port}", "/")
+        assert (status, "svelte" in page) == (200, True), "the UI itself knows no sign-in"
+        door = f"127.0.0.1:{ui_port}"
+        token = (tmp_path / "ui-token").read_text()
+        for path in ("/", "/api/v1/namespaces", "/metrics", "/debug/pprof/"):
+            assert get(door, path)[0] == 401
+            status, page = get(door, path, token)
+            assert status == 200
+            assert "go_goroutines" not in page
+        assert stopped(up) == 0
+        said += list(up.stdout or ())
+    if sys.platform == "linux":
+        assert re.fullmatch(r"127\.\d+\.\d+\.\d+", host)
+        assert host != "127.0.0.1"
+    assert not open_ports & {8233, 8234, port + 1000, 9090, 6060, 7243}
+    readable = [*said, *(file.read_bytes().decode("latin-1") for file in tmp_path.rglob("*") if file.is_file())]
+    for text in readable:
+        assert f"{host}:{raw_port}" not in text
+        assert host == "127.0.0.1" or host not in text
+    assert (tmp_path / "temporal.log").stat().st_mode & 0o077 == 0
+
+
+def test_a_taken_address_of_the_ui_ends_up_with_a_sentence(tmp_path: Path) -> None:
+    port, ui_port = free_port(), free_port()
+    with socket.create_server(("127.0.0.1", ui_port)), start_up(tmp_path, port, ui_port) as up:
+        said = up.communicate(timeout=120)[0]
+        assert up.returncode == 1
+    assert f"nothing can listen at 127.0.0.1:{ui_port}" in said
+    assert "change temporal.ui_url" in said
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0, "Temporal was ended, too"
+
+
+def get(address: str, path: str, token: str = "") -> tuple[int, str]:
+    host, _, port = address.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=30)
+    try:
+        connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
