@@ -169,12 +169,15 @@ def test_the_ui_shows_plan_and_input_after_the_sign_in_and_nothing_before(
         browser.text_with("Workflows", EPISODE)
         assert "token" not in browser.run("return location.href")
         check_readable(browser, installation)
-        metadata = f"{installation.page}/{run_of(installation.history())}/user-metadata"
-        browser.open(metadata)
-        browser.text_with("User Metadata")
-    with chromium(tmp_path / "second") as thief, installation.up():
-        thief.open(link)
-        assert "This link was used already, or is too old" in thief.text()
+        with chromium(tmp_path / "second") as other:
+            other.open(link)
+            assert "This link was used already, or is too old" in other.text()
+            paste = "document.querySelector('#token').value = arguments[0]; document.querySelector('button').click()"
+            other.run(paste, "not the token of this user")
+            assert "That is not the token" in other.text_with("That is not the token")
+            other.open(installation.page)
+            other.run(paste, (installation.state / "ui-token").read_text())
+            assert EPISODE in other.text_with("Workflows", EPISODE)
 
 
 ATTACK = """
@@ -243,7 +246,7 @@ def test_a_page_of_another_port_of_this_machine_reaches_nothing(installation: In
           fetch(`${ui}/codec/encode`, form).then(r => r.type + r.status),
         ]).then(all => done(all.map(each => each.status + (each.value || ''))));
         """
-        assert browser.run_async(forged, f"http://{installation.ui}") == ["rejected", "fulfilledopaque0"]
+        assert browser.run_async(forged, f"http://{installation.ui}") == ["rejected", "rejected"]
         frame = "const f = document.createElement('iframe'); f.src = arguments[0]; document.body.append(f);"
         browser.run(frame, f"http://{installation.ui}/render?content=x")
         assert EPISODE not in browser.text()
