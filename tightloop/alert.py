@@ -35,6 +35,7 @@ class AlertKind(StrEnum):
     BUDGET = "budget"
     PERMISSION = "permission"
     WORK = "work"
+    CRASH = "crash"
     GATE = "gate"
     POLICY = "policy"
     FAILED_STEP = "failed_step"
@@ -65,6 +66,7 @@ TITLES = {
     AlertKind.BUDGET: "spent its budget and waits",
     AlertKind.PERMISSION: "asks for a permission",
     AlertKind.WORK: "waits for a person to do the work",
+    AlertKind.CRASH: "waits: its worker died during a delivery",
     AlertKind.GATE: "waits for an approval",
     AlertKind.POLICY: "waits for an approval",
     AlertKind.FAILED_STEP: "asks about a failed step",

@@ -38,6 +38,8 @@ class QuestionKind(StrEnum):
     """An agent asks before it does something."""
     WORK = "work"
     """The person is the executor."""
+    CRASH = "crash"
+    """The worker died during a delivery, which may have been made in part."""
     GATE = "gate"
     POLICY = "policy"
     """The policy of a plan wants a person's approval before a step acts."""

@@ -5,6 +5,7 @@ import errno
 import math
 import time
 from pathlib import Path
+from typing import assert_never
 
 from pydantic import ValidationError
 from temporalio import activity
@@ -12,13 +13,14 @@ from temporalio.exceptions import CancelledError
 
 from activities.artifacts.port import ArtifactStores, get_model, put_model
 from activities.executor.fallback import Chosen, choose
-from activities.executor.port import DeliveryState, Executors, Outboxes
+from activities.executor.port import Delivered, DeliveryState, Executors, Outboxes
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
 from tightloop.artifact import ArtifactRef
 from tightloop.episode.model import EpisodeRequest
 from tightloop.episode.planning import PlanRecord
 from tightloop.errors import ArtifactMissingError, ExecutorError, StorageFullError
+from tightloop.executor.crash import Crash, after_crash, crash_question, explain_crash
 from tightloop.executor.messages.message import render_plan
 from tightloop.executor.model import (
     DENIED_CHARACTERS,
@@ -29,6 +31,7 @@ from tightloop.executor.model import (
     ExecutorReport,
     ExecutorStatus,
     Grant,
+    OnCrash,
     Progress,
     ResumeToken,
     WorkOrder,
@@ -152,8 +155,8 @@ class ExecutionActivities:
         """Make a delivery and wait for its end.
 
         Idempotent: a delivery that was reported returns its report. One that was begun by an attempt
-        that died is settled from the traces of that attempt where they tell how it ended; else it is made
-        again if it left nothing in the tree; otherwise its outcome is unknown.
+        that died is settled from the traces of that attempt where they tell how it ended; else the order's
+        `on_crash` decides whether it is made again, a person is asked, or its outcome stays unknown.
         """
         workspace = Path(request.scope.workspace)
         outbox = self._outboxes(workspace)
@@ -171,11 +174,11 @@ class ExecutionActivities:
             order = chosen.adapt_order(order)
             drift: str | None = None
             if delivery.state is DeliveryState.CLAIMED:
-                settled = self._reconcile(request.scope, chosen, order)
                 found = tree.snapshot()
-                if settled.status is not ExecutorStatus.OUTCOME_UNKNOWN or found != delivery.base_tree:
+                settled = self._settle(request.scope, chosen, order, _crash(delivery, tree, found))
+                if isinstance(settled, ExecutorOutcome):
                     return self._report(request, tree, settled, chosen, new_tree=found)
-                order = order.evolve(resume=settled.resume or order.resume)
+                order = settled
             else:
                 drift = tree.ensure(request.expected_tree)
             # Before it acts: an attempt after a crash must see that the work may be done already.
@@ -185,16 +188,37 @@ class ExecutionActivities:
                 raise CancelledError("the executor was stopped and its processes are gone")
             return self._report(request, tree, outcome, chosen, new_tree=tree.snapshot(), drift=drift)
 
-    def _reconcile(self, scope: EpisodeScope, chosen: Chosen, order: WorkOrder) -> ExecutorOutcome:
-        """Return how the delivery of a died attempt ended, as far as its traces tell."""
+    def _settle(
+        self, scope: EpisodeScope, chosen: Chosen, order: WorkOrder, crash: Crash
+    ) -> ExecutorOutcome | WorkOrder:
+        """Return how the delivery of a died attempt ended, or the order to be delivered again."""
         try:
             known = chosen.executor.reconcile(order, scope.state_folder)
-        except ExecutorError:
-            known = None
+            effects = chosen.executor.effects_outside(order)
+        except ExecutorError as error:
+            known, effects = None, f"not known ({error.message})"
         if known is not None and known.status is not ExecutorStatus.OUTCOME_UNKNOWN:
             return known
-        session = known.resume if known is not None else None
-        return _UNKNOWN.evolve(resume=session or last_resume_token())
+        resume = (known.resume if known is not None else None) or last_resume_token()
+        crash = crash.evolve(
+            effects_outside=effects, session=resume.session_id if resume else "", can_tell=known is not None
+        )
+        unknown = ExecutorOutcome(
+            status=ExecutorStatus.OUTCOME_UNKNOWN,
+            resume=resume,
+            error=explain_crash(crash),
+            error_kind=ErrorKind.CRASHED,
+        )
+        match after_crash(order.executor.on_crash, crash):
+            case OnCrash.RETRY:
+                return order.evolve(resume=resume or order.resume)
+            case OnCrash.VERIFY:
+                return unknown
+            case OnCrash.ASK:
+                question = crash_question(crash, order.plan.steps[0].title if order.plan.steps else order.plan.goal)
+                return unknown.evolve(status=ExecutorStatus.NEEDS_PERSON, question=question)
+            case wanted:
+                assert_never(wanted)
 
     def _run(self, scope: EpisodeScope, chosen: Chosen, order: WorkOrder, tree: WorkingTree) -> ExecutorOutcome:
         try:
@@ -250,7 +274,5 @@ class ExecutionActivities:
         return report
 
 
-_UNKNOWN = ExecutorOutcome(
-    status=ExecutorStatus.OUTCOME_UNKNOWN,
-    error="the worker died during the delivery and the tree moved; it was not delivered again",
-)
+def _crash(delivery: Delivered, tree: WorkingTree, found: str) -> Crash:
+    return Crash(moved=found != delivery.base_tree, processes_ended=tree.processes_ended, claims=delivery.claims)

@@ -28,6 +28,7 @@ from activities.sandbox.port import (
     SandboxSpec,
     SandboxUnavailableError,
 )
+from activities.sandbox.unsafe import NAME as UNSAFE
 from tightloop.errors import ExecutorError, SettingsError
 from tightloop.executor.messages.message import PlannedStep
 from tightloop.executor.model import SUMMARY_CHARACTERS, ErrorKind, ExecutorOutcome, ExecutorStatus, LimitHit, WorkOrder
@@ -76,6 +77,15 @@ class CommandExecutor(Executor):
                 reason=f"program {program!r} of executor.argv was not found in PATH. Install it where the worker runs",
             )
         return Availability()
+
+    def effects_outside(self, order: WorkOrder) -> str:
+        """Return what the sandbox leaves open; see the port."""
+        options = order.executor.options
+        if self.sandbox.name == UNSAFE:
+            return "it runs without a sandbox"
+        open_to = ["the network"] if self.settings.network or options.get("network") else []
+        open_to += [str(place) for place in (*self.settings.write, *options.get("write", ()))]
+        return f"it may reach {', '.join(open_to)}" if open_to else ""
 
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
         """Run the template or the steps; see the port.

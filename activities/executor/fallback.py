@@ -22,6 +22,11 @@ class NoExecutor(Executor):
         """Say why not."""
         return Availability(usable=False, reason=self.reason)
 
+    def effects_outside(self, order: WorkOrder) -> str:
+        """Return that it does nothing."""
+        del order
+        return ""
+
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
         """Refuse."""
         del order, control, state_folder

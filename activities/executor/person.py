@@ -19,6 +19,11 @@ _STEP_CHARACTERS = 160
 class PersonExecutor(Executor):
     """Asks a person to carry out the plan, and returns at once: the workflow waits, not a thread."""
 
+    def effects_outside(self, order: WorkOrder) -> str:
+        """Return nothing: the plan is written and asked about, which is the same the second time."""
+        del order
+        return ""
+
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
         """Write the plan to `<state_folder>/inbox/<16 hex digits of the key>.md` and ask. Idempotent.
 

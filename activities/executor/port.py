@@ -49,6 +49,15 @@ class Executor(Protocol):
         del order, state_folder
         return None
 
+    def effects_outside(self, order: WorkOrder) -> str:
+        """Return what this order may change outside the working tree and the executor's own home; empty: nothing.
+
+        A phrase for a person. After a crash only what declares that it changes nothing there is delivered again
+        without asking; tokens of a model that are spent twice do not count.
+        """
+        del order
+        return "the executor does not declare what it changes there"
+
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
         """Work until done, limited, failed or cancelled. No child process may survive the return.
 
@@ -88,7 +97,7 @@ class Delivered(Value):
     order: ArtifactRef
     state: DeliveryState
     claims: int = 0
-    """How often an attempt began to deliver; more than one only where the first left no trace in the tree."""
+    """How often an attempt began to deliver; more than one only where `on_crash` allows that."""
     base_tree: str = ""
     """The tree from which the first attempt began; empty while nothing was claimed."""
     report: ExecutorReport | None = None

@@ -14,6 +14,7 @@
       - {orphan: {path: late.txt, after_s: 5}}       # a daemon that would edit the tree after the delivery
       - {write: [{path: whole.py}], limit_tries: 2, retry_after_s: 0.5, evidence: "429"}
     repeat: false                # true: after the last step comes the first one again
+    effects_outside: ""          # what it pretends to change outside the working tree
 
 The order within a step: write, append, delete, run, orphan, stall, sleep, crash, hang, end.
 The script is in `executor.options`, or in a YAML file of the workspace that `executor.options`
@@ -117,6 +118,8 @@ class Script(Document):
 
     steps: tuple[ScriptStep, ...] = Field(min_length=1)
     repeat: bool = False
+    effects_outside: str = ""
+    """What it pretends to change outside the working tree."""
 
 
 class ScriptedExecutor(Executor):
@@ -124,6 +127,10 @@ class ScriptedExecutor(Executor):
 
     def __init__(self, *, grace_s: float = GRACE_S) -> None:
         self._grace_s = grace_s
+
+    def effects_outside(self, order: WorkOrder) -> str:
+        """Return what the script says."""
+        return read_script(order).effects_outside
 
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
         """Do the step of the order's iteration; no step for it means no change.

@@ -104,6 +104,12 @@ class OwnedProcesses:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._noting = threading.Lock()
+        self._ended: set[psutil.Process] = set()
+
+    @property
+    def ended(self) -> int:
+        """How many `end_all` has ended."""
+        return len(self._ended)
 
     def note(self, pid: int) -> None:
         """Note a process; one that has already ended is not noted."""
@@ -127,6 +133,7 @@ class OwnedProcesses:
             if time.monotonic() >= deadline:
                 pids = ", ".join(str(process.pid) for process in running)
                 raise WorkspaceLockedError(f"process {pids} of an earlier attempt does not end. Kill it")
+            self._ended |= running
             for process in running:
                 with contextlib.suppress(psutil.Error):
                     process.kill()

@@ -17,6 +17,11 @@ class WorkingTree(Protocol):
         """Top folder of the tree."""
         ...
 
+    @property
+    def processes_ended(self) -> int:
+        """How many processes of a dead holder still ran and were ended when the tree was taken."""
+        ...
+
     def snapshot(self) -> str:
         """Return the id of the tree as it is on disk, byte for byte. The user's index is not touched."""
         ...

@@ -49,6 +49,11 @@ class GitWorkingTree:
         """Top folder of the tree."""
         return self._root
 
+    @property
+    def processes_ended(self) -> int:
+        """How many processes of a dead holder were ended when the tree was taken."""
+        return self._processes.ended
+
     def snapshot(self) -> str:
         """Return the id of the tree as it is on disk, byte for byte. Idempotent.
 

@@ -28,6 +28,11 @@ TOKEN = ResumeToken(adapter="breaking", session_id="session-of-the-dead")
 class Breaking(Executor):
     """Leaves a process behind and dies; the next attempt writes down in which session it works."""
 
+    def effects_outside(self, order: WorkOrder) -> str:
+        """Return nothing."""
+        del order
+        return ""
+
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
         """Die, or go on."""
         if order.resume is not None:

@@ -69,6 +69,20 @@ class AppendingExecutor(Executor):
         return ExecutorOutcome(status=ExecutorStatus.COMPLETED, summary="appended a line")
 
 
+class BreakingExecutor(AppendingExecutor):
+    """Breaks off in its first delivery, as if its worker had died."""
+
+    def __init__(self) -> None:
+        self._broken = False
+
+    def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
+        """Break off, or append."""
+        if not self._broken:
+            self._broken = True
+            raise RuntimeError("the delivery breaks off")
+        return super().execute(order, control, state_folder)
+
+
 class AskingExecutor(Executor):
     """Asks a person before it appends a line to `log.txt`, and remembers what it was ordered."""
 

@@ -11,7 +11,7 @@ from temporalio.client import Client
 from typer.testing import CliRunner
 
 from activities.executor.choose import executors
-from tests.support.doubles import AskingExecutor, ScriptedPlanner, gives_up, planned
+from tests.support.doubles import AskingExecutor, BreakingExecutor, ScriptedPlanner, gives_up, planned
 from tests.support.episodes import Working, eventually, scripted
 from tightloop.cli.main import app
 from tightloop.client import TightloopClient
@@ -40,6 +40,7 @@ KINDS: dict[QuestionKind, tuple[str, dict[str, Any]]] = {
     QuestionKind.PLANNER_GAVE_UP: ("retry", {}),
     QuestionKind.ALIGNMENT: ("refuse", {}),
     QuestionKind.PERMISSION: ("deny", {"executor": {"name": "asking"}}),
+    QuestionKind.CRASH: ("verify", {"executor": {"name": "breaking", "on_crash": "ask"}}),
     QuestionKind.WORK: ("failed", {"executor": {"name": "person"}}),
 }
 PLANNERS = {QuestionKind.PLANNER_GAVE_UP: gives_up(), QuestionKind.ALIGNMENT: FORCE}
@@ -91,7 +92,10 @@ async def test_every_kind_of_wait_is_answered_in_three_ways(
         status = await client.status(episode_id)
         return status.outcome is not None or all(each.id != question.id for each in status.questions)
 
-    async with working(planner, executors=executors(surroundings(settings), {"asking": AskingExecutor()})):
+    async with working(
+        planner,
+        executors=executors(surroundings(settings), {"asking": AskingExecutor(), "breaking": BreakingExecutor()}),
+    ):
         [question] = await eventually(waiting)
         await ways(name, episode_id)(question, option)
         await eventually(answered)

@@ -79,6 +79,7 @@ def defaults_from(settings: Settings) -> dict[str, Any]:
             "fallback": settings.executor.fallback,
             "wall_limit_s": settings.executor.wall_limit_s,
             "idle_limit_s": settings.executor.idle_limit_s,
+            "on_crash": settings.executor.on_crash,
         },
         "budget": settings.budget.as_budget().model_dump(),
         "preset": settings.tracking.preset,

@@ -22,7 +22,7 @@ from tightloop.client import Kind, TightloopClient
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeStatus
 from tightloop.episode.progress.presets import Preset
 from tightloop.errors import InvalidRequestError, TightloopError
-from tightloop.executor.model import AgentMode
+from tightloop.executor.model import AgentMode, OnCrash
 from tightloop.plan.request import PlanRequest
 from tightloop.safety.verdict import Verdict
 
@@ -53,6 +53,9 @@ def start(
     permissions: Annotated[
         Verdict | None, typer.Option(help="Answer to an agent that asks for permission. Default: allow.")
     ] = None,
+    on_crash: Annotated[
+        OnCrash | None, typer.Option(help="What to do when the worker dies during a delivery. Default: retry if safe.")
+    ] = None,
     executor_option: Annotated[
         list[str] | None, typer.Option(help="Executor option as name=value, the value as JSON. Repeatable.")
     ] = None,
@@ -72,6 +75,7 @@ def start(
     pairs = read_pairs("--executor-option", executor_option or [], "model=gpt-5.1")
     values = {name: json_or_text(value) for name, value in pairs.items()} or None
     choice = given(name=executor, fallback=fallback, model=model, mode=mode, permissions=permissions, options=values)
+    choice |= given(on_crash=on_crash)
     budget = None if max_iterations is None else with_iterations(max_iterations)
     options = given(goal=goal, definition_of_done=done, planner=planner, preset=preset, worktree=worktree)
     options |= given(executor=choice or None, budget=budget)

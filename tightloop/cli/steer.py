@@ -9,6 +9,7 @@ from tightloop.cli.session import AsJson, By, Checkpoint, EpisodeId, Id, PlanId,
 from tightloop.client import Kind, TightloopClient
 from tightloop.episode.control import ExecutorAmendment
 from tightloop.errors import InvalidRequestError
+from tightloop.executor.model import OnCrash
 from tightloop.plan.request import PlanStatus
 from tightloop.safety.verdict import Verdict
 
@@ -177,11 +178,13 @@ def amend(
     executor: Annotated[str, typer.Option(help="The new executor.")] = "",
     fallback: Annotated[list[str] | None, typer.Option(help="Its fallbacks. Repeatable.")] = None,
     permissions: Annotated[Verdict | None, typer.Option(help="Answer to an agent that asks for permission.")] = None,
+    on_crash: Annotated[OnCrash | None, typer.Option(help="What to do when the worker dies during a delivery.")] = None,
     planner: Annotated[str, typer.Option(help="The new planner.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Change an episode's goal, definition of done, executor or planner."""
-    choice = ExecutorAmendment(name=executor, fallback=tuple(fallback) if fallback else None, permissions=permissions)
+    others = tuple(fallback) if fallback else None
+    choice = ExecutorAmendment(name=executor, fallback=others, permissions=permissions, on_crash=on_crash)
     checks = [command for command in done or () if command.strip()]
     if not (goal.strip() or checks or planner or choice != ExecutorAmendment()):
         raise InvalidRequestError('nothing is changed. Give --goal "...", --done "pytest -q" or --executor NAME')

@@ -14,7 +14,7 @@ from tightloop.episode.check import Check
 from tightloop.episode.checkpoint import CheckpointRecord, checkpoint_id, checkpoint_number
 from tightloop.episode.model import EpisodeRequest, RestoreTarget
 from tightloop.errors import InvalidRequestError
-from tightloop.executor.model import ExecutorChoice
+from tightloop.executor.model import ExecutorChoice, OnCrash
 from tightloop.safety.verdict import Verdict
 from tightloop.value import Document, first_problem, shorten
 
@@ -34,6 +34,7 @@ class ExecutorAmendment(Document):
     name: str = ""
     fallback: tuple[str, ...] | None = None
     permissions: Verdict | None = None
+    on_crash: OnCrash | None = None
 
     def applied(self, choice: ExecutorChoice) -> ExecutorChoice:
         """Return the choice with the changes. Another executor starts with the model of its own settings."""
@@ -43,6 +44,7 @@ class ExecutorAmendment(Document):
             model="" if other else choice.model,
             fallback=choice.fallback if self.fallback is None else self.fallback,
             permissions=self.permissions or choice.permissions,
+            on_crash=self.on_crash or choice.on_crash,
         )
 
 

@@ -20,15 +20,16 @@ _STATUS_OF = {FAILED: ExecutorStatus.FAILED, REFUSED: ExecutorStatus.REFUSED}
 
 def permission_question(title: str, detail: str, fingerprint: str) -> Question:
     """Return the question of an agent that wants to do something; the same fingerprint is not asked for again."""
-    return _ask(QuestionKind.PERMISSION, title, detail, _PERMISSION).evolve(fingerprint=fingerprint)
+    return executor_question(QuestionKind.PERMISSION, title, detail, _PERMISSION).evolve(fingerprint=fingerprint)
 
 
 def work_question(title: str, detail: str = "") -> Question:
     """Return the question that lets a person do the work."""
-    return _ask(QuestionKind.WORK, title, detail, _WORK).evolve(default=DONE)
+    return executor_question(QuestionKind.WORK, title, detail, _WORK).evolve(default=DONE)
 
 
-def _ask(kind: QuestionKind, title: str, detail: str, options: tuple[Option, ...]) -> Question:
+def executor_question(kind: QuestionKind, title: str, detail: str, options: tuple[Option, ...]) -> Question:
+    """Return a question about a delivery, with the lines of `detail` as evidence."""
     evidence = evidence_of(detail)
     return Question(
         id="", kind=kind, title=title, evidence=evidence, options=options, blocks="the episode", by="the executor"

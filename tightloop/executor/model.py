@@ -32,6 +32,18 @@ class AgentMode(StrEnum):
     """No fence of ours. Only for a host that is itself a throw-away."""
 
 
+class OnCrash(StrEnum):
+    """What is done about a delivery whose worker died, where its traces do not tell how it ended."""
+
+    ASK = "ask"
+    """A person decides."""
+    RETRY = "retry"
+    """It is delivered again if no file changed and the executor declares that it has no effects outside the tree;
+    else as `verify`."""
+    VERIFY = "verify"
+    """It is not delivered again: the checks look at what is on disk, and the next plan is told."""
+
+
 class ExecutorChoice(Value):
     """Which executor does the work, and how it is set up."""
 
@@ -44,6 +56,7 @@ class ExecutorChoice(Value):
     permissions: Verdict = Verdict.ALLOW
     """The answer when an agent asks before it acts, within what `mode` permits. On `ask` the delivery ends, the episode
     waits for a person, and continues from there with the answer."""
+    on_crash: OnCrash = OnCrash.RETRY
     options: dict[str, Any] = Field(default_factory=dict)
     """Adapter options. `command`: `argv`, a template with `{plan_file}` and `{workspace}`; without it
     the plan's own `run` steps are executed. `scripted`: `steps`, see `activities/executor/scripted.py`."""
@@ -107,7 +120,7 @@ class ExecutorStatus(StrEnum):
     CANCELLED = "cancelled"
     TIMED_OUT = "timed_out"
     OUTCOME_UNKNOWN = "outcome_unknown"
-    """The worker died during the delivery and the tree moved: what was done is not known."""
+    """The worker died during the delivery: what was done is not known, and it was not delivered again."""
     NEEDS_PERSON = "needs_person"
     """A person has to do or to decide something first; `question` says what."""
 

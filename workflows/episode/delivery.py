@@ -9,6 +9,7 @@ from tightloop.episode.loop import decisions, state_changes
 from tightloop.episode.model import EpisodePhase
 from tightloop.episode.planning import PlanningOutcome
 from tightloop.executor.asking import report_on_work
+from tightloop.executor.crash import RETRY, report_on_crash
 from tightloop.executor.model import ExecutorReport, ExecutorStatus, backoff
 from tightloop.question import QuestionKind
 from workflows.episode.record import EpisodeRecord
@@ -39,7 +40,11 @@ class Delivery:
             answer = await points.ask(question)
             if question.kind is QuestionKind.WORK and answer is not None:
                 report = report_on_work(report, answer, tree=record.state.tree)
-                record.apply(state_changes.with_work_report, report)
+                record.apply(state_changes.with_settled_report, report)
+                return report
+            if question.kind is QuestionKind.CRASH and (answer is None or answer.option != RETRY):
+                report = report_on_crash(report, tree=record.state.tree)
+                record.apply(state_changes.with_settled_report, report)
                 return report
 
     async def _hand_off(self, plan: PlanningOutcome, number: int) -> str:

@@ -101,6 +101,12 @@ class AgentHost:
             hosts = _authority(gateway.base_url)
             yield ModelAccess(base_url=gateway.base_url, key=gateway.token, model=model, hosts=hosts), gateway
 
+    def effects_outside(self, order: WorkOrder) -> str:
+        """Return what an agent may change beyond the working tree and its home; see the port of executors."""
+        if order.executor.mode is AgentMode.FULL:
+            return "the mode full has no walls"
+        return "it may reach the network"
+
     def build_request(
         self, order: WorkOrder, launch: Launch, home: Path, *, stdin: Path | None = None
     ) -> ProcessRequest:

@@ -28,6 +28,7 @@ from tests.support.episodes import Working, eventually
 from tests.support.orders import order
 from tightloop.errors import ExecutorError, StorageFullError
 from tightloop.executor.asking import permission_question
+from tightloop.executor.crash import MOST_CLAIMS
 from tightloop.executor.model import (
     ErrorKind,
     ExecutorChoice,
@@ -55,8 +56,9 @@ class Agent(Executor):
         traces: ExecutorOutcome | None = None,
         act: Callable[[WorkOrder, Control], ExecutorOutcome] = lambda _order, _control: COMPLETED,
         reason: str = "",
+        effects: str = "",
     ) -> None:
-        self._traces, self._act, self._reason = traces, act, reason
+        self._traces, self._act, self._reason, self._effects = traces, act, reason, effects
         self.orders: list[WorkOrder] = []
 
     def availability(self) -> Availability:
@@ -64,6 +66,9 @@ class Agent(Executor):
 
     def reconcile(self, order: WorkOrder, state_folder: Path) -> ExecutorOutcome | None:
         return self._traces
+
+    def effects_outside(self, order: WorkOrder) -> str:
+        return self._effects
 
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
         self.orders.append(order)
@@ -170,6 +175,47 @@ def test_a_tree_that_moved_without_traces_is_reported_as_unknown_with_the_way_ba
     assert (report.status, report.resume) == (ExecutorStatus.OUTCOME_UNKNOWN, TOKEN)
     assert agent.orders == []
     assert (bench.workspace / "half.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("effects", "on_crash", "again"),
+    [
+        ("", "retry", True),
+        ("it may reach the network", "retry", False),
+        ("", "verify", False),
+        ("", "ask", False),
+    ],
+)
+def test_an_untouched_tree_is_delivered_again_only_where_the_policy_allows_it(
+    bench: Bench, effects: str, on_crash: str, again: bool
+) -> None:
+    bench.queue(claimed=True, on_crash=on_crash)
+    agent = Agent(effects=effects)
+    report = bench.execute(agent=agent)
+    assert bool(agent.orders) is again
+    asked = ExecutorStatus.NEEDS_PERSON if on_crash == "ask" else ExecutorStatus.OUTCOME_UNKNOWN
+    assert report.status is (ExecutorStatus.NO_CHANGE if again else asked)
+    assert (report.question is not None) == (on_crash == "ask")
+    assert bench.execute(agent=agent) == report, "asked or settled once"
+
+
+def test_an_executor_that_says_nothing_of_its_effects_is_not_called_twice(bench: Bench) -> None:
+    class Silent(Executor):
+        def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
+            raise AssertionError("it was called again")
+
+    bench.queue(claimed=True)
+    assert bench.execute(agent=Silent()).status is ExecutorStatus.OUTCOME_UNKNOWN
+
+
+def test_a_delivery_that_always_kills_its_worker_is_not_begun_for_ever(bench: Bench) -> None:
+    bench.queue(claimed=True)
+    for _ in range(MOST_CLAIMS - 2):
+        bench.outbox.claim(KEY, bench.base)
+    agent = Agent()
+    bench.outbox.claim(KEY, bench.base)
+    assert bench.execute(agent=agent).status is ExecutorStatus.OUTCOME_UNKNOWN
+    assert agent.orders == []
 
 
 def test_a_stand_in_gets_neither_model_nor_session_of_another_and_is_named(bench: Bench) -> None:

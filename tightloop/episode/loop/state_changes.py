@@ -131,8 +131,8 @@ def with_grant(state: EpisodeState, question: Question, *, allowed: bool) -> Epi
     return state.evolve(grants=(*others, grant)[-GRANTS_LIMIT:])
 
 
-def with_work_report(state: EpisodeState, report: ExecutorReport) -> EpisodeState:
-    """Take in the report on work that a person did; it never counts as a failure of the executor."""
+def with_settled_report(state: EpisodeState, report: ExecutorReport) -> EpisodeState:
+    """Take in a report that a person's answer made final; it never counts as a failure of the executor."""
     return state.evolve(
         executor_status=report.status,
         executor_error="" if report.succeeded else shorten(report.error, 300),
