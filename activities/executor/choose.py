@@ -146,17 +146,25 @@ def open_gateway(spec: GatewaySpec) -> AbstractContextManager[Gateway]:
 
 
 def _agent(around: Surroundings, name: str) -> Executor:
-    settings = around.agent(name)
+    settings, sandbox = around.agent(name), around.settings.sandbox
+    open_to = (*sandbox.network, *sandbox.write)
     # The modules of agents are imported where one is used: a worker that runs none never pays for them.
     if name in AGENTS:
         from activities.executor.agent.acp.executor import AcpExecutor
 
         return AcpExecutor(
-            AGENTS[name], settings=settings, homes=around.homes, gateways=around.gateways, fence=around.fence
+            AGENTS[name],
+            settings=settings,
+            homes=around.homes,
+            gateways=around.gateways,
+            fence=around.fence,
+            open_to=open_to,
         )
     from activities.executor.agent.cli.codex import CodexAdapter
     from activities.executor.agent.cli.cursor import CursorAdapter
     from activities.executor.agent.cli.executor import AgentExecutor
 
     adapter = CodexAdapter(settings) if name == "codex" else CursorAdapter(settings)
-    return AgentExecutor(adapter, settings=settings, homes=around.homes, gateways=around.gateways, fence=around.fence)
+    return AgentExecutor(
+        adapter, settings=settings, homes=around.homes, gateways=around.gateways, fence=around.fence, open_to=open_to
+    )

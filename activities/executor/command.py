@@ -80,11 +80,10 @@ class CommandExecutor(Executor):
 
     def effects_outside(self, order: WorkOrder) -> str:
         """Return what the sandbox leaves open; see the port."""
-        options = order.executor.options
+        options = read_options(CommandOptions, order.executor, "command")
         if self.sandbox.name == UNSAFE:
             return "it runs without a sandbox"
-        open_to = ["the network"] if self.settings.network or options.get("network") else []
-        open_to += [str(place) for place in (*self.settings.write, *options.get("write", ()))]
+        open_to = (*self.settings.network, *options.network, *self.settings.write, *options.write)
         return f"it may reach {', '.join(open_to)}" if open_to else ""
 
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:

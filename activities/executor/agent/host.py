@@ -12,6 +12,7 @@ from activities.executor.agent.record import looks_secret
 from activities.model_gateway.port import Gateway, Gateways, GatewaySpec
 from activities.process import GRACE_S, ProcessRequest, search_path
 from activities.sandbox.port import Fence, SandboxUnavailableError
+from activities.sandbox.unsafe import NoFence
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import AgentMode, WorkOrder
 from tightloop.plan.rules.network import host_of
@@ -38,6 +39,8 @@ class AgentHost:
     """Opens gateways to the model; None: the agent gets the key itself."""
     fence: Fence | None = None
     """For agents that have no sandbox of their own; None: these are refused except in mode `full`."""
+    open_to: tuple[str, ...] = ()
+    """Hosts and folders that the settings open to what runs behind the fence."""
     grace_s: float = GRACE_S
     """How long the process may take to follow a polite signal."""
 
@@ -101,11 +104,18 @@ class AgentHost:
             hosts = _authority(gateway.base_url)
             yield ModelAccess(base_url=gateway.base_url, key=gateway.token, model=model, hosts=hosts), gateway
 
-    def effects_outside(self, order: WorkOrder) -> str:
+    def effects_of(self, agent: ModelUser, order: WorkOrder) -> str:
         """Return what an agent may change beyond the working tree and its home; see the port of executors."""
         if order.executor.mode is AgentMode.FULL:
             return "the mode full has no walls"
-        return "it may reach the network"
+        if self.gateways is None or not self.settings.gateway or self.settings.login or agent.wire is None:
+            return "it talks to its provider itself, not through the gateway"
+        try:
+            if self.fence is None or self.fence.name == NoFence.name:
+                return "nothing fences it"
+        except SandboxUnavailableError as error:
+            return error.message
+        return f"it may reach {', '.join(self.open_to)}" if self.open_to else ""
 
     def build_request(
         self, order: WorkOrder, launch: Launch, home: Path, *, stdin: Path | None = None

@@ -5,12 +5,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from activities.executor.choose import executors
 from activities.executor.scripted import ScriptedExecutor
+from tests.support.orders import order
 from tightloop.errors import ExecutorError, SettingsError
+from tightloop.executor.model import ExecutorChoice
 from tightloop.settings import parse_settings
 from worker.build import surroundings
 
@@ -37,6 +40,36 @@ def test_settings_of_an_agent_that_there_is_not_are_refused_with_the_nearest() -
     settings = parse_settings("executor: {agents: {opncode: {model: m}}}", {})
     with pytest.raises(SettingsError, match=r"executor\.agents has 'opncode'.* Did you mean opencode\?"):
         executors(surroundings(settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "choice", "effects"),
+    [
+        ("", "person", {}, ""),
+        ("", "scripted", {"options": {"steps": [{}]}}, ""),
+        ("", "command", {}, ""),
+        ("", "command", {"options": {"network": ["example.org"]}}, "it may reach example.org"),
+        ("sandbox: {network: [example.org]}", "command", {}, "it may reach example.org"),
+        ("sandbox: {write: [/srv/out]}", "command", {}, "it may reach /srv/out"),
+        ("", "claude", {}, ""),
+        ("", "codex", {}, ""),
+        ("", "claude", {"mode": "full"}, "the mode full has no walls"),
+        ("sandbox: {network: ['*']}", "claude", {}, "it may reach *"),
+        ("executor: {agents: {claude: {login: true}}}", "claude", {}, "it talks to its provider itself"),
+        ("executor: {agents: {codex: {gateway: false}}}", "codex", {}, "it talks to its provider itself"),
+        ("", "cursor", {}, "it talks to its provider itself"),
+        ("", "codex-acp", {}, "it has no sandbox but its own"),
+        ("", "cursor-acp", {}, "it talks to its provider itself"),
+        ("", "acp", {}, "it talks to its provider itself"),
+    ],
+)
+def test_executors_declare_what_their_walls_leave_open(
+    workspace: Path, settings: str, name: str, choice: dict[str, Any], effects: str
+) -> None:
+    executor = executors(surroundings(parse_settings(settings, {})))(name)
+    work = order(workspace).evolve(executor=ExecutorChoice.model_validate({"name": name, **choice}))
+    declared = executor.effects_outside(work)
+    assert declared.startswith(effects) if effects else declared == ""
 
 
 def test_executors_of_an_embedder_win_and_are_the_same_each_time() -> None:

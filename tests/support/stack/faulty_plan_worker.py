@@ -164,6 +164,10 @@ class FaultyExecutor(Executor):
     def __init__(self, fault: Fault) -> None:
         self._executor, self._fault = ScriptedExecutor(), fault
 
+    def effects_outside(self, order: WorkOrder) -> str:
+        del order
+        return ""
+
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
         choice = order.executor.evolve(options={"script": SCRIPT})
         outcome = self._executor.execute(order.evolve(executor=choice), control, state_folder)
@@ -180,6 +184,10 @@ class FaultyTree:
     @property
     def root(self) -> Path:
         return self._tree.root
+
+    @property
+    def processes_ended(self) -> int:
+        return self._tree.processes_ended
 
     def snapshot(self) -> str:
         return self._tree.snapshot()

@@ -48,6 +48,10 @@ class AcpExecutor(AgentHost, Executor):
         token = ResumeToken(adapter=self.agent.name, session_id=session_id, host=host_name())
         return ExecutorOutcome(status=ExecutorStatus.OUTCOME_UNKNOWN, resume=token)
 
+    def effects_outside(self, order: WorkOrder) -> str:
+        """Return what its walls leave open; see the port."""
+        return "it has no sandbox but its own" if self.agent.own_sandbox else self.effects_of(self.agent, order)
+
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
         """Work through one turn of the agent; see the port.
 

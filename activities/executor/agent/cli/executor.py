@@ -50,6 +50,10 @@ class AgentExecutor(AgentHost, Executor):
         kept = None if outcome.status is ExecutorStatus.COMPLETED else resume
         return outcome.evolve(resume=kept, versions=self._versions(""))
 
+    def effects_outside(self, order: WorkOrder) -> str:
+        """Return what its walls leave open; see the port."""
+        return self.effects_of(self.adapter, order)
+
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
         """Work on the order; see the port.
 
