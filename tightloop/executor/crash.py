@@ -73,7 +73,7 @@ def after_crash(policy: OnCrash, crash: Crash) -> OnCrash:
 
 
 def explain_crash(crash: Crash) -> str:
-    """Return what happened, for the planner and for people; the same words each time, as repeated errors are counted."""
+    """Return what happened, for the planner and for people; in the same words each time, so that repeats are seen."""
     moved, *_ = crash.sentences
     return f"the worker died during the delivery, and it was not delivered again; {moved}"
 
