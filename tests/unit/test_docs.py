@@ -1,7 +1,7 @@
 """The documents say what is there: paths exist, words of the glossary are words of the code, retired words are gone."""
 
 import ast
-import importlib
+import importlib.util
 import re
 import subprocess
 from pathlib import Path
@@ -44,7 +44,8 @@ def test_every_word_of_the_glossary_is_a_word_of_the_code() -> None:
     assert len(rows) > 40, "the table is read"
     for word, place in rows:
         module, _, name = place.rpartition(".")
-        assert hasattr(importlib.import_module(module), name), f"{word}: there is no {place}"
+        found = hasattr(importlib.import_module(module), name) or importlib.util.find_spec(place) is not None
+        assert found, f"{word}: there is no {place}"
 
 
 def test_no_retired_word_is_used() -> None:

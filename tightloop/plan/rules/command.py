@@ -52,7 +52,8 @@ def judge_command(
         one for call in allowed if reading.is_complete for one in find_violations_in_words((call.name, *call.words))
     }
     # Whether all can be read is asked of the whole script: a here-document may be text in any language.
-    blamed = {one for call in open_ for one in find_violations_in_words((call.name, *call.words)) if one != UNREADABLE}
+    forms = {(call.name, *call.words) for call in open_}
+    blamed = {one for words in forms for one in find_violations_in_words(words) if one != UNREADABLE}
     for one in dict.fromkeys((*check_script(text, is_strict=True), *blamed)):
         if one.topic is not Topic.COST and (one not in excused or one in blamed):
             found.append(_violated(one, command))
