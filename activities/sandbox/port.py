@@ -57,7 +57,7 @@ class SandboxSpec:
 
     argv: tuple[str, ...]
     root: Path
-    """Working folder; writable but for its `.git` and the state folder of tightloop in it."""
+    """Working folder; writable but for its `.git`. The state home of tightloop is neither seen nor written."""
     readable: tuple[Path, ...] = ()
     """Seen besides the system's programs and libraries, Python's own folders and those in PATH."""
     writable: tuple[Path, ...] = ()

@@ -1,6 +1,7 @@
 """The working trees of this host, as git repositories."""
 
 import contextlib
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -47,6 +48,8 @@ class GitWorkspaces:
         repository = UserRepository(workspace)
         try:
             TreeStore(scope.store_folder).make()
+            # For a person who looks for the state of a workspace; nothing reads it.
+            write_atomically(scope.state_folder / "workspace", os.fsencode(f"{workspace.resolve()}\n"))
         except (PermissionError, FileExistsError, NotADirectoryError) as error:
             raise WorkspaceError(
                 f"cannot write {error.filename}: {error.strerror}. Give the worker's user write access"

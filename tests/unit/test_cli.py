@@ -33,6 +33,7 @@ from tightloop.episode.loop.questions import make_question
 from tightloop.episode.model import EpisodeRequest, EpisodeStatus
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.asking import permission_question, work_question
+from tightloop.host import state_folder
 from tightloop.question import QuestionKind
 from tightloop.settings import parse_settings
 
@@ -168,12 +169,25 @@ def test_doctor_reports_a_missing_server_and_fails(
     assert findings["Temporal server"]["ok"] is False
     assert "tightloop up" in findings["Temporal server"]["fix"]
     assert findings["state folder"]["ok"] is True
+    assert f"of this folder: projects/{state_folder(Path.cwd()).name}" in findings["state folder"]["found"]
     assert findings["executor command"]["needed"] is True
     assert findings["executor person"] == {
         "name": "executor person", "ok": True, "found": "", "fix": "", "needed": False,
     }  # fmt: skip
     assert any(name.startswith("sandbox ") for name in findings)
     assert not (tmp_path / "not").exists()
+
+
+def test_doctor_says_how_to_close_a_state_home_that_others_may_write(
+    nobody: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path))
+    tmp_path.chmod(0o777)
+    (found,) = (
+        row for row in json.loads(run("--address", nobody, "doctor", "--json")[1]) if row["name"] == "state folder"
+    )
+    assert found["ok"] is False
+    assert f"chmod 700 {tmp_path}" in found["fix"]
 
 
 def test_completion_without_a_server_is_silent(nobody: str, monkeypatch: pytest.MonkeyPatch) -> None:

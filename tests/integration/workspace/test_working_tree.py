@@ -79,6 +79,20 @@ def test_kept_trees_can_be_compared_by_the_user(root: Path, tree: GitWorkingTree
     assert b"-one\n+two\n" in shown
 
 
+def test_kept_trees_survive_the_loss_of_the_workspace(root: Path) -> None:
+    """A clone at the same path has none of the objects that the lost repository had."""
+    write(root, {"new.txt": "not committed\n", "a.txt": "two\n"})
+    with GitWorkspaces().hold(scope_of(root)) as held:
+        kept, before = held.snapshot(), on_disk(root)
+        held.keep("1", kept)
+    shutil.rmtree(root)
+    make_repository(root, {"other.txt": "cloned again\n"})
+    GitWorkspaces().prepare(scope_of(root), take_over=lambda _: True)
+    with GitWorkspaces().hold(scope_of(root)) as held:
+        held.restore(kept)
+    assert on_disk(root) == before
+
+
 def test_kept_trees_survive_garbage_collection(root: Path, tree: GitWorkingTree) -> None:
     write(root, {"only-in-snapshot": "precious\n"})
     start = tree.snapshot()

@@ -134,6 +134,7 @@ class TestPrepare:
         assert user_state(root) == before
         assert sorted(path.name for path in root.iterdir()) == names
         assert (root / ".git/info/exclude").read_text() == "*.mine"
+        assert (state_folder(root) / "workspace").read_text() == f"{root}\n"
 
     def test_state_home_in_the_workspace_is_refused(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for place in (root, root / "deep" / "state"):

@@ -16,7 +16,7 @@ from tightloop.cli.session import Session
 from tightloop.client import TightloopClient, registration_commands
 from tightloop.client.keys import read_ring
 from tightloop.errors import SettingsError, TightloopError
-from tightloop.host import state_home
+from tightloop.host import state_folder, state_home
 from tightloop.settings import Settings
 
 PROGRAM_TIMEOUT_S = 10
@@ -174,7 +174,18 @@ def _state_folder() -> Finding:
             free = shutil.disk_usage(nearest).free
     except OSError as error:
         return Finding("state folder", False, f"{folder} cannot be written: {error.strerror}", fix)
-    return Finding("state folder", free >= FREE_BYTES, f"{folder}, {free / 1e9:.1f} GB free", fix)
+    if folder.is_dir() and (folder.stat().st_uid != os.geteuid() or folder.stat().st_mode & 0o022):
+        told = f"{folder} belongs to another user, or others may write to it"
+        return Finding(
+            "state folder",
+            False,
+            told,
+            f"look at what is in it, then: chown {os.geteuid()} {folder}; chmod 700 {folder}",
+        )
+    here = f"projects/{state_folder(Path.cwd()).name}"
+    return Finding(
+        "state folder", free >= FREE_BYTES, f"{folder}, {free / 1e9:.1f} GB free; of this folder: {here}", fix
+    )
 
 
 def _work(session: Session) -> list[Finding]:
