@@ -13,9 +13,11 @@ from tests.support.tls_front import Authority, Front, tls_front
 from tightloop.cli.session import Session
 from tightloop.client import TightloopClient
 from tightloop.client.connection import tls_of
+from tightloop.client.ui_session import temporal_variables
 from tightloop.errors import ServiceUnavailableError, SettingsError
 from tightloop.settings import Settings, parse_settings
 from worker.connect import connect as connect_worker
+from worker.server import temporal_binary
 
 KEY = "key-of-the-tests-5f2c9a71"
 NAME = "temporal.test"
@@ -73,6 +75,19 @@ async def test_a_server_that_nobody_vouches_for_gets_no_key(authority: Authority
             with pytest.raises(SettingsError, match=r"temporal\.tls_"):
                 await TightloopClient.connect(settings_for(front.address, **{"api_key": KEY, **wrong}))
     assert KEY.encode() not in front.wire + front.clear
+
+
+async def test_the_variables_for_temporals_own_command_line_use_the_same_files(authority: Authority) -> None:
+    certificate, private = authority.issue("cli")
+    mine = {"tls_ca": str(authority.ca), "tls_cert": str(certificate), "tls_key": str(private)}
+    async with temporal_behind(authority, mutual=True) as front:
+        variables = temporal_variables(settings_for(front.address, **mine))
+        exports = "".join(f"export {name}={value}\n" for name, value in variables.items() if "CODEC" not in name)
+        script = f"{exports}exec {temporal_binary()} operator cluster health"
+        done = await asyncio.create_subprocess_exec("sh", "-c", script, stdout=asyncio.subprocess.PIPE)
+        said, _ = await asyncio.wait_for(done.communicate(), 60)
+    assert said.decode().strip() == "SERVING"
+    assert front.wire[:1] == b"\x16"
 
 
 async def test_a_listener_without_tls_never_sees_the_key() -> None:
