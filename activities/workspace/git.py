@@ -56,7 +56,7 @@ class GitWorkspaces:
             ) from error
         # Before the worktree is made, so that two episodes never make the same one.
         self._claims(scope).take(scope.root, scope.holder, take_over)
-        notes = notes_on(repository, repository.coverage(self.indexes), worktree=scope.worktree)
+        notes = notes_on(repository, repository.coverage(self.indexes), worktree=scope.worktree, timeout=self.timeout)
         if scope.worktree and not scope.within:
             with self._lock(scope) as lock:
                 self._make_worktree(repository, scope.root, lock)

@@ -200,6 +200,10 @@ def _check_writable(repository: UserRepository) -> None:
                 f"the git folder {folder} of {root} does not belong to it: it names no working tree, or another one. "
                 "Nothing is written to it"
             )
+    if common not in (folder, folder.parent.parent):
+        raise WorkspaceError(
+            f"{folder / 'commondir'} leads to {common}, which is not above it. Nothing is written to it"
+        )
     for place in _written_places(folder, common):
         if place.is_symlink():
             raise WorkspaceError(f"{place} is a link: nothing is written through it. Replace it by what it leads to")

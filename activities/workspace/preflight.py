@@ -89,7 +89,9 @@ def _is_git_folder(folder: Path) -> bool:
     return (folder / "HEAD").is_file() and (folder / "objects").is_dir() and (folder / "refs").is_dir()
 
 
-def notes_on(repository: UserRepository, coverage: Coverage, *, worktree: bool) -> tuple[str, ...]:
+def notes_on(
+    repository: UserRepository, coverage: Coverage, *, worktree: bool, timeout: timedelta = COMMAND_TIMEOUT
+) -> tuple[str, ...]:
     """Return what a person should know about the coverage of checkpoints, as sentences."""
     ignored: list[str] = []
     walk = Walk(coverage, None, seconds=READ_TIMEOUT.total_seconds(), ignored=ignored.append)
@@ -98,7 +100,7 @@ def notes_on(repository: UserRepository, coverage: Coverage, *, worktree: bool) 
     changed: list[bytes] = []
     filtered: list[bytes] = []
     if worktree:
-        with user_git(repository) as git:
+        with user_git(repository, timeout=timeout) as git:
             status = ("status", "--porcelain", "-z", "--no-renames", "--ignore-submodules=all")
             changed = [entry[3:] for entry in split_z(git.run(*status))]
             filtered = filtered_paths(git, split_z(git.run("ls-tree", "-r", "-z", "--name-only", "HEAD")))
