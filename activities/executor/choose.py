@@ -159,12 +159,18 @@ def _agent(around: Surroundings, name: str) -> Executor:
             gateways=around.gateways,
             fence=around.fence,
             open_to=open_to,
+            disk_mb=sandbox.disk_mb,
         )
     from activities.executor.agent.cli.codex import CodexAdapter
     from activities.executor.agent.cli.cursor import CursorAdapter
     from activities.executor.agent.cli.executor import AgentExecutor
 
-    adapter = CodexAdapter(settings) if name == "codex" else CursorAdapter(settings)
     return AgentExecutor(
-        adapter, settings=settings, homes=around.homes, gateways=around.gateways, fence=around.fence, open_to=open_to
+        CodexAdapter(settings) if name == "codex" else CursorAdapter(settings),
+        settings=settings,
+        homes=around.homes,
+        gateways=around.gateways,
+        fence=around.fence,
+        open_to=open_to,
+        disk_mb=sandbox.disk_mb,
     )

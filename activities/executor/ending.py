@@ -30,7 +30,7 @@ def early_outcome(result: ProcessResult, choice: ExecutorChoice) -> ExecutorOutc
             return timeout_outcome(choice)
         case Reason.IDLE_LIMIT:
             return idle_outcome(choice, "output")
-        case Reason.MEMORY_LIMIT | Reason.PROCESS_LIMIT | Reason.OUTPUT_LIMIT:
+        case Reason.MEMORY_LIMIT | Reason.PROCESS_LIMIT | Reason.OUTPUT_LIMIT | Reason.DISK_LIMIT:
             return failed_outcome(result.message or f"ended: {result.reason.value}", ErrorKind.SANDBOX)
         case _:
             assert_never(result.reason)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from activities.process.child import Child
+from activities.process.growth import Growth
 from activities.process.request import GRACE_S, Callbacks, ProcessRequest, ProcessResult, Reason
 from activities.process.session import ProcessSession, open_process
 from activities.process.start import INHERITED, NotStartedError, raw, start
@@ -15,6 +16,7 @@ __all__ = [
     "GRACE_S",
     "INHERITED",
     "Callbacks",
+    "Growth",
     "ProcessRequest",
     "ProcessResult",
     "ProcessSession",

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from signal import SIGINT, SIGKILL, SIGTERM, Signals
 
+from activities.process.growth import GrowthWatch
 from activities.process.output import ERRORS_BYTES, BoundedOutput
 from activities.process.request import ProcessRequest, ProcessResult, Reason
 from activities.process.shim import SWEEP_S
@@ -56,6 +57,8 @@ class Child:
         self._pipes: dict[io.FileIO, BoundedOutput] = {}
         self._selector = selectors.PollSelector()
         self._selector.register(shim, selectors.EVENT_READ)
+        self._growth = GrowthWatch(request.growth) if request.growth else None
+        self._grown = ""
         self._read_bytes = 0
         self._begun = self._last_output = time.monotonic()
 
@@ -87,7 +90,8 @@ class Child:
                 next_look = now + (_MEASURE_S if limited else _OBSERVE_S)
             if reason := self._beyond(now):
                 return reason
-        return self._beyond_output() or Reason.EXITED
+        self._look_at_disk()
+        return self._beyond_output() or (Reason.DISK_LIMIT if self._grown else Reason.EXITED)
 
     def end(self, reason: Reason | None) -> None:
         """End what is left of the tree and read the rest of its output."""
@@ -126,7 +130,12 @@ class Child:
             message=self._message or self._why(reason),
         )
 
+    def _look_at_disk(self) -> None:
+        if self._growth is not None:
+            self._grown = self._growth.exceeded(lambda: [process.pid for process in self._tree.members()])
+
     def _look(self, limited: bool) -> None:
+        self._look_at_disk()
         if not limited:
             self._tree.observe()
             return
@@ -141,6 +150,8 @@ class Child:
             return Reason.MEMORY_LIMIT
         if request.process_limit is not None and seen.processes > request.process_limit:
             return Reason.PROCESS_LIMIT
+        if self._grown:
+            return Reason.DISK_LIMIT
         if now - self._begun >= request.wall_limit_s:
             return Reason.WALL_LIMIT
         if request.idle_limit_s is not None and now - self._last_output >= request.idle_limit_s:
@@ -165,6 +176,8 @@ class Child:
             case Reason.OUTPUT_LIMIT:
                 allowed = request.output_limit_bytes or 0
                 return f"ended: it wrote more than {allowed} bytes. Write less, or to a file"
+            case Reason.DISK_LIMIT:
+                return self._grown
             case _:
                 return ""
 

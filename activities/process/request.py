@@ -6,6 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
+from activities.process.growth import Growth
 from activities.process.output import OUTPUT_BYTES
 
 GRACE_S = 3.0
@@ -21,6 +22,7 @@ class Reason(StrEnum):
     MEMORY_LIMIT = "memory_limit"
     PROCESS_LIMIT = "process_limit"
     OUTPUT_LIMIT = "output_limit"
+    DISK_LIMIT = "disk_limit"
     CANCELLED = "cancelled"
     NOT_STARTED = "not_started"
 
@@ -63,6 +65,8 @@ class ProcessRequest:
     """
     process_limit: int | None = None
     """Watched likewise. Between two looks a fork bomb may pass it: only a control group holds that one."""
+    growth: Growth | None = None
+    """What it may add to folders, watched likewise: a fast writer gets a second or two beyond it."""
     resources: Mapping[int, int] = field(default_factory=dict)
     """`resource.RLIMIT_*` to soft and hard limit, set before the program starts; a lower hard limit of ours stays."""
     cores: int | None = None

@@ -31,6 +31,7 @@ def allowed(
         cores=settings.cores,
         memory_bytes=settings.memory_mb * MEBIBYTE,
         processes=settings.processes,
+        growth_bytes=settings.disk_mb * MEBIBYTE,
         wall_limit_s=wall_limit_s,
         grace_s=grace_s,
         output_bytes=output_bytes,

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from activities.process import ProcessRequest, ProcessResult, Reason
+from activities.process import Growth, ProcessRequest, ProcessResult, Reason
 from activities.sandbox.control_group import ControlGroup, Use, find_hierarchy
 from activities.sandbox.port import MEBIBYTE, Enforcement, Limit, SandboxResult, SandboxSpec
 
@@ -45,6 +45,7 @@ def request_of(
         memory_limit_bytes=spec.memory_bytes,
         # Watched from outside, where the sandbox program itself is seen, too.
         process_limit=spec.processes + _SANDBOX_PROCESSES,
+        growth=Growth(folders=(spec.root, *spec.writable), limit_bytes=spec.growth_bytes),
         resources={
             resource.RLIMIT_CORE: 0,
             resource.RLIMIT_FSIZE: spec.file_bytes,
@@ -58,7 +59,7 @@ def request_of(
 
 WATCHED: Mapping[Limit, Enforcement] = {
     **dict.fromkeys(Limit, Enforcement.MISSING),
-    **dict.fromkeys((Limit.PROCESSES, Limit.MEMORY, Limit.DISK, Limit.OUTPUT), Enforcement.SOFT),
+    **dict.fromkeys((Limit.PROCESSES, Limit.MEMORY, Limit.DISK, Limit.GROWTH, Limit.OUTPUT), Enforcement.SOFT),
     **dict.fromkeys((Limit.WALL_TIME, Limit.DESCENDANTS), Enforcement.SOFT),
     # Only Linux lets a process be bound to some of the cores.
     Limit.CORES: Enforcement.SOFT if sys.platform == "linux" else Enforcement.MISSING,

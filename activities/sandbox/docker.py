@@ -109,8 +109,8 @@ class DockerSandbox:
             _docker("rm", "--force", name)
             raise
         limits = dict.fromkeys(Limit, Enforcement.HARD)
-        # The engine counts neither: they are kept by watching the client.
-        limits |= dict.fromkeys((Limit.OUTPUT, Limit.WALL_TIME), Enforcement.SOFT)
+        # The engine counts none of these: they are kept by watching.
+        limits |= dict.fromkeys((Limit.OUTPUT, Limit.WALL_TIME, Limit.GROWTH), Enforcement.SOFT)
         if (spec.root / ".git").is_symlink():
             limits[Limit.GIT] = Enforcement.MISSING
         return replace(_result(result, ending, spec, limits), backend=NAME)

@@ -43,6 +43,8 @@ class Limit(StrEnum):
     CORES = "cores"
     DISK = "disk"
     """Size of one file, and of the temporary folder."""
+    GROWTH = "growth"
+    """Of all files together that it adds to the writable folders."""
     OUTPUT = "output"
     WALL_TIME = "wall_time"
     DESCENDANTS = "descendants"
@@ -76,6 +78,8 @@ class SandboxSpec:
     output_bytes: int = MEBIBYTE
     """Output that is kept; a command that writes 64 times as much is ended."""
     file_bytes: int = 100 * MEBIBYTE
+    growth_bytes: int = 8192 * MEBIBYTE
+    """What it may add to the writable folders."""
     temporary_bytes: int = 256 * MEBIBYTE
     grace_s: float = 3.0
 

@@ -80,6 +80,8 @@ class SandboxSettings(Section):
     cores: Annotated[float, Field(gt=0, le=256)] = 1.0
     memory_mb: Annotated[int, Field(ge=64)] = 1024
     processes: Annotated[int, Field(ge=8)] = 256
+    disk_mb: Annotated[int, Field(ge=64)] = 8192
+    """What one command, or one delivery to an agent, may add to the working tree and the other writable folders."""
     read: tuple[str, ...] = ()
     """More absolute paths that commands may read."""
     write: tuple[str, ...] = ()

@@ -10,13 +10,13 @@ from pathlib import Path
 from activities.executor.agent.port import Launch, ModelAccess, ModelUser
 from activities.executor.agent.record import looks_secret
 from activities.model_gateway.port import Gateway, Gateways, GatewaySpec
-from activities.process import GRACE_S, ProcessRequest, search_path
-from activities.sandbox.port import Fence, SandboxUnavailableError
+from activities.process import GRACE_S, Growth, ProcessRequest, search_path
+from activities.sandbox.port import MEBIBYTE, Fence, SandboxUnavailableError
 from activities.sandbox.unsafe import NoFence
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import AgentMode, WorkOrder
 from tightloop.plan.rules.network import host_of
-from tightloop.settings import AgentSettings
+from tightloop.settings import AgentSettings, SandboxSettings
 
 BEYOND_S = 60.0
 """The wall limit ends the turn, so that the session can go on; so much later the process is killed in any case."""
@@ -41,6 +41,8 @@ class AgentHost:
     """For agents that have no sandbox of their own; None: these are refused except in mode `full`."""
     open_to: tuple[str, ...] = ()
     """Hosts and folders that the settings open to what runs behind the fence."""
+    disk_mb: int = SandboxSettings().disk_mb
+    """What a delivery may add to the working tree and the agent's home."""
     grace_s: float = GRACE_S
     """How long the process may take to follow a polite signal."""
 
@@ -131,6 +133,7 @@ class AgentHost:
             inherit=False,
             stdin=stdin,
             wall_limit_s=order.executor.wall_limit_s + BEYOND_S,
+            growth=Growth(folders=(root, home), limit_bytes=self.disk_mb * MEBIBYTE),
             grace_s=self.grace_s,
             separate_errors=True,
         )

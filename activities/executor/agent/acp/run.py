@@ -39,7 +39,9 @@ _REASONS = {
     Stop.GONE: Reason.EXITED,
 }
 """How the process is ended where the turn was; otherwise as cancelled."""
-_OUT_OF_BOUNDS = frozenset({Reason.NOT_STARTED, Reason.MEMORY_LIMIT, Reason.PROCESS_LIMIT, Reason.OUTPUT_LIMIT})
+_OUT_OF_BOUNDS = frozenset(
+    {Reason.NOT_STARTED, Reason.MEMORY_LIMIT, Reason.PROCESS_LIMIT, Reason.OUTPUT_LIMIT, Reason.DISK_LIMIT}
+)
 _RESUMABLE = frozenset(
     {
         ExecutorStatus.LIMIT_HIT,
