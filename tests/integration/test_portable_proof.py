@@ -20,6 +20,7 @@ from tightloop.client.proof.tree import open_repository
 from tightloop.client.proof.verify import Rules, Verified, verify
 from tightloop.episode.check import CheckStatus
 from tightloop.episode.proof import Proof, ProofFinding, ProofRule, ProofVerdict
+from tightloop.errors import InvalidRequestError
 
 DOUBT = ProofFinding(rule=ProofRule.TESTS_CHANGED, text="tests/test_shop.py was removed")
 
@@ -245,6 +246,20 @@ def test_digest_of_a_configuration_file_has_to_be_that_of_the_tree(
     [name, *_] = sorted(path.name for path in workspace.iterdir() if path.is_file())
     [problem] = problems(verify(signed(proof_of(tree, configuration={name: "e" * 64}), key), Rules(workspace, allowed)))
     assert problem == f"it names another content of {name} than the proven files have"
+
+
+@pytest.mark.parametrize("path", ["../outside", "a\0b", "-x", "/etc/passwd", "x:y"])
+def test_odd_paths_of_a_statement_are_only_paths(
+    key: Path, allowed: Path, workspace: Path, tree: str, path: str
+) -> None:
+    content = signed(proof_of(tree, configuration={path: "e" * 64}), key)
+    assert len(problems(verify(content, Rules(workspace, allowed)))) == 1
+
+
+def test_repository_whose_git_folder_is_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".git")
+    with pytest.raises(InvalidRequestError, match="not the top of a git working tree"):
+        verify(b"", Rules(tmp_path))
 
 
 def test_key_is_read_from_the_users_own_configuration(key: Path, configure: Callable[[str], None]) -> None:

@@ -104,6 +104,7 @@ def test_old_tests_that_fail_as_announced_are_warnings() -> None:
         ),
         ({"tightloop": json.loads(CONTENT)["predicate"]["tightloop"] | {"runs": []}}, "no run of the definition"),
         ({"configuration": []}, "the digest of the definition of done"),
+        ({"configuration": [{"name": "x"}] * 501}, "at most 500"),
         ({"tightloop": None}, "not a test result"),
     ],
 )

@@ -28,6 +28,8 @@ DEFINITION_OF_DONE = "definition of done"
 TESTS_OF_THE_BEGINNING = "tests, test data and checker configuration of the beginning"
 OLD_TESTS = "with the tests of the beginning"
 GIT_TREE = "gitTree"
+MOST_DESCRIPTORS = 500
+"""Each is looked up in the repository; a proof names at most 200 files."""
 
 _Tree = Annotated[str, Field(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")]
 
@@ -128,7 +130,7 @@ class TestResult(_Part):
     """The predicate."""
 
     result: Result
-    configuration: tuple[Descriptor, ...]
+    configuration: tuple[Descriptor, ...] = Field(max_length=MOST_DESCRIPTORS)
     passed_tests: tuple[str, ...] = ()
     warned_tests: tuple[str, ...] = ()
     failed_tests: tuple[str, ...] = ()

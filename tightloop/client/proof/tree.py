@@ -92,6 +92,8 @@ class Repository:
 
     def sha256_of(self, tree: str, path: str) -> str:
         """Return the sha256 of a file of a tree; empty where it is not in there."""
+        if "\0" in path:
+            return ""
         found = self._git("cat-file", "blob", f"{tree}:{path}")
         return hashlib.sha256(found.stdout).hexdigest() if found.returncode == 0 else ""
 
@@ -187,7 +189,8 @@ def _git_folder(root: Path) -> Path | None:
     if entry.is_dir():
         return entry
     try:
-        kind, _, target = entry.read_bytes()[:4096].partition(b":")
+        # Anything else, such as a pipe, could keep a reader waiting for ever.
+        kind, _, target = entry.read_bytes()[:4096].partition(b":") if entry.is_file() else (b"", b"", b"")
     except OSError:
         return None
     folder = (root / os.fsdecode(target.strip())).resolve()
