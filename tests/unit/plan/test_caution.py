@@ -101,3 +101,12 @@ def test_gate_may_neither_go_nor_be_gone_round() -> None:
     )
     weaker = plan({"id": "ok", "gate": {}}, *({"id": "mid", "needs": ["ok"]}, shell("ship", "x", needs=["mid"])))
     assert evaded(weaker, old) == ("step 'ok' is a gate that a person set: leave it as it is",)
+
+
+def test_revision_of_a_persons_plan_by_a_model_is_bounded_in_what_it_deletes() -> None:
+    old = plan(shell("one", "true"))
+    new = revised(
+        plan(shell("one", "true"), {"id": "two", "edit": {"files": [{"path": "a", "delete": True}]}}), old, CAUTION
+    )
+    assert old.policy.deletions is None
+    assert new.policy.deletions == CAUTION.policy.deletions is not None

@@ -67,6 +67,9 @@ def revised(plan: Plan, old: Plan, caution: Caution) -> Plan:
     is_confined = caution.policy in enclosing_policies(old.policy)
     steps = tuple(step if step == known.get(step.id) or is_confined else marked(step, caution) for step in plan.steps)
     policy = old.policy
+    if policy.deletions is None and not is_confined:
+        # A person's plan may remove what it says; what a model added may not go on from there.
+        policy = policy.evolve(deletions=caution.policy.deletions)
     waits = any(UNREVIEWED in step.labels for step in walk(steps))
     if waits and UNREVIEWED not in policy.approve:
         policy = policy.evolve(approve=(*policy.approve, UNREVIEWED))
