@@ -63,7 +63,7 @@ async def _dispatch(arguments: argparse.Namespace, settings: Settings) -> int:
             history = read_history(path)
         else:
             history = await fetch_history(await connect(settings), arguments.what)
-        result = await replay(history, data_converter(settings.privacy))
+        result = await replay(history, data_converter(settings), namespace=settings.temporal.namespace)
         print(account(result))
         return 1 if result.failure else 0
     return 0

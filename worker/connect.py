@@ -19,7 +19,7 @@ from tightloop.settings import Settings
 from worker.telemetry import Telemetry
 
 DATA_CONVERTER = PLAIN_CONVERTER
-"""Without encryption; `data_converter(settings.privacy)` is the one in force."""
+"""Without authentication and encryption; `data_converter(settings)` is the one in force."""
 ANSWER_SECONDS = 10.0
 """Timeout of an activity that asks Temporal about another episode."""
 
@@ -33,9 +33,9 @@ async def connect(settings: Settings, telemetry: Telemetry | None = None) -> Cli
 
     Raises:
         ServiceUnavailableError: Temporal does not answer.
-        SettingsError: payload encryption is on, and its keys cannot be read; or Prometheus cannot be served.
+        SettingsError: the keys of payloads cannot be read; or Prometheus cannot be served.
     """
-    converter, observed = data_converter(settings.privacy), telemetry or Telemetry()
+    converter, observed = data_converter(settings, claims=True), telemetry or Telemetry()
     return await open_connection(settings, converter, observed.interceptors, runtime=_runtime(settings, observed))
 
 

@@ -1,10 +1,11 @@
-"""Wraps every activity: sends heartbeats while it works and turns our errors into Temporal failures."""
+"""Wraps every activity: checks its request, sends heartbeats, and turns our errors into Temporal failures."""
 
 import asyncio
 import contextlib
 import inspect
 import logging
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -12,8 +13,12 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import ActivityInboundInterceptor, ActivityOutboundInterceptor, ExecuteActivityInput, Interceptor
 
-from tightloop.errors import PlannerUnavailableError, TightloopError
+from activities.workspace.scope import EpisodeScope
+from tightloop.client.sealing import sealing_as
+from tightloop.errors import InvalidRequestError, PlannerUnavailableError, TightloopError
 from tightloop.log import told
+from tightloop.safety.identity import check_id
+from tightloop.safety.seal import SealKind
 from tightloop.value.scrub import scrub
 
 logger = logging.getLogger("tightloop")
@@ -54,8 +59,11 @@ class _Inbound(ActivityInboundInterceptor):
         # What the attempt before told must outlive this one too, should it die before it tells more.
         self._outbound.details = tuple(activity.info().heartbeat_details)
         try:
-            async with self._beating(in_thread=not inspect.iscoroutinefunction(input.fn)):
-                return without_secrets(await super().execute_activity(input))
+            check_request(input.args)
+            # Heartbeats are sealed in the context of the activity that sends them; its result is not a heartbeat.
+            with sealing_as(SealKind.HEARTBEAT):
+                async with self._beating(in_thread=not inspect.iscoroutinefunction(input.fn)):
+                    return without_secrets(await super().execute_activity(input))
         except TightloopError as error:
             logger.warning("%s: %s", activity.info().activity_type, told(error))
             raise as_application_error(error) from error
@@ -82,6 +90,27 @@ class _Inbound(ActivityInboundInterceptor):
                 await asyncio.to_thread(activity.heartbeat, *self._outbound.details)
             else:
                 activity.heartbeat(*self._outbound.details)
+
+
+def check_request(arguments: Sequence[Any]) -> None:
+    """Refuse an activity that no workflow of ours asks for, or that names another workflow than the one that asks.
+
+    Ids become parts of paths and of git refs.
+
+    Raises:
+        InvalidRequestError: an id has not our form, or is not that of the workflow.
+    """
+    workflow_id = activity.info().workflow_id
+    scope = getattr(arguments[0], "scope", None) if len(arguments) == 1 else None
+    if not workflow_id or not isinstance(scope, EpisodeScope):
+        raise InvalidRequestError("activities run for a workflow only, with one request that names its scope")
+    check_id(workflow_id)
+    if scope.episode_id != workflow_id:
+        raise InvalidRequestError(f"the request of {workflow_id} names another workflow: {scope.episode_id[:200]!r}")
+    if scope.within:
+        check_id(scope.within)
+    if not Path(scope.workspace).is_absolute() or "\0" in scope.workspace:
+        raise InvalidRequestError(f"the workspace {scope.workspace[:200]!r} is not an absolute path")
 
 
 def without_secrets(result: Any) -> Any:

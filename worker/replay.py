@@ -7,7 +7,7 @@ from typing import Any
 
 from temporalio import workflow
 from temporalio.client import Client, WorkflowHistory
-from temporalio.converter import DataConverter
+from temporalio.converter import DataConverter, WorkflowSerializationContext
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import (
     ExecuteWorkflowInput,
@@ -17,7 +17,8 @@ from temporalio.worker import (
     WorkflowInterceptorClassInput,
 )
 
-from tightloop.client.encryption import ScrubbedFailures, key_ids, open_all
+from tightloop.client.encryption import CheckedFailures, ScrubbedFailures, has_seals, key_ids, open_all
+from tightloop.client.sealing import REFUSED, ReadingCodec, SealingCodec
 from tightloop.episode.model import WORKFLOW_TYPE, TimelineEntry
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, SettingsError
 from tightloop.plan.engine.state import PlanEvent
@@ -99,8 +100,15 @@ async def fetch_history(client: Client, episode_id: str) -> WorkflowHistory:
         ) from None
 
 
-async def replay(history: WorkflowHistory, converter: DataConverter = DATA_CONVERTER) -> Replayed:
-    """Replay a history against the current code; `converter` has its keys where it is encrypted.
+async def replay(
+    history: WorkflowHistory, converter: DataConverter = DATA_CONVERTER, *, namespace: str = "default"
+) -> Replayed:
+    """Replay a history against the current code.
+
+    Args:
+        history: sealed as the server has it, or opened as `tightloop export` writes it.
+        converter: has the keys where it is encrypted.
+        namespace: what was sealed there is checked again; what was sealed elsewhere is taken at its word.
 
     Raises:
         SettingsError: a key is missing here; the message names it. The code may fit the history all the same.
@@ -109,8 +117,8 @@ async def replay(history: WorkflowHistory, converter: DataConverter = DATA_CONVE
     _SEEN.clear()
     replayer = Replayer(
         workflows=WORKFLOWS,
-        # Nothing is stored here: failures may say what they are.
-        data_converter=replace(converter, failure_converter_class=ScrubbedFailures),
+        data_converter=await _reader(history, converter, namespace),
+        namespace=namespace,
         workflow_runner=workflow_runner(),
         interceptors=[_Grabber()],
     )
@@ -123,6 +131,21 @@ async def replay(history: WorkflowHistory, converter: DataConverter = DATA_CONVE
     )
     failure = str(result.replay_failure) if result.replay_failure else ""
     return Replayed(history.workflow_id, len(history.events), timeline, failure)
+
+
+async def _reader(history: WorkflowHistory, converter: DataConverter, namespace: str) -> DataConverter:
+    """Return the converter that reads the history as the worker read it, as far as keys are here."""
+    # Nothing is stored here: failures may say what they are.
+    failures = CheckedFailures if any(map(has_seals, history.events)) else ScrubbedFailures
+    codec = converter.payload_codec
+    if isinstance(codec, SealingCodec) and codec.strict:
+        given = history.events[0].workflow_execution_started_event_attributes.input.payloads
+        place = WorkflowSerializationContext(namespace=namespace, workflow_id=history.workflow_id)
+        opened = await codec.with_context(place).decode(given)
+        if all(payload.metadata.get("encoding") != REFUSED for payload in opened):
+            return replace(converter, failure_converter_class=failures)
+    reading = ReadingCodec(codec if isinstance(codec, SealingCodec) else None)
+    return replace(converter, payload_codec=reading, failure_converter_class=failures)
 
 
 async def _check_readable(history: WorkflowHistory, converter: DataConverter) -> None:

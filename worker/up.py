@@ -113,8 +113,9 @@ def greeting(settings: Settings, folder: Path) -> str:
         "Start an episode from another terminal: tightloop start GOAL --done COMMAND   (Ctrl-C stops)",
     ]
     if settings.privacy.encrypt:
-        key = read_ring(settings.privacy).current
-        lines.insert(2, f'Payloads are encrypted with key {key}.  Temporal CLI: eval "$(tightloop env)"')
+        lines.insert(2, f"Payloads are encrypted with key {read_ring(settings.privacy).current}.")
+    if settings.privacy.encrypt or settings.temporal.authenticate:
+        lines.insert(2, 'Temporal CLI: eval "$(tightloop env)" lets it send and read what the workers accept')
     return "\n".join(lines)
 
 

@@ -14,7 +14,7 @@ import uvicorn
 from gateway.ui.access import codec_access, ui_access
 from gateway.ui.app import application
 from gateway.ui.server import http_server, listening
-from tightloop.client.encryption import data_converter
+from tightloop.client.encryption import operator_codec
 from tightloop.client.ui_session import ui_token
 from tightloop.errors import SettingsError, TightloopError
 from tightloop.host import load_settings
@@ -52,7 +52,7 @@ def serve(settings: Settings, *, embedded: bool) -> None:
     Raises:
         TightloopError: a key or the token cannot be used, or the address is taken.
     """
-    codec = data_converter(settings.privacy).payload_codec
+    codec = operator_codec(settings)
     if embedded:
         # Not an argument, which every user of this machine could read in the list of processes.
         upstream = sys.stdin.readline().strip()

@@ -26,7 +26,8 @@ from gateway.ui.body import LARGEST_BYTES
 from gateway.ui.server import CONNECTIONS, listening
 from tests.support.stack.stack import ROOT
 from tests.support.ui_server import Answer, Served, ask, serving
-from tightloop.client.encryption import EncryptionCodec, encrypting_converter
+from tightloop.client.encryption import sealing_converter
+from tightloop.client.sealing import Keys, OperatorCodec, SealingCodec
 from tightloop.client.keys import KeyRing, new_ring
 from tightloop.client.ui_session import token_file, ui_token
 from tightloop.errors import ServiceUnavailableError, SettingsError
@@ -39,7 +40,7 @@ SECRET = "the line of a customer: zebra-crossing-42"
 
 
 @contextmanager
-def codec_server(codec: EncryptionCodec, more: str = "") -> Iterator[Served]:
+def codec_server(codec: OperatorCodec, more: str = "") -> Iterator[Served]:
     address = f"127.0.0.1:{free_port()}"
     settings = parse_settings(f"temporal: {{ui_url: '{UI}'}}\ncodec: {{listen: '{address}'{more}}}", {})
     with serving(application(codec_access(settings, TOKEN), codec), address) as served:
@@ -52,12 +53,12 @@ def ring() -> KeyRing:
 
 
 @pytest.fixture(scope="module")
-def codec(ring: KeyRing) -> EncryptionCodec:
-    return EncryptionCodec(ring)
+def codec(ring: KeyRing) -> OperatorCodec:
+    return OperatorCodec(SealingCodec(Keys(ring), hide=True))
 
 
 @pytest.fixture(scope="module")
-def server(codec: EncryptionCodec) -> Iterator[Served]:
+def server(codec: OperatorCodec) -> Iterator[Served]:
     with codec_server(codec) as running:
         yield running
 
@@ -106,10 +107,10 @@ def test_payloads_that_are_not_ours_pass_through_decode(server: Served) -> None:
 
 
 def test_a_missing_key_is_named_in_a_sentence(server: Served) -> None:
-    with codec_server(EncryptionCodec(new_ring())) as other:
+    with codec_server(OperatorCodec(SealingCodec(Keys(new_ring()), hide=True))) as other:
         answer = post(other, "/codec/decode", {"payloads": sealed(server, payload())}, Origin=UI)
     assert answer.status == 422
-    assert "was encrypted with key" in answer.json["error"]
+    assert "was sealed with key" in answer.json["error"]
     assert answer.headers["access-control-allow-origin"] == UI
 
 
@@ -137,7 +138,7 @@ def test_pages_of_other_origins_get_nothing(server: Served, origin: str) -> None
         assert "codec.origins" in answer.json["error"]
 
 
-def test_a_further_origin_is_let_in_where_the_settings_name_it(codec: EncryptionCodec) -> None:
+def test_a_further_origin_is_let_in_where_the_settings_name_it(codec: OperatorCodec) -> None:
     with codec_server(codec, ", origins: ['https://temporal.example.com']") as server:
         answer = post(server, "/codec/decode", {"payloads": [payload()]}, Origin="https://temporal.example.com")
     assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, "https://temporal.example.com")
@@ -280,7 +281,7 @@ def contents(history: str) -> str:
 
 
 async def test_the_temporal_cli_reads_and_writes_through_it(
-    temporal: WorkflowEnvironment, codec: EncryptionCodec, server: Served
+    temporal: WorkflowEnvironment, codec: OperatorCodec, server: Served
 ) -> None:
     address = temporal.client.service_client.config.target_host
     client = await Client.connect(address, data_converter=encrypting_converter(codec))

@@ -15,14 +15,16 @@ import pytest
 from temporalio.api.common.v1 import Payload
 from temporalio.api.failure.v1 import Failure
 from temporalio.client import Client, WorkflowHistory
+from temporalio.converter import WorkflowSerializationContext
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import WorkflowEnvironment
 
 from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import APPEND, scripted
 from tightloop.client import TightloopClient
-from tightloop.client.encryption import ENCODING, EncryptionCodec, data_converter, encrypting_converter
+from tightloop.client.encryption import data_converter, sealing_converter
 from tightloop.client.keys import KeyRing, new_ring, read_ring, write_ring
+from tightloop.client.sealing import ENCRYPTED, Keys, SealingCodec
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.errors import SettingsError
 from tightloop.settings import PrivacySettings, Settings
@@ -32,7 +34,14 @@ from worker.replay import replay
 
 ROOT = Path(__file__).parents[2]
 ENCRYPT = PrivacySettings(encrypt=True)
+ENCRYPTING = Settings(privacy=ENCRYPT)
+HERE = WorkflowSerializationContext(namespace="default", workflow_id="episode-1")
 HELLO = Payload(metadata={"encoding": b"json/plain"}, data=b'"hello"')
+
+
+def codec_of(ring: KeyRing) -> SealingCodec:
+    """A codec that encrypts."""
+    return SealingCodec(Keys(ring), hide=True)
 
 
 @pytest.fixture
@@ -54,34 +63,30 @@ def tightloop(home: Path, *arguments: str, **variables: str) -> subprocess.Compl
 
 async def test_a_payload_comes_back_as_it_was_and_shows_only_the_id_of_its_key() -> None:
     ring = new_ring()
-    codec = EncryptionCodec(ring)
+    codec = codec_of(ring).with_context(HERE)
     [sealed] = await codec.encode([HELLO])
     assert dict(sealed.metadata) == {"encoding": b"binary/encrypted", "encryption-key-id": ring.current.encode()}
     assert b"hello" not in sealed.SerializeToString()
-    assert await codec.decode([sealed]) == [HELLO]
+    [opened] = await codec.decode([sealed])
+    assert (opened.data, opened.metadata["encoding"]) == (HELLO.data, b"json/plain")
 
 
 async def test_the_same_payload_is_never_sealed_the_same_way_twice() -> None:
-    codec = EncryptionCodec(new_ring())
+    codec = codec_of(new_ring())
     assert len({payload.data for payload in await codec.encode([HELLO] * 100)}) == 100
-
-
-async def test_what_the_codec_did_not_seal_passes_through() -> None:
-    others = [HELLO, Payload(metadata={"encoding": b"binary/zlib"}, data=b"x"), Payload()]
-    assert await EncryptionCodec(new_ring()).decode(others) == others
 
 
 async def test_a_missing_key_is_named_with_what_to_do() -> None:
     one, other = new_ring(), new_ring()
-    [sealed] = await EncryptionCodec(one).encode([HELLO])
-    with pytest.raises(SettingsError, match=f"encrypted with key '{one.current}', which is not among the keys here"):
-        await EncryptionCodec(other).decode([sealed])
+    [sealed] = await codec_of(one).encode([HELLO])
+    with pytest.raises(SettingsError, match=f"sealed with key '{one.current}', which is not among the keys here"):
+        codec_of(other).open(sealed)
 
 
 @pytest.mark.parametrize("change", ["first byte", "last byte", "cut off", "key id"])
 async def test_a_changed_payload_is_refused(change: str) -> None:
     ring = new_ring().rotated()
-    codec = EncryptionCodec(ring)
+    codec = codec_of(ring).with_context(HERE)
     [sealed] = await codec.encode([HELLO])
     data = sealed.data
     if change == "key id":
@@ -94,18 +99,20 @@ async def test_a_changed_payload_is_refused(change: str) -> None:
         }
         sealed.data = changed[change]
     with pytest.raises(SettingsError, match="cannot be decrypted"):
-        await codec.decode([sealed])
+        codec.open(sealed)
+    [refused] = await codec.decode([sealed])
+    assert refused.metadata["encoding"] == b"binary/refused"
 
 
 async def test_a_running_process_reads_what_a_key_made_later_sealed(home: Path) -> None:
-    running = data_converter(ENCRYPT, home)
+    running = data_converter(ENCRYPTING, home).with_context(HERE)
     write_ring(home / "keys.json", read_ring(ENCRYPT, home).rotated(), replace=True)
-    [sealed] = await data_converter(ENCRYPT, home).encode(["later"])
+    [sealed] = await data_converter(ENCRYPTING, home).with_context(HERE).encode(["later"])
     assert await running.decode([sealed]) == ["later"]
 
 
 async def test_messages_and_stack_traces_of_failures_and_their_causes_are_sealed(home: Path) -> None:
-    converter = data_converter(ENCRYPT, home)
+    converter = data_converter(ENCRYPTING, home).with_context(HERE)
     try:
         try:
             raise ValueError("inner secret word")
@@ -129,7 +136,7 @@ async def test_messages_and_stack_traces_of_failures_and_their_causes_are_sealed
 
 async def test_failures_are_scrubbed_without_encryption_too() -> None:
     failure = Failure()
-    await data_converter(PrivacySettings()).encode_failure(ValueError("to jane@mail.example.org"), failure)
+    await data_converter(Settings()).encode_failure(ValueError("to jane@mail.example.org"), failure)
     assert failure.message == "to [pii:email]"
 
 
@@ -216,7 +223,7 @@ async def old_and_new(temporal: WorkflowEnvironment) -> tuple[KeyRing, KeyRing]:
 def codec_client(client: Client, ring: KeyRing) -> Client:
     """The same connection with a codec."""
     config = client.config()
-    config["data_converter"] = encrypting_converter(EncryptionCodec(ring))
+    config["data_converter"] = sealing_converter(codec_of(ring))
     return Client(**config)
 
 
@@ -249,7 +256,7 @@ async def test_after_a_rotation_old_histories_are_read_and_replayed_and_new_ones
     rotated = codec_client(temporal_client, new)
     rows = {row.id: row for row in await TightloopClient(rotated, settings).list()}
     assert rows[before].goal == request.goal, "the memo"
-    done = await replay(history, encrypting_converter(EncryptionCodec(new)))
+    done = await replay(history, sealing_converter(codec_of(new)))
     assert done.failure == ""
     assert any("iteration" in entry.kind for entry in done.timeline)
 
@@ -261,7 +268,7 @@ async def test_after_a_rotation_old_histories_are_read_and_replayed_and_new_ones
 
     without = new_ring()
     with pytest.raises(SettingsError, match=f"cannot be decrypted here: .*{old.current}"):
-        await replay(history, encrypting_converter(EncryptionCodec(without)))
+        await replay(history, sealing_converter(codec_of(without)))
     with pytest.raises(SettingsError, match=r"Turn privacy\.encrypt on"):
         await replay(history)
 
@@ -277,7 +284,7 @@ async def test_a_client_without_the_key_gets_a_sentence_and_the_list_still_works
     with pytest.raises(SettingsError, match=ring.current):
         await other.result(episode_id)
     plain = TightloopClient(temporal_client, settings)
-    with pytest.raises(SettingsError, match="same payload encryption"):
+    with pytest.raises(SettingsError, match="the key file of the workers"):
         await plain.result(episode_id)
 
 
@@ -292,4 +299,4 @@ async def test_a_worker_with_encryption_on_and_no_key_says_what_to_do(
 
 
 def test_the_encoding_is_the_one_that_temporal_tools_know() -> None:
-    assert ENCODING == b"binary/encrypted"
+    assert ENCRYPTED == b"binary/encrypted"

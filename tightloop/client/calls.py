@@ -31,6 +31,7 @@ from temporalio.common import (
     WorkflowIDConflictPolicy,
     WorkflowIDReusePolicy,
 )
+from temporalio.converter import DataConverter, WorkflowSerializationContext
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -47,6 +48,7 @@ from tightloop.client.execution import (
     moment,
     read_execution,
 )
+from tightloop.client.sealing import sealing_as
 from tightloop.errors import (
     EpisodeNotFoundError,
     InvalidRequestError,
@@ -54,6 +56,7 @@ from tightloop.errors import (
     SettingsError,
     TightloopError,
 )
+from tightloop.safety.seal import SealKind
 from tightloop.value import shorten
 
 CALL_TIMEOUT = timedelta(seconds=10)
@@ -104,6 +107,10 @@ class Calls:
         """Where Temporal listens."""
         return self.client.service_client.config.target_host
 
+    def _converter(self, workflow_id: str) -> DataConverter:
+        place = WorkflowSerializationContext(namespace=self.client.namespace, workflow_id=workflow_id)
+        return self.client.data_converter.with_context(place)
+
     # -- one workflow ---------------------------------------------------------------------------
 
     async def describe(self, workflow_id: str) -> Execution:
@@ -124,7 +131,7 @@ class Calls:
         info, pause = answer.workflow_execution_info, answer.workflow_extended_info.pause_info
         if info.type.name not in KINDS:
             raise await self.not_found(workflow_id)
-        return await read_execution(info, self.client.data_converter, pause.reason)
+        return await read_execution(info, self._converter(info.execution.workflow_id), pause.reason)
 
     async def start(
         self, workflow_id: str, workflow_type: str, request: BaseModel, *, task_queue: str, memo: dict[str, str]
@@ -136,19 +143,20 @@ class Calls:
         """
         try:
             async with self._bounded(workflow_id, CALL_TIMEOUT):
-                await self.client.start_workflow(
-                    workflow_type,
-                    request,
-                    id=workflow_id,
-                    task_queue=task_queue,
-                    # A closed workflow runs again under its id: restore of an episode, another run of a plan.
-                    id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
-                    id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
-                    memo=memo,
-                    static_summary=shorten(str(memo.get("goal", "")).partition("\n")[0], 150),
-                    search_attributes=_FIRST_ATTRIBUTES,
-                    rpc_timeout=CALL_TIMEOUT,
-                )
+                with sealing_as(SealKind.START):
+                    await self.client.start_workflow(
+                        workflow_type,
+                        request,
+                        id=workflow_id,
+                        task_queue=task_queue,
+                        # A closed workflow runs again under its id: restore of an episode, another run of a plan.
+                        id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+                        id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
+                        memo=memo,
+                        static_summary=shorten(str(memo.get("goal", "")).partition("\n")[0], 150),
+                        search_attributes=_FIRST_ATTRIBUTES,
+                        rpc_timeout=CALL_TIMEOUT,
+                    )
         except WorkflowAlreadyStartedError as error:
             raise InvalidRequestError(
                 f"{workflow_id} is already open. Choose another id, or look at it: tightloop status {workflow_id}"
@@ -200,7 +208,8 @@ class Calls:
         """
         handle = self.client.get_workflow_handle(workflow_id)
         async with self._bounded(workflow_id, CALL_TIMEOUT):
-            await handle.signal(name, argument, rpc_timeout=CALL_TIMEOUT)
+            with sealing_as(SealKind.MESSAGE):
+                await handle.signal(name, argument, rpc_timeout=CALL_TIMEOUT)
 
     async def update(self, workflow_id: str, name: str, argument: Any, *, timeout: timedelta = UPDATE_TIMEOUT) -> str:
         """Send an update and return the workflow's sentence.
@@ -227,9 +236,10 @@ class Calls:
         handle, update_id = self.client.get_workflow_handle(workflow_id), str(uuid.uuid4())
         while True:
             try:
-                answer: str = await handle.execute_update(
-                    name, argument, id=update_id, result_type=str, rpc_timeout=timeout
-                )
+                with sealing_as(SealKind.MESSAGE):
+                    answer: str = await handle.execute_update(
+                        name, argument, id=update_id, result_type=str, rpc_timeout=timeout
+                    )
             except RPCError as error:
                 if error.status is not RPCStatusCode.FAILED_PRECONDITION or _TASK_LOST not in error.message:
                     raise
@@ -271,7 +281,7 @@ class Calls:
             for info in page.executions:
                 if info.execution.workflow_id not in seen:
                     seen.add(info.execution.workflow_id)
-                    yield await read_execution(info, self.client.data_converter)
+                    yield await read_execution(info, self._converter(info.execution.workflow_id))
             token = page.next_page_token
             if not token:
                 return
@@ -327,11 +337,11 @@ class Calls:
             raise no_answer(self.address, "no answer in time") from error
         except RPCError as error:
             raise await self._explained(error, workflow_id, worker=worker) from error
-        except (RuntimeError, KeyError) as error:
+        except (RuntimeError, KeyError, ApplicationError) as error:
             # Only the data converter raises this here: a codec that we lack, or a payload of another program.
             raise SettingsError(
                 f"Temporal's answer about {workflow_id} cannot be decoded ({error}). "
-                "Use the same tightloop release and the same payload encryption as the workers"
+                "Use the same tightloop release, and the key file of the workers"
             ) from error
 
     async def _explained(self, error: RPCError, workflow_id: str, *, worker: bool = False) -> TightloopError:

@@ -84,9 +84,9 @@ class TightloopClient:
 
         Raises:
             ServiceUnavailableError: Temporal does not answer within 5 s (retryable).
-            SettingsError: payload encryption is on, and its keys cannot be read.
+            SettingsError: the keys of payloads cannot be read.
         """
-        converter = data_converter or converter_of(settings.privacy)
+        converter = data_converter or converter_of(settings)
         return cls(await open_connection(settings, converter, interceptors), settings)
 
     # -- start ----------------------------------------------------------------------------------

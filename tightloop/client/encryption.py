@@ -1,113 +1,87 @@
-"""Payload encryption: what Temporal stores is readable only with the keys of this installation.
+"""The converters of payloads and failures, which workers, the client, the command line and the replayer share.
 
-Every payload (inputs, results, signals, updates, queries, memo, summaries, details, heartbeats, failures) is sealed
-with AES-256-GCM (NIST SP 800-38D) and carries the id of its key, so that keys can change while old histories stay
-readable. Workers, the client, the command line and the replayer take their converter from `data_converter`.
-
-Workflow modules must not import this module's codec: `cryptography` cannot be loaded in the workflow sandbox. It is
-imported when a codec is made, never when this module is.
+`data_converter` puts them together as the settings ask for: payloads are authenticated unless `temporal.authenticate`
+is off, and encrypted where `privacy.encrypt` is on. See `tightloop/client/sealing.py`.
 """
 
 import dataclasses
-import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from google.protobuf.message import Message
+from pydantic import BaseModel
 from temporalio.api.common.v1 import Payload
 from temporalio.api.failure.v1 import Failure
-from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.contrib.pydantic import PydanticPayloadConverter
 from temporalio.converter import DataConverter, DefaultFailureConverter, PayloadCodec, PayloadConverter
+from temporalio.exceptions import ApplicationError
 
-from tightloop.client.keys import KeyRing, read_ring
-from tightloop.errors import SettingsError
-from tightloop.settings import PrivacySettings
+from tightloop.client.keys import KeyRing, ring_of
+from tightloop.client.private_file import write_private
+from tightloop.client.sealing import (
+    ENCRYPTED,
+    KEY_ID_FIELD,
+    OPENED_FIELD,
+    PROOF_FIELD,
+    REFUSED,
+    RESULT_FIELD,
+    Claim,
+    Keys,
+    OperatorCodec,
+    SealingCodec,
+)
+from tightloop.host import state_home
+from tightloop.safety.seal import RefusedPayload, SealedMessage, SealKind, read_seal
+from tightloop.settings import Settings
 from tightloop.value.scrub import scrub
 
-ENCODING = b"binary/encrypted"
-KEY_ID_FIELD = "encryption-key-id"
 SEALED_MESSAGE = "Encoded failure"
-"""What Temporal shows of a failure, in the words of its SDKs."""
-NONCE_BYTES = 12
-"""96 bits: the length that NIST SP 800-38D recommends for GCM."""
-RELOAD_SECONDS = 2.0
-# Sealed in with the key's id, as associated data: a payload that names another key does not open.
-_PURPOSE = b"tightloop payload 1\0"
+"""What Temporal shows of an encrypted failure, in the words of its SDKs."""
+REFUSED_TYPE = RefusedPayload.__name__
+"""Type of the error in place of a failure that is not authentic."""
+_MESSAGES = frozenset({SealKind.START, SealKind.MESSAGE, SealKind.OPERATOR})
+_SEALED_FIELD = "sealed_as"
 
 
-class EncryptionCodec(PayloadCodec):
-    """Seals and opens payloads. Those that it did not seal pass through unchanged when they are opened."""
+class SealedPayloadConverter(PydanticPayloadConverter):
+    """Converts payloads, refuses those that the codec refused, and hands over what their seals say.
 
-    def __init__(self, ring: KeyRing, reload: Callable[[], KeyRing] | None = None) -> None:
-        """Take the keys.
+    The input of a workflow gets its seal into its field `sealed_as`; an argument of a signal or an update, which is
+    declared as `Any`, becomes a `SealedMessage`. Without authentication there are no seals, and nothing changes.
+    """
 
-        Args:
-            ring: the current key seals, all of them open.
-            reload: reads the keys again; asked at most every `RELOAD_SECONDS` for a key id that the ring does not
-                hold, so that a running process can read what was sealed with a key made after its start.
+    def from_payloads(self, payloads: Sequence[Payload], type_hints: list[type] | None = None) -> list[Any]:
+        """Return the values.
 
         Raises:
-            SettingsError: the package `cryptography` is not installed.
+            ApplicationError: a payload was refused. It fails a workflow that is being started, rejects an update and
+                drops a signal.
         """
-        try:
-            from cryptography.exceptions import InvalidTag
-            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-        except ImportError:
-            raise SettingsError(
-                "payload encryption needs the package cryptography. Install it: pip install 'tightloop[encryption]'"
-            ) from None
-        self._aead, self._invalid = AESGCM, InvalidTag
-        self._ring, self._reload = ring, reload
-        self._reloaded = -RELOAD_SECONDS
+        hints: list[Any] = list(type_hints or [])
+        hints += [None] * (len(payloads) - len(hints))
+        return [self._value(payload, hint) for payload, hint in zip(payloads, hints, strict=True)]
 
-    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Seal each payload, whatever it is, with the current key."""
-        key_id, sealed = self._ring.current, []
-        for payload in payloads:
-            # Never twice with one key: with GCM that would let a reader forge payloads.
-            nonce = os.urandom(NONCE_BYTES)
-            content = self._aead(self._ring.keys[key_id]).encrypt(nonce, payload.SerializeToString(), _bound_to(key_id))
-            metadata = {"encoding": ENCODING, KEY_ID_FIELD: key_id.encode()}
-            sealed.append(Payload(metadata=metadata, data=nonce + content))
-        return sealed
-
-    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Open what is sealed.
-
-        Raises:
-            SettingsError: a key is missing, or a payload was changed; the message names the key id.
-        """
-        return [self._opened(payload) for payload in payloads]
-
-    def _opened(self, payload: Payload) -> Payload:
-        if payload.metadata.get("encoding") != ENCODING:
-            return payload
-        key_id = payload.metadata.get(KEY_ID_FIELD, b"").decode("utf-8", "replace")
-        now = time.monotonic()
-        if key_id not in self._ring.keys and self._reload is not None and now - self._reloaded >= RELOAD_SECONDS:
-            self._reloaded = now
-            self._ring = dataclasses.replace(self._ring, keys={**self._reload().keys, **self._ring.keys})
-        key = self._ring.keys.get(key_id)
-        if key is None:
-            known = ", ".join(sorted(self._ring.keys))
-            raise SettingsError(
-                f"a payload was encrypted with key {key_id!r}, which is not among the keys here ({known}). "
-                "Copy the key file of the host that has it, or put the key into the variable of privacy.keys_env"
+    def _value(self, payload: Payload, hint: Any) -> Any:
+        if payload.metadata.get("encoding") == REFUSED:
+            reason = payload.data.decode("utf-8", "replace")
+            if RESULT_FIELD in payload.metadata:
+                return RefusedPayload(reason)
+            raise ApplicationError(
+                f"this payload is refused: {reason}. Send it with tightloop, or through the codec endpoint that "
+                "`tightloop up` prints",
+                type=REFUSED_TYPE,
+                non_retryable=True,
             )
-        try:
-            content = self._aead(key).decrypt(payload.data[:NONCE_BYTES], payload.data[NONCE_BYTES:], _bound_to(key_id))
-        except (self._invalid, ValueError):
-            raise SettingsError(
-                f"a payload that names key {key_id!r} cannot be decrypted: it was changed, or another key has this id "
-                "here. Compare with the key file of the host that started the episode: tightloop keys list"
-            ) from None
-        return Payload.FromString(content)
-
-
-def _bound_to(key_id: str) -> bytes:
-    return _PURPOSE + key_id.encode()
+        [value] = super().from_payloads([payload], [hint] if hint is not None else None)
+        opened = payload.metadata.get(OPENED_FIELD)
+        seal = read_seal(opened.decode("utf-8", "replace")) if opened else None
+        if isinstance(value, BaseModel) and _SEALED_FIELD in type(value).model_fields:
+            return value.model_copy(update={_SEALED_FIELD: seal})
+        if seal is not None and hint in (None, Any) and seal.kind in _MESSAGES:
+            return SealedMessage(value, seal)
+        return value
 
 
 class ScrubbedFailures(DefaultFailureConverter):
@@ -120,52 +94,132 @@ class ScrubbedFailures(DefaultFailureConverter):
         failure.stack_trace = scrub(failure.stack_trace)
 
 
-class SealedFailures(ScrubbedFailures):
-    """Moves message and stack trace, scrubbed, into a payload, which the codec encrypts."""
+class CheckedFailures(ScrubbedFailures):
+    """Reads failures whose origin is proven; any other becomes one of the type `RefusedPayload`.
+
+    A failure needs no payload, so the codec alone would let one pass, whoever made it. Timeouts, cancellations and
+    terminations are Temporal's own words and pass: they only stop.
+    """
+
+    def from_failure(self, failure: Failure, payload_converter: PayloadConverter) -> BaseException:
+        """Return the error of a failure."""
+        checked = Failure()
+        checked.CopyFrom(failure)
+        if checked.HasField("timeout_failure_info"):
+            checked.timeout_failure_info.ClearField("last_heartbeat_details")
+        if not _is_authentic(checked, payload_converter):
+            return ApplicationError("a failure that is not authentic was reported", type=REFUSED_TYPE)
+        return super().from_failure(checked, payload_converter)
+
+
+class SealedFailures(CheckedFailures):
+    """Writes failures with a proof of their origin, which the codec seals."""
+
+    hide: ClassVar[bool] = False
+    """Leave the message and the stack trace to what the codec encrypts."""
 
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
-        """Fill in a failure that says nothing by itself, its causes included."""
+        """Fill in a failure, its causes included."""
         super().to_failure(exception, payload_converter, failure)
         if failure.HasField("encoded_attributes") and failure.message == SEALED_MESSAGE:
             return  # it came from Temporal and is passed on
-        attributes = {"message": failure.message, "stack_trace": failure.stack_trace}
+        attributes = {"message": failure.message, "stack_trace": failure.stack_trace, "of": _digest(failure)}
         failure.encoded_attributes.CopyFrom(payload_converter.to_payloads([attributes])[0])
-        failure.message, failure.stack_trace = SEALED_MESSAGE, ""
+        if self.hide:
+            failure.message, failure.stack_trace = SEALED_MESSAGE, ""
 
 
-PLAIN_CONVERTER = dataclasses.replace(pydantic_data_converter, failure_converter_class=ScrubbedFailures)
-"""Without encryption; failures are scrubbed."""
+class HiddenFailures(SealedFailures):
+    """The same, with message and stack trace in the encrypted payload only."""
+
+    hide = True
 
 
-def encrypting_converter(codec: PayloadCodec) -> DataConverter:
+class UncheckedHiddenFailures(HiddenFailures):
+    """Hides failures, and reads those of anybody."""
+
+    def from_failure(self, failure: Failure, payload_converter: PayloadConverter) -> BaseException:
+        """Return the error of a failure."""
+        return DefaultFailureConverter.from_failure(self, failure, payload_converter)
+
+
+def _is_authentic(failure: Failure, payload_converter: PayloadConverter) -> bool:
+    """Return whether a failure says nothing by itself, or says what its sealed part says."""
+    kind = failure.WhichOneof("failure_info")
+    details = failure.canceled_failure_info.details if kind == "canceled_failure_info" else None
+    if details and any(payload.metadata.get("encoding") == REFUSED for payload in details.payloads):
+        return False
+    if kind not in (None, "application_failure_info"):
+        return True
+    details = failure.application_failure_info.details
+    if any(payload.metadata.get("encoding") == REFUSED for payload in details.payloads):
+        return False
+    sealed = failure.encoded_attributes
+    if OPENED_FIELD not in sealed.metadata:
+        return False
+    [attributes] = payload_converter.from_payloads([sealed])
+    if not isinstance(attributes, dict):
+        return False
+    said = Failure()
+    said.CopyFrom(failure)
+    said.message, said.stack_trace = str(attributes.get("message", "")), str(attributes.get("stack_trace", ""))
+    return attributes.get("of") == _digest(said)
+
+
+def _digest(failure: Failure) -> str:
+    info = failure.application_failure_info
+    parts = (failure.message, failure.stack_trace, info.type, info.non_retryable, info.category, info.next_retry_delay)
+    return hashlib.sha256("\0".join(map(repr, map(str, parts))).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+PLAIN_CONVERTER = DataConverter(
+    payload_converter_class=SealedPayloadConverter, failure_converter_class=ScrubbedFailures
+)
+"""Without authentication and encryption; failures are scrubbed."""
+
+
+def sealing_converter(codec: SealingCodec) -> DataConverter:
     """Return the converter around a codec; failures are sealed, too."""
-    return dataclasses.replace(pydantic_data_converter, payload_codec=codec, failure_converter_class=SealedFailures)
+    failures: type[ScrubbedFailures] = UncheckedHiddenFailures
+    if codec.strict:
+        failures = HiddenFailures if codec.hide else SealedFailures
+    return dataclasses.replace(PLAIN_CONVERTER, payload_codec=codec, failure_converter_class=failures)
 
 
 async def open_all(message: Message, codec: PayloadCodec) -> None:
-    """Open every payload inside a message of Temporal, such as a history, in place.
+    """Open every payload inside a message of Temporal, such as a history, in place; for readers only.
 
     Raises:
         SettingsError: a key is missing.
     """
-    for _, value in message.ListFields():
-        for item in _messages(value):
-            if isinstance(item, Payload):
-                [opened] = await codec.decode([item])
-                item.CopyFrom(opened)
-            else:
-                await open_all(item, codec)
+    for payload in payloads_of(message):
+        opened = codec.open(payload) if isinstance(codec, SealingCodec) else (await codec.decode([payload]))[0]
+        payload.CopyFrom(opened)
 
 
 def key_ids(message: Message) -> set[str]:
-    """Return the ids of the keys that sealed the payloads inside a message of Temporal."""
-    found: set[str] = set()
+    """Return the ids of the keys that encrypted the payloads inside a message of Temporal."""
+    encrypted = (payload for payload in payloads_of(message) if payload.metadata.get("encoding") == ENCRYPTED)
+    return {payload.metadata.get(KEY_ID_FIELD, b"").decode("utf-8", "replace") for payload in encrypted}
+
+
+def has_seals(message: Message) -> bool:
+    """Return whether a message of Temporal has payloads that are or were sealed."""
+    return any(
+        PROOF_FIELD in payload.metadata
+        or OPENED_FIELD in payload.metadata
+        or payload.metadata.get("encoding") == ENCRYPTED
+        for payload in payloads_of(message)
+    )
+
+
+def payloads_of(message: Message) -> Iterator[Payload]:
+    """Yield every payload inside a message."""
     for item in (item for _, value in message.ListFields() for item in _messages(value)):
-        if not isinstance(item, Payload):
-            found |= key_ids(item)
-        elif item.metadata.get("encoding") == ENCODING:
-            found.add(item.metadata.get(KEY_ID_FIELD, b"").decode("utf-8", "replace"))
-    return found
+        if isinstance(item, Payload):
+            yield item
+        else:
+            yield from payloads_of(item)
 
 
 def _messages(value: Any) -> list[Message]:
@@ -178,16 +232,57 @@ def _messages(value: Any) -> list[Message]:
     return [item for item in items if isinstance(item, Message)]
 
 
-def data_converter(privacy: PrivacySettings, home: Path | None = None) -> DataConverter:
+def data_converter(settings: Settings, home: Path | None = None, *, claims: bool = False) -> DataConverter:
     """Return the converter that the settings ask for.
 
     Args:
-        privacy: the settings.
+        settings: those in force.
         home: the state folder, where the key file is by default; None: the one of this host.
+        claims: note which workflow a message of Temporal's UI or CLI is for, so that it is for no other one. Workers.
 
     Raises:
-        SettingsError: encryption is on and its keys cannot be read, or `cryptography` is missing.
+        SettingsError: the keys cannot be read, or `cryptography` is missing.
     """
-    if not privacy.encrypt:
-        return PLAIN_CONVERTER
-    return encrypting_converter(EncryptionCodec(read_ring(privacy, home), reload=lambda: read_ring(privacy, home)))
+    codec = _codec(settings, home, _claim(home or state_home()) if claims else None)
+    return PLAIN_CONVERTER if codec is None else sealing_converter(codec)
+
+
+def operator_codec(settings: Settings, home: Path | None = None) -> PayloadCodec:
+    """Return what the codec server does: it shows what is encrypted, and seals what Temporal's UI and CLI send.
+
+    Raises:
+        SettingsError: the keys cannot be read, or `cryptography` is missing.
+    """
+    return OperatorCodec(_codec(settings, home, None))
+
+
+def _codec(settings: Settings, home: Path | None, claim: Claim | None) -> SealingCodec | None:
+    hide, strict = settings.privacy.encrypt, settings.temporal.authenticate
+    if not (hide or strict):
+        return None
+
+    def read() -> KeyRing:
+        return ring_of(settings, home)
+
+    keys = Keys(read=read)
+    if hide or not settings.temporal.loopback:
+        keys.proving(keys.current)  # says at once where there are none
+    if hide:
+        keys.cipher(keys.current)  # the same where the package is missing
+    return SealingCodec(keys, hide=hide, strict=strict, claim=claim)
+
+
+def _claim(home: Path) -> Claim:
+    folder = home / "operator"
+
+    def claim(nonce: str, workflow_id: str) -> bool:
+        file = folder / nonce
+        try:
+            write_private(file, workflow_id)
+        except FileExistsError:
+            return file.read_text(encoding="utf-8", errors="surrogateescape") == workflow_id
+        except OSError:
+            return False
+        return True
+
+    return claim

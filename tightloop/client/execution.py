@@ -6,6 +6,7 @@ from enum import StrEnum
 import temporalio.api.workflow.v1 as workflow
 from google.protobuf.timestamp_pb2 import Timestamp
 from temporalio.converter import DataConverter, decode_typed_search_attributes
+from temporalio.exceptions import ApplicationError
 
 from tightloop.episode.model import WORKFLOW_TYPE
 from tightloop.errors import SettingsError
@@ -85,7 +86,7 @@ async def read_execution(
 
     Args:
         info: Temporal's answer, about a workflow type of `KINDS`.
-        converter: decodes the memo; a value that it cannot decode is shown as not readable.
+        converter: decodes the memo of this workflow; a value that it cannot decode is shown as not readable.
         pause_reason: why Temporal's own pause holds the workflow, where that is known.
     """
     attributes = {pair.key.name: pair.value for pair in decode_typed_search_attributes(info.search_attributes)}
@@ -117,8 +118,8 @@ async def _memo(info: workflow.WorkflowExecutionInfo, converter: DataConverter, 
     if payload is None:
         return ""
     try:
-        [value] = await converter.decode([payload])
-    except (RuntimeError, ValueError, KeyError, SettingsError):
+        [value] = await converter.decode([payload], [str])
+    except (RuntimeError, ValueError, KeyError, SettingsError, ApplicationError):
         return "(not readable here: encrypted or written by another program)"
     return str(value)
 

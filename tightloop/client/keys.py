@@ -1,7 +1,8 @@
-"""The keys of the payload encryption: a ring of them by id, kept in a file of this user or in a variable."""
+"""The keys that authenticate and encrypt payloads: a ring of them by id, in a file of this user or in a variable."""
 
 import base64
 import binascii
+import contextlib
 import json
 import os
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 from tightloop.client.private_file import read_private, write_private
 from tightloop.errors import SettingsError
 from tightloop.host import state_home
-from tightloop.settings import PrivacySettings
+from tightloop.settings import PrivacySettings, Settings
 
 KEY_FILE = "keys.json"
 KEY_BYTES = 32
@@ -24,7 +25,7 @@ _MAKE_ONE = "Make one: tightloop keys new"
 
 @dataclass(frozen=True)
 class KeyRing:
-    """Keys by their ids. `current` encrypts; the others are for what was encrypted before."""
+    """Keys by their ids. `current` seals; the others are for what was sealed before."""
 
     current: str
     keys: Mapping[str, bytes] = field(repr=False)
@@ -56,6 +57,27 @@ def key_file(privacy: PrivacySettings, home: Path | None = None) -> Path:
     """Return where the keys are, or would be."""
     chosen = Path(privacy.keys_file).expanduser() if privacy.keys_file else Path(KEY_FILE)
     return chosen if chosen.is_absolute() else (home or state_home()) / chosen
+
+
+def ring_of(settings: Settings, home: Path | None = None) -> KeyRing:
+    """Return the keys; on the server's own host the first use makes them, where they are for authentication only.
+
+    Raises:
+        SettingsError: they cannot be read, or there are none here and others have to be copied.
+    """
+    privacy, path = settings.privacy, key_file(settings.privacy, home)
+    if privacy.encrypt or privacy.keys_env or path.exists():
+        return read_ring(privacy, home)
+    if not settings.temporal.loopback:
+        raise SettingsError(
+            f"there is no key file {path}, and the workers and clients of {settings.temporal.address} need the same "
+            "one. Copy it from the host that has it, or make the first: tightloop keys new. Where the cluster itself "
+            "authenticates its users, set temporal.authenticate: false"
+        )
+    # Two processes may start at once: the first one's keys count.
+    with contextlib.suppress(FileExistsError):
+        _write(path, new_ring(), replace=False)
+    return read_ring(privacy, home)
 
 
 def read_ring(privacy: PrivacySettings, home: Path | None = None) -> KeyRing:
@@ -91,12 +113,19 @@ def write_ring(path: Path, ring: KeyRing, *, replace: bool = False) -> None:
         SettingsError: there is one already and `replace` is not set, or it cannot be written.
     """
     try:
-        write_private(path, ring.as_json(), replace=replace)
+        _write(path, ring, replace=replace)
     except FileExistsError:
         raise SettingsError(
             f"there is a key file {path} already; without it nothing that it encrypted can be read. "
             "Add a new key to it: tightloop keys rotate"
         ) from None
+
+
+def _write(path: Path, ring: KeyRing, *, replace: bool) -> None:
+    try:
+        write_private(path, ring.as_json(), replace=replace)
+    except FileExistsError:
+        raise
     except OSError as error:
         raise SettingsError(f"the key file {path} cannot be written: {error.strerror or error}") from None
 

@@ -1,11 +1,11 @@
 """What every start needs: an id that git and a person can use, task queues, and the memo that lists show."""
 
-import re
 import secrets
 
 from tightloop.client.execution import Kind
 from tightloop.episode.model import Queues
 from tightloop.errors import InvalidRequestError
+from tightloop.safety.identity import CHOSEN_CHARACTERS, is_id
 from tightloop.settings import QueueSettings
 from tightloop.value.scrub import scrub
 
@@ -13,8 +13,6 @@ LAST = "last"
 """Stands for the newest one, where an id is asked for."""
 # Temporal warns of memos over 2 KiB.
 MEMO_CHARACTERS = 200
-# An id becomes part of a git ref (refs/tightloop/<id>/<n>), whose rules are stricter than Temporal's.
-_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?=[A-Za-z0-9_-])){0,99}")
 
 
 def choose_id(kind: Kind, wanted: str | None) -> str:
@@ -25,7 +23,7 @@ def choose_id(kind: Kind, wanted: str | None) -> str:
     """
     if wanted is None:
         return f"{kind}-{secrets.token_hex(4 if kind is Kind.EPISODE else 6)}"
-    if wanted == LAST or wanted.endswith(".lock") or not _ID.fullmatch(wanted):
+    if wanted == LAST or not is_id(wanted, CHOSEN_CHARACTERS):
         article = "an" if kind is Kind.EPISODE else "a"
         raise InvalidRequestError(
             f"{wanted!r} cannot be {article} {kind} id: it needs 1 to 100 letters, digits, '-', '_' or single '.', "

@@ -21,6 +21,7 @@ from tightloop.executor.model import ExecutorChoice, ExecutorStatus, Grant, Resu
 from tightloop.executor.usage import Usage
 from tightloop.question import Question
 from tightloop.safety.rubric import Finding
+from tightloop.safety.seal import Heard, Seal
 from tightloop.value import Value, first_problem
 
 RIGHT_INPUT = '{"goal": "make the tests pass", "workspace": "/home/me/project", "definition_of_done": ["pytest -q"]}'
@@ -273,6 +274,10 @@ class EpisodeInput(EpisodeRequest):
     state: EpisodeState | None = None
     restore: RestoreTarget | None = None
     """Start from a stored checkpoint (restore of a closed episode, or fork)."""
+    heard: Heard = Heard()
+    """Messages that the runs before have taken."""
+    sealed_as: Seal | None = None
+    """What the input's seal says; set by the converter, whatever is sent."""
     problem: str = ""
     """Why the input could not be read; the workflow then fails with this sentence, instead of hanging."""
 

@@ -62,13 +62,15 @@ def _named(value: Any, *others: str, to: str) -> Any:
 
 
 def read_replan(value: Any) -> ReplanWord:
-    """Read the argument of `replan`: the new text, an object, or nothing to have a planner asked.
+    """Read the argument of `replan`: the new text, or an object; without a text a planner is asked.
 
     Raises:
-        InvalidRequestError: a field is misspelt, or the text is too large for a message.
+        InvalidRequestError: there is no argument, a field is misspelt, or the text is too large for a message.
     """
-    if value is None or isinstance(value, str):
-        value = {"source": value or ""}
+    if value is None:
+        raise InvalidRequestError('replan: there is no argument. To have a planner asked, send: {"rationale": "why"}')
+    if isinstance(value, str):
+        value = {"source": value}
     value = _named(_named(value, "text", "plan", to="source"), "reason", "note", to="rationale")
     word = read_argument(value, ReplanWord, what="replan", example='{"source": "<the whole plan>", "rationale": "why"}')
     size = len(word.source.encode("utf-8", "replace"))

@@ -6,6 +6,7 @@ from pydantic import ValidationError, ValidatorFunctionWrapHandler, model_valida
 
 from tightloop.plan.progress import PlanProgress
 from tightloop.plan.request import RIGHT_PLAN_INPUT, PlanRequest
+from tightloop.safety.seal import Heard, Seal
 from tightloop.value import first_problem
 
 
@@ -14,6 +15,10 @@ class PlanInput(PlanRequest):
 
     progress: PlanProgress | None = None
     """Of the run before."""
+    heard: Heard = Heard()
+    """Messages that the runs before have taken."""
+    sealed_as: Seal | None = None
+    """What the input's seal says; set by the converter, whatever is sent."""
     problem: str = ""
     """Why the input could not be read; the workflow then fails with this sentence, instead of hanging."""
 

@@ -32,6 +32,14 @@ class TemporalSettings(Section):
     """PEM file of its private key."""
     tls_server_name: str = ""
     """Name in the server's certificate, where it is not the host of `address`."""
+    authenticate: bool = True
+    """Accept only what clients and workers with this installation's key sent (docs/trust.md). Off: whoever reaches the
+    server commands the workers; only for clusters that authenticate their users themselves."""
+
+    @property
+    def loopback(self) -> bool:
+        """Whether the server is on this machine."""
+        return self.address.rpartition(":")[0] in LOOPBACK_HOSTS
 
     @property
     def ui_port(self) -> int:

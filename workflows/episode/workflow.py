@@ -37,6 +37,7 @@ from workflows.episode.record import EpisodeRecord
 from workflows.episode.safe_points import EpisodeOver, RunOver, SafePoints
 from workflows.episode.workspace import Workspace
 from workflows.shared.activities import NO_WORKER_TIMEOUT, ActivityRunner
+from workflows.shared.inbox import Inbox
 from workflows.shared.metering import count_episode
 from workflows.shared.questions import Questions
 from workflows.shared.refusal import refusals
@@ -56,6 +57,7 @@ class EpisodeWorkflow:
         """Restore the state of the previous run, so that handlers see it at once."""
         self._input = request or EpisodeInput(problem=f"there is no input. A right input: {RIGHT_INPUT}")
         asked = EpisodeRequest() if self._input.problem else EpisodeRequest.of(self._input)
+        self._inbox = Inbox(self._input.sealed_as, self._input.heard)
         state = self._input.state or EpisodeState(budget=asked.budget)
         self._first_iteration = state.iteration
         self._record = EpisodeRecord(asked, state, episode_id=workflow.info().workflow_id)
@@ -74,6 +76,7 @@ class EpisodeWorkflow:
         with refusals():
             if self._input.problem:
                 raise InvalidRequestError(self._input.problem)
+            self._inbox.check_start()
             self._record.request.check()
         self._record.start_work()
         try:
@@ -155,53 +158,56 @@ class EpisodeWorkflow:
             asked=self._questions.asked,
             runs=state.runs + 1,
         )
-        workflow.continue_as_new(EpisodeInput.of(request, state=carried))
+        workflow.continue_as_new(EpisodeInput.of(request, state=carried, heard=self._inbox.heard))
 
     # -- signals: what cannot be wrong. An argument too many would fail every workflow task, so they take any number.
 
     @workflow.signal(description="Pause at the next safe point. Optional: a reason as text.")
     def pause(self, reason: Any = None, *_more: Any) -> None:
         """Ask for a pause; asking twice is harmless."""
-        self._operator.pause(reason)
+        for content in self._inbox.take_signal(reason):
+            self._operator.pause(content)
 
     @workflow.signal(description="End a pause that needs no decision. Optional: a checkpoint id, or a note.")
     def resume(self, note: Any = None, *_more: Any) -> None:
         """Choose the default of what waits, or take back a pause that has not begun."""
-        self._operator.resume(note)
+        for content in self._inbox.take_signal(note):
+            self._operator.resume(content)
 
     @workflow.signal(description="End the episode for good; the files stay as they are. Optional: a reason.")
     def cancel(self, reason: Any = None, *_more: Any) -> None:
         """Stop what is running and end the episode."""
-        self._operator.cancel(reason)
+        for content in self._inbox.take_signal(reason):
+            self._operator.cancel(content)
 
     # -- updates: what can be wrong, and is answered. Refused by its validator, one leaves no event in the history.
 
     @workflow.update(description='Answer what waits: "allow", or the JSON that the details show for an option')
     async def answer(self, value: Any = None) -> str:
         """Choose an option of the question that waits."""
-        return self._operator.answer(value)
+        return self._operator.answer(self._inbox.take(value))
 
     @answer.validator
     def _check_answer(self, value: Any = None) -> None:
-        self._operator.check(self._questions.read, value)
+        self._operator.check(self._questions.read, self._inbox.read(value))
 
     @workflow.update(description='Tell the planner something: "use the other parser". It decides nothing.')
     async def respond(self, message: Any = None) -> str:
         """Give the planner a message; ends a pause that needs no decision."""
-        return self._operator.respond(message)
+        return self._operator.respond(self._inbox.take(message))
 
     @respond.validator
     def _check_respond(self, message: Any = None) -> None:
-        self._operator.check(control.read_response, message)
+        self._operator.check(control.read_response, self._inbox.read(message))
 
     @workflow.update(description='Raise the budget, and resume if it waits for that: {"iterations": 5}')
     async def top_up(self, addition: Any = None) -> str:
         """Raise the bounded items of the budget."""
-        return self._operator.top_up(addition)
+        return self._operator.top_up(self._inbox.take(addition))
 
     @top_up.validator
     def _check_top_up(self, addition: Any = None) -> None:
-        self._operator.check(control.read_top_up, addition)
+        self._operator.check(control.read_top_up, self._inbox.read(addition))
 
     @workflow.update(
         description='Change the goal, the definition of done or who works: {"goal": "...", '
@@ -209,22 +215,22 @@ class EpisodeWorkflow:
     )
     async def amend_goal(self, amendment: Any = None) -> str:
         """Change what is pursued or who works on it, from the next step on."""
-        return self._operator.amend(amendment)
+        return self._operator.amend(self._inbox.take(amendment))
 
     @amend_goal.validator
     def _check_amend(self, amendment: Any = None) -> None:
-        self._operator.check(self._operator.read_amendment, amendment)
+        self._operator.check(self._operator.read_amendment, self._inbox.read(amendment))
 
     @workflow.update(
         description='Go back to a checkpoint, state and files: {"checkpoint_id": "ckpt-2", "reason": "why"}'
     )
     async def restore_checkpoint(self, target: Any = None) -> str:
         """Stop what is running and continue from a checkpoint as a new run."""
-        return self._operator.restore(target)
+        return self._operator.restore(self._inbox.take(target))
 
     @restore_checkpoint.validator
     def _check_restore(self, target: Any = None) -> None:
-        self._operator.check(self._operator.read_restore, target)
+        self._operator.check(self._operator.read_restore, self._inbox.read(target))
 
     # -- queries ---------------------------------------------------------------------------------------
 

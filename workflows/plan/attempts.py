@@ -23,6 +23,7 @@ from tightloop.plan.document.step import Capability, FailureClass
 from tightloop.plan.input import PlanInput
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE, PlanOutcome, PlanRequest, PlanResult
 from tightloop.plan.result import REASON_CHARACTERS, StepFailure, StepResult, StepStatus
+from tightloop.safety.seal import RefusedPayload
 from tightloop.value import shorten
 from tightloop.value.scrub import scrub
 from workflows.shared.activities import GRACE, ActivityFailedError, ActivityOptions, ActivityRunner
@@ -205,7 +206,10 @@ async def _child(identity: str, start: EpisodeInput | PlanInput, summary: str) -
                 memo={"goal": scrub(goal)[:200], "workspace": start.workspace},
                 static_summary=shorten(summary, 150),
             )
-            return await handle
+            result: EpisodeResult | PlanResult | RefusedPayload = await handle
+            if isinstance(result, RefusedPayload):
+                raise ActivityFailedError(f"the result of {identity} is not authentic: {result.reason}")
+            return result
         except WorkflowAlreadyStartedError:
             # A reset does not apply the parent close policy: a child of the discarded run still has this id.
             await workflow.get_external_workflow_handle(identity).cancel()

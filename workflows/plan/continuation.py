@@ -8,6 +8,7 @@ from typing import NoReturn
 from temporalio import workflow
 
 from tightloop.plan.input import PlanInput
+from tightloop.safety.seal import Heard
 from workflows.plan.context import PlanContext
 from workflows.shared.questions import Questions
 
@@ -79,10 +80,10 @@ class Continuation:
         self._drain_after = context.attempts + max(context.request.attempts_per_run // DRAIN_AGAIN, 1)
         context.release()
 
-    def follow(self) -> NoReturn:
-        """Let the new run follow."""
+    def follow(self, heard: Heard) -> NoReturn:
+        """Let the new run follow; `heard` are the messages taken so far."""
         context = self._context
         context.save(self._questions.waiting, self._questions.asked)
         # A long text is stored, and has to leave room for the progress: Temporal refuses inputs over 2 MiB.
         source = context.request.source if len(context.request.source) <= CARRIED_CHARACTERS else ""
-        workflow.continue_as_new(PlanInput.of(context.request, source=source, progress=context.progress))
+        workflow.continue_as_new(PlanInput.of(context.request, source=source, progress=context.progress, heard=heard))

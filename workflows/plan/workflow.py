@@ -22,6 +22,7 @@ from tightloop.plan.engine.state import PlanEvent
 from tightloop.plan.input import PlanInput
 from tightloop.plan.request import PlanOutcome, PlanPhase, PlanRequest, PlanResult, PlanStatus, StepPage
 from tightloop.question import QuestionKind
+from tightloop.safety.seal import Heard
 from tightloop.value import counted
 from workflows.plan.attempts import Attempt
 from workflows.plan.compensation import Compensation
@@ -38,6 +39,7 @@ from workflows.plan.revisions import Revisions
 from workflows.plan.waiting import NAMES_SHOWN, Waiting
 from workflows.shared.activities import NO_WORKER_TIMEOUT, RESTORE_TIMEOUT, RETRIES_IN_TIME, ActivityRunner
 from workflows.shared.alerts import Alerts
+from workflows.shared.inbox import Inbox
 from workflows.shared.parent_notice import ParentNotice
 from workflows.shared.questions import Questions
 from workflows.shared.refusal import refusals
@@ -58,6 +60,7 @@ class PlanWorkflow:
         """Restore the progress of the previous run, so that handlers see it at once."""
         info = workflow.info()
         self._context = context = PlanContext(request, plan_id=info.workflow_id)
+        self._inbox = Inbox(request.sealed_as, request.heard) if request else Inbox(None, Heard())
         queue, running = context.request.queues.workspace, dict[str, Attempt]()
         activities = ActivityRunner(no_worker_timeout=self.no_worker_timeout, retry_policy=RETRIES_IN_TIME)
         alerts = Alerts(queue, context.scope, lambda text: context.log("alert", detail=text), context.wake)
@@ -84,6 +87,7 @@ class PlanWorkflow:
         del request  # `__init__` has it
         with refusals():
             self._opening.check()
+            self._inbox.check_start()
         try:
             return await self._or_continue_as_new(self._carry_out())
         except BaseException as error:
@@ -99,17 +103,20 @@ class PlanWorkflow:
     @workflow.signal(description="Start no new steps; those that run go on. Optional: a reason as text.")
     def pause(self, reason: Any = None, *_more: Any) -> None:
         """Pause; asking twice is harmless."""
-        self._handlers.pause(reason)
+        for content in self._inbox.take_signal(reason):
+            self._handlers.pause(content)
 
     @workflow.signal(description="Go on: choose the default of every question that has one.")
     async def resume(self, note: Any = None, *_more: Any) -> None:
         """End pauses that need no decision; failed steps are tried again, and edits of files are kept."""
-        await self._handlers.resume(note)
+        for content in self._inbox.take_signal(note):
+            await self._handlers.resume(content)
 
     @workflow.signal(description="End the plan for good: running steps are stopped. Optional: a reason.")
     def cancel(self, reason: Any = None, *_more: Any) -> None:
         """Stop what runs and end the plan."""
-        self._handlers.cancel(reason)
+        for content in self._inbox.take_signal(reason):
+            self._handlers.cancel(content)
 
     @workflow.signal(description="Sent by the workflows that steps started: what waits there for a person")
     def child_waits(self, note: Any = None, *_more: Any) -> None:
@@ -119,38 +126,38 @@ class PlanWorkflow:
     @workflow.update(description='Answer a question: {"question": "q1", "option": "approve"}; see the details')
     async def answer(self, answer: Any = None) -> str:
         """Answer a question, or all questions of a window."""
-        return await self._handlers.answer(answer)
+        return await self._handlers.answer(self._inbox.take(answer))
 
     @answer.validator
     def _check_answer(self, answer: Any = None) -> None:
-        self._handlers.check(self._open_questions.read, answer)
+        self._handlers.check(self._open_questions.read, self._inbox.read(answer))
 
     @workflow.update(description='Change the plan: {"source": "<the whole plan>", "rationale": "why", "by": "ada"}')
     async def replan(self, word: Any = None) -> str:
         """Change the plan to another text, or (without one) have a planner write it."""
-        return await self._handlers.replan(word)
+        return await self._handlers.replan(self._inbox.take(word))
 
     @replan.validator
     def _check_replan(self, word: Any = None) -> None:
-        self._handlers.check(self._handlers.read_replan, word)
+        self._handlers.check(self._handlers.read_replan, self._inbox.read(word))
 
     @workflow.update(description='Start one step now, also in a pause, or a failed one again: "build"')
     def run_step(self, word: Any = None) -> str:
         """Start a step that is ready, or a failed one again, whatever the plan waits for."""
-        return self._handlers.run_step(word)
+        return self._handlers.run_step(self._inbox.take(word))
 
     @run_step.validator
     def _check_run_step(self, word: Any = None) -> None:
-        self._handlers.check(self._handlers.read_step, word)
+        self._handlers.check(self._handlers.read_step, self._inbox.read(word))
 
     @workflow.update(description='Raise the budget, and go on if that is enough: {"cost_usd": 1, "steps": 100}')
     async def top_up(self, addition: Any = None) -> str:
         """Raise bounds of the plan."""
-        return await self._handlers.top_up(addition)
+        return await self._handlers.top_up(self._inbox.take(addition))
 
     @top_up.validator
     def _check_top_up(self, addition: Any = None) -> None:
-        self._handlers.check(control.read_plan_top_up, addition)
+        self._handlers.check(control.read_plan_top_up, self._inbox.read(addition))
 
     @workflow.query(description="Where the plan is, what it waits for and what it has spent")
     def status(self) -> PlanStatus:
@@ -284,4 +291,4 @@ class PlanWorkflow:
                 self._revisions.stop()
             # An update that is still running when the run ends fails for its caller.
             await workflow.wait_condition(workflow.all_handlers_finished)
-            self._continuation.follow()
+            self._continuation.follow(self._inbox.heard)

@@ -11,6 +11,8 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, TimeoutType, is_cancelled_exception
 from temporalio.exceptions import TimeoutError as TemporalTimeoutError
 
+from tightloop.safety.seal import RefusedPayload
+
 # What a killed worker did runs again after this time and the first retry interval: 6.0 s with 5 s and 1 s.
 HEARTBEAT_TIMEOUT = timedelta(seconds=4)
 """Every activity beats once a second; a dead worker is noticed after this time."""
@@ -41,6 +43,9 @@ RETRIES_IN_TIME = RetryPolicy(
     non_retryable_error_types=["TemporalTimeout:StartToClose"],
 )
 """A dead worker is tried again; what used up its time has failed."""
+
+TRIES_BEFORE_FORGERS = 3
+"""How often an activity runs whose result somebody without a key has sent."""
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -101,10 +106,21 @@ class ActivityRunner:
             ActivityFailedError: it failed for good, used up its time, was interrupted, or no worker took it.
             asyncio.CancelledError: the task that waits for it, or the whole workflow, is being cancelled.
         """
+        for _ in range(TRIES_BEFORE_FORGERS):
+            result = await self._run_once(method, request, options)
+            if not isinstance(result, RefusedPayload):
+                return result
+        raise ActivityFailedError(
+            f"{method.__name__} was answered {TRIES_BEFORE_FORGERS} times by something that has no key of this "
+            f"installation ({result.reason}). See which workers poll the task queue: tightloop doctor"
+        )
+
+    async def _run_once(self, method: Callable[[Any, Any], Any], request: Any, options: ActivityOptions) -> Any:
         patience = self._no_worker_timeout + options.busy_for
         handle: workflow.ActivityHandle[Any] = workflow.start_activity_method(
             method,
             request,
+            activity_id=new_activity_id(),
             task_queue=options.queue or None,
             start_to_close_timeout=options.timeout,
             # Temporal does not retry this timeout: waiting longer for a worker is decided by the workflow.
@@ -121,9 +137,16 @@ class ActivityRunner:
         except ActivityError as error:
             if is_cancelled_exception(error) and not self.interrupted:
                 raise asyncio.CancelledError from error
+            if isinstance(error.cause, ApplicationError) and error.cause.type == RefusedPayload.__name__:
+                return RefusedPayload(error.cause.message)
             raise _failure(error, options, patience) from error
         finally:
             del self._running[handle]
+
+
+def new_activity_id() -> str:
+    """Return an id that no other activity of this workflow has had: results are sealed for one call only."""
+    return workflow.uuid4().hex[:16]
 
 
 def _failure(error: ActivityError, options: ActivityOptions, patience: timedelta) -> ActivityFailedError:

@@ -12,7 +12,8 @@ from temporalio.exceptions import ActivityError
 from activities.alerts.activity import AlertActivities, AlertsSent, SendAlertsRequest
 from activities.workspace.scope import EpisodeScope
 from tightloop.alert import Alert, delivery_line
-from workflows.shared.activities import HEARTBEAT_TIMEOUT, found_no_worker
+from tightloop.safety.seal import RefusedPayload
+from workflows.shared.activities import HEARTBEAT_TIMEOUT, found_no_worker, new_activity_id
 
 ALERT_TIMEOUT = timedelta(minutes=1)
 """For one try on all channels."""
@@ -75,10 +76,13 @@ class Alerts:
         except ActivityError as error:
             self._log(f"{request.alert.kind.value} could not be sent: {error.cause or error}")
             return
+        if isinstance(sent, RefusedPayload):
+            self._log(f"{request.alert.kind.value}: whether it was sent is not known: {sent.reason}")
+            return
         for delivery in sent.deliveries:
             self._log(delivery_line(request.alert, delivery))
 
-    async def _sent(self, request: SendAlertsRequest) -> AlertsSent:
+    async def _sent(self, request: SendAlertsRequest) -> AlertsSent | RefusedPayload:
         """Send from the workspace's queue, or from the workflow's own where that one has no worker."""
         try:
             return await _execute(request, self._queue)
@@ -88,10 +92,11 @@ class Alerts:
         return await _execute(request, "")
 
 
-async def _execute(request: SendAlertsRequest, queue: str) -> AlertsSent:
+async def _execute(request: SendAlertsRequest, queue: str) -> AlertsSent | RefusedPayload:
     return await workflow.execute_activity_method(
         AlertActivities.send_alerts,
         request,
+        activity_id=new_activity_id(),
         task_queue=queue or None,
         start_to_close_timeout=ALERT_TIMEOUT,
         schedule_to_start_timeout=ALERT_PICK_UP_TIMEOUT if queue else None,

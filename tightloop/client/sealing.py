@@ -1,0 +1,408 @@
+"""The payload codec: what workers and clients accept is authenticated, and, where that is wanted, encrypted.
+
+A payload is bound to its namespace, its workflow, its activity and its purpose (`SealKind`). Its content stays
+readable, with a proof (HMAC-SHA-256, RFC 2104) among its metadata; or all of it is encrypted (AES-256-GCM, NIST SP
+800-38D).
+What is not authentic becomes a payload of the encoding `binary/refused`, which the converter refuses: a codec that
+raised would make a workflow task fail for ever.
+
+Workflow modules must not import the package `cryptography`: it cannot be loaded in the workflow sandbox. It is
+imported when a codec that encrypts is made, never when this module is.
+"""
+
+import base64
+import hmac
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from temporalio.api.common.v1 import Payload
+from temporalio.converter import (
+    ActivitySerializationContext,
+    PayloadCodec,
+    SerializationContext,
+    WithSerializationContext,
+    WorkflowSerializationContext,
+)
+from temporalio.worker._command_aware_visitor import current_command_info
+
+from tightloop.client.keys import KeyRing
+from tightloop.errors import SettingsError
+from tightloop.safety.seal import Seal, SealKind, read_seal
+
+ENCRYPTED = b"binary/encrypted"
+REFUSED = b"binary/refused"
+KEY_ID_FIELD = "encryption-key-id"
+PROOF_FIELD = "tightloop-seal"
+"""Metadata of a payload that can be read: its seal and the proof of it."""
+OPENED_FIELD = "tightloop-opened"
+"""Metadata of a payload whose seal was checked: what the seal says."""
+RESULT_FIELD = "tightloop-result"
+"""Metadata of a refused payload: it stands for the result of an activity or a child."""
+NONCE_BYTES = 12
+"""96 bits: the length that NIST SP 800-38D recommends for GCM."""
+PROOF_BYTES = 16
+RELOAD_SECONDS = 2.0
+_ENCRYPTING, _PROVING = b"tightloop payload 2\0", b"tightloop proof 1\0"
+_WORKFLOW = frozenset({SealKind.START, SealKind.MESSAGE, SealKind.OPERATOR, SealKind.WORKFLOW})
+_ACTIVITY = frozenset({SealKind.INPUT, SealKind.HEARTBEAT})
+
+_sealing: ContextVar[SealKind | None] = ContextVar("sealing", default=None)
+
+Claim = Callable[[str, str], bool]
+"""Notes that the message with a nonce is for a workflow; False where it was for another one."""
+
+
+@contextmanager
+def sealing_as(kind: SealKind) -> Iterator[None]:
+    """Say what the payloads that are encoded in the block are for: a start, a message or heartbeats."""
+    token = _sealing.set(kind)
+    try:
+        yield
+    finally:
+        _sealing.reset(token)
+
+
+class RefusedError(Exception):
+    """A payload that is not authentic; the text says why."""
+
+
+class _Place(NamedTuple):
+    """What a payload belongs to. The ids of an activity are empty where it is not of one."""
+
+    namespace: str = ""
+    workflow: str = ""
+    activity_type: str = ""
+    activity_id: str = ""
+
+
+class Keys:
+    """The keys as the codec needs them; those that are added to the key file later are found."""
+
+    def __init__(self, ring: KeyRing | None = None, read: Callable[[], KeyRing] | None = None) -> None:
+        """Take the keys, or how to read them.
+
+        Args:
+            ring: the current key seals, all of them open; None: they are read when the first one is needed.
+            read: reads the keys; asked again at most every `RELOAD_SECONDS` for a key id that the ring does not
+                hold, so that a running process can read what was sealed with a key made after its start.
+        """
+        self._known, self._read = ring, read
+        self._reloaded = -RELOAD_SECONDS
+        self._proving: dict[str, bytes] = {}
+        self._ciphers: dict[str, Any] = {}
+
+    @property
+    def _ring(self) -> KeyRing:
+        if self._known is None:
+            self._known = self._read() if self._read else KeyRing("", {})
+        return self._known
+
+    @property
+    def current(self) -> str:
+        """The id of the key that seals.
+
+        Raises:
+            SettingsError: the keys cannot be read.
+        """
+        return self._ring.current
+
+    def proving(self, key_id: str) -> bytes:
+        """Return the key for proofs.
+
+        Raises:
+            SettingsError: there is none with this id.
+        """
+        if key_id not in self._proving:
+            self._proving[key_id] = hmac.digest(self._key(key_id), _PROVING, "sha256")
+        return self._proving[key_id]
+
+    def cipher(self, key_id: str) -> Any:
+        """Return the cipher with a key.
+
+        Raises:
+            SettingsError: there is no key with this id, or the package `cryptography` is not installed.
+        """
+        if key_id not in self._ciphers:
+            self._ciphers[key_id] = _cipher(self._key(key_id))
+        return self._ciphers[key_id]
+
+    def _key(self, key_id: str) -> bytes:
+        now = time.monotonic()
+        if key_id not in self._ring.keys and self._read is not None and now - self._reloaded >= RELOAD_SECONDS:
+            self._reloaded = now
+            self._known = replace(self._ring, keys={**self._read().keys, **self._ring.keys})
+        key = self._ring.keys.get(key_id)
+        if key is None:
+            known = ", ".join(sorted(self._ring.keys))
+            raise SettingsError(
+                f"a payload was sealed with key {key_id[:64]!r}, which is not among the keys here ({known}). "
+                "Copy the key file of the host that has it, or put the key into the variable of privacy.keys_env"
+            )
+        return key
+
+
+def _cipher(key: bytes) -> Any:
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError:
+        raise SettingsError(
+            "payload encryption needs the package cryptography. Install it: pip install 'tightloop[encryption]'"
+        ) from None
+    return AESGCM(key)
+
+
+@dataclass(frozen=True)
+class SealingCodec(PayloadCodec, WithSerializationContext):
+    """Seals what is sent and opens what comes, each for the place that the SDK names."""
+
+    keys: Keys
+    hide: bool = False
+    """Encrypt the content, too."""
+    strict: bool = True
+    """Refuse what is not authentic. Else it passes through, and seals say nothing about who sent it."""
+    claim: Claim | None = None
+    """Asked for each payload of an operator; None: they are not told apart by workflow."""
+    context: SerializationContext | None = None
+
+    def with_context(self, context: SerializationContext) -> "SealingCodec":
+        """Return the codec for the payloads of a workflow or an activity."""
+        return SealingCodec(self.keys, self.hide, self.strict, self.claim, context)
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        """Seal each payload, whatever it is, with the current key."""
+        return [self.seal(payload, self._kind) for payload in payloads]
+
+    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        """Open each payload; one that is not authentic becomes `binary/refused`, with the reason as its data."""
+        return [self._accepted(payload) for payload in payloads]
+
+    def seal(self, payload: Payload, kind: SealKind) -> Payload:
+        """Return a payload that is sealed for a purpose.
+
+        Raises:
+            SettingsError: the package `cryptography` is needed and not installed.
+        """
+        key_id, nonce = self.keys.current, os.urandom(NONCE_BYTES)
+        seal = Seal(kind, nonce.hex(), time.time_ns() // 1_000_000)
+        bound = self._bound(key_id, seal)
+        if self.hide:
+            # A nonce never comes twice with one key: with GCM that would let a reader forge payloads.
+            content = len(bound).to_bytes(4, "big") + bound + payload.SerializeToString()
+            data = nonce + self.keys.cipher(key_id).encrypt(nonce, content, _ENCRYPTING + key_id.encode())
+            return Payload(metadata={"encoding": ENCRYPTED, KEY_ID_FIELD: key_id.encode()}, data=data)
+        proof = base64.b64encode(_proof(self.keys.proving(key_id), bound, payload)).decode()
+        sealed = Payload()
+        sealed.CopyFrom(payload)
+        sealed.metadata[PROOF_FIELD] = f"{key_id} {seal.text} {proof}".encode()
+        return sealed
+
+    def open(self, payload: Payload) -> Payload:
+        """Return a payload as it was sealed, for a reader that knows no place and acts on nothing.
+
+        What can be read is not checked.
+
+        Raises:
+            SettingsError: it is encrypted, and the key is missing, or it was changed.
+        """
+        if payload.metadata.get("encoding") != ENCRYPTED:
+            said = payload.metadata.get(PROOF_FIELD, b"").decode("utf-8", "replace").split(" ")[1:-1]
+            return _opened(payload, " ".join(said)) if PROOF_FIELD in payload.metadata else payload
+        try:
+            bound, plain = self._decrypted(payload)
+        except RefusedError as error:
+            raise SettingsError(str(error)) from None
+        return _opened(plain, " ".join(bound[1:4]) if self.strict else "")
+
+    @property
+    def _kind(self) -> SealKind:
+        if not isinstance(self.context, ActivitySerializationContext):
+            return _sealing.get() or SealKind.WORKFLOW
+        # The SDK's only sign of who encodes: workflows work off commands, activities do not.
+        if current_command_info.get() is not None:
+            return SealKind.INPUT
+        return SealKind.HEARTBEAT if _sealing.get() is SealKind.HEARTBEAT else SealKind.RESULT
+
+    @property
+    def _allowed(self) -> frozenset[SealKind]:
+        is_command = current_command_info.get() is not None
+        if isinstance(self.context, ActivitySerializationContext):
+            return frozenset({SealKind.RESULT}) if is_command else _ACTIVITY
+        return frozenset({SealKind.WORKFLOW}) if is_command else _WORKFLOW
+
+    @property
+    def _place(self) -> _Place:
+        context = self.context
+        if isinstance(context, WorkflowSerializationContext):
+            return _Place(context.namespace, context.workflow_id)
+        if isinstance(context, ActivitySerializationContext):
+            return _Place(
+                context.namespace, context.workflow_id or "", context.activity_type or "", context.activity_id or ""
+            )
+        return _Place()
+
+    def _accepted(self, payload: Payload) -> Payload:
+        if not self.strict and payload.metadata.get("encoding") != ENCRYPTED and PROOF_FIELD not in payload.metadata:
+            return payload
+        try:
+            plain, seal = self._checked(payload)
+        except (RefusedError, SettingsError) as error:
+            metadata = {"encoding": REFUSED}
+            if current_command_info.get() is not None:
+                metadata[RESULT_FIELD] = b"1"
+            return Payload(metadata=metadata, data=str(error).encode())
+        return _opened(plain, seal.text if self.strict else "")
+
+    def _checked(self, payload: Payload) -> tuple[Payload, Seal]:
+        """Return what was sealed for this place, and the seal.
+
+        Raises:
+            RefusedError: it was not.
+            SettingsError: its key is missing.
+        """
+        if payload.metadata.get("encoding") == ENCRYPTED:
+            bound, plain = self._decrypted(payload)
+            seal = _seal_of(bound[1:4])
+            # Without `strict` the place does not matter: what another program stored is opened as well.
+            if self.strict and _joined(*bound) != self._bound(bound[0], seal):
+                raise RefusedError("it was sealed for something else")
+        else:
+            plain, seal = self._proven(payload)
+        self._check_purpose(seal)
+        return plain, seal
+
+    def _proven(self, payload: Payload) -> tuple[Payload, Seal]:
+        text = payload.metadata.get(PROOF_FIELD, b"").decode("utf-8", "replace")
+        key_id, *said, proof = text.split(" ") if text.count(" ") == 4 else ("", "", "")
+        seal, plain = _seal_of(said), Payload()
+        plain.CopyFrom(payload)
+        del plain.metadata[PROOF_FIELD]
+        wanted = _proof(self.keys.proving(key_id), self._bound(key_id, seal), plain)
+        if not hmac.compare_digest(base64.b64encode(wanted), proof.encode("utf-8", "replace")):
+            raise RefusedError(f"it was changed, or sealed with another key {key_id[:64]!r}, or for something else")
+        return plain, seal
+
+    def _bound(self, key_id: str, seal: Seal) -> bytes:
+        place = _Place() if seal.kind is SealKind.OPERATOR else self._place
+        return _joined(key_id, seal.kind.value, str(seal.issued), seal.nonce, *place)
+
+    def _check_purpose(self, seal: Seal) -> None:
+        if not self.strict:
+            return
+        context = self.context
+        if isinstance(context, ActivitySerializationContext) and not context.workflow_id:
+            raise RefusedError("no workflow asks for it")
+        if seal.kind not in self._allowed:
+            raise RefusedError(f"it was sealed as {seal.kind.value}")
+        if seal.kind is SealKind.OPERATOR and self.claim and not self.claim(seal.nonce, self._place.workflow):
+            raise RefusedError("it is a copy of a message to another workflow")
+
+    def _decrypted(self, payload: Payload) -> tuple[list[str], Payload]:
+        """Return what an encrypted payload is bound to, and what it was.
+
+        Raises:
+            RefusedError: it was changed, or another key has this id here.
+            SettingsError: its key is missing.
+        """
+        key_id = payload.metadata.get(KEY_ID_FIELD, b"").decode("utf-8", "replace")
+        cipher, data = self.keys.cipher(key_id), payload.data
+        from cryptography.exceptions import InvalidTag
+
+        try:
+            content = cipher.decrypt(data[:NONCE_BYTES], data[NONCE_BYTES:], _ENCRYPTING + key_id.encode())
+        except (InvalidTag, ValueError):
+            raise RefusedError(
+                f"a payload that names key {key_id[:64]!r} cannot be decrypted: it was changed, or another key has "
+                "this id here. Compare with the key file of the host that started the episode: tightloop keys list"
+            ) from None
+        end = 4 + int.from_bytes(content[:4], "big")
+        return _parted(content[4:end]), Payload.FromString(content[end:])
+
+
+class ReadingCodec(PayloadCodec):
+    """Opens what is sealed and takes it at its word, for a replay of what was recorded elsewhere."""
+
+    def __init__(self, codec: SealingCodec | None) -> None:
+        """Take the codec with the keys; None: nothing is encrypted."""
+        self._codec = codec or SealingCodec(Keys())
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        """Return the payloads as they are."""
+        return list(payloads)
+
+    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        """Open what is sealed.
+
+        Raises:
+            SettingsError: a key is missing, or a payload was changed.
+        """
+        return [self._codec.open(payload) for payload in payloads]
+
+
+class OperatorCodec(PayloadCodec):
+    """What the codec server does for Temporal's UI and CLI: what they send is sealed as an operator's."""
+
+    def __init__(self, codec: SealingCodec | None) -> None:
+        """Take the codec; None: payloads are neither authenticated nor encrypted, and pass through."""
+        self._codec = codec
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        """Seal each payload as a start, a signal or an update of any workflow, once and for a short time."""
+        codec = self._codec
+        return [codec.seal(payload, SealKind.OPERATOR) if codec else payload for payload in payloads]
+
+    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        """Open what is sealed, to be shown.
+
+        Raises:
+            SettingsError: a key is missing, or a payload was changed.
+        """
+        codec = self._codec
+        return [_opened(codec.open(payload), "") if codec else payload for payload in payloads]
+
+
+def _opened(payload: Payload, text: str) -> Payload:
+    """Return a payload with what its seal said; without a text, as it was before it was sealed."""
+    if not (text or OPENED_FIELD in payload.metadata or PROOF_FIELD in payload.metadata):
+        return payload
+    opened = Payload()
+    opened.CopyFrom(payload)
+    opened.metadata.pop(PROOF_FIELD, None)
+    opened.metadata.pop(OPENED_FIELD, None)
+    if text:
+        opened.metadata[OPENED_FIELD] = text.encode()
+    return opened
+
+
+def _seal_of(parts: Sequence[str]) -> Seal:
+    seal = read_seal(" ".join(parts))
+    if seal is None:
+        raise RefusedError("it is not sealed with a key of this installation")
+    return seal
+
+
+def _joined(*parts: str) -> bytes:
+    # With their lengths: ids may hold any character.
+    return "".join([f"{len(part)}:{part}" for part in parts]).encode("utf-8", "surrogatepass")
+
+
+def _parted(joined: bytes) -> list[str]:
+    text, parts, at = joined.decode("utf-8", "surrogatepass"), list[str](), 0
+    while at < len(text):
+        colon = text.index(":", at)
+        end = colon + 1 + int(text[at:colon])
+        parts.append(text[colon + 1 : end])
+        at = end
+    return parts
+
+
+def _proof(key: bytes, bound: bytes, payload: Payload) -> bytes:
+    metadata = payload.metadata
+    # Sorted: the order of a map is not kept on the way.
+    parts = [bound, *(part for name in sorted(metadata) for part in (name.encode(), metadata[name]))]
+    named = b"".join([b"%d:%s" % (len(part), part) for part in parts])
+    return hmac.digest(key, b"%d:%s%s" % (len(named), named, payload.data), "sha256")[:PROOF_BYTES]

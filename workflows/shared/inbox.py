@@ -1,0 +1,82 @@
+"""Decides which starts, signals and updates of a workflow count: those that were sealed for it, each once."""
+
+from datetime import datetime
+from typing import Any
+
+from temporalio import workflow
+from temporalio.exceptions import ApplicationError
+
+from tightloop.errors import InvalidRequestError
+from tightloop.safety.identity import check_id
+from tightloop.safety.seal import SKEW_SECONDS, Heard, Seal, SealedMessage, check_start
+from workflows.shared.refusal import refusals
+
+
+class Inbox:
+    """Takes messages off their seals, and refuses copies. Without authentication there are no seals: all count.
+
+    Attributes:
+        heard: the messages taken so far; the run that follows needs it.
+    """
+
+    def __init__(self, seal: Seal | None, heard: Heard) -> None:
+        """Take the seal of the input, and what the runs before have heard."""
+        self._seal = seal
+        # Messages to an earlier workflow with this id were issued before this one was started.
+        since = 0 if seal is None else seal.issued - SKEW_SECONDS * 1000
+        self.heard = heard if heard != Heard() else Heard(since=since)
+
+    def check_start(self) -> None:
+        """Refuse a start under an id that is not one of ours, or with a seal for something else.
+
+        Raises:
+            InvalidRequestError: the workflow must not do anything.
+        """
+        info = workflow.info()
+        check_id(info.workflow_id)
+        if self._seal is not None:
+            check_start(
+                self._seal,
+                started=_milliseconds(info.workflow_start_time),
+                is_child=info.parent is not None,
+                is_continued=info.continued_run_id is not None,
+            )
+
+    def read(self, message: Any) -> Any:
+        """Return the content of an update's argument; nothing changes.
+
+        Raises:
+            ApplicationError: it is a copy, or was sealed for something else.
+        """
+        with refusals():
+            if isinstance(message, SealedMessage):
+                refusal = self.heard.refusal(message.seal, _milliseconds(workflow.now()))
+                if refusal:
+                    raise InvalidRequestError(f"the message is refused: {refusal}")
+                return message.content
+            if self._seal is not None and message is not None:
+                raise InvalidRequestError("the message is refused: a workflow sealed it, not a client")
+        return message
+
+    def take(self, message: Any) -> Any:
+        """Return the content of an argument, which is never taken again.
+
+        Raises:
+            ApplicationError: as `read` does.
+        """
+        content = self.read(message)
+        if isinstance(message, SealedMessage):
+            self.heard = self.heard.with_message(message.seal)
+        return content
+
+    def take_signal(self, message: Any) -> tuple[Any, ...]:
+        """Return the content of a signal's argument; nothing where it is refused, for nobody waits for an answer."""
+        try:
+            return (self.take(message),)
+        except ApplicationError as error:
+            workflow.logger.warning("a signal was dropped: %s", error.message)
+            return ()
+
+
+def _milliseconds(moment: datetime) -> int:
+    return int(moment.timestamp() * 1000)
