@@ -143,7 +143,8 @@ async def server() -> AsyncIterator[WorkflowEnvironment]:
 
 def settings_for(client: Client, **queues: str) -> Settings:
     address = client.service_client.config.target_host
-    document = {"temporal": {"address": address, "task_queue": f"test-{uuid4().hex[:12]}"}, "queues": queues}
+    queue = f"test-{uuid4().hex[:12]}"
+    document = {"temporal": {"address": address, "task_queue": queue, "authenticate": False}, "queues": queues}
     return parse_settings(json.dumps(document), {})
 
 

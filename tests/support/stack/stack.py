@@ -29,6 +29,8 @@ class Stack:
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)},
             "TIGHTLOOP_HOME": str(folder / "state"),
+            # Also for the clients in the process of the test, whose state folder is another one.
+            "TIGHTLOOP_PRIVACY__KEYS_FILE": str(folder / "state" / "keys.json"),
             "TIGHTLOOP_TEMPORAL__ADDRESS": f"127.0.0.1:{port}",
             "TIGHTLOOP_TEMPORAL__UI_URL": f"http://127.0.0.1:{ui_port}",
             "TIGHTLOOP_SANDBOX__UNSAFE_LOCAL": "true",
