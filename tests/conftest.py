@@ -75,6 +75,8 @@ def _quiet_environment(tmp_path_factory: pytest.TempPathFactory) -> None:
     for name in list(os.environ):
         if name.startswith(("TIGHTLOOP_", "OPENAI_", "OTEL_")) and not name.startswith("TIGHTLOOP_TEST_"):
             del os.environ[name]
+    # Tests speak to workflows with plain clients of Temporal too; what authentication refuses is in test_trust.py.
+    os.environ["TIGHTLOOP_TEMPORAL__AUTHENTICATE"] = "false"
     os.environ["TIGHTLOOP_HOME"] = str(tmp_path_factory.getbasetemp() / "state")
 
 
@@ -120,7 +122,6 @@ def settings(temporal: WorkflowEnvironment) -> Settings:
     """Settings that name the session's server and a task queue of this test's own."""
     address = temporal.client.service_client.config.target_host
     return parse_settings(
-        # Tests speak to workflows with plain clients of Temporal; payloads are authenticated in test_trust.py.
         f"temporal: {{address: '{address}', task_queue: 'test-{uuid4().hex[:12]}', authenticate: false}}\n"
         "worker: {sticky_timeout_s: 2, graceful_shutdown_s: 1}\n"
         "sandbox: {unsafe_local: true}\n",

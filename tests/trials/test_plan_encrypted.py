@@ -23,8 +23,9 @@ from tests.support.episodes import eventually
 from tests.support.otlp_receiver import Collector, collecting
 from tests.support.stack.stack import Stack, wait_for_port
 from tightloop.client import TightloopClient
-from tightloop.client.encryption import ENCODING, EncryptionCodec, open_all
+from tightloop.client.encryption import open_all
 from tightloop.client.keys import new_ring, read_ring, write_ring
+from tightloop.client.sealing import ENCRYPTED, Keys, SealingCodec
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError
 from tightloop.plan.request import PlanOutcome, PlanRequest, PlanResult, PlanStatus
 
@@ -176,7 +177,7 @@ class Played:
     async def opened(self, workflow_id: str) -> str:
         """What the key makes of the history of a workflow at its end."""
         history = History.FromString(self.seen[f"end: {workflow_id}: history"].SerializeToString())
-        await open_all(history, EncryptionCodec(read_ring(self.stack.settings.privacy)))
+        await open_all(history, SealingCodec(Keys(read_ring(self.stack.settings.privacy)), hide=True))
         return history.SerializeToString().decode("utf-8", "replace")
 
 
@@ -267,7 +268,7 @@ def plain(message: Message, place: str = "") -> Iterator[tuple[str, Payload]]:
         items = [value] if isinstance(value, Message) else value
         for item in items.values() if isinstance(items, Mapping) else items:
             if isinstance(item, Payload):
-                if item.metadata.get("encoding") != ENCODING:
+                if item.metadata.get("encoding") != ENCRYPTED:
                     yield where, item
             elif isinstance(item, Message):
                 yield from plain(item, where)
@@ -364,7 +365,7 @@ def test_export_holds_everything_and_is_replayed_without_the_key(played: Played,
     assert missing((folder / "records.jsonl").read_text(), "rationale", "approver", "error") == []
     inside = (folder / "children" / played.children[0] / "records.jsonl").read_text()
     assert missing(inside, "inside", "insider") == []
-    assert b64encode(ENCODING).decode() not in (folder / "history.json").read_text()
+    assert b64encode(ENCRYPTED).decode() not in (folder / "history.json").read_text()
 
     played.typed("export", played.plan_id, "--out", str(file))
     done = played.tightloop("replay", str(file), TIGHTLOOP_PRIVACY__ENCRYPT="false")

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from tests.support.episodes import APPEND, Working, eventually, scripted
-from tightloop.client.encryption import EncryptionCodec
 from tightloop.client.keys import new_ring, write_ring
+from tightloop.client.sealing import Keys, SealingCodec
 from worker.replay import account, fetch_history, read_history, replay
 
 PROJECT = Path(__file__).parents[2]
@@ -84,7 +84,7 @@ async def test_an_encrypted_history_without_its_key_ends_with_one_line_that_name
     tmp_path: Path,
 ) -> None:
     ring, sealed = new_ring(), tmp_path / "sealed.json"
-    codec = EncryptionCodec(ring)
+    codec = SealingCodec(Keys(ring), hide=True)
     history = read_history(RECORDED)
     started = history.events[0].workflow_execution_started_event_attributes
     [payload] = await codec.encode(started.input.payloads)
@@ -93,9 +93,14 @@ async def test_an_encrypted_history_without_its_key_ends_with_one_line_that_name
     homes = {name: tmp_path / name for name in ("with_it", "with_another")}
     write_ring(homes["with_it"] / "keys.json", ring)
     write_ring(homes["with_another"] / "keys.json", new_ring())
-    on = {name: {"TIGHTLOOP_HOME": str(home), "TIGHTLOOP_PRIVACY__ENCRYPT": "true"} for name, home in homes.items()}
+    # The history was recorded without seals.
+    plain = {"TIGHTLOOP_TEMPORAL__AUTHENTICATE": "false"}
+    on = {
+        name: {"TIGHTLOOP_HOME": str(home), "TIGHTLOOP_PRIVACY__ENCRYPT": "true", **plain}
+        for name, home in homes.items()
+    }
     told = await run_replay(tmp_path, str(sealed), **on["with_it"])
-    off = await run_replay(tmp_path, str(sealed))
+    off = await run_replay(tmp_path, str(sealed), **plain)
     another = await run_replay(tmp_path, str(sealed), **on["with_another"])
     assert told.returncode == 0, told.stderr
     for done, advice in ((off, "Turn privacy.encrypt on"), (another, "Copy the key file")):
