@@ -27,8 +27,8 @@ from gateway.ui.server import CONNECTIONS, listening
 from tests.support.stack.stack import ROOT
 from tests.support.ui_server import Answer, Served, ask, serving
 from tightloop.client.encryption import sealing_converter
-from tightloop.client.sealing import Keys, OperatorCodec, SealingCodec
 from tightloop.client.keys import KeyRing, new_ring
+from tightloop.client.sealing import Keys, OperatorCodec, SealingCodec
 from tightloop.client.ui_session import token_file, ui_token
 from tightloop.errors import ServiceUnavailableError, SettingsError
 from tightloop.settings import parse_settings
@@ -281,10 +281,10 @@ def contents(history: str) -> str:
 
 
 async def test_the_temporal_cli_reads_and_writes_through_it(
-    temporal: WorkflowEnvironment, codec: OperatorCodec, server: Served
+    temporal: WorkflowEnvironment, ring: KeyRing, server: Served
 ) -> None:
     address = temporal.client.service_client.config.target_host
-    client = await Client.connect(address, data_converter=encrypting_converter(codec))
+    client = await Client.connect(address, data_converter=sealing_converter(SealingCodec(Keys(ring), hide=True)))
     key = f"codec-{uuid4().hex[:8]}"
     handle = await client.start_workflow("Nobody", {"goal": SECRET}, id=key, task_queue=key, memo={"goal": SECRET})
     try:

@@ -34,9 +34,11 @@ from temporalio.client import (
 from temporalio.common import RawValue, WorkflowIDReusePolicy
 from temporalio.converter import DataConverter, PayloadCodec
 
-from gateway.codec.server import CodecServer
+from gateway.ui.access import codec_access
+from gateway.ui.app import application
 from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import APPEND, BoundedClient, eventually, scripted
+from tests.support.ui_server import serving
 from tightloop.client.encryption import data_converter, operator_codec
 from tightloop.client.keys import new_ring, write_ring
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeStatus
@@ -44,7 +46,7 @@ from tightloop.errors import InvalidRequestError
 from tightloop.settings import Settings
 from worker.build import build_adapters, build_workers
 from worker.replay import replay
-from worker.server import temporal_binary
+from worker.server import free_port, temporal_binary
 
 NOBODY = 65534
 PLAIN = {"encoding": b"json/plain"}
@@ -406,39 +408,35 @@ async def test_another_user_neither_reads_nor_starts_nor_answers(
 async def test_the_command_line_of_the_owner_works_through_the_codec_server(
     mine: Installation, request_for: RequestFor, tmp_path: Path
 ) -> None:
-    token = "t0ken-of-the-tests-0123456789"
-    codec = mine.settings.codec.evolve(listen="127.0.0.1:0")
+    token, listen = "t0ken-of-the-tests-0123456789", f"127.0.0.1:{free_port()}"
+    settings = mine.settings.evolve(codec=mine.settings.codec.evolve(listen=listen))
+    app = application(codec_access(settings, token), operator_codec(mine.settings, mine.home))
     address = mine.temporal.service_client.config.target_host
 
     def temporal(*arguments: str) -> subprocess.CompletedProcess[str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("TEMPORAL_")}
-        through = {"TEMPORAL_CODEC_ENDPOINT": server.endpoint, "TEMPORAL_CODEC_AUTH": f"Bearer {token}"}
+        through = {"TEMPORAL_CODEC_ENDPOINT": f"http://{listen}/codec", "TEMPORAL_CODEC_AUTH": f"Bearer {token}"}
         return subprocess.run(
             [str(temporal_binary()), *arguments, "--address", address],
             env={**clean, **through}, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
 
-    with CodecServer(operator_codec(mine.settings, mine.home), mine.settings.evolve(codec=codec), token) as server:
-        serving = asyncio.create_task(asyncio.to_thread(server.serve_forever, 0.02))
-        try:
-            async with mine.working():
-                name, request = f"cli-{uuid4().hex[:8]}", request_for(executor=scripted(APPEND))
-                start = ("workflow", "start", "--type", "EpisodeWorkflow", "-w", name, "--task-queue", mine.queue)
-                text = json.dumps(request.model_dump(mode="json"))
-                begun = await asyncio.to_thread(temporal, *start, "--input", text)
-                assert begun.returncode == 0, begun.stderr
-                signal = ("workflow", "signal", "-w", name, "--input", '"x"', "--name")
-                await asyncio.to_thread(temporal, *signal, "pause")
-                update = ("workflow", "update", "execute", "-w", name, "--name", "respond", "--input", '"go on"')
-                said = await asyncio.to_thread(temporal, *update)
-                assert said.returncode == 0, said.stderr
-                await asyncio.to_thread(temporal, *signal, "resume")
-                assert (await mine.client.result(name)).outcome is EpisodeOutcome.SUCCEEDED
-                shown = await asyncio.to_thread(temporal, "workflow", "show", "-w", name, "-o", "json")
-                assert shown.returncode == 0, shown.stderr
-        finally:
-            server.shutdown()
-            await serving
+    with serving(app, listen):
+        async with mine.working():
+            name, request = f"cli-{uuid4().hex[:8]}", request_for(executor=scripted(APPEND))
+            start = ("workflow", "start", "--type", "EpisodeWorkflow", "-w", name, "--task-queue", mine.queue)
+            text = json.dumps(request.model_dump(mode="json"))
+            begun = await asyncio.to_thread(temporal, *start, "--input", text)
+            assert begun.returncode == 0, begun.stderr
+            signal = ("workflow", "signal", "-w", name, "--input", '"x"', "--name")
+            await asyncio.to_thread(temporal, *signal, "pause")
+            update = ("workflow", "update", "execute", "-w", name, "--name", "respond", "--input", '"go on"')
+            said = await asyncio.to_thread(temporal, *update)
+            assert said.returncode == 0, said.stderr
+            await asyncio.to_thread(temporal, *signal, "resume")
+            assert (await mine.client.result(name)).outcome is EpisodeOutcome.SUCCEEDED
+            shown = await asyncio.to_thread(temporal, "workflow", "show", "-w", name, "-o", "json")
+            assert shown.returncode == 0, shown.stderr
 
 
 # -- the same, without a server ---------------------------------------------------------------------

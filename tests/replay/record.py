@@ -13,6 +13,7 @@ import os
 import re
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,8 @@ def main() -> None:
             )
     for variable in [name for name in os.environ if name.startswith(("TIGHTLOOP_", "OPENAI_"))]:
         del os.environ[variable]
+    # Questions name files in it, and its usual place tells who recorded.
+    os.environ["TIGHTLOOP_HOME"] = str(Path(tempfile.gettempdir()) / "tightloop-sample-state")
     HISTORIES.mkdir(exist_ok=True)
     for name in names:
         asyncio.run(record(name, SCENARIOS[name]))
