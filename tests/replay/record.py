@@ -11,6 +11,7 @@ import getpass
 import json
 import os
 import re
+import shutil
 import socket
 import sys
 import tempfile
@@ -126,7 +127,9 @@ def main() -> None:
     for variable in [name for name in os.environ if name.startswith(("TIGHTLOOP_", "OPENAI_"))]:
         del os.environ[variable]
     # Questions name files in it, and its usual place tells who recorded.
-    os.environ["TIGHTLOOP_HOME"] = str(Path(tempfile.gettempdir()) / "tightloop-sample-state")
+    state = Path(tempfile.gettempdir()) / "tightloop-sample-state"
+    os.environ["TIGHTLOOP_HOME"] = str(state)
+    shutil.rmtree(state, ignore_errors=True)  # an earlier recording has checkpoints of the same episodes there
     HISTORIES.mkdir(exist_ok=True)
     for name in names:
         asyncio.run(record(name, SCENARIOS[name]))
