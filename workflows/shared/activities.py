@@ -106,13 +106,15 @@ class ActivityRunner:
             ActivityFailedError: it failed for good, used up its time, was interrupted, or no worker took it.
             asyncio.CancelledError: the task that waits for it, or the whole workflow, is being cancelled.
         """
+        reason = ""
         for _ in range(TRIES_BEFORE_FORGERS):
             result = await self._run_once(method, request, options)
             if not isinstance(result, RefusedPayload):
                 return result
+            reason = result.reason
         raise ActivityFailedError(
             f"{method.__name__} was answered {TRIES_BEFORE_FORGERS} times by something that has no key of this "
-            f"installation ({result.reason}). See which workers poll the task queue: tightloop doctor"
+            f"installation ({reason}). See which workers poll the task queue: tightloop doctor"
         )
 
     async def _run_once(self, method: Callable[[Any, Any], Any], request: Any, options: ActivityOptions) -> Any:
