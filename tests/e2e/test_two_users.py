@@ -87,7 +87,7 @@ async def test_nothing_that_one_user_keeps_is_readable_by_another(
     assert ours.is_relative_to(place / "home")
     assert {"ledger.db", "outbox.db", "artifacts", "worktrees"} <= {path.name for path in ours.iterdir()}
     # Behind a closed door, too; but modes of a checkout and of git's own files are git's.
-    theirs = (ours / "worktrees" / episode_id, ours / "git")
+    theirs = (ours / "worktrees" / episode_id, ours / "trees")
     open_to_others = [
         f"{path} {stat.S_IMODE(path.lstat().st_mode):o}"
         for path in (place / "home").rglob("*")
