@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.git_sample import on_disk
 from tests.support.hostile_repositories import KINDS, make
+from tightloop.episode.model import EpisodeOutcome
 
 PROJECT = Path(__file__).parents[2]
 EXECUTED = re.compile(r'execve\("([^"]+)", \[(.*?)\]')
@@ -44,3 +45,17 @@ def test_hostile_repositories_run_nothing_and_change_nothing_outside(tmp_path: P
     for kind, errors in results.items():
         for error in errors:
             assert len(error) > 40, (kind, error)
+
+
+@pytest.mark.parametrize("kind", ["filter-process", "hooks-tracked", "submodule", "fsmonitor", "object-format-lines"])
+async def test_episode_in_a_hostile_repository_runs_nothing_of_it(
+    client, working, request_for, workspace: Path, tmp_path: Path, kind: str
+) -> None:
+    watch = tmp_path / "watch"
+    watch.mkdir()
+    KINDS[kind](workspace, watch)
+    (watch / "ran").unlink(missing_ok=True)
+    async with working():
+        result = await client.result(await client.start(request_for()))
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+    assert list(watch.iterdir()) == []
