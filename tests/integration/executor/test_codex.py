@@ -225,7 +225,8 @@ def test_a_key_that_an_unfenced_agent_finds_is_not_kept(bench: Bench) -> None:
     )
     (bench.root / "worker.pid").write_text(str(os.getpid()))
     with FakeModel(look, shell(f"echo {KEY}"), say(f"It is {KEY}.")) as model:
-        outcome = bench.run(model, mode="full")
+        # Without the gateway, which would mask it on the way to the agent.
+        outcome = bench.run(model, mode="full", gateway=False)
     assert outcome.status is ExecutorStatus.COMPLETED, outcome.error
     assert outcome.summary == "It is [secret]."
     assert b"none" in outcome.transcript
