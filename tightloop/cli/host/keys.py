@@ -8,7 +8,7 @@ from tightloop.client.keys import key_file, new_ring, read_ring, write_ring
 from tightloop.errors import SettingsError
 from tightloop.settings import PrivacySettings
 
-app = typer.Typer(help="Keys of the payload encryption (privacy.encrypt).", no_args_is_help=True)
+app = typer.Typer(help="Keys that authenticate payloads and, with privacy.encrypt, encrypt them.", no_args_is_help=True)
 
 _KEEP = "Keep a copy of it in a safe place: without it the histories it encrypted cannot be read"
 
