@@ -31,6 +31,7 @@ class AlertKind(StrEnum):
     FATAL = "fatal"
     LIMIT = "limit"
     ALIGNMENT = "alignment"
+    PROOF = "proof"
     PLANNER_GAVE_UP = "planner_gave_up"
     BUDGET = "budget"
     PERMISSION = "permission"
@@ -62,6 +63,7 @@ TITLES = {
     AlertKind.FATAL: "cannot go on and waits",
     AlertKind.LIMIT: "ran into limits and waits",
     AlertKind.ALIGNMENT: "waits: something has to be allowed or refused",
+    AlertKind.PROOF: "waits: its checks are green, and something speaks against them",
     AlertKind.PLANNER_GAVE_UP: "waits: its planner gave up",
     AlertKind.BUDGET: "spent its budget and waits",
     AlertKind.PERMISSION: "asks for a permission",

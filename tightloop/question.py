@@ -33,6 +33,8 @@ class QuestionKind(StrEnum):
     LIMIT = "limit"
     DEVIATION = "deviation"
     ALIGNMENT = "alignment"
+    PROOF = "proof"
+    """The checks are green, and something speaks against them."""
     PLANNER_GAVE_UP = "planner_gave_up"
     PERMISSION = "permission"
     """An agent asks before it does something."""

@@ -29,6 +29,9 @@ from activities.planner.activity import PlanningActivities
 from activities.planner.choose import KINDS, planners
 from activities.planner.port import Planners
 from activities.planner.ruff import ProjectRuff
+from activities.proof.activity import ProofActivities
+from activities.proof.bench import LocalBench
+from activities.proof.port import Bench
 from activities.reflection.activity import ReflectionActivities
 from activities.reflection.choose import reflectors
 from activities.reflection.port import Reflectors
@@ -112,6 +115,8 @@ class Adapters(PlanAdapters):
     reflectors: Reflectors
     post: Post = field(default_factory=Post)
     """Channels of alerts."""
+    bench: Bench = field(default_factory=LocalBench)
+    """Where proofs of success are made."""
     gate: Gate = field(default_factory=Gate)
     """The alignment rubric."""
     programs: tuple[str, ...] = ()
@@ -227,6 +232,7 @@ def _worker_specs(settings: Settings, role: Role, use: Adapters) -> list[WorkerS
         use.workspaces, use.stores, use.ledgers, use.differ, use.has_ended, _names_known_to(use)
     )
     verification = VerificationActivities(use.workspaces, use.stores, use.checks)
+    proof = ProofActivities(use.workspaces, use.stores, use.checks, use.bench)
     tracking = TrackingActivities(use.workspaces, use.stores, use.ledgers, use.differ, gate=use.gate)
     execution = ExecutionActivities(use.workspaces, use.stores, use.outboxes, use.executors)
     planning = PlanningActivities(
@@ -250,6 +256,9 @@ def _worker_specs(settings: Settings, role: Role, use: Adapters) -> list[WorkerS
         workspace.amend_request,
         workspace.close_workspace,
         verification.verify,
+        proof.begin,
+        proof.prove,
+        proof.accept_proof,
         tracking.track_iteration,
         *activities_of(plan_activities(use)),
         *alerting,

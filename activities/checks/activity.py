@@ -7,7 +7,7 @@ from temporalio import activity
 from temporalio.exceptions import CancelledError
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, get_model, put_model
-from activities.checks.port import CheckRunner
+from activities.checks.port import CheckRunner, CheckView
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
 from tightloop.artifact import ArtifactRef
@@ -67,30 +67,34 @@ class VerificationActivities:
             touched = tree.ensure(request.expected_tree)
         report = CheckReport(tree=request.expected_tree, results=tuple(results))
         before = find_model(store, request.previous, CheckReport)
-        failed = report.failed
-        return Verification(
-            tree=report.tree,
-            total=len(report.results),
-            failed=tuple(
-                FailedCheck(
-                    name=shorten(result.name, 80),
-                    status=result.status,
-                    signature=result.signature,
-                    # Scrubbed before it is cut: what is left of a cut secret has no form to know it by.
-                    tail=clip(scrub(result.tail), TAIL_IN_HISTORY),
-                )
-                for result in failed[:FAILING_LIMIT]
-            ),
-            failed_count=len(failed),
-            signature=report.signature,
-            progress=progress(before, report),
-            newly_failing=tuple(shorten(name, 80) for name in newly_failing(before, report)[:5]),
-            cpu_s=sum(measured) if (measured := [r.cpu_s for r in report.results if r.cpu_s is not None]) else None,
-            report=put_model(store, report, name="checks"),
-            drift=drift,
-            checks_touched_tree=touched is not None,
-            attempt=activity.info().attempt,
-        )
+        verification = verification_of(store, report, before)
+        attempt = activity.info().attempt
+        return verification.evolve(drift=drift, checks_touched_tree=touched is not None, attempt=attempt)
+
+
+def verification_of(store: ArtifactStore, report: CheckReport, before: CheckReport | None = None) -> Verification:
+    """Store a report and return what of it travels through Temporal, compared with the report before it."""
+    failed = report.failed
+    return Verification(
+        tree=report.tree,
+        total=len(report.results),
+        failed=tuple(
+            FailedCheck(
+                name=shorten(result.name, 80),
+                status=result.status,
+                signature=result.signature,
+                # Scrubbed before it is cut: what is left of a cut secret has no form to know it by.
+                tail=clip(scrub(result.tail), TAIL_IN_HISTORY),
+            )
+            for result in failed[:FAILING_LIMIT]
+        ),
+        failed_count=len(failed),
+        signature=report.signature,
+        progress=progress(before, report),
+        newly_failing=tuple(shorten(name, 80) for name in newly_failing(before, report)[:5]),
+        cpu_s=sum(measured) if (measured := [r.cpu_s for r in report.results if r.cpu_s is not None]) else None,
+        report=put_model(store, report, name="checks"),
+    )
 
 
 def run_check(
@@ -101,13 +105,14 @@ def run_check(
     *,
     expected_tree: str,
     cancelled: Callable[[], bool],
+    view: CheckView = CheckView(),
 ) -> CheckResult:
     """Run one check and judge it; its output becomes an artifact.
 
     Raises:
         CancelledError: the activity was cancelled meanwhile.
     """
-    result = runner.run(check, tree.root, cancelled=cancelled, started=tree.own_process)
+    result = runner.run(check, tree.root, cancelled=cancelled, started=tree.own_process, view=view)
     if cancelled():
         raise CancelledError(f"verification was stopped during {check.title!r}")
     judged = judge(

@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from activities.checks.port import CommandResult
+from activities.checks.port import CheckView, CommandResult
 from activities.process import GRACE_S, Reason
 from activities.sandbox.allowance import allowed
 from activities.sandbox.port import Enforcement, Limit, Sandbox, SandboxResult
@@ -26,7 +27,13 @@ class ProcessCheckRunner:
         self._grace_s = grace_s
 
     def run(
-        self, check: Check, root: Path, *, cancelled: Callable[[], bool], started: Callable[[int], None]
+        self,
+        check: Check,
+        root: Path,
+        *,
+        cancelled: Callable[[], bool],
+        started: Callable[[int], None],
+        view: CheckView = CheckView(),
     ) -> CommandResult:
         """Run the command in `root`; see the port. What it leaves in the background is ended, too.
 
@@ -36,6 +43,14 @@ class ProcessCheckRunner:
         """
         argv = ("/bin/sh", "-c", check.run)
         spec = allowed(self._settings, argv, root, wall_limit_s=check.timeout_s, grace_s=self._grace_s)
+        spec = replace(
+            spec,
+            content=view.content,
+            mounts=view.mounts,
+            readable=(*spec.readable, *view.readable),
+            writable=(*spec.writable, *view.writable),
+            environment={**spec.environment, **view.environment},
+        )
         result = self._sandbox.run(spec, cancelled=cancelled, started=started)
         return CommandResult(
             exit_code=result.exit_code if result.reason is Reason.EXITED else None,

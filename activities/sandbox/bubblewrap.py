@@ -137,6 +137,7 @@ def command_line(
         *_system(temporary_bytes),
         *_programs(access),
         *_shown(access),
+        *(part for source, place in access.mounts for part in ("--ro-bind", str(source), str(place))),
         *(() if door is None else ("--ro-bind", str(door.folder), str(INSIDE))),
         *_closed(access),
         *(() if calls is None else ("--seccomp", str(calls))),
@@ -185,7 +186,8 @@ def _shown(access: Access) -> Iterator[str]:
     for folder, readable in sorted(
         {*((one, False) for one in access.writable), *((one, True) for one in access.readable)}
     ):
-        yield from _binds("--ro-bind" if readable else "--bind", (folder,))
+        own = access.content if folder == access.root else None
+        yield from ("--ro-bind" if readable else "--bind", str(own or folder), str(folder))
         if not readable:
             yield from _binds("--ro-bind", git_folders(folder, tree=folder == access.root))
         yield from _hidden(folder)
@@ -242,7 +244,8 @@ def _unusable(spec: SandboxSpec, path: str) -> str:
     program = spec.argv[0]
     if shutil.which(str(spec.root / program) if os.sep in program else program, path=path) is None:
         return f"program {program!r} was not found"
-    gone = [place for place in (*spec.readable, *spec.writable) if not place.exists()]
+    seen = (*spec.readable, *spec.writable, *(source for source, _ in spec.mounts))
+    gone = [place for place in seen if not place.exists()]
     return f"{gone[0]} does not exist: correct the list of what commands may read and write" if gone else ""
 
 

@@ -134,11 +134,14 @@ def _run_line(spec: SandboxSpec, name: str, image: str, inside: Mapping[str, str
     yield from ("--shm-size", f"{min(64 * MEBIBYTE, spec.temporary_bytes)}b")
     yield from ("--ulimit", f"nofile={OPEN_FILES}:{OPEN_FILES}", "--ulimit", f"fsize={spec.file_bytes}")
     for folder in sorted({spec.root, *spec.writable}):
-        yield from _bind(folder, writable=True)
+        own = spec.content if folder == spec.root else None
+        yield from _bind(own or folder, folder, writable=True)
         for git in git_folders(folder, tree=folder == spec.root):
-            yield from _bind(git, writable=False)
+            yield from _bind(git, git, writable=False)
     for place in dict.fromkeys((*project_python(spec.root), *spec.readable)):
-        yield from _bind(place, writable=False)
+        yield from _bind(place, place, writable=False)
+    for source, place in spec.mounts:
+        yield from _bind(source, place, writable=False)
     for state in {state for place in (spec.root, *spec.writable, *spec.readable) for state in state_within(place)}:
         yield from ("--mount", _comma("type=tmpfs", f"target={state}", "tmpfs-size=1048576"))
     if door is not None:
@@ -157,9 +160,9 @@ def _isolation() -> Iterator[str]:
     yield from ("--stop-timeout", str(STOP_S), "--user", f"{os.getuid()}:{os.getgid()}", "--ipc", "private")
 
 
-def _bind(place: Path, *, writable: bool) -> tuple[str, str]:
+def _bind(source: Path, place: Path, *, writable: bool) -> tuple[str, str]:
     access = () if writable else ("readonly",)
-    return "--mount", _comma("type=bind", f"source={place}", f"target={place}", *access)
+    return "--mount", _comma("type=bind", f"source={source}", f"target={place}", *access)
 
 
 def _comma(*parts: str) -> str:

@@ -60,6 +60,11 @@ class SandboxSpec:
     argv: tuple[str, ...]
     root: Path
     """Working folder; writable but for its `.git`. The state home of tightloop is neither seen nor written."""
+    content: Path | None = None
+    """The folder that the command finds at `root`; None: `root` itself. Where the platform has no mounts, the command
+    works in this folder instead."""
+    mounts: tuple[tuple[Path, Path], ...] = ()
+    """Read-only files and folders: where they lie, and where within `root` the command finds them."""
     readable: tuple[Path, ...] = ()
     """Seen besides the system's programs and libraries, Python's own folders and those in PATH."""
     writable: tuple[Path, ...] = ()

@@ -14,7 +14,7 @@ from activities.process import Callbacks, ProcessRequest, Reason, run_process, s
 from activities.sandbox.bounds import WATCHED, request_of, run_bounded
 from activities.sandbox.door.server import Door, open_loopback_door
 from activities.sandbox.port import Enforcement, Limit, SandboxResult, SandboxSpec
-from activities.sandbox.visible import Access, agent_access, command_access, git_folders
+from activities.sandbox.visible import Access, agent_access, command_access, git_folders, relocated
 from tightloop.host import state_home
 
 NAME = "sandbox-exec"
@@ -98,6 +98,7 @@ class SeatbeltSandbox:
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
         """Run a command with a temporary folder of its own; see the port."""
+        spec = relocated(spec)
         run = functools.partial(run_process, **callbacks)
         with tempfile.TemporaryDirectory(prefix="tightloop-") as temporary:
             inside = {"HOME": temporary, "TMPDIR": temporary}

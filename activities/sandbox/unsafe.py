@@ -9,6 +9,7 @@ from typing import Unpack
 from activities.process import Callbacks, ProcessRequest, run_process, search_path
 from activities.sandbox.bounds import WATCHED, request_of, run_bounded
 from activities.sandbox.port import SandboxResult, SandboxSpec
+from activities.sandbox.visible import relocated
 
 NAME = "unsafe-local"
 
@@ -24,6 +25,7 @@ class UnsafeLocal:
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
         """Run a command; `limits` says how little is enforced."""
+        spec = relocated(spec)
         run = functools.partial(run_process, **callbacks)
         request = request_of(spec, spec.argv, {**search_path(spec.root), **spec.environment}, inherit=True)
         return replace(run_bounded(request, spec, WATCHED, run=run, grouped=False), backend=NAME)

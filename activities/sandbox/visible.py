@@ -5,7 +5,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from activities.process import ProcessRequest
@@ -39,6 +39,8 @@ class Access:
     program: str
     writable: tuple[Path, ...]
     readable: tuple[Path, ...] = ()
+    content: Path | None = None
+    mounts: tuple[tuple[Path, Path], ...] = ()
 
     def programs(self) -> tuple[Path, ...]:
         """Return the folders of Python, of PATH and of the program itself."""
@@ -58,6 +60,25 @@ def command_access(spec: SandboxSpec, path: str, *folders: Path) -> Access:
         program=spec.argv[0],
         writable=(spec.root, *folders, *spec.writable),
         readable=spec.readable,
+        content=spec.content,
+        mounts=spec.mounts,
+    )
+
+
+def relocated(spec: SandboxSpec) -> SandboxSpec:
+    """Return the spec for a platform without mounts: the command works in `content`, where links lead to `mounts`."""
+    if spec.content is None:
+        return spec
+    for source, place in spec.mounts:
+        link = spec.content / place.relative_to(spec.root)
+        if not link.exists():
+            link.symlink_to(source)
+    return replace(
+        spec,
+        root=spec.content,
+        content=None,
+        mounts=(),
+        readable=(*spec.readable, *(source for source, _ in spec.mounts)),
     )
 
 

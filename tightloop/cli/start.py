@@ -21,6 +21,7 @@ from tightloop.cli.session import AsJson, Checkpoint, EpisodeId, leave, operator
 from tightloop.client import Kind, TightloopClient
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeStatus
 from tightloop.episode.progress.presets import Preset
+from tightloop.episode.proof import ProofRule
 from tightloop.errors import InvalidRequestError, TightloopError
 from tightloop.executor.model import AgentMode, OnCrash
 from tightloop.plan.request import PlanRequest
@@ -62,6 +63,10 @@ def start(
     preset: Annotated[
         Preset | None, typer.Option(help="How soon a person is asked about a deviation. Default: normal.")
     ] = None,
+    allow: Annotated[
+        list[ProofRule] | None,
+        typer.Option(help="What may speak against the proof without a question, such as tests_changed. Repeatable."),
+    ] = None,
     max_iterations: Annotated[int | None, typer.Option(help="Pause after this number of iterations.")] = None,
     worktree: Annotated[bool | None, typer.Option("--worktree", help="Work in a new git worktree.")] = None,
     new_id: Annotated[str | None, typer.Option("--id", help="Id of the episode. Default: a new one.")] = None,
@@ -77,7 +82,7 @@ def start(
     choice = given(name=executor, fallback=fallback, model=model, mode=mode, permissions=permissions, options=values)
     choice |= given(on_crash=on_crash)
     budget = None if max_iterations is None else with_iterations(max_iterations)
-    options = given(goal=goal, definition_of_done=done, planner=planner, preset=preset, worktree=worktree)
+    options = given(goal=goal, definition_of_done=done, planner=planner, preset=preset, worktree=worktree, allow=allow)
     options |= given(executor=choice or None, budget=budget)
     folder = Path(workspace or written.get("workspace") or ".").expanduser().resolve()
     request = build_request(defaults_from(session.settings), written, options, {"workspace": str(folder)})

@@ -43,6 +43,7 @@ def status_of(
         executor=request.executor.name,
         checks=state.checks_text,
         failed_checks=state.failed_checks,
+        proof=state.proof,
         executor_error=state.executor_error,
         probability_class=state.probability_class,
         diagnosis=state.diagnosis,

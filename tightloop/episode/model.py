@@ -16,6 +16,7 @@ from tightloop.episode.failure import NO_FAILURES, FailureStreak
 from tightloop.episode.planning import PlanVerdict, ReflectCause
 from tightloop.episode.progress import presets
 from tightloop.episode.progress.tracking import ProbabilityClass, Thresholds, TrackerMemory, Tracking
+from tightloop.episode.proof import ProofRule
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice, ExecutorStatus, Grant, ResumeToken
 from tightloop.executor.usage import Usage
@@ -43,6 +44,7 @@ class EpisodePhase(StrEnum):
     HANDING_OFF = "HANDING_OFF"
     EXECUTING = "EXECUTING"
     VERIFYING = "VERIFYING"
+    PROVING = "PROVING"
     TRACKING = "TRACKING"
     REFLECTING = "REFLECTING"
     BACKING_OFF = "BACKING_OFF"
@@ -100,6 +102,8 @@ class EpisodeRequest(Value):
     """Work in a git worktree of the episode's own, in the state home."""
     within: str = ""
     """Id of the plan that holds the workspace and waits for this episode, which works in its tree."""
+    allow: tuple[ProofRule, ...] = ()
+    """What may speak against the proof of success without a question, such as `tests_changed`."""
     budget: Budget = Budget()
     preset: presets.Preset = presets.Preset.NORMAL
     """Values of `thresholds` and of the two limits below, where they are not given one by one."""
@@ -210,6 +214,14 @@ class EpisodeState(Value):
     checks_text: str = ""
     """Passed of all, such as `2/3`."""
     failed_checks: tuple[FailedCheck, ...] = ()
+    beginning: ArtifactRef | None = None
+    """What the checks said, and what was installed, before the first plan."""
+    inherited: ArtifactRef | None = None
+    """The beginning of the episode that this one was forked from."""
+    proof: ArtifactRef | None = None
+    """The last proof of success."""
+    refused_tree: str = ""
+    """The tree that a person did not accept although its checks are green."""
     baseline_red: bool = False
     """The checks failed before the first plan: turning them green is then the goal itself."""
     reflection: ArtifactRef | None = None
@@ -323,6 +335,8 @@ class EpisodeStatus(Value):
     executor: str = ""
     checks: str = ""
     failed_checks: tuple[FailedCheck, ...] = ()
+    proof: ArtifactRef | None = None
+    """The last proof of success that was made."""
     executor_error: str = ""
     """Why the last delivery did not do what it should, in the executor's words."""
     probability_class: ProbabilityClass | None = None

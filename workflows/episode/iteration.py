@@ -11,35 +11,38 @@ from activities.tracking.activity import TrackingActivities, TrackRequest
 from tightloop.episode.check import Verification
 from tightloop.episode.loop import decisions, state_changes
 from tightloop.episode.loop.questions import ALLOW
-from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeState
+from tightloop.episode.model import EpisodePhase, EpisodeState
 from tightloop.episode.planning import PlanningOutcome
 from tightloop.executor.model import ExecutorReport
 from tightloop.value import clip, counted
+from workflows.episode.proof import Proof
 from workflows.episode.record import EpisodeRecord
-from workflows.episode.safe_points import EpisodeOver, SafePoints
+from workflows.episode.safe_points import SafePoints
 from workflows.shared.activities import GRACE, PLAN_TIMEOUT, REFLECT_TIMEOUT, TRACK_TIMEOUT, ActivityOptions
 
 
 class Iteration:
     """Carries out the steps of an iteration, each at a safe point."""
 
-    def __init__(self, record: EpisodeRecord, points: SafePoints) -> None:
-        self._record, self._points = record, points
+    def __init__(self, record: EpisodeRecord, points: SafePoints, proof: Proof) -> None:
+        self._record, self._points, self._proof = record, points, proof
 
     async def check_unseen_tree(self) -> None:
         """Run the checks where no result fits: at the start, after a person's edits, after an amendment.
 
         Raises:
-            EpisodeOver: they pass, and that means something.
+            EpisodeOver: they pass, that means something, and it was proven.
         """
         record = self._record
-        if record.state.checks is not None and record.state.checked_tree == record.state.tree:
-            return
-        is_first = not record.state.checked_tree
-        verification = await self._run_checks("checks before the next plan", compare=not is_first)
-        record.apply(state_changes.with_verification, verification, baseline=is_first)
-        if decisions.is_complete(record.state):
-            raise EpisodeOver(EpisodeOutcome.SUCCEEDED, f"all checks pass: {record.state.checks_text}")
+        while True:
+            if record.state.beginning is None:
+                record.apply(state_changes.with_beginning, *await self._proof.begin())
+            elif record.state.checks is None or record.state.checked_tree != record.state.tree:
+                record.apply(state_changes.with_verification, await self._run_checks("checks before the next plan"))
+            else:
+                return
+            if decisions.is_complete(record.state):
+                await self._proof.succeed()
 
     async def wait_for_budget(self) -> None:
         """Wait until the budget allows another iteration."""
@@ -83,7 +86,7 @@ class Iteration:
         self._record.apply(state_changes.with_verification, verification)
         return verification
 
-    async def _run_checks(self, summary: str, *, compare: bool = True) -> Verification:
+    async def _run_checks(self, summary: str) -> Verification:
         record = self._record
         self._points.enter(EpisodePhase.VERIFYING)
         limit = timedelta(seconds=sum(check.timeout_s for check in record.request.definition_of_done))
@@ -92,7 +95,7 @@ class Iteration:
             lambda: VerifyRequest(
                 scope=record.scope,
                 expected_tree=record.state.tree,
-                previous=record.state.checks if compare else None,
+                previous=record.state.checks,
             ),
             ActivityOptions(summary, limit + GRACE, record.request.queues.workspace),
         )

@@ -12,7 +12,6 @@ from tightloop.alert import Alert, AlertKind, alert_kind, alert_of
 from tightloop.episode.checkpoint import RECENT_LIMIT, merge
 from tightloop.episode.display import details_markdown
 from tightloop.episode.loop import decisions, state_changes
-from tightloop.episode.loop.decisions import NextAction
 from tightloop.episode.loop.questions import make_question
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase
 from tightloop.episode.planning import ReflectCause
@@ -119,14 +118,12 @@ class SafePoints:
             raise RunOver
 
     async def follow(self, decision: decisions.Decision) -> str:
-        """Do what was decided on. Return the option that a person chose, if one was asked.
+        """Ask a person where that was decided on. Return the option that they chose.
 
         Raises:
-            EpisodeOver: the episode has succeeded, or nobody answered in time.
+            EpisodeOver: nobody answered in time.
         """
         self.leave_if_wanted()
-        if decision.action is NextAction.SUCCEED:
-            raise EpisodeOver(EpisodeOutcome.SUCCEEDED, f"all checks pass: {self._record.state.checks_text}")
         answer = await self.ask(decision.question) if decision.question is not None else None
         return answer.option if answer is not None else ""
 

@@ -17,6 +17,7 @@ from tightloop.episode import control
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.display import status_of
 from tightloop.episode.loop import decisions, state_changes
+from tightloop.episode.loop.decisions import NextAction
 from tightloop.episode.loop.questions import ALLOW
 from tightloop.episode.model import (
     RIGHT_INPUT,
@@ -33,6 +34,7 @@ from tightloop.errors import InvalidRequestError
 from workflows.episode.delivery import Delivery
 from workflows.episode.iteration import Iteration
 from workflows.episode.operator import Operator
+from workflows.episode.proof import Proof
 from workflows.episode.record import EpisodeRecord
 from workflows.episode.safe_points import EpisodeOver, RunOver, SafePoints
 from workflows.episode.workspace import Workspace
@@ -66,7 +68,8 @@ class EpisodeWorkflow:
         self._operator = Operator(self._record, self._questions, self._runner.interrupt)
         self._points = SafePoints(self._record, self._operator, self._questions, self._runner)
         self._workspace = Workspace(self._record, self._points, self._runner)
-        self._iteration = Iteration(self._record, self._points)
+        self._proof = Proof(self._record, self._points)
+        self._iteration = Iteration(self._record, self._points, self._proof)
         self._delivery = Delivery(self._record, self._points)
 
     @workflow.run
@@ -116,9 +119,13 @@ class EpisodeWorkflow:
         report = await self._delivery.deliver(plan) if plan.verdict is PlanVerdict.PLANNED else None
         verification = await steps.verify() if plan.verdict is not PlanVerdict.MALFORMED else None
         await steps.track(before, report, verification)
-        chosen = await self._points.follow(decisions.after_tracking(record.state, record.request))
+        decision = decisions.after_tracking(record.state, record.request)
+        chosen = await self._points.follow(decision)
         if chosen == ALLOW and decisions.is_change_allowed(record.state):
-            await self._points.follow(decisions.after_tracking(record.state, record.request))
+            decision = decisions.after_tracking(record.state, record.request)
+            await self._points.follow(decision)
+        if decision.action is NextAction.SUCCEED:
+            await self._proof.succeed()
 
     async def _end(self, outcome: EpisodeOutcome, reason: str) -> EpisodeResult:
         self._record.count_work()

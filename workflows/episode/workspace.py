@@ -70,6 +70,9 @@ class Workspace:
         )
         current = state_changes.reopen(record.state, found.newest, found.known)
         record.replace(state_changes.restore_state(current, found.state, found.record))
+        if target.episode_id:
+            # What lies beside the tree is another's; the tests of the beginning are those of the first episode.
+            record.replace(record.state.evolve(beginning=None, inherited=found.state.beginning))
         record.apply(state_changes.with_retries, found.attempt)
         record.log_saved(found.saved_tree)
         why = f"back to {target.checkpoint_id}" + (f": {target.reason}" if target.reason else "")

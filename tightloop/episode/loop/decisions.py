@@ -118,9 +118,10 @@ def is_complete(state: EpisodeState) -> bool:
     """Return whether the goal is met: executed checks are green, and they mean something.
 
     Green checks mean something when they were red at first, or when the planner calls the goal met;
-    a claim without green checks never counts.
+    a claim without green checks never counts. A tree that a person did not accept is not looked at again.
     """
-    return state.checks_green and (state.baseline_red or state.plan_final)
+    is_refused = bool(state.refused_tree) and state.tree == state.refused_tree
+    return state.checks_green and (state.baseline_red or state.plan_final) and not is_refused
 
 
 def after_tracking(state: EpisodeState, request: EpisodeRequest) -> Decision:

@@ -4,6 +4,7 @@ from tightloop.question import Option, Question, QuestionKind
 from tightloop.safety.rubric import Finding
 
 ALLOW, REFUSE, EXTEND, CANCEL = "allow", "refuse", "extend", "cancel"
+WORK, ACCEPT = "work", "accept"
 THE_EPISODE = "the episode"
 
 _FIRST = {
@@ -14,11 +15,17 @@ _FIRST = {
     QuestionKind.FATAL: ("retry", "do it again, once the cause is fixed"),
     QuestionKind.DEVIATION: ("continue", "keep the work and go on; restore a checkpoint to undo it instead"),
     QuestionKind.PLANNER_GAVE_UP: ("retry", "ask the planner again; it reads your notes and edits"),
+    QuestionKind.PROOF: (WORK, "go back to work; the planner reads what was found, and your text"),
     QuestionKind.ALIGNMENT: (ALLOW, "exactly these findings are allowed for the rest of the episode"),
 }
 _REFUSE = Option(name=REFUSE, effect="the planner is told to do without, or to undo it, and plans again")
 _CANCEL = Option(name=CANCEL, effect="end the episode; the files stay as they are")
-_OTHERS = {QuestionKind.OPERATOR: (), QuestionKind.ALIGNMENT: (_REFUSE, _CANCEL)}
+_ACCEPT = Option(name=ACCEPT, effect="succeed with the files as delivered; the proof says who accepted them")
+_OTHERS = {
+    QuestionKind.OPERATOR: (),
+    QuestionKind.ALIGNMENT: (_REFUSE, _CANCEL),
+    QuestionKind.PROOF: (_ACCEPT, _CANCEL),
+}
 """Options after the first; of all other kinds it is only `cancel`."""
 # A bare `resume`, or a message to the planner, must neither spend money nor allow what the rules found.
 _WITHOUT_DEFAULT = frozenset({QuestionKind.BUDGET, QuestionKind.ALIGNMENT})

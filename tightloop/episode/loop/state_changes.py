@@ -2,6 +2,7 @@
 
 from datetime import datetime, timedelta
 
+from tightloop.artifact import ArtifactRef
 from tightloop.episode.budget import Budget, extended, should_converge
 from tightloop.episode.check import Verification
 from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord, discard_after, merge
@@ -263,6 +264,7 @@ def reopen(fresh: EpisodeState, newest: EpisodeState | None, known: tuple[Checkp
         iteration=past.iteration,
         spent=past.spent,
         branch=max(fresh.branch, *(record.branch for record in known)),
+        beginning=past.beginning,
     )
 
 
@@ -282,6 +284,9 @@ def restore_state(current: EpisodeState, stored: EpisodeState, record: Checkpoin
         iteration=current.iteration,
         branch=current.branch + 1,
         request=current.request or stored.request,
+        beginning=current.beginning or stored.beginning,
+        proof=None,
+        refused_tree=current.refused_tree,
         tree=record.tree,
         spent=current.spent,
         budget=current.budget,
@@ -306,6 +311,18 @@ def restore_state(current: EpisodeState, stored: EpisodeState, record: Checkpoin
     )
 
 
+def with_beginning(state: EpisodeState, beginning: ArtifactRef, verification: Verification) -> EpisodeState:
+    """Take in what the checks say before the first plan, and what is kept of the beginning."""
+    is_first = not state.checked_tree
+    return with_verification(state, verification, baseline=is_first).evolve(beginning=beginning)
+
+
+def with_refused_proof(state: EpisodeState, title: str, evidence: tuple[str, ...]) -> EpisodeState:
+    """Go back to work although the checks are green; the planner reads why."""
+    note = "\n".join((f"Success was not accepted: {title}", *evidence))
+    return with_note(state.evolve(refused_tree=state.tree, proof=None), note)
+
+
 def result_of(state: EpisodeState, outcome: EpisodeOutcome, reason: str) -> EpisodeResult:
     """Return what a closed episode leaves behind."""
     last = state.last_checkpoint
@@ -316,5 +333,6 @@ def result_of(state: EpisodeState, outcome: EpisodeOutcome, reason: str) -> Epis
         checkpoint_id=last.id if last else "",
         tree=state.tree,
         checks=state.checks_text,
+        proof=state.proof if outcome is EpisodeOutcome.SUCCEEDED else None,
         spent=state.spent,
     )

@@ -1,0 +1,1 @@
+"""Proving success: the definition of done, run apart from the working tree."""

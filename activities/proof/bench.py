@@ -1,0 +1,195 @@
+"""Where proofs are made: a temporary folder in the state home, checkouts in it, and observers of checkers."""
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from activities.checks.port import CheckView
+from activities.proof import beside
+from activities.proof.git_trees import GitTrees
+from activities.proof.port import Files, Moved, Trees, Watched
+from tightloop.episode.check import Check
+from tightloop.episode.proof.files import is_cache
+from tightloop.episode.proof.report import Observation, read_events
+from tightloop.host import state_home
+
+OBSERVERS = Path(__file__).parent / "observers"
+COPIED_BYTES = 256 * 1024 * 1024
+"""Of what lay beside the tree; more is left out."""
+HIDDEN_LIMIT = 500
+"""Caches of installed programs that are hidden one by one; above that Python is told to read none."""
+READ_AT_ONCE = 200
+EVENTS_BYTES = 64 * 1024 * 1024
+_LINK = 0o120000
+_NODE_TEST = re.compile(r"(?P<start>(?:^|[\s;&|(])(?:\S*/)?node\b[^;&|\n]*?\s--test)(?=$|[\s;&|)])")
+_PYTHONPATH = re.compile(r"(?<![\w$])PYTHONPATH=(?=\S)")
+_PACKAGE_SCRIPTS = re.compile(r"(?:^|[\s;&|(])(?:npm|pnpm|yarn|bun)\b")
+
+
+class LocalBench:
+    """Makes proofs on this host."""
+
+    def trees(self, root: Path) -> Trees:
+        """Return the trees of the repository of a working tree."""
+        return GitTrees(root)
+
+    def survey(self, root: Path, tracked: Iterable[str]) -> bytes:
+        """Return a manifest of what lies in a working tree besides these files."""
+        return beside.survey(root, tracked).write()
+
+    def compare(self, root: Path, manifest: bytes, tracked: Iterable[str]) -> Moved:
+        """Return what became of what a manifest lists."""
+        return beside.compare(root, beside.read_survey(manifest), tracked)
+
+    @contextlib.contextmanager
+    def room(self, root: Path) -> Iterator["LocalRoom"]:
+        """Open a temporary place for checks of a working tree."""
+        above = state_home() / "proofs"
+        above.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = Path(tempfile.mkdtemp(prefix="proof-", dir=above))
+        try:
+            yield LocalRoom(folder.resolve(), root)
+        finally:
+            # A check may have taken the right to write from its own folders.
+            shutil.rmtree(folder, onerror=_remove_anyway)
+
+
+class LocalRoom:
+    """A temporary folder."""
+
+    def __init__(self, folder: Path, root: Path) -> None:
+        self._folder, self._root = folder, root
+        self._numbers = 0
+        self._observers = self._new_folder("observers")
+        for file in OBSERVERS.iterdir():
+            if file.is_file():
+                shutil.copyfile(file, self._observers / file.name)
+
+    def checkout(self, trees: Trees, files: Files, moved: Moved) -> CheckView:
+        """Write files into a new folder; see the port."""
+        content = self._new_folder("tree")
+        wanted = {path: file for path, file in files.items() if not is_cache(path)}
+        _write_files(content, trees, {path: file for path, file in wanted.items() if file.mode != _LINK})
+        self._copy(content, moved.unchanged)
+        # Last, so that nothing is written through a link.
+        _write_links(content, trees, {path: file for path, file in wanted.items() if file.mode == _LINK})
+        mounts: list[tuple[Path, Path]] = []
+        for environment in moved.environments:
+            (content / environment).mkdir(parents=True, exist_ok=True)
+            mounts.append((self._root / environment, self._root / environment))
+        variables: dict[str, str] = {}
+        if len(moved.hidden) <= HIDDEN_LIMIT:
+            empty = self._new_folder("empty") if moved.hidden else content
+            mounts += [(empty, self._root / folder) for folder in moved.hidden if (self._root / folder).is_dir()]
+        else:
+            variables["PYTHONPYCACHEPREFIX"] = "/tmp/bytecode"  # noqa: S108 - of the sandbox
+        return CheckView(content=content, mounts=tuple(mounts), environment=variables)
+
+    def watch(self, check: Check, view: CheckView) -> Watched:
+        """Return how to run a check under observation; see the port."""
+        events = self._new_folder("events")
+        nonce = secrets.token_hex(16)
+        command = _PYTHONPATH.sub(f"PYTHONPATH={self._observers}:", check.run)
+        reporter, counter = self._observers / "node_reporter.mjs", iter(range(1_000))
+
+        def with_reporter(found: re.Match[str]) -> str:
+            return f"{found['start']} {_node_options(reporter, events / f'node-{next(counter)}.jsonl')}"
+
+        command = _NODE_TEST.sub(with_reporter, command)
+        environment = {
+            **view.environment,
+            "TIGHTLOOP_OBSERVE": f"{events / 'python.jsonl'}:{nonce}",
+            "PYTHONPATH": str(self._observers),
+        }
+        if self._runs_node_tests(check.run, view):
+            environment["NODE_OPTIONS"] = _node_options(reporter, events / "node.jsonl")
+        watched = replace(
+            view,
+            readable=(*view.readable, self._observers),
+            writable=(*view.writable, events),
+            environment=environment,
+        )
+
+        def observation() -> Observation:
+            return read_events(_texts(events), nonce, str(self._root))
+
+        return Watched(check.evolve(run=command), watched, observation)
+
+    def _runs_node_tests(self, command: str, view: CheckView) -> bool:
+        if not _PACKAGE_SCRIPTS.search(command):
+            return False
+        try:
+            manifest = ((view.content or self._root) / "package.json").read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            return False
+        return _NODE_TEST.search(manifest.replace('"', "\n")) is not None
+
+    def _copy(self, content: Path, paths: Iterable[str]) -> None:
+        left = COPIED_BYTES
+        for path in paths:
+            source, place = self._root / path, content / path
+            with contextlib.suppress(OSError):
+                found = source.lstat()
+                is_link = stat.S_ISLNK(found.st_mode)
+                if not (is_link or stat.S_ISREG(found.st_mode)) or found.st_size > left:
+                    continue
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, place, follow_symlinks=False)
+                left -= found.st_size
+
+    def _new_folder(self, name: str) -> Path:
+        self._numbers += 1
+        # Random, so that nothing that ran before knows the path.
+        folder = self._folder / f"{name}-{self._numbers}-{secrets.token_hex(4)}"
+        folder.mkdir(mode=0o755)
+        return folder
+
+
+def _node_options(reporter: Path, events: Path) -> str:
+    places = (("spec", "stdout"), (reporter, events))
+    return " ".join(f"--test-reporter={one} --test-reporter-destination={place}" for one, place in places)
+
+
+def _texts(folder: Path) -> str:
+    parts = []
+    for file in sorted(folder.glob("*.jsonl")):
+        if file.is_file() and not file.is_symlink():
+            with file.open("rb") as opened:
+                parts.append(opened.read(EVENTS_BYTES).decode("utf-8", "replace"))
+    return "\n".join(parts)
+
+
+def _write_files(folder: Path, trees: Trees, files: Files) -> None:
+    paths = list(files)
+    for at in range(0, len(paths), READ_AT_ONCE):
+        part = paths[at : at + READ_AT_ONCE]
+        contents = trees.read(files[path].blob for path in part)
+        for path in part:
+            place = folder / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            mode = 0o755 if files[path].mode & 0o100 else 0o644
+            with os.fdopen(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb") as file:
+                file.write(contents[files[path].blob])
+
+
+def _write_links(folder: Path, trees: Trees, links: Files) -> None:
+    targets = trees.read(link.blob for link in links.values())
+    for path, link in links.items():
+        place = folder / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            place.symlink_to(os.fsdecode(targets[link.blob]))
+
+
+def _remove_anyway(remove: object, path: str, _error: object) -> None:
+    with contextlib.suppress(OSError):
+        Path(path).parent.chmod(0o700)
+        Path(path).chmod(0o700) if not Path(path).is_symlink() else None
+        remove(path)  # type: ignore[operator]

@@ -1,0 +1,280 @@
+"""Tells what Python's checkers do, a line of JSON for each event, appended to a file outside of the tree.
+
+It is a plugin of pytest, and wraps the runner of unittest. What it tells is no proof against the code under test,
+which runs in the same process; it raises the price of a lie: every line has a nonce, errors are seen before hooks of
+the project can rewrite them, and a canary, a test that must fail, goes through the same hooks.
+It works in any Python from 3.8 on, and imports little: it is read by every Python that a check starts.
+
+PYTEST_DONT_REWRITE: it is imported before pytest is, which would warn of that.
+"""
+
+import atexit
+import json
+import os
+import sys
+
+PLACE = "TIGHTLOOP_OBSERVE"
+"""Variable with the file and the nonce of the check."""
+CANARY = "tightloop-canary"
+WITHIN = "TIGHTLOOP_WITHIN"
+"""Set for what a test session starts: sessions within tests are not those of the check."""
+
+
+class _Teller:
+    """Appends events to the file of the check."""
+
+    def __init__(self, place):
+        self._path, _, self._nonce = place.rpartition(":")
+        self._pid = os.getpid()
+        self._sessions = 0
+
+    def tell(self, event, **fields):
+        # A process that was forked is not the one that was started.
+        if os.getpid() != self._pid:
+            return
+        line = json.dumps({"n": self._nonce, "e": event, "pid": self._pid, **fields}) + "\n"
+        try:
+            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        except OSError:
+            return
+        try:
+            os.write(file, line.encode("utf-8", "backslashreplace"))
+        finally:
+            os.close(file)
+
+    def session(self, kind):
+        self._sessions += 1
+        name = "%d.%d" % (self._pid, self._sessions)
+        self.tell("session", s=name, k=kind)
+        return name
+
+
+_teller = None
+
+
+def begin():
+    """Tell of the start of this interpreter, and be there when a checker is imported."""
+    global _teller
+    place = os.environ.get(PLACE, "")
+    if not place or _teller is not None:
+        return
+    _teller = _Teller(place)
+    argv = getattr(sys, "orig_argv", sys.argv)
+    _teller.tell("start", ppid=os.getppid(), argv=[str(word)[:100] for word in argv[:6]])
+    atexit.register(_teller.tell, "end")
+    _watch_exits(_teller)
+    if not os.environ.get(WITHIN) or os.environ.get("PYTEST_XDIST_WORKER"):
+        os.environ["PYTEST_PLUGINS"] = ",".join(filter(None, (os.environ.get("PYTEST_PLUGINS"), __name__)))
+        sys.meta_path.insert(0, _WhenUnittestIsImported())
+
+
+# -- ends that are not the program's own ---------------------------------------------------------------
+
+
+def _watch_exits(teller):
+    leave = sys.exit
+
+    def exit(status=None, /):  # noqa: A001 - it takes the place of `sys.exit`
+        caller = sys._getframe(1)
+        file = caller.f_code.co_filename
+        if not status and caller.f_globals.get("__name__") != "__main__":
+            teller.tell("exit", file=os.path.abspath(file))
+        leave(status)
+
+    exit.__doc__ = leave.__doc__
+    sys.exit = exit
+    import importlib.machinery
+
+    load = importlib.machinery.SourceFileLoader.exec_module
+
+    def exec_module(self, module):
+        try:
+            load(self, module)
+        except SystemExit as end:
+            if not end.code and module.__name__ != "__main__":
+                teller.tell("exit", file=os.path.abspath(self.path))
+            raise
+
+    importlib.machinery.SourceFileLoader.exec_module = exec_module
+
+
+# -- unittest --------------------------------------------------------------------------------------------
+
+
+class _WhenUnittestIsImported:
+    """Wraps the runner of unittest once it is imported."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "unittest.runner":
+            return None
+        import importlib.machinery
+
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is None or spec.loader is None:
+            return None
+        load = spec.loader.exec_module
+
+        def exec_module(module):
+            load(module)
+            _wrap_runner(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def _wrap_runner(module):
+    run_all = module.TextTestRunner.run
+    teller = _teller
+
+    def run(self, test):
+        # Tests within tests, and those that pytest collects, are told of by the session around them.
+        if os.environ.get(WITHIN) or "_pytest" in sys.modules:
+            return run_all(self, test)
+        session = teller.session("unittest")
+        os.environ[WITHIN] = "1"
+        make = self._makeResult
+        self._makeResult = lambda: _tell_results(make(), teller, session)
+        try:
+            result = run_all(self, test)
+        finally:
+            self._makeResult = make
+            os.environ.pop(WITHIN, None)
+        teller.tell("canary", s=session, failed=_unittest_canary_fails())
+        teller.tell("finish", s=session)
+        return result
+
+    module.TextTestRunner.run = run
+
+
+def _tell_results(result, teller, session):
+    def wrap(name, outcome, raised):
+        add = getattr(result, name)
+
+        def told(test, *rest, **named):
+            if raised:
+                teller.tell("raw", s=session, id=test.id())
+            teller.tell("test", s=session, id=test.id(), r=outcome)
+            return add(test, *rest, **named)
+
+        setattr(result, name, told)
+
+    wrap("addSuccess", "passed", False)
+    wrap("addFailure", "failed", True)
+    wrap("addError", "failed", True)
+    wrap("addSkip", "skipped", False)
+    wrap("addExpectedFailure", "passed", False)
+    wrap("addUnexpectedSuccess", "failed", False)
+    sub = result.addSubTest
+
+    def add_sub_test(test, subtest, error):
+        if error is not None:
+            teller.tell("test", s=session, id=test.id(), r="failed")
+        return sub(test, subtest, error)
+
+    result.addSubTest = add_sub_test
+    return result
+
+
+def _unittest_canary_fails():
+    import unittest
+
+    class Canary(unittest.TestCase):
+        def runTest(self):
+            self.assertEqual("this test", "must fail")
+
+    result = unittest.TestResult()
+    Canary().run(result)
+    return bool(result.failures)
+
+
+# -- pytest ----------------------------------------------------------------------------------------------
+
+
+def pytest_configure(config):
+    """Begin a session; one within a test, or after the fact, tells nothing."""
+    import pytest
+
+    if _teller is None:
+        return
+    is_part = hasattr(config, "workerinput")
+    if os.environ.get(WITHIN) and not is_part:
+        return
+    plugins = os.environ.get("PYTEST_PLUGINS", "").split(",")
+    left = ",".join(name for name in plugins if name and name != __name__)
+    if left:
+        os.environ["PYTEST_PLUGINS"] = left
+    else:
+        os.environ.pop("PYTEST_PLUGINS", None)
+    os.environ[WITHIN] = "1"
+    config.pluginmanager.register(_make_session(pytest, _teller, is_part), "tightloop-session")
+
+
+def _make_session(pytest, teller, is_part):
+    hook = getattr(pytest, "hookimpl")
+
+    class Session:
+        """Tells of one session. A process of pytest-xdist leaves the telling to its controller."""
+
+        def __init__(self):
+            self.name = teller.session("pytest") if not is_part else ""
+            self.raised = {}
+
+        @hook(hookwrapper=True, tryfirst=True)
+        def pytest_runtest_call(self, item):
+            """See the error of a test before any hook of the project does."""
+            outcome = yield
+            error = outcome.excinfo
+            skips = (pytest.skip.Exception, pytest.xfail.Exception)
+            if error is not None and not issubclass(error[0], skips) and not _is_exempt(item) and not is_part:
+                teller.tell("raw", s=self.name, id=item.nodeid)
+
+        def pytest_runtest_logreport(self, report):
+            """Tell of a result."""
+            if is_part:
+                return
+            result = report.outcome
+            if hasattr(report, "wasxfail") and result == "skipped":
+                result = "passed"
+            if report.when == "call" or result != "passed":
+                teller.tell("test", s=self.name, id=report.nodeid, r=result)
+
+        def pytest_deselected(self, items):
+            """Tell how many tests were left out."""
+            if not is_part:
+                teller.tell("deselected", s=self.name, count=len(items))
+
+        @hook(trylast=True)
+        def pytest_sessionfinish(self, session, exitstatus):
+            """Send the canary, and tell of the end."""
+            if is_part:
+                return
+            teller.tell("canary", s=self.name, failed=_pytest_canary_fails(pytest, session))
+            teller.tell("finish", s=self.name, status=int(exitstatus))
+
+    return Session()
+
+
+def _is_exempt(item):
+    return item.name == CANARY or item.get_closest_marker("xfail") is not None
+
+
+def _pytest_canary_fails(pytest, session):
+    from _pytest.runner import call_and_report
+
+    class Canary(pytest.Item):
+        def runtest(self):
+            assert "this test" == "must fail"
+
+        def reportinfo(self):
+            return self.path if hasattr(self, "path") else self.fspath, 0, self.name
+
+    failed = session.testsfailed
+    try:
+        # Not logged, so that no plugin and no exit status counts it.
+        report = call_and_report(Canary.from_parent(session, name=CANARY), "call", log=False)
+    except Exception:  # a hook of the project that cannot take an item of another kind
+        return True
+    finally:
+        session.testsfailed = failed
+    return bool(report.failed)

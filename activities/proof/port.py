@@ -1,0 +1,94 @@
+"""The ports of the proof: trees as files, what lies beside a tree, and a bench where checks run apart from both."""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from activities.checks.port import CheckView
+from tightloop.episode.check import Check
+from tightloop.episode.proof.report import Observation
+
+
+class TreeFile(NamedTuple):
+    """A file or a link of a tree."""
+
+    mode: int
+    """As in git: 0o100644, 0o100755 or 0o120000."""
+    blob: str
+
+
+Files = Mapping[str, TreeFile]
+"""A tree by path; bytes that are not UTF-8 are surrogate escapes."""
+
+
+class Trees(Protocol):
+    """Reads trees of one repository."""
+
+    def files(self, tree: str) -> dict[str, TreeFile]:
+        """Return all files of a tree.
+
+        Raises:
+            WorkspaceError: the repository does not hold it.
+        """
+        ...
+
+    def read(self, blobs: Iterable[str]) -> dict[str, bytes]:
+        """Return contents by id."""
+        ...
+
+
+class Moved(NamedTuple):
+    """What lies beside the tree, compared with the beginning."""
+
+    environments: tuple[str, ...] = ()
+    """Folders of installed programs and libraries that were there."""
+    changed: tuple[str, ...] = ()
+    """What changed in these, a line each."""
+    hidden: tuple[str, ...] = ()
+    """Folders in these with caches that were written since: a check must not see them."""
+    unchanged: tuple[str, ...] = ()
+    """Other files that are as they were."""
+    left_out: tuple[str, ...] = ()
+    """Files and folders that are new or changed, without caches."""
+
+
+class Watched(NamedTuple):
+    """How a check has to be run so that it is seen what its checkers do."""
+
+    check: Check
+    view: CheckView
+    observation: Callable[[], Observation]
+    """To be called after the run."""
+
+
+class Room(Protocol):
+    """A temporary place outside of every working tree, gone in the end."""
+
+    def checkout(self, trees: Trees, files: Files, moved: Moved) -> CheckView:
+        """Write files into a new folder, with what lay beside them at the beginning, and return it as a view."""
+        ...
+
+    def watch(self, check: Check, view: CheckView) -> Watched:
+        """Return how to run a check under observation."""
+        ...
+
+
+class Bench(Protocol):
+    """Where proofs are made on this host."""
+
+    def trees(self, root: Path) -> Trees:
+        """Return the trees of the repository of a working tree."""
+        ...
+
+    def survey(self, root: Path, tracked: Iterable[str]) -> bytes:
+        """Return a manifest of what lies in a working tree besides these files."""
+        ...
+
+    def compare(self, root: Path, manifest: bytes, tracked: Iterable[str]) -> Moved:
+        """Return what became of what a manifest lists."""
+        ...
+
+    def room(self, root: Path) -> AbstractContextManager[Room]:
+        """Open a temporary place for checks of a working tree."""
+        ...

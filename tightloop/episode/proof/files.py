@@ -1,0 +1,233 @@
+"""Which files decide what checks say, and which changes of them a goal announces."""
+
+import configparser
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from tightloop.episode.proof.model import ChangedFile, FileChange, FileKind
+from tightloop.safety.glob import fits
+from tightloop.safety.scope import files_in
+from tightloop.value.toml import read_toml
+
+DATA = read_toml("tightloop.episode.proof", "files.toml")
+_ENVIRONMENTS, _CACHES = frozenset(DATA["environment"]), frozenset(DATA["caches"])
+_PACKAGE = DATA["package_parts"]
+_ANNOUNCED = {name: re.compile(text, re.IGNORECASE) for name, text in DATA["announced"].items()}
+_MODULES = sys.stdlib_module_names | frozenset(DATA["checker_modules"])
+_DATA_ENDINGS = frozenset(DATA["data_endings"])
+_BETWEEN_CHARACTERS = 60
+_CHECKING = re.compile(r"(?i)check|test|verif|valid|assert|lint|\bci\b|spec|accept|smoke|gate|eval|grade|judge")
+_PROGRAM = re.compile(r"\.(?:py|pyw|js|mjs|cjs|ts|rb|pl|php|go|rs|java)$")
+_WORD_ENDS = re.compile(r"[\s=;&|()<>'\"`,:]+")
+_SENTENCE = re.compile(r"[.!?;:](?:\s|$)|\n")
+
+
+class Guards(NamedTuple):
+    """What makes a file a part of the checks, besides its name."""
+
+    programs: frozenset[str] = frozenset()
+    """Files of the tree that the definition of done names, as far as they check and are not what is checked."""
+    named_data: frozenset[str] = frozenset()
+    """Data files that tests or those programs name."""
+    goal_files: frozenset[str] = frozenset()
+    """Files that the goal names: they may be made although they are called like a module of a checker."""
+
+    def kind_of(self, path: str, change: FileChange = FileChange.MODIFIED) -> FileKind | None:
+        """Return what a file is to the checks; None: a source, or anything else."""
+        folder, _, name = path.rpartition("/")
+        if is_environment(path):
+            return FileKind.ENVIRONMENT
+        if fits(DATA["start_up"], path):
+            return FileKind.START_UP
+        if path in self.programs or fits(DATA["configuration"], path):
+            return FileKind.CONFIGURATION
+        if path in self.named_data or fits(DATA["test_data"], path):
+            return FileKind.TEST_DATA
+        if fits(DATA["tests"], path):
+            is_code = bool(_PROGRAM.search(name)) or "." not in name or name.startswith(".")
+            return FileKind.TEST if is_code else FileKind.TEST_DATA
+        shadows = change is FileChange.ADDED and path not in self.goal_files and name not in self.goal_files
+        return FileKind.START_UP if shadows and _shadowed(folder, name) else None
+
+
+def _shadowed(folder: str, name: str) -> bool:
+    """Return whether a file would be imported instead of a module of Python or of a checker."""
+    parts = (*folder.split("/"), name) if folder else (name,)
+    ending = name.rpartition(".")[2]
+    # A root of imports, then a module, or a package and its first file.
+    for depth in range(min(2, len(parts))):
+        root, module = "/".join(parts[:depth]), parts[depth].partition(".")[0]
+        is_last = depth == len(parts) - 1
+        is_root = root in DATA["import_roots"] or (bool(root) and _is_test_folder(root))
+        is_imported = ending in ("py", "pyc", "so", "pyd") if is_last else name.startswith("__init__.")
+        if is_root and is_imported and module in _MODULES:
+            return True
+    return False
+
+
+def _is_test_folder(path: str) -> bool:
+    return fits(DATA["tests"], f"{path}/x")
+
+
+def is_cache(path: str) -> bool:
+    """Return whether a file is made again from the sources: it is never part of a proof."""
+    return not _CACHES.isdisjoint(path.split("/"))
+
+
+def is_environment(path: str) -> bool:
+    """Return whether a file or a folder lies in what holds installed programs and libraries."""
+    return not _ENVIRONMENTS.isdisjoint(path.split("/"))
+
+
+def programs_of(commands: Iterable[str], paths: Iterable[str]) -> frozenset[str]:
+    """Return the files that commands or scripts name, where they check: shell scripts, and programs called like checks.
+
+    `python main.py` runs what is to be checked, `python check_main.py` and `sh run.sh` check it. `make` names its
+    Makefile.
+    """
+    words = {word.removeprefix("./") for command in commands for word in _WORD_ENDS.split(command)}
+    words |= {name for tool, names in DATA["entry_files"].items() if tool in words for name in names}
+    return frozenset(path for path in paths if path in words and (not _PROGRAM.search(path) or _CHECKING.search(path)))
+
+
+def data_named_in(texts: Iterable[str], candidates: Iterable[str]) -> frozenset[str]:
+    """Return the data files that a text names, by the last part of their path."""
+    wanted = {path: path.rpartition("/")[2] for path in candidates if path.rpartition(".")[2].lower() in _DATA_ENDINGS}
+    found: set[str] = set()
+    for text in texts if wanted else ():
+        found |= {path for path, name in wanted.items() if name in text}
+    return frozenset(found)
+
+
+# -- manifests with several purposes ----------------------------------------------------------------
+
+
+def is_same_setup(path: str, old: bytes | None, new: bytes | None) -> bool:
+    """Return whether the parts of a manifest that checkers read are equal; False for any other file that differs."""
+    if old == new:
+        return True
+    name = path.rpartition("/")[2]
+    try:
+        match name:
+            case "pyproject.toml":
+                return _pyproject(old) == _pyproject(new)
+            case "package.json":
+                return _package_json(old) == _package_json(new)
+            case "setup.cfg":
+                return _setup_cfg(old) == _setup_cfg(new)
+    except (ValueError, configparser.Error, AttributeError, RecursionError):
+        return False
+    return False
+
+
+def _pyproject(content: bytes | None) -> dict[str, Any]:
+    tools = tomllib.loads((content or b"").decode()).get("tool", {})
+    return {name: value for name, value in tools.items() if name not in _PACKAGE["pyproject"]}
+
+
+def _package_json(content: bytes | None) -> dict[str, Any]:
+    document = json.loads(content or b"{}")
+    return {name: document[name] for name in _PACKAGE["package_json"] if name in document}
+
+
+def _setup_cfg(content: bytes | None) -> dict[str, dict[str, str]]:
+    parser = configparser.RawConfigParser(strict=False)
+    parser.read_string((content or b"").decode())
+    kept = (name for name in parser.sections() if name.partition(".")[0] not in _PACKAGE["setup_sections"])
+    return {name: dict(parser[name]) for name in kept}
+
+
+# -- what the goal announces ------------------------------------------------------------------------
+
+
+class Announcement(NamedTuple):
+    """Which changes of tests and configuration a person asked for."""
+
+    everything: bool = False
+    """All tests and test data."""
+    files: tuple[str, ...] = ()
+    """Single files, as they are named."""
+
+    def covers(self, file: ChangedFile) -> bool:
+        """Return whether a change was asked for."""
+        if self.everything and file.kind in (FileKind.TEST, FileKind.TEST_DATA):
+            return file.path.rpartition("/")[2] != "conftest.py" or self._names(file.path)
+        return file.kind is not FileKind.ENVIRONMENT and self._names(file.path)
+
+    def _names(self, path: str) -> bool:
+        return any(path == name or path.endswith(f"/{name}") or fits((name,), path) for name in self.files)
+
+
+def announcement_of(goal: str) -> Announcement:
+    """Return which changes of tests and configuration a goal asks for.
+
+    A sentence has to say so with a verb and its object: "rewrite the tests in tests/test_a.py", "update the
+    snapshots". Where it names files, it is about these.
+    """
+    everything, files = False, []
+    for sentence in _SENTENCE.split(goal):
+        named = [name for name in files_in(sentence) if "/" in name or "." in name or name[:1].isupper()]
+        verbs = [match for match in _ANNOUNCED["verbs"].finditer(sentence) if _is_word(sentence, match)]
+        verbs = [verb for verb in verbs if not _ANNOUNCED["not_before"].search(sentence[: verb.start()])]
+        for verb in verbs:
+            rest = sentence[verb.end() : verb.end() + 4 * _BETWEEN_CHARACTERS]
+            stop = _ANNOUNCED["not_between"].search(rest)
+            objects = [name for name in named if (at := rest.find(name)) >= 0 and (not stop or at < stop.start())]
+            files += objects
+            guarded = [name for name in objects if Guards().kind_of(name) is not None]
+            everything = everything or (not guarded and _is_about_tests(rest))
+    return Announcement(everything, tuple(dict.fromkeys(files)))
+
+
+def _is_word(sentence: str, match: re.Match[str]) -> bool:
+    before, after = sentence[: match.start()][-1:], sentence[match.end() :][:1]
+    return not (before.isalnum() or before in {"_", "-", "/", "."}) and not (
+        after.isalnum() or after in {"_", "(", "/"}
+    )
+
+
+def _is_about_tests(rest: str) -> bool:
+    for found in _ANNOUNCED["tests"].finditer(rest):
+        if not _is_word(rest, found) or found.start() > _BETWEEN_CHARACTERS:
+            continue
+        between, after = rest[: found.start()], rest[found.end() :]
+        return not _ANNOUNCED["not_between"].search(between) and not _ANNOUNCED["not_after"].search(after)
+    return False
+
+
+# -- lines that can make any check pass -------------------------------------------------------------
+
+_SUSPICIOUS = DATA["suspicious"]
+_LINES = {
+    ending: tuple(map(re.compile, _SUSPICIOUS[tool]))
+    for tool, endings in _SUSPICIOUS["endings"].items()
+    for ending in endings
+}
+_HEAD, _VALUE = re.compile(_SUSPICIOUS["equal_head"]), re.compile(_SUSPICIOUS["equal_value"])
+_LINE_CHARACTERS = 400
+
+
+def suspicious_lines(path: str, old: str, new: str) -> tuple[str, ...]:
+    """Return the lines of a source that are new and can make any check pass, as `path:line: text`."""
+    patterns = _LINES.get(path.rpartition(".")[2].lower())
+    if patterns is None:
+        return ()
+    known, found = frozenset(old.splitlines()), []
+    head: str | None = None
+    for number, line in enumerate(new.splitlines(), start=1):
+        text = line[:_LINE_CHARACTERS]
+        code = text.strip()
+        if not code or code.startswith(("#", "//")):
+            continue
+        head = line if _HEAD.search(text) else head
+        equal = head is not None and _VALUE.search(text) is not None and not {head, line} <= known
+        if equal or (line not in known and any(pattern.search(text) for pattern in patterns)):
+            found.append(f"{path}:{number}: {code}")
+        # What stands between the name of a method and its value without changing it.
+        is_before = head is line or code.startswith(('"""', "'''", "del ", "_ ="))
+        head = head if is_before else None
+    return tuple(found)

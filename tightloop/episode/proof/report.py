@@ -1,0 +1,183 @@
+"""What checkers told while they ran: events, a line of JSON each, become reports."""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from tightloop.episode.proof.model import NAMES_LIMIT, TestReport
+from tightloop.value import Value, shorten
+
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+_WORST = {PASSED: 0, SKIPPED: 1, FAILED: 2}
+_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
+_PARAMETERS = re.compile(r"\[.*\]$", re.DOTALL)
+_NOT_A_TEST = "unittest.loader._FailedTest."
+LINES_LIMIT = 2_000_000
+
+
+class Observation(Value):
+    """What was seen of one check."""
+
+    checkers: tuple[str, ...] = ()
+    """Known checkers that were started."""
+    results: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """By checker, then by test: `passed`, `failed` or `skipped`."""
+    deselected: dict[str, int] = Field(default_factory=dict)
+    complete: dict[str, bool] = Field(default_factory=dict)
+    """By checker: every session came to its regular end, and its canary failed."""
+    denied: tuple[str, ...] = ()
+    """Tests that raised and were reported as passed, and canaries that passed."""
+    cut_short: tuple[str, ...] = ()
+    """Interpreters that ended without their regular end, by their command."""
+    early_exits: tuple[str, ...] = ()
+    """Places of the tree that ended an interpreter with success."""
+
+    @property
+    def reports(self) -> tuple[TestReport, ...]:
+        """A report for each checker."""
+        return tuple(self._report(checker) for checker in self.checkers)
+
+    def _report(self, checker: str) -> TestReport:
+        results = self.results.get(checker, {})
+        counts = Counter(results.values())
+        failed = sorted(name for name, result in results.items() if result == FAILED)
+        return TestReport(
+            checker=checker,
+            is_complete=self.complete.get(checker, False),
+            total=len(results),
+            passed=counts[PASSED],
+            failed=counts[FAILED],
+            skipped=counts[SKIPPED],
+            deselected=self.deselected.get(checker, 0),
+            names_sha256=hashlib.sha256("\n".join(sorted(results)).encode("utf-8", "replace")).hexdigest(),
+            failed_names=tuple(shorten(name, 200) for name in failed[:NAMES_LIMIT]),
+        )
+
+
+def read_events(text: str, nonce: str, root: str) -> Observation:
+    """Return what the events of one check say; lines without its nonce are ignored.
+
+    Args:
+        text: a line of JSON for each event.
+        nonce: what each line has to carry.
+        root: top of the tree, where the check ran.
+    """
+    reader = _Reader(root)
+    for line in text.split("\n")[:LINES_LIMIT]:
+        try:
+            event = json.loads(line) if line else None
+        except ValueError:
+            continue
+        if isinstance(event, dict) and event.get("n") == nonce:
+            reader.take(event)
+    return reader.observation()
+
+
+class _Reader:
+    def __init__(self, root: str) -> None:
+        self._root = f"{root.rstrip('/')}/"
+        self._started: dict[int, dict[str, Any]] = {}
+        self._ended: set[int] = set()
+        self._sessions: dict[str, dict[str, Any]] = {}
+        self._exits: list[str] = []
+
+    def take(self, event: dict[str, Any]) -> None:
+        match event.get("e"):
+            case "start":
+                self._started[int(event.get("pid", 0))] = event
+                self._ended.discard(int(event.get("pid", 0)))
+            case "end":
+                self._ended.add(int(event.get("pid", 0)))
+            case "exit":
+                self._exit(str(event.get("file", "")))
+            case "session":
+                empty: dict[str, Any] = {"results": {}, "raised": Counter(), "told": Counter(), "deselected": 0}
+                self._sessions[str(event.get("s"))] = {"k": str(event.get("k")), "ends": False, **empty}
+            case kind:
+                session = self._sessions.get(str(event.get("s")))
+                if session is not None:
+                    self._of_session(session, str(kind), event)
+
+    def _exit(self, file: str) -> None:
+        # A module of the tree that ends its importer; what is installed, and the program itself, may.
+        if file.startswith(self._root) and "/site-packages/" not in file:
+            self._exits.append(file.removeprefix(self._root))
+
+    def _of_session(self, session: dict[str, Any], kind: str, event: dict[str, Any]) -> None:
+        name = _ADDRESS.sub("0x", str(event.get("id", "")))
+        match kind:
+            case "raw":
+                session["raised"][name] += 1
+            case "test":
+                result = str(event.get("r"))
+                if result in _WORST and not name.startswith(_NOT_A_TEST):
+                    before = session["results"].get(name, PASSED)
+                    session["results"][name] = max(result, before, key=lambda one: _WORST[one])
+                session["told"][name] += result != PASSED
+            case "deselected":
+                session["deselected"] += int(event.get("count", 0))
+            case "canary":
+                session["canary"] = bool(event.get("failed"))
+            case "finish":
+                session["ends"] = True
+
+    def observation(self) -> Observation:
+        checkers = tuple(dict.fromkeys(session["k"] for session in self._sessions.values()))
+        results: dict[str, dict[str, str]] = {checker: {} for checker in checkers}
+        deselected, complete = dict.fromkeys(checkers, 0), dict.fromkeys(checkers, True)
+        denied: list[str] = []
+        for session in self._sessions.values():
+            checker = session["k"]
+            results[checker] |= session["results"]
+            deselected[checker] += session["deselected"]
+            complete[checker] &= session["ends"] and session.get("canary", checker == "node")
+            denied += [name for name, count in session["raised"].items() if count > session["told"][name]]
+            if session.get("canary") is False:
+                denied.append("the canary, a test that must fail")
+        inner = frozenset(self._started)
+        outer = {pid: event for pid, event in self._started.items() if event.get("ppid") not in inner}
+        cut = [_command(event) for pid, event in outer.items() if pid not in self._ended]
+        return Observation(
+            checkers=checkers,
+            results=results,
+            deselected=deselected,
+            complete=complete,
+            denied=tuple(denied[:NAMES_LIMIT]),
+            cut_short=tuple(cut[:NAMES_LIMIT]),
+            early_exits=tuple(dict.fromkeys(self._exits))[:NAMES_LIMIT],
+        )
+
+
+def _command(event: Mapping[str, Any]) -> str:
+    return shorten(" ".join(str(word) for word in event.get("argv", ())), 200)
+
+
+def missing(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the tests of the baseline that did not pass, sorted; one that was skipped before may be skipped.
+
+    A test with parameters counts by their number: their names may hold what differs from run to run.
+    """
+    gone = [name for name, result in before.items() if not _holds(result, now.get(name))]
+    passing = Counter(_function(name) for name, result in now.items() if result == PASSED)
+    wanted = Counter(_function(name) for name, result in before.items() if result != SKIPPED)
+    return tuple(
+        sorted(name for name in gone if name == _function(name) or passing[_function(name)] < wanted[_function(name)])
+    )
+
+
+def _holds(before: str, now: str | None) -> bool:
+    return now == PASSED or (now == SKIPPED and before == SKIPPED)
+
+
+def _function(name: str) -> str:
+    return _PARAMETERS.sub("", name)
+
+
+def names_text(results: Mapping[str, str]) -> str:
+    """Return all results, sorted by name: a line each, result and name."""
+    return "".join(f"{results[name]} {name}\n" for name in sorted(results))

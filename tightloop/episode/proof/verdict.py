@@ -1,0 +1,213 @@
+"""What speaks against green checks, as rules over what was run and what changed."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from tightloop.episode.proof.beginning import Beginning, CheckBaseline
+from tightloop.episode.proof.files import DATA, Announcement
+from tightloop.episode.proof.model import (
+    ChangedFile,
+    CheckRun,
+    FileChange,
+    FileKind,
+    Proof,
+    ProofFinding,
+    ProofRule,
+    ProofRun,
+    ProofVerdict,
+    TestReport,
+    TestsFrom,
+)
+from tightloop.episode.proof.report import Observation, missing
+from tightloop.value import counted, shorten
+
+SHOWN = 6
+TAIL_LINES = 4
+_KNOWN = {name: re.compile(pattern) for name, pattern in DATA["known_checkers"].items()}
+_NO_TESTS = frozenset({4, 5})
+"""Exit status of pytest where it finds no tests, or not the folder that it is given."""
+
+
+class Measured(NamedTuple):
+    """A run, and what was seen of each of its checks."""
+
+    run: ProofRun
+    observations: tuple[Observation, ...]
+
+
+class Changes(NamedTuple):
+    """What changed since the beginning."""
+
+    restored: tuple[ChangedFile, ...] = ()
+    """Files that the second run had as they were at the beginning."""
+    environment: tuple[str, ...] = ()
+    """Installed files that changed, a line each."""
+    suspicious: tuple[str, ...] = ()
+    """New lines that can make any check pass."""
+    left_out: tuple[str, ...] = ()
+    """What lies in the working tree and was not there at the beginning, so that the proof is without it."""
+
+
+def known_checkers(command: str) -> tuple[str, ...]:
+    """Return the checkers that a command names."""
+    return tuple(name for name, pattern in _KNOWN.items() if pattern.search(command))
+
+
+def is_kept(file: ChangedFile, commands: Sequence[str]) -> bool:
+    """Return whether a file that is new stays in the second run: a command cannot start without it."""
+    if file.change is not FileChange.ADDED:
+        return False
+    name = file.path.rpartition("/")[2]
+    tools = [tool for tool, names in DATA["entry_files"].items() if name in names]
+    words = {word.removeprefix("./") for command in commands for word in re.split(r"[\s;&|()='\"]+", command)}
+    return file.path in words or any(tool in words for tool in tools)
+
+
+def findings_of(
+    measured: Sequence[Measured],
+    beginning: Beginning,
+    changes: Changes,
+    announcement: Announcement,
+    allowed: Sequence[ProofRule] = (),
+) -> tuple[ProofFinding, ...]:
+    """Return what speaks against the runs, the gravest first; what a person announced is marked so."""
+    found = [
+        finding
+        for one in measured
+        for finding in _of_run(one, beginning, changes, _are_announced(changes, announcement))
+    ]
+    if changes.environment:
+        count = len(changes.environment)
+        text = f"{counted(count, 'installed file')} changed during the episode"
+        found.append(ProofFinding(rule=ProofRule.ENVIRONMENT_CHANGED, text=text, evidence=changes.environment[:SHOWN]))
+    if changes.suspicious:
+        text = "the change has lines that can make any check pass"
+        found.append(ProofFinding(rule=ProofRule.SUSPICIOUS, text=text, evidence=changes.suspicious[:SHOWN]))
+    marked = (finding.evolve(announced=finding.announced or finding.rule in allowed) for finding in found)
+    # What the second run says again of the same check is not said twice.
+    return tuple({(finding.rule, finding.text): finding for finding in marked}.values())
+
+
+def _are_announced(changes: Changes, announcement: Announcement) -> bool:
+    return bool(changes.restored) and all(map(announcement.covers, changes.restored))
+
+
+def _of_run(one: Measured, beginning: Beginning, changes: Changes, announced: bool) -> Iterator[ProofFinding]:
+    is_delivered = one.run.tests is TestsFrom.DELIVERED
+    for check, seen in zip(one.run.checks, one.observations, strict=True):
+        before = beginning.check(check.run)
+        if not check.passed:
+            if is_delivered:
+                text = f"{check.name}: fails in a fresh checkout"
+                left = [f"not in the checkout: {path}" for path in changes.left_out[:SHOWN]]
+                yield ProofFinding(rule=ProofRule.FAILS_FRESH, text=text, evidence=(*_why(check, seen), *left))
+            elif not _had_no_tests(check, seen, before, changes):
+                text = f"{check.name}: fails with the tests and the configuration of the beginning"
+                yield ProofFinding(
+                    rule=_rule(changes),
+                    text=text,
+                    evidence=(*_why(check, seen), *map(_line, changes.restored[:SHOWN])),
+                    announced=announced,
+                )
+            continue
+        yield from _of_reports(check, seen, before, changes, announced)
+        yield from _of_ends(check, seen, before)
+
+
+def _of_reports(
+    check: CheckRun, seen: Observation, before: CheckBaseline | None, changes: Changes, announced: bool
+) -> Iterator[ProofFinding]:
+    reports = {report.checker: report for report in seen.reports}
+    wanted = before.observation.checkers if before else known_checkers(check.run)
+    for checker in dict.fromkeys((*wanted, *reports)):
+        report, old = reports.get(checker), _report(before, checker)
+        if report is None or not report.is_complete:
+            what = "did not start" if report is None else "did not come to its regular end"
+            text = f"{check.name}: the command ended with 0, but {checker} {what}"
+            yield ProofFinding(rule=ProofRule.NO_REPORT, text=text, evidence=_counts(old, report))
+            continue
+        was_so = old is not None and before is not None and before.passed
+        if report.passed == 0 and not (was_so and old is not None and old.passed == 0):
+            text = f"{check.name}: no test of {checker} passed, although the command ended with 0"
+            yield ProofFinding(rule=ProofRule.NOTHING_PASSED, text=text, evidence=_counts(old, report))
+        elif report.failed and not (was_so and old is not None and old.failed):
+            text = f"{check.name}: the command ended with 0, but {counted(report.failed, 'test')} failed"
+            evidence = (*report.failed_names[:SHOWN], *_counts(old, report))
+            yield ProofFinding(rule=ProofRule.REPORT_DIFFERS, text=text, evidence=evidence)
+        gone = missing(before.observation.results.get(checker, {}), seen.results[checker]) if before else ()
+        if gone:
+            text = f"{check.name}: {counted(len(gone), 'test')} of the beginning did not pass or did not run"
+            evidence = (*(shorten(name, 200) for name in gone[:SHOWN]), *_counts(old, report))
+            evidence = (*evidence, *map(_line, changes.restored[:SHOWN]))
+            yield ProofFinding(rule=ProofRule.TESTS_CHANGED, text=text, evidence=evidence, announced=announced)
+
+
+def _of_ends(check: CheckRun, seen: Observation, before: CheckBaseline | None) -> Iterator[ProofFinding]:
+    old = before.observation if before else Observation()
+    if seen.denied and not old.denied:
+        text = f"{check.name}: tests raised an error and were reported as passed"
+        yield ProofFinding(rule=ProofRule.REPORT_DIFFERS, text=text, evidence=seen.denied[:SHOWN])
+    if seen.cut_short and not old.cut_short:
+        text = f"{check.name}: a program ended with 0 without its regular end"
+        yield ProofFinding(rule=ProofRule.ENDED_EARLY, text=text, evidence=seen.cut_short[:SHOWN])
+    exits = tuple(place for place in seen.early_exits if place not in old.early_exits)
+    if exits:
+        text = f"{check.name}: a module ended the program that uses it, with success"
+        yield ProofFinding(rule=ProofRule.ENDED_EARLY, text=text, evidence=exits[:SHOWN])
+
+
+def _had_no_tests(check: CheckRun, seen: Observation, before: CheckBaseline | None, changes: Changes) -> bool:
+    """Return whether the beginning had no tests: then those that came with the work are all there can be."""
+    return (
+        before is not None
+        and check.exit_code == before.exit_code
+        and check.exit_code in _NO_TESTS
+        and "pytest" in (*seen.checkers, *known_checkers(check.run))
+        and not any(before.observation.results.values())
+        and all(file.kind in (FileKind.TEST, FileKind.TEST_DATA) for file in changes.restored)
+    )
+
+
+def _rule(changes: Changes) -> ProofRule:
+    is_of_tests = any(file.kind in (FileKind.TEST, FileKind.TEST_DATA) for file in changes.restored)
+    return ProofRule.TESTS_CHANGED if is_of_tests else ProofRule.CONFIGURATION_CHANGED
+
+
+def _report(before: CheckBaseline | None, checker: str) -> TestReport | None:
+    reports = before.observation.reports if before else ()
+    return next((report for report in reports if report.checker == checker), None)
+
+
+def _counts(old: TestReport | None, new: TestReport | None) -> tuple[str, ...]:
+    def text(report: TestReport) -> str:
+        parts = {"passed": report.passed, "failed": report.failed, "skipped": report.skipped}
+        parts["deselected"] = report.deselected
+        return ", ".join(f"{count} {word}" for word, count in parts.items() if count or word == "passed")
+
+    before = "at the beginning: " + (text(old) if old else "no report")
+    return (before, "now: " + (text(new) if new else "no report"))
+
+
+def _why(check: CheckRun, seen: Observation) -> tuple[str, ...]:
+    names = [name for report in seen.reports for name in report.failed_names[:SHOWN]]
+    lines = [line for line in check.tail.splitlines() if line.strip()][-TAIL_LINES:]
+    end = f"exit {check.exit_code}" if check.exit_code is not None else check.status.value.replace("_", " ")
+    return (*names, *lines, end)
+
+
+def _line(file: ChangedFile) -> str:
+    return f"{file.change.value} {file.kind.value.replace('_', ' ')}: {file.path}"
+
+
+def verdict_of(findings: Sequence[ProofFinding]) -> ProofVerdict:
+    """Return what a proof says: findings that were announced are evidence only."""
+    return ProofVerdict.DOUBTED if any(not finding.announced for finding in findings) else ProofVerdict.PROVEN
+
+
+def evidence_lines(proof: Proof) -> tuple[str, ...]:
+    """Return what a person is shown of a doubted proof: each finding with what it is based on."""
+    lines: list[str] = []
+    for finding in proof.open_findings:
+        lines += [finding.text, *(f"  {line}" for line in finding.evidence)]
+    return tuple(lines)
