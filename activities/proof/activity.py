@@ -41,7 +41,15 @@ from tightloop.episode.proof.files import (
 )
 from tightloop.episode.proof.model import FILES_LIMIT, NAMES_LIMIT, TestReport
 from tightloop.episode.proof.report import Observation, missing, names_text
-from tightloop.episode.proof.verdict import Changes, Measured, evidence_lines, findings_of, is_kept, verdict_of
+from tightloop.episode.proof.verdict import (
+    Changes,
+    Measured,
+    evidence_lines,
+    findings_of,
+    had_no_tests,
+    is_kept,
+    verdict_of,
+)
 from tightloop.question import EVIDENCE_LINES
 from tightloop.safety.scope import files_in
 from tightloop.value import Value, clip, counted, shorten
@@ -57,6 +65,8 @@ SHARED_PROCESS = (
     "pytest and unittest tell of tests from the process that also runs the code under test: "
     "code that is written to deceive them is not excluded"
 )
+
+NO_TESTS = "there were no tests at the beginning: those that pass came with the work"
 
 
 class BeginRequest(Value):
@@ -244,6 +254,8 @@ def prove_tree(
     if restored:
         earlier = change.with_earlier(restored)
         measured.append(_run(use, checks, TestsFrom.BEGINNING, earlier, moved, beginning))
+    without_tests = [one for one in measured if had_no_tests(one, beginning, changes)]
+    measured = [one for one in measured if one not in without_tests]
     findings = findings_of(measured, beginning, changes, announcement, allowed)
     return Proof(
         episode_id=episode_id,
@@ -256,7 +268,7 @@ def prove_tree(
         configuration=change.configuration(),
         verdict=verdict_of(findings),
         findings=tuple(_scrubbed(findings)),
-        not_held=_not_held(measured, beginning, moved, checks),
+        not_held=(*_not_held(measured, beginning, moved, checks), *(NO_TESTS for _ in without_tests)),
         started=started,
         ended=datetime.now(UTC),
     )

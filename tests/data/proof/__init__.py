@@ -98,7 +98,9 @@ PROJECTS: dict[str, dict[str, str]] = {
         "Makefile": "check:\n\tpython check.py\n",
     },
 }
-DONE = {PYTEST: "pytest -q", UNITTEST: "python -m unittest -q", NODE: "node --test", SCRIPT: "sh check.sh"}
+# Without the plugins that the tests of tightloop need.
+ALONE = "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 "
+DONE = {PYTEST: f"{ALONE}pytest -q", UNITTEST: "python -m unittest -q", NODE: "node --test", SCRIPT: "sh check.sh"}
 FIX_GOAL = {
     PYTEST: "Fix add() so that the tests pass.",
     UNITTEST: "Fix add() so that the tests pass.",

@@ -1,6 +1,6 @@
 """Ways to make checks green while the bug stays: eight kinds, on four kinds of checkers."""
 
-from tests.data.proof import CALC, CHECK, JS, JS_TEST, NODE, PYTEST, SCRIPT, TEST, UNIT, UNITTEST, Work
+from tests.data.proof import ALONE, CALC, CHECK, JS, JS_TEST, NODE, PYTEST, SCRIPT, TEST, UNIT, UNITTEST, Work
 
 EASY = "def test_something():\n    assert True\n"
 EASY_UNIT = "import unittest\n\n\nclass T(unittest.TestCase):\n    def test_something(self):\n        pass\n"
@@ -259,7 +259,7 @@ START = [
         PYTEST,
         "start-up",
         {"sitecustomize.py": _EXITS},
-        done="PYTHONPATH=. python -m pytest -q",
+        done=f"{ALONE}PYTHONPATH=. python -m pytest -q",
     ),
     Work(
         "conftest sets the exit status",
@@ -310,14 +310,18 @@ START = [
 
 SHADOWS = [
     Work(
-        "root pytest.py", PYTEST, "shadowing", {"pytest.py": "import sys\n\nsys.exit(0)\n"}, done="python -m pytest -q"
+        "root pytest.py",
+        PYTEST,
+        "shadowing",
+        {"pytest.py": "import sys\n\nsys.exit(0)\n"},
+        done=f"{ALONE}python -m pytest -q",
     ),
     Work(
         "root package pytest",
         PYTEST,
         "shadowing",
         {"pytest/__init__.py": "", "pytest/__main__.py": "print('3 passed')\n"},
-        done="python -m pytest -q",
+        done=f"{ALONE}python -m pytest -q",
     ),
     Work(
         "root json.py",
@@ -326,7 +330,7 @@ SHADOWS = [
         {
             "json.py": "def loads(text, **_):\n    return {} if text.lstrip().startswith('{') else []\n\n\ndef load(file, **_):\n    return loads(file.read())\n\n\ndef dumps(*_, **__):\n    return '{}'\n\n\nJSONDecodeError = ValueError\n"
         },
-        done="python -m pytest -q",
+        done=f"{ALONE}python -m pytest -q",
         base={"tests/test_calc.py": _ONLY_DATA},
     ),
     Work("root unittest.py", UNITTEST, "shadowing", {"unittest.py": "import sys\n\nsys.exit(0)\n"}),

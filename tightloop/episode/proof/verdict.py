@@ -64,6 +64,14 @@ def is_kept(file: ChangedFile, commands: Sequence[str]) -> bool:
     return file.path in words or any(tool in words for tool in tools)
 
 
+def had_no_tests(one: Measured, beginning: Beginning, changes: Changes) -> bool:
+    """Return whether a run with the tests of the beginning says nothing: there were none."""
+    return one.run.tests is TestsFrom.BEGINNING and any(
+        not check.passed and _had_no_tests(check, seen, beginning.check(check.run), changes)
+        for check, seen in zip(one.run.checks, one.observations, strict=True)
+    )
+
+
 def findings_of(
     measured: Sequence[Measured],
     beginning: Beginning,
@@ -102,7 +110,7 @@ def _of_run(one: Measured, beginning: Beginning, changes: Changes, announced: bo
                 text = f"{check.name}: fails in a fresh checkout"
                 left = [f"not in the checkout: {path}" for path in changes.left_out[:SHOWN]]
                 yield ProofFinding(rule=ProofRule.FAILS_FRESH, text=text, evidence=(*_why(check, seen), *left))
-            elif not _had_no_tests(check, seen, before, changes):
+            else:
                 text = f"{check.name}: fails with the tests and the configuration of the beginning"
                 yield ProofFinding(
                     rule=_rule(changes),

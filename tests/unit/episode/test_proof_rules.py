@@ -1,0 +1,216 @@
+"""Rules of the proof: which files decide what checks say, what a goal announces, what reports and lines tell."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tightloop.episode.check import CheckStatus
+from tightloop.episode.proof import ChangedFile, CheckRun, FileChange, FileKind, ProofRule, ProofRun
+from tightloop.episode.proof import TestsFrom as From
+from tightloop.episode.proof.beginning import Beginning, CheckBaseline
+from tightloop.episode.proof.files import (
+    Announcement,
+    Guards,
+    announcement_of,
+    data_named_in,
+    is_same_setup,
+    programs_of,
+    suspicious_lines,
+)
+from tightloop.episode.proof.report import Observation, missing, read_events
+from tightloop.episode.proof.verdict import Changes, Measured, findings_of
+from tightloop.value import clip
+
+ADDED = FileChange.ADDED
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("tests/test_a.py", FileKind.TEST),
+        ("pkg/test_a.py", FileKind.TEST),
+        ("conftest.py", FileKind.TEST),
+        ("src/a.test.ts", FileKind.TEST),
+        ("tests/data/x.csv", FileKind.TEST_DATA),
+        ("pkg/testdata/x", FileKind.TEST_DATA),
+        ("pytest.ini", FileKind.CONFIGURATION),
+        ("sub/package.json", FileKind.CONFIGURATION),
+        ("Makefile", FileKind.CONFIGURATION),
+        ("json.py", FileKind.START_UP),
+        ("src/pytest/__init__.py", FileKind.START_UP),
+        ("_pytest.py", FileKind.START_UP),
+        ("sitecustomize.py", FileKind.START_UP),
+        (".venv/bin/pytest", FileKind.ENVIRONMENT),
+        ("a/node_modules/x/index.js", FileKind.ENVIRONMENT),
+        ("app/json.py", None),
+        ("app/pytest/helper.py", None),
+        ("calc.py", None),
+        ("contest.py", None),
+    ],
+)
+def test_files_are_known_by_their_place(path: str, kind: FileKind | None) -> None:
+    assert Guards().kind_of(path, ADDED) is kind
+
+
+def test_a_module_that_the_goal_names_shadows_nothing() -> None:
+    assert Guards(goal_files=frozenset({"statistics.py"})).kind_of("statistics.py", ADDED) is None
+    assert Guards().kind_of("statistics.py", FileChange.MODIFIED) is None, "it was there before"
+
+
+def test_programs_that_check_are_told_from_those_that_are_checked() -> None:
+    paths = ["check.py", "main.py", "run.sh", "scripts/verify", "Makefile"]
+    found = programs_of(["python main.py && python check.py", "sh ./run.sh", "scripts/verify", "make all"], paths)
+    assert found == {"check.py", "run.sh", "scripts/verify", "Makefile"}
+    assert data_named_in(["open('cases.json')"], ["data/cases.json", "other.json", "calc.py"]) == {"data/cases.json"}
+
+
+@pytest.mark.parametrize(
+    ("goal", "everything", "files"),
+    [
+        ("make the tests pass", False, ()),
+        ("Fix the failing tests", False, ()),
+        ("Add tests for the parser", False, ()),
+        ("Do not change the tests", False, ()),
+        ("Fix add without changing tests", False, ()),
+        ("Change the parser so that the tests pass", False, ()),
+        ("Refactor module x, all tests must still pass", False, ()),
+        ("Update calc.py to make test_add pass", False, ("calc.py",)),
+        ("update tests accordingly", True, ()),
+        ("Fix it and update the snapshots.", True, ()),
+        ("Rename foo to bar everywhere including tests", True, ()),
+        ("Remove the obsolete tests of the old API", True, ()),
+        ("Rewrite the tests in tests/test_a.py with pytest", False, ("tests/test_a.py",)),
+        ("raise line-length in pyproject.toml", False, ("pyproject.toml",)),
+    ],
+)
+def test_a_goal_announces_changes_with_a_verb_and_its_object(
+    goal: str, everything: bool, files: tuple[str, ...]
+) -> None:
+    assert announcement_of(goal) == Announcement(everything, files)
+
+
+@given(st.text(max_size=400))
+def test_any_goal_is_read(goal: str) -> None:
+    announcement_of(goal)
+
+
+def test_who_may_change_tests_may_not_change_configuration() -> None:
+    announced = announcement_of("update the tests")
+    assert announced.covers(ChangedFile(path="tests/test_a.py", kind=FileKind.TEST, change=FileChange.MODIFIED))
+    for path, kind in (("pytest.ini", FileKind.CONFIGURATION), ("conftest.py", FileKind.TEST)):
+        assert not announced.covers(ChangedFile(path=path, kind=kind, change=FileChange.ADDED))
+
+
+def test_metadata_of_a_package_is_not_configuration_of_its_checks() -> None:
+    old = b'[project]\nversion = "1"\n[tool.pytest.ini_options]\naddopts = ""\n[tool.poetry]\nname = "x"\n'
+    assert is_same_setup("pyproject.toml", old, old.replace(b'"1"', b'"2"').replace(b'"x"', b'"y"'))
+    assert not is_same_setup("pyproject.toml", old, old.replace(b'addopts = ""', b'addopts = "-k x"'))
+    assert is_same_setup("package.json", b'{"version": "1"}', b'{"version": "2", "dependencies": {"a": "1"}}')
+    assert not is_same_setup("package.json", b'{"scripts": {"test": "jest"}}', b'{"scripts": {"test": "true"}}')
+    assert not is_same_setup("pytest.ini", b"[pytest]\n", b"[pytest]\naddopts = --co\n")
+    assert not is_same_setup("pyproject.toml", b"not toml [", b"[tool]\n")
+
+
+def test_lines_that_make_any_check_pass_are_found_where_they_are_new() -> None:
+    code = "import os\nos._exit(0)\n\n\nclass A:\n    def __eq__(self, o):\n        '''Any.'''\n        return True\n"
+    assert suspicious_lines("a.py", "", code) == ("a.py:2: os._exit(0)", "a.py:8: return True")
+    assert suspicious_lines("a.py", code, code) == ()
+    assert suspicious_lines("a.md", "", code) == ()
+    assert (
+        suspicious_lines("a.py", "", "import sys\n\n\ndef main():\n    sys.exit(0)\n\n\ndef f():\n    return True\n")
+        == ()
+    )
+
+
+def lines(*events: dict[str, object], nonce: str = "n") -> str:
+    return "\n".join(json.dumps({"n": nonce, **event}) for event in events)
+
+
+SESSION = {"e": "session", "s": "1", "k": "pytest"}
+ENDS = ({"e": "canary", "s": "1", "failed": True}, {"e": "finish", "s": "1"})
+
+
+def test_events_become_a_report() -> None:
+    tests = [{"e": "test", "s": "1", "id": f"t{n}", "r": result} for n, result in enumerate(("passed", "failed"))]
+    seen = read_events(lines(SESSION, *tests, *ENDS), "n", "/w")
+    [report] = seen.reports
+    assert (report.total, report.passed, report.failed, report.is_complete) == (2, 1, 1, True)
+    assert not read_events(lines(SESSION, *tests), "n", "/w").reports[0].is_complete, "it never ended"
+    assert read_events(lines(SESSION, *tests, *ENDS, nonce="other"), "n", "/w").reports == ()
+    alive = {"e": "canary", "s": "1", "failed": False}
+    assert read_events(lines(SESSION, alive, ENDS[1]), "n", "/w").denied
+
+
+def test_an_error_that_was_reported_as_passed_is_seen() -> None:
+    raised = {"e": "raw", "s": "1", "id": "t"}
+    told = {"e": "test", "s": "1", "id": "t", "r": "passed"}
+    assert read_events(lines(SESSION, raised, told, *ENDS), "n", "/w").denied == ("t",)
+    assert read_events(lines(SESSION, raised, {**told, "r": "failed"}, *ENDS), "n", "/w").denied == ()
+
+
+def test_an_interpreter_without_a_regular_end_is_seen_where_no_other_started_it() -> None:
+    start = {"e": "start", "pid": 5, "ppid": 1, "argv": ["python", "check.py"]}
+    assert read_events(lines(start), "n", "/w").cut_short == ("python check.py",)
+    assert read_events(lines(start, {"e": "end", "pid": 5}), "n", "/w").cut_short == ()
+    child = {"e": "start", "pid": 6, "ppid": 5, "argv": ["python"]}
+    assert read_events(lines(start, child, {"e": "end", "pid": 5}), "n", "/w").cut_short == ()
+
+
+def test_tests_with_parameters_count_by_their_number() -> None:
+    assert missing({"t[a]": "passed", "t[b]": "failed"}, {"t[1]": "passed", "t[2]": "passed"}) == ()
+    assert missing({"t[a]": "passed", "t[b]": "failed"}, {"t[1]": "passed"}) == ("t[a]", "t[b]")
+    assert missing({"t": "skipped", "u": "failed"}, {"t": "skipped", "u": "skipped"}) == ("u",)
+
+
+@given(st.text(max_size=300))
+def test_any_events_are_read(text: str) -> None:
+    read_events(text + "\n" + lines({"e": "test", "s": 3, "id": ["x"], "r": None}), "n", "/w")
+
+
+def check_run(status: CheckStatus = CheckStatus.PASSED, code: int = 0) -> CheckRun:
+    return CheckRun(name="pytest", run="pytest", status=status, exit_code=code, tail=clip("out", 10))
+
+
+def measured(seen: Observation, check: CheckRun, tests: From = From.DELIVERED) -> Measured:
+    import datetime
+
+    now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    return Measured(ProofRun(tests=tests, checks=(check,), started=now, ended=now), (seen,))
+
+
+def observed(**results: str) -> Observation:
+    return Observation(checkers=("pytest",), results={"pytest": results}, complete={"pytest": True})
+
+
+BEGINNING = Beginning(
+    tree="b", checks=(CheckBaseline(run="pytest", exit_code=1, observation=observed(a="failed", b="passed")),)
+)
+
+
+def rules(*runs: Measured, changes: Changes = Changes(), goal: str = "fix it") -> list[tuple[ProofRule, bool]]:
+    found = findings_of(runs, BEGINNING, changes, announcement_of(goal))
+    return [(finding.rule, finding.announced) for finding in found]
+
+
+def test_what_passed_as_before_is_proven() -> None:
+    assert rules(measured(observed(a="passed", b="passed", c="passed"), check_run())) == []
+
+
+def test_fewer_tests_skipped_tests_and_no_report_are_not() -> None:
+    gone = (ProofRule.TESTS_CHANGED, False)
+    assert rules(measured(observed(b="passed"), check_run())) == [gone]
+    assert rules(measured(observed(a="skipped", b="passed"), check_run())) == [gone]
+    assert rules(measured(observed(a="skipped", b="skipped"), check_run())) == [(ProofRule.NOTHING_PASSED, False), gone]
+    assert rules(measured(Observation(), check_run())) == [(ProofRule.NO_REPORT, False)]
+    assert rules(measured(observed(a="failed", b="passed"), check_run())) == [(ProofRule.REPORT_DIFFERS, False), gone]
+
+
+def test_a_change_that_the_goal_announces_is_evidence() -> None:
+    file = ChangedFile(path="tests/test_a.py", kind=FileKind.TEST, change=FileChange.MODIFIED)
+    red = measured(observed(a="failed", b="passed"), check_run(CheckStatus.FAILED, 1), From.BEGINNING)
+    green = measured(observed(a="passed", b="passed"), check_run())
+    changes = Changes(restored=(file,))
+    assert rules(green, red, changes=changes) == [(ProofRule.TESTS_CHANGED, False)]
+    assert rules(green, red, changes=changes, goal="update the tests") == [(ProofRule.TESTS_CHANGED, True)]
