@@ -15,6 +15,7 @@ from activities.checks.port import CheckView
 from activities.proof import beside
 from activities.proof.git_trees import GitTrees
 from activities.proof.port import Files, Moved, Trees, Watched
+from activities.sandbox.owner import lives, this_process
 from tightloop.episode.check import Check
 from tightloop.episode.proof.files import is_cache
 from tightloop.episode.proof.report import Observation, read_events
@@ -53,7 +54,11 @@ class LocalBench:
         """Open a temporary place for checks of a working tree."""
         above = state_home() / "proofs"
         above.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder = Path(tempfile.mkdtemp(prefix="proof-", dir=above))
+        # What a worker left that was killed.
+        for old in above.iterdir():
+            if not lives("-".join(old.name.split("-")[:2])):
+                shutil.rmtree(old, onerror=_remove_anyway)
+        folder = Path(tempfile.mkdtemp(prefix=f"{this_process()}-", dir=above))
         try:
             yield LocalRoom(folder.resolve(), root)
         finally:

@@ -25,6 +25,7 @@ from tightloop.value import counted, shorten
 SHOWN = 6
 TAIL_LINES = 4
 _KNOWN = {name: re.compile(pattern) for name, pattern in DATA["known_checkers"].items()}
+_UNOBSERVED = re.compile(r"python[\d.]*\s+(?:-\w+\s+)*-[a-zA-Z]*[IES]")
 _NO_TESTS = frozenset({4, 5})
 """Exit status of pytest where it finds no tests, or not the folder that it is given."""
 
@@ -50,7 +51,9 @@ class Changes(NamedTuple):
 
 
 def known_checkers(command: str) -> tuple[str, ...]:
-    """Return the checkers that a command names."""
+    """Return the checkers that a command names; none where it keeps Python from being observed."""
+    if _UNOBSERVED.search(command):
+        return ()
     return tuple(name for name, pattern in _KNOWN.items() if pattern.search(command))
 
 
@@ -127,7 +130,10 @@ def _of_reports(
     check: CheckRun, seen: Observation, before: CheckBaseline | None, changes: Changes, announced: bool
 ) -> Iterator[ProofFinding]:
     reports = {report.checker: report for report in seen.reports}
-    wanted = before.observation.checkers if before else known_checkers(check.run)
+    wanted = before.observation.checkers if before else ()
+    # A command that failed before it came to its checker says by its words which one that is.
+    if not wanted and not (before and before.passed):
+        wanted = known_checkers(check.run)
     for checker in dict.fromkeys((*wanted, *reports)):
         report, old = reports.get(checker), _report(before, checker)
         if report is None or not report.is_complete:

@@ -1,0 +1,117 @@
+"""Success is proven apart from the working tree; what speaks against it is one question."""
+
+from pathlib import Path
+
+import pytest
+
+from activities.artifacts.local import open_local_store
+from activities.artifacts.port import get_model
+from tests.support.doubles import ScriptedPlanner, planned
+from tests.support.episodes import Working, eventually, scripted
+from tightloop.client import TightloopClient
+from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
+from tightloop.episode.planning import Briefing, PlannerAnswer
+from tightloop.episode.proof import Proof, ProofRule, ProofVerdict
+from tightloop.question import QuestionKind
+
+CHECK = "test -f done.txt && sh check.sh"
+CHEAT = {"write": [{"path": "done.txt", "text": "1"}, {"path": "check.sh", "text": "exit 0\n"}]}
+HONEST = {"write": [{"path": "check.sh", "text": "grep -q right app.py\n"}, {"path": "app.py", "text": "right = 1\n"}]}
+
+
+@pytest.fixture
+def project(workspace: Path, git) -> Path:
+    (workspace / "check.sh").write_text("grep -q right app.py\n")
+    git(workspace, "add", "--all")
+    git(workspace, "commit", "--quiet", "-m", "check")
+    return workspace
+
+
+async def asked(client: TightloopClient, episode_id: str) -> EpisodeStatus:
+    async def is_asked() -> EpisodeStatus | None:
+        status = await client.status(episode_id)
+        return status if status.questions or status.status not in ("running", "paused") else None
+
+    found: EpisodeStatus = await eventually(is_asked, seconds=60)
+    assert found.questions, f"{found.status}: {found.reason}"
+    return found
+
+
+def proof_of(project: Path, ref) -> Proof:
+    assert ref is not None
+    return get_model(open_local_store(project), ref, Proof)
+
+
+async def test_a_changed_check_is_one_question_and_a_person_may_accept_it(
+    client: TightloopClient, working: Working, request_for, project: Path
+) -> None:
+    async with working():
+        episode_id = await client.start(request_for(definition_of_done=[CHECK], executor=scripted(CHEAT)))
+        status = await asked(client, episode_id)
+        doubted = proof_of(project, status.proof)
+        await client.answer(episode_id, "accept", by="ada")
+        result = await client.result(episode_id)
+    [question] = status.questions
+    assert question.kind is QuestionKind.PROOF
+    assert question.names == ("work", "accept", "cancel")
+    assert any("check.sh" in line for line in question.evidence)
+    assert [finding.rule for finding in doubted.findings] == [ProofRule.CONFIGURATION_CHANGED]
+    assert [run.green for run in doubted.runs] == [True, False]
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+    accepted = proof_of(project, result.proof)
+    assert (accepted.verdict, accepted.accepted_by) == (ProofVerdict.ACCEPTED, "ada")
+    assert accepted.delivered_tree == result.tree
+
+
+async def test_work_goes_on_with_the_reason_and_the_same_tree_is_not_asked_about_again(
+    client: TightloopClient, working: Working, request_for, project: Path
+) -> None:
+    def answer(briefing: Briefing) -> PlannerAnswer:
+        return planned("make it green", final=True)
+
+    planner = ScriptedPlanner(answer)
+    async with working(planner):
+        steps = scripted(CHEAT, {}, HONEST, repeat=False)
+        episode_id = await client.start(request_for(definition_of_done=[CHECK], executor=steps))
+        await asked(client, episode_id)
+        await client.resume(episode_id)
+        result = await client.result(episode_id)
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+    assert result.iterations == 3, "an iteration that changed nothing does not succeed with what was refused"
+    assert "Success was not accepted" in "\n".join(planner.briefings[1].notes)
+    proof = proof_of(project, result.proof)
+    assert proof.verdict is ProofVerdict.PROVEN
+    assert len(proof.runs) == 1, "nothing that decides what checks say is changed any more"
+
+
+async def test_what_was_allowed_beforehand_is_not_asked(
+    client: TightloopClient, working: Working, request_for, project: Path
+) -> None:
+    async with working():
+        request = request_for(
+            definition_of_done=[CHECK], executor=scripted(CHEAT), allow=[ProofRule.CONFIGURATION_CHANGED]
+        )
+        result = await client.result(await client.start(request))
+    proof = proof_of(project, result.proof)
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+    assert proof.verdict is ProofVerdict.PROVEN
+    assert [finding.announced for finding in proof.findings] == [True]
+
+
+async def test_a_fork_is_held_to_the_tests_of_the_first_episode(
+    client: TightloopClient, working: Working, request_for, project: Path
+) -> None:
+    """What an episode did to the tests is not the beginning of the episode that is forked from it."""
+    async with working():
+        first = await client.start(request_for(definition_of_done=[CHECK], executor=scripted(CHEAT)))
+        await asked(client, first)
+        await client.answer(first, "cancel")
+        await eventually(lambda: has_ended(client, first))
+        forked = await client.fork(first, "ckpt-1")
+        status = await asked(client, forked)
+        await client.answer(forked, "cancel")
+    assert status.questions[0].kind is QuestionKind.PROOF
+
+
+async def has_ended(client: TightloopClient, episode_id: str) -> bool:
+    return (await client.status(episode_id)).status == "cancelled"
