@@ -11,6 +11,7 @@ from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model,
 from activities.checks.activity import run_check, verification_of
 from activities.checks.port import CheckRunner, CheckView
 from activities.proof.port import Bench, Files, Moved, Room, TreeFile, Trees
+from activities.proof.trees import HeldTrees
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
 from tightloop.artifact import ArtifactRef
@@ -131,7 +132,7 @@ class ProofActivities:
         with self._workspaces.hold(request.scope) as tree, self._bench.room(tree.root) as room:
             drift = tree.ensure(request.expected_tree)
             # Before the checks run: what they leave beside the tree is theirs.
-            tracked = self._bench.trees(tree.root).files(request.expected_tree)
+            tracked = HeldTrees(tree).files(request.expected_tree)
             manifest = self._bench.survey(tree.root, tracked)
             results, seen = [], []
             for check in checks:
@@ -201,7 +202,7 @@ class Proving:
     ) -> None:
         self.tree, self.store, self.runner, self.bench = tree, store, runner, bench
         self.cancelled, self.heartbeat = cancelled, heartbeat
-        self.trees = bench.trees(tree.root)
+        self.trees = HeldTrees(tree)
 
 
 def proved(store: ArtifactStore, proof: Proof) -> Proved:

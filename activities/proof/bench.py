@@ -13,7 +13,6 @@ from pathlib import Path
 
 from activities.checks.port import CheckView
 from activities.proof import beside
-from activities.proof.git_trees import GitTrees
 from activities.proof.port import Files, Moved, Trees, Watched
 from activities.sandbox.owner import lives, this_process
 from tightloop.episode.check import Check
@@ -36,10 +35,6 @@ _PACKAGE_SCRIPTS = re.compile(r"(?:^|[\s;&|(])(?:npm|pnpm|yarn|bun)\b")
 
 class LocalBench:
     """Makes proofs on this host."""
-
-    def trees(self, root: Path) -> Trees:
-        """Return the trees of the repository of a working tree."""
-        return GitTrees(root)
 
     def survey(self, root: Path, tracked: Iterable[str]) -> bytes:
         """Return a manifest of what lies in a working tree besides these files."""

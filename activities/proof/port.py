@@ -77,10 +77,6 @@ class Room(Protocol):
 class Bench(Protocol):
     """Where proofs are made on this host."""
 
-    def trees(self, root: Path) -> Trees:
-        """Return the trees of the repository of a working tree."""
-        ...
-
     def survey(self, root: Path, tracked: Iterable[str]) -> bytes:
         """Return a manifest of what lies in a working tree besides these files."""
         ...
