@@ -284,7 +284,7 @@ class _Difference:
     """What changed between two trees, and what of it decides what checks say."""
 
     def __init__(self, trees: Trees, base: str, delivered: str, goal: str, commands: list[str]) -> None:
-        self._trees = trees
+        self._trees, self._commands = trees, commands
         self.before, self.after = trees.files(base), trees.files(delivered)
         paths = sorted({*self.before, *self.after})
         self._changed = {
@@ -348,7 +348,7 @@ class _Difference:
         if not candidates:
             return frozenset()
         naming = [path for path in self.before if self._guards.kind_of(path) in (FileKind.TEST, FileKind.CONFIGURATION)]
-        return data_named_in(self._texts(self.before, naming).values(), candidates)
+        return data_named_in([*self._commands, *self._texts(self.before, naming).values()], candidates)
 
     def _guarded(self) -> Iterable[ChangedFile]:
         for path, change in self._changed.items():

@@ -35,10 +35,12 @@ class Iteration:
         """
         record = self._record
         while True:
+            is_first = not record.state.checked_tree
             if record.state.beginning is None:
                 record.apply(state_changes.with_beginning, *await self._proof.begin())
             elif record.state.checks is None or record.state.checked_tree != record.state.tree:
-                record.apply(state_changes.with_verification, await self._run_checks("checks before the next plan"))
+                verification = await self._run_checks("checks before the next plan", compare=not is_first)
+                record.apply(state_changes.with_verification, verification, baseline=is_first)
             else:
                 return
             if decisions.is_complete(record.state):
@@ -86,7 +88,7 @@ class Iteration:
         self._record.apply(state_changes.with_verification, verification)
         return verification
 
-    async def _run_checks(self, summary: str) -> Verification:
+    async def _run_checks(self, summary: str, *, compare: bool = True) -> Verification:
         record = self._record
         self._points.enter(EpisodePhase.VERIFYING)
         limit = timedelta(seconds=sum(check.timeout_s for check in record.request.definition_of_done))
@@ -95,7 +97,7 @@ class Iteration:
             lambda: VerifyRequest(
                 scope=record.scope,
                 expected_tree=record.state.tree,
-                previous=record.state.checks,
+                previous=record.state.checks if compare else None,
             ),
             ActivityOptions(summary, limit + GRACE, record.request.queues.workspace),
         )

@@ -18,7 +18,7 @@ _ENVIRONMENTS, _CACHES = frozenset(DATA["environment"]), frozenset(DATA["caches"
 _PACKAGE = DATA["package_parts"]
 _ANNOUNCED = {name: re.compile(text, re.IGNORECASE) for name, text in DATA["announced"].items()}
 _MODULES = sys.stdlib_module_names | frozenset(DATA["checker_modules"])
-_DATA_ENDINGS = frozenset(DATA["data_endings"])
+_DATA_ENDINGS, _EXPECTED = frozenset(DATA["data_endings"]), re.compile(DATA["expected_data"])
 _BETWEEN_CHARACTERS = 60
 _CHECKING = re.compile(r"(?i)check|test|verif|valid|assert|lint|\bci\b|spec|accept|smoke|gate|eval|grade|judge")
 _PROGRAM = re.compile(r"\.(?:py|pyw|js|mjs|cjs|ts|rb|pl|php|go|rs|java)$")
@@ -91,16 +91,30 @@ def programs_of(commands: Iterable[str], paths: Iterable[str]) -> frozenset[str]
     """
     words = {word.removeprefix("./") for command in commands for word in _WORD_ENDS.split(command)}
     words |= {name for tool, names in DATA["entry_files"].items() if tool in words for name in names}
-    return frozenset(path for path in paths if path in words and (not _PROGRAM.search(path) or _CHECKING.search(path)))
+    return frozenset(path for path in paths if path in words and _checks(path))
+
+
+def _checks(path: str) -> bool:
+    name = path.rpartition("/")[2]
+    # Of the rest, such as `log.txt`, a command may want to know whether it was written.
+    is_script = "." not in name or name.endswith((".sh", ".bash", ".mk"))
+    return is_script or (_PROGRAM.search(name) is not None and _CHECKING.search(path) is not None)
 
 
 def data_named_in(texts: Iterable[str], candidates: Iterable[str]) -> frozenset[str]:
     """Return the data files that a text names, by the last part of their path."""
-    wanted = {path: path.rpartition("/")[2] for path in candidates if path.rpartition(".")[2].lower() in _DATA_ENDINGS}
+    wanted = {path: path.rpartition("/")[2] for path in candidates if _is_data(path)}
     found: set[str] = set()
     for text in texts if wanted else ():
         found |= {path for path, name in wanted.items() if name in text}
     return frozenset(found)
+
+
+def _is_data(path: str) -> bool:
+    name = path.rpartition("/")[2]
+    return not _PROGRAM.search(name) and (
+        name.rpartition(".")[2].lower() in _DATA_ENDINGS or bool(_EXPECTED.search(name))
+    )
 
 
 # -- manifests with several purposes ----------------------------------------------------------------
