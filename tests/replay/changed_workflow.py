@@ -31,7 +31,7 @@ class WithOneMoreTimer(EpisodeWorkflow):
     @workflow.init
     def __init__(self, request: EpisodeInput) -> None:
         super().__init__(request)
-        self._iteration = WaitsBeforeChecks(self._record, self._points)
+        self._iteration = WaitsBeforeChecks(self._record, self._points, self._proof)
 
     @workflow.run
     async def run(self, request: EpisodeInput) -> EpisodeResult:
@@ -45,7 +45,7 @@ class WithAnotherActivity(EpisodeWorkflow):
     @workflow.init
     def __init__(self, request: EpisodeInput) -> None:
         super().__init__(request)
-        self._iteration = ChecksOnceMore(self._record, self._points)
+        self._iteration = ChecksOnceMore(self._record, self._points, self._proof)
 
     @workflow.run
     async def run(self, request: EpisodeInput) -> EpisodeResult:
