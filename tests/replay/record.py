@@ -132,10 +132,7 @@ def main() -> None:
     shutil.rmtree(state, ignore_errors=True)  # an earlier recording has checkpoints of the same episodes there
     HISTORIES.mkdir(exist_ok=True)
     for name in names:
-        # A state home of its own: nothing is left of an earlier recording, and it tells of no home.
-        with tempfile.TemporaryDirectory(prefix="tightloop-sample-state-") as state:
-            os.environ["TIGHTLOOP_HOME"] = state
-            asyncio.run(record(name, SCENARIOS[name]))
+        asyncio.run(record(name, SCENARIOS[name]))
 
 
 if __name__ == "__main__":
