@@ -1,4 +1,4 @@
-"""The processes of the server side: `python -m worker up | run | replay | demo | describe`."""
+"""The processes of the server side: `python -m worker up | run | replay | demo | describe | rerun`."""
 
 import argparse
 import asyncio
@@ -19,6 +19,7 @@ from worker.demo import run_demo
 from worker.describe import print_description
 from worker.encryption import turn_on
 from worker.replay import account, fetch_history, read_history, replay
+from worker.rerun import print_rerun
 from worker.up import collect_less_often, run_up, run_worker
 
 
@@ -55,6 +56,8 @@ async def _dispatch(arguments: argparse.Namespace, settings: Settings) -> int:
         await run_worker(settings, Role(arguments.role))
     elif arguments.command == "describe":
         await asyncio.to_thread(print_description, settings)
+    elif arguments.command == "rerun":
+        return 0 if await asyncio.to_thread(print_rerun, settings) else 1
     elif arguments.command == "demo":
         return await run_demo(settings, folder, settings_file=arguments.settings)
     else:
@@ -80,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--encrypt", action="store_true", help="turn payload encryption on, for workers and clients")
     run = commands.add_parser("run", help="workers for a server that is already there")
     run.add_argument("--role", choices=roles, default=Role.ALL.value)
+    commands.add_parser("rerun", help="run the commands of a proof again; JSON on standard input")
     commands.add_parser("demo", help="everything up, and one real episode on a sample repository")
     commands.add_parser("describe", help="what executors and sandboxes of this host can do, as JSON")
     again = commands.add_parser("replay", help="replay a history file or an episode against the current code")

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tightloop.cli.host.server_part import run_again
 from tightloop.cli.render.proof import proof_lines
 from tightloop.cli.render.terminal import remark, show, show_json
 from tightloop.cli.session import FAILED, AsJson, EpisodeId, session_of
@@ -15,8 +17,9 @@ from tightloop.client import CLOSED_STATUSES, Kind, TightloopClient
 from tightloop.client.proof.envelope import MOST_BYTES, seal, to_json
 from tightloop.client.proof.signing import NoSigningKeyError, sign, signing_key
 from tightloop.client.proof.statement import Result, statement_of
-from tightloop.client.proof.verify import Rules, Verified
+from tightloop.client.proof.verify import Point, Rules, Verified
 from tightloop.client.proof.verify import verify as verify_content
+from tightloop.episode.check import CheckStatus
 from tightloop.episode.model import EpisodeResult
 from tightloop.episode.proof import Proof
 from tightloop.errors import InvalidRequestError, ProofError
@@ -55,6 +58,7 @@ def proof(
 
 @app.command(rich_help_panel=PROOF)
 def verify(
+    context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="PROOF", help="File that `tightloop proof ID --output` wrote.")],
     repo: Annotated[Path, typer.Option(help="Top of the git working tree that it has to be about.")] = Path(),
     alone: Annotated[bool, typer.Option("--alone", help="Look at the proof only, and at no files.")] = False,
@@ -66,11 +70,25 @@ def verify(
     accepted: Annotated[
         bool, typer.Option("--accepted", help="So will one in which a person accepted what spoke against it.")
     ] = False,
+    run: Annotated[
+        bool,
+        typer.Option("--run", help="If all else holds, run its commands again, in a fresh checkout."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Verify a proof offline. Exit code 0: proven; 1: not; 2: wrong use."""
+    if alone and run:
+        raise InvalidRequestError("--run needs the files, so it cannot be used with --alone")
+    session = session_of(context)
+
+    def run_commands(root: Path, content: Path, commands: tuple[str, ...]) -> Iterator[Point]:
+        for done in run_again(session, root, content, commands):
+            passed = done["status"] == CheckStatus.PASSED
+            said = "" if passed or not done["tail"] else f": {done['tail']}"
+            yield Point(passed, f"run again in {done['sandbox'] or 'no sandbox'}: {done['run']} {done['status']}{said}")
+
     rules = Rules(None if alone else repo, allowed_signers, unsigned=unsigned, accepted=accepted)
-    found = verify_content(_content(file), rules)
+    found = verify_content(_content(file), rules, run_commands if run else None)
     _show(found, as_json=as_json)
     if not found.proven:
         raise typer.Exit(FAILED)

@@ -61,6 +61,24 @@ def described(session: Session) -> dict[str, Any]:
     return answer
 
 
+def run_again(session: Session, root: Path, content: Path, commands: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Run commands in a checkout, in the sandbox of this host; return how each ended.
+
+    Raises:
+        ServiceUnavailableError: the server part is not installed here, or cannot run them.
+    """
+    _check_installed()
+    wanted = json.dumps({"root": str(root), "content": str(content), "commands": commands})
+    command = [*_COMMAND, *_options(session), "rerun"]
+    done = subprocess.run(command, env=_environment(session), input=wanted, capture_output=True, text=True, check=False)
+    try:
+        results: list[dict[str, Any]] = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise ServiceUnavailableError(f"the commands were not run: {last.removeprefix('error: ')}") from None
+    return results
+
+
 def _check_installed() -> None:
     if importlib.util.find_spec("worker") is None or importlib.util.find_spec("workflows") is None:
         raise ServiceUnavailableError(

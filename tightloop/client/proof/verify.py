@@ -1,8 +1,10 @@
 """Checks a proof without a network: its form, its signature, and that the files here are those it is about."""
 
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tightloop.client.proof.envelope import Envelope, read_envelope
 from tightloop.client.proof.signing import allowed_signers, signer
@@ -20,6 +22,10 @@ class Point:
     holds: bool
     text: str
     """A sentence."""
+
+
+Run = Callable[[Path, Path, tuple[str, ...]], Iterable[Point]]
+"""Runs commands again: the working tree with its installed programs, a checkout, the commands."""
 
 
 @dataclass
@@ -53,8 +59,14 @@ class Rules:
     """So will one in which a person accepted what spoke against it."""
 
 
-def verify(content: bytes, rules: Rules) -> Verified:
+def verify(content: bytes, rules: Rules, run: Run | None = None) -> Verified:
     """Look at everything that a proof claims, as far as it can be read.
+
+    Args:
+        content: of the file.
+        rules: what counts.
+        run: runs the definition of done again on files that are the proven ones; not called where anything else
+            does not hold, because whoever wrote the proof chose the commands.
 
     Raises:
         InvalidRequestError: the repository or the file of allowed signers cannot be used.
@@ -70,9 +82,20 @@ def verify(content: bytes, rules: Rules) -> Verified:
             _check_result(found, found.statement, rules)
             if repository is not None:
                 _check_tree(found, found.statement, repository)
+                if run is not None and found.proven:
+                    _run_again(found, found.statement, repository, run)
         except ProofError as error:
             found.add(False, error.message)
     return found
+
+
+def _run_again(found: Verified, statement: Statement, repository: Repository, run: Run) -> None:
+    with TemporaryDirectory(prefix="tightloop-rerun-") as made:
+        content = Path(made).resolve() / "tree"
+        content.mkdir()
+        repository.check_out(statement.tree, content)
+        for point in run(repository.root, content, statement.commands):
+            found.points.append(point)
 
 
 def _check_signature(found: Verified, envelope: Envelope, rules: Rules, allowed: tuple[Path, ...]) -> None:

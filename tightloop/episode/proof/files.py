@@ -14,7 +14,7 @@ from tightloop.safety.scope import files_in
 from tightloop.value.toml import read_toml
 
 DATA = read_toml("tightloop.episode.proof", "files.toml")
-_ENVIRONMENTS, _CACHES = frozenset(DATA["environment"]), frozenset(DATA["caches"])
+ENVIRONMENTS, _CACHES = frozenset(DATA["environment"]), frozenset(DATA["caches"])
 _PACKAGE = DATA["package_parts"]
 _ANNOUNCED = {name: re.compile(text, re.IGNORECASE) for name, text in DATA["announced"].items()}
 _MODULES = sys.stdlib_module_names | frozenset(DATA["checker_modules"])
@@ -80,7 +80,7 @@ def is_cache(path: str) -> bool:
 
 def is_environment(path: str) -> bool:
     """Return whether a file or a folder lies in what holds installed programs and libraries."""
-    return not _ENVIRONMENTS.isdisjoint(path.split("/"))
+    return not ENVIRONMENTS.isdisjoint(path.split("/"))
 
 
 def programs_of(commands: Iterable[str], paths: Iterable[str]) -> frozenset[str]:
