@@ -1,13 +1,17 @@
 """Success is proven apart from the working tree; what speaks against it is one question."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from activities.artifacts.local import open_local_store
 from activities.artifacts.port import get_model
 from tests.support.doubles import ScriptedPlanner, planned
 from tests.support.episodes import Working, eventually, scripted
+from tests.support.proofs import make_key
+from tightloop.cli.main import app
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
 from tightloop.episode.planning import Briefing, PlannerAnswer
@@ -115,3 +119,30 @@ async def test_a_fork_is_held_to_the_tests_of_the_first_episode(
 
 async def has_ended(client: TightloopClient, episode_id: str) -> bool:
     return (await client.status(episode_id)).status == "cancelled"
+
+
+async def test_proof_of_an_episode_is_written_signed_and_verified_and_its_commands_run_again(
+    client: TightloopClient, working: Working, request_for, settings, project: Path, tmp_path: Path, monkeypatch
+) -> None:
+    key, file = make_key(tmp_path), tmp_path / "proof.json"
+    (tmp_path / "gitconfig").write_text(f"[gpg]\nformat = ssh\n[user]\nsigningkey = {key}\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+    fix = scripted({"write": [{"path": "app.py", "text": "right = 1\n"}, {"path": "crlf.txt", "text": "a\r\n"}]})
+
+    def command(*words: object) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["--address", settings.temporal.address, *map(str, words)])
+        return done.exit_code, done.output
+
+    async with working():
+        episode_id = await client.start(request_for(definition_of_done=["sh check.sh"], executor=fix))
+        await client.result(episode_id)
+        code, out = await asyncio.to_thread(command, "proof", episode_id, "--output", file)
+    assert code == 0, out
+    assert f"{episode_id}: PROVEN" in out
+    code, out = await asyncio.to_thread(command, "verify", file, "--repo", project, "--run")
+    assert code == 0, out
+    assert "signed by your-own-key" in out
+    assert "the files in" in out
+    assert "run again in bubblewrap: sh check.sh passed" in out
+    (project / "app.py").write_text("right = 2\n")
+    assert (await asyncio.to_thread(command, "verify", file, "--repo", project))[0] == 1
