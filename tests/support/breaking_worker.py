@@ -52,7 +52,9 @@ class Breaking(Executor):
 async def main(address: str, task_queue: str) -> None:
     """Work until stopped."""
     settings = parse_settings(
-        f"temporal: {{address: '{address}', task_queue: '{task_queue}'}}\nsandbox: {{unsafe_local: true}}\n", {}
+        f"temporal: {{address: '{address}', task_queue: '{task_queue}', authenticate: false}}\n"
+        "sandbox: {unsafe_local: true}\n",
+        {},
     )
     client = await connect(settings)
     planner, executor = ScriptedPlanner(), Breaking()

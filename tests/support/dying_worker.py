@@ -102,7 +102,7 @@ class DyingOutbox:
 async def main(address: str, task_queue: str, folder: str, place: str) -> None:
     """Work until stopped."""
     settings = parse_settings(
-        f"temporal: {{address: '{address}', task_queue: '{task_queue}'}}\n"
+        f"temporal: {{address: '{address}', task_queue: '{task_queue}', authenticate: false}}\n"
         # A worker that was killed keeps its workflows for so long.
         "worker: {sticky_timeout_s: 2}\nsandbox: {unsafe_local: true}\n",
         {},
