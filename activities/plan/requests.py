@@ -183,3 +183,8 @@ class SettleRequest(Value):
     cost_usd: float = 0.0
     tokens: int = 0
     api_calls: int = 0
+
+    @property
+    def scope(self) -> PlanScope:
+        """The plan that asks, as every request of an activity names it."""
+        return self.run.scope

@@ -21,6 +21,7 @@ from worker.build import surroundings
 
 NEVER = ["echo nope; false"]
 ELSEWHERE = scripted({"write": [{"path": "notes.txt", "text": "".join(f"{{n}} other {i}\n" for i in range(220))}]})
+CHEATING = scripted({"write": [{"path": "done.txt", "text": "1"}, {"path": "check.sh", "text": "exit 0\n"}]})
 LIMITED = scripted({"limit_tries": 3, "retry_after_s": 0.01})
 FORCE = planned("bring the branch up to date")
 assert FORCE.message is not None
@@ -39,6 +40,7 @@ KINDS: dict[QuestionKind, tuple[str, dict[str, Any]]] = {
     QuestionKind.FATAL: ("retry", {"executor": scripted({"status": "fatal", "error": "no key"})}),
     QuestionKind.PLANNER_GAVE_UP: ("retry", {}),
     QuestionKind.ALIGNMENT: ("refuse", {}),
+    QuestionKind.PROOF: ("work", {"definition_of_done": ["test -f done.txt && sh check.sh"], "executor": CHEATING}),
     QuestionKind.PERMISSION: ("deny", {"executor": {"name": "asking"}}),
     QuestionKind.CRASH: ("verify", {"executor": {"name": "breaking", "on_crash": "ask"}}),
     QuestionKind.WORK: ("failed", {"executor": {"name": "person"}}),
@@ -76,8 +78,19 @@ def ways(client: TightloopClient, temporal_client: Client, settings) -> Callable
 @pytest.mark.parametrize("name", ["client", "command", "update"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.value)
 async def test_every_kind_of_wait_is_answered_in_three_ways(
-    client: TightloopClient, working: Working, request_for, settings, ways, workspace: Path, kind: QuestionKind, name
+    client: TightloopClient,
+    working: Working,
+    request_for,
+    settings,
+    ways,
+    workspace: Path,
+    git,
+    kind: QuestionKind,
+    name,
 ) -> None:
+    (workspace / "check.sh").write_text("grep -q right app.py\n")
+    git(workspace, "add", "--all")
+    git(workspace, "commit", "--quiet", "-m", "check")
     option, changes = KINDS[kind]
     answer = PLANNERS.get(kind)
     planner = ScriptedPlanner(lambda _: answer) if answer is not None else ScriptedPlanner()
