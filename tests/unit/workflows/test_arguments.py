@@ -36,7 +36,7 @@ def activities() -> Iterator[Any]:
                 yield pytest.param(method, id=f"{holder.__name__}.{method.__name__}")
 
 
-@pytest.mark.parametrize("method", activities())
+@pytest.mark.parametrize("method", list(activities()))
 def test_activity_takes_one_request_that_names_its_scope(method: Any) -> None:
     [request] = [kind for name, kind in get_type_hints(method).items() if name != "return"]
     assert "scope" in request.model_fields or isinstance(getattr(request, "scope", None), property)
