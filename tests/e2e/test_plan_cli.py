@@ -207,8 +207,9 @@ def test_a_file_that_somebody_writes_meanwhile_is_saved_undone_and_told(shell: S
     assert not (shell.folder / "mine.txt").exists()
     found = re.search(r"were saved as tree (\w+) and undone", out)
     assert found is not None, out
-    git = ("git", "cat-file", "-p", f"{found[1]}:mine.txt")
-    assert subprocess.run(git, cwd=shell.folder, capture_output=True, check=True).stdout == b"mine"
+    [store] = Path(shell.stack.environment["TIGHTLOOP_HOME"]).glob(f"projects/{shell.folder.name}-*/trees")
+    git = ("git", f"--git-dir={store}", "cat-file", "-p", f"{found[1]}:mine.txt")
+    assert subprocess.run(git, capture_output=True, check=True).stdout == b"mine"
 
 
 def test_a_command_of_episodes_that_is_given_a_plan_says_so(shell: Shell) -> None:
