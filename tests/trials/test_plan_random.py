@@ -347,7 +347,7 @@ def _differ(found: dict[str, str], expected: dict[str, str]) -> str:
 def stand(address: str) -> Iterator[Stand]:
     """Open an event loop of its own, for hypothesis is not async, and a worker on the session's server."""
     queue = f"random-{uuid4().hex[:12]}"
-    settings = parse_settings(f"temporal: {{address: '{address}', task_queue: '{queue}'}}\n", {})
+    settings = parse_settings(f"temporal: {{address: '{address}', task_queue: '{queue}', authenticate: false}}\n", {})
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         client = runner.run(Client.connect(address, data_converter=DATA_CONVERTER))
         opened = Stand(runner, client, settings)
