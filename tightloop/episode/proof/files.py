@@ -26,6 +26,38 @@ _WORD_ENDS = re.compile(r"[\s=;&|()<>'\"`,:]+")
 _SENTENCE = re.compile(r"[.!?;:](?:\s|$)|\n")
 
 
+class _Patterns:
+    """Globs of the table, looked up by the parts of a path: a tree may have 50 000."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        bare = [pattern.removeprefix("**/") for pattern in patterns]
+        plain = [name for name in bare if "*" not in name]
+        self._parts = frozenset(
+            name for name, pattern in zip(bare, patterns, strict=True) if name in plain and pattern != name
+        )
+        self._roots = tuple(name for name in plain if name not in self._parts)
+        wild = [
+            "".join("[^/]*" if part == "*" else re.escape(part) for part in re.split(r"(\*)", name))
+            for name in bare
+            if "*" in name
+        ]
+        self._names = re.compile("|".join(wild) or r"(?!)")
+
+    def cover(self, path: str) -> bool:
+        """Return whether a pattern covers the path."""
+        parts = path.split("/")
+        if not self._parts.isdisjoint(parts) or self._names.fullmatch(parts[-1]):
+            return True
+        return any(path == root or path.startswith(f"{root}/") for root in self._roots) or any(
+            f"/{name}/" in f"/{path}/" for name in self._parts if "/" in name
+        )
+
+
+_TESTS, _TEST_DATA, _CONFIGURATION, _START_UP = (
+    _Patterns(DATA[name]) for name in ("tests", "test_data", "configuration", "start_up")
+)
+
+
 class Guards(NamedTuple):
     """What makes a file a part of the checks, besides its name."""
 
@@ -41,13 +73,13 @@ class Guards(NamedTuple):
         folder, _, name = path.rpartition("/")
         if is_environment(path):
             return FileKind.ENVIRONMENT
-        if fits(DATA["start_up"], path):
+        if _START_UP.cover(path):
             return FileKind.START_UP
-        if path in self.programs or fits(DATA["configuration"], path):
+        if path in self.programs or _CONFIGURATION.cover(path):
             return FileKind.CONFIGURATION
-        if path in self.named_data or fits(DATA["test_data"], path):
+        if path in self.named_data or _TEST_DATA.cover(path):
             return FileKind.TEST_DATA
-        if fits(DATA["tests"], path):
+        if _TESTS.cover(path):
             is_code = bool(_PROGRAM.search(name)) or "." not in name or name.startswith(".")
             return FileKind.TEST if is_code else FileKind.TEST_DATA
         shadows = change is FileChange.ADDED and path not in self.goal_files and name not in self.goal_files
@@ -70,7 +102,7 @@ def _shadowed(folder: str, name: str) -> bool:
 
 
 def _is_test_folder(path: str) -> bool:
-    return fits(DATA["tests"], f"{path}/x")
+    return _TESTS.cover(f"{path}/x")
 
 
 def is_cache(path: str) -> bool:
