@@ -64,7 +64,7 @@ def _ordinary(store: TreeStore, changes: Sequence[TreeChange]) -> dict[str, byte
         any(side is None for side in sides) for sides in zip(*((c.after, c.before) for c in changes), strict=True)
     )
     # What is gone and what is new may be a rename, which git finds.
-    if len(changes) > FILES or (gone and new) or not all(_PLAIN.fullmatch(change.path) for change in changes):
+    if len(changes) > FILES or (gone and new) or not all(_is_plain(change.path) for change in changes):
         return None
     sides = [side for change in changes for side in (change.before, change.after) if side is not None]
     if (
@@ -74,6 +74,11 @@ def _ordinary(store: TreeStore, changes: Sequence[TreeChange]) -> dict[str, byte
         return None
     contents = {side.id: store.read(side.id) for side in sides}
     return None if any(b"\0" in content for content in contents.values()) else contents
+
+
+def _is_plain(path: bytes) -> bool:
+    # Git cannot read back a patch with an empty file in a folder whose name ends with a space.
+    return _PLAIN.fullmatch(path) is not None and b" /" not in path
 
 
 def _tree(store: TreeStore, tree: str) -> pygit2.Tree:

@@ -4,13 +4,14 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 
 WHOLE = (
     "tests/e2e/",
+    "tests/integration/sandbox/test_growth.py",
     "tests/integration/test_client_surface.py",
     "tests/trials/test_ui.py",
     "tests/trials/test_demo.py",
     "tests/trials/test_plan_encrypted.py",
     "tests/trials/test_privacy.py",
 )
-"""Files whose tests share an installation or a server of their own: each goes to one process."""
+"""Files whose tests share an installation, a server or a disk of their own: each goes to one process."""
 
 
 class WholeFiles(LoadScopeScheduling):
