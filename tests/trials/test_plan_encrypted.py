@@ -30,6 +30,8 @@ from tightloop.errors import InvalidRequestError, ServiceUnavailableError
 from tightloop.plan.request import PlanOutcome, PlanRequest, PlanResult, PlanStatus
 
 pytestmark = pytest.mark.timeout(600)
+WITHOUT_KEYS = {"TIGHTLOOP_PRIVACY__ENCRYPT": "false", "TIGHTLOOP_TEMPORAL__AUTHENTICATE": "false"}
+"""Whoever has the keys reads what is encrypted, also where they encrypt nothing themselves."""
 WAIT_S = 120.0
 SECRET = "sk-" + "proj-7h2Jw9Rk4Mx61Vb35Qn80T"
 """Known for what it is: scrubbed where texts are."""
@@ -321,7 +323,9 @@ async def test_histories_hold_all_of_it_for_who_has_the_key(played: Played) -> N
 
 def test_files_of_the_server_logs_alerts_and_telemetry_hold_none_of_it(played: Played) -> None:
     root = played.stack.folder
-    kept = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    files = (path for path in root.rglob("*") if path.is_file() and "projects" not in path.relative_to(root).parts)
+    # What belongs to a project, its trees and artifacts, is the content itself.
+    kept = {str(path.relative_to(root)): path.read_bytes() for path in files}
     kept["alerts"] = b"".join(came.body for came in played.alerts.came)
     kept["spans and metrics"] = played.collector.raw
     assert {"temporal.db", "worker.log", "server.log"} <= kept.keys()
@@ -345,7 +349,7 @@ def test_commands_show_it_with_the_key_and_say_what_to_do_without(played: Played
 
     write_ring(tmp_path / "other.json", new_ring())
     sentences = {
-        "Use the same tightloop release and the same payload encryption": {"TIGHTLOOP_PRIVACY__ENCRYPT": "false"},
+        "Use the same tightloop release and the same payload encryption": WITHOUT_KEYS,
         "which is not among the keys here": {"TIGHTLOOP_PRIVACY__KEYS_FILE": str(tmp_path / "other.json")},
     }
     for sentence, variables in sentences.items():
@@ -368,7 +372,7 @@ def test_export_holds_everything_and_is_replayed_without_the_key(played: Played,
     assert b64encode(ENCRYPTED).decode() not in (folder / "history.json").read_text()
 
     played.typed("export", played.plan_id, "--out", str(file))
-    done = played.tightloop("replay", str(file), TIGHTLOOP_PRIVACY__ENCRYPT="false")
+    done = played.tightloop("replay", str(file), **WITHOUT_KEYS)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"of {played.plan_id}: the current code fits the history" in done.stdout
 
@@ -379,6 +383,6 @@ def test_plans_and_what_they_started_are_replayed_with_the_key_only(played: Play
         assert f"of {workflow}: the current code fits the history" in replayed
     assert missing(replayed, "question", "rationale", "because", "within") == []
     worker = (sys.executable, "-m", "worker", "replay", played.plan_id)
-    without = played.ran(worker, TIGHTLOOP_PRIVACY__ENCRYPT="false")
+    without = played.ran(worker, **WITHOUT_KEYS)
     assert (without.returncode, WORD in without.stdout + without.stderr) == (1, False)
     assert f"the history of {played.plan_id} cannot be decrypted here" in without.stderr

@@ -159,8 +159,12 @@ async def what_temporal_shows(address: str, episode_id: str) -> dict[str, bytes]
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """The server's database, all logs, and whatever else lies in the state folder but the keys."""
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "keys.json")
+    """The server's database, all logs, and whatever else lies in the state folder but keys and projects' own files."""
+    files = (
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "keys.json" and "projects" not in path.relative_to(folder).parts
+    )
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 

@@ -25,6 +25,8 @@ from worker.encryption import turn_on
 from worker.server import Owner, free_port, owner_file, temporal_binary
 
 pytestmark = pytest.mark.timeout(600)
+WITHOUT_KEYS = {"TIGHTLOOP_PRIVACY__ENCRYPT": "false", "TIGHTLOOP_TEMPORAL__AUTHENTICATE": "false"}
+"""Whoever has the keys reads what is encrypted, also where they encrypt nothing themselves."""
 PLANTED = "zebra-crossing-42"
 EPISODE = "codec-ui-1"
 
@@ -144,7 +146,7 @@ def test_up_encrypt_turns_encryption_on_for_the_commands_of_other_terminals(inst
         assert (installation.state / "keys.json").read_text() == key
         status = installation.tightloop("status", EPISODE, "--json")
         assert PLANTED in status.stdout, status.stderr
-        without = installation.tightloop("status", EPISODE, TIGHTLOOP_PRIVACY__ENCRYPT="false")
+        without = installation.tightloop("status", EPISODE, **WITHOUT_KEYS)
         assert PLANTED not in without.stdout + without.stderr
         assert PLANTED not in json.dumps(installation.history())
         variables = installation.tightloop("env").stdout
