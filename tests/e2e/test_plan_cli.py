@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from tests.support.stack.stack import Stack, shared_state, wait_for_port
 from tightloop.cli.main import app
+from tightloop.host import state_folder
 
 WAIT_S = 150
 PLAN = """\
@@ -207,7 +208,7 @@ def test_a_file_that_somebody_writes_meanwhile_is_saved_undone_and_told(shell: S
     assert not (shell.folder / "mine.txt").exists()
     found = re.search(r"were saved as tree (\w+) and undone", out)
     assert found is not None, out
-    [store] = Path(shell.stack.environment["TIGHTLOOP_HOME"]).glob(f"projects/{shell.folder.name}-*/trees")
+    store = Path(shell.stack.environment["TIGHTLOOP_HOME"]) / "projects" / state_folder(shell.folder).name / "trees"
     git = ("git", f"--git-dir={store}", "cat-file", "-p", f"{found[1]}:mine.txt")
     assert subprocess.run(git, capture_output=True, check=True).stdout == b"mine"
 
