@@ -15,7 +15,7 @@ from activities.executor.fallback import NoExecutor
 from activities.executor.person import PersonExecutor
 from activities.executor.port import Executor
 from activities.executor.scripted import ScriptedExecutor
-from activities.model_gateway.port import Gateway, Gateways, GatewaySpec
+from activities.model.gateway.port import Gateway, Gateways, GatewaySpec
 from activities.process import ProcessRequest
 from activities.sandbox.port import Fence, Sandbox
 from tightloop.errors import ExecutorError, SettingsError
@@ -140,7 +140,7 @@ class FenceWhenNeeded:
 
 def open_gateway(spec: GatewaySpec) -> AbstractContextManager[Gateway]:
     """Open a model gateway; see `Gateways`."""
-    from activities.model_gateway.server import serve_gateway
+    from activities.model.gateway.server import serve_gateway
 
     return serve_gateway(spec)
 

@@ -1,1 +1,1 @@
-"""Asking a language model for a JSON object: shared by the planner and the reflector."""
+"""Language models: asking one for a JSON object, and the gateway between an agent and its own model."""

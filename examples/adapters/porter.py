@@ -7,7 +7,7 @@ from typing import Any
 from activities.executor.agent.port import Ending, EventReader, Launch, ModelAccess
 from activities.executor.agent.program import find_program, version_of
 from activities.executor.port import Availability
-from activities.model_gateway.port import Wire
+from activities.model.gateway.port import Wire
 from tightloop.executor.model import EventKind, ExecutorEvent, ExecutorOutcome, ExecutorStatus, ResumeToken, WorkOrder
 
 

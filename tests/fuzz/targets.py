@@ -17,8 +17,8 @@ from activities.executor.agent.cli.codex_events import CodexReader
 from activities.executor.agent.cli.cursor_events import CursorReader
 from activities.executor.agent.port import Ending, EventReader
 from activities.executor.port import Delivered
+from activities.model.gateway.answer_reader import AnswerReader
 from activities.model.repair import read_object
-from activities.model_gateway.answer_reader import AnswerReader
 from activities.process.output import EventLines
 from tests.support.orders import order
 from tightloop.errors import ExpressionError, InvalidRequestError, MessageError, PlanError, SettingsError

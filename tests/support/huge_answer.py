@@ -81,8 +81,8 @@ def _client(url: str) -> dict[str, Any]:
 
 
 def _gateway(url: str) -> dict[str, Any]:
-    from activities.model_gateway.port import GatewaySpec, Wire
-    from activities.model_gateway.server import serve_gateway
+    from activities.model.gateway.port import GatewaySpec, Wire
+    from activities.model.gateway.server import serve_gateway
 
     with serve_gateway(GatewaySpec(wire=Wire.CHAT, upstream=url, key="sk-0123456789")) as gateway:
         place = urlsplit(gateway.base_url)

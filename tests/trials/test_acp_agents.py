@@ -15,8 +15,8 @@ import pytest
 
 from activities.executor.agent.acp.agents import AGENTS
 from activities.executor.agent.acp.executor import AcpExecutor
-from activities.model_gateway.port import Wire
-from activities.model_gateway.server import serve_gateway
+from activities.model.gateway.port import Wire
+from activities.model.gateway.server import serve_gateway
 from activities.sandbox.choose import choose_fence
 from activities.sandbox.port import Fence, SandboxUnavailableError
 from tests.support.agents.install import agent_program

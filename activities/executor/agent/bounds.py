@@ -10,7 +10,7 @@ from activities.executor.ending import (
     limited_outcome,
     timeout_outcome,
 )
-from activities.model_gateway.port import Gateway
+from activities.model.gateway.port import Gateway
 from tightloop.executor.limit import LimitKind
 from tightloop.executor.model import SUMMARY_CHARACTERS, ErrorKind, ExecutorChoice, ExecutorOutcome, LimitHit
 from tightloop.value import clip

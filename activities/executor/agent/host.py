@@ -9,7 +9,7 @@ from pathlib import Path
 
 from activities.executor.agent.port import Launch, ModelAccess, ModelUser
 from activities.executor.agent.record import looks_secret
-from activities.model_gateway.port import Gateway, Gateways, GatewaySpec
+from activities.model.gateway.port import Gateway, Gateways, GatewaySpec
 from activities.process import GRACE_S, Growth, ProcessRequest, search_path
 from activities.sandbox.port import MEBIBYTE, Fence, SandboxUnavailableError
 from activities.sandbox.unsafe import NoFence

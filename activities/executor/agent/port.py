@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from activities.executor.port import Availability
-from activities.model_gateway.port import Wire
+from activities.model.gateway.port import Wire
 from tightloop.executor.model import ExecutorEvent, ExecutorOutcome, ResumeToken, WorkOrder
 
 

@@ -13,8 +13,8 @@ from activities.executor.agent.cli.executor import AgentExecutor
 from activities.executor.agent.home import agent_home, copy_login, sweep_homes, write_files
 from activities.executor.agent.host import AgentHost
 from activities.executor.agent.record import EVENTS_FILE, RECORD_BYTES, RUNS_AT_MOST, run_folder, sweep_runs
-from activities.model_gateway.port import Wire
-from activities.model_gateway.server import serve_gateway
+from activities.model.gateway.port import Wire
+from activities.model.gateway.server import serve_gateway
 from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox
 from activities.sandbox.port import Fence
 from tests.support.agents.sample import SampleAdapter

@@ -14,8 +14,8 @@ import pytest
 from activities.executor.agent.acp.agents import AGENTS
 from activities.executor.agent.acp.executor import AcpExecutor
 from activities.executor.agent.record import run_folder
-from activities.model_gateway.port import Gateways, Wire
-from activities.model_gateway.server import serve_gateway
+from activities.model.gateway.port import Gateways, Wire
+from activities.model.gateway.server import serve_gateway
 from activities.sandbox.choose import choose_fence
 from tests.support.agents.install import agent_program
 from tests.support.fake_model import FakeModel, Fault, say, shell, write

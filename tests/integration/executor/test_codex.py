@@ -20,8 +20,8 @@ import pytest
 
 from activities.executor.agent.cli.codex import PLACEHOLDERS, CodexAdapter
 from activities.executor.agent.cli.executor import AgentExecutor
-from activities.model_gateway.port import Wire
-from activities.model_gateway.server import serve_gateway
+from activities.model.gateway.port import Wire
+from activities.model.gateway.server import serve_gateway
 from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox
 from tests.support.agents.install import agent_program
 from tests.support.fake_model import FakeModel, Fault, say, shell, write

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from activities.model_gateway.port import Cassette, GatewaySeen, GatewaySpec, Wire
-from activities.model_gateway.server import CALLS_AT_ONCE
+from activities.model.gateway.port import Cassette, GatewaySeen, GatewaySpec, Wire
+from activities.model.gateway.server import CALLS_AT_ONCE
 from tests.support.fake_model import FakeModel, Fault, say
 from tests.support.fake_model.exchange import Tokens
 from tests.support.model_gateway_client import (

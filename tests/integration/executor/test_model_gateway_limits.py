@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from activities.model_gateway.port import GatewaySpec, Wire
+from activities.model.gateway.port import GatewaySpec, Wire
 from tests.support.fake_model import FakeModel, Fault, say
 from tests.support.model_gateway_client import (
     KEY,

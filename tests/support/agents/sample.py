@@ -6,7 +6,7 @@ from pathlib import Path
 
 from activities.executor.agent.port import Ending, EventReader, Launch, ModelAccess
 from activities.executor.port import Availability
-from activities.model_gateway.port import Wire
+from activities.model.gateway.port import Wire
 from tightloop.executor.model import EventKind, ExecutorEvent, ExecutorOutcome, ExecutorStatus, ResumeToken, WorkOrder
 
 NAME = "sample"

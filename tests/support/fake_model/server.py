@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
 
-from activities.model_gateway.port import Wire
+from activities.model.gateway.port import Wire
 from tests.support.fake_model.chat import Chat
 from tests.support.fake_model.exchange import Answer, Failure, Json, Tokens, WireFormat, digest
 from tests.support.fake_model.fault import Fault, Trouble

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.model_gateway.answer_reader import LARGEST_EVENT_BYTES, AnswerReader, error_in, token_counts
-from activities.model_gateway.exchange import Call
-from activities.model_gateway.fingerprint import fingerprint
-from activities.model_gateway.meter import Meter, added
-from activities.model_gateway.port import GatewaySpec, Wire
-from activities.model_gateway.screen import Screen, forms
-from activities.model_gateway.wire import Route, credentials, find_route, refusal
+from activities.model.gateway.answer_reader import LARGEST_EVENT_BYTES, AnswerReader, error_in, token_counts
+from activities.model.gateway.exchange import Call
+from activities.model.gateway.fingerprint import fingerprint
+from activities.model.gateway.meter import Meter, added
+from activities.model.gateway.port import GatewaySpec, Wire
+from activities.model.gateway.screen import Screen, forms
+from activities.model.gateway.wire import Route, credentials, find_route, refusal
 from tightloop.executor.usage import Usage
 
 SSE = {"content-type": "text/event-stream; charset=utf-8"}

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from activities.executor.agent.codex_config import QUIET, model_settings, toml
 from activities.executor.agent.port import Launch, ModelAccess
-from activities.model_gateway.port import Wire
+from activities.model.gateway.port import Wire
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import AgentMode, ExecutorChoice
 from tightloop.value import Document

@@ -15,7 +15,7 @@ from activities.executor.agent.bounds import Bounds, Stop
 from activities.executor.agent.host import resume_preface
 from activities.executor.agent.record import RunRecord
 from activities.executor.port import Control
-from activities.model_gateway.port import Gateway, GatewaySeen
+from activities.model.gateway.port import Gateway, GatewaySeen
 from tightloop.errors import TightloopError
 from tightloop.executor.model import EventKind, ExecutorEvent, Progress, ResumeToken, WorkOrder
 from tightloop.executor.permission import PermissionRequest, decide

@@ -14,7 +14,7 @@ from activities.executor.agent.port import EventReader, Launch, ModelAccess
 from activities.executor.agent.program import check_program, find_program
 from activities.executor.options import read_options, refuse_questions
 from activities.executor.port import Availability
-from activities.model_gateway.port import Wire
+from activities.model.gateway.port import Wire
 from activities.process.tree import MARK
 from tightloop.executor.model import AgentMode, ResumeToken, WorkOrder
 from tightloop.host import state_home, user_file

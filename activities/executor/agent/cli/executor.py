@@ -14,7 +14,7 @@ from activities.executor.agent.record import EVENTS_FILE, Record, Redaction, run
 from activities.executor.ending import fatal_outcome
 from activities.executor.files import held_file
 from activities.executor.port import Availability, Control, Executor
-from activities.model_gateway.port import Gateway
+from activities.model.gateway.port import Gateway
 from activities.process import Reason, run_process
 from activities.sandbox.port import SandboxUnavailableError
 from tightloop.executor.model import ErrorKind, ExecutorOutcome, ExecutorStatus, ResumeToken, WorkOrder

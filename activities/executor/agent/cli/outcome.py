@@ -7,7 +7,7 @@ from activities.executor.agent.cli.watch import Watch
 from activities.executor.agent.port import Ending, EventReader
 from activities.executor.agent.record import Redaction
 from activities.executor.ending import early_outcome
-from activities.model_gateway.port import Gateway, GatewaySeen
+from activities.model.gateway.port import Gateway, GatewaySeen
 from activities.process import ProcessResult, Reason
 from tightloop.executor.model import ErrorKind, ExecutorChoice, ExecutorOutcome, ExecutorStatus
 from tightloop.executor.usage import Usage

@@ -8,7 +8,7 @@ from activities.executor.agent.bounds import Bounds, Stop
 from activities.executor.agent.port import EventReader
 from activities.executor.agent.record import NEEDED, Record, Redaction
 from activities.executor.port import Control
-from activities.model_gateway.port import Gateway
+from activities.model.gateway.port import Gateway
 from activities.process.output import BoundedOutput, EventLines
 from tightloop.executor.model import EventKind, ExecutorChoice, Progress, ResumeToken
 from tightloop.value import shorten

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 
-from activities.model_gateway.agent_connection import AgentConnection
-from activities.model_gateway.answer_reader import AnswerReader
-from activities.model_gateway.exchange import Answer, Call, NoAnswerError, Source
-from activities.model_gateway.meter import FAILED_FROM, Meter
-from activities.model_gateway.port import GatewaySpec
-from activities.model_gateway.wire import refusal
+from activities.model.gateway.agent_connection import AgentConnection
+from activities.model.gateway.answer_reader import AnswerReader
+from activities.model.gateway.exchange import Answer, Call, NoAnswerError, Source
+from activities.model.gateway.meter import FAILED_FROM, Meter
+from activities.model.gateway.port import GatewaySpec
+from activities.model.gateway.wire import refusal
 
 TURN_S = 60.0
 """Longest wait for the calls before it, where too many are made at once."""

@@ -7,10 +7,10 @@ from http import HTTPStatus
 
 import httpx2
 
-from activities.model_gateway.exchange import HOP_HEADERS, Answer, BrokenOffError, Call, NoAnswerError
-from activities.model_gateway.port import GatewaySpec
-from activities.model_gateway.screen import Screen
-from activities.model_gateway.wire import CREDENTIALS, key_header
+from activities.model.gateway.exchange import HOP_HEADERS, Answer, BrokenOffError, Call, NoAnswerError
+from activities.model.gateway.port import GatewaySpec
+from activities.model.gateway.screen import Screen
+from activities.model.gateway.wire import CREDENTIALS, key_header
 from activities.network import certificates, is_loopback
 from tightloop.value import shorten
 

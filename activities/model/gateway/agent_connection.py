@@ -7,7 +7,7 @@ from typing import Any
 
 import h11
 
-from activities.model_gateway.exchange import Headers, Request
+from activities.model.gateway.exchange import Headers, Request
 
 LARGEST_REQUEST_BYTES = 64 * 2**20
 ALL_REQUESTS_BYTES = 4 * LARGEST_REQUEST_BYTES

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode
 
-from activities.model_gateway.port import Wire
+from activities.model.gateway.port import Wire
 
 CREDENTIALS = frozenset({"authorization", "x-api-key", "x-goog-api-key", "api-key"})
 """Headers in which agents send what they hold for the provider's key."""

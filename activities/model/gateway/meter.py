@@ -9,8 +9,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from activities.model_gateway.answer_reader import AnswerReader
-from activities.model_gateway.port import GatewaySeen, GatewaySpec
+from activities.model.gateway.answer_reader import AnswerReader
+from activities.model.gateway.port import GatewaySeen, GatewaySpec
 from tightloop.executor.limit import LimitSignal
 from tightloop.executor.limit_matcher import detect
 from tightloop.executor.usage import Usage

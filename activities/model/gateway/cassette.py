@@ -9,9 +9,9 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from activities.model_gateway.exchange import Answer, BrokenOffError, Call, NoAnswerError, Source
-from activities.model_gateway.fingerprint import fingerprint, marks
-from activities.model_gateway.port import GatewaySpec
+from activities.model.gateway.exchange import Answer, BrokenOffError, Call, NoAnswerError, Source
+from activities.model.gateway.fingerprint import fingerprint, marks
+from activities.model.gateway.port import GatewaySpec
 from tightloop.errors import ExecutorError
 
 LARGEST_BODY_BYTES = 32 * 2**20

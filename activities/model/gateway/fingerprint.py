@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from activities.model_gateway.exchange import Call
-from activities.model_gateway.port import Wire
+from activities.model.gateway.exchange import Call
+from activities.model.gateway.port import Wire
 
 _UNASKED = ("client_metadata", "metadata", "prompt_cache_key", "safety_identifier", "user")
 """Top-level fields that say who asks, not what."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from http import HTTPStatus
 from urllib.parse import quote
 
-from activities.model_gateway.exchange import BrokenOffError, Headers, NoAnswerError
+from activities.model.gateway.exchange import BrokenOffError, Headers, NoAnswerError
 from activities.network import AnswerError, Unpacker
 
 LARGEST_ANSWER_BYTES = 64 * 2**20
