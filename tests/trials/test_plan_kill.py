@@ -61,7 +61,8 @@ def refactoring(*, recovers: bool) -> Plan:
         steps = {name: step for name, step in steps.items() if name not in ("careful-rename", "test-again")}
         steps["test"] = steps["test"].evolve(on_failure=None)
         steps["commit"] = steps["commit"].evolve(needs=("test",))
-    return plan.evolve(steps=tuple(steps.values()), on_failure=OnPlanFailure.COMPENSATE)
+    policy = plan.policy.evolve(write=(*plan.policy.write, COUNTS))
+    return plan.evolve(steps=tuple(steps.values()), policy=policy, on_failure=OnPlanFailure.COMPENSATE)
 
 
 @pytest.fixture(scope="module")
