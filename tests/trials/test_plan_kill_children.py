@@ -159,7 +159,7 @@ def check_tidy(left: Left) -> None:
     assert listed.stdout.count("worktree ") == 1, listed.stdout
     assert [path.name for path in state.glob("worktrees/*")] == []
     assert [path.name for path in state.glob("claims/*.json")] == []
-    assert len(list(state.glob("git/index-*"))) == 1
+    assert len(list(state.glob("trees/states/*"))) == 1
 
 
 async def check_workflows(client: Client, name: str) -> None:

@@ -181,16 +181,8 @@ class FaultyTree:
     def __init__(self, tree: WorkingTree, fault: Fault) -> None:
         self._tree, self._fault = tree, fault
 
-    @property
-    def root(self) -> Path:
-        return self._tree.root
-
-    @property
-    def processes_ended(self) -> int:
-        return self._tree.processes_ended
-
-    def snapshot(self) -> str:
-        return self._tree.snapshot()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tree, name)
 
     def restore(self, tree: str) -> None:
         self._tree.restore(tree)
@@ -198,15 +190,6 @@ class FaultyTree:
             self._fault.reached("acted")
         elif _here.get().startswith("settle-"):
             self._fault.reached("taken-over")
-
-    def ensure(self, expected: str) -> str | None:
-        return self._tree.ensure(expected)
-
-    def keep(self, name: str, tree: str) -> None:
-        self._tree.keep(name, tree)
-
-    def own_process(self, pid: int) -> None:
-        self._tree.own_process(pid)
 
 
 class FaultyWorkspaces:
