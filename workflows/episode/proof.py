@@ -2,7 +2,8 @@
 
 from datetime import timedelta
 
-from activities.proof.activity import AcceptRequest, BeginRequest, ProofActivities, ProveRequest
+from activities.proof.activity import ProofActivities
+from activities.proof.requests import AcceptRequest, BeginRequest, ProveRequest
 from tightloop.artifact import ArtifactRef
 from tightloop.episode.check import Verification
 from tightloop.episode.loop import state_changes

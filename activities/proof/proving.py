@@ -1,0 +1,111 @@
+"""The proof of a tree: what changed, the definition of done in fresh checkouts, and what speaks against it."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+
+from activities.artifacts.port import ArtifactStore, put_model
+from activities.proof.difference import Difference
+from activities.proof.port import Moved, TreeFile
+from activities.proof.requests import Proved
+from activities.proof.runs import Runs
+from activities.proof.trees import HeldTrees
+from tightloop.episode.check import Check
+from tightloop.episode.proof import FileKind, Proof, ProofFinding, ProofRule, TestsFrom
+from tightloop.episode.proof.beginning import Beginning
+from tightloop.episode.proof.files import announcement_of
+from tightloop.episode.proof.limits import NO_TESTS, not_held
+from tightloop.episode.proof.model import FILES_LIMIT
+from tightloop.episode.proof.verdict import (
+    Changes,
+    evidence_lines,
+    findings_of,
+    had_no_tests,
+    is_kept,
+    verdict_of,
+)
+from tightloop.question import EVIDENCE_LINES
+from tightloop.value import shorten
+from tightloop.value.scrub import scrub
+
+LINE_CHARACTERS = 200
+
+
+def proved(store: ArtifactStore, proof: Proof) -> Proved:
+    """Store a proof and return what of it travels through Temporal."""
+    found = list(proof.open_findings)
+    title = ""
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        title = f"the checks are green, but: {found[0].text}{more}"
+    lines = [*evidence_lines(proof), *(f"changed: {file.change.value} {file.path}" for file in proof.changed)]
+    shown = tuple(shorten(scrub(line), LINE_CHARACTERS) for line in lines[:EVIDENCE_LINES])
+    return Proved(proof=put_model(store, proof, name="proof"), verdict=proof.verdict, title=title, evidence=shown)
+
+
+def prove_tree(
+    use: Runs,
+    *,
+    episode_id: str,
+    goal: str,
+    checks: tuple[Check, ...],
+    delivered: str,
+    beginning: Beginning | None,
+    allowed: tuple[ProofRule, ...] = (),
+) -> Proof:
+    """Return the proof of a tree that is on disk and held.
+
+    Raises:
+        CancelledError: the activity was cancelled meanwhile.
+    """
+    started = datetime.now(UTC)
+    beginning = beginning or Beginning(tree=delivered, root=str(use.tree.root))
+    commands = [check.run for check in checks]
+    change = Difference(HeldTrees(use.tree), beginning.tree, delivered, goal, commands)
+    announcement = announcement_of(goal)
+    if ProofRule.TESTS_CHANGED in allowed:
+        announcement = announcement._replace(everything=True, files=(*announcement.files, "conftest.py"))
+    moved = _moved(use, beginning, change.after)
+    own = tuple(file for file in change.guarded if not is_kept(file, commands))
+    asked = tuple(file for file in own if not announcement.covers(file))
+    # Where everything was announced, the second run is evidence; otherwise it is about what was not.
+    restored = asked or own
+    installed = tuple(f"{file.change.value} {file.path}" for file in own if file.kind is FileKind.ENVIRONMENT)
+    changes = Changes(
+        restored=restored,
+        environment=(*moved.changed, *installed),
+        suspicious=change.suspicious(),
+        left_out=moved.left_out,
+    )
+    measured = [use.in_checkout(checks, TestsFrom.DELIVERED, change.after, moved, beginning)]
+    if restored:
+        earlier = change.with_earlier(restored)
+        measured.append(use.in_checkout(checks, TestsFrom.BEGINNING, earlier, moved, beginning))
+    without_tests = [one for one in measured if had_no_tests(one, beginning, changes)]
+    measured = [one for one in measured if one not in without_tests]
+    findings = findings_of(measured, beginning, changes, announcement, allowed)
+    return Proof(
+        episode_id=episode_id,
+        goal=shorten(goal, 2_000),
+        base_tree=beginning.tree,
+        delivered_tree=delivered,
+        runs=tuple(one.run for one in measured),
+        changed=change.guarded[:FILES_LIMIT],
+        changed_count=len(change.guarded),
+        configuration=change.configuration(),
+        verdict=verdict_of(findings),
+        findings=tuple(_scrubbed(findings)),
+        not_held=(*not_held(measured, beginning, moved.left_out, checks), *(NO_TESTS for _ in without_tests)),
+        started=started,
+        ended=datetime.now(UTC),
+    )
+
+
+def _scrubbed(findings: Iterable[ProofFinding]) -> Iterator[ProofFinding]:
+    for finding in findings:
+        yield finding.evolve(evidence=tuple(shorten(scrub(line), LINE_CHARACTERS) for line in finding.evidence))
+
+
+def _moved(use: Runs, beginning: Beginning, delivered: Mapping[str, TreeFile]) -> Moved:
+    if beginning.ignored is None or beginning.root != str(use.tree.root):
+        return Moved()
+    return use.bench.compare(use.tree.root, use.store.get(beginning.ignored), delivered)

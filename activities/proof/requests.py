@@ -1,0 +1,54 @@
+"""What the activities of the proof are asked for, and what they answer."""
+
+from activities.workspace.scope import EpisodeScope
+from tightloop.artifact import ArtifactRef
+from tightloop.episode.check import Verification
+from tightloop.episode.proof import ProofVerdict
+from tightloop.value import Value
+
+
+class BeginRequest(Value):
+    """The tree before the first plan."""
+
+    scope: EpisodeScope
+    expected_tree: str
+    inherited: ArtifactRef | None = None
+    """The beginning of the episode that this one was forked from: its tests count."""
+    compare_with: ArtifactRef | None = None
+    """The report before this one."""
+
+
+class Begun(Value):
+    """What the checks say, and what is kept to compare with."""
+
+    verification: Verification
+    beginning: ArtifactRef
+
+
+class ProveRequest(Value):
+    """A tree on which all checks passed."""
+
+    scope: EpisodeScope
+    expected_tree: str
+    beginning: ArtifactRef | None = None
+
+
+class Proved(Value):
+    """A stored proof, and what a person has to know of it."""
+
+    proof: ArtifactRef
+    verdict: ProofVerdict
+    title: str = ""
+    """What speaks against it, in a sentence; empty where nothing does."""
+    evidence: tuple[str, ...] = ()
+    """At most as many lines as a question has."""
+    drift: str | None = None
+    attempt: int = 1
+
+
+class AcceptRequest(Value):
+    """A person's word on a doubted proof."""
+
+    scope: EpisodeScope
+    proof: ArtifactRef
+    by: str = "operator"
