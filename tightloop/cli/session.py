@@ -18,7 +18,7 @@ from temporalio.client import Interceptor
 from tightloop.cli.render.terminal import show_either
 from tightloop.cli.request import given
 from tightloop.client import CLOSED_STATUSES, Kind, Status, TightloopClient
-from tightloop.client.starting import LAST
+from tightloop.client.finding import LAST
 from tightloop.errors import ServiceUnavailableError, SettingsError
 from tightloop.host import load_settings
 from tightloop.settings import Settings

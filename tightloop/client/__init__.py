@@ -9,10 +9,10 @@ It speaks to Temporal by workflow name, so that the `tightloop` wheel alone is e
     result = await client.result(episode_id)
 """
 
-from tightloop.client.calls import Poller, registration_commands
+from tightloop.client.calls import Poller
 from tightloop.client.client import TightloopClient
-from tightloop.client.closing import Result, Status
-from tightloop.client.execution import CLOSED_STATUSES, OPEN_STATUSES, Kind, Summary
+from tightloop.client.execution import CLOSED_STATUSES, OPEN_STATUSES, Kind, Summary, registration_commands
+from tightloop.client.following import Result, Status
 from tightloop.episode.model import EpisodeRequest, EpisodeResult, EpisodeStatus
 from tightloop.plan.request import PlanRequest, PlanResult, PlanStatus
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import difflib
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -18,8 +18,6 @@ from pydantic import BaseModel
 from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.client import (
     Client,
-    WorkflowContinuedAsNewError,
-    WorkflowFailureError,
     WorkflowQueryFailedError,
     WorkflowUpdateFailedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
@@ -35,7 +33,6 @@ from temporalio.converter import DataConverter, WorkflowSerializationContext
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from tightloop.client.closing import RESULT_TYPES, Result, failed_result
 from tightloop.client.connection import RETRY_SECONDS, no_answer
 from tightloop.client.encryption import open_all
 from tightloop.client.execution import (
@@ -47,6 +44,7 @@ from tightloop.client.execution import (
     Kind,
     moment,
     read_execution,
+    registration_commands,
 )
 from tightloop.client.sealing import sealing_as
 from tightloop.errors import (
@@ -123,7 +121,7 @@ class Calls:
         request = service.DescribeWorkflowExecutionRequest(
             namespace=self.client.namespace, execution=common.WorkflowExecution(workflow_id=workflow_id)
         )
-        async with self._bounded(workflow_id, CALL_TIMEOUT):
+        async with self.bounded(workflow_id, CALL_TIMEOUT):
             # Not the SDK's `describe`: it (1.35) raises ValueError for a workflow that Temporal itself has paused.
             answer = await self.client.workflow_service.describe_workflow_execution(
                 request, retry=True, timeout=CALL_TIMEOUT
@@ -142,7 +140,7 @@ class Calls:
             InvalidRequestError: an open workflow has this id.
         """
         try:
-            async with self._bounded(workflow_id, CALL_TIMEOUT):
+            async with self.bounded(workflow_id, CALL_TIMEOUT):
                 with sealing_as(SealKind.START):
                     await self.client.start_workflow(
                         workflow_type,
@@ -162,23 +160,6 @@ class Calls:
                 f"{workflow_id} is already open. Choose another id, or look at it: tightloop status {workflow_id}"
             ) from error
 
-    async def end_of_run(self, seen: Execution) -> None:
-        """Wait until a run ends, however it does; returns early when Temporal cannot be reached."""
-        handle = self.client.get_workflow_handle(seen.id, run_id=seen.run_id)
-        with contextlib.suppress(WorkflowFailureError, WorkflowContinuedAsNewError, RPCError):
-            await handle.result(follow_runs=False)
-
-    async def result(self, seen: Execution) -> Result:
-        """Return the result of a closed run, however it ended."""
-        kind: type[Any] = RESULT_TYPES[seen.kind]
-        handle = self.client.get_workflow_handle(seen.id, run_id=seen.run_id, result_type=kind)
-        try:
-            async with self._bounded(seen.id, CALL_TIMEOUT):
-                result: Result = await handle.result(follow_runs=False, rpc_timeout=CALL_TIMEOUT)
-        except WorkflowFailureError as error:
-            return failed_result(error.cause, seen)
-        return result
-
     async def query(self, workflow_id: str, name: str, result_type: type[T], *arguments: Any) -> T:
         """Ask the workflow, which needs a worker.
 
@@ -187,7 +168,7 @@ class Calls:
         """
         handle = self.client.get_workflow_handle(workflow_id)
         try:
-            async with self._bounded(workflow_id, self._query_timeout, worker=True):
+            async with self.bounded(workflow_id, self._query_timeout, worker=True):
                 answer: T = await handle.query(
                     name, args=arguments, result_type=result_type, rpc_timeout=self._query_timeout
                 )
@@ -207,7 +188,7 @@ class Calls:
             InvalidRequestError: the workflow is closed.
         """
         handle = self.client.get_workflow_handle(workflow_id)
-        async with self._bounded(workflow_id, CALL_TIMEOUT):
+        async with self.bounded(workflow_id, CALL_TIMEOUT):
             with sealing_as(SealKind.MESSAGE):
                 await handle.signal(name, argument, rpc_timeout=CALL_TIMEOUT)
 
@@ -219,7 +200,7 @@ class Calls:
             ServiceUnavailableError: no worker answers.
         """
         try:
-            async with self._bounded(workflow_id, timeout, worker=True):
+            async with self.bounded(workflow_id, timeout, worker=True):
                 answer = await self._update(workflow_id, name, argument, timeout)
         except WorkflowUpdateFailedError as error:
             raise _refused_update(error.cause, workflow_id) from error
@@ -250,7 +231,7 @@ class Calls:
     async def history(self, workflow_id: str) -> str:
         """Return the newest run's history as JSON, as Temporal's own tools write it, decrypted."""
         handle = self.client.get_workflow_handle(workflow_id)
-        async with self._bounded(workflow_id, HISTORY_TIMEOUT):
+        async with self.bounded(workflow_id, HISTORY_TIMEOUT):
             history = await handle.fetch_history(rpc_timeout=CALL_TIMEOUT)
             # The SDK leaves the payloads of a fetched history as the server has them.
             if codec := self.client.data_converter.payload_codec:
@@ -274,7 +255,7 @@ class Calls:
             request = service.ListWorkflowExecutionsRequest(
                 namespace=self.client.namespace, page_size=_PAGE, next_page_token=token, query=query
             )
-            async with self._bounded("", CALL_TIMEOUT):
+            async with self.bounded("", CALL_TIMEOUT):
                 page = await self.client.workflow_service.list_workflow_executions(
                     request, retry=True, timeout=CALL_TIMEOUT
                 )
@@ -301,12 +282,12 @@ class Calls:
 
     # -- the installation -----------------------------------------------------------------------
 
-    async def search_attributes(self) -> frozenset[str]:
-        """Return the names of the search attributes that the namespace knows."""
+    async def missing_search_attributes(self) -> tuple[str, ...]:
+        """Return the search attributes of ours that the namespace does not know."""
         request = operatorservice.ListSearchAttributesRequest(namespace=self.client.namespace)
-        async with self._bounded("", CALL_TIMEOUT):
+        async with self.bounded("", CALL_TIMEOUT):
             answer = await self.client.operator_service.list_search_attributes(request, timeout=CALL_TIMEOUT)
-        return frozenset(answer.custom_attributes)
+        return tuple(name for name in SEARCH_ATTRIBUTES if name not in answer.custom_attributes)
 
     async def pollers(self, queue: str) -> tuple[Poller, ...]:
         """Return who polls a task queue for workflows or activities, without those that are gone."""
@@ -315,7 +296,7 @@ class Calls:
             request = service.DescribeTaskQueueRequest(
                 namespace=self.client.namespace, task_queue=taskqueue.TaskQueue(name=queue), task_queue_type=kind
             )
-            async with self._bounded("", CALL_TIMEOUT):
+            async with self.bounded("", CALL_TIMEOUT):
                 answer = await self.client.workflow_service.describe_task_queue(request, timeout=CALL_TIMEOUT)
             for poller in answer.pollers:
                 found[poller.identity] = Poller(poller.identity, moment(poller.last_access_time))
@@ -325,7 +306,14 @@ class Calls:
     # -- translation ----------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _bounded(self, workflow_id: str, limit: timedelta, *, worker: bool = False) -> AsyncIterator[None]:
+    async def bounded(self, workflow_id: str, limit: timedelta, *, worker: bool = False) -> AsyncIterator[None]:
+        """Bound a call in time and translate its failure.
+
+        Args:
+            workflow_id: the workflow that is called; empty where none is.
+            limit: after which the call counts as not answered.
+            worker: a worker has to answer, not Temporal alone.
+        """
         try:
             # The SDK retries an unreachable server for 3 s; the deadline here only backs that up.
             async with asyncio.timeout(limit.total_seconds() + RETRY_SECONDS):
@@ -407,9 +395,3 @@ def _refused_call(message: str) -> TightloopError:
         f"Temporal refuses: {message}. The search attributes of tightloop are not registered in this namespace. "
         f"`tightloop up` does it, or by hand: {'; '.join(registration_commands())}"
     )
-
-
-def registration_commands(names: Iterable[str] = tuple(SEARCH_ATTRIBUTES)) -> list[str]:
-    """Return the commands that make our search attributes known to a namespace."""
-    command = "temporal operator search-attribute create"
-    return [f"{command} --name {name} --type {SEARCH_ATTRIBUTES[name]}" for name in names]

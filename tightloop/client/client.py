@@ -1,24 +1,23 @@
 """The typed client: start, look at and steer episodes and plans."""
 
-import asyncio
 import builtins
-import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 from temporalio.client import Client, Interceptor
 from temporalio.converter import DataConverter
 
-from tightloop.client.calls import QUERY_TIMEOUT, Calls, Poller
-from tightloop.client.closing import STATUS_TYPES, Result, Status, closed_status, outline
+from tightloop.client import finding, following
+from tightloop.client.calls import QUERY_TIMEOUT, UPDATE_TIMEOUT, Calls, Poller
 from tightloop.client.connection import connect as open_connection
 from tightloop.client.encryption import data_converter as converter_of
-from tightloop.client.execution import CLOSED_STATUSES, OPEN_STATUSES, SEARCH_ATTRIBUTES, Execution, Kind, Summary
-from tightloop.client.starting import LAST, choose_id, memo_of, queues_of
+from tightloop.client.execution import Kind, Summary, memo_of
+from tightloop.client.finding import choose_id, described
+from tightloop.client.following import PATIENCE, POLL_INTERVAL, OnSilence, Result, Status
 from tightloop.episode.check import Check
 from tightloop.episode.checkpoint import CheckpointRecord
-from tightloop.episode.control import ExecutorAmendment, read_restore
+from tightloop.episode.control import Amendment, ExecutorAmendment, read_restore
 from tightloop.episode.model import (
     WORKFLOW_TYPE,
     EpisodeInput,
@@ -27,21 +26,13 @@ from tightloop.episode.model import (
     RestoreTarget,
     TimelineEntry,
 )
-from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ServiceUnavailableError
 from tightloop.plan.engine.state import PlanEvent
 from tightloop.plan.input import PlanInput
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE, PlanRequest, StepLine, StepPage
 from tightloop.settings import Settings
 
-POLL_INTERVAL = timedelta(milliseconds=500)
-PATIENCE = timedelta(minutes=10)
-"""How long `watch` and `result` wait while nobody answers: a restart of the server, or of the worker."""
 REPLAN_TIMEOUT = timedelta(minutes=15)
 """A planner may have to write the revision."""
-_RESOLVE_AMONG = 500
-
-OnSilence = Callable[[ServiceUnavailableError], None]
-T = TypeVar("T")
 
 
 class TightloopClient:
@@ -106,36 +97,27 @@ class TightloopClient:
 
     async def _start(self, workflow_id: str, start: EpisodeInput | PlanInput) -> str:
         start.check()
-        start = start.evolve(queues=queues_of(start.queues, self._settings.queues))
-        if isinstance(start, PlanInput):
-            workflow_type, memo = PLAN_WORKFLOW_TYPE, memo_of(start.title, start.workspace)
-        else:
-            workflow_type, memo = WORKFLOW_TYPE, memo_of(start.goal, start.workspace, start.executor.name)
-        task_queue = self._settings.temporal.task_queue
-        await self._calls.start(workflow_id, workflow_type, start, task_queue=task_queue, memo=memo)
+        start = start.evolve(queues=self._settings.queues.fill(start.queues))
+        await self._calls.start(
+            workflow_id,
+            PLAN_WORKFLOW_TYPE if isinstance(start, PlanInput) else WORKFLOW_TYPE,
+            start,
+            task_queue=self._settings.temporal.task_queue,
+            memo=memo_of(start),
+        )
         return workflow_id
 
     # -- look -----------------------------------------------------------------------------------
 
     async def status(self, workflow_id: str) -> Status:
         """Return a snapshot; for a closed workflow also when no worker is there."""
-        seen = await self._calls.describe(workflow_id)
-        if seen.frozen:
-            return outline(seen)
-        if seen.is_open:
-            return await self._calls.query(workflow_id, "status", STATUS_TYPES[seen.kind])
-        result = await self._calls.result(seen)
-        try:
-            answered = await self._calls.query(workflow_id, "status", STATUS_TYPES[seen.kind])
-        except ServiceUnavailableError:
-            answered = outline(seen)
-        return closed_status(answered, seen, result)
+        return await following.status_of(self._calls, workflow_id)
 
     async def summary(self, workflow_id: str) -> Summary:
         """Return what Temporal itself knows, without asking a worker."""
         return (await self._calls.describe(workflow_id)).summary
 
-    async def watch(
+    def watch(
         self,
         workflow_id: str,
         *,
@@ -156,17 +138,7 @@ class TightloopClient:
         Raises:
             ServiceUnavailableError: nobody answered for longer than `patience` (retryable).
         """
-        shown: dict[str, Any] | None = None
-        while True:
-            status = await _patiently(lambda: self.status(workflow_id), patience, poll, on_silence)
-            # Working time is left out: it changes with every look.
-            seen = status.model_dump(exclude={"spent": {"wall_time"}})
-            if seen != shown:
-                shown = seen
-                yield status
-            if status.status in CLOSED_STATUSES:
-                return
-            await asyncio.sleep(poll.total_seconds())
+        return following.changes(self._calls, workflow_id, poll=poll, patience=patience, on_silence=on_silence)
 
     async def result(self, workflow_id: str, *, patience: timedelta = PATIENCE) -> Result:
         """Wait for the end and return the result, however the workflow ended.
@@ -177,12 +149,7 @@ class TightloopClient:
         Raises:
             ServiceUnavailableError: Temporal did not answer for longer than `patience` (retryable).
         """
-        while True:
-            seen = await _patiently(lambda: self._calls.describe(workflow_id), patience, POLL_INTERVAL, None)
-            if not seen.is_open:
-                return await self._calls.result(seen)
-            # Another run may follow this one: after a restore, a reset, or much work.
-            await self._calls.end_of_run(seen)
+        return await following.end(self._calls, workflow_id, patience=patience)
 
     async def list(
         self, status: str | None = None, limit: int = 50, *, kind: Kind | str | None = None
@@ -197,17 +164,7 @@ class TightloopClient:
         Raises:
             InvalidRequestError: there is no such status.
         """
-        if status is not None and status not in (statuses := OPEN_STATUSES + CLOSED_STATUSES):
-            raise InvalidRequestError(f"there is no status {status!r}. Known statuses: {', '.join(statuses)}")
-        rows: builtins.list[Summary] = []
-        executions = self._calls.executions(kind=Kind(kind) if kind else None, only_open=status in OPEN_STATUSES)
-        async with contextlib.aclosing(executions) as found:
-            async for seen in found:
-                if len(rows) >= limit:
-                    break
-                if status is None or seen.status == status:
-                    rows.append(seen.summary)
-        return tuple(sorted(rows, key=lambda row: row.started.timestamp() if row.started else 0.0, reverse=True))
+        return await finding.newest(self._calls, status, limit, Kind(kind) if kind else None)
 
     async def resolve(self, reference: str, *, kind: Kind | None = None) -> str:
         """Return the id that a person means: an id, its unambiguous beginning, or `last`.
@@ -222,41 +179,28 @@ class TightloopClient:
             EpisodeNotFoundError: nothing fits.
             InvalidRequestError: more than one fits, or the id is that of the other kind.
         """
-        if reference != LAST:
-            with contextlib.suppress(EpisodeNotFoundError):
-                return (await self._described(reference, kind)).id
-        rows = await self.list(limit=_RESOLVE_AMONG, kind=kind)
-        if reference == LAST:
-            fitting = [row.id for row in rows if not row.parent][:1]
-        else:
-            fitting = [row.id for row in rows if row.id.startswith((reference, f"{row.kind}-{reference}"))]
-            fitting = [one for one in fitting if not any(one.startswith(f"{other}.") for other in fitting)]
-        if len(fitting) > 1:
-            raise InvalidRequestError(f"{reference!r} fits {len(fitting)} ids: {', '.join(fitting[:5])}")
-        if not fitting:
-            raise await self._calls.not_found(reference, kind)
-        return fitting[0]
+        return await finding.resolve(self._calls, reference, kind)
 
     async def timeline(self, workflow_id: str) -> tuple[TimelineEntry | PlanEvent, ...]:
         """Return the last 200 events at most, oldest first."""
-        seen = await self._described(workflow_id)
+        seen = await described(self._calls, workflow_id)
         entries: Any = builtins.list[PlanEvent] if seen.kind is Kind.PLAN else builtins.list[TimelineEntry]
         return tuple(await self._calls.query(workflow_id, "timeline", entries))
 
     async def request(self, workflow_id: str) -> EpisodeRequest | PlanRequest:
         """Return the request; that of an episode with its amendments."""
-        seen = await self._described(workflow_id)
+        seen = await described(self._calls, workflow_id)
         asked: type[EpisodeRequest | PlanRequest] = PlanRequest if seen.kind is Kind.PLAN else EpisodeRequest
         return await self._calls.query(workflow_id, "request", asked)
 
     async def checkpoints(self, episode_id: str) -> tuple[CheckpointRecord, ...]:
         """Return the checkpoints of an episode's newest run, oldest first."""
-        await self._described(episode_id, Kind.EPISODE)
+        await described(self._calls, episode_id, Kind.EPISODE)
         return tuple(await self._calls.query(episode_id, "checkpoints", builtins.list[CheckpointRecord]))
 
     async def steps(self, plan_id: str) -> tuple[StepLine, ...]:
         """Return all steps in the order of the plan; those made from a template come last."""
-        await self._described(plan_id, Kind.PLAN)
+        await described(self._calls, plan_id, Kind.PLAN)
         page = await self._calls.query(plan_id, "steps", StepPage, 1)
         lines = builtins.list(page.lines)
         for number in range(2, page.pages + 1):
@@ -265,7 +209,7 @@ class TightloopClient:
 
     async def history(self, workflow_id: str) -> str:
         """Return the newest run's history as JSON, as Temporal's own tools write it; `tightloop replay` reads it."""
-        await self._described(workflow_id)
+        await described(self._calls, workflow_id)
         return await self._calls.history(workflow_id)
 
     # -- steer ----------------------------------------------------------------------------------
@@ -326,8 +270,7 @@ class TightloopClient:
         Raises:
             InvalidRequestError: the text is empty, or the episode is closed.
         """
-        await self._described(episode_id, Kind.EPISODE)
-        return await self._calls.update(episode_id, "respond", {"text": text, "by": by})
+        return await self._tell(episode_id, Kind.EPISODE, "respond", {"text": text, "by": by})
 
     async def top_up(self, workflow_id: str, **amounts: float) -> str:
         """Raise the budget by these amounts; return the workflow's sentence.
@@ -357,15 +300,9 @@ class TightloopClient:
         Raises:
             InvalidRequestError: nothing is changed, or the episode is closed.
         """
-        await self._described(episode_id, Kind.EPISODE)
-        checks = [Check.model_validate(check).model_dump(mode="json") for check in definition_of_done]
-        word: dict[str, Any] = {"goal": goal, "definition_of_done": checks, "by": by}
-        if executor:
-            other = ExecutorAmendment(name=executor) if isinstance(executor, str) else executor
-            word["executor"] = other.model_dump(mode="json", exclude_defaults=True)
-        if planner:
-            word["planner"] = planner
-        return await self._calls.update(episode_id, "amend_goal", word)
+        word = {"goal": goal, "definition_of_done": definition_of_done, "planner": planner, "by": by}
+        amendment = Amendment.model_validate(word | ({"executor": executor} if executor else {}))
+        return await self._tell(episode_id, Kind.EPISODE, "amend_goal", amendment.model_dump(mode="json"))
 
     async def restore(self, episode_id: str, checkpoint_id: str, *, reason: str = "", by: str = "operator") -> str:
         """Go back to a checkpoint, state and files; a closed episode is opened again. Returns a sentence.
@@ -373,7 +310,7 @@ class TightloopClient:
         Raises:
             InvalidRequestError: there is no such checkpoint (the message names those that exist).
         """
-        seen = await self._described(episode_id, Kind.EPISODE)
+        seen = await described(self._calls, episode_id, Kind.EPISODE)
         if seen.is_open:
             word = {"checkpoint_id": checkpoint_id, "reason": reason, "by": by}
             return await self._calls.update(episode_id, "restore_checkpoint", word)
@@ -403,9 +340,8 @@ class TightloopClient:
         Raises:
             InvalidRequestError: the text is refused (the message names line and column).
         """
-        await self._described(plan_id, Kind.PLAN)
         word = {"source": source, "rationale": rationale, "by": by}
-        return await self._calls.update(plan_id, "replan", word, timeout=REPLAN_TIMEOUT)
+        return await self._tell(plan_id, Kind.PLAN, "replan", word, timeout=REPLAN_TIMEOUT)
 
     async def run_step(self, plan_id: str, step: str, *, by: str = "operator") -> str:
         """Start a ready step now, even during a pause, or a failed one again. Returns the workflow's sentence.
@@ -413,28 +349,23 @@ class TightloopClient:
         Raises:
             InvalidRequestError: there is no such step, or it cannot be started.
         """
-        await self._described(plan_id, Kind.PLAN)
-        return await self._calls.update(plan_id, "run_step", {"step": step, "by": by})
+        return await self._tell(plan_id, Kind.PLAN, "run_step", {"step": step, "by": by})
 
     # -- the installation -----------------------------------------------------------------------
 
     async def missing_search_attributes(self) -> tuple[str, ...]:
         """Return the search attributes of ours that the namespace does not know."""
-        known = await self._calls.search_attributes()
-        return tuple(name for name in SEARCH_ATTRIBUTES if name not in known)
+        return await self._calls.missing_search_attributes()
 
     async def pollers(self, task_queue: str) -> tuple[Poller, ...]:
         """Return the workers that polled a task queue in the last minute."""
         return await self._calls.pollers(task_queue)
 
-    async def _described(self, workflow_id: str, kind: Kind | None = None) -> Execution:
-        seen = await self._calls.describe(workflow_id)
-        if kind not in (None, seen.kind):
-            names = {Kind.EPISODE: "an episode", Kind.PLAN: "a plan"}
-            raise InvalidRequestError(
-                f"{seen.id} is {names[seen.kind]}, not {names[kind]}. See: tightloop status {seen.id}"
-            )
-        return seen
+    async def _tell(
+        self, workflow_id: str, kind: Kind, name: str, word: dict[str, Any], *, timeout: timedelta = UPDATE_TIMEOUT
+    ) -> str:
+        await described(self._calls, workflow_id, kind)
+        return await self._calls.update(workflow_id, name, word, timeout=timeout)
 
     async def _episode_request(self, episode_id: str) -> EpisodeRequest:
         return await self._calls.query(episode_id, "request", EpisodeRequest)
@@ -444,19 +375,3 @@ class TightloopClient:
         newest = max((record.number for record in known), default=-1)
         word = {"checkpoint_id": checkpoint_id, "reason": reason, "by": by}
         return read_restore(word, known, newest=newest)
-
-
-async def _patiently(
-    look: Callable[[], Awaitable[T]], patience: timedelta, pause: timedelta, on_silence: OnSilence | None
-) -> T:
-    clock = asyncio.get_running_loop().time
-    until = clock() + patience.total_seconds()
-    while True:
-        try:
-            return await look()
-        except ServiceUnavailableError as error:
-            if clock() >= until:
-                raise
-            if on_silence is not None:
-                on_silence(error)
-            await asyncio.sleep(pause.total_seconds())

@@ -1,5 +1,6 @@
 """What Temporal itself knows about episodes and plans, without asking a worker."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from enum import StrEnum
 
@@ -8,10 +9,12 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from temporalio.converter import DataConverter, decode_typed_search_attributes
 from temporalio.exceptions import ApplicationError
 
-from tightloop.episode.model import WORKFLOW_TYPE
+from tightloop.episode.model import WORKFLOW_TYPE, EpisodeInput
 from tightloop.errors import SettingsError
+from tightloop.plan.input import PlanInput
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE
 from tightloop.value import Value
+from tightloop.value.scrub import scrub
 
 STATUS, ITERATION, PAUSE_KIND = "TightloopStatus", "TightloopIteration", "TightloopPauseKind"
 SEARCH_ATTRIBUTES = {STATUS: "Keyword", ITERATION: "Int", PAUSE_KIND: "Keyword"}
@@ -25,6 +28,8 @@ _CLOSED_AS = {FAILED: "failed", 4: "cancelled", 5: "terminated", 7: "timed_out"}
 _DONE = {"episode": "succeeded", "plan": "completed"}
 # A run that Temporal calls completed or failed may say more precisely how it ended.
 _ENDS = {COMPLETED: ("cancelled",), FAILED: ("compensated",)}
+# Temporal warns of memos over 2 KiB.
+_MEMO_CHARACTERS = 200
 
 
 class Kind(StrEnum):
@@ -113,6 +118,12 @@ async def read_execution(
     )
 
 
+def memo_of(start: EpisodeInput | PlanInput) -> dict[str, str]:
+    """Return the memo that Temporal keeps for lists; secrets in the title are scrubbed."""
+    title, executor = (start.title, "") if isinstance(start, PlanInput) else (start.goal, start.executor.name)
+    return {"goal": scrub(title)[:_MEMO_CHARACTERS], "workspace": start.workspace, "executor": executor}
+
+
 async def _memo(info: workflow.WorkflowExecutionInfo, converter: DataConverter, name: str) -> str:
     payload = info.memo.fields.get(name)
     if payload is None:
@@ -138,3 +149,9 @@ def _status_word(kind: Kind, number: int, attribute: str) -> str:
 def moment(stamp: Timestamp) -> datetime | None:
     """Return a time of Temporal; None where it is not set."""
     return stamp.ToDatetime(UTC) if stamp.seconds else None
+
+
+def registration_commands(names: Iterable[str] = tuple(SEARCH_ATTRIBUTES)) -> list[str]:
+    """Return the commands that make our search attributes known to a namespace."""
+    command = "temporal operator search-attribute create"
+    return [f"{command} --name {name} --type {SEARCH_ATTRIBUTES[name]}" for name in names]

@@ -5,6 +5,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
+from tightloop.episode.model import Queues
 from tightloop.settings.section import Address, Count, Section
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
@@ -79,6 +80,14 @@ class QueueSettings(Section):
     """Git, checks and artifacts: the host that has the working tree."""
     llm: str = ""
     executor: str = ""
+
+    def fill(self, asked: Queues) -> Queues:
+        """Return the task queues of a request, with these for those that it leaves out."""
+        return Queues(
+            workspace=asked.workspace or self.workspace,
+            llm=asked.llm or self.llm,
+            executor=asked.executor or self.executor,
+        )
 
 
 class WorkerSettings(Section):

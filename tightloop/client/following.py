@@ -1,0 +1,170 @@
+"""Following one workflow to its end, with and without workers: its status, its changes, its result."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from temporalio.client import WorkflowContinuedAsNewError, WorkflowFailureError
+from temporalio.exceptions import ApplicationError, CancelledError, TerminatedError
+from temporalio.exceptions import TimeoutError as TemporalTimeoutError
+from temporalio.service import RPCError
+
+from tightloop.client.calls import CALL_TIMEOUT, Calls
+from tightloop.client.execution import CLOSED_STATUSES, Execution, Kind
+from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeResult, EpisodeStatus
+from tightloop.errors import ServiceUnavailableError
+from tightloop.plan.request import PlanOutcome, PlanPhase, PlanResult, PlanStatus
+from tightloop.question import Question, QuestionKind
+
+POLL_INTERVAL = timedelta(milliseconds=500)
+PATIENCE = timedelta(minutes=10)
+"""How long `changes` and `end` wait while nobody answers: a restart of the server, or of the worker."""
+
+OnSilence = Callable[[ServiceUnavailableError], None]
+T = TypeVar("T")
+
+Status = EpisodeStatus | PlanStatus
+Result = EpisodeResult | PlanResult
+STATUS_TYPES: dict[Kind, type[Status]] = {Kind.EPISODE: EpisodeStatus, Kind.PLAN: PlanStatus}
+RESULT_TYPES: dict[Kind, type[Result]] = {Kind.EPISODE: EpisodeResult, Kind.PLAN: PlanResult}
+
+
+async def status_of(calls: Calls, workflow_id: str) -> Status:
+    """Return a snapshot; for a closed workflow also when no worker is there."""
+    seen = await calls.describe(workflow_id)
+    if seen.frozen:
+        return _outline(seen)
+    if seen.is_open:
+        return await calls.query(workflow_id, "status", STATUS_TYPES[seen.kind])
+    result = await result_of(calls, seen)
+    try:
+        answered = await calls.query(workflow_id, "status", STATUS_TYPES[seen.kind])
+    except ServiceUnavailableError:
+        answered = _outline(seen)
+    return _closed_status(answered, seen, result)
+
+
+async def result_of(calls: Calls, seen: Execution) -> Result:
+    """Return the result of a closed run, however it ended."""
+    kind: type[Any] = RESULT_TYPES[seen.kind]
+    handle = calls.client.get_workflow_handle(seen.id, run_id=seen.run_id, result_type=kind)
+    try:
+        async with calls.bounded(seen.id, CALL_TIMEOUT):
+            result: Result = await handle.result(follow_runs=False, rpc_timeout=CALL_TIMEOUT)
+    except WorkflowFailureError as error:
+        return _failed_result(error.cause, seen)
+    return result
+
+
+async def changes(
+    calls: Calls, workflow_id: str, *, poll: timedelta, patience: timedelta, on_silence: OnSilence | None
+) -> AsyncGenerator[Status]:
+    """Yield the status now and after every change, until the workflow is closed; see `TightloopClient.watch`."""
+    shown: dict[str, Any] | None = None
+    while True:
+        status = await _patiently(lambda: status_of(calls, workflow_id), patience, poll, on_silence)
+        # Working time is left out: it changes with every look.
+        seen = status.model_dump(exclude={"spent": {"wall_time"}})
+        if seen != shown:
+            shown = seen
+            yield status
+        if status.status in CLOSED_STATUSES:
+            return
+        await asyncio.sleep(poll.total_seconds())
+
+
+async def end(calls: Calls, workflow_id: str, *, patience: timedelta) -> Result:
+    """Wait for the end and return the result, however the workflow ended; see `TightloopClient.result`."""
+    while True:
+        seen = await _patiently(lambda: calls.describe(workflow_id), patience, POLL_INTERVAL, None)
+        if not seen.is_open:
+            return await result_of(calls, seen)
+        # Another run may follow this one: after a restore, a reset, or much work.
+        handle = calls.client.get_workflow_handle(seen.id, run_id=seen.run_id)
+        with contextlib.suppress(WorkflowFailureError, WorkflowContinuedAsNewError, RPCError):
+            await handle.result(follow_runs=False)
+
+
+async def _patiently(
+    look: Callable[[], Awaitable[T]], patience: timedelta, pause: timedelta, on_silence: OnSilence | None
+) -> T:
+    clock = asyncio.get_running_loop().time
+    until = clock() + patience.total_seconds()
+    while True:
+        try:
+            return await look()
+        except ServiceUnavailableError as error:
+            if clock() >= until:
+                raise
+            if on_silence is not None:
+                on_silence(error)
+            await asyncio.sleep(pause.total_seconds())
+
+
+def _outline(seen: Execution) -> Status:
+    """Return the status as far as Temporal itself knows it."""
+    # Only Temporal itself can end its own pause: there is nothing to choose.
+    evidence, kind = (seen.unfreeze,), QuestionKind.OPERATOR
+    pause = Question(id="", kind=kind, title=seen.frozen, evidence=evidence, options=(), by="temporal")
+    questions = (pause,) if seen.frozen else ()
+    if seen.kind is Kind.PLAN:
+        return PlanStatus.of(seen, plan_id=seen.id, title=seen.goal, questions=questions)
+    return EpisodeStatus.of(seen, episode_id=seen.id, questions=questions)
+
+
+def _closed_status(answered: Status, seen: Execution, result: Result) -> Status:
+    """Return the workflow's last status with what Temporal recorded of its end."""
+    # Temporal ended these by itself: its word is more precise than the result that we make of it.
+    by_temporal = seen.status in ("terminated", "timed_out") or (
+        seen.kind is Kind.EPISODE and seen.status == "cancelled"
+    )
+    status = seen.status if by_temporal else result.outcome.value.lower()
+    if isinstance(answered, PlanStatus) and isinstance(result, PlanResult):
+        return answered.evolve(
+            status=status,
+            phase=PlanPhase.CLOSED,
+            outcome=result.outcome,
+            reason=result.reason,
+            running=(),
+            questions=(),
+            children=(),
+            counts=result.counts or answered.counts,
+            tree=result.tree or answered.tree,
+            spent=result.spent if result.counts else answered.spent,
+            revision=result.revision if result.counts else answered.revision,
+        )
+    assert isinstance(answered, EpisodeStatus)
+    assert isinstance(result, EpisodeResult)
+    return answered.evolve(
+        status=status,
+        phase=EpisodePhase.CLOSED,
+        outcome=result.outcome,
+        reason=result.reason,
+        questions=(),
+        iteration=max(answered.iteration, result.iterations),
+        checkpoint_id=result.checkpoint_id or answered.checkpoint_id,
+        tree=result.tree or answered.tree,
+        checks=result.checks or answered.checks,
+        spent=result.spent if result.spent.iterations else answered.spent,
+    )
+
+
+def _failed_result(cause: BaseException, seen: Execution) -> Result:
+    """Return the result of a workflow that did not complete."""
+    if isinstance(cause, ApplicationError) and cause.type in ("PlanFailed", "EpisodeFailed") and cause.details:
+        return RESULT_TYPES[seen.kind].model_validate(cause.details[0])
+    # Cancelling and terminating are done by hand. Both enums have these two values.
+    outcome = "CANCELLED" if isinstance(cause, CancelledError | TerminatedError) else "FAILED"
+    if isinstance(cause, CancelledError):
+        reason = "cancelled in Temporal"
+    elif isinstance(cause, TerminatedError):
+        reason = f"terminated in Temporal: {cause.message}"
+    elif isinstance(cause, TemporalTimeoutError):
+        reason = "it ran into a time limit that was set in Temporal"
+    else:
+        reason = cause.message if isinstance(cause, ApplicationError) else str(cause)
+    if seen.kind is Kind.PLAN:
+        return PlanResult(outcome=PlanOutcome(outcome), reason=reason)
+    return EpisodeResult(outcome=EpisodeOutcome(outcome), reason=reason, iterations=seen.iteration)
