@@ -34,7 +34,7 @@ def main() -> int:
         settings = load_settings(arguments.settings)
         if arguments.command == "up" and arguments.encrypt:
             settings = turn_on(settings, arguments.settings)
-        # Again, now that the settings are known: where payloads are encrypted the log holds no content either.
+        # Again, now that the settings are known: with `privacy.encrypt` the log holds no content.
         set_up(logging.INFO, content=not settings.privacy.encrypt)
         collect_less_often()
         return asyncio.run(_dispatch(arguments, settings))
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     roles = [role.value for role in Role]
     up = commands.add_parser("up", help="embedded Temporal server and workers")
     up.add_argument("--role", choices=roles, default=Role.ALL.value)
-    up.add_argument("--encrypt", action="store_true", help="turn payload encryption on, for workers and clients")
+    up.add_argument("--encrypt", action="store_true", help="turn privacy.encrypt on: keep content out of logs, too")
     run = commands.add_parser("run", help="workers for a server that is already there")
     run.add_argument("--role", choices=roles, default=Role.ALL.value)
     commands.add_parser("rerun", help="run the commands of a proof again; JSON on standard input")

@@ -19,7 +19,7 @@ from tightloop.settings import Settings
 from worker.telemetry import Telemetry
 
 DATA_CONVERTER = PLAIN_CONVERTER
-"""Without authentication and encryption; `data_converter(settings)` is the one in force."""
+"""Seals nothing; `data_converter(settings)` is the one in force."""
 ANSWER_SECONDS = 10.0
 """Timeout of an activity that asks Temporal about another episode."""
 

@@ -12,16 +12,16 @@ _LINES = "privacy:\n  encrypt: true\n"
 
 
 def turn_on(settings: Settings, settings_file: Path | None) -> Settings:
-    """Turn encryption on for every worker and client with these settings, and make a first key if there is none.
+    """Turn `privacy.encrypt` on for every worker and client with these settings, and make a first key if there is none.
 
-    It is written into the settings file, so that the commands in other terminals encrypt, too.
+    It is written into the settings file, for the commands in other terminals.
 
     Args:
         settings: those in force.
         settings_file: the file they were read from; None: the user's own.
 
     Raises:
-        SettingsError: the file cannot be changed, or something else says that encryption is off.
+        SettingsError: the file cannot be changed, or something else turns it off.
     """
     if not settings.privacy.encrypt:
         path = settings_file or user_file()
@@ -29,10 +29,10 @@ def turn_on(settings: Settings, settings_file: Path | None) -> Settings:
         settings = load_settings(settings_file)
         if not settings.privacy.encrypt:
             raise SettingsError(
-                f"{path} turns payload encryption on, but something that comes later turns it off. "
+                f"{path} turns privacy.encrypt on, but something that comes later turns it off. "
                 "Look for TIGHTLOOP_PRIVACY__ENCRYPT in the environment"
             )
-        print(f"Payload encryption is on from now on, for workers and clients: privacy.encrypt in {path}")
+        print(f"Content is kept out of logs from now on: privacy.encrypt in {path}")
     path = key_file(settings.privacy)
     if not settings.privacy.keys_env and not path.exists():
         ring = new_ring()
@@ -54,6 +54,6 @@ def _write_into(path: Path) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise SettingsError(
-            f"payload encryption cannot be turned on in {path}: {error.strerror or error}. "
+            f"privacy.encrypt cannot be turned on in {path}: {error.strerror or error}. "
             "Set TIGHTLOOP_PRIVACY__ENCRYPT=true for workers and clients"
         ) from error

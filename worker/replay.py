@@ -156,8 +156,9 @@ async def _check_readable(history: WorkflowHistory, converter: DataConverter) ->
     where = f"the history of {history.workflow_id} cannot be decrypted here"
     if converter.payload_codec is None:
         raise SettingsError(
-            f"{where}: it was encrypted with key {', '.join(ids)}, and encryption is off. Turn privacy.encrypt on with "
-            "the keys of the host that recorded it, or replay what that host exports: tightloop export ID --out FILE"
+            f"{where}: it was encrypted with key {', '.join(ids)}, and temporal.authenticate and privacy.encrypt are "
+            "off. Turn one on with the key file of the host that recorded it, or replay what that host exports: "
+            "tightloop export ID --out FILE"
         )
     try:
         for event in history.events:

@@ -17,7 +17,7 @@ from temporalio.api.workflowservice.v1 import UpdateNamespaceRequest
 from temporalio.client import Client
 
 from activities.executor.agent.home import sweep_homes
-from tightloop.client.keys import read_ring
+from tightloop.client.keys import key_file, ring_of
 from tightloop.client.ui_session import has_sign_in, signed_in
 from tightloop.settings import Settings
 from worker.build import Role, agent_homes, build_workers
@@ -112,10 +112,13 @@ def greeting(settings: Settings, folder: Path) -> str:
         f"Temporal Web UI: {ui}{hint}",
         "Start an episode from another terminal: tightloop start GOAL --done COMMAND   (Ctrl-C stops)",
     ]
-    if settings.privacy.encrypt:
-        lines.insert(2, f"Payloads are encrypted with key {read_ring(settings.privacy).current}.")
-    if settings.privacy.encrypt or settings.temporal.authenticate:
-        lines.insert(2, 'Temporal CLI: eval "$(tightloop env)" lets it send and read what the workers accept')
+    if settings.seals_payloads:
+        privacy, current = settings.privacy, ring_of(settings).current
+        where = f"the variable {privacy.keys_env}" if privacy.keys_env else f"{key_file(privacy)}; keep a copy"
+        lines.insert(2, f"Payloads are encrypted with key {current} in {where}")
+        lines.insert(
+            2, 'Temporal CLI: eval "$(tightloop env)" lets it read the payloads, and send what the workers accept'
+        )
     return "\n".join(lines)
 
 

@@ -54,7 +54,7 @@ def ring() -> KeyRing:
 
 @pytest.fixture(scope="module")
 def codec(ring: KeyRing) -> OperatorCodec:
-    return OperatorCodec(SealingCodec(Keys(ring), hide=True))
+    return OperatorCodec(SealingCodec(Keys(ring)))
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_payloads_that_are_not_ours_pass_through_decode(server: Served) -> None:
 
 
 def test_a_missing_key_is_named_in_a_sentence(server: Served) -> None:
-    with codec_server(OperatorCodec(SealingCodec(Keys(new_ring()), hide=True))) as other:
+    with codec_server(OperatorCodec(SealingCodec(Keys(new_ring())))) as other:
         answer = post(other, "/codec/decode", {"payloads": sealed(server, payload())}, Origin=UI)
     assert answer.status == 422
     assert "was sealed with key" in answer.json["error"]
@@ -284,7 +284,7 @@ async def test_the_temporal_cli_reads_and_writes_through_it(
     temporal: WorkflowEnvironment, ring: KeyRing, server: Served
 ) -> None:
     address = temporal.client.service_client.config.target_host
-    client = await Client.connect(address, data_converter=sealing_converter(SealingCodec(Keys(ring), hide=True)))
+    client = await Client.connect(address, data_converter=sealing_converter(SealingCodec(Keys(ring))))
     key = f"codec-{uuid4().hex[:8]}"
     handle = await client.start_workflow("Nobody", {"goal": SECRET}, id=key, task_queue=key, memo={"goal": SECRET})
     try:

@@ -1,4 +1,4 @@
-"""Payload encryption: keys in a file, the codec, failures, rotation, and a real episode with its replay."""
+"""Sealed payloads: keys in a file, the codec, failures, rotation, and a real episode with its replay."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ from tightloop.client.keys import KeyRing, new_ring, read_ring, write_ring
 from tightloop.client.sealing import ENCRYPTED, Keys, SealingCodec
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.errors import SettingsError
-from tightloop.settings import PrivacySettings, Settings
+from tightloop.settings import PrivacySettings, Settings, TemporalSettings
 from worker.build import build_adapters, build_workers
 from worker.connect import connect
 from worker.replay import replay
@@ -41,7 +41,7 @@ HELLO = Payload(metadata={"encoding": b"json/plain"}, data=b'"hello"')
 
 def codec_of(ring: KeyRing) -> SealingCodec:
     """A codec that encrypts."""
-    return SealingCodec(Keys(ring), hide=True)
+    return SealingCodec(Keys(ring))
 
 
 @pytest.fixture
@@ -134,10 +134,13 @@ async def test_messages_and_stack_traces_of_failures_and_their_causes_are_sealed
     assert b"word" not in passed_on.SerializeToString()
 
 
-async def test_failures_are_scrubbed_without_encryption_too() -> None:
-    failure = Failure()
-    await data_converter(Settings()).encode_failure(ValueError("to jane@mail.example.org"), failure)
-    assert failure.message == "to [pii:email]"
+@pytest.mark.parametrize("authenticate", [True, False])
+async def test_failures_are_scrubbed_sealed_or_not(home: Path, authenticate: bool) -> None:
+    failure, converter = Failure(), data_converter(Settings(temporal=TemporalSettings(authenticate=authenticate)), home)
+    here = converter.with_context(HERE)
+    await here.encode_failure(ValueError("to jane@mail.example.org"), failure)
+    assert failure.message == ("Encoded failure" if authenticate else "to [pii:email]")
+    assert "to [pii:email]" in str(await here.decode_failure(failure))
 
 
 # -- keys -------------------------------------------------------------------------------------------
@@ -269,7 +272,7 @@ async def test_after_a_rotation_old_histories_are_read_and_replayed_and_new_ones
     without = new_ring()
     with pytest.raises(SettingsError, match=f"cannot be decrypted here: .*{old.current}"):
         await replay(history, sealing_converter(codec_of(without)))
-    with pytest.raises(SettingsError, match=r"Turn privacy\.encrypt on"):
+    with pytest.raises(SettingsError, match=r"Turn one on with the key file"):
         await replay(history)
 
 

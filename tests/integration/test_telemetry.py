@@ -296,18 +296,22 @@ def test_every_metric_is_in_the_documentation() -> None:
 @pytest.mark.parametrize(
     ("variables", "found"),
     [
-        ({}, {"payload encryption": (False, "off"), "telemetry": (False, "off")}),
+        ({}, {"payloads": (True, "encrypted and authenticated, current key KEY"), "telemetry": (False, "off")}),
+        (
+            {"TIGHTLOOP_TEMPORAL__AUTHENTICATE": "false"},
+            {"payloads": (False, "plain: whoever reaches"), "content in logs": (False, "may quote")},
+        ),
         (
             {"TIGHTLOOP_PRIVACY__ENCRYPT": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"},
-            {"payload encryption": (True, "on, current key KEY"), "telemetry": (True, "traces to http://127.0.0.1:4318")},
+            {"content in logs": (True, "kept out"), "telemetry": (True, "traces to http://127.0.0.1:4318")},
         ),
         (
             {"TIGHTLOOP_PRIVACY__ENCRYPT": "true", "TIGHTLOOP_PRIVACY__KEYS_FILE": "none.json"},
-            {"payload encryption": (False, "there is no key file")},
+            {"payloads": (False, "there is no key file")},
         ),
     ],
 )  # fmt: skip
-async def test_the_doctor_tells_whether_payloads_are_encrypted_with_which_key_and_where_telemetry_goes(
+async def test_the_doctor_tells_whether_payloads_are_sealed_with_which_key_and_where_telemetry_goes(
     tmp_path: Path, variables: dict[str, str], found: dict[str, tuple[bool, str]]
 ) -> None:
     with Stack(tmp_path / "stack", variables) as stack:
@@ -318,5 +322,5 @@ async def test_the_doctor_tells_whether_payloads_are_encrypted_with_which_key_an
     for name, (ok, words) in found.items():
         assert rows[name]["ok"] is ok
         assert words.replace("KEY", ring.current) in rows[name]["found"]
-    encrypting = "TIGHTLOOP_PRIVACY__ENCRYPT" in variables
-    assert rows["payload encryption"]["needed"] is encrypting, "off is a choice, a missing key is not"
+    plain = "TIGHTLOOP_TEMPORAL__AUTHENTICATE" in variables
+    assert rows["payloads"]["needed"] is not plain, "off is a choice, a missing key is not"

@@ -40,7 +40,6 @@ from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import APPEND, BoundedClient, eventually, scripted
 from tests.support.ui_server import serving
 from tightloop.client.encryption import data_converter, operator_codec
-from tightloop.client.keys import new_ring, write_ring
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeStatus
 from tightloop.errors import InvalidRequestError
 from tightloop.settings import Settings
@@ -56,12 +55,10 @@ SOON = timedelta(seconds=15)
 class Installation:
     """Settings, keys, a worker and a client of one person."""
 
-    def __init__(self, client: Client, settings: Settings, home: Path, *, encrypt: bool) -> None:
+    def __init__(self, client: Client, settings: Settings, home: Path) -> None:
         self.home = home
-        privacy = settings.privacy.evolve(encrypt=encrypt, keys_file=str(home / "keys.json"))
+        privacy = settings.privacy.evolve(keys_file=str(home / "keys.json"))
         self.settings = settings.evolve(privacy=privacy, temporal=settings.temporal.evolve(authenticate=True))
-        if encrypt:
-            write_ring(home / "keys.json", new_ring())
         self.converter = data_converter(self.settings, home, claims=True)
         self.temporal = with_converter(client, self.converter)
         self.client = BoundedClient(self.temporal, self.settings)
@@ -117,9 +114,9 @@ def with_converter(client: Client, converter: DataConverter) -> Client:
     return Client(**config)
 
 
-@pytest.fixture(params=[False, True], ids=["authenticated", "encrypted"])
-def mine(request: pytest.FixtureRequest, temporal_client: Client, settings: Settings, tmp_path: Path) -> Installation:
-    return Installation(temporal_client, settings, tmp_path / "state", encrypt=request.param)
+@pytest.fixture
+def mine(temporal_client: Client, settings: Settings, tmp_path: Path) -> Installation:
+    return Installation(temporal_client, settings, tmp_path / "state")
 
 
 @pytest.fixture
@@ -450,19 +447,6 @@ def test_the_key_is_made_at_the_first_use_for_this_user_alone(settings: Settings
     asyncio.run(converter.encode(["x"]))
     assert (home / "keys.json").stat().st_mode & 0o777 == 0o600
     assert home.stat().st_mode & 0o777 == 0o700
-
-
-async def test_what_is_authenticated_only_stays_readable_to_tools_of_temporal(
-    mine: Installation, neighbour: Client, request_for: RequestFor
-) -> None:
-    async with mine.working():
-        episode_id = await mine.paused(request_for(executor=scripted(APPEND)))
-        [started] = await payloads_of(
-            neighbour.get_workflow_handle(episode_id), "workflow_execution_started_event_attributes"
-        )
-        assert (b"write three lines" in started.data) is not mine.settings.privacy.encrypt
-        assert (started.metadata["encoding"] == b"json/plain") is not mine.settings.privacy.encrypt
-        await mine.finish(episode_id)
 
 
 def test_where_the_cluster_authenticates_nothing_is_sealed(settings: Settings, tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ class Played:
     async def opened(self, workflow_id: str) -> str:
         """What the key makes of the history of a workflow at its end."""
         history = History.FromString(self.seen[f"end: {workflow_id}: history"].SerializeToString())
-        await open_all(history, SealingCodec(Keys(read_ring(self.stack.settings.privacy)), hide=True))
+        await open_all(history, SealingCodec(Keys(read_ring(self.stack.settings.privacy))))
         return history.SerializeToString().decode("utf-8", "replace")
 
 
@@ -349,7 +349,7 @@ def test_commands_show_it_with_the_key_and_say_what_to_do_without(played: Played
 
     write_ring(tmp_path / "other.json", new_ring())
     sentences = {
-        "Use the same tightloop release and the same payload encryption": WITHOUT_KEYS,
+        "Use the tightloop release, the key file of the workers, and their temporal.authenticate": WITHOUT_KEYS,
         "which is not among the keys here": {"TIGHTLOOP_PRIVACY__KEYS_FILE": str(tmp_path / "other.json")},
     }
     for sentence, variables in sentences.items():

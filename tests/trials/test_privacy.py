@@ -247,7 +247,7 @@ async def test_with_encryption_nothing_that_was_planted_is_seen_without_the_key_
 
 
 @pytest.mark.timeout(600)
-async def test_without_encryption_code_is_in_histories_but_no_secret_that_an_activity_answered_and_none_in_a_log(
+async def test_where_nothing_is_sealed_code_is_in_histories_but_no_secret_that_an_activity_answered_and_none_in_a_log(
     tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scraped = f"127.0.0.1:{free_port()}"
@@ -258,7 +258,11 @@ async def test_without_encryption_code_is_in_histories_but_no_secret_that_an_act
         Stack(
             tmp_path / "stack",
             environment(models, alerts, encrypt=False)
-            | {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "TIGHTLOOP_TELEMETRY__PROMETHEUS_BIND": scraped},
+            | {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
+                "TIGHTLOOP_TELEMETRY__PROMETHEUS_BIND": scraped,
+                "TIGHTLOOP_TEMPORAL__AUTHENTICATE": "false",
+            },
         ) as stack,
     ):
         with exporting(collector.url, "the-service") as tracing:

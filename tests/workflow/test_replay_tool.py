@@ -84,7 +84,7 @@ async def test_an_encrypted_history_without_its_key_ends_with_one_line_that_name
     tmp_path: Path,
 ) -> None:
     ring, sealed = new_ring(), tmp_path / "sealed.json"
-    codec = SealingCodec(Keys(ring), hide=True)
+    codec = SealingCodec(Keys(ring))
     history = read_history(RECORDED)
     started = history.events[0].workflow_execution_started_event_attributes
     [payload] = await codec.encode(started.input.payloads)
@@ -103,7 +103,7 @@ async def test_an_encrypted_history_without_its_key_ends_with_one_line_that_name
     off = await run_replay(tmp_path, str(sealed), **plain)
     another = await run_replay(tmp_path, str(sealed), **on["with_another"])
     assert told.returncode == 0, told.stderr
-    for done, advice in ((off, "Turn privacy.encrypt on"), (another, "Copy the key file")):
+    for done, advice in ((off, "Turn one on with the key file"), (another, "Copy the key file")):
         assert done.returncode == 1
         assert done.stdout == ""
         [line] = done.stderr.splitlines()

@@ -329,7 +329,7 @@ class Calls:
             # Only the data converter raises this here: a codec that we lack, or a payload of another program.
             raise SettingsError(
                 f"Temporal's answer about {workflow_id} cannot be decoded ({error}). "
-                "Use the same tightloop release, and the key file of the workers"
+                "Use the tightloop release, the key file of the workers, and their temporal.authenticate"
             ) from error
 
     async def _explained(self, error: RPCError, workflow_id: str, *, worker: bool = False) -> TightloopError:

@@ -1,14 +1,15 @@
 """The converters of payloads and failures, which workers, the client, the command line and the replayer share.
 
-`data_converter` puts them together as the settings ask for: payloads are authenticated unless `temporal.authenticate`
-is off, and encrypted where `privacy.encrypt` is on. See `tightloop/client/sealing.py`.
+`data_converter` puts them together as the settings ask for: payloads are sealed (see `tightloop/client/sealing.py`)
+unless both `temporal.authenticate` and `privacy.encrypt` are off. What is not sealed is refused, but for
+`temporal.authenticate: false`.
 """
 
 import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from google.protobuf.message import Message
 from pydantic import BaseModel
@@ -24,7 +25,6 @@ from tightloop.client.sealing import (
     ENCRYPTED,
     KEY_ID_FIELD,
     OPENED_FIELD,
-    PROOF_FIELD,
     REFUSED,
     RESULT_FIELD,
     Claim,
@@ -38,7 +38,7 @@ from tightloop.settings import Settings
 from tightloop.value.scrub import scrub
 
 SEALED_MESSAGE = "Encoded failure"
-"""What Temporal shows of an encrypted failure, in the words of its SDKs."""
+"""What Temporal shows of a sealed failure, in the words of its SDKs."""
 REFUSED_TYPE = RefusedPayload.__name__
 """Type of the error in place of a failure that is not authentic."""
 _MESSAGES = frozenset({SealKind.START, SealKind.MESSAGE, SealKind.OPERATOR})
@@ -113,10 +113,7 @@ class CheckedFailures(ScrubbedFailures):
 
 
 class SealedFailures(CheckedFailures):
-    """Writes failures with a proof of their origin, which the codec seals."""
-
-    hide: ClassVar[bool] = False
-    """Leave the message and the stack trace to what the codec encrypts."""
+    """Writes failures so that the codec seals their messages, their stack traces, and a proof of their origin."""
 
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
         """Fill in a failure, its causes included."""
@@ -125,18 +122,11 @@ class SealedFailures(CheckedFailures):
             return  # it came from Temporal and is passed on
         attributes = {"message": failure.message, "stack_trace": failure.stack_trace, "of": _digest(failure)}
         failure.encoded_attributes.CopyFrom(payload_converter.to_payloads([attributes])[0])
-        if self.hide:
-            failure.message, failure.stack_trace = SEALED_MESSAGE, ""
+        failure.message, failure.stack_trace = SEALED_MESSAGE, ""
 
 
-class HiddenFailures(SealedFailures):
-    """The same, with message and stack trace in the encrypted payload only."""
-
-    hide = True
-
-
-class UncheckedHiddenFailures(HiddenFailures):
-    """Hides failures, and reads those of anybody."""
+class UncheckedSealedFailures(SealedFailures):
+    """Seals failures, and reads those of anybody."""
 
     def from_failure(self, failure: Failure, payload_converter: PayloadConverter) -> BaseException:
         """Return the error of a failure."""
@@ -175,14 +165,12 @@ def _digest(failure: Failure) -> str:
 PLAIN_CONVERTER = DataConverter(
     payload_converter_class=SealedPayloadConverter, failure_converter_class=ScrubbedFailures
 )
-"""Without authentication and encryption; failures are scrubbed."""
+"""Seals nothing; failures are scrubbed."""
 
 
 def sealing_converter(codec: SealingCodec) -> DataConverter:
     """Return the converter around a codec; failures are sealed, too."""
-    failures: type[ScrubbedFailures] = UncheckedHiddenFailures
-    if codec.strict:
-        failures = HiddenFailures if codec.hide else SealedFailures
+    failures = SealedFailures if codec.strict else UncheckedSealedFailures
     return dataclasses.replace(PLAIN_CONVERTER, payload_codec=codec, failure_converter_class=failures)
 
 
@@ -198,17 +186,15 @@ async def open_all(message: Message, codec: PayloadCodec) -> None:
 
 
 def key_ids(message: Message) -> set[str]:
-    """Return the ids of the keys that encrypted the payloads inside a message of Temporal."""
-    encrypted = (payload for payload in payloads_of(message) if payload.metadata.get("encoding") == ENCRYPTED)
-    return {payload.metadata.get(KEY_ID_FIELD, b"").decode("utf-8", "replace") for payload in encrypted}
+    """Return the ids of the keys that sealed the payloads inside a message of Temporal."""
+    sealed = (payload for payload in payloads_of(message) if payload.metadata.get("encoding") == ENCRYPTED)
+    return {payload.metadata.get(KEY_ID_FIELD, b"").decode("utf-8", "replace") for payload in sealed}
 
 
 def has_seals(message: Message) -> bool:
     """Return whether a message of Temporal has payloads that are or were sealed."""
     return any(
-        PROOF_FIELD in payload.metadata
-        or OPENED_FIELD in payload.metadata
-        or payload.metadata.get("encoding") == ENCRYPTED
+        OPENED_FIELD in payload.metadata or payload.metadata.get("encoding") == ENCRYPTED
         for payload in payloads_of(message)
     )
 
@@ -241,35 +227,32 @@ def data_converter(settings: Settings, home: Path | None = None, *, claims: bool
         claims: note which workflow a message of Temporal's UI or CLI is for, so that it is for no other one. Workers.
 
     Raises:
-        SettingsError: the keys cannot be read, or `cryptography` is missing.
+        SettingsError: the keys cannot be read.
     """
     codec = _codec(settings, home, _claim(home or state_home()) if claims else None)
     return PLAIN_CONVERTER if codec is None else sealing_converter(codec)
 
 
 def operator_codec(settings: Settings, home: Path | None = None) -> PayloadCodec:
-    """Return what the codec server does: it shows what is encrypted, and seals what Temporal's UI and CLI send.
+    """Return what the codec server does: it shows what is sealed, and seals what Temporal's UI and CLI send.
 
     Raises:
-        SettingsError: the keys cannot be read, or `cryptography` is missing.
+        SettingsError: the keys cannot be read.
     """
     return OperatorCodec(_codec(settings, home, None))
 
 
 def _codec(settings: Settings, home: Path | None, claim: Claim | None) -> SealingCodec | None:
-    hide, strict = settings.privacy.encrypt, settings.temporal.authenticate
-    if not (hide or strict):
+    if not settings.seals_payloads:
         return None
 
     def read() -> KeyRing:
         return ring_of(settings, home)
 
     keys = Keys(read=read)
-    if hide or not settings.temporal.loopback:
-        keys.proving(keys.current)  # says at once where there are none
-    if hide:
-        keys.cipher(keys.current)  # the same where the package is missing
-    return SealingCodec(keys, hide=hide, strict=strict, claim=claim)
+    if settings.privacy.encrypt or not settings.temporal.loopback:
+        keys.cipher(keys.current)  # says at once where there are none; elsewhere the first use makes one
+    return SealingCodec(keys, strict=settings.temporal.authenticate, claim=claim)
 
 
 def _claim(home: Path) -> Claim:

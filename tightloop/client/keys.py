@@ -1,4 +1,4 @@
-"""The keys that authenticate and encrypt payloads: a ring of them by id, in a file of this user or in a variable."""
+"""The keys that seal payloads: a ring of them by id, in a file of this user or in a variable."""
 
 import base64
 import binascii
@@ -60,7 +60,7 @@ def key_file(privacy: PrivacySettings, home: Path | None = None) -> Path:
 
 
 def ring_of(settings: Settings, home: Path | None = None) -> KeyRing:
-    """Return the keys; on the server's own host the first use makes them, where they are for authentication only.
+    """Return the keys; on the server's own host the first use makes them, unless `privacy.encrypt` is on.
 
     Raises:
         SettingsError: they cannot be read, or there are none here and others have to be copied.
@@ -103,7 +103,7 @@ def read_ring(privacy: PrivacySettings, home: Path | None = None) -> KeyRing:
 
 
 def _needed(privacy: PrivacySettings) -> str:
-    return "payload encryption is on, but " if privacy.encrypt else ""
+    return "privacy.encrypt is on, but " if privacy.encrypt else ""
 
 
 def write_ring(path: Path, ring: KeyRing, *, replace: bool = False) -> None:

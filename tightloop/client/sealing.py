@@ -1,17 +1,14 @@
-"""The payload codec: what workers and clients accept is authenticated, and, where that is wanted, encrypted.
+"""The payload codec: what workers and clients send is encrypted, and what they accept is authenticated.
 
-A payload is bound to its namespace, its workflow, its activity and its purpose (`SealKind`). Its content stays
-readable, with a proof (HMAC-SHA-256, RFC 2104) among its metadata; or all of it is encrypted (AES-256-GCM, NIST SP
-800-38D).
+A sealed payload is encrypted with authentication (AES-256-GCM, NIST SP 800-38D), together with its namespace, its
+workflow, its activity and its purpose (`SealKind`), to which that binds it.
 What is not authentic becomes a payload of the encoding `binary/refused`, which the converter refuses: a codec that
 raised would make a workflow task fail for ever.
 
 Workflow modules must not import the package `cryptography`: it cannot be loaded in the workflow sandbox. It is
-imported when a codec that encrypts is made, never when this module is.
+imported when the first payload is sealed or opened, never when this module is.
 """
 
-import base64
-import hmac
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,19 +34,18 @@ from tightloop.safety.seal import Seal, SealKind, read_seal
 ENCRYPTED = b"binary/encrypted"
 REFUSED = b"binary/refused"
 KEY_ID_FIELD = "encryption-key-id"
-PROOF_FIELD = "tightloop-seal"
-"""Metadata of a payload that can be read: its seal and the proof of it."""
 OPENED_FIELD = "tightloop-opened"
 """Metadata of a payload whose seal was checked: what the seal says."""
 RESULT_FIELD = "tightloop-result"
 """Metadata of a refused payload: it stands for the result of an activity or a child."""
 NONCE_BYTES = 12
 """96 bits: the length that NIST SP 800-38D recommends for GCM."""
-PROOF_BYTES = 16
 RELOAD_SECONDS = 2.0
-_ENCRYPTING, _PROVING = b"tightloop payload 2\0", b"tightloop proof 1\0"
+_ENCRYPTING = b"tightloop payload 2\0"
 _WORKFLOW = frozenset({SealKind.START, SealKind.MESSAGE, SealKind.OPERATOR, SealKind.WORKFLOW})
 _ACTIVITY = frozenset({SealKind.INPUT, SealKind.HEARTBEAT})
+
+_NOT_SEALED = "it is not sealed with a key of this installation"
 
 _sealing: ContextVar[SealKind | None] = ContextVar("sealing", default=None)
 
@@ -93,7 +89,6 @@ class Keys:
         """
         self._known, self._read = ring, read
         self._reloaded = -RELOAD_SECONDS
-        self._proving: dict[str, bytes] = {}
         self._ciphers: dict[str, Any] = {}
 
     @property
@@ -111,24 +106,16 @@ class Keys:
         """
         return self._ring.current
 
-    def proving(self, key_id: str) -> bytes:
-        """Return the key for proofs.
-
-        Raises:
-            SettingsError: there is none with this id.
-        """
-        if key_id not in self._proving:
-            self._proving[key_id] = hmac.digest(self._key(key_id), _PROVING, "sha256")
-        return self._proving[key_id]
-
     def cipher(self, key_id: str) -> Any:
         """Return the cipher with a key.
 
         Raises:
-            SettingsError: there is no key with this id, or the package `cryptography` is not installed.
+            SettingsError: there is no key with this id.
         """
         if key_id not in self._ciphers:
-            self._ciphers[key_id] = _cipher(self._key(key_id))
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+            self._ciphers[key_id] = AESGCM(self._key(key_id))
         return self._ciphers[key_id]
 
     def _key(self, key_id: str) -> bytes:
@@ -146,23 +133,11 @@ class Keys:
         return key
 
 
-def _cipher(key: bytes) -> Any:
-    try:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-    except ImportError:
-        raise SettingsError(
-            "payload encryption needs the package cryptography. Install it: pip install 'tightloop[encryption]'"
-        ) from None
-    return AESGCM(key)
-
-
 @dataclass(frozen=True)
 class SealingCodec(PayloadCodec, WithSerializationContext):
     """Seals what is sent and opens what comes, each for the place that the SDK names."""
 
     keys: Keys
-    hide: bool = False
-    """Encrypt the content, too."""
     strict: bool = True
     """Refuse what is not authentic. Else it passes through, and seals say nothing about who sent it."""
     claim: Claim | None = None
@@ -171,7 +146,7 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
 
     def with_context(self, context: SerializationContext) -> "SealingCodec":
         """Return the codec for the payloads of a workflow or an activity."""
-        return SealingCodec(self.keys, self.hide, self.strict, self.claim, context)
+        return SealingCodec(self.keys, self.strict, self.claim, context)
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
         """Seal each payload, whatever it is, with the current key."""
@@ -185,33 +160,26 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
         """Return a payload that is sealed for a purpose.
 
         Raises:
-            SettingsError: the package `cryptography` is needed and not installed.
+            SettingsError: the keys cannot be read.
         """
         key_id, nonce = self.keys.current, os.urandom(NONCE_BYTES)
         seal = Seal(kind, nonce.hex(), time.time_ns() // 1_000_000)
         bound = self._bound(key_id, seal)
-        if self.hide:
-            # A nonce never comes twice with one key: with GCM that would let a reader forge payloads.
-            content = len(bound).to_bytes(4, "big") + bound + payload.SerializeToString()
-            data = nonce + self.keys.cipher(key_id).encrypt(nonce, content, _ENCRYPTING + key_id.encode())
-            return Payload(metadata={"encoding": ENCRYPTED, KEY_ID_FIELD: key_id.encode()}, data=data)
-        proof = base64.b64encode(_proof(self.keys.proving(key_id), bound, payload)).decode()
-        sealed = Payload()
-        sealed.CopyFrom(payload)
-        sealed.metadata[PROOF_FIELD] = f"{key_id} {seal.text} {proof}".encode()
-        return sealed
+        # A nonce never comes twice with one key: with GCM that would let a reader forge payloads.
+        content = len(bound).to_bytes(4, "big") + bound + payload.SerializeToString()
+        data = nonce + self.keys.cipher(key_id).encrypt(nonce, content, _ENCRYPTING + key_id.encode())
+        return Payload(metadata={"encoding": ENCRYPTED, KEY_ID_FIELD: key_id.encode()}, data=data)
 
     def open(self, payload: Payload) -> Payload:
-        """Return a payload as it was sealed, for a reader that knows no place and acts on nothing.
+        """Return a payload as it was before it was sealed, for a reader that knows no place and acts on nothing.
 
-        What can be read is not checked.
+        What is not sealed comes back as it is.
 
         Raises:
-            SettingsError: it is encrypted, and the key is missing, or it was changed.
+            SettingsError: its key is missing, or it was changed.
         """
         if payload.metadata.get("encoding") != ENCRYPTED:
-            said = payload.metadata.get(PROOF_FIELD, b"").decode("utf-8", "replace").split(" ")[1:-1]
-            return _opened(payload, " ".join(said)) if PROOF_FIELD in payload.metadata else payload
+            return payload
         try:
             bound, plain = self._decrypted(payload)
         except RefusedError as error:
@@ -246,7 +214,7 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
         return _Place()
 
     def _accepted(self, payload: Payload) -> Payload:
-        if not self.strict and payload.metadata.get("encoding") != ENCRYPTED and PROOF_FIELD not in payload.metadata:
+        if not self.strict and payload.metadata.get("encoding") != ENCRYPTED:
             return payload
         try:
             plain, seal = self._checked(payload)
@@ -264,26 +232,16 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
             RefusedError: it was not.
             SettingsError: its key is missing.
         """
-        if payload.metadata.get("encoding") == ENCRYPTED:
-            bound, plain = self._decrypted(payload)
-            seal = _seal_of(bound[1:4])
-            # Without `strict` the place does not matter: what another program stored is opened as well.
-            if self.strict and _joined(*bound) != self._bound(bound[0], seal):
-                raise RefusedError("it was sealed for something else")
-        else:
-            plain, seal = self._proven(payload)
+        if payload.metadata.get("encoding") != ENCRYPTED:
+            raise RefusedError(_NOT_SEALED)
+        bound, plain = self._decrypted(payload)
+        seal = read_seal(" ".join(bound[1:4]))
+        if seal is None:
+            raise RefusedError(_NOT_SEALED)
+        # Without `strict` the place does not matter: what another program stored is opened as well.
+        if self.strict and _joined(*bound) != self._bound(bound[0], seal):
+            raise RefusedError("it was sealed for something else")
         self._check_purpose(seal)
-        return plain, seal
-
-    def _proven(self, payload: Payload) -> tuple[Payload, Seal]:
-        text = payload.metadata.get(PROOF_FIELD, b"").decode("utf-8", "replace")
-        key_id, *said, proof = text.split(" ") if text.count(" ") == 4 else ("", "", "")
-        seal, plain = _seal_of(said), Payload()
-        plain.CopyFrom(payload)
-        del plain.metadata[PROOF_FIELD]
-        wanted = _proof(self.keys.proving(key_id), self._bound(key_id, seal), plain)
-        if not hmac.compare_digest(base64.b64encode(wanted), proof.encode("utf-8", "replace")):
-            raise RefusedError(f"it was changed, or sealed with another key {key_id[:64]!r}, or for something else")
         return plain, seal
 
     def _bound(self, key_id: str, seal: Seal) -> bytes:
@@ -327,7 +285,7 @@ class ReadingCodec(PayloadCodec):
     """Opens what is sealed and takes it at its word, for a replay of what was recorded elsewhere."""
 
     def __init__(self, codec: SealingCodec | None) -> None:
-        """Take the codec with the keys; None: nothing is encrypted."""
+        """Take the codec with the keys; None: nothing is sealed."""
         self._codec = codec or SealingCodec(Keys())
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
@@ -347,7 +305,7 @@ class OperatorCodec(PayloadCodec):
     """What the codec server does for Temporal's UI and CLI: what they send is sealed as an operator's."""
 
     def __init__(self, codec: SealingCodec | None) -> None:
-        """Take the codec; None: payloads are neither authenticated nor encrypted, and pass through."""
+        """Take the codec; None: payloads are not sealed, and pass through."""
         self._codec = codec
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
@@ -367,22 +325,14 @@ class OperatorCodec(PayloadCodec):
 
 def _opened(payload: Payload, text: str) -> Payload:
     """Return a payload with what its seal said; without a text, as it was before it was sealed."""
-    if not (text or OPENED_FIELD in payload.metadata or PROOF_FIELD in payload.metadata):
+    if not (text or OPENED_FIELD in payload.metadata):
         return payload
     opened = Payload()
     opened.CopyFrom(payload)
-    opened.metadata.pop(PROOF_FIELD, None)
     opened.metadata.pop(OPENED_FIELD, None)
     if text:
         opened.metadata[OPENED_FIELD] = text.encode()
     return opened
-
-
-def _seal_of(parts: Sequence[str]) -> Seal:
-    seal = read_seal(" ".join(parts))
-    if seal is None:
-        raise RefusedError("it is not sealed with a key of this installation")
-    return seal
 
 
 def _joined(*parts: str) -> bytes:
@@ -398,11 +348,3 @@ def _parted(joined: bytes) -> list[str]:
         parts.append(text[colon + 1 : end])
         at = end
     return parts
-
-
-def _proof(key: bytes, bound: bytes, payload: Payload) -> bytes:
-    metadata = payload.metadata
-    # Sorted: the order of a map is not kept on the way.
-    parts = [bound, *(part for name in sorted(metadata) for part in (name.encode(), metadata[name]))]
-    named = b"".join([b"%d:%s" % (len(part), part) for part in parts])
-    return hmac.digest(key, b"%d:%s%s" % (len(named), named, payload.data), "sha256")[:PROOF_BYTES]

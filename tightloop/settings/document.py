@@ -39,6 +39,11 @@ class Settings(Document):
     alerts: AlertSettings = AlertSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
 
+    @property
+    def seals_payloads(self) -> bool:
+        """Whether what Temporal stores is encrypted."""
+        return self.temporal.authenticate or self.privacy.encrypt
+
     def as_yaml(self) -> str:
         """Return the settings as a document, secrets masked."""
         # In the order of the sections above, as a reader expects them.

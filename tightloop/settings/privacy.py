@@ -22,7 +22,8 @@ class PrivacySettings(Section):
     """What Temporal and model services may see. docs/privacy.md lists what is where."""
 
     encrypt: bool = False
-    """Encrypt all payloads that Temporal stores. The same for all workers and clients of a namespace."""
+    """Keep content out of the logs of workers, too, and encrypt payloads also where `temporal.authenticate` is off;
+    where that is on they are encrypted anyway. The same for all workers and clients of a namespace."""
     keys_file: str = ""
     """Key file, absolute or under the state folder; empty: `keys.json` there. See `tightloop keys`."""
     keys_env: str = ""

@@ -34,8 +34,9 @@ class TemporalSettings(Section):
     tls_server_name: str = ""
     """Name in the server's certificate, where it is not the host of `address`."""
     authenticate: bool = True
-    """Accept only what clients and workers with this installation's key sent, see docs/privacy.md. Off: whoever
-    reaches the server commands the workers; only for clusters that authenticate their users themselves."""
+    """Encrypt what Temporal stores, and accept only what clients and workers with this installation's key sent, see
+    docs/privacy.md. Off: whoever reaches the server reads all and commands the workers; only for clusters that
+    authenticate their users themselves."""
 
     @property
     def loopback(self) -> bool:

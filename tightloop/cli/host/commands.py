@@ -25,7 +25,7 @@ def up(
     role: Annotated[Role | None, typer.Option(help="Which work the worker takes. Default: all.")] = None,
     state_folder: Annotated[Path | None, typer.Option(help="Folder for histories and logs.")] = None,
     encrypt: Annotated[
-        bool, typer.Option("--encrypt", help="Turn on payload encryption for workers and clients; makes a key.")
+        bool, typer.Option("--encrypt", help="Keep content out of logs, too: turns privacy.encrypt on.")
     ] = False,
 ) -> None:
     """Run the embedded Temporal server and a worker until Ctrl-C."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from tightloop.cli.host.server_part import described
 from tightloop.cli.session import Session
 from tightloop.client import TightloopClient, registration_commands
-from tightloop.client.keys import read_ring
+from tightloop.client.keys import key_file, ring_of
 from tightloop.errors import SettingsError, TightloopError
 from tightloop.host import state_folder, state_home
 from tightloop.settings import Settings
@@ -49,7 +49,7 @@ def examine(session: Session) -> list[Finding]:
         _temporal(needed=not answers),
         *service,
         _model_key(settings),
-        _encryption(settings),
+        *_payloads(settings),
         _telemetry(settings),
         _state_folder(),
         _program("node", fix="https://nodejs.org; for projects and agents that need it"),
@@ -133,17 +133,25 @@ def _model_key(settings: Settings) -> Finding:
     )
 
 
-def _encryption(settings: Settings) -> Finding:
-    name, privacy = "payload encryption", settings.privacy
-    if not privacy.encrypt:
-        off = "off: Temporal stores goals, plans' titles and errors as they are"
-        return Finding(name, False, off, "tightloop up --encrypt", needed=False)
+def _payloads(settings: Settings) -> list[Finding]:
+    name, privacy, strict = "payloads", settings.privacy, settings.temporal.authenticate
+    logs = "kept out" if privacy.encrypt else "the workers' logs may quote texts and paths"
+    content = Finding("content in logs", privacy.encrypt, logs, "tightloop up --encrypt", needed=False)
+    if not settings.seals_payloads:
+        plain = "plain: whoever reaches Temporal reads them, and commands the workers"
+        return [Finding(name, False, plain, "temporal.authenticate: true", needed=False), content]
+    sealed = "encrypted and authenticated" if strict else "encrypted; anybody's are accepted (temporal.authenticate)"
+    # Asking must not make a key.
+    makes = not (privacy.encrypt or privacy.keys_env or key_file(privacy).exists()) and settings.temporal.loopback
+    if makes:
+        return [Finding(name, True, f"{sealed}; the first use makes the key"), content]
     try:
-        ring = read_ring(privacy)
+        ring = ring_of(settings)
     except SettingsError as error:
-        return Finding(name, False, error.message, "copy the key file of the host that has it, or: tightloop keys new")
+        fix = "copy the key file of the host that has it, or: tightloop keys new"
+        return [Finding(name, False, error.message, fix), content]
     older = f", {len(ring.ids) - 1} older" if len(ring.ids) > 1 else ""
-    return Finding(name, True, f"on, current key {ring.current}{older}")
+    return [Finding(name, True, f"{sealed}, current key {ring.current}{older}"), content]
 
 
 def _telemetry(settings: Settings) -> Finding:

@@ -1,4 +1,4 @@
-"""The commands about the keys of the payload encryption. A key itself is never shown."""
+"""The commands about the keys of payloads. A key itself is never shown."""
 
 import typer
 
@@ -8,7 +8,7 @@ from tightloop.client.keys import key_file, new_ring, read_ring, write_ring
 from tightloop.errors import SettingsError
 from tightloop.settings import PrivacySettings
 
-app = typer.Typer(help="Keys that authenticate payloads and, with privacy.encrypt, encrypt them.", no_args_is_help=True)
+app = typer.Typer(help="Keys that encrypt and authenticate what Temporal stores.", no_args_is_help=True)
 
 _KEEP = "Keep a copy of it in a safe place: without it the histories it encrypted cannot be read"
 
@@ -19,8 +19,7 @@ def new(context: typer.Context) -> None:
     privacy = _of_a_file(session_of(context).settings.privacy)
     path, ring = key_file(privacy), new_ring()
     write_ring(path, ring)
-    hint = "" if privacy.encrypt else " Turn encryption on, for workers and clients: privacy.encrypt: true"
-    show(f"made key {ring.current} in {path}. {_KEEP}.{hint}")
+    show(f"made key {ring.current} in {path}. {_KEEP}")
 
 
 @app.command("list")
