@@ -25,6 +25,7 @@ from tightloop.client import TightloopClient
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeRequest, EpisodeStatus
 from tightloop.errors import ServiceUnavailableError
+from tightloop.executor.crash import MOST_CLAIMS
 from tightloop.executor.model import ExecutorChoice, ExecutorStatus
 from tightloop.host import state_folder
 from tightloop.question import QuestionKind
@@ -37,6 +38,7 @@ SETTLE_S = 20.0
 """The workers are killed in the end: what they had started is gone a moment later. An orphan would stay longer."""
 APPEND = {"append": [{"path": "log.txt", "text": "{n}\n"}]}
 ORPHAN = {**APPEND, "orphan": {"path": "late.txt", "after_s": 60}}
+GIVEN_UP = "hangs that crashes broke off five times"
 DONE = "test $(cat log.txt | wc -l) -ge 2"
 
 
@@ -48,7 +50,7 @@ class Fault:
     count: int
     step: dict[str, Any]
     reported: ExecutorStatus | None = None
-    """Status that the first delivery must have where no crash of somebody else's came in between."""
+    """Status that the first delivery must have, unless crashes of others broke it off as often as it may begin."""
     waits: bool = False
     """The episode must wait, not end."""
 
@@ -177,12 +179,16 @@ def check(seen: Seen) -> Counter[str]:
     assert all(delivery.state is DeliveryState.REPORTED for delivery in deliveries)
     done = subprocess.run(["sh", "-c", DONE], cwd=seen.workspace, check=False)
     assert done.returncode == 0, f"{seen.episode_id} claims what is not true"
+    first = next(delivery for delivery in deliveries if delivery.iteration == 1)
+    given_up = first.claims == MOST_CLAIMS
     if seen.fault.reported is not None:
-        assert told["1"] is seen.fault.reported, (seen.episode_id, told)
+        expected = ExecutorStatus.OUTCOME_UNKNOWN if given_up else seen.fault.reported
+        assert told["1"] is expected, (seen.episode_id, told, first.claims)
     return Counter(
         {
             "green, and truly so": 1,
             "deliveries begun again, without effect before": sum(d.claims > 1 for d in deliveries),
+            GIVEN_UP: seen.fault.reported is ExecutorStatus.TIMED_OUT and given_up,
             "deliveries with unknown outcome": sum(s is ExecutorStatus.OUTCOME_UNKNOWN for s in told.values()),
             "hangs noticed": sum(status is ExecutorStatus.TIMED_OUT for status in told.values()),
         }
@@ -245,7 +251,7 @@ async def test_300_episodes_with_faults_end_truthfully(workspace: Path, tmp_path
     print(f"  double deliveries: 0, late edits: 0, surviving processes: {len(left)}")
     assert left == []
     hangs = sum(seen.fault.reported is ExecutorStatus.TIMED_OUT for seen in ended)
-    assert figures["hangs noticed"] >= hangs
+    assert figures["hangs noticed"] >= hangs - figures[GIVEN_UP]
 
 
 async def register_search_attributes_of(stack: Stack) -> None:
