@@ -13,6 +13,7 @@ from activities.tracking.activity import TrackingActivities, TrackRequest
 from activities.workspace.activity import CloseRequest, OpenRequest, WorkspaceActivities
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeState
+from workflows.shared.activities import new_activity_id
 
 TIMEOUT = timedelta(minutes=1)
 
@@ -112,4 +113,7 @@ class BareIdle:
 
 
 async def _call(method: Callable[[Any, Any], Any], request: Any) -> Any:
-    return await workflow.execute_activity_method(method, request, start_to_close_timeout=TIMEOUT)
+    # With an id: what an activity is given is sealed for it, and a workflow knows no other id than its own.
+    return await workflow.execute_activity_method(
+        method, request, start_to_close_timeout=TIMEOUT, activity_id=new_activity_id()
+    )

@@ -22,6 +22,8 @@ class Lap:
     name: str
     begun: float
     ended: float
+    cpu: float
+    """Processor time of all that was measured, in seconds, when it began."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Pass:
     inside: float
     """Time in the bodies of its activities."""
     calls: int
+    cpu: float
+    """Processor time of worker, client, server and what they ran, in seconds."""
 
     @property
     def outside(self) -> float:
@@ -42,21 +46,28 @@ class Pass:
 class Stopwatch(temporalio.client.Interceptor, temporalio.worker.Interceptor):
     """An interceptor of the client: so it also stands in the workers that production code builds."""
 
-    def __init__(self) -> None:
+    def __init__(self, cpu: Callable[[], float] = time.process_time) -> None:
+        """Take what tells the processor time, in seconds."""
         self.laps: list[Lap] = []
+        self._cpu = cpu
 
     def intercept_activity(
         self, next: temporalio.worker.ActivityInboundInterceptor
     ) -> temporalio.worker.ActivityInboundInterceptor:
         """Time an activity."""
-        return _Timed(next, self.laps)
+        return _Timed(next, self.laps, self._cpu)
 
     def passes(self, workflow_id: str, first: str) -> list[Pass]:
         """Return the iterations of a workflow, each beginning with the activity `first`; the last is left out."""
         laps = [lap for lap in self.laps if lap.workflow_id == workflow_id]
         starts = [index for index, lap in enumerate(laps) if lap.name == first]
         return [
-            Pass(laps[b].begun - laps[a].begun, sum(lap.ended - lap.begun for lap in laps[a:b]), b - a)
+            Pass(
+                wall=laps[b].begun - laps[a].begun,
+                inside=sum(lap.ended - lap.begun for lap in laps[a:b]),
+                calls=b - a,
+                cpu=laps[b].cpu - laps[a].cpu,
+            )
             for a, b in pairwise(starts)
         ]
 
@@ -66,16 +77,20 @@ class Stopwatch(temporalio.client.Interceptor, temporalio.worker.Interceptor):
 
 
 class _Timed(temporalio.worker.ActivityInboundInterceptor):
-    def __init__(self, next: temporalio.worker.ActivityInboundInterceptor, laps: list[Lap]) -> None:
+    def __init__(
+        self, next: temporalio.worker.ActivityInboundInterceptor, laps: list[Lap], cpu: Callable[[], float]
+    ) -> None:
         super().__init__(next)
-        self._laps = laps
+        self._laps, self._cpu = laps, cpu
 
     async def execute_activity(self, input: temporalio.worker.ExecuteActivityInput) -> Any:
-        info = activity.info()
+        info, cpu = activity.info(), self._cpu()
 
         def note(begun: float) -> None:
             ended = time.perf_counter()
-            self._laps.append(Lap(info.workflow_id or "", info.workflow_run_id or "", info.activity_type, begun, ended))
+            self._laps.append(
+                Lap(info.workflow_id or "", info.workflow_run_id or "", info.activity_type, begun, ended, cpu)
+            )
 
         input.fn = _timed(input.fn, note)
         return await super().execute_activity(input)
