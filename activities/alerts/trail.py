@@ -5,6 +5,7 @@ import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
+from activities.workspace.folders import state_folder_of
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.trail import Ledgers, TrailEvent
 from tightloop.alert import Alert, Delivery, delivery_line
@@ -26,7 +27,7 @@ class TrailMemory:
         """Return what was delivered; see the port."""
         start, events = f"{DELIVERED}/{alert.key}/", tuple[TrailEvent, ...]()
         try:
-            if scope.state_folder.is_dir():
+            if state_folder_of(scope).is_dir():
                 events = self.ledgers(Path(scope.workspace)).events(scope.episode_id)
         except (TightloopError, sqlite3.Error, OSError) as error:
             logger.warning("alert %s: the trail cannot be read: %s", scope.episode_id, error)
@@ -47,7 +48,7 @@ class TrailMemory:
             at=delivery.at,
         )
         try:
-            if scope.state_folder.is_dir():
+            if state_folder_of(scope).is_dir():
                 self.ledgers(Path(scope.workspace)).add_event(event)
         except (TightloopError, sqlite3.Error, OSError) as error:
             # A full disk is a reason to alert, not one to be silent.

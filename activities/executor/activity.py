@@ -14,6 +14,7 @@ from temporalio.exceptions import CancelledError
 from activities.artifacts.port import ArtifactStores, get_model, put_model
 from activities.executor.fallback import Chosen, choose
 from activities.executor.port import Delivered, DeliveryState, Executors, Outboxes
+from activities.workspace.folders import root_of, state_folder_of
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
 from tightloop.artifact import ArtifactRef
@@ -139,7 +140,7 @@ class ExecutionActivities:
             key=key,
             episode_id=request.scope.episode_id,
             iteration=request.iteration,
-            root=str(request.scope.root),
+            root=str(root_of(request.scope)),
             plan=message,
             prompt=render_plan(message),
             executor=episode.executor,
@@ -193,7 +194,7 @@ class ExecutionActivities:
     ) -> ExecutorOutcome | WorkOrder:
         """Return how the delivery of a died attempt ended, or the order to be delivered again."""
         try:
-            known = chosen.executor.reconcile(order, scope.state_folder)
+            known = chosen.executor.reconcile(order, state_folder_of(scope))
             effects = chosen.executor.effects_outside(order)
         except ExecutorError as error:
             known, effects = None, f"not known ({error.message})"
@@ -222,11 +223,11 @@ class ExecutionActivities:
 
     def _run(self, scope: EpisodeScope, chosen: Chosen, order: WorkOrder, tree: WorkingTree) -> ExecutorOutcome:
         try:
-            return chosen.executor.execute(order, Supervision(tree), scope.state_folder)
+            return chosen.executor.execute(order, Supervision(tree), state_folder_of(scope))
         except ExecutorError as error:
             return ExecutorOutcome(status=ExecutorStatus.FATAL, error=error.message)
         except OSError as error:
-            place = error.filename or scope.state_folder
+            place = error.filename or state_folder_of(scope)
             if error.errno in _FULL:
                 raise StorageFullError(
                     f"no room at {place}: {error.strerror}. The delivery was ended. Free space there, then resume"

@@ -64,7 +64,7 @@ class Executor(Protocol):
         Args:
             order: what to do.
             control: says whether to stop, and notes child processes.
-            state_folder: the project's folder for what is not its code, `EpisodeScope.state_folder`.
+            state_folder: the project's folder for what is not its code, see `state_folder_of`.
 
         Raises:
             ExecutorError: the executor cannot be started as configured.

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from activities.artifacts.port import ArtifactStore
 from activities.plan.requests import PlanScope, RevisePlanRequest, SettleRequest, StepRun
+from activities.workspace.folders import root_of
 from activities.workspace.port import WorkingTree
 from tightloop.artifact import ArtifactRef
 from tightloop.executor.usage import Usage
@@ -50,7 +51,7 @@ class Work:
     @property
     def root(self) -> Path:
         """Top folder of the working tree."""
-        return self.scope.root
+        return root_of(self.scope)
 
     def action(self, kind: type[A]) -> A:
         """Return what the step does, as the model of its capability."""

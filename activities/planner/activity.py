@@ -13,6 +13,7 @@ from activities.planner.enforce import enforced_plan
 from activities.planner.port import Planners
 from activities.safety.gate import Gate, Weighed
 from activities.safety.port import JudgeBriefing
+from activities.workspace.folders import root_of
 from activities.workspace.scope import EpisodeScope
 from tightloop.artifact import ArtifactRef
 from tightloop.episode.check import CheckReport
@@ -79,7 +80,7 @@ class PlanningActivities:
         message = answer.message
         if message is None or answer.verdict not in (PlanVerdict.PLANNED, PlanVerdict.CLAIMS_DONE):
             return Weighed()
-        roots = (str(request.scope.root), request.scope.workspace)
+        roots = (str(root_of(request.scope)), request.scope.workspace)
         # In a thread: a long plan would hold up the event loop, and with it the heartbeats of every other activity.
         found = await asyncio.to_thread(review_plan, message, self.gate.rubric, goal=episode.goal, roots=roots)
         briefing = JudgeBriefing(goal=episode.goal, material=render_plan(message), prompt_privacy=prompt_privacy)
@@ -109,7 +110,7 @@ class PlanningActivities:
             notes=request.notes,
             programs=self.programs if own_steps else (),
             takes_whole_plans=not own_steps,
-            root=str(request.scope.root),
+            root=str(root_of(request.scope)),
             prompt_privacy=prompt_privacy,
         )
 

@@ -12,6 +12,7 @@ from activities.proof.proving import prove_tree, proved
 from activities.proof.requests import AcceptRequest, BeginRequest, Begun, Proved, ProveRequest
 from activities.proof.runs import Runs
 from activities.proof.trees import HeldTrees
+from activities.workspace.folders import root_of
 from activities.workspace.port import WorkingTree, Workspaces
 from tightloop.artifact import ArtifactRef
 from tightloop.episode.check import CheckReport
@@ -46,7 +47,7 @@ class ProofActivities:
         )
         beginning = Beginning(
             tree=inherited.tree if inherited else request.expected_tree,
-            root=str(request.scope.root),
+            root=str(root_of(request.scope)),
             checks=inherited.checks if inherited else baselines,
             ignored=store.put(manifest, name="beside the tree", media_type="application/zlib"),
         )

@@ -12,6 +12,7 @@ from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model,
 from activities.safety.gate import Gate, Weighed
 from activities.safety.port import JudgeBriefing
 from activities.tracking.reading import read_diff
+from activities.workspace.folders import root_of, store_folder_of
 from activities.workspace.port import Workspaces
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.trail import Differ, Ledgers, TrailEvent, TreeDiff
@@ -88,10 +89,10 @@ class TrackingActivities:
         episode = find_model(store, request.scope.request, EpisodeRequest) or EpisodeRequest()
         with self.workspaces.hold(request.scope) as tree:
             drift = tree.ensure(request.state.tree)
-            diff = self.differ.compare(request.scope.store_folder, request.base_tree, request.state.tree)
+            diff = self.differ.compare(store_folder_of(request.scope), request.base_tree, request.state.tree)
             before = request.base_lines
             if before is None:
-                before = self.differ.lines(request.scope.store_folder, request.base_tree)
+                before = self.differ.lines(store_folder_of(request.scope), request.base_tree)
             tracking = _tracking(
                 request, diff, _iteration(store, request, diff, tree.root), lines_before=before, episode=episode
             )
@@ -141,7 +142,7 @@ class TrackingActivities:
         change = Change(
             files=files,
             goal="\n".join((episode.goal, *(step.title for step in message.steps))) if message else episode.goal,
-            scope=announced(message.scope, (str(request.scope.root), request.scope.workspace)) if message else (),
+            scope=announced(message.scope, (str(root_of(request.scope)), request.scope.workspace)) if message else (),
             lines_before=lines_before,
             cpu_s=sum(measured) if measured else None,
             wall_s=request.worked.total_seconds(),

@@ -7,6 +7,7 @@ from pathlib import Path
 from temporalio import activity
 
 from activities.artifacts.port import ArtifactStores, get_model, put_model
+from activities.workspace.folders import store_folder_of
 from activities.workspace.port import OpenEpisodes, Workspaces
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.trail import Differ, Ledgers, TrailEvent
@@ -162,7 +163,7 @@ class WorkspaceActivities:
                     title="as it was found",
                     run_id=activity.info().workflow_run_id or "",
                     state=put_model(store, file, name="checkpoint"),
-                    lines=self.differ.lines(scope.store_folder, found),
+                    lines=self.differ.lines(store_folder_of(scope), found),
                 ),
             )
             tree.keep(str(record.number), record.tree)
@@ -177,7 +178,7 @@ class WorkspaceActivities:
             if found == request.expected_tree:
                 return Adopted(tree=found, attempt=activity.info().attempt)
             tree.keep(f"adopted-{found[:12]}", found)
-            diff = self.differ.compare(request.scope.store_folder, request.expected_tree, found)
+            diff = self.differ.compare(store_folder_of(request.scope), request.expected_tree, found)
         self._trail(
             request.scope,
             "adopted",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
+from activities.workspace.folders import root_of, state_folder_of, store_folder_of
 from activities.workspace.git_command import COMMAND_TIMEOUT
 from activities.workspace.ownership import LOCK_WAIT, Claims, OwnedProcesses, tree_key, tree_lock, write_atomically
 from activities.workspace.plain_git import make_worktree
@@ -47,19 +48,19 @@ class GitWorkspaces:
         open_state_home()
         repository = UserRepository(workspace)
         try:
-            TreeStore(scope.store_folder).make()
+            TreeStore(store_folder_of(scope)).make()
             # For a person who looks for the state of a workspace; nothing reads it.
-            write_atomically(scope.state_folder / "workspace", os.fsencode(f"{workspace.resolve()}\n"))
+            write_atomically(state_folder_of(scope) / "workspace", os.fsencode(f"{workspace.resolve()}\n"))
         except (PermissionError, FileExistsError, NotADirectoryError) as error:
             raise WorkspaceError(
                 f"cannot write {error.filename}: {error.strerror}. Give the worker's user write access"
             ) from error
         # Before the worktree is made, so that two episodes never make the same one.
-        self._claims(scope).take(scope.root, scope.holder, take_over)
+        self._claims(scope).take(root_of(scope), scope.holder, take_over)
         notes = notes_on(repository, repository.coverage(self.indexes), worktree=scope.worktree, timeout=self.timeout)
         if scope.worktree and not scope.within:
             with self._lock(scope) as lock:
-                self._make_worktree(repository, scope.root, lock)
+                self._make_worktree(repository, root_of(scope), lock)
         return notes
 
     def release(self, scope: EpisodeScope) -> None:
@@ -68,7 +69,7 @@ class GitWorkspaces:
         One within a plan has none of its own: the plan's is left.
         """
         if not scope.within:
-            self._claims(scope).release(scope.root, scope.episode_id)
+            self._claims(scope).release(root_of(scope), scope.episode_id)
 
     @contextlib.contextmanager
     def hold(self, scope: EpisodeScope) -> Iterator[GitWorkingTree]:
@@ -80,26 +81,26 @@ class GitWorkspaces:
             NotARepositoryError: the workspace is no longer a git working tree.
         """
         with self._lock(scope):
-            processes = OwnedProcesses(scope.state_folder / "locks" / f"{tree_key(scope.root)}.processes.json")
+            processes = OwnedProcesses(state_folder_of(scope) / "locks" / f"{tree_key(root_of(scope))}.processes.json")
             # Only now: the lock is ours, so what still runs belongs to a holder that is dead.
             processes.end_all()
-            store = TreeStore(scope.store_folder)
+            store = TreeStore(store_folder_of(scope))
             store.make()
-            repository = UserRepository(scope.root)
+            repository = UserRepository(root_of(scope))
             yield GitWorkingTree(
-                scope.root,
+                root_of(scope),
                 scope.episode_id,
                 store=store,
-                cache=StatCache(scope.store_folder / "states" / tree_key(scope.root), self.states),
+                cache=StatCache(store_folder_of(scope) / "states" / tree_key(root_of(scope)), self.states),
                 coverage=lambda: repository.coverage(self.indexes),
                 processes=processes,
             )
 
     def _lock(self, scope: EpisodeScope) -> contextlib.AbstractContextManager[int]:
-        return tree_lock(scope.state_folder, scope.root, wait=self.lock_wait)
+        return tree_lock(state_folder_of(scope), root_of(scope), wait=self.lock_wait)
 
     def _claims(self, scope: EpisodeScope) -> Claims:
-        return Claims(scope.state_folder / "claims", wait=self.lock_wait)
+        return Claims(state_folder_of(scope) / "claims", wait=self.lock_wait)
 
     def _make_worktree(self, repository: UserRepository, root: Path, lock: int) -> None:
         """Add a git worktree; one that an interrupted attempt left incomplete is made again."""

@@ -12,6 +12,7 @@ from uuid import uuid4
 import psutil
 from temporalio.worker import Worker
 
+from activities.workspace.folders import root_of
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.trail import TreeDiff
 from tests.benchmarks.bare import BareIdle
@@ -68,7 +69,7 @@ class EmptyWorkspaces:
 
     @contextmanager
     def hold(self, scope: EpisodeScope) -> Iterator[EmptyTree]:
-        yield EmptyTree(scope.root)
+        yield EmptyTree(root_of(scope))
 
 
 class EmptyDiffer:

@@ -21,6 +21,7 @@ from activities.artifacts.port import put_model
 from activities.tracking.activity import TrackingActivities, TrackRequest
 from activities.tracking.git_differ import GitDiffer
 from activities.tracking.sqlite_ledger import open_sqlite_ledger
+from activities.workspace.folders import store_folder_of
 from activities.workspace.git import GitWorkspaces
 from activities.workspace.scope import EpisodeScope
 from tests.benchmarks.difflib_run import DIFFLIB_BOUND_S, difflib_seconds
@@ -252,7 +253,7 @@ class _Bench:
             diffed = self._diff(before.tree, request.state.tree)
         self._state = self._state.evolve(trees=(*self._state.trees, self._state.tree)[-8:])
         begun = time.perf_counter()
-        found = GitDiffer().compare(request.scope.store_folder, before.tree, request.state.tree)
+        found = GitDiffer().compare(store_folder_of(request.scope), before.tree, request.state.tree)
         compared = time.perf_counter() - begun
         difflib, ended = difflib_seconds(self._root, before.tree, request.state.tree)
         return Sample(*tracked, diffed, compared, difflib, ended, found.note)

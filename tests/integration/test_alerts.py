@@ -22,6 +22,7 @@ from activities.alerts.port import NotDeliveredError, Post
 from activities.alerts.trail import TrailMemory
 from activities.alerts.webhook import Webhook
 from activities.tracking.sqlite_ledger import open_sqlite_ledger
+from activities.workspace.folders import state_folder_of
 from activities.workspace.scope import EpisodeScope
 from tests.support.alert_receiver import SECRET, Answer, Receiver, receiving
 from tightloop.alert import Alert, AlertKind, notice_of
@@ -338,7 +339,7 @@ async def test_a_full_alert_holds_the_reason_only_where_the_settings_say_so(
 
 
 async def test_a_damaged_ledger_keeps_no_alert_back(receiver: Receiver, scope: EpisodeScope) -> None:
-    (scope.state_folder / "ledger.db").write_bytes(b"not a database, but long enough to be taken for one" * 100)
+    (state_folder_of(scope) / "ledger.db").write_bytes(b"not a database, but long enough to be taken for one" * 100)
     sent = await send(post_of(settings_with(receiver), {"HOOK_SECRET": SECRET}), scope)
     assert len(receiver.came) == 1
     assert sent.deliveries[0].at is not None

@@ -4,6 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
+from activities.workspace.folders import store_folder_of
 from activities.workspace.scope import EpisodeScope
 
 IDENTITY = ("-c", "user.name=Sam", "-c", "user.email=sam@example.org", "-c", "protocol.file.allow=always")
@@ -27,7 +28,7 @@ def git(folder: Path, *arguments: str, stdin: bytes = b"") -> bytes:
 
 def stored(workspace: Path, *arguments: str, stdin: bytes = b"") -> bytes:
     """Run git on the snapshots of a workspace, as docs/security.md and the README tell users."""
-    return git(workspace, f"--git-dir={scope_of(workspace).store_folder}", *arguments, stdin=stdin)
+    return git(workspace, f"--git-dir={store_folder_of(scope_of(workspace))}", *arguments, stdin=stdin)
 
 
 def make_repository(folder: Path, files: dict[str, str] | None = None) -> Path:

@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from activities.tracking.git_differ import GitDiffer
+from activities.workspace.folders import root_of, store_folder_of
 from activities.workspace.git import GitWorkspaces
 from activities.workspace.plain_git import remove_worktree, user_git
 from activities.workspace.user_repository import UserRepository
@@ -325,8 +326,8 @@ def _episode(root: Path, watch: Path) -> None:
             name, target = json.loads((root / "swap.json").read_text())
             link(name, target)(root, watch)
         end = tree.snapshot()
-        GitDiffer().compare(scope.store_folder, start, end)
-        GitDiffer().lines(scope.store_folder, end)
+        GitDiffer().compare(store_folder_of(scope), start, end)
+        GitDiffer().lines(store_folder_of(scope), end)
         tree.restore(start)
         assert tree.ensure(start) is None
         assert (root / "src/b.py").read_bytes() == b"x = 1\n"
@@ -346,10 +347,10 @@ def _worktree(root: Path) -> None:
     workspaces.prepare(scope, take_over=lambda _: True)
     with workspaces.hold(scope) as tree:
         start = tree.snapshot()
-        (scope.root / "made.txt").write_text("made\n")
+        (root_of(scope) / "made.txt").write_text("made\n")
         tree.restore(start)
     workspaces.release(scope)
-    remove_worktree(UserRepository(root), scope.root)
+    remove_worktree(UserRepository(root), root_of(scope))
 
 
 def main(folder: Path) -> None:

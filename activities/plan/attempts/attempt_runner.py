@@ -19,6 +19,7 @@ from activities.plan.attempts.reuse import hash_inputs, is_cacheable, is_fresh
 from activities.plan.port import RunnerResult, Work
 from activities.plan.records.file_records import record_digest
 from activities.plan.requests import RunStepRequest
+from activities.workspace.folders import store_folder_of
 from activities.workspace.port import WorkingTree
 from tightloop.errors import ExpressionError, InvalidRequestError, ReferenceMissingError, WorkspaceError
 from tightloop.plan.document.step import Access, FailureClass
@@ -156,8 +157,8 @@ class AttemptRunner:
 
     def _settle_tree(self, attempt: AttemptContext, done: RunnerResult, tree: WorkingTree) -> StepResult:
         """Keep what a step wrote, or undo it where the step failed or a person has to see first what it removed."""
-        before, after = attempt.before, tree.snapshot()
-        paths = self._ports.trees.changed(attempt.request.scope.store_folder, before, after) if after != before else ()
+        before, after, store = attempt.before, tree.snapshot(), store_folder_of(attempt.request.scope)
+        paths = self._ports.trees.changed(store, before, after) if after != before else ()
         if done.failure is None and (refusal := check_changes(attempt.loaded.plan, paths)):
             done = replace(done, failure=make_failure(refusal, FailureClass.POLICY))
         if done.failure is None and done.question is None and paths:
@@ -165,7 +166,7 @@ class AttemptRunner:
             stopped = check_deletions(attempt.work, self._ports.differ, base, before, after)
             done = done if stopped is None else stopped
         if paths:
-            patch = self._ports.trees.patch(attempt.request.scope.store_folder, before, after)
+            patch = self._ports.trees.patch(store, before, after)
             ref = attempt.store.put(patch, name="patch", media_type="text/x-diff")
             done = replace(done, artifacts={**done.artifacts, "patch": ref})
         # Kept by a reference, as git may prune a tree that has none. With dots, which names of checkpoints do not have.

@@ -11,6 +11,7 @@ from activities.plan.attempts.references import unpack
 from activities.plan.port import RunnerResult, Work
 from activities.plan.records.file_records import record_digest
 from activities.plan.requests import CompensationResult, RunStepRequest
+from activities.workspace.folders import store_folder_of
 from activities.workspace.port import WorkingTree
 from tightloop.errors import ExpressionError, InvalidRequestError
 from tightloop.plan.document.action import ShellAction
@@ -94,7 +95,7 @@ class Compensator:
 
     def _undo_files(self, attempt: AttemptContext, record: StepRecord, tree: WorkingTree) -> CompensationResult:
         request = attempt.request
-        store = request.scope.store_folder
+        store = store_folder_of(request.scope)
         undone = self._ports.trees.undo(store, record.tree_before, record.tree_after, request.expected_tree)
         if undone.conflicts:
             shown = ", ".join(undone.conflicts[:CONFLICTS_SHOWN])
@@ -127,7 +128,7 @@ class Compensator:
             tree.restore(request.expected_tree)
             why = done.failure.reason if done.failure is not None else f"exit code {code}"
             return _failed(request, f"the command that takes step {record.step!r} back failed: {why}"), done
-        paths = self._ports.trees.changed(request.scope.store_folder, request.expected_tree, after)
+        paths = self._ports.trees.changed(store_folder_of(request.scope), request.expected_tree, after)
         if refusal := check_changes(work.plan, paths):
             tree.restore(request.expected_tree)
             return _failed(request, f"step {record.step!r} cannot be taken back: {refusal}"), done

@@ -7,6 +7,7 @@ from typing import Any
 from activities.plan.attempts.contract import fail_step
 from activities.plan.port import RunnerResult, Work
 from activities.plan.quoting import shell_command
+from activities.workspace.folders import store_folder_of
 from activities.workspace.trail import Differ, TreeDiff
 from tightloop.plan.document.action import Option, ShellAction
 from tightloop.plan.document.plan import Plan
@@ -69,7 +70,7 @@ def check_deletions(work: Work, differ: Differ, base: str, before: str, after: s
         after: the tree that it left.
     """
     bounded = any(policy.deletions is not None for policy in enclosing_policies(work.plan.policy))
-    store = work.scope.store_folder
+    store = store_folder_of(work.scope)
     if not bounded or _removed(work.root, differ.compare(store, before, after)) == ((), 0):
         return None
     gone, lines = _removed(work.root, differ.compare(store, base, after))

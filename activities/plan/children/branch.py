@@ -14,6 +14,7 @@ from activities.plan.children.worktrees import Worktrees, child_scope
 from activities.plan.port import RunnerResult, Work
 from activities.plan.quoting import shell_command
 from activities.plan.requests import SettleRequest, StepRun
+from activities.workspace.folders import store_folder_of
 from activities.workspace.port import WorkingTree
 from tightloop.artifact import ArtifactRef
 from tightloop.episode.check import Check
@@ -118,8 +119,8 @@ class BranchRunner:
         outcome, reason, tree = request.outcomes[number], request.reasons[number], request.trees[number]
         if not tree:
             return replace(one, why=reason or f"it ended {outcome}")
-        changed = self._trees.changed(work.scope.store_folder, work.expected_tree, tree)
-        patch = self._trees.patch(work.scope.store_folder, work.expected_tree, tree)
+        changed = self._trees.changed(store_folder_of(work.scope), work.expected_tree, tree)
+        patch = self._trees.patch(store_folder_of(work.scope), work.expected_tree, tree)
         one = replace(one, tree=tree, files=len(changed), lines=_lines(patch))
         if tree != work.expected_tree:
             ref = work.store.put(patch, name=f"patch of {one.name}", media_type="text/x-diff")

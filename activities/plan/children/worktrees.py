@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from activities.plan.requests import PlanScope
+from activities.workspace.folders import root_of, state_folder_of, store_folder_of
 from activities.workspace.ownership import tree_key, tree_lock
 from activities.workspace.plain_git import remove_worktree
 from activities.workspace.port import WorkingTree, Workspaces
@@ -37,7 +38,7 @@ class Worktrees:
     def remove(self, scope: PlanScope) -> None:
         """Remove the worktree of a child that has ended; its trees are kept by references. Idempotent."""
         self._workspaces.release(scope)
-        root, state = scope.root, scope.state_folder
+        root, state = root_of(scope), state_folder_of(scope)
         # First, so that one that is removed in part is made again where it is wanted again.
         root.with_name(root.name + ".ready").unlink(missing_ok=True)
         if root.exists():
@@ -46,11 +47,11 @@ class Worktrees:
                 pass
             with tree_lock(state, root):
                 remove_worktree(UserRepository(Path(scope.workspace)), root)
-        (scope.store_folder / "states" / tree_key(root)).unlink(missing_ok=True)
+        (store_folder_of(scope) / "states" / tree_key(root)).unlink(missing_ok=True)
 
     def remove_all(self, scope: PlanScope) -> None:
         """Remove what children of a plan left that was cancelled, or whose worker died, while they were judged."""
-        folder = scope.state_folder / "worktrees"
+        folder = state_folder_of(scope) / "worktrees"
         names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
         for name in sorted(names):
             if name.startswith(f"{scope.episode_id}."):

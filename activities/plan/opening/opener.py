@@ -23,6 +23,7 @@ from activities.plan.requests import (
     RevisedPlan,
     RevisePlanRequest,
 )
+from activities.workspace.folders import root_of
 from activities.workspace.port import OpenEpisodes, WorkingTree
 from tightloop.artifact import ArtifactRef
 from tightloop.errors import InvalidRequestError, PlanError, WorkspaceError
@@ -218,7 +219,7 @@ class PlanOpener:
             if written.problem:
                 raise InvalidRequestError(f"no plan for the goal: {written.problem}")
             return written, ""
-        places = [scope.root / asked.file, Path(scope.workspace) / asked.file]
+        places = [root_of(scope) / asked.file, Path(scope.workspace) / asked.file]
         place = next((place for place in places if place.is_file()), None)
         if place is None:
             raise InvalidRequestError(f"there is no plan file {asked.file!r} in {scope.workspace}. Check its name")

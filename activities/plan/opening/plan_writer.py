@@ -15,6 +15,7 @@ from activities.model.service import ModelService
 from activities.plan.port import WrittenPlan
 from activities.plan.requests import PlanScope, RevisePlanRequest
 from activities.plan.runners.model.schema import strict
+from activities.workspace.folders import root_of
 from activities.workspace.listing import list_files
 from tightloop.errors import InvalidRequestError, PlanError, PlannerError
 from tightloop.plan.document.plan import Plan, PlanBudget
@@ -72,7 +73,7 @@ class ModelPlanWriter:
         """Write a plan for a goal; see the port."""
         self._check("write a plan for a goal")
         prompt_privacy = self._planning.prompt_privacy_of(scope.workspace)
-        paths = {os.fsencode(path).decode("utf-8", "backslashreplace") for path in list_files(scope.root)}
+        paths = {os.fsencode(path).decode("utf-8", "backslashreplace") for path in list_files(root_of(scope))}
         ordered = sorted(paths, key=lambda path: (path.count("/"), path))[:FILES_LIMIT]
         prompt = self._prompts.render(
             "goal.md",

@@ -10,6 +10,7 @@ from activities.plan.port import RunnerResult, Work
 from activities.plan.runners.web.cache import WebCache
 from activities.plan.runners.web.document import readable
 from activities.plan.runners.web.ranking import Scorer, words
+from activities.workspace.folders import state_folder_of
 from activities.workspace.listing import list_files
 from tightloop.plan.document.action import SearchAction
 from tightloop.plan.document.step import FailureClass
@@ -78,7 +79,7 @@ def _passages(work: Work, patterns: list[str]) -> Iterator[_Passage]:
                 return
             yield from _split(path, content.decode("utf-8", "replace"), cached=False)
     if where in ("cache", "both"):
-        cache = WebCache(work.scope.state_folder)
+        cache = WebCache(state_folder_of(work.scope))
         for document in cache.all():
             read = readable(cache.content(document) or b"", document.media_type)
             room -= len(read.text)

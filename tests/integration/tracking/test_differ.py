@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from activities.tracking.git_differ import BYTES_PER_LINE, PATCH_LIMIT_BYTES, GitDiffer
+from activities.workspace.folders import store_folder_of
 from activities.workspace.git import GitWorkspaces
 from activities.workspace.trail import FileChange
 from activities.workspace.working_tree import GitWorkingTree
@@ -28,7 +29,7 @@ def tree(tmp_path: Path) -> Iterator[GitWorkingTree]:
 
 def test_equal_trees_have_no_difference(tree: GitWorkingTree) -> None:
     start = tree.snapshot()
-    found = PATIENT.compare(scope_of(tree.root).store_folder, start, start)
+    found = PATIENT.compare(store_folder_of(scope_of(tree.root)), start, start)
     assert (found.files, found.files_changed, found.patch, found.approximate) == ((), 0, b"", False)
 
 
@@ -36,7 +37,7 @@ def test_files_and_lines_are_counted(tree: GitWorkingTree) -> None:
     start = tree.snapshot()
     write(tree.root, {"a.txt": "1\n2\nthree\n4\n", "new/n.txt": "n"})
     (tree.root / "b.txt").unlink()
-    found = PATIENT.compare(scope_of(tree.root).store_folder, start, tree.snapshot())
+    found = PATIENT.compare(store_folder_of(scope_of(tree.root)), start, tree.snapshot())
     assert found.files == (
         FileChange(path="a.txt", added=2, removed=1),
         FileChange(path="b.txt", removed=1),
@@ -59,7 +60,7 @@ def test_patch_turns_one_tree_into_the_other_by_git_apply(tree: GitWorkingTree) 
     (tree.root / "space name.txt").unlink()
     wanted = on_disk(tree.root)
     end = tree.snapshot()
-    found = PATIENT.compare(scope_of(tree.root).store_folder, start, end)
+    found = PATIENT.compare(store_folder_of(scope_of(tree.root)), start, end)
     tree.restore(start)
     git(tree.root, "apply", "--whitespace=nowarn", stdin=found.patch)
     assert on_disk(tree.root) == wanted
@@ -68,7 +69,7 @@ def test_patch_turns_one_tree_into_the_other_by_git_apply(tree: GitWorkingTree) 
 def test_rename_is_one_change_without_lines(tree: GitWorkingTree) -> None:
     start = tree.snapshot()
     (tree.root / "long.py").rename(tree.root / "renamed.py")
-    found = PATIENT.compare(scope_of(tree.root).store_folder, start, tree.snapshot())
+    found = PATIENT.compare(store_folder_of(scope_of(tree.root)), start, tree.snapshot())
     (change,) = found.files
     assert change == FileChange(path="renamed.py", renamed_from="long.py")
     assert str(change) == "long.py => renamed.py (+0 -0)"
@@ -78,7 +79,7 @@ def test_rename_is_one_change_without_lines(tree: GitWorkingTree) -> None:
 def test_binary_file_is_marked_and_has_no_lines(tree: GitWorkingTree) -> None:
     start = tree.snapshot()
     (tree.root / "x.bin").write_bytes(b"\0\n\n\n")
-    found = PATIENT.compare(scope_of(tree.root).store_folder, start, tree.snapshot())
+    found = PATIENT.compare(store_folder_of(scope_of(tree.root)), start, tree.snapshot())
     assert found.files == (FileChange(path="x.bin", binary=True),)
     assert found.lines_added == 0
 
@@ -86,7 +87,7 @@ def test_binary_file_is_marked_and_has_no_lines(tree: GitWorkingTree) -> None:
 def test_name_that_is_not_utf8_is_shown_as_escapes(tree: GitWorkingTree) -> None:
     start = tree.snapshot()
     write(tree.root, {os.fsdecode(b"caf\xe9\n.txt"): "x\n"})
-    (change,) = PATIENT.compare(scope_of(tree.root).store_folder, start, tree.snapshot()).files
+    (change,) = PATIENT.compare(store_folder_of(scope_of(tree.root)), start, tree.snapshot()).files
     assert change.path == "caf\\xe9\n.txt"
 
 
@@ -96,7 +97,7 @@ def test_attributes_and_settings_of_the_user_do_not_change_the_difference(tree: 
         git(tree.root, "config", name, value)
     start = tree.snapshot()
     write(tree.root, {"a.txt": "1\n2\n", "long.py": TEXT + "\nmore"})
-    found = PATIENT.compare(scope_of(tree.root).store_folder, start, tree.snapshot())
+    found = PATIENT.compare(store_folder_of(scope_of(tree.root)), start, tree.snapshot())
     assert [(change.path, change.binary) for change in found.files] == [("a.txt", False), ("long.py", False)]
     assert b"--- a/a.txt\n+++ b/a.txt\n" in found.patch
     assert not found.approximate
@@ -107,7 +108,7 @@ def test_too_large_patch_holds_only_whole_files_and_says_so(tree: GitWorkingTree
     noise = random.Random(1)
     big = "".join(f"{noise.random()}\n" for _ in range(80_000))
     write(tree.root, {"0.txt": "small\n", "1.txt": big, "2.txt": big[::-1]})
-    found = PATIENT.compare(scope_of(tree.root).store_folder, start, tree.snapshot())
+    found = PATIENT.compare(store_folder_of(scope_of(tree.root)), start, tree.snapshot())
     assert found.approximate
     assert found.files_changed == 3
     assert found.lines_added == 160_001 + 1
@@ -121,7 +122,7 @@ def test_too_large_patch_holds_only_whole_files_and_says_so(tree: GitWorkingTree
 def test_listed_files_are_bounded_but_all_are_counted(tree: GitWorkingTree) -> None:
     start = tree.snapshot()
     write(tree.root, {f"many/{number}": "x\n" for number in range(2_100)})
-    found = PATIENT.compare(scope_of(tree.root).store_folder, start, tree.snapshot())
+    found = PATIENT.compare(store_folder_of(scope_of(tree.root)), start, tree.snapshot())
     assert len(found.files) == 2_000
     assert (found.files_changed, found.lines_added) == (2_100, 2_100)
 
@@ -129,7 +130,7 @@ def test_listed_files_are_bounded_but_all_are_counted(tree: GitWorkingTree) -> N
 def test_comparison_without_time_is_marked(tree: GitWorkingTree) -> None:
     start = tree.snapshot()
     write(tree.root, {"a.txt": "x\n"})
-    found = HASTY.compare(scope_of(tree.root).store_folder, start, tree.snapshot())
+    found = HASTY.compare(store_folder_of(scope_of(tree.root)), start, tree.snapshot())
     assert found.approximate
     assert "in time" in found.note or "no time" in found.note
     assert found.patch == b""
@@ -144,7 +145,7 @@ def test_lines_count_as_rewritten_when_comparing_them_takes_too_long(tree: GitWo
     write(tree.root, {"hard.txt": end_text})
     # Half of the bound is for the lines, which take git ten times as long; all the rest is done within the other half.
     found = GitDiffer(compare_bound=timedelta(seconds=3)).compare(
-        scope_of(tree.root).store_folder, start, tree.snapshot()
+        store_folder_of(scope_of(tree.root)), start, tree.snapshot()
     )
     (change,) = found.files
     assert change.path == "hard.txt"
@@ -158,20 +159,20 @@ def test_small_change_of_a_huge_file_keeps_its_exact_patch(tree: GitWorkingTree)
     write(tree.root, {"huge.txt": "the same\n" * 1_000_000})
     start = tree.snapshot()
     write(tree.root, {"huge.txt": "the same\n" * 500_000 + "another\n" + "the same\n" * 500_000})
-    found = PATIENT.compare(scope_of(tree.root).store_folder, start, tree.snapshot())
+    found = PATIENT.compare(store_folder_of(scope_of(tree.root)), start, tree.snapshot())
     assert (found.lines_added, found.lines_removed, found.approximate, found.note) == (1, 0, False, "")
     assert len(found.patch) < 1_000
 
 
 def test_lines_of_a_tree_are_counted(tree: GitWorkingTree) -> None:
     (tree.root / "x.bin").write_bytes(b"\0\n\n\n")
-    assert PATIENT.lines(scope_of(tree.root).store_folder, tree.snapshot()) == 3 + 1 + 400
+    assert PATIENT.lines(store_folder_of(scope_of(tree.root)), tree.snapshot()) == 3 + 1 + 400
 
 
 def test_lines_are_estimated_when_there_is_no_time(tree: GitWorkingTree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("activities.tracking.git_differ.ESTIMATE_BOUND", timedelta(seconds=30))
     size = len(TEXT) + len("1\n2\n3\n") + len("b\n")
-    assert HASTY.lines(scope_of(tree.root).store_folder, tree.snapshot()) in (size // BYTES_PER_LINE, 3 + 1 + 400)
+    assert HASTY.lines(store_folder_of(scope_of(tree.root)), tree.snapshot()) in (size // BYTES_PER_LINE, 3 + 1 + 400)
 
 
 def test_lines_of_a_tree_with_sha256_names_are_counted(tmp_path: Path) -> None:
@@ -180,4 +181,4 @@ def test_lines_of_a_tree_with_sha256_names_are_counted(tmp_path: Path) -> None:
     git(root, "init", "-q", "--object-format=sha256")
     write(root, {"a": "1\n2\n"})
     with GitWorkspaces().hold(scope_of(root)) as held:
-        assert PATIENT.lines(scope_of(root).store_folder, held.snapshot()) == 2
+        assert PATIENT.lines(store_folder_of(scope_of(root)), held.snapshot()) == 2

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from activities.workspace.folders import store_folder_of
 from activities.workspace.git import GitWorkspaces
 from activities.workspace.working_tree import GitWorkingTree
 from tests.support.git_sample import git, make_repository, on_disk, scope_of, stored, user_state, write
@@ -125,7 +126,7 @@ def test_damaged_private_index_is_made_anew(root: Path, tree: GitWorkingTree) ->
 def test_locks_of_a_killed_process_do_not_block(root: Path) -> None:
     with GitWorkspaces().hold(scope_of(root)) as tree:
         start = tree.snapshot()
-    write(scope_of(root).store_folder, {"refs/tightloop/ep-1/1.lock": ""})
+    write(store_folder_of(scope_of(root)), {"refs/tightloop/ep-1/1.lock": ""})
     write(root, {".git/index.lock": ""})
     with GitWorkspaces().hold(scope_of(root)) as tree:
         assert tree.snapshot() == start
@@ -404,7 +405,7 @@ def test_tree_that_cannot_be_written_is_reported_with_its_paths(root: Path, tree
     start = tree.snapshot()
     shutil.rmtree(root / "src")
     blob = stored(root, "rev-parse", f"{start}:src/b.py").decode().strip()
-    (scope_of(root).store_folder / "objects" / blob[:2] / blob[2:]).unlink()
+    (store_folder_of(scope_of(root)) / "objects" / blob[:2] / blob[2:]).unlink()
     with pytest.raises(GitError, match=r"src/b\.py"):
         tree.restore(start)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from activities.workspace.folders import root_of
 from activities.workspace.git import GitWorkspaces
 from activities.workspace.scope import EpisodeScope
 from tests.support.git_sample import git, make_repository, on_disk, scope_of, user_state, write
@@ -231,10 +232,10 @@ class TestWorktree:
         child = scope_of(root, "child", worktree=True).evolve(within="plan")
         prepare(plan)
         prepare(child)
-        assert child.root == plan.root
+        assert root_of(child) == root_of(plan)
         assert not (state_folder(root) / "worktrees/child").exists()
         with GitWorkspaces().hold(child) as tree:
-            write(child.root, {"made.txt": "by the child\n"})
+            write(root_of(child), {"made.txt": "by the child\n"})
             made = tree.snapshot()
         with GitWorkspaces().hold(plan) as tree:
             assert tree.snapshot() == made
@@ -244,46 +245,46 @@ class TestWorktree:
         before = user_state(root)
         scope = scope_of(root, worktree=True)
         notes = prepare(scope)
-        assert on_disk(scope.root) == {"a.txt": ("file", b"one\n")}
+        assert on_disk(root_of(scope)) == {"a.txt": ("file", b"one\n")}
         with GitWorkspaces().hold(scope) as tree:
             start = tree.snapshot()
-            write(scope.root, {"a.txt": "two\n", "b": "b\n"})
+            write(root_of(scope), {"a.txt": "two\n", "b": "b\n"})
             tree.keep("1", tree.snapshot())
             tree.restore(start)
-        assert on_disk(scope.root) == {"a.txt": ("file", b"one\n")}
+        assert on_disk(root_of(scope)) == {"a.txt": ("file", b"one\n")}
         assert user_state(root) == before
         assert any("without changes that are not committed: a.txt" in note for note in notes)
 
     def test_preparing_again_keeps_the_work(self, root: Path) -> None:
         scope = scope_of(root, worktree=True)
         prepare(scope)
-        write(scope.root, {"a.txt": "work\n"})
+        write(root_of(scope), {"a.txt": "work\n"})
         prepare(scope)
         GitWorkspaces().release(scope)
-        assert (scope.root / "a.txt").read_text() == "work\n"
+        assert (root_of(scope) / "a.txt").read_text() == "work\n"
 
     def test_half_made_worktree_is_made_anew(self, root: Path) -> None:
         scope = scope_of(root, worktree=True)
         prepare(scope)
-        (scope.root / "a.txt").unlink()
-        (scope.root.parent / "ep-1.ready").unlink()
+        (root_of(scope) / "a.txt").unlink()
+        (root_of(scope).parent / "ep-1.ready").unlink()
         write(root, {".git/worktrees/ep-1/locked": "initializing"})
         prepare(scope)
-        assert on_disk(scope.root) == {"a.txt": ("file", b"one\n")}
+        assert on_disk(root_of(scope)) == {"a.txt": ("file", b"one\n")}
 
     def test_worktree_that_was_deleted_is_made_anew(self, root: Path) -> None:
         scope = scope_of(root, worktree=True)
         prepare(scope)
-        subprocess.run(["rm", "-rf", str(scope.root)], check=True)
+        subprocess.run(["rm", "-rf", str(root_of(scope))], check=True)
         prepare(scope)
-        assert on_disk(scope.root) == {"a.txt": ("file", b"one\n")}
+        assert on_disk(root_of(scope)) == {"a.txt": ("file", b"one\n")}
 
     def test_two_episodes_with_worktrees_do_not_meet(self, root: Path) -> None:
         one, two = scope_of(root, "one", worktree=True), scope_of(root, "two", worktree=True)
         prepare(one)
         prepare(two)
         with GitWorkspaces().hold(one) as first, IMPATIENT.hold(two) as second:
-            write(one.root, {"a.txt": "1\n"})
+            write(root_of(one), {"a.txt": "1\n"})
             assert first.snapshot() != second.snapshot()
 
     def test_repository_without_commit_is_refused_with_both_ways_out(self, tmp_path: Path) -> None:

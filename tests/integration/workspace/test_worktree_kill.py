@@ -13,6 +13,7 @@ import pytest
 
 from activities.plan.children.worktrees import Worktrees
 from activities.plan.requests import PlanScope
+from activities.workspace.folders import root_of
 from activities.workspace.git import GitWorkspaces
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.working_tree import GitWorkingTree
@@ -74,10 +75,10 @@ def test_git_that_outlives_the_worker_does_not_take_the_new_worktree_away(
         time.sleep(0.01)
     worker.kill()
     worker.wait(60)
-    assert not scope.root.with_name(f"{scope.root.name}.ready").exists(), "it was killed too late"
+    assert not root_of(scope).with_name(f"{root_of(scope).name}.ready").exists(), "it was killed too late"
     GitWorkspaces().prepare(scope, take_over=lambda _: False)
-    assert on_disk(scope.root) == on_disk(root)
-    assert worktrees(root) == [f"worktree {scope.root}"]
+    assert on_disk(root_of(scope)) == on_disk(root)
+    assert worktrees(root) == [f"worktree {root_of(scope)}"]
 
 
 def test_worktree_that_was_removed_in_part_is_made_anew(root: Path, scope: PlanScope) -> None:
@@ -86,10 +87,10 @@ def test_worktree_that_was_removed_in_part_is_made_anew(root: Path, scope: PlanS
     with pytest.raises(WorkerDiedError):
         Worktrees(Dying()).remove(scope)
     # As far as `git worktree remove` came.
-    (scope.root / ".git").unlink()
-    (scope.root / "1.txt").unlink()
+    (root_of(scope) / ".git").unlink()
+    (root_of(scope) / "1.txt").unlink()
     with Worktrees(GitWorkspaces()).at(scope, tree) as held:
         assert held.snapshot() == tree
     Worktrees(GitWorkspaces()).remove(scope)
     assert worktrees(root) == []
-    assert list(scope.root.parent.iterdir()) == []
+    assert list(root_of(scope).parent.iterdir()) == []

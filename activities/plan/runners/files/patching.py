@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from activities.plan.files import resolve_path
+from activities.workspace.folders import root_of, store_folder_of
 from activities.workspace.git_command import Git, Outcome, split_z
 from activities.workspace.plain_git import store_git
 from activities.workspace.scope import EpisodeScope
@@ -51,7 +52,7 @@ def patch_of(scope: EpisodeScope, text: bytes) -> Patch:
         raise InvalidRequestError(f"the diff has {len(text)} bytes, more than {PATCH_BYTES}. Split it")
     # Without the last line end git calls the diff corrupt.
     text = text if text.endswith(b"\n") else text + b"\n"
-    git = store_git(scope.store_folder, scope.root)
+    git = store_git(store_folder_of(scope), root_of(scope))
     found: set[bytes] = set()
     # A rename is listed under its new name, and in reverse under its old one.
     for direction in ((), ("--reverse",)):
@@ -61,7 +62,7 @@ def patch_of(scope: EpisodeScope, text: bytes) -> Patch:
         found |= {line.split(b"\t", 2)[2] for line in split_z(listed.out)}
     paths = tuple(sorted(path.decode("utf-8", "surrogateescape") for path in found))
     for path in paths:
-        resolve_path(scope.root, path)
+        resolve_path(root_of(scope), path)
     # What fits backwards and not forwards is there already.
     fits = _apply(git, text, "--check").code == 0
     return Patch(git, text, paths, not fits and _apply(git, text, "--check", "--reverse").code == 0)

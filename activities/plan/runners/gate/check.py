@@ -10,6 +10,7 @@ from activities.plan.port import Work
 from activities.plan.quoting import shell_command
 from activities.plan.records.file_records import open_file_records
 from activities.plan.runners.model.schema import problems_with
+from activities.workspace.folders import store_folder_of
 from activities.workspace.trail import Differ, TreeDiff
 from tightloop.artifact import ArtifactRef
 from tightloop.episode.check import Check
@@ -137,7 +138,7 @@ def judge_diff(work: Work, title: str, review: DiffReview, differ: Differ) -> Ou
     tree = work.expected_tree or (work.tree.snapshot() if work.tree else "")
     if not tree:
         return Outcome(title, False, "the gate does not see the tree: set its access to reads")
-    diff = differ.compare(work.scope.store_folder, base, tree)
+    diff = differ.compare(store_folder_of(work.scope), base, tree)
     patch = work.store.put(diff.patch, name="change", media_type="text/x-diff")
     problems = _beyond(diff, review)
     size = f"{counted(diff.files_changed, 'file')}, {counted(diff.lines_added + diff.lines_removed, 'line')}"

@@ -8,6 +8,7 @@ from activities.checks.port import CheckRunner
 from activities.plan.attempts.contract import fail_step, make_failure
 from activities.plan.port import RunnerResult, Work
 from activities.plan.runners.gate.check import Outcome, judge_command, judge_diff, judge_invariant, judge_value
+from activities.workspace.folders import state_folder_of
 from activities.workspace.trail import Differ
 from tightloop.artifact import ArtifactRef
 from tightloop.errors import InvalidRequestError
@@ -116,7 +117,7 @@ class GateRunner:
                 *lines[1:],
                 *(shorten(one.line(), LINE_CHARACTERS) for one in outcomes[:LINES_LIMIT]),
                 *(
-                    f"{ref.name}: {work.scope.state_folder}/artifacts/{ref.sha256[:2]}/{ref.sha256[2:]}"
+                    f"{ref.name}: {state_folder_of(work.scope)}/artifacts/{ref.sha256[:2]}/{ref.sha256[2:]}"
                     for ref in found
                 ),
             ),

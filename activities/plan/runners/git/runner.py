@@ -16,6 +16,7 @@ from activities.plan.attempts.git_trees import GitTrees
 from activities.plan.port import RunnerResult, Work
 from activities.plan.records.file_records import open_file_records
 from activities.plan.runners.git.pull_request import pull_request_text
+from activities.workspace.folders import store_folder_of
 from activities.workspace.git_command import Git, Outcome, shown_paths, split_z
 from activities.workspace.plain_git import filtered_paths, user_git
 from activities.workspace.user_repository import UserRepository
@@ -61,7 +62,7 @@ class GitRunner:
         if action.pull_request:
             base = work.scope.base_tree
             tree = work.tree.snapshot() if work.tree is not None else base
-            paths = GitTrees().changed(work.scope.store_folder, base, tree) if base and tree else ()
+            paths = GitTrees().changed(store_folder_of(work.scope), base, tree) if base and tree else ()
             records = open_file_records(Path(work.scope.workspace)).of_this_run(work.scope.episode_id)
             text = pull_request_text(action.pull_request, work.plan, records, paths)
             outputs["pull_request"] = text

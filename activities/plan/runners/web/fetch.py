@@ -12,6 +12,7 @@ from activities.plan.runners.web.cache import CachedDocument, WebCache
 from activities.plan.runners.web.document import Readable, readable
 from activities.plan.runners.web.ranking import Source, source_score
 from activities.plan.runners.web.request import WebAnswer, WebError, WebRequest, send
+from activities.workspace.folders import state_folder_of
 from tightloop.artifact import ArtifactRef
 from tightloop.plan.document.action import FetchAction
 from tightloop.plan.document.step import FailureClass
@@ -73,7 +74,7 @@ class FetchRunner:
     def _opened(self, work: Work) -> tuple[WebCache, list[str], str]:
         given = work.resolve(work.action(FetchAction).urls)
         listed = [given] if isinstance(given, str) else given
-        cache = WebCache(work.scope.state_folder)
+        cache = WebCache(state_folder_of(work.scope))
         if not isinstance(listed, list | tuple):
             return cache, [], f"urls is {type(listed).__name__}, not a list of addresses"
         # An item is an address, or a mapping with `url` such as a source that an earlier step listed.
