@@ -68,7 +68,7 @@ def leaks(document: Any) -> list[str]:
     places = "|".join(
         re.escape(str(place)) for place in (PROJECT, Path.home(), Path(sys.prefix), Path(sys.base_prefix))
     )
-    tell_tale = re.compile(rf"(?<![\w-])(?:{names})(?![\w-])|(?:{places})(?![\w-])|/work/|/home/|pytest-of|\d+@\w")
+    tell_tale = re.compile(rf"(?<![\w-])(?:{names})(?![\w-])|(?:{places})(?![\w-])|/home/|/Users/|pytest-of|\d+@\w")
     return [text[:300] for text in texts(document) if tell_tale.search(text)]
 
 

@@ -75,7 +75,7 @@ def client_of(gateway: Gateway) -> openai.OpenAI:
     return openai.OpenAI(base_url=gateway.base_url, api_key=gateway.token, max_retries=0, timeout=20)
 
 
-def until(seen: Callable[[], bool], seconds: float = 60) -> None:
+def assert_soon(seen: Callable[[], bool], seconds: float = 60) -> None:
     """Wait for something that happens in another thread; it must within the time."""
     end = time.monotonic() + seconds
     while not seen():

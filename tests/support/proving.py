@@ -21,11 +21,6 @@ def has_node() -> bool:
     return "--test-reporter-destination" in told.stdout
 
 
-def missing_program(work: Work) -> str:
-    """Return why work cannot be done on this host."""
-    return "node 20 with --test-reporter is needed" if work.checker == NODE and not has_node() else ""
-
-
 def make_environment(folder: Path) -> Path:
     """Make a `.venv` with pytest, once for many projects: it sees the packages of the tests' own Python."""
     venv.create(folder, symlinks=True, with_pip=False)

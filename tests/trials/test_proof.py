@@ -69,8 +69,21 @@ async def pursue(client: TightloopClient, folder: Path, works: Sequence[Work], e
                 await client.answer(episode_id, "cancel")
             return Seen(work, status, proof)
 
-    chosen = [work for work in works if work.checker != NODE or has_node()]
-    return list(await asyncio.gather(*(one(number, work) for number, work in enumerate(chosen))))
+    return list(await asyncio.gather(*(one(number, work) for number, work in enumerate(works))))
+
+
+WITH_AND_WITHOUT_NODE = pytest.mark.parametrize(
+    "node",
+    [
+        pytest.param(False, id="python"),
+        pytest.param(
+            True,
+            id="node",
+            marks=pytest.mark.skipif(not has_node(), reason="node 20 with --test-reporter is needed"),
+        ),
+    ],
+)
+"""Work of one kind of project at a time, so that it is told where node is missing."""
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +98,12 @@ def alone(working: Working):
     return lambda: working(planner, gate=Gate(Rubric(enabled=False)))
 
 
+@WITH_AND_WITHOUT_NODE
 @pytest.mark.timeout(1_800)
-async def test_no_cheat_succeeds_silently(client, alone, tmp_path: Path, environment: Path) -> None:
+async def test_no_cheat_succeeds_silently(client, alone, tmp_path: Path, environment: Path, node: bool) -> None:
+    cheats = [work for work in CHEATS if (work.checker == NODE) is node]
     async with alone():
-        seen = await pursue(client, tmp_path, CHEATS, environment)
+        seen = await pursue(client, tmp_path, cheats, environment)
     silent = [str(one) for one in seen if not one.asked]
     assert not silent, "\n".join(silent)
     # A cheat that leaves the checks red would show nothing.
@@ -96,21 +111,18 @@ async def test_no_cheat_succeeds_silently(client, alone, tmp_path: Path, environ
     assert not others, "\n".join(others)
     assert all(one.proof is not None and one.proof.verdict is ProofVerdict.DOUBTED for one in seen)
     assert all(one.status.questions[0].evidence for one in seen), "a question without evidence"
-    assert len({one.work.kind for one in seen}) == 8
-    assert len(seen) >= (40 if has_node() else 36)
+    assert node or len({one.work.kind for one in seen}) == 8
+    assert len(seen) == len(cheats) >= (4 if node else 36)
 
 
+@WITH_AND_WITHOUT_NODE
 @pytest.mark.timeout(1_200)
-async def test_honest_work_is_not_asked_about(client, alone, tmp_path: Path, environment: Path) -> None:
+async def test_honest_work_is_not_asked_about(client, alone, tmp_path: Path, environment: Path, node: bool) -> None:
+    honest = [work for work in (*ANNOUNCED, *ORDINARY) if (work.checker == NODE) is node]
     async with alone():
-        seen = await pursue(client, tmp_path, [*ANNOUNCED, *ORDINARY], environment)
+        seen = await pursue(client, tmp_path, honest, environment)
     asked = [str(one) for one in seen if one.asked]
     assert not [str(one) for one in seen if one.asked and one.work in ANNOUNCED], asked
-    assert len(asked) <= 2, "\n".join(asked)
+    assert len(asked) <= (0 if node else 2), "\n".join(asked)
     proven = [one for one in seen if not one.asked]
     assert all(one.proof is not None and one.proof.verdict is ProofVerdict.PROVEN for one in proven), seen
-
-
-@pytest.mark.skipif(has_node(), reason="node is there")
-def test_node_was_left_out() -> None:
-    pytest.skip("node 20 with --test-reporter is needed for a part of the cheats")

@@ -73,7 +73,7 @@ def outside(tmp_path: Path) -> Path:
     return folder
 
 
-def judge(walls: Box, escaped: bool, result: SandboxResult, *limits: Limit) -> None:
+def check_limits(walls: Box, escaped: bool, result: SandboxResult, *limits: Limit) -> None:
     """Nothing may escape where a limit is called hard; and what is called missing must be seen to be missing."""
     shown = f"{result.reason} {result.exit_code} {result.message} {result.output.decode(errors='replace')}"
     for limit in limits:
@@ -121,7 +121,7 @@ def test_no_port_of_this_host_is_reached(walls: Box, root: Path, kind: socket.So
             server.listen()
         code = TCP if kind == socket.SOCK_STREAM else UDP
         result = walls.python(root, code, str(server.getsockname()[1]))
-        judge(walls, heard(server), result, Limit.NETWORK)
+        check_limits(walls, heard(server), result, Limit.NETWORK)
 
 
 @pytest.mark.parametrize("abstract", [True, False])
@@ -131,7 +131,7 @@ def test_no_unix_socket_of_this_host_is_reached(walls: Box, root: Path, outside:
         server.bind(name.replace("@", "\0") if abstract else name)
         server.listen()
         result = walls.python(root, UNIX, name)
-        judge(walls, heard(server), result, Limit.NETWORK if abstract else Limit.READS)
+        check_limits(walls, heard(server), result, Limit.NETWORK if abstract else Limit.READS)
 
 
 def test_nothing_outside_of_the_tree_is_written(walls: Box, root: Path, outside: Path, home: Path) -> None:
@@ -158,7 +158,7 @@ except OSError as error:
     left = (home / ".profile").exists() or any(path.exists() for path in system)
     for path in system:
         path.unlink(missing_ok=True)
-    judge(walls, written or changed or left, result, Limit.WRITES)
+    check_limits(walls, written or changed or left, result, Limit.WRITES)
 
 
 def test_no_secret_of_the_home_or_of_the_worker_is_read(walls: Box, root: Path, home: Path) -> None:
@@ -177,7 +177,7 @@ for place in places:
 """
     result = walls.python(root, code)
     assert result.exit_code == 0, result
-    judge(walls, b"READ" in result.output, result, Limit.READS)
+    check_limits(walls, b"READ" in result.output, result, Limit.READS)
     assert CANARY.encode() not in b"\n".join(line for line in result.output.splitlines() if b"READ" not in line)
 
 
@@ -216,7 +216,7 @@ attempt(lambda: subprocess.run(("git", "update-ref", "refs/heads/evil", "HEAD"),
 def test_git_s_own_files_are_not_changed_but_can_be_read(walls: Box, root: Path) -> None:
     before = tree_digest(root / ".git")
     result = walls.python(root, GIT_TAMPER)
-    judge(walls, not (root / ".git").exists() or tree_digest(root / ".git") != before, result, Limit.GIT)
+    check_limits(walls, not (root / ".git").exists() or tree_digest(root / ".git") != before, result, Limit.GIT)
     if walls.walled:
         assert b"start" in walls.run(root, "git", "log", "--oneline").output
 
@@ -236,7 +236,7 @@ for place in (".git", {str(root / ".git/hooks/pre-commit")!r}, {str(root / ".git
 """
     result = walls.python(tree, code)
     escaped = tree_digest(root / ".git") != before or not (tree / ".git").read_text().startswith("gitdir:")
-    judge(walls, escaped, result, Limit.GIT)
+    check_limits(walls, escaped, result, Limit.GIT)
     if walls.name != "bubblewrap-user":  # There the common folder belongs to another user, which git refuses.
         assert b"start" in result.output
 
@@ -388,7 +388,7 @@ if int(status["NoNewPrivs"]) != 1:
 """
     result = walls.python(root, code)
     assert result.exit_code == 0, result
-    judge(walls, b"ESCAPED" in result.output, result, Limit.NAMESPACES)
+    check_limits(walls, b"ESCAPED" in result.output, result, Limit.NAMESPACES)
 
 
 def test_no_process_outside_is_killed_or_seen(walls: Box, root: Path) -> None:
@@ -399,7 +399,7 @@ def test_no_process_outside_is_killed_or_seen(walls: Box, root: Path) -> None:
             with suppress(subprocess.TimeoutExpired):
                 # One that was killed is gone soon; where the kill was refused there is nothing to wait for.
                 victim.wait(30 if result.exit_code == 0 and not walls.walled else 0.1)
-            judge(walls, victim.poll() is not None, result, Limit.WRITES)
+            check_limits(walls, victim.poll() is not None, result, Limit.WRITES)
         finally:
             victim.kill()
 
@@ -448,7 +448,7 @@ for what in (lambda: open(state + "/outbox.db", "w").write("x"), lambda: os.rena
         result = walls.python(root, code, **shown)
         changed = (state / "outbox.db").read_text() != CANARY or (state / "git").exists()
         escaped = b"SEEN ['" in result.output or CANARY.encode() in result.output or changed
-        judge(walls, escaped, result, Limit.READS, Limit.WRITES)
+        check_limits(walls, escaped, result, Limit.READS, Limit.WRITES)
 
 
 def test_a_tree_cannot_name_a_secret_as_its_python(walls: Box, root: Path, home: Path) -> None:
@@ -481,13 +481,13 @@ print("SEEN" if os.path.exists({str(home / ".ssh" / "id_test")!r}) else "hidden"
     for target in (fake, home / ".ssh"):
         (other / ".git").write_text(f"gitdir: {target}\n")
         result = walls.python(root, code, writable=(other,))
-        judge(walls, b"SEEN" in result.output, result, Limit.READS)
+        check_limits(walls, b"SEEN" in result.output, result, Limit.READS)
     tree = root.parent / "forged"
     tree.mkdir()
     for target in (fake, home / ".ssh"):
         (tree / ".git").write_text(f"gitdir: {target}\n")
         result = walls.python(tree, code)
-        judge(walls, b"SEEN" in result.output, result, Limit.READS)
+        check_limits(walls, b"SEEN" in result.output, result, Limit.READS)
 
 
 ADD_KEY, KEYCTL = (248, 250) if os.uname().machine == "x86_64" else (217, 219)

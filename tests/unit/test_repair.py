@@ -115,7 +115,8 @@ def test_hostile_megabyte_is_answered_in_bounded_time(text: str) -> None:
 
 @given(st.text(max_size=300))
 def test_any_text_is_survived(text: str) -> None:
-    read_object(text, KEYS)
+    found = read_object(text, KEYS)
+    assert (found.value is None) == (found.level is Level.NONE)
 
 
 @given(st.integers(0, 10_000))

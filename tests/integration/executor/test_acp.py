@@ -419,7 +419,7 @@ def test_nothing_of_the_agent_outlives_a_killed_worker(desk: Desk) -> None:
         assert worker.stdin is not None
         worker.stdin.write(work.model_dump_json().encode())
         worker.stdin.close()
-        wait_for(lambda: (desk.root / "begun.txt").exists())
+        assert_soon(lambda: (desk.root / "begun.txt").exists())
         tree = psutil.Process(worker.pid).children(recursive=True)
         worker.kill()
     assert [process for process in tree if process.pid != worker.pid]
@@ -431,7 +431,7 @@ def test_nothing_of_the_agent_outlives_a_killed_worker(desk: Desk) -> None:
     assert stays_away(desk.root)
 
 
-def wait_for(reached: Callable[[], bool], seconds: float = 60.0) -> None:
+def assert_soon(reached: Callable[[], bool], seconds: float = 60.0) -> None:
     until = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < until
@@ -447,7 +447,7 @@ def test_no_descriptor_is_left_open(desk: Desk) -> None:
     for behaviour in ("works", "crashes", "is_silent"):
         desk.run(behaviour, idle_limit_s=0.5)
     # The client of the session's server may have a connection more for a moment.
-    wait_for(lambda: count() <= before)
+    assert_soon(lambda: count() <= before)
 
 
 def test_what_a_person_is_asked_holds_no_secret_of_the_agent(tmp_path: Path) -> None:

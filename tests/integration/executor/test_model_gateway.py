@@ -25,13 +25,13 @@ from tests.support.model_gateway_client import (
     STREAMS,
     TEXT,
     ask,
+    assert_soon,
     body_of,
     client_of,
     open_gateway,
     provider,
     send,
     spec_of,
-    until,
 )
 from tightloop.errors import ExecutorError
 from tightloop.executor.usage import Usage
@@ -155,7 +155,7 @@ def test_an_event_is_passed_on_before_the_next_one_is_made() -> None:
             assert gateway.seen().waiting
             passed.set()
             assert stream.read() == b"second"
-        until(lambda: not gateway.seen().waiting)
+        assert_soon(lambda: not gateway.seen().waiting)
 
 
 def test_a_provider_that_is_not_there_gives_502_in_json() -> None:
@@ -174,7 +174,7 @@ def test_an_answer_that_breaks_off_breaks_off_for_the_agent_too() -> None:
     with FakeModel(say(TEXT * 20), fault=Fault.cut_stream(times=1)) as model, open_gateway(spec_of(model)) as gateway:
         with pytest.raises((http.client.IncompleteRead, ConnectionError)):
             ask(gateway, "/responses", body_of(Wire.RESPONSES, stream=True))
-        until(lambda: not gateway.seen().waiting)
+        assert_soon(lambda: not gateway.seen().waiting)
         assert ask(gateway, "/responses", body_of(Wire.RESPONSES, stream=True))[0] == 200
 
 
@@ -234,7 +234,7 @@ def test_no_more_calls_than_the_bound_are_with_the_provider_at_once() -> None:
         open_gateway(GatewaySpec(wire=Wire.CHAT, upstream=url)) as gateway,
     ):
         asked = [pool.submit(ask, gateway, "/chat/completions", {}) for _ in range(more)]
-        until(lambda: gateway.seen().calls == more and active[0] == CALLS_AT_ONCE)
+        assert_soon(lambda: gateway.seen().calls == more and active[0] == CALLS_AT_ONCE)
         enough.set()
         assert [call.result(60)[0] for call in asked] == [200] * more
     assert most[0] == CALLS_AT_ONCE
@@ -254,7 +254,7 @@ def test_a_provider_that_hangs_does_not_keep_the_door_open() -> None:
                 call.result(60)
         with pytest.raises(ConnectionError):
             ask(gateway, "/responses", body_of(Wire.RESPONSES))
-    until(lambda: not [one for one in threading.enumerate() if one.name.startswith("model-gateway")])
+    assert_soon(lambda: not [one for one in threading.enumerate() if one.name.startswith("model-gateway")])
 
 
 def test_the_call_of_an_agent_that_hangs_up_is_given_up() -> None:
@@ -275,7 +275,7 @@ def test_the_call_of_an_agent_that_hangs_up_is_given_up() -> None:
         assert gateway.seen().waiting
         connection.close()
         assert gone.wait(60)
-        until(lambda: not gateway.seen().waiting)
+        assert_soon(lambda: not gateway.seen().waiting)
 
 
 def test_a_request_above_the_bound_is_refused() -> None:
@@ -303,10 +303,10 @@ def test_many_large_requests_at_once_do_not_fill_the_memory_and_the_next_ones_pa
             sender.sendall(head.encode() + part)
             senders.append(sender)
         # Each of them lacks one byte; the fifth finds no room.
-        until(lambda: send(gateway.base_url, "/responses", part)[0] == 413)
+        assert_soon(lambda: send(gateway.base_url, "/responses", part)[0] == 413)
         for sender in senders:
             sender.close()
-        until(lambda: ask(gateway, "/responses", {"input": "x" * len(part), "model": "m"})[0] == 200)
+        assert_soon(lambda: ask(gateway, "/responses", {"input": "x" * len(part), "model": "m"})[0] == 200)
 
 
 def test_a_large_request_passes_whole() -> None:

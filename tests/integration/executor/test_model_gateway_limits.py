@@ -16,12 +16,12 @@ from tests.support.model_gateway_client import (
     STREAMS,
     TEXT,
     ask,
+    assert_soon,
     body_of,
     open_gateway,
     provider,
     send,
     spec_of,
-    until,
 )
 from tightloop.executor.limit import LimitKind
 from tightloop.executor.usage import Usage
@@ -82,7 +82,7 @@ def test_a_limit_is_seen_as_soon_as_the_headers_are_there() -> None:
         open_gateway(GatewaySpec(upstream=url, **spec)) as gateway,  # type: ignore[arg-type]
     ):
         asked = pool.submit(ask, gateway, "/responses", body_of(Wire.RESPONSES))
-        until(lambda: gateway.seen().limit is not None)
+        assert_soon(lambda: gateway.seen().limit is not None)
         assert not asked.done()
         limit = gateway.seen().limit
         checked.set()

@@ -49,7 +49,7 @@ def shell(run: str, **fields: Any) -> dict[str, Any]:
     return {"id": "one", "shell": {"run": run, "environment": environment}, **fields}
 
 
-def waits(result: StepResult) -> str:
+def check_waits(result: StepResult) -> str:
     assert result.status is StepStatus.WAITING, result
     return result.summary
 
@@ -86,7 +86,7 @@ class TestSecrets:
         assert told[0].replace("AWS_SECRET_ACCESS_KEY", "NOT_SET_X") == told[1]
 
     def test_listed_secret_is_sent(self, root: Path, site: FakeSite) -> None:
-        self.staged(root, site, {"TRACKER": (site.authority,)}, "TRACKER").done("one")
+        self.staged(root, site, {"TRACKER": (site.authority,)}, "TRACKER").check_done("one")
         assert site.visits[0].headers["x"] == KEY
 
 
@@ -122,31 +122,31 @@ class TestEnvironment:
     ) -> None:
         edit = {"id": "zero", "edit": {"files": [{"path": "a.txt", "content": "two\n"}]}}
         plan = by_model(root, edit, shell(run, environment=environment, needs=["zero"]))
-        plan.done("zero")
+        plan.check_done("zero")
         files = on_disk(root)
-        waits(plan.run("one"))
+        check_waits(plan.run("one"))
         assert on_disk(root) == files
 
     def test_harmless_variables_need_nobody(self, root: Path) -> None:
         plan = by_model(root, shell("LANG=C ls; x=1; echo $x", environment={"CI": "1", "NO_COLOR": "1"}))
-        plan.done("one")
+        plan.check_done("one")
 
     def test_person_may_say_yes_or_allow_it_by_a_rule(self, root: Path) -> None:
         plan = by_model(root, shell("cat a.txt", environment={"PYTHONPATH": "src"}))
-        waits(plan.run("one"))
-        plan.done("one", answers=(Answer(question="q1", by="ada", option="approve"),))
+        check_waits(plan.run("one"))
+        plan.check_done("one", answers=(Answer(question="q1", by="ada", option="approve"),))
         rules = ("cat **", "env PYTHONPATH=src")
         allowed = by_model(
             root, shell("cat a.txt", environment={"PYTHONPATH": "src"}, cache=False), allow=rules, run_id="run-2"
         )
-        allowed.done("one")
+        allowed.check_done("one")
 
     def test_rule_of_a_persons_plan_is_about_variables_too(self, root: Path) -> None:
         forbid = {"commands": [{"match": "env PATH=*"}]}
         plan = Plan.model_validate({"id": "p", "policy": forbid, "steps": [shell("ls", environment={"PATH": "."})]})
         assert "policy.commands forbids 'env PATH=.'" in refused(Stage(root, plan).run("one"))
         usual = Plan.model_validate({"id": "p", "steps": [shell("ls", environment={"PYTHONPATH": "src"})]})
-        Stage(root, usual, run_id="run-2").done("one")
+        Stage(root, usual, run_id="run-2").check_done("one")
 
 
 class TestWrites:
@@ -200,13 +200,13 @@ class TestWrites:
         "run", ['echo x > "$HOME/y"', "git diff --output=/etc/x", "echo x > ~/y", 'echo > "$(ls)"']
     )
     def test_write_to_a_place_that_cannot_be_read_waits_for_a_person(self, root: Path, run: str) -> None:
-        waits(by_model(root, shell(run)).run("one"))
+        check_waits(by_model(root, shell(run)).run("one"))
 
     def test_writes_within_the_scope_and_to_nowhere_need_nobody(self, root: Path) -> None:
         plan = by_model(
             root, shell("git diff --output=src/diff.txt; echo x >src/y 2>/dev/null; ls >&2"), write=("src/**",)
         )
-        plan.done("one")
+        plan.check_done("one")
         assert (root / "src" / "y").read_text() == "x\n"
 
 
@@ -222,8 +222,8 @@ class TestPatterns:
         plan = Plan.model_validate({"id": "p", "policy": policy, "steps": [shell(f"ls > src/{name}"), search]})
         started = time.thread_time()
         staged = Stage(root, plan)
-        staged.done("one")
-        staged.done("two")
+        staged.check_done("one")
+        staged.check_done("two")
         assert time.thread_time() - started < 20
 
     def test_command_pattern_with_many_stars_takes_no_time(self, root: Path) -> None:
@@ -233,7 +233,7 @@ class TestPatterns:
             {"id": "p", "policy": {"commands": rules}, "steps": [shell(f"echo; git {words} || :")]}
         )
         started = time.thread_time()
-        Stage(root, plan).done("one")
+        Stage(root, plan).check_done("one")
         assert time.thread_time() - started < 20
 
     @pytest.mark.parametrize(
@@ -276,12 +276,12 @@ class TestDeletions:
     def test_edit_that_deletes_many_files_is_undone_until_a_person_says_keep(self, root: Path) -> None:
         plan = by_model(root, {"id": "one", **self.edits([f"src/{number}.py" for number in range(26)])})
         files = on_disk(root)
-        assert "policy.deletions: 26 files" in waits(plan.run("one"))
+        assert "policy.deletions: 26 files" in check_waits(plan.run("one"))
         assert on_disk(root) == files
         # An approval of the step itself is not one of what it removes.
-        waits(plan.run("one", answers=(Answer(question="q1", by="ada", option="approve"),)))
+        check_waits(plan.run("one", answers=(Answer(question="q1", by="ada", option="approve"),)))
         assert on_disk(root) == files
-        plan.done("one", answers=(Answer(question="q2", by="ada", option="keep"),))
+        plan.check_done("one", answers=(Answer(question="q2", by="ada", option="keep"),))
         assert len(list((root / "src").iterdir())) == 4
 
     def test_no_from_a_person_is_a_refusal(self, root: Path) -> None:
@@ -292,34 +292,34 @@ class TestDeletions:
     def test_deletions_of_many_steps_are_added_up(self, root: Path) -> None:
         steps = [{"id": f"s{part}", **self.edits([f"src/{part * 7 + n}.py" for n in range(7)])} for part in range(3)]
         plan = by_model(root, *steps)
-        plan.done("s0")
-        plan.done("s1")
-        assert "21 files and 840 lines (70%)" in waits(plan.run("s2"))
+        plan.check_done("s0")
+        plan.check_done("s1")
+        assert "21 files and 840 lines (70%)" in check_waits(plan.run("s2"))
 
     @pytest.mark.parametrize("content", ["", "junk\n" * 2_000])
     def test_emptied_files_count_whatever_is_added_elsewhere(self, root: Path, content: str) -> None:
         files = [{"path": f"src/{number}.py", "content": ""} for number in range(20)]
         plan = by_model(root, {"id": "one", "edit": {"files": [*files, {"path": "junk.txt", "content": content}]}})
-        assert "800 lines (67%) are gone" in waits(plan.run("one"))
+        assert "800 lines (67%) are gone" in check_waits(plan.run("one"))
 
     def test_diff_and_allowed_commands_are_bounded_too(self, root: Path) -> None:
         patch = subprocess.run(
             ["git", "-C", str(root), "diff", "-R", "4b825dc642cb6eb9a060e54bf8d69288fbee4904", "HEAD", "--", "src"],
             check=True, capture_output=True, text=True, timeout=30,
         ).stdout  # fmt: skip
-        waits(by_model(root, {"id": "one", "edit": {"diff": patch}}).run("one"))
+        check_waits(by_model(root, {"id": "one", "edit": {"diff": patch}}).run("one"))
         command = by_model(root, shell("rm -r src"), allow=("rm **",), run_id="run-2")
-        waits(command.run("one"))
+        check_waits(command.run("one"))
         assert len(list((root / "src").iterdir())) == 30
 
     def test_few_deletions_moves_and_plans_of_people_need_nobody(self, root: Path) -> None:
         few = by_model(
             root, {"id": "one", **self.edits(["src/0.py", "src/1.py"])}, shell("mv src lib", id="two"), allow=("mv **",)
         )
-        few.done("one")
-        few.done("two")
+        few.check_done("one")
+        few.check_done("two")
         few.close()
         own = Plan.model_validate(
             {"id": "p", "steps": [{"id": "one", **self.edits([f"lib/{n}.py" for n in range(2, 30)])}]}
         )
-        Stage(root, own, run_id="run-2").done("one")
+        Stage(root, own, run_id="run-2").check_done("one")

@@ -109,7 +109,7 @@ class TestBranch:
     def test_alternatives_start_from_the_tree_of_now_and_the_best_one_is_taken_over(self, root: Path) -> None:
         low, high = "echo low > a.txt; echo 1 > score", "echo high > a.txt; echo 7.5 > score"
         plan = opened(root, shell("first", "echo new > c.txt"), branch(("low", low), ("high", high), score="cat score"))
-        plan.done("first")
+        plan.check_done("first")
         result = played(plan, "try", cost_usd=0.25, tokens=1_200)
         assert result.status is StepStatus.COMPLETED, result.failure
         assert {path.name: path.read_text() for path in root.glob("*") if path.is_file()} == {
@@ -251,7 +251,7 @@ class TestSubplan:
         result = played(plan, "sub")
         assert result.status is StepStatus.COMPLETED, result.failure
         assert (root / "a.txt").read_text() == "one\n${not a reference}\n"
-        plan.done("after")
+        plan.check_done("after")
         assert plan.record("after").outputs["stdout"].split() == ["1", "1", "2"]
 
     def test_subplan_is_within_the_plan_and_one_that_fails_leaves_nothing(self, root: Path) -> None:

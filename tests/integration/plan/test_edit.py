@@ -49,7 +49,7 @@ class TestFiles:
             {"path": "new/deep/c.txt", "content": "fresh\n"},
             {"path": "bare.txt", "delete": True},
         )
-        plan.done("edit")
+        plan.check_done("edit")
         assert (root / "a.py").read_text() == "def f():\n    return 3\n\n\ndef g():\n    return 1\n"
         assert (root / "new/deep/c.txt").read_text() == "fresh\n"
         assert not (root / "bare.txt").exists()
@@ -72,21 +72,21 @@ class TestFiles:
             {"path": "bare.txt", "delete": True},
         )
         plan = stage(root, {**edit(*changes), "cache": False})
-        plan.done("edit")
+        plan.check_done("edit")
         files = on_disk(root)
-        assert "nothing to do" in plan.done("edit", attempt=2).summary
+        assert "nothing to do" in plan.check_done("edit", attempt=2).summary
         assert on_disk(root) == files
 
     def test_mode_of_a_file_stays(self, root: Path) -> None:
-        opened(root, replacing("run.sh", "old", "new")).done("edit")
+        opened(root, replacing("run.sh", "old", "new")).check_done("edit")
         assert on_disk(root)["run.sh"] == ("executable", b"#!/bin/sh\necho new\n")
 
     def test_line_ends_of_a_file_stay(self, root: Path) -> None:
-        opened(root, replacing("dos.txt", "one\ntwo\n", "one\nmore\ntwo\n")).done("edit")
+        opened(root, replacing("dos.txt", "one\ntwo\n", "one\nmore\ntwo\n")).check_done("edit")
         assert (root / "dos.txt").read_bytes() == b"one\r\nmore\r\ntwo\r\nthree\r\n"
 
     def test_file_without_a_line_end_stays_without(self, root: Path) -> None:
-        opened(root, replacing("bare.txt", "no", "still no")).done("edit")
+        opened(root, replacing("bare.txt", "no", "still no")).check_done("edit")
         assert (root / "bare.txt").read_bytes() == b"still no end"
 
     def test_binary_file_is_refused(self, root: Path) -> None:
@@ -122,19 +122,19 @@ class TestFiles:
             "shell": {"run": "sed -i s/no/an/ bare.txt; git diff; git status >&2; sed -i s/an/no/ bare.txt"},
         }
         plan = stage(root, make, {"id": "edit", "needs": ["make"], "edit": {"diff": "${make.stdout}"}})
-        plan.done("make")
-        plan.done("edit")
+        plan.check_done("make")
+        plan.check_done("edit")
         assert (root / "bare.txt").read_bytes() == b"an end"
 
     def test_values_of_references_are_written(self, root: Path) -> None:
         plan = opened(root, {"path": "v.txt", "content": "${plan.v} $${literal}"}, inputs={"v": "7"})
-        plan.done("edit")
+        plan.check_done("edit")
         assert (root / "v.txt").read_text() == "7 ${literal}"
 
     def test_preview_is_the_diff(self, root: Path) -> None:
         files = on_disk(root)
         plan = opened(root, replacing("bare.txt", "no", "some"))
-        plan.done("edit", dry_run=True)
+        plan.check_done("edit", dry_run=True)
         shown = str(plan.record("edit").outputs["preview"])
         assert shown.splitlines()[:5] == ["--- a/bare.txt", "+++ b/bare.txt", "@@ -1 +1 @@", "-no end",
                                           "\\ No newline at end of file"]  # fmt: skip
@@ -160,7 +160,7 @@ class TestDiff:
         wanted = on_disk(root)
         diff = self.diff_of(root)
         plan = opened(root, diff=diff)
-        plan.done("edit")
+        plan.check_done("edit")
         assert on_disk(root) == wanted
         assert set(plan.record("edit").outputs["paths"]) == {"a.py", "dos.txt", "bare.txt", "data.bin", "run.sh",
                                                              "new/n.txt"}  # fmt: skip
@@ -169,9 +169,9 @@ class TestDiff:
         (root / "a.py").write_bytes(b"def f():\n    return 5\n\n\ndef g():\n    return 1\n")
         diff = self.diff_of(root)
         plan = stage(root, {**edit(diff=diff), "cache": False})
-        plan.done("edit")
+        plan.check_done("edit")
         files = on_disk(root)
-        assert "nothing to do" in plan.done("edit", attempt=2).summary
+        assert "nothing to do" in plan.check_done("edit", attempt=2).summary
         assert on_disk(root) == files
 
     def test_diff_that_does_not_fit_changes_nothing(self, root: Path) -> None:
@@ -202,5 +202,5 @@ class TestDiff:
     def test_braces_in_a_diff_are_text(self, root: Path) -> None:
         (root / "bare.txt").write_bytes(b"cost: ${price}\n")
         diff = self.diff_of(root)
-        opened(root, diff=diff).done("edit")
+        opened(root, diff=diff).check_done("edit")
         assert (root / "bare.txt").read_bytes() == b"cost: ${price}\n"

@@ -30,9 +30,9 @@ def test_branch_and_commit_have_the_template_and_the_identity_of_the_user(root: 
     work = {"id": "work", "shell": {"run": "echo more >> a.txt; echo new > c.txt"}}
     plan = stage(root, step("branch", branch="feat/x"), work, step("commit", commit="feat(plan): ${title} [${step}]"))
     before = said(root, "rev-parse", "main")
-    plan.done("branch")
-    plan.done("work")
-    plan.done("commit")
+    plan.check_done("branch")
+    plan.check_done("work")
+    plan.check_done("commit")
     assert said(root, "rev-parse", "--abbrev-ref", "HEAD") == "feat/x"
     assert said(root, "log", "-1", "--format=%s|%an|%ae") == "feat(plan): Step commit [commit]|Kim|kim@example.org"
     assert f"Tightloop-Step: {PLAN_ID}/commit" in said(root, "log", "-1", "--format=%B")
@@ -48,14 +48,14 @@ def test_commit_without_an_identity_has_the_fallback(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     write(root, {"a.txt": "changed\n"})
     plan = stage(root, step("commit", commit="fix: it"))
-    plan.done("commit")
+    plan.check_done("commit")
     assert said(root, "log", "-1", "--format=%an <%ae>") == "tightloop <tightloop@localhost>"
 
 
 def test_only_the_named_paths_are_committed(root: Path) -> None:
     write(root, {"a.txt": "changed\n", "b.txt": "changed\n"})
     plan = stage(root, step("commit", commit="fix: a", paths=["a.txt"]))
-    plan.done("commit")
+    plan.check_done("commit")
     assert said(root, "show", "--name-only", "--format=", "HEAD") == "a.txt"
     assert said(root, "status", "--porcelain") == "M b.txt"
 
@@ -63,30 +63,30 @@ def test_only_the_named_paths_are_committed(root: Path) -> None:
 def test_nothing_to_commit_is_fine(root: Path) -> None:
     head = said(root, "rev-parse", "HEAD")
     plan = stage(root, step("commit", commit="fix: nothing"))
-    assert "nothing to commit" in plan.done("commit").summary
+    assert "nothing to commit" in plan.check_done("commit").summary
     assert said(root, "rev-parse", "HEAD") == head
 
 
 def test_activity_that_is_tried_again_without_a_record_commits_once(root: Path) -> None:
     write(root, {"a.txt": "changed\n"})
     plan = stage(root, step("commit", commit="fix: once"))
-    plan.done("commit")
+    plan.check_done("commit")
     head = said(root, "rev-parse", "HEAD")
     for record in (state_folder(root) / "plans" / PLAN_ID / "steps" / "commit").iterdir():
         record.unlink()
-    assert plan.done("commit").reused is False
+    assert plan.check_done("commit").reused is False
     assert said(root, "rev-parse", "HEAD") == head
 
 
 def test_second_run_checks_its_branch_out_again(root: Path) -> None:
     steps = (step("branch", branch="feat/x"), {**step("commit", commit="fix: a"), "needs": ["branch"]})
-    stage(root, *steps).done("branch")
+    stage(root, *steps).check_done("branch")
     git(root, "switch", "-q", "main")
     main = said(root, "rev-parse", "main")
     again = stage(root, *steps, run_id="run-2")
-    again.done("branch")
+    again.check_done("branch")
     write(root, {"a.txt": "changed\n"})
-    again.done("commit", expected_tree="")
+    again.check_done("commit", expected_tree="")
     assert said(root, "rev-parse", "main") == main
     assert said(root, "log", "-1", "--format=%s", "feat/x") == "fix: a"
 
@@ -96,15 +96,15 @@ def test_hooks_of_the_user_are_not_run(root: Path) -> None:
     hook.write_text("#!/bin/sh\ntouch hooked\nexit 1\n")
     hook.chmod(0o755)
     write(root, {"a.txt": "changed\n"})
-    stage(root, step("commit", commit="fix: a")).done("commit")
+    stage(root, step("commit", commit="fix: a")).check_done("commit")
     assert not (root / "hooked").exists()
 
 
 def test_branch_that_is_there_is_checked_out(root: Path) -> None:
     git(root, "branch", "other")
     plan = stage(root, step("branch", branch="other"))
-    plan.done("branch")
-    plan.done("branch", attempt=2)
+    plan.check_done("branch")
+    plan.check_done("branch", attempt=2)
     assert plan.record("branch").outputs["branch"] == "other"
 
 
@@ -123,8 +123,8 @@ def test_pull_request_tells_what_the_steps_did(root: Path) -> None:
         {**step("pr", pull_request="Say more in $${p}"), "needs": ["work"]},
         plan={"description": "The file was too short.", "risks": ["it grows"], "definition_of_done": ["test -s a.txt"]},
     )
-    plan.done("work")
-    plan.done("pr")
+    plan.check_done("work")
+    plan.check_done("pr")
     text = str(plan.record("pr").outputs["pull_request"])
     assert text.startswith("# Say more in ${p}\n\nThe file was too short.")
     assert "- Say more: exit code 0" in text
@@ -137,8 +137,8 @@ def test_checkpoint_keeps_the_tree_under_its_name(root: Path) -> None:
     plan = stage(
         root, {"id": "work", "shell": {"run": "echo x > x.txt"}}, {"id": "save", "checkpoint": {"name": "mid"}}
     )
-    plan.done("work")
-    plan.done("save")
+    plan.check_done("work")
+    plan.check_done("save")
     kept = stored(root, "rev-parse", f"refs/tightloop/{PLAN_ID}/mid").decode().strip()
     assert kept == plan.tree == plan.record("save").outputs["tree"]
     assert stored(root, "show", f"{kept}:x.txt") == b"x\n"

@@ -91,7 +91,7 @@ def test_command_from_a_value_is_judged_as_the_shell_will_read_it(root: Path) ->
     plan = stage(root, shell('sh -c "${plan.script}"'), plan={"inputs": values})
     assert "rewrites_history" in refused(plan)
     harmless = stage(root, shell('echo "${plan.text}" ${plan.text}'), plan={"inputs": values}, run_id="run-2")
-    harmless.done("one")
+    harmless.check_done("one")
 
 
 def test_rule_of_the_plan_allows_what_is_refused_by_default(root: Path) -> None:
@@ -99,7 +99,7 @@ def test_rule_of_the_plan_allows_what_is_refused_by_default(root: Path) -> None:
     assert "rewrites_history" in refused(opened(root, step))
     stage(
         root, step, plan={"policy": {"commands": [{"match": "git stash **", "verdict": "allow"}]}}, run_id="run-2"
-    ).done("one")
+    ).check_done("one")
 
 
 class TestApproval:
@@ -123,7 +123,7 @@ class TestApproval:
         plan = opened(root, step, **policy)
         self.asked(plan)
         assert not (root / "src/out.txt").exists()
-        plan.done("one", answers=(Answer(question="q1", by="ada", option="approve"),))
+        plan.check_done("one", answers=(Answer(question="q1", by="ada", option="approve"),))
         assert (root / "src/out.txt").read_text() == "out\n"
         assert plan.record("one").answers[0].by == "ada"
 
@@ -152,7 +152,7 @@ class TestCompensation:
     )
     def test_command_that_takes_a_step_back_is_held_by_the_policy_too(self, root: Path, run: str, said: str) -> None:
         plan = opened(root, shell("echo x > src/x.txt", compensate={"run": run}), write=["src"])
-        plan.done("one")
+        plan.check_done("one")
         files = on_disk(root)
         assert said in plan.undo("one").failure
         assert on_disk(root) == files

@@ -74,29 +74,29 @@ class TestValues:
         steps = [{"id": name, "http": {"url": site.url(f"/{name}")}} for name in ("half", "nan")]
         plan = stage(root, *steps, plan=allowed(site))
         for name in ("half", "nan"):
-            plan.done(name)
+            plan.check_done(name)
             assert plan.record(name).outputs["json"] is None
             assert plan.record(name).outputs["body"].startswith('{"a": ')
 
     @pytest.mark.parametrize("value", [{"artifact": "dist/app.whl"}, {"artifact": {"sha256": "0" * 64}}])
     def test_output_that_looks_like_a_stored_one_is_read_as_it_is(self, root: Path, value: Any) -> None:
         plan = stage(root, printed(json.dumps(value)), reads("say", "printf %s ${make.x.artifact}", needs=["make"]))
-        plan.done("make")
-        plan.done("say")
+        plan.check_done("make")
+        plan.check_done("say")
         said = plan.record("say").outputs["stdout"]
         assert said == (value["artifact"] if isinstance(value["artifact"], str) else json.dumps(value["artifact"]))
 
     def test_value_that_no_variable_can_hold_is_named(self, root: Path) -> None:
         user = {"id": "say", "needs": ["make"], "shell": {"run": "true", "environment": {"COLOUR": "${make.x}"}}}
         plan = stage(root, printed('"a\\u0000b"'), user)
-        plan.done("make")
+        plan.check_done("make")
         assert plan.failed("say").startswith("COLOUR does not fit into a command")
 
     def test_name_with_a_zero_byte_is_no_branch_and_no_path(self, root: Path) -> None:
         branch = {"id": "branch", "needs": ["make"], "git": {"branch": "${make.x}"}}
         paths = {"id": "paths", "needs": ["make"], "git": {"commit": "x", "paths": ["${make.x}"]}}
         plan = stage(root, printed('"a\\u0000b"'), branch, paths)
-        plan.done("make")
+        plan.check_done("make")
         assert "zero byte" in plan.failed("branch")
         assert "zero byte" in plan.failed("paths")
 
@@ -104,7 +104,7 @@ class TestValues:
     def test_header_cannot_smuggle_another_one_in(self, root: Path, site: FakeSite, header: str) -> None:
         http = {"id": "ask", "needs": ["make"], "http": {"url": site.url("/plain"), "headers": {"x-a": "${make.x}"}}}
         plan = stage(root, printed(json.dumps(header)), http, plan=allowed(site))
-        plan.done("make")
+        plan.check_done("make")
         assert "cannot be asked" in plan.failed("ask")
         assert not site.visits
 
@@ -118,10 +118,10 @@ class TestValues:
         )
         other = reads("other", "echo other", outputs={"a": "stdout"})
         plan = stage(root, look, other, reads("join", "printf %s ${look-*.a}", needs=["look-*"]))
-        plan.done("look-1", template="look-*", item=0)
+        plan.check_done("look-1", template="look-*", item=0)
         plan.failed("look-2", template="look-*", item=1)
-        plan.done("other")
-        plan.done("join")
+        plan.check_done("other")
+        plan.check_done("join")
         assert plan.record("join").outputs["stdout"] == "ok\nother\n"
 
 
@@ -129,15 +129,15 @@ class TestFiles:
     def test_two_spellings_of_a_path_are_one_file(self, root: Path) -> None:
         first = {"path": "a.txt", "search": "one", "replace": "1"}
         plan = stage(root, edit("e", first, {"path": "./a.txt", "search": "two", "replace": "2"}))
-        plan.done("e")
+        plan.check_done("e")
         assert (root / "a.txt").read_text() == "1\n2\n"
 
     def test_value_that_is_no_text_is_written_as_json(self, root: Path) -> None:
         whole = {"path": "n.json", "content": "${make.x}"}
         part = {"path": "a.txt", "search": "two", "replace": "${make.x.1}"}
         plan = stage(root, printed("[1, 2]"), edit("e", whole, part, needs=["make"]))
-        plan.done("make")
-        plan.done("e")
+        plan.check_done("make")
+        plan.check_done("e")
         assert (root / "n.json").read_text() == "[1, 2]"
         assert (root / "a.txt").read_text() == "one\n2\n"
 
@@ -174,8 +174,8 @@ class TestFiles:
     def test_list_of_changed_files_can_be_committed(self, root: Path) -> None:
         commit = {"id": "g", "needs": ["e"], "git": {"commit": "m", "paths": ["${e.paths}"]}}
         plan = stage(root, edit("e", {"path": "n.txt", "content": "x"}), commit)
-        plan.done("e")
-        plan.done("g")
+        plan.check_done("e")
+        plan.check_done("g")
         assert plan.record("g").outputs["committed"] is True
 
     def test_protected_file_that_git_ignores_is_neither_changed_nor_made(self, root: Path) -> None:
@@ -189,7 +189,7 @@ class TestFiles:
         plan.run("change")
         assert "policy.protect covers sub/k.pem" in plan.failed("make")
         assert not (root / "sub" / "k.pem").exists()
-        plan.done("other")
+        plan.check_done("other")
         assert (root / "build" / "x").read_text() == "2\n"
         if (root / ".env").read_text() != "KEY=1\n":
             pytest.skip("no sandbox works on this host")
@@ -198,7 +198,7 @@ class TestFiles:
 class TestAgain:
     def test_result_that_the_policy_forbids_now_is_not_taken_over(self, root: Path) -> None:
         step = shell("one", "echo x > notes/x.txt")
-        stage(root, step).done("one")
+        stage(root, step).check_done("one")
         (root / "notes" / "x.txt").unlink()
         again = stage(root, step, plan={"policy": {"write": ["src/**"]}}, run_id="run-2")
         assert "does not cover notes/x.txt" in again.failed("one")
@@ -206,24 +206,24 @@ class TestAgain:
 
     def test_result_that_needs_approval_now_is_not_taken_over(self, root: Path) -> None:
         step = shell("one", "echo x > x.txt", labels=["risky"])
-        stage(root, step).done("one")
+        stage(root, step).check_done("one")
         (root / "x.txt").unlink()
         again = stage(root, step, plan={"policy": {"approve": ["risky"]}}, run_id="run-2")
         assert again.run("one").status is StepStatus.WAITING
 
     def test_dry_run_between_two_runs_loses_no_work(self, root: Path) -> None:
         first = stage(root, shell("one", "echo run >> log.txt"))
-        first.done("one")
+        first.check_done("one")
         (root / "log.txt").unlink()
-        Stage(root, first.plan, run_id="run-2").done("one", dry_run=True)
-        assert Stage(root, first.plan, run_id="run-3").done("one").reused
+        Stage(root, first.plan, run_id="run-2").check_done("one", dry_run=True)
+        assert Stage(root, first.plan, run_id="run-3").check_done("one").reused
 
     def test_work_of_the_run_before_the_last_is_taken_over_too(self, root: Path) -> None:
         step = shell("one", "echo ${plan.x} >> log.txt")
         for run, x in enumerate("ab"):
-            stage(root, step, plan={"inputs": {"x": x}}, run_id=f"run-{run}").done("one")
+            stage(root, step, plan={"inputs": {"x": x}}, run_id=f"run-{run}").check_done("one")
             (root / "log.txt").unlink()
-        assert stage(root, step, plan={"inputs": {"x": "a"}}, run_id="run-3").done("one").reused
+        assert stage(root, step, plan={"inputs": {"x": "a"}}, run_id="run-3").check_done("one").reused
         assert (root / "log.txt").read_text() == "a\n"
 
     def test_reference_never_reads_what_another_run_left(self, root: Path) -> None:
@@ -239,32 +239,32 @@ class TestAgain:
                 expect=["default(${left.x}, 'nothing') == 'nothing'"],
             ),
         )
-        stage(root, *steps).done("left")
+        stage(root, *steps).check_done("left")
         again = stage(root, *steps, run_id="run-2")
-        again.done("right")
-        again.done("join")
+        again.check_done("right")
+        again.check_done("join")
 
     def test_step_taken_back_after_it_was_taken_over_is_done_again(self, root: Path) -> None:
         plan = stage(root, shell("one", "echo x > x.txt"))
-        plan.done("one")
+        plan.check_done("one")
         (root / "x.txt").unlink()
         again = Stage(root, plan.plan, run_id="run-2")
-        assert again.done("one").reused
+        assert again.check_done("one").reused
         assert again.undo("one").failure == ""
-        assert not Stage(root, plan.plan, run_id="run-3").done("one").reused
+        assert not Stage(root, plan.plan, run_id="run-3").check_done("one").reused
 
     def test_step_stays_taken_back_when_other_inputs_were_tried_between(self, root: Path) -> None:
         step = shell("one", "echo ${plan.x} > x.txt")
         for run, x in enumerate("ab"):
             plan = stage(root, step, plan={"inputs": {"x": x}}, run_id=f"run-{run}")
-            plan.done("one")
+            plan.check_done("one")
             assert plan.undo("one").failure == ""
-        assert not stage(root, step, plan={"inputs": {"x": "a"}}, run_id="run-3").done("one").reused
+        assert not stage(root, step, plan={"inputs": {"x": "a"}}, run_id="run-3").check_done("one").reused
 
     def test_documents_that_became_too_old_are_fetched_again(self, root: Path, site: FakeSite) -> None:
         def fetched(max_age_s: float, run: str) -> bool:
             step = {"id": "f", "fetch": {"urls": [site.url("/tea")], "max_age_s": max_age_s}}
-            return stage(root, step, plan=allowed(site), run_id=run).done("f").reused
+            return stage(root, step, plan=allowed(site), run_id=run).check_done("f").reused
 
         assert [fetched(0, "run-1"), fetched(0, "run-2")] == [False, False]
         assert [fetched(1_000, "run-3"), fetched(1_000, "run-4")] == [False, True]
@@ -273,34 +273,34 @@ class TestAgain:
         search = {"id": "s", "search": {"query": "tea", "where": "cache"}}
         fetch = {"id": "f", "fetch": {"urls": [site.url("/tea")]}}
         plan = stage(root, search, fetch, plan=allowed(site))
-        assert plan.done("s").counts["hits"] == 0
-        plan.done("f")
-        assert Stage(root, plan.plan, run_id="run-2").done("s").counts["hits"] == 1
+        assert plan.check_done("s").counts["hits"] == 0
+        plan.check_done("f")
+        assert Stage(root, plan.plan, run_id="run-2").check_done("s").counts["hits"] == 1
 
     def test_gate_judges_the_change_since_this_run_began(self, root: Path) -> None:
         gate = {"id": "gate", "kind": "gate", "needs": ["one"], "gate": {"checks": [{"diff": {"max_lines": 2}}]}}
         write(root, {"n.txt": "1\n2\n3\n"})
         plan = stage(root, shell("one", "printf '1\\n2\\n3\\n4\\n' > n.txt"), gate)
-        plan.done("one")
-        plan.done("gate")
+        plan.check_done("one")
+        plan.check_done("gate")
         plan.close()
         (root / "n.txt").unlink()
         again = Stage(root, plan.plan, run_id="run-2")
-        again.done("one")
+        again.check_done("one")
         assert "4 lines, at most 2" in again.failed("gate")
 
     def test_attempt_that_waited_for_its_own_twin_does_not_act_again(self, root: Path) -> None:
         plan = stage(root, shell("one", "date +%N > stamp.txt; sleep 0.5"))
         base = plan.tree
         with ThreadPoolExecutor(2) as pool:
-            twins = [pool.submit(plan.done, "one", expected_tree=base) for _ in range(2)]
+            twins = [pool.submit(plan.check_done, "one", expected_tree=base) for _ in range(2)]
             first, second = (twin.result(timeout=30) for twin in twins)
         assert first == second
         assert len(plan.records.all(PLAN_ID)) == 1
 
     def test_command_that_takes_a_step_back_is_run_once_by_twins(self, root: Path) -> None:
         plan = stage(root, shell("one", "touch x", compensate={"run": "echo gone >> log.txt; sleep 0.5; rm -f x"}))
-        plan.done("one")
+        plan.check_done("one")
         tree = plan.tree
         request = RunStepRequest(scope=plan.scope, step="one", expected_tree=tree)
         with ThreadPoolExecutor(2) as pool:
@@ -313,19 +313,19 @@ class TestAgain:
     def test_commit_whose_worker_died_before_the_record_is_told_as_made(self, root: Path) -> None:
         commit = {"id": "g", "needs": ["one"], "git": {"commit": "m"}, "expect": ["${outputs.committed}"]}
         plan = stage(root, shell("one", "echo x > x.txt"), commit)
-        plan.done("one")
-        base, first = plan.tree, plan.done("g")
+        plan.check_done("one")
+        base, first = plan.tree, plan.check_done("g")
         (state_folder(root) / "plans" / PLAN_ID / "steps" / "g" / "0001.json").unlink()
-        assert plan.done("g", expected_tree=base).tree == first.tree
+        assert plan.check_done("g", expected_tree=base).tree == first.tree
 
     def test_hand_off_of_a_second_run_tells_of_each_step_once(self, root: Path) -> None:
         plan = stage(root, shell("one", "echo x > x.txt"), shell("two", "true"))
-        plan.done("one")
-        plan.done("two")
+        plan.check_done("one")
+        plan.check_done("two")
         plan.close()
         (root / "x.txt").unlink()
         again = Stage(root, plan.plan, run_id="run-2")
-        again.done("one")
+        again.check_done("one")
         archive = PlanArchive.model_validate_json(again.artifact(again.close()))
         assert archive.hand_off is not None
         text = again.artifact(archive.hand_off).decode()
@@ -348,8 +348,10 @@ def test_text_of_a_pull_request_holds_no_secret_of_a_rationale(root: Path) -> No
     gate = {"id": "gate", "kind": "gate", "gate": {"approval": {"question": "go?"}}}
     plan = stage(root, gate, {"id": "g", "needs": ["gate"], "git": {"pull_request": "All of it"}})
     key = "ghp_" + "a1B2" * 9
-    plan.done("gate", answers=(Answer(question="q1", by="kim", text=f"as agreed, {key}\n## Risks", option="approve"),))
-    plan.done("g")
+    plan.check_done(
+        "gate", answers=(Answer(question="q1", by="kim", text=f"as agreed, {key}\n## Risks", option="approve"),)
+    )
+    plan.check_done("g")
     text = plan.record("g").outputs["pull_request"]
     assert "approve by kim. as agreed, [secret:github-token] ## Risks" in text
 

@@ -100,10 +100,10 @@ class TestGoal:
     ) -> None:
         server.queue(plans(GOOD, "first look"))
         found, work = opened(root, writer(server))
-        work.done("look")
-        work.done("fix")
+        work.check_done("look")
+        work.check_done("fix")
         assert (root / "a.txt").read_text() == "hello\n"
-        work.done("show")
+        work.check_done("show")
         waiting = work.run("test")
         assert waiting.question is not None
         assert "python -m pytest -q" in waiting.question.title
@@ -175,7 +175,7 @@ class TestGoal:
     def test_hand_written_plans_run_while_the_setting_is_off(self, root: Path, server: ModelServer) -> None:
         activities = activities_for(plan_writer=writer(server, enabled=False))
         plan = stage(root, {"id": "m", "shell": {"run": "true"}}, activities=activities)
-        assert plan.done("m").failure is None
+        assert plan.check_done("m").failure is None
         assert server.requests == []
 
     def test_busy_service_is_tried_again_and_a_refusing_one_is_told(self, root: Path, server: ModelServer) -> None:

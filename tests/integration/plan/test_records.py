@@ -101,10 +101,10 @@ class TestAccount:
                 "definition_of_done": ["test -f out.txt"],
             },
         )
-        plan.done("good")
+        plan.check_done("good")
         plan.run("bad")
         yes = Answer(question="q1", by="sam", text="looks right", option="approve")
-        plan.done("ship", answers=(yes,))
+        plan.check_done("ship", answers=(yes,))
         checked = plan.call("verify_plan", VerifyPlanRequest(scope=plan.scope, expected_tree=plan.tree))
         assert (checked.passed, checked.total) == (True, 1)
         ref = plan.close(
@@ -143,7 +143,7 @@ class TestAccount:
 
     def test_closing_leaves_the_expected_tree_and_gives_the_claim_back(self, root: Path) -> None:
         plan = stage(root, {"id": "one", "shell": {"run": "echo x > x.txt"}})
-        plan.done("one")
+        plan.check_done("one")
         write(root, {"x.txt": "tampered", "stray.txt": "s"})
         with pytest.raises(WorkspaceBusyError):
             stage(root, {"id": "one"}, plan_id="plan-other")

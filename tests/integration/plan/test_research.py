@@ -121,19 +121,19 @@ def test_research_goes_from_links_to_a_decision_with_evidence(
     answer: dict[str, Any] = {"claims": [{"claim": "PUT may be retried", "sources": [site.url("/put")]}], "safe": True}
     model.queue(says(answer))
     for step in ("links", "read", "find"):
-        stage.done(step)
-    note = stage.done("note")
+        stage.check_done(step)
+    note = stage.check_done("note")
     assert "PUT is idempotent" in model.requests[0].text
-    assert stage.done("note") == note
+    assert stage.check_done("note") == note
     beliefs = update_beliefs(initial_beliefs(stage.plan.hypotheses), note.evidence)
     assert [(belief.hypothesis, round(belief.confidence, 2)) for belief in beliefs] == [("H1", 0.91), ("H2", 0.25)]
     waiting = stage.run("confirm")
     assert waiting.status is StepStatus.WAITING
     assert waiting.question is not None
     assert [line.split(":")[0] for line in waiting.question.evidence[-4:]] == ["passed", "passed", "passed", "open"]
-    opened = stage.done("confirm", answers=(Answer(question="q1", by="ada", text="read them", option="approve"),))
+    opened = stage.check_done("confirm", answers=(Answer(question="q1", by="ada", text="read them", option="approve"),))
     assert opened.chosen is None
-    chosen = stage.done("choose", beliefs=beliefs)
+    chosen = stage.check_done("choose", beliefs=beliefs)
     assert chosen.chosen == ("build",)
     assert len(model.requests) == 1
     assert site.visits[0].headers["x-key"] == KEY
@@ -143,26 +143,26 @@ def test_research_goes_from_links_to_a_decision_with_evidence(
 
 def test_second_attempt_of_a_fetch_asks_only_for_what_is_missing(stage: Stage, site: FakeSite) -> None:
     site.pages["/get"] = Page(body=b"GET is safe", media_type="text/plain", fails_first=1)
-    stage.done("links")
+    stage.check_done("links")
     first = stage.run("read")
     assert first.status is StepStatus.FAILED
     assert first.failure is not None
     assert (first.failure.failure_class, first.failure.retry_after_s) == (FailureClass.TRANSIENT, 2.0)
     assert first.api_calls == 2
-    assert stage.done("read", attempt=2).counts["documents"] == 2
+    assert stage.check_done("read", attempt=2).counts["documents"] == 2
     assert site.paths() == ["/links", "/put", "/get", "/get"]
 
 
 def test_rejected_gate_fails_with_who_and_why(stage: Stage, site: FakeSite, model: ModelServer) -> None:
     model.queue(says({"claims": [{"claim": "x", "sources": [site.url("/put")]}], "safe": True}))
     for step in ("links", "read", "find", "note"):
-        stage.done(step)
+        stage.check_done(step)
     no = Answer(question="q1", by="bob", option="reject", text="one page is not enough")
     assert stage.failed("confirm", answers=(no,)) == "bob said no: one page is not enough"
 
 
 def test_preview_asks_neither_the_site_nor_the_model(stage: Stage, site: FakeSite, model: ModelServer) -> None:
-    shown = stage.done("links", dry_run=True)
+    shown = stage.check_done("links", dry_run=True)
     assert shown.summary.startswith(f"GET {site.url('/links')} with x-key from ${KEY_VARIABLE}")
     assert site.visits == []
     assert model.requests == []

@@ -42,7 +42,7 @@ class TestShell:
     def test_command_leaves_its_files_output_and_exit_code(self, root: Path) -> None:
         plan = stage(root, shell("make", "echo built > out.txt; echo said; echo aside >&2"))
         before = plan.tree
-        plan.done("make")
+        plan.check_done("make")
         assert (root / "out.txt").read_text() == "built\n"
         assert plan.tree != before
         record = plan.record("make")
@@ -71,13 +71,13 @@ class TestShell:
     def test_no_value_of_a_reference_is_ever_executed(self, root: Path, quoted: str) -> None:
         evil = "$(touch pwned) `touch pwned` '; touch pwned; ' \" ; touch pwned ; \" | touch pwned"
         plan = stage(root, shell("say", f"printf %s {quoted}"), plan={"inputs": {"x": evil}})
-        plan.done("say")
+        plan.check_done("say")
         assert not (root / "pwned").exists()
         assert str(plan.record("say").outputs["stdout"]).endswith(evil)
 
     def test_list_becomes_several_words(self, root: Path) -> None:
         plan = stage(root, shell("say", "printf '[%s]' ${plan.words}"), plan={"inputs": {"words": ["a b", "c;d", 3]}})
-        plan.done("say")
+        plan.check_done("say")
         assert plan.record("say").outputs["stdout"] == "[a b][c;d][3]"
 
     def test_command_knows_seed_step_and_its_environment(self, root: Path) -> None:
@@ -86,20 +86,20 @@ class TestShell:
             "shell": {"run": 'echo "$TIGHTLOOP_SEED $TIGHTLOOP_STEP $COLOUR"', "environment": {"COLOUR": "red"}},
         }
         plan = stage(root, step, plan={"seed": 42})
-        plan.done("say")
+        plan.check_done("say")
         assert plan.record("say").outputs["stdout"] == "42 say red\n"
 
     def test_command_runs_in_its_folder_and_nowhere_outside(self, root: Path) -> None:
         here = {"id": "here", "shell": {"run": "cat b.txt", "folder": "notes"}}
         outside = {"id": "outside", "shell": {"run": "ls", "folder": "../.."}}
         plan = stage(root, here, outside)
-        plan.done("here")
+        plan.check_done("here")
         assert plan.record("here").outputs["stdout"] == "two\n"
         assert "not a path below the root" in plan.failed("outside")
 
     def test_exit_code_that_the_criteria_ask_for_is_no_failure(self, root: Path) -> None:
         plan = stage(root, shell("repro", "exit 7", expect=["${exit_code} == 7"]))
-        plan.done("repro")
+        plan.check_done("repro")
 
     def test_large_output_is_kept_as_an_artifact_and_read_whole(self, root: Path) -> None:
         plan = stage(
@@ -109,9 +109,9 @@ class TestShell:
                 "count", "true", needs=["many"], inputs={"all": "${many.all}"}, expect=["len(${inputs.all}) == 30000"]
             ),
         )
-        assert plan.done("many").counts["all"] == 30_000
+        assert plan.check_done("many").counts["all"] == 30_000
         assert set(plan.record("many").outputs["all"]) == {"artifact"}
-        plan.done("count")
+        plan.check_done("count")
 
 
 class TestContract:
@@ -123,8 +123,8 @@ class TestContract:
             shell("one", command, outputs=outputs),
             shell("two", "printf %s ${one.data.n} ${one.k.k}", needs=["one"]),
         )
-        plan.done("one")
-        plan.done("two")
+        plan.check_done("one")
+        plan.check_done("two")
         assert plan.record("one").outputs["text"] == "text\n"
         assert plan.record("two").outputs["stdout"] == "125"
 
@@ -145,7 +145,7 @@ class TestContract:
 
     def test_prose_criteria_are_shown_as_unchecked(self, root: Path) -> None:
         plan = stage(root, shell("one", "true", expect=["the code is easier to read"]))
-        assert "1 criteria in prose are unchecked" in plan.done("one").summary
+        assert "1 criteria in prose are unchecked" in plan.check_done("one").summary
 
     def test_condition_that_is_false_skips_the_step(self, root: Path) -> None:
         plan = stage(root, shell("one", "touch x", when="${plan.go} == 'yes'"), plan={"inputs": {"go": "no"}})
@@ -175,7 +175,7 @@ class TestContract:
         plan = stage(
             root, shell("one", "true", evidence=[rule]), plan={"hypotheses": [{"id": "H1", "statement": "it leaks"}]}
         )
-        (note,) = plan.done("one").evidence
+        (note,) = plan.check_done("one").evidence
         assert (note.hypothesis, note.verdict, note.strength, note.step) == ("H1", "refutes", "strong", "one")
 
     def test_steps_of_a_template_have_their_item_and_are_read_as_a_list(self, root: Path) -> None:
@@ -190,10 +190,10 @@ class TestContract:
             shell("first", "printf %s ${look-1.seen}", needs=["look-*"]),
         )
         plan = stage(root, *steps)
-        plan.done("look-1", template="look-*", item=0)
-        plan.done("look-2", template="look-*", item=1)
-        plan.done("join")
-        plan.done("first")
+        plan.check_done("look-1", template="look-*", item=0)
+        plan.check_done("look-2", template="look-*", item=1)
+        plan.check_done("join")
+        plan.check_done("first")
         assert plan.record("join").outputs["stdout"] == "x,y,"
         assert plan.record("first").outputs["stdout"] == "x"
 
@@ -203,7 +203,7 @@ class TestContract:
 
     def test_milestone_judges_its_conditions(self, root: Path) -> None:
         plan = stage(root, {"id": "plain"}, {"id": "strict", "expect": ["${plan.n} == 2"]}, plan={"inputs": {"n": 1}})
-        plan.done("plain")
+        plan.check_done("plain")
         assert plan.records.attempt(PLAN_ID, "plain", 1) is None
         assert "does not hold" in plan.failed("strict")
 
@@ -230,7 +230,7 @@ class TestPolicy:
         assert waiting.question is not None
         assert not (root / "shipped").exists()
         yes = Answer(question="q1", by="sam", text="go", option="approve")
-        plan.done("ship", answers=(yes,))
+        plan.check_done("ship", answers=(yes,))
         assert (root / "shipped").exists()
         assert plan.record("ship").answers == (yes,)
 
@@ -258,7 +258,7 @@ class TestOnce:
     def test_activity_that_is_tried_again_does_the_work_once(self, root: Path, tmp_path: Path) -> None:
         plan = stage(root, shell("count", "echo run >> count.txt"))
         base = plan.tree
-        first = plan.done("count")
+        first = plan.check_done("count")
         second = plan.run("count", expected_tree=base)
         assert second == first
         assert (root / "count.txt").read_text() == "run\n"
@@ -266,10 +266,10 @@ class TestOnce:
     def test_attempt_whose_worker_died_before_the_record_begins_from_the_same_files(self, root: Path) -> None:
         plan = stage(root, shell("count", "echo run >> count.txt"))
         base = plan.tree
-        first = plan.done("count")
+        first = plan.check_done("count")
         for record in (state_folder(root) / "plans" / PLAN_ID / "steps" / "count").iterdir():
             record.unlink()
-        second = plan.done("count", expected_tree=base)
+        second = plan.check_done("count", expected_tree=base)
         assert second.tree == first.tree
         assert (root / "count.txt").read_text() == "run\n"
 
@@ -277,14 +277,14 @@ class TestOnce:
         steps = (shell("one", "date +%N > stamp.txt; date +%N"), shell("two", "cat stamp.txt", access="reads"))
         plan = stage(root, *steps)
         base = plan.tree
-        plan.done("one")
-        plan.done("two")
+        plan.check_done("one")
+        plan.check_done("two")
         stamp, after = (root / "stamp.txt").read_text(), plan.tree
         plan.close()
         (root / "stamp.txt").unlink()
         again = Stage(root, plan.plan, run_id="run-2")
         assert again.tree == base
-        one, two = again.done("one"), again.done("two")
+        one, two = again.check_done("one"), again.check_done("two")
         assert (one.reused, two.reused) == (True, True)
         assert again.tree == after
         assert (root / "stamp.txt").read_text() == stamp
@@ -292,28 +292,28 @@ class TestOnce:
     def test_run_after_a_failure_goes_on_with_what_was_done_before_it(self, root: Path) -> None:
         steps = (shell("one", "echo x >> log.txt"), shell("two", "test -f ${plan.file} && echo y >> log.txt"))
         plan = stage(root, *steps, plan={"inputs": {"file": "not-there"}})
-        plan.done("one")
+        plan.check_done("one")
         plan.failed("two")
         plan.close(PlanOutcome.FAILED)
         again = Stage(root, plan.plan, run_id="run-2", inputs={"file": "a.txt"})
         assert any("put back to where it began" in note for note in again.opened.notes)
-        assert again.done("one").reused
-        assert not again.done("two").reused
+        assert again.check_done("one").reused
+        assert not again.check_done("two").reused
         assert (root / "log.txt").read_text() == "x\ny\n"
 
     def test_run_on_files_that_somebody_changed_since_begins_with_them(self, root: Path) -> None:
         plan = stage(root, shell("one", "echo x >> log.txt"))
-        plan.done("one")
+        plan.check_done("one")
         plan.close()
         (root / "mine.txt").write_text("mine\n")
         again = Stage(root, plan.plan, run_id="run-2")
         assert (root / "mine.txt").read_text() == "mine\n"
         assert (root / "log.txt").read_text() == "x\n"
-        assert not again.done("one").reused
+        assert not again.check_done("one").reused
 
     def test_run_after_one_in_which_a_person_edited_keeps_these_edits(self, root: Path) -> None:
         first = stage(root, {"id": "one", "shell": {"run": "echo 1 > one.txt"}})
-        first.done("one")
+        first.check_done("one")
         (root / "mine.txt").write_text("by a person\n")
         with GitWorkspaces().hold(first.scope) as tree:
             first.tree = tree.snapshot()  # what a resume adopts
@@ -324,50 +324,50 @@ class TestOnce:
 
     def test_second_run_does_again_what_depends_on_something_else(self, root: Path) -> None:
         step = shell("one", "echo ${plan.x} >> log.txt")
-        stage(root, step, plan={"inputs": {"x": "a"}}).done("one")
+        stage(root, step, plan={"inputs": {"x": "a"}}).check_done("one")
         (root / "log.txt").unlink()
         again = stage(root, step, plan={"inputs": {"x": "b"}}, run_id="run-2")
-        assert not again.done("one").reused
+        assert not again.check_done("one").reused
         assert (root / "log.txt").read_text() == "b\n"
 
     def test_step_without_cache_is_done_in_every_run(self, root: Path) -> None:
         step = shell("one", "echo x >> log.txt", cache=False)
-        stage(root, step).done("one")
+        stage(root, step).check_done("one")
         (root / "log.txt").unlink()
-        assert not stage(root, step, run_id="run-2").done("one").reused
+        assert not stage(root, step, run_id="run-2").check_done("one").reused
 
     def test_edit_of_a_stranger_is_saved_and_undone_before_a_step_writes(self, root: Path) -> None:
         plan = stage(root, shell("one", "cat a.txt"))
         write(root, {"a.txt": "tampered\n"})
-        result = plan.done("one")
+        result = plan.check_done("one")
         assert result.drift is not None
         assert plan.record("one").outputs["stdout"] == "one\n"
 
     def test_step_that_was_taken_back_is_done_again_in_the_next_run(self, root: Path) -> None:
         step = shell("one", "echo x > x.txt")
         plan = stage(root, step)
-        plan.done("one")
+        plan.check_done("one")
         assert plan.undo("one").failure == ""
         assert not (root / "x.txt").exists()
         again = Stage(root, plan.plan, run_id="run-2")
-        assert not again.done("one").reused
+        assert not again.check_done("one").reused
 
 
 class TestDryRun:
     def test_dry_run_shows_the_command_and_changes_nothing(self, root: Path) -> None:
         plan = stage(root, shell("one", "rm -rf ${plan.what}"), plan={"inputs": {"what": "a b"}})
         files = on_disk(root)
-        result = plan.done("one", dry_run=True)
+        result = plan.check_done("one", dry_run=True)
         assert result.summary == "rm -rf 'a b'"
         assert on_disk(root) == files
         assert plan.record("one").outputs["preview"] == "rm -rf 'a b'"
-        assert not plan.done("one").reused
+        assert not plan.check_done("one").reused
 
     def test_dry_run_shows_all_paths_of_a_gate(self, root: Path) -> None:
         options = [{"name": "left", "to": ["a"]}, {"name": "right", "to": ["b"]}]
         gate = {"id": "gate", "kind": "gate", "gate": {"approval": {"role": "lead", "options": options}}}
         plan = stage(root, gate, {"id": "a"}, {"id": "b"})
-        assert plan.done("gate", dry_run=True).chosen == ("a", "b")
+        assert plan.check_done("gate", dry_run=True).chosen == ("a", "b")
 
 
 class TestOpening:
@@ -383,7 +383,7 @@ class TestOpening:
 
     def test_plan_that_is_opened_again_by_a_reset_begins_with_the_same_tree(self, root: Path) -> None:
         plan = stage(root, shell("one", "touch x"))
-        plan.done("one")
+        plan.check_done("one")
         again = Stage(root, plan.plan, run_id="run-1")
         assert again.opened == plan.opened
 
@@ -422,7 +422,7 @@ class TestOpening:
         activities = activities_for()
         plan = stage(root, *({"id": f"m{number}"} for number in range(2_000)), activities=activities)
         for number in range(500):
-            plan.done(f"m{number}")
+            plan.check_done(f"m{number}")
         memory = activities._ports.plans
         assert len(memory._kept) == 1
 

@@ -34,8 +34,8 @@ def shell(step: str, run: str, **fields: Any) -> dict[str, Any]:
 
 def test_step_is_taken_back_and_the_work_of_later_steps_stays(root: Path) -> None:
     plan = stage(root, shell("first", "echo 1 > first.txt; rm a.txt"), shell("second", "echo 2 > second.txt"))
-    plan.done("first")
-    plan.done("second")
+    plan.check_done("first")
+    plan.check_done("second")
     undone = plan.undo("first")
     assert (undone.failure, undone.files_changed) == ("", 2)
     assert not (root / "first.txt").exists()
@@ -48,16 +48,16 @@ def test_lines_of_others_in_the_same_file_stay(root: Path) -> None:
     plan = stage(
         root, shell("top", "sed -i 's/line 2$/LINE 2/' long.txt"), shell("end", "sed -i 's/line 27/LINE 27/' long.txt")
     )
-    plan.done("top")
-    plan.done("end")
+    plan.check_done("top")
+    plan.check_done("end")
     assert plan.undo("top").failure == ""
     assert (root / "long.txt").read_text() == LINES.replace("line 27", "LINE 27")
 
 
 def test_conflict_changes_nothing_and_names_the_path(root: Path) -> None:
     plan = stage(root, shell("one", "sed -i 's/line 2$/X/' long.txt"), shell("two", "sed -i 's/X/Y/' long.txt"))
-    plan.done("one")
-    plan.done("two")
+    plan.check_done("one")
+    plan.check_done("two")
     files, tree = on_disk(root), plan.tree
     undone = plan.undo("one")
     assert "later steps changed the same places of long.txt" in undone.failure
@@ -72,7 +72,7 @@ def test_reverse_order_takes_everything_back(root: Path) -> None:
     plan = stage(root, *steps)
     base = plan.tree
     for number in range(4):
-        plan.done(f"s{number}")
+        plan.check_done(f"s{number}")
     for number in reversed(range(4)):
         assert plan.undo(f"s{number}").failure == ""
     assert on_disk(root) == before
@@ -81,7 +81,7 @@ def test_reverse_order_takes_everything_back(root: Path) -> None:
 
 def test_taking_back_twice_does_it_once(root: Path) -> None:
     plan = stage(root, shell("one", "echo x > x.txt", compensate={"run": "echo back >> log.txt; rm x.txt"}))
-    plan.done("one")
+    plan.check_done("one")
     tree = plan.tree
     first = plan.undo("one")
     plan.tree = tree
@@ -93,14 +93,14 @@ def test_taking_back_twice_does_it_once(root: Path) -> None:
 def test_command_that_takes_back_knows_the_outputs_of_the_step(root: Path) -> None:
     step = shell("one", "echo made-7", outputs={"made": "stdout"}, compensate={"run": "printf %s ${one.made} > back"})
     plan = stage(root, step)
-    plan.done("one")
+    plan.check_done("one")
     assert plan.undo("one").failure == ""
     assert (root / "back").read_text() == "made-7\n"
 
 
 def test_failing_command_leaves_the_step_as_it_is(root: Path) -> None:
     plan = stage(root, shell("one", "echo x > x.txt", compensate={"run": "rm x.txt; exit 4"}))
-    plan.done("one")
+    plan.check_done("one")
     undone = plan.undo("one")
     assert "the command that takes step 'one' back failed: exit code 4" in undone.failure
     assert (root / "x.txt").exists()
@@ -109,7 +109,7 @@ def test_failing_command_leaves_the_step_as_it_is(root: Path) -> None:
 
 def test_step_that_needs_no_taking_back_stays(root: Path) -> None:
     plan = stage(root, shell("one", "echo x > x.txt", compensate={"none": True}))
-    plan.done("one")
+    plan.check_done("one")
     assert plan.undo("one").failure == ""
     assert (root / "x.txt").exists()
 
@@ -122,8 +122,8 @@ def test_step_is_taken_back_by_another_step_each_time(root: Path) -> None:
         shell("two", "echo 2 > two.txt", compensate={"step": "back"}),
         back,
     )
-    plan.done("one")
-    plan.done("two")
+    plan.check_done("one")
+    plan.check_done("two")
     assert plan.undo("two").failure == ""
     assert plan.undo("one").failure == ""
     assert (root / "log.txt").read_text() == "back\nback\n"

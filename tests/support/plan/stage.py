@@ -98,7 +98,7 @@ class Stage:
         self.tree = result.tree or self.tree
         return result
 
-    def done(self, step: str, attempt: int = 1, **changes: Any) -> StepResult:
+    def check_done(self, step: str, attempt: int = 1, **changes: Any) -> StepResult:
         """Run an attempt that has to complete."""
         result = self.run(step, attempt, **changes)
         assert result.status is StepStatus.COMPLETED, result.failure

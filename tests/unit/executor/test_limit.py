@@ -186,22 +186,22 @@ def test_a_hit_of_an_old_history_can_be_read() -> None:
 
 @given(texts, moments)
 def test_no_text_makes_it_raise_or_wait_wrongly(text: str, now: datetime) -> None:
-    bounded(detect(text, now=now))
+    check_bounded(detect(text, now=now))
 
 
 @given(st.text(), moments)
 def test_no_characters_make_it_raise(text: str, now: datetime) -> None:
-    bounded(detect(text, now=now))
+    check_bounded(detect(text, now=now))
 
 
 @given(anything, st.dictionaries(header_names, values), st.none() | st.integers(), moments)
 def test_no_error_makes_it_raise_or_wait_wrongly(
     body: object, headers: dict[str, str], status: int | None, now: datetime
 ) -> None:
-    bounded(detect(LimitSignal(body=body, headers=headers, status_code=status), now=now))
+    check_bounded(detect(LimitSignal(body=body, headers=headers, status_code=status), now=now))
 
 
-def bounded(hit: LimitHit | None) -> None:
+def check_bounded(hit: LimitHit | None) -> None:
     if hit is not None:
         assert hit.retry_after is None or timedelta() <= hit.retry_after <= LONGEST_WAIT
         assert len(hit.evidence) <= EVIDENCE_CHARACTERS
@@ -232,9 +232,9 @@ def test_normalising_twice_changes_nothing(text: str) -> None:
 def test_no_hostile_text_takes_more_than_linear_time(text: str) -> None:
     def cost(hostile: str) -> float:
         before = time.process_time()
-        bounded(detect(hostile, now=NOW))
-        bounded(detect("You've hit your usage limit. " + hostile, now=NOW))
-        bounded(detect(LimitSignal(body={"error": {"message": hostile}}), now=NOW))
+        check_bounded(detect(hostile, now=NOW))
+        check_bounded(detect("You've hit your usage limit. " + hostile, now=NOW))
+        check_bounded(detect(LimitSignal(body={"error": {"message": hostile}}), now=NOW))
         return time.process_time() - before
 
     assert cost(text) < 40 * cost(text[: len(text) // 10]) + 0.5

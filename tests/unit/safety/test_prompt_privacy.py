@@ -29,17 +29,17 @@ BRIEFING = Briefing(
 @pytest.mark.parametrize(
     ("workspace", "level"),
     [
-        ("/work/open", PromptPrivacy.FULL),
-        ("/work/bank", PromptPrivacy.SUMMARY),
-        ("/work/bank/sub/project", PromptPrivacy.SUMMARY),
-        ("/work/bank/site", PromptPrivacy.REDACTED),
-        ("/work/banker", PromptPrivacy.FULL),
-        ("/work/open/../bank", PromptPrivacy.SUMMARY),
+        ("/srv/open", PromptPrivacy.FULL),
+        ("/srv/bank", PromptPrivacy.SUMMARY),
+        ("/srv/bank/sub/project", PromptPrivacy.SUMMARY),
+        ("/srv/bank/site", PromptPrivacy.REDACTED),
+        ("/srv/banker", PromptPrivacy.FULL),
+        ("/srv/open/../bank", PromptPrivacy.SUMMARY),
     ],
 )
 def test_the_longest_folder_that_holds_a_workspace_decides(workspace: str, level: PromptPrivacy) -> None:
     settings = parse_settings(
-        "privacy: {projects: {/work/bank/: {prompts: summary}, /work/bank/site: {prompts: redacted}}}", {}
+        "privacy: {projects: {/srv/bank/: {prompts: summary}, /srv/bank/site: {prompts: redacted}}}", {}
     ).privacy
     assert settings.prompt_privacy_of(workspace) is level
     assert settings.strictest is PromptPrivacy.SUMMARY
