@@ -10,7 +10,7 @@ from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.runtime import LogForwardingConfig, LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 from temporalio.service import RPCError, RPCStatusCode
 
-from tightloop.client import registration_commands
+from tightloop.client import registration_command
 from tightloop.client.connection import connect as open_connection
 from tightloop.client.encryption import PLAIN_CONVERTER, data_converter
 from tightloop.client.execution import SEARCH_ATTRIBUTES
@@ -80,8 +80,7 @@ async def register_search_attributes(client: Client) -> None:
     except RPCError as error:
         if error.status is not RPCStatusCode.ALREADY_EXISTS:
             raise ServiceUnavailableError(
-                f"the search attributes cannot be registered ({error.message}). "
-                f"Add them once: {'; '.join(registration_commands())}"
+                f"the search attributes cannot be registered ({error.message}). Add them once: {registration_command()}"
             ) from error
 
 

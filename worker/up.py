@@ -113,12 +113,12 @@ def greeting(settings: Settings, folder: Path) -> str:
         "Start an episode from another terminal: tightloop start GOAL --done COMMAND   (Ctrl-C stops)",
     ]
     if settings.seals_payloads:
-        privacy, current = settings.privacy, ring_of(settings).current
-        where = f"the variable {privacy.keys_env}" if privacy.keys_env else f"{key_file(privacy)}; keep a copy"
-        lines.insert(2, f"Payloads are encrypted with key {current} in {where}")
         lines.insert(
             2, 'Temporal CLI: eval "$(tightloop env)" lets it read the payloads, and send what the workers accept'
         )
+        privacy, current = settings.privacy, ring_of(settings).current
+        where = f"the variable {privacy.keys_env}" if privacy.keys_env else f"{key_file(privacy)}; keep a copy"
+        lines.insert(2, f"Payloads are encrypted with key {current} in {where}")
     return "\n".join(lines)
 
 

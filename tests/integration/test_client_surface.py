@@ -3,6 +3,9 @@
 import asyncio
 import itertools
 import json
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
@@ -521,9 +524,22 @@ async def test_namespace_without_our_search_attributes_is_explained(tmp_path: Pa
             "TightloopIteration",
             "TightloopPauseKind",
         }
-        with pytest.raises(SettingsError, match="temporal operator search-attribute create --name TightloopStatus"):
+        with pytest.raises(SettingsError) as refused:
             await client.start(a_request())
         assert await client.list() == ()
+        # As a person pastes it.
+        command = refused.value.message.partition("by hand: ")[2]
+        address = environment.client.service_client.config.target_host
+        variables = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "TIGHTLOOP_TEMPORAL__ADDRESS": address,
+        }
+        done = await asyncio.to_thread(
+            subprocess.run, ["sh", "-c", command], env=variables, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert await client.missing_search_attributes() == ()
 
 
 async def test_wrong_namespace_is_explained(server: WorkflowEnvironment) -> None:

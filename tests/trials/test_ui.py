@@ -1,4 +1,4 @@
-"""The Web UI of `up --encrypt` as a person uses it, and as a hostile page does: in a real browser, and from the CLI."""
+"""The Web UI of `up` as a person uses it, and as a hostile page does: in a real browser, and from the CLI."""
 
 import json
 import os
@@ -83,7 +83,7 @@ class Installation:
 
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
-    """An installation that `up --encrypt` made, where one episode succeeded that the command line started."""
+    """An installation that `up` made, where one episode succeeded that the command line started."""
     folder = tmp_path_factory.mktemp("codec")
     made = Installation(folder)
     workspace = folder / "project"
@@ -93,8 +93,8 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     for arguments in (("init", "--quiet"), ("add", "--all"), (*identity, "commit", "--quiet", "-m", "start")):
         subprocess.run(("git", *arguments), cwd=workspace, check=True, timeout=30)
     steps = json.dumps([{"append": [{"path": f"{PLANTED}.txt", "text": "{n}\n"}]}])
-    with made.up("--encrypt") as (_, said):
-        assert any("Made key" in line for line in said), said
+    with made.up() as (_, said):
+        assert any("Payloads are encrypted with key" in line for line in said), said
         done = made.tightloop(
             *("start", f"write {PLANTED}", "--done", f"test -f {PLANTED}.txt", "--workspace", str(workspace)),
             *("--planner", "heuristic", "--executor", "scripted", "--executor-option", f"steps={steps}"),
@@ -136,13 +136,13 @@ def check_readable(browser: Browser, installation: Installation) -> None:
         assert PLANTED in (seen := browser.text_with(PLANTED)), f"{page}: {seen}"
 
 
-def test_up_encrypt_turns_encryption_on_for_the_commands_of_other_terminals(installation: Installation) -> None:
-    assert installation.config.read_text() == "privacy:\n  encrypt: true\n"
+def test_payloads_are_read_with_the_key_alone(installation: Installation) -> None:
+    assert not installation.config.exists()
     for name in ("keys.json", "ui-token"):
         assert (installation.state / name).stat().st_mode & 0o777 == 0o600
     key = (installation.state / "keys.json").read_text()
-    with installation.up("--encrypt") as (_, said):
-        assert not any("Made key" in line for line in said)
+    with installation.up() as (_, said):
+        assert json.loads(key)["current"] in "".join(said)
         assert (installation.state / "keys.json").read_text() == key
         status = installation.tightloop("status", EPISODE, "--json")
         assert PLANTED in status.stdout, status.stderr

@@ -11,7 +11,7 @@ It speaks to Temporal by workflow name, so that the `tightloop` wheel alone is e
 
 from tightloop.client.calls import Poller
 from tightloop.client.client import TightloopClient
-from tightloop.client.execution import CLOSED_STATUSES, OPEN_STATUSES, Kind, Summary, registration_commands
+from tightloop.client.execution import CLOSED_STATUSES, OPEN_STATUSES, Kind, Summary, registration_command
 from tightloop.client.following import Result, Status
 from tightloop.episode.model import EpisodeRequest, EpisodeResult, EpisodeStatus
 from tightloop.plan.request import PlanRequest, PlanResult, PlanStatus
@@ -31,5 +31,5 @@ __all__ = [
     "Status",
     "Summary",
     "TightloopClient",
-    "registration_commands",
+    "registration_command",
 ]

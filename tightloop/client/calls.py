@@ -40,11 +40,12 @@ from tightloop.client.execution import (
     KINDS,
     SEARCH_ATTRIBUTES,
     STATUS,
+    TEMPORAL,
     Execution,
     Kind,
     moment,
     read_execution,
-    registration_commands,
+    registration_command,
 )
 from tightloop.client.sealing import sealing_as
 from tightloop.errors import (
@@ -340,7 +341,8 @@ class Calls:
                 if message.startswith("Namespace"):
                     return SettingsError(
                         f"Temporal at {self.address} has no namespace {self.client.namespace!r}. "
-                        "Correct temporal.namespace, or create it: temporal operator namespace create -n NAME"
+                        "Correct temporal.namespace, or create it: "
+                        f"{TEMPORAL} operator namespace create -n {self.client.namespace}"
                     )
                 if "already completed" in message:
                     seen = await self.describe(workflow_id)
@@ -393,5 +395,5 @@ def _refused_call(message: str) -> TightloopError:
         return InvalidRequestError(f"Temporal refuses the request: {message}")
     return SettingsError(
         f"Temporal refuses: {message}. The search attributes of tightloop are not registered in this namespace. "
-        f"`tightloop up` does it, or by hand: {'; '.join(registration_commands())}"
+        f"`tightloop up` does it, or by hand: {registration_command()}"
     )

@@ -18,6 +18,8 @@ from tightloop.value.scrub import scrub
 
 STATUS, ITERATION, PAUSE_KIND = "TightloopStatus", "TightloopIteration", "TightloopPauseKind"
 SEARCH_ATTRIBUTES = {STATUS: "Keyword", ITERATION: "Int", PAUSE_KIND: "Keyword"}
+TEMPORAL = 'eval "$(tightloop env)"; temporal'
+"""Temporal's command line as a shell runs it against the server of the settings."""
 OPEN_STATUSES = ("running", "paused")
 CLOSED_STATUSES = ("succeeded", "completed", "failed", "compensated", "cancelled", "terminated", "timed_out")
 """An episode succeeds, a plan completes; only a plan is compensated."""
@@ -81,7 +83,7 @@ class Execution(Summary):
     @property
     def unfreeze(self) -> str:
         """How to lift Temporal's own pause."""
-        return f"Lift it: temporal workflow unpause -w {self.id}"
+        return f"Lift it: {TEMPORAL} workflow unpause -w {self.id}"
 
 
 async def read_execution(
@@ -151,7 +153,7 @@ def moment(stamp: Timestamp) -> datetime | None:
     return stamp.ToDatetime(UTC) if stamp.seconds else None
 
 
-def registration_commands(names: Iterable[str] = tuple(SEARCH_ATTRIBUTES)) -> list[str]:
-    """Return the commands that make our search attributes known to a namespace."""
-    command = "temporal operator search-attribute create"
-    return [f"{command} --name {name} --type {SEARCH_ATTRIBUTES[name]}" for name in names]
+def registration_command(names: Iterable[str] = tuple(SEARCH_ATTRIBUTES)) -> str:
+    """Return the command that makes our search attributes known to a namespace."""
+    attributes = " ".join(f"--name {name} --type {SEARCH_ATTRIBUTES[name]}" for name in names)
+    return f"{TEMPORAL} operator search-attribute create {attributes}"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tightloop.cli.host.server_part import described
 from tightloop.cli.session import Session
-from tightloop.client import TightloopClient, registration_commands
+from tightloop.client import TightloopClient, registration_command
 from tightloop.client.keys import key_file, ring_of
 from tightloop.errors import SettingsError, TightloopError
 from tightloop.host import state_folder, state_home
@@ -108,7 +108,7 @@ async def _attributes(client: TightloopClient) -> Finding:
     except TightloopError as error:
         return Finding(name, False, error.message, "ask who runs the namespace", needed=False)
     if missing:
-        fix = f"tightloop up, or: {'; '.join(registration_commands(missing))}"
+        fix = f"tightloop up, or: {registration_command(missing)}"
         return Finding(name, False, f"unknown to the server: {', '.join(missing)}", fix)
     return Finding(name, True, "registered")
 
