@@ -5,18 +5,24 @@ unless both `temporal.authenticate` and `privacy.encrypt` are off. What is not s
 `temporal.authenticate: false`.
 """
 
-import dataclasses
+import copy
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from google.protobuf.message import Message
 from pydantic import BaseModel
 from temporalio.api.common.v1 import Payload
 from temporalio.api.failure.v1 import Failure
 from temporalio.contrib.pydantic import PydanticPayloadConverter
-from temporalio.converter import DataConverter, DefaultFailureConverter, PayloadCodec, PayloadConverter
+from temporalio.converter import (
+    DataConverter,
+    DefaultFailureConverter,
+    PayloadCodec,
+    PayloadConverter,
+    SerializationContext,
+)
 from temporalio.exceptions import ApplicationError
 
 from tightloop.client.keys import KeyRing, ring_of
@@ -171,7 +177,18 @@ PLAIN_CONVERTER = DataConverter(
 def sealing_converter(codec: SealingCodec) -> DataConverter:
     """Return the converter around a codec; failures are sealed, too."""
     failures = SealedFailures if codec.strict else UncheckedSealedFailures
-    return dataclasses.replace(PLAIN_CONVERTER, payload_codec=codec, failure_converter_class=failures)
+    return _SealingConverter(PLAIN_CONVERTER.payload_converter_class, codec, failures)
+
+
+class _SealingConverter(DataConverter):
+    """The SDK's converter; its own copy for a context makes every converter anew, for each payload of a workflow."""
+
+    def with_context(self, context: SerializationContext) -> Self:
+        """Return a copy whose codec knows the context: nothing else asks for it."""
+        copied = copy.copy(self)
+        assert isinstance(self.payload_codec, SealingCodec)
+        object.__setattr__(copied, "payload_codec", self.payload_codec.with_context(context))
+        return copied
 
 
 async def open_all(message: Message, codec: PayloadCodec) -> None:
