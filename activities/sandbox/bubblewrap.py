@@ -26,7 +26,6 @@ from activities.sandbox.visible import (
     agent_access,
     command_access,
     git_folders,
-    state_within,
 )
 
 NAME = "bubblewrap"
@@ -176,9 +175,9 @@ def _tmpfs(place: str, size_bytes: int) -> tuple[str, ...]:
 
 
 def _programs(access: Access) -> Iterator[str]:
-    for folder in dict.fromkeys(access.programs()):
+    for folder in access.programs:
         yield from _binds("--ro-bind", (folder,))
-        yield from _hidden(folder)
+        yield from _hidden(access, folder)
 
 
 def _shown(access: Access) -> Iterator[str]:
@@ -190,18 +189,17 @@ def _shown(access: Access) -> Iterator[str]:
         yield from ("--ro-bind" if readable else "--bind", str(own or folder), str(folder))
         if not readable:
             yield from _binds("--ro-bind", git_folders(folder, tree=folder == access.root))
-        yield from _hidden(folder)
+        yield from _hidden(access, folder)
 
 
-def _hidden(folder: Path) -> Iterator[str]:
-    for state in state_within(folder):
+def _hidden(access: Access, folder: Path) -> Iterator[str]:
+    for state in access.states[folder]:
         yield from _tmpfs(str(state), HIDDEN_BYTES)
 
 
 def _closed(access: Access) -> Iterator[str]:
     """Yield what ends the writing in the folders that only hold mounts; last, as mounts make folders there."""
-    shown = dict.fromkeys((*access.programs(), *access.writable, *access.readable))
-    states = dict.fromkeys(state for folder in shown for state in state_within(folder))
+    states = dict.fromkeys(state for found in access.states.values() for state in found)
     # /proc/sys of a root worker could be written although no capability is left: its owner is asked for, by number.
     yield from (part for place in (*states, "/proc", "/dev", "/") for part in ("--remount-ro", str(place)))
 

@@ -49,7 +49,7 @@ def profile(access: Access, door: Door | None = None) -> str:
         for path in (folder / ".git", *git_folders(folder, tree=folder == access.root))
     )
     rules = (
-        *_rules("(allow file-read*", (*map(Path, SYSTEM), *access.programs(), *git_folders(access.root, tree=True))),
+        *_rules("(allow file-read*", (*map(Path, SYSTEM), *access.programs, *git_folders(access.root, tree=True))),
         *_rules("(allow file-read*", access.readable),
         *_rules("(allow file-read* file-write*", access.writable),
         *_rules("(deny file-read* file-write*", [home]),

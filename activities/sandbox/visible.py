@@ -1,10 +1,11 @@
 """Host paths visible in the sandbox: the system, Python, the programs in PATH; never a whole home."""
 
+import functools
 import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,14 +43,22 @@ class Access:
     content: Path | None = None
     mounts: tuple[tuple[Path, Path], ...] = ()
 
+    @functools.cached_property
     def programs(self) -> tuple[Path, ...]:
-        """Return the folders of Python, of PATH and of the program itself."""
-        return (
+        """The folders of Python, of PATH and of the program itself."""
+        found = (
             *python_folders(),
             *project_python(self.root),
             *path_folders(self.path, self.root),
             *program_folders(self.program, self.path, self.root),
         )
+        return tuple(dict.fromkeys(found))
+
+    @functools.cached_property
+    def states(self) -> Mapping[Path, tuple[Path, ...]]:
+        """Where the state home appears in each folder that is shown."""
+        shown = dict.fromkeys((*self.programs, *self.writable, *self.readable))
+        return {folder: tuple(state_within(folder)) for folder in shown}
 
 
 def command_access(spec: SandboxSpec, path: str, *folders: Path) -> Access:
@@ -179,16 +188,22 @@ def in_system(path: Path) -> bool:
 def _too_wide(folder: Path) -> bool:
     """Whether showing this folder would show a home, or more."""
     # A program in /home/me/bin must not make /home/me readable by the rule for folders beside it.
-    home = Path.home()
+    wide = _wide_folders(Path.home())
+    return folder in wide or folder.resolve() in wide
+
+
+@functools.lru_cache(maxsize=8)
+def _wide_folders(home: Path) -> frozenset[Path]:
+    """Return the folders that are too wide, and where they lead to; kept, as nobody moves them while a worker runs."""
     wide = {Path("/"), Path("/home"), Path("/root"), Path("/etc"), Path("/var"), Path("/tmp"), home, *home.parents}  # noqa: S108
-    return folder in wide or folder.resolve() in {place.resolve() for place in wide}
+    return frozenset(wide | {place.resolve() for place in wide})
 
 
 def state_within(shown: Path) -> Iterator[Path]:
     """Yield where the state home appears in a folder that is shown, to be hidden there: nothing of ours is shown."""
-    home, real = state_home().resolve(), shown.resolve()
-    if home.is_relative_to(real) and os.path.isdir(home):  # noqa: PTH112 - not an error where it cannot be seen
-        yield shown / home.relative_to(real)
+    home, real = os.path.realpath(state_home()), os.path.realpath(shown)
+    if os.path.commonpath((home, real)) == real and os.path.isdir(home):  # noqa: PTH112 - no error where it cannot be seen
+        yield shown / os.path.relpath(home, real)
 
 
 def git_folders(folder: Path, *, tree: bool) -> Iterator[Path]:
