@@ -343,5 +343,5 @@ def _join_pids(pids: set[int]) -> bytes:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[-1]))
     os._exit(0)  # an interpreter takes milliseconds to tidy up

@@ -31,6 +31,11 @@ START_S = 30.0
 
 _FINISH_S = 2.0
 _SHIM = Path(__file__).with_name("shim.py")
+# A script is compiled at every start, which takes a quarter of it. A module is not, where its bytecode is current.
+_LOAD = (
+    "import sys; from _frozen_importlib_external import SourceFileLoader as L; "
+    "exec(L('shim', sys.argv[1]).get_code('shim'), {'__name__': '__main__'})"
+)
 # Without the first two, a Python that is linked to a shared library of its own may not start.
 _FOR_PYTHON = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", MARK)
 _SECRET = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD)$", re.IGNORECASE)
@@ -167,7 +172,7 @@ def start(request: ProcessRequest, mark: str, *, stdin: IO[bytes] | int) -> Shim
             channel = theirs.fileno()
             popen = subprocess.Popen(
                 # Neither the packages of the user nor PYTHON* variables reach the shim.
-                (sys.executable, "-I", "-S", str(_SHIM), str(channel)),
+                (sys.executable, "-I", "-S", "-B", "-c", _LOAD, str(_SHIM), str(channel)),
                 # Its environment can be read by whoever runs under the same user.
                 env={name: os.environ[name] for name in _FOR_PYTHON if name in os.environ},
                 stdin=stdin,
