@@ -99,12 +99,16 @@ class _Instance(_runner._Instance):
     """
 
     def get_serialization_context(self, command_info: CommandInfo | None) -> SerializationContext | None:
-        inside: InSandbox = self.globals_and_locals["__temporal_in_sandbox"]
-        return inside.get_serialization_context(command_info)
+        return self._inside.get_serialization_context(command_info)
 
     def get_external_store_context(self, command_info: CommandInfo | None) -> StorageDriverStoreContext:
-        inside: InSandbox = self.globals_and_locals["__temporal_in_sandbox"]
-        return inside.get_external_store_context(command_info)
+        return self._inside.get_external_store_context(command_info)
+
+    @property
+    def _inside(self) -> InSandbox:
+        inside: Any = self.globals_and_locals["__temporal_in_sandbox"]
+        assert isinstance(inside, InSandbox)
+        return inside
 
 
 class _Runner(SandboxedWorkflowRunner):
