@@ -2,6 +2,9 @@
 
 import http.client
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,6 +28,7 @@ from tightloop.client.ui_session import (
     ticket_time,
     token_file,
 )
+from tightloop.errors import SettingsError
 from tightloop.settings import parse_settings
 from worker.server import free_port
 
@@ -338,3 +342,27 @@ def test_variables_for_the_temporal_cli_hold_no_secret(tmp_path: Path, monkeypat
 )
 def test_origins_are_written_as_browsers_write_them(url: str, origin: str) -> None:
     assert origin_of(url) == origin
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="only root can act as two users")
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1"])
+def test_no_secret_is_sent_to_a_port_that_another_user_took(host: str) -> None:
+    """While `up` does not run, anybody may listen where it would."""
+    port, family = free_port(), "AF_INET6" if ":" in host else "AF_INET"
+    code = (
+        f"import socket; s = socket.create_server(({host!r}, {port}), family=socket.{family}); "
+        "print('listens', flush=True); input()"
+    )
+    settings = parse_settings(f"temporal: {{ui_url: 'http://127.0.0.1:{port}'}}", {})
+    assert signed_in(settings, settings.temporal.ui_url)
+    assert temporal_variables(settings)
+    with subprocess.Popen(
+        [sys.executable, "-I", "-c", code],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/", user=12_345, group=12_345, extra_groups=[],
+    ) as neighbour:  # fmt: skip
+        assert neighbour.stdout is not None
+        assert neighbour.stdout.readline() == "listens\n"
+        for send in (lambda: signed_in(settings, settings.temporal.ui_url), lambda: temporal_variables(settings)):
+            with pytest.raises(SettingsError, match=rf"\(uid 12345\) listens at port {port}"):
+                send()
+        neighbour.communicate("\n", timeout=30)

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import hmac
+import os
 import secrets
 import shlex
 import time
@@ -23,6 +24,9 @@ SHORTEST = 16
 """Characters; a shorter token could be guessed."""
 _FILE = "ui-token"
 _MAC_CHARACTERS = 32
+_LISTENS = "0A"
+_HERE = {"0100007F", "00000000", "0" * 32, f"{'0' * 24}01000000", f"{'0' * 16}FFFF00000100007F"}
+"""127.0.0.1, 0.0.0.0, ::, ::1 and ::ffff:127.0.0.1, as /proc/net/tcp shows them on a little-endian machine."""
 _TLS_VARIABLES = {
     "tls_ca": "TLS_SERVER_CA_CERT_PATH",
     "tls_cert": "TLS_CLIENT_CERT_PATH",
@@ -82,18 +86,42 @@ def signed_in(settings: Settings, url: str) -> str:
     A cluster's own UI has a login of its own: links to it stay as they are.
 
     Raises:
-        SettingsError: the token cannot be used.
+        SettingsError: the token cannot be used, or another user has the port.
     """
     if not has_sign_in(settings):
         return url
+    check_listener(settings.temporal.ui_port)
     made = ticket(ui_token(), LINK, time.time_ns() // 1_000_000)
     return f"{url}{'' if url.count('/') > 2 else '/'}?{urlencode({PARAMETER: made})}"
+
+
+def check_listener(port: int) -> None:
+    """Refuse to send a secret to a port of this machine at which another user listens, where that can be seen (Linux).
+
+    Raises:
+        SettingsError: another user has the port.
+    """
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            lines = Path(table).read_text(encoding="ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for fields in map(str.split, lines):
+            (host, _, number), state, user = fields[1].partition(":"), fields[3], int(fields[7])
+            if state == _LISTENS and host in _HERE and int(number, 16) == port and user not in (0, os.geteuid()):
+                raise SettingsError(
+                    f"another user of this machine (uid {user}) listens at port {port}, and would get your token. "
+                    "Set temporal.ui_url, or codec.listen, to another port"
+                )
 
 
 def temporal_variables(settings: Settings) -> dict[str, str]:
     """Return the variables with which Temporal's own command line reads and sends what tightloop does, as shell words.
 
     Secrets are not among them, but where to find them.
+
+    Raises:
+        SettingsError: another user has the port of the codec.
     """
     temporal, codec = settings.temporal, settings.codec
     words = {"ADDRESS": temporal.address, "NAMESPACE": temporal.namespace}
@@ -103,7 +131,9 @@ def temporal_variables(settings: Settings) -> dict[str, str]:
         words |= {"TLS_SERVER_NAME": temporal.tls_server_name} if temporal.tls_server_name else {}
     if codec.listen or has_sign_in(settings):
         # Not the name in `ui_url`: a browser may know it where this program does not.
-        words["CODEC_ENDPOINT"] = f"http://{codec.listen or f'127.0.0.1:{temporal.ui_port}'}/codec"
+        listen = codec.listen or f"127.0.0.1:{temporal.ui_port}"
+        check_listener(int(listen.rpartition(":")[2]))
+        words["CODEC_ENDPOINT"] = f"http://{listen}/codec"
     found = {f"TEMPORAL_{name}": shlex.quote(word) for name, word in words.items()}
     if "TEMPORAL_CODEC_ENDPOINT" in found:
         found["TEMPORAL_CODEC_AUTH"] = f'"Bearer $(cat {shlex.quote(str(token_file()))})"'
