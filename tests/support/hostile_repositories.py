@@ -56,7 +56,7 @@ def raw_config(text: str) -> Make:
     return make
 
 
-def promisor(url: str, *pairs: tuple[str, str]) -> Make:
+def promisor(url: str, *pairs: tuple[str, str], missing: str = "HEAD:a.txt") -> Make:
     """Miss an object, and name a program that would fetch it."""
 
     def make(root: Path, watch: Path) -> None:
@@ -67,9 +67,9 @@ def promisor(url: str, *pairs: tuple[str, str]) -> Make:
             ("protocol.allow", "always"),
             *pairs,
         )
+        name = git(root, "rev-parse", missing).decode().strip()
         config(*settings)(root, watch)
-        blob = git(root, "rev-parse", "HEAD:a.txt").decode().strip()
-        place = root / ".git/objects" / blob[:2] / blob[2:]
+        place = root / ".git/objects" / name[:2] / name[2:]
         place.chmod(0o644)
         place.write_bytes(b"")
 
@@ -211,7 +211,8 @@ def swapped(name: str, target: str) -> Make:
 
 ALL_PATHS = "* filter=x diff=x merge=x text=auto working-tree-encoding=UTF-16 ident\n"
 KINDS: dict[str, Make] = {
-    "promisor-ext": promisor("ext::sh -c 'echo ran >> WATCH/ran'"),
+    "promisor-ext": promisor("ext::touch WATCH/ran", ("protocol.ext.allow", "always")),
+    "promisor-ext-tree": promisor("ext::touch WATCH/ran", ("protocol.ext.allow", "always"), missing="HEAD^{tree}"),
     "promisor-ssh": promisor("ssh://host/x", ("core.sshCommand", "CANARY")),
     "promisor-upload-pack": promisor("/", ("remote.origin.uploadpack", "CANARY")),
     "promisor-git-proxy": promisor("git://host/x", ("core.gitProxy", "CANARY")),
