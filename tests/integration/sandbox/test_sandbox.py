@@ -134,6 +134,23 @@ for port in ({server.getsockname()[1]}, {other.getsockname()[1]}):
     assert result.limits[Limit.NETWORK] is (Enforcement.HARD if walls.walled else Enforcement.MISSING)
 
 
+def test_a_listed_name_is_reached_by_the_proxy_and_no_other(walls: Box, root: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code = f"""
+import os, socket
+proxy = os.environ["HTTPS_PROXY"].rpartition(":")[2] if "HTTPS_PROXY" in os.environ else "9"
+for name in ("localhost:{port}", "example.org:443", "127.0.0.1:{port}"):
+    try:
+        one = socket.create_connection(("127.0.0.1", int(proxy)), 5)
+        one.sendall(f"CONNECT {{name}} HTTP/1.1\\r\\nhost: x\\r\\n\\r\\n".encode())
+        print(one.recv(1000).split()[1].decode())
+    except OSError: print("no proxy")
+"""
+        result = walls.python(root, code, network=(f"localhost:{port}",))
+    assert result.output.split(b"\n")[:3] == ([b"200", b"403", b"403"] if walls.walled else [b"no proxy"] * 3), result
+
+
 def test_half_a_core_is_half_the_time(walls: Box, root: Path) -> None:
     code = (
         "import time; t, p = time.monotonic(), time.process_time()\n"
