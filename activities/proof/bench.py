@@ -30,6 +30,7 @@ EVENTS_BYTES = 64 * 1024 * 1024
 _LINK = 0o120000
 _NODE_TEST = re.compile(r"(?P<start>(?:^|[\s;&|(])(?:\S*/)?node\b[^;&|\n]*?\s--test)(?=$|[\s;&|)])")
 _PYTHONPATH = re.compile(r"(?<![\w$])PYTHONPATH=(?=\S)")
+_OPTIONS = re.compile(r"(?<![\w$])(NODE_OPTIONS|GOFLAGS)=(?=\S)")
 _PACKAGE_SCRIPTS = re.compile(r"(?:^|[\s;&|(])(?:npm|pnpm|yarn|bun)\b")
 
 
@@ -71,6 +72,7 @@ class LocalRoom:
         for file in OBSERVERS.iterdir():
             if file.is_file():
                 shutil.copyfile(file, self._observers / file.name)
+        (self._observers / "go_exec.sh").chmod(0o755)
 
     def checkout(self, trees: Trees, files: Files, moved: Moved) -> CheckView:
         """Write files into a new folder; see the port."""
@@ -96,7 +98,13 @@ class LocalRoom:
         """Return how to run a check under observation; see the port."""
         events = self._new_folder("events")
         nonce = secrets.token_hex(16)
+        options = {"NODE_OPTIONS": f'--require="{self._observers / "node_observer.cjs"}"'}
+        # An option of Go cannot have a space.
+        if not re.search(r"\s", str(self._observers)):
+            options["GOFLAGS"] = f"-exec={self._observers / 'go_exec.sh'}"
         command = _PYTHONPATH.sub(f"PYTHONPATH={self._observers}:", check.run)
+        # A shell joins what stands side by side.
+        command = _OPTIONS.sub(lambda found: f"{found[0]}'{options.get(found[1], '')} '", command)
         reporter, counter = self._observers / "node_reporter.mjs", iter(range(1_000))
 
         def with_reporter(found: re.Match[str]) -> str:
@@ -107,9 +115,10 @@ class LocalRoom:
             **view.environment,
             "TIGHTLOOP_OBSERVE": f"{events / 'python.jsonl'}:{nonce}",
             "PYTHONPATH": str(self._observers),
+            **options,
         }
         if self._runs_node_tests(check.run, view):
-            environment["NODE_OPTIONS"] = _node_options(reporter, events / "node.jsonl")
+            environment["NODE_OPTIONS"] += f" {_node_options(reporter, events / 'node.jsonl')}"
         watched = replace(
             view,
             readable=(*view.readable, self._observers),

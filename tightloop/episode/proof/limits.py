@@ -8,7 +8,7 @@ from tightloop.episode.proof.verdict import Measured
 from tightloop.value import counted, shorten
 
 SHARED_PROCESS = (
-    "pytest and unittest tell of tests from the process that also runs the code under test: "
+    "all checkers but node --test tell of tests from the process that also runs the code under test: "
     "code that is written to deceive them is not excluded"
 )
 NO_TESTS = "there were no tests at the beginning: those that pass came with the work"

@@ -63,7 +63,7 @@ class TestReport(Value):
     """What a checker told while it ran, test by test."""
 
     checker: str
-    """`pytest`, `unittest`, `node`."""
+    """`pytest`, `unittest`, `node` (its own runner), `jest`, `mocha`, `vitest`, `go`."""
     is_complete: bool = False
     """It came to its regular end and its canary, a test that must fail, failed."""
     total: int = 0

@@ -14,6 +14,7 @@ from tightloop.value import Value, shorten
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 _WORST = {PASSED: 0, SKIPPED: 1, FAILED: 2}
+_WITH_CANARY = ("pytest", "unittest")
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
 _PARAMETERS = re.compile(r"\[.*\]$", re.DOTALL)
 _NOT_A_TEST = "unittest.loader._FailedTest."
@@ -135,7 +136,7 @@ class _Reader:
             checker = session["k"]
             results[checker] |= session["results"]
             deselected[checker] += session["deselected"]
-            complete[checker] &= session["ends"] and session.get("canary", checker == "node")
+            complete[checker] &= session["ends"] and session.get("canary", checker not in _WITH_CANARY)
             denied += [name for name, count in session["raised"].items() if count > session["told"][name]]
             if session.get("canary") is False:
                 denied.append("the canary, a test that must fail")
