@@ -19,7 +19,7 @@ ADDRESSES = 4
 _PART_BYTES = 65_536
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""Returns the IP addresses of a host and port; raises `OSError` where there are none."""
+"""Returns the IP addresses of a host and port; raises `OSError` for an unknown one."""
 
 
 class PrivateAddressError(ConnectionError):

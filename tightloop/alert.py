@@ -240,7 +240,7 @@ _UNDONE = frozenset({AlertKind.DEVIATION, AlertKind.REPEATED_ERROR, AlertKind.AL
 
 
 def episode_link(ui_url: str, namespace: str, episode_id: str) -> str:
-    """Return the address of an episode in the Temporal Web UI; empty where there is none."""
+    """Return the address of an episode in the Temporal Web UI; empty without a UI."""
     if not ui_url:
         return ""
     # An id may hold a slash, which would end the part of the path.

@@ -147,7 +147,7 @@ class ExpressionError(InvalidRequestError):
 
 
 class ReferenceMissingError(InvalidRequestError):
-    """A reference of a plan has no value: its step was skipped, has no such output, or there is no such name."""
+    """A reference of a plan has no value: its step was skipped, has no such output, or its name is unknown."""
 
 
 class SettingsError(InvalidRequestError):
@@ -191,7 +191,7 @@ class ArtifactCorruptError(ArtifactError):
 
 
 class StorageFullError(TightloopError):
-    """There is no room for an artifact; nothing was written. Waiting does not help: a person is asked at once."""
+    """No room is left for an artifact; nothing was written. Waiting does not help: a person is asked at once."""
 
 
 class PlannerError(TightloopError):

@@ -222,7 +222,7 @@ def _find_questions(name: str, option: str, questions: tuple[Question, ...]) -> 
     """Return the question with an id or about a step, or all of a window; without a name those that have the option.
 
     Raises:
-        InvalidRequestError: there is none, or more than one is meant and they are not of one window.
+        InvalidRequestError: none is meant, or more than one is meant and they are not of one window.
     """
     if not questions:
         raise InvalidRequestError("answer: nothing waits for an answer now. To tell the planner something: respond")

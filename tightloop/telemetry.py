@@ -63,13 +63,13 @@ class TelemetrySettings(Document):
         return self
 
     def endpoint(self, environ: Mapping[str, str]) -> str:
-        """Return the base URL of the collector, without a slash at its end; empty where there is none."""
+        """Return the base URL of the collector, without a slash at its end; empty without a collector."""
         if self.otlp_endpoint is not None:
             return self.otlp_endpoint.rstrip("/")
         return "" if self.ignored(environ) else environ.get(ENDPOINT_VARIABLE, "").strip().rstrip("/")
 
     def ignored(self, environ: Mapping[str, str]) -> str:
-        """Return why the collector of the environment is not used; empty where it is, or where there is none."""
+        """Return why the collector of the environment is not used; empty where it is used or not named."""
         if self.otlp_endpoint is not None or not environ.get(ENDPOINT_VARIABLE, "").strip():
             return ""
         # Names and values of the OpenTelemetry specification; the exporter of the extra `telemetry` speaks HTTP only.

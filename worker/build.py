@@ -319,6 +319,6 @@ def _names_known_to(use: Adapters) -> Callable[[EpisodeRequest], None]:
             for name in (episode.executor.name, *episode.executor.fallback):
                 use.executors(name)
         if not episode.queues.llm and episode.planner not in KINDS:
-            raise InvalidRequestError(f"there is no planner {episode.planner!r}. Choose one of: {', '.join(KINDS)}")
+            raise InvalidRequestError(f"the planner {episode.planner!r} is unknown. Choose one of: {', '.join(KINDS)}")
 
     return refuse

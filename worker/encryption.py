@@ -12,7 +12,7 @@ _LINES = "privacy:\n  encrypt: true\n"
 
 
 def turn_on(settings: Settings, settings_file: Path | None) -> Settings:
-    """Turn `privacy.encrypt` on for every worker and client with these settings, and make a first key if there is none.
+    """Turn `privacy.encrypt` on for every worker and client with these settings, and make the first key if needed.
 
     It is written into the settings file, for the commands in other terminals.
 

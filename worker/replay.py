@@ -77,7 +77,9 @@ def read_history(path: Path) -> WorkflowHistory:
         # Ids of child workflows are made of it; old servers leave it out.
         return replace(history, workflow_id=started.workflow_id or path.stem)
     except FileNotFoundError:
-        raise InvalidRequestError(f"there is no file {path}. Make one with: tightloop export ID --out {path}") from None
+        raise InvalidRequestError(
+            f"the file {path} is missing. Make one with: tightloop export ID --out {path}"
+        ) from None
     except Exception as error:
         raise InvalidRequestError(
             f"{path} is not the history of an episode ({error}). Make one with: tightloop export ID --out {path}"
@@ -95,9 +97,7 @@ async def fetch_history(client: Client, episode_id: str) -> WorkflowHistory:
     except RPCError as error:
         if error.status is not RPCStatusCode.NOT_FOUND:
             raise
-        raise EpisodeNotFoundError(
-            f"there is no episode {episode_id}. Look at those there are: tightloop list"
-        ) from None
+        raise EpisodeNotFoundError(f"no episode has the id {episode_id!r}. List all: tightloop list") from None
 
 
 async def replay(

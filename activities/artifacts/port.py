@@ -16,7 +16,7 @@ class ArtifactStore(Protocol):
         """Store bytes durably and return their address.
 
         Raises:
-            StorageFullError: there is no room; nothing was written.
+            StorageFullError: no room is left; nothing was written.
         """
         ...
 
@@ -52,5 +52,5 @@ def put_text(store: ArtifactStore, content: bytes, *, name: str) -> ArtifactRef 
 
 
 def find_model(store: ArtifactStore, ref: ArtifactRef | None, kind: type[M]) -> M | None:
-    """Read a model, or nothing where there is no reference."""
+    """Read a model, or nothing without a reference."""
     return None if ref is None else get_model(store, ref, kind)

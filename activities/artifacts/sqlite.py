@@ -16,7 +16,7 @@ _CREATING = threading.Lock()
 
 
 def make_database(path: Path) -> None:
-    """Make an empty file that only its owner reads, if there is none; its folders are made."""
+    """Make a missing file, empty and for its owner alone, and its folders."""
     # The side files of SQLite get the mode of the main file. Never opens a file that is there: to close any descriptor
     # of it would drop the locks of every SQLite connection that this process has on it (POSIX), and another process
     # could then delete the write-ahead log.

@@ -45,7 +45,7 @@ class ExecutorRegistry:
             ExecutorError: no executor has this name; the message lists those that exist and suggests the nearest.
         """
         if name not in self._makers:
-            raise ExecutorError(f"there is no executor {name!r}. {_advice(name, self.names)}")
+            raise ExecutorError(f"the executor {name!r} is unknown. {_advice(name, self.names)}")
         with self._making:
             try:
                 if name not in self._made:
@@ -99,7 +99,7 @@ def executors(around: Surroundings, more: Mapping[str, Executor] | None = None) 
     for name in settings.agents:
         if name not in makers:
             raise SettingsError(
-                f"executor.agents has {name!r}, and there is no such executor. {_advice(name, registry.names)}"
+                f"executor.agents has {name!r}, which is not an executor. {_advice(name, registry.names)}"
             )
     return registry
 

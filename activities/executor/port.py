@@ -73,7 +73,7 @@ class Executor(Protocol):
 
 
 Executors = Callable[[str], Executor]
-"""Returns the executor of a name, or raises ExecutorError: there is none; the message lists those that are there."""
+"""Returns the executor of a name; raises ExecutorError for an unknown one, with those that are known."""
 
 
 class DeliveryState(StrEnum):

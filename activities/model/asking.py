@@ -68,7 +68,7 @@ class Exchange(Generic[T]):
 
     @property
     def failure(self) -> str:
-        """Why there is no value, in a sentence."""
+        """Why it has no value, in a sentence."""
         if self.refusal:
             return f"the model refused: {self.refusal}"
         cut = ". Raise max_output_tokens or ask for less" if self.truncated else ""

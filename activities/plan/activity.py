@@ -138,7 +138,7 @@ class PlanActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def prepare_children(self, request: RunStepRequest) -> StepRun:
-        """Return the child workflows that a step starts, or its result where there is nothing to start."""
+        """Return the child workflows that a step starts, or its result where it starts none."""
         attempt = self._attempts.prepare(request, _activity_run(), self._ports.children.preview)
         if isinstance(attempt, StepResult):
             return StepRun(result=attempt)

@@ -49,7 +49,7 @@ def read_text(root: Path, path: str) -> str | None:
 
 
 def read_file(root: Path, path: str) -> bytes | None:
-    """Return the bytes of a regular file; None if there is none.
+    """Return the bytes of a regular file; None for a missing one.
 
     Raises:
         InvalidRequestError: the path is refused, it is not a regular file, or larger than `READ_BYTES`.

@@ -146,9 +146,9 @@ class WrittenPlan:
     """What a model wrote, and what that cost."""
 
     text: str = ""
-    """A plan that may run, within its bounds; empty: there is none."""
+    """A plan that may run, within its bounds; empty: none was made."""
     problem: str = ""
-    """Why there is none."""
+    """Why none was made."""
     rationale: str = ""
     model: str = ""
     usage: Usage | None = None
@@ -170,7 +170,7 @@ class PlanWriter(Protocol):
         """Write a plan for a goal. Every call is paid.
 
         Raises:
-            InvalidRequestError: the flag is off, or there is no model; the message says what to set.
+            InvalidRequestError: the flag is off, or the worker has no model; the message says what to set.
             PlannerUnavailableError: the model is busy or down. Retryable.
         """
         ...

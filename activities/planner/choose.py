@@ -22,7 +22,7 @@ def planners(service: ModelService, ruff: Ruff) -> Planners:
 
     def choose(kind: str) -> Planner:
         if kind not in KINDS:
-            raise PlannerError(f"there is no planner '{kind}'; choose one of: {', '.join(KINDS)}")
+            raise PlannerError(f"the planner '{kind}' is unknown. Choose one of: {', '.join(KINDS)}")
         if kind == "openai" and not service.configured:
             raise PlannerError(
                 "planner 'openai' has no key: set OPENAI_API_KEY, or the base URL of an own service, or use 'heuristic'"

@@ -22,5 +22,5 @@ class Planner(Protocol):
 Planners = Callable[[str], Planner]
 """Returns the planner of this kind: `openai`, `heuristic` or `auto`.
 
-Raises `PlannerError` where there is no such planner, or it lacks its key.
+Raises `PlannerError` where the planner is unknown, or lacks its key.
 """

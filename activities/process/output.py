@@ -81,7 +81,7 @@ class EventLines:
         return lines
 
     def rest(self) -> str:
-        """Take the line that has no end yet; "" when there is none."""
+        """Take the line that has no end yet, or ""."""
         text = bytes(self._line).removesuffix(b"\r").decode("utf-8", "replace")
         mark = f" [... {self._cut} bytes cut ...]" if self._cut else ""
         self._line.clear()

@@ -37,7 +37,7 @@ class Callbacks(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessRequest:
-    """A program to run. There is no shell but the one that `argv` names."""
+    """A program to run, without a shell unless `argv` names one."""
 
     argv: tuple[str, ...]
     cwd: Path

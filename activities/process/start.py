@@ -153,7 +153,7 @@ def start(request: ProcessRequest, mark: str, *, stdin: IO[bytes] | int) -> Shim
     program = request.argv[0] if request.argv else ""
     try:
         if not request.argv:
-            raise ValueError("there is no program in the command")
+            raise ValueError("the command names no program")
         environment = _environment(request, mark)
         content = marshal.dumps(
             {

@@ -55,7 +55,7 @@ class Gate:
         left = unanswered(found, overruled)
         asked = tuple(finding for finding in left if finding.verdict is Verdict.ASK)
         answer = await self._ask(asked, briefing, planner) if asked else JudgeAnswer()
-        # Without a judge there are no verdicts: nothing is cleared, and a person decides on everything.
+        # Without a judge nothing has a verdict: nothing is cleared, and a person decides on everything.
         ruled = dict(zip((finding.fingerprint for finding in asked), answer.verdicts, strict=False))
         cleared = {fingerprint for fingerprint, verdict in ruled.items() if verdict is Verdict.ALLOW}
         said = {

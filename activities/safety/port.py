@@ -24,7 +24,7 @@ class JudgeBriefing(Value):
 
 
 class JudgeAnswer(Value):
-    """One verdict for each finding, in their order; all `ASK` where there is no answer."""
+    """One verdict for each finding, in their order; all `ASK` without an answer."""
 
     verdicts: tuple[Verdict, ...] = ()
     rationales: tuple[str, ...] = ()

@@ -72,7 +72,7 @@ class BubblewrapSandbox:
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
         """Run a command; see the port."""
-        inside = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "nobody", "LOGNAME": "nobody"}  # noqa: S108 - there is no other
+        inside = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "nobody", "LOGNAME": "nobody"}  # noqa: S108 - the only one
         environment = {**search_path(spec.root), **inside, **spec.environment}
         if problem := _unusable(spec, environment["PATH"]):
             return SandboxResult(reason=Reason.NOT_STARTED, message=problem, backend=NAME)
@@ -113,7 +113,7 @@ class BubblewrapFence:
         access = agent_access(request, writable, readable)
         with open_door((*self._network, *network)) as door:
             line = command_line(access, temporary_bytes=FENCE_TEMPORARY_BYTES, door=door)
-            environment = {"TMPDIR": "/tmp", **request.environment}  # noqa: S108 - there is no other inside
+            environment = {"TMPDIR": "/tmp", **request.environment}  # noqa: S108 - the only one inside
             yield door.told(replace(request, argv=(*line, *request.argv), environment=environment))
 
 

@@ -20,7 +20,7 @@ class UnsafeLocal:
     name = NAME
 
     def probe(self) -> str:
-        """Return "": there is nothing that could be missing."""
+        """Return "": it needs nothing."""
         return ""
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:

@@ -157,7 +157,7 @@ def _estimate(pair: _Pair, known: list[_Counted]) -> TreeDiff:
     guessed = estimated(pair.store, rest, pair.sizes, average=average, seconds=pair.left().total_seconds())
     numbers = known + [_Counted(change.path, guess.added, guess.removed, False) for change, guess in guessed]
     files = counted(len(rest), "file")
-    note = f"there was no time to compare the lines of {files}: they are estimated, and there is no patch"
+    note = f"the time was too short to compare the lines of {files}: they are estimated, without a patch"
     return _tree_diff(numbers, b"", note)
 
 
@@ -190,13 +190,13 @@ def _patch(pair: _Pair, numbers: list[_Counted]) -> tuple[bytes, str]:
         )  # fmt: skip
         patch = patch if whole else patch[: patch.rfind(b"\ndiff --git ") + 1]
         if not patch:
-            return b"", f"there is no patch: its first file is larger than {PATCH_LIMIT_BYTES} bytes, or took too long"
+            return b"", f"no patch: its first file is larger than {PATCH_LIMIT_BYTES} bytes, or took too long"
         held = tried(pair.git, pair.changes, patch, pair.left())
         if held is not None and (held == len(pair.changes) or not whole):
             paths = len(pair.changes)
             cut = f"the patch holds {held} of {paths} changed paths: it was cut at {PATCH_LIMIT_BYTES} bytes"
             return headed(pair.base, pair.tree, patch, held=held, paths=paths), "" if whole else cut
-    return b"", "there is no patch: it could not be tried in time, or did not lead to the new tree"
+    return b"", "no patch: it could not be tried in time, or did not lead to the new tree"
 
 
 def _numbers(output: bytes) -> Iterator[_Counted]:

@@ -3,7 +3,7 @@
 from activities.workspace.trail import TreeDiff
 from tightloop.safety.change.patch import GENERATED, FilePatch, Unread, read_patch
 
-NO_PATCH = "there is no patch"
+NO_PATCH = "no patch"
 
 
 def read_diff(diff: TreeDiff, tree: str) -> tuple[tuple[FilePatch, ...], Unread]:

@@ -32,7 +32,7 @@ class SqliteLedger:
         """Give the record the next number of its episode and keep it; see the port.
 
         Raises:
-            StorageFullError: there is no room. Retryable.
+            StorageFullError: no room is left. Retryable.
             WorkspaceError: the file is damaged, or was written by a newer version.
         """
         with self._connected() as connection:

@@ -1,4 +1,4 @@
-"""Estimates the changed lines where there is no time to compare: all lines of the files, before and after."""
+"""Estimates the changed lines where the time is too short to compare: all lines of the files, before and after."""
 
 import time
 from collections.abc import Sequence

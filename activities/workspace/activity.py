@@ -192,7 +192,7 @@ class WorkspaceActivities:
         """Put the files of a checkpoint back and return its state. What was on disk is saved first.
 
         Raises:
-            WorkspaceError: there is no such checkpoint; the message names those that exist.
+            WorkspaceError: the checkpoint is unknown; the message names those that exist.
         """
         workspace = Path(request.scope.workspace)
         owner = request.target.episode_id or request.scope.episode_id

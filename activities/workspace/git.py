@@ -78,7 +78,7 @@ class GitWorkspaces:
         Git processes inherit the lock, so one that outlives a killed holder is waited for, too.
 
         Raises:
-            NotARepositoryError: the workspace is no longer a git working tree.
+            NotARepositoryError: the workspace is not a git working tree any more.
         """
         with self._lock(scope):
             processes = OwnedProcesses(state_folder_of(scope) / "locks" / f"{tree_key(root_of(scope))}.processes.json")

@@ -23,7 +23,7 @@ class EpisodeScope(Sparse):
         """The stored `EpisodeRequest`.
 
         Raises:
-            ArtifactMissingError: there is none yet.
+            ArtifactMissingError: it is not stored yet.
         """
         if self.request is None:
             raise ArtifactMissingError("the episode has no stored request: its workspace was never opened")

@@ -120,7 +120,7 @@ def read_config(path: Path) -> dict[str, str]:
 
 
 def read_pointer(path: Path) -> bytes:
-    """Return the one line of a file that names a place; empty where there is none."""
+    """Return the one line of a file that names a place; empty without one."""
     return _read(path, POINTER_BYTES).strip()
 
 
@@ -324,7 +324,7 @@ def _signature(path: Path) -> Signature:
 
 
 def _read(path: Path, limit: int) -> bytes:
-    """Return the content of an ordinary file; empty where there is none, or where it is larger than `limit`."""
+    """Return the content of an ordinary file; empty where it is missing, or larger than `limit`."""
     try:
         # Looked at first: opening a device can have effects.
         if not stat.S_ISREG(path.stat().st_mode):

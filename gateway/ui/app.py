@@ -36,9 +36,7 @@ def application(access: Access, codec: PayloadCodec | None, upstream: str | None
     async def transform(request: Request) -> Response:
         route = request.path_params["route"]
         if route not in ROUTES or request.method != "POST":
-            raise RefusedError(
-                HTTPStatus.NOT_FOUND, f"there is nothing here. POST to {CODEC_PATH}{{{','.join(ROUTES)}}}"
-            )
+            raise RefusedError(HTTPStatus.NOT_FOUND, f"not found. POST to {CODEC_PATH}{{{','.join(ROUTES)}}}")
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
             raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send Content-Type: {_JSON}")
         return Response(await run_in_threadpool(transformed, codec, route, await body_of(request)), media_type=_JSON)

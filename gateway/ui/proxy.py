@@ -94,7 +94,7 @@ def _target(request: Request) -> str:
             raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, "this page can only be read")
         return "/"
     if any(segment in (".", "..") for segment in unquote(path).replace("\\", "/").split("/")):
-        raise RefusedError(HTTPStatus.NOT_FOUND, "there is nothing here")
+        raise RefusedError(HTTPStatus.NOT_FOUND, "not found")
     return f"{path}?{query}" if query else path
 
 

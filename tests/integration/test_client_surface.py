@@ -98,7 +98,9 @@ class StandIn:
     @restore_checkpoint.validator
     def _check(self, word: Any = None) -> None:
         if word["checkpoint_id"] == "ckpt-9":
-            raise ApplicationError("there is no checkpoint 'ckpt-9'. Known: ckpt-0, ckpt-1", type="InvalidRequestError")
+            raise ApplicationError(
+                "the episode has no checkpoint 'ckpt-9'. Known: ckpt-0, ckpt-1", type="InvalidRequestError"
+            )
 
     @workflow.update
     def top_up(self, word: Any = None) -> str:
@@ -328,7 +330,7 @@ async def test_refusal_of_the_workflow_reaches_the_caller_in_its_own_words(
     async with working():
         episode_id = await client.start(a_request())
         assert await client.restore(episode_id, "ckpt-1") == "going back to ckpt-1"
-        with pytest.raises(InvalidRequestError, match=r"there is no checkpoint 'ckpt-9'\. Known: ckpt-0, ckpt-1"):
+        with pytest.raises(InvalidRequestError, match=r"no checkpoint 'ckpt-9'\. Known: ckpt-0, ckpt-1"):
             await client.restore(episode_id, "ckpt-9")
         with pytest.raises(InvalidRequestError, match="ckpt-9"):
             await client.resume(episode_id, checkpoint_id="ckpt-9")
@@ -641,7 +643,7 @@ async def test_id_of_the_other_kind_never_means_what_that_one_started(
 async def test_replay_of_nothing_names_what_it_could_be(server: WorkflowEnvironment) -> None:
     code, _, error = await run_cli(server, "replay", "nothing")
     assert code == 1
-    assert error.startswith("error: there is no file, no episode and no plan 'nothing'. See: ")
+    assert error.startswith("error: no file, episode or plan is named 'nothing'. See: ")
 
 
 async def test_doctor_finds_server_attributes_and_workers(

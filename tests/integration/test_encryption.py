@@ -147,7 +147,7 @@ async def test_failures_are_scrubbed_sealed_or_not(home: Path, authenticate: boo
 
 
 def test_keys_are_made_listed_and_rotated_and_never_shown(tmp_path: Path) -> None:
-    assert "there is no key file" in tightloop(tmp_path, "keys", "list").stderr
+    assert "keys.json is missing. Make one" in tightloop(tmp_path, "keys", "list").stderr
     made = tightloop(tmp_path, "keys", "new")
     path = tmp_path / "keys.json"
     assert made.returncode == 0, made.stderr
@@ -297,7 +297,7 @@ async def test_a_worker_with_encryption_on_and_no_key_says_what_to_do(
     monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / uuid4().hex))
     private = settings.evolve(privacy=ENCRYPT)
     for opened in (connect(private), TightloopClient.connect(private)):
-        with pytest.raises(SettingsError, match=r"there is no key file .*keys\.json\. Make one: tightloop keys new"):
+        with pytest.raises(SettingsError, match=r"the key file .*keys\.json is missing\. Make one: tightloop keys new"):
             await opened
 
 

@@ -307,7 +307,7 @@ def test_every_metric_is_in_the_documentation() -> None:
         ),
         (
             {"TIGHTLOOP_PRIVACY__ENCRYPT": "true", "TIGHTLOOP_PRIVACY__KEYS_FILE": "none.json"},
-            {"payloads": (False, "there is no key file")},
+            {"payloads": (False, "none.json is missing")},
         ),
     ],
 )  # fmt: skip

@@ -195,5 +195,5 @@ def test_file_that_is_no_history_is_refused_with_the_way_to_one(tmp_path: Path, 
 
 
 def test_missing_file_is_refused_with_the_way_to_one(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match=r"there is no file .*nothing.json. Make one with: tightloop export"):
+    with pytest.raises(InvalidRequestError, match=r"nothing.json is missing. Make one with: tightloop export"):
         read_history(tmp_path / "nothing.json")

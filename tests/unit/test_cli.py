@@ -139,9 +139,9 @@ def test_missing_keys_are_called_needed_only_where_encryption_is_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path))
-    assert run("keys", "list")[2].startswith("error: there is no key file ")
+    assert run("keys", "list")[2].startswith("error: the key file ")
     monkeypatch.setenv("TIGHTLOOP_PRIVACY__ENCRYPT", "true")
-    assert run("keys", "list")[2].startswith("error: privacy.encrypt is on, but there is no key file ")
+    assert run("keys", "list")[2].startswith("error: privacy.encrypt is on, but the key file ")
 
 
 def test_wrong_address_is_refused_with_an_example() -> None:

@@ -45,7 +45,7 @@ def test_every_word_of_the_glossary_is_a_word_of_the_code() -> None:
     for word, place in rows:
         module, _, name = place.rpartition(".")
         found = hasattr(importlib.import_module(module), name) or importlib.util.find_spec(place) is not None
-        assert found, f"{word}: there is no {place}"
+        assert found, f"{word}: {place} is missing"
 
 
 def test_no_retired_word_is_used() -> None:

@@ -94,7 +94,7 @@ def test_mistake_names_the_file(home: Path) -> None:
     path = write(home / "project/tightloop.yaml", "planer: {}")
     with pytest.raises(SettingsError) as refused:
         load_settings()
-    assert refused.value.message == f"{path}: there is no setting 'planer' (planer); did you mean planner?"
+    assert refused.value.message == f"{path}: unknown setting 'planer' (planer); did you mean planner?"
 
 
 def test_file_that_cannot_be_read_is_named(home: Path) -> None:

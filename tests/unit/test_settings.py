@@ -69,15 +69,15 @@ def test_variables_are_read_by_the_type_of_their_setting() -> None:
     [
         (
             "temporal: {adress: x}",
-            "there is no setting 'adress' (temporal.adress); did you mean temporal.address?",
+            "unknown setting 'adress' (temporal.adress); did you mean temporal.address?",
         ),
-        ("temprl: {}", "there is no setting 'temprl' (temprl); did you mean temporal?"),
-        ("adress: x", "there is no setting 'adress' (adress); did you mean temporal.address?"),
+        ("temprl: {}", "unknown setting 'temprl' (temprl); did you mean temporal?"),
+        ("adress: x", "unknown setting 'adress' (adress); did you mean temporal.address?"),
         (
             "tracking: {zzz: 1}",
-            "there is no setting 'zzz' (tracking.zzz); known here: cost_low_factor, cost_usd_per_progress, deviation_l",
+            "unknown setting 'zzz' (tracking.zzz); known here: cost_low_factor, cost_usd_per_progress, deviation_l",
         ),
-        ("temporal: {1: 2}", "there is no setting '1' (temporal.1)"),
+        ("temporal: {1: 2}", "unknown setting '1' (temporal.1)"),
         ("queues: here", "queues is 'here'; it must be a section with workspace, llm, executor"),
         ("worker: {sticky_timeout_s: 11}", "worker.sticky_timeout_s is 11; it must be a number from 1 to 10"),
         ("worker: {heartbeat_interval_s: .nan}", "worker.heartbeat_interval_s is nan; it must be a number from 1 to"),
@@ -96,7 +96,7 @@ def test_variables_are_read_by_the_type_of_their_setting() -> None:
         ("executor: {agents: {1: {}}}", "executor.agents has the name 1; it must be text"),
         (
             "executor: {agents: {codex: {modl: x}}}",
-            "there is no setting 'modl' (executor.agents.codex.modl); did you mean executor.agents.codex.model?",
+            "unknown setting 'modl' (executor.agents.codex.modl); did you mean executor.agents.codex.model?",
         ),
         (
             "executor: {agents: {codex: {login: perhaps}}}",
@@ -104,7 +104,7 @@ def test_variables_are_read_by_the_type_of_their_setting() -> None:
         ),
         ("executor: {agents: {codex: {arguments: x}}}", "executor.agents.codex.arguments is 'x'; it must be a list"),
         ("executor: {agents: {codex: {arguments: [1]}}}", "executor.agents.codex.arguments[0] is 1; it must be text"),
-        ("- a", "the settings: there are no sections. Write it like this:"),
+        ("- a", "the settings: it has no sections. Write it like this:"),
         ("temporal: {", "the settings: not valid YAML: line 1: "),
         ("a: 2024-13-45", "the settings: not valid YAML: "),
     ],
@@ -118,7 +118,7 @@ def test_every_mistake_is_named_at_once() -> None:
     assert sorted(message.split("\n")) == [
         "server.http_port is -1; it must be a whole number from 0 to 65535",
         "temporal.tls is 'perhaps'; it must be true or false, or null",
-        "there is no setting 'adress' (temporal.adress); did you mean temporal.address?",
+        "unknown setting 'adress' (temporal.adress); did you mean temporal.address?",
     ]
 
 

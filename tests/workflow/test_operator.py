@@ -101,7 +101,7 @@ async def test_a_pause_with_a_reason_shows_it(client, temporal_cli, working: Wor
     ("update", "value", "sentence"),
     [
         ("restore_checkpoint", '{"checkpoint": "ckpt-0"}', "Send for example"),
-        ("restore_checkpoint", '"nonsense"', "there is no checkpoint 'nonsense'"),
+        ("restore_checkpoint", '"nonsense"', "the episode has no checkpoint 'nonsense'"),
         ("top_up", '{"iteration": 5}', "top_up: iteration: Extra inputs are not permitted"),
         ("respond", '""', "the text is empty"),
         ("answer", '"allow"', "answer: nothing waits for an answer now"),

@@ -106,7 +106,7 @@ async def test_changed_plan_is_taken_up_at_once(playing: Playing):
             LINE.replace('id: b, needs: [a], shell: {run: "true"}', 'id: b, needs: [a], shell: {run: "false"}'),
             "under way",
         ),
-        ("", "there is no planner"),
+        ("", "this worker has no planner"),
     ],
 )
 async def test_change_that_cannot_be_taken_up_is_refused_with_the_reason(playing: Playing, source, sentence):
@@ -211,7 +211,7 @@ async def test_single_steps_are_run_in_a_pause(playing: Playing):
         ran = stage.scripted.names()
         with pytest.raises(InvalidRequestError, match="run_step: b is completed"):
             await stage.plans.run_step(stage.id, "b")
-        with pytest.raises(InvalidRequestError, match="there is no step 'cc'"):
+        with pytest.raises(InvalidRequestError, match="the plan has no step 'cc'"):
             await stage.plans.run_step(stage.id, "cc")
         await stage.plans.resume(stage.id)
         result = await stage.result()
@@ -259,7 +259,7 @@ async def test_closed_plan_is_looked_at_and_takes_no_more_messages(playing: Play
         await stage.result()
         with pytest.raises(InvalidRequestError, match=f"--again {stage.id}"):
             await stage.plans.pause(stage.id)
-        with pytest.raises(EpisodeNotFoundError, match="no plan 'plan-x'"):
+        with pytest.raises(EpisodeNotFoundError, match="neither an episode nor a plan has the id 'plan-x'"):
             await stage.plans.status("plan-x")
 
         async def listed() -> list[str]:

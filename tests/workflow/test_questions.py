@@ -304,9 +304,12 @@ async def test_no_usable_executor_pauses_with_every_reason_and_another_one_fixes
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"executor": {"name": "codx"}}, r"there is no executor 'codx'\. Did you mean codex\? This worker has: "),
-        ({"executor": {"name": "scripted", "fallback": ["persn"]}}, r"there is no executor 'persn'\. Did you mean per"),
-        ({"planner": "opnai"}, r"there is no planner 'opnai'\. Choose one of: auto, openai, heuristic"),
+        ({"executor": {"name": "codx"}}, r"the executor 'codx' is unknown\. Did you mean codex\? This worker has: "),
+        (
+            {"executor": {"name": "scripted", "fallback": ["persn"]}},
+            r"'persn' is unknown\. Did you mean per",
+        ),
+        ({"planner": "opnai"}, r"the planner 'opnai' is unknown\. Choose one of: auto, openai, heuristic"),
     ],
 )
 async def test_mistyped_names_are_refused_when_the_workspace_is_opened(

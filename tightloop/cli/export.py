@@ -132,7 +132,7 @@ async def _report(client: TightloopClient, plan_id: str) -> dict[str, str]:
 async def _account(
     client: TightloopClient, summary: Summary, store: Store, problems: Problems | None = None
 ) -> PlanArchive | None:
-    """Return the account that a plan wrote at its end; None where there is none.
+    """Return the account that a plan wrote at its end, or None.
 
     Raises:
         InvalidRequestError: the plan is still open.

@@ -49,7 +49,7 @@ def list_workflows(
         show(list_table(rows), *(line for one in waiting if one is not None for line in _named_todo(one)))
     else:
         what = kind or "episode or plan"
-        show(f"no {what} is {status}" if status else f"there is no {what} yet. {START_HINT}")
+        show(f"no {what} is {status}" if status else f"no {what} yet. {START_HINT}")
 
 
 def _named_todo(status: Status) -> list[str]:

@@ -123,7 +123,7 @@ def read_pairs(option: str, pairs: list[str], example: str) -> dict[str, str]:
     """Read the `name=value` pairs of an option.
 
     Raises:
-        InvalidRequestError: there is no `=`.
+        InvalidRequestError: the `=` is missing.
     """
     split = [(pair, *pair.partition("=")) for pair in pairs]
     for pair, name, separator, _ in split:

@@ -47,7 +47,7 @@ class Store:
         """Refuse where the plan worked on another host.
 
         Raises:
-            WorkspaceError: there are no records of the plan here.
+            WorkspaceError: the plan has no records here.
         """
         if not self.is_here:
             raise WorkspaceError(

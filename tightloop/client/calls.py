@@ -277,9 +277,9 @@ class Calls:
                 if len(known) >= _PAGE:
                     break
         nearest = difflib.get_close_matches(workflow_id, known, n=3, cutoff=0.5) or known[:3]
-        what = f"no {kind}" if kind else "no episode and no plan"
+        what = f"no {kind}" if kind else "neither an episode nor a plan"
         hint = f". Known ids: {', '.join(nearest)}. List all: tightloop list" if nearest else f". {START_HINT}"
-        return EpisodeNotFoundError(f"there is {what} {workflow_id!r}{hint}")
+        return EpisodeNotFoundError(f"{what} has the id {workflow_id!r}{hint}")
 
     # -- the installation -----------------------------------------------------------------------
 

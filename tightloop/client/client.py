@@ -162,7 +162,7 @@ class TightloopClient:
             kind: only episodes, or only plans.
 
         Raises:
-            InvalidRequestError: there is no such status.
+            InvalidRequestError: the status is unknown.
         """
         return await finding.newest(self._calls, status, limit, Kind(kind) if kind else None)
 
@@ -228,7 +228,7 @@ class TightloopClient:
         """End a pause, with a note, or (an episode) from a checkpoint.
 
         Raises:
-            InvalidRequestError: it is closed, or there is no such checkpoint.
+            InvalidRequestError: it is closed, or the checkpoint is unknown.
         """
         word = {"note": note, "by": by}
         if checkpoint_id is not None:
@@ -259,7 +259,7 @@ class TightloopClient:
             by: who answers.
 
         Raises:
-            InvalidRequestError: there is no such question or option, or it is closed.
+            InvalidRequestError: the question or option is unknown, or it is closed.
         """
         word = {"question": question, "option": option, "text": text, "by": by}
         return await self._calls.update(workflow_id, "answer", word)
@@ -308,7 +308,7 @@ class TightloopClient:
         """Go back to a checkpoint, state and files; a closed episode is opened again. Returns a sentence.
 
         Raises:
-            InvalidRequestError: there is no such checkpoint (the message names those that exist).
+            InvalidRequestError: the checkpoint is unknown (the message names those that exist).
         """
         seen = await described(self._calls, episode_id, Kind.EPISODE)
         if seen.is_open:
@@ -326,7 +326,7 @@ class TightloopClient:
         """Start a new episode from a checkpoint, in a git worktree of its own. Returns its id.
 
         Raises:
-            InvalidRequestError: there is no such checkpoint, or the new id is already open.
+            InvalidRequestError: the checkpoint is unknown, or the new id is already open.
         """
         target = await self._target(episode_id, checkpoint_id, f"fork of {episode_id}", by)
         request = EpisodeInput.of(
@@ -347,7 +347,7 @@ class TightloopClient:
         """Start a ready step now, even during a pause, or a failed one again. Returns the workflow's sentence.
 
         Raises:
-            InvalidRequestError: there is no such step, or it cannot be started.
+            InvalidRequestError: the step is unknown, or it cannot be started.
         """
         return await self._tell(plan_id, Kind.PLAN, "run_step", {"step": step, "by": by})
 

@@ -268,7 +268,7 @@ def _codec(settings: Settings, home: Path | None, claim: Claim | None) -> Sealin
 
     keys = Keys(read=read)
     if settings.privacy.encrypt or not settings.temporal.loopback:
-        keys.cipher(keys.current)  # says at once where there are none; elsewhere the first use makes one
+        keys.cipher(keys.current)  # says at once where they are missing; elsewhere the first use makes one
     return SealingCodec(keys, strict=settings.temporal.authenticate, claim=claim)
 
 

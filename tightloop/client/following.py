@@ -105,7 +105,7 @@ async def _patiently(
 
 def _outline(seen: Execution) -> Status:
     """Return the status as far as Temporal itself knows it."""
-    # Only Temporal itself can end its own pause: there is nothing to choose.
+    # Only Temporal itself can end its own pause: a person cannot choose here.
     evidence, kind = (seen.unfreeze,), QuestionKind.OPERATOR
     pause = Question(id="", kind=kind, title=seen.frozen, evidence=evidence, options=(), by="temporal")
     questions = (pause,) if seen.frozen else ()

@@ -63,14 +63,14 @@ def ring_of(settings: Settings, home: Path | None = None) -> KeyRing:
     """Return the keys; on the server's own host the first use makes them, unless `privacy.encrypt` is on.
 
     Raises:
-        SettingsError: they cannot be read, or there are none here and others have to be copied.
+        SettingsError: they cannot be read, or are missing here and have to be copied.
     """
     privacy, path = settings.privacy, key_file(settings.privacy, home)
     if privacy.encrypt or privacy.keys_env or path.exists():
         return read_ring(privacy, home)
     if not settings.temporal.loopback:
         raise SettingsError(
-            f"there is no key file {path}, and the workers and clients of {settings.temporal.address} need the same "
+            f"the key file {path} is missing, and the workers and clients of {settings.temporal.address} need the same "
             "one. Copy it from the host that has it, or make the first: tightloop keys new. Where the cluster itself "
             "authenticates its users, set temporal.authenticate: false"
         )
@@ -84,7 +84,7 @@ def read_ring(privacy: PrivacySettings, home: Path | None = None) -> KeyRing:
     """Read the keys from the variable that the settings name, else from the key file.
 
     Raises:
-        SettingsError: there are none, others could read them, or they are not keys.
+        SettingsError: they are missing, others could read them, or they are not keys.
     """
     if privacy.keys_env:
         text = os.environ.get(privacy.keys_env, "")
@@ -98,7 +98,7 @@ def read_ring(privacy: PrivacySettings, home: Path | None = None) -> KeyRing:
     try:
         text = read_private(path, "key file", f"Close it: chmod 600 {path}")
     except FileNotFoundError:
-        raise SettingsError(f"{_needed(privacy)}there is no key file {path}. {_MAKE_ONE}") from None
+        raise SettingsError(f"{_needed(privacy)}the key file {path} is missing. {_MAKE_ONE}") from None
     return _parsed(text, f"the key file {path}")
 
 

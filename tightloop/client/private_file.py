@@ -18,7 +18,7 @@ def read_private(path: Path, what: str, fix: str) -> str:
         fix: what to do where others can read it.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the file is missing.
         SettingsError: it cannot be read, is another user's, or others can read it.
     """
     try:

@@ -38,7 +38,7 @@ class Check(Value):
 
     @property
     def title(self) -> str:
-        """The name, or the command where there is none."""
+        """The name; without one the command."""
         return self.name or self.run
 
 

@@ -126,7 +126,7 @@ def read_response(value: Any) -> Remark:
     """Read the argument of `respond`.
 
     Raises:
-        InvalidRequestError: there is no text.
+        InvalidRequestError: the text is empty.
     """
     remark = _read_text(value)
     if not remark.text:
@@ -143,7 +143,7 @@ def read_restore(value: Any, known: tuple[CheckpointRecord, ...], *, newest: int
         newest: number of the newest checkpoint; older ones than those known are in the ledger.
 
     Raises:
-        InvalidRequestError: there is no such checkpoint; the sentence names those that exist.
+        InvalidRequestError: the checkpoint is unknown; the sentence names those that exist.
     """
     if not isinstance(value, dict):
         value = {"checkpoint_id": str(value) if value is not None else ""}
@@ -156,7 +156,7 @@ def read_restore(value: Any, known: tuple[CheckpointRecord, ...], *, newest: int
     if number is None or number > newest:
         names = ", ".join(record.id for record in known[-12:]) or "none yet"
         raise InvalidRequestError(
-            f"restore_checkpoint: there is no checkpoint {wanted.checkpoint_id!r}. Known: {names}. "
+            f"restore_checkpoint: the episode has no checkpoint {wanted.checkpoint_id!r}. Known: {names}. "
             'Send for example: {"checkpoint_id": "' + checkpoint_id(max(newest, 0)) + '"}'
         )
     return RestoreTarget(

@@ -60,7 +60,7 @@ class PlannerAnswer(Value):
     verdict: PlanVerdict
     message: PlanMessage | None = None
     reason: str = ""
-    """Why there is no plan; a sentence for a person."""
+    """Why no plan was made; a sentence for a person."""
     usage: Usage | None = None
     """`None` where no model was involved."""
     model: str = ""

@@ -65,10 +65,10 @@ def read_replan(value: Any) -> ReplanWord:
     """Read the argument of `replan`: the new text, or an object; without a text a planner is asked.
 
     Raises:
-        InvalidRequestError: there is no argument, a field is misspelt, or the text is too large for a message.
+        InvalidRequestError: the argument is missing, a field is misspelt, or the text is too large for a message.
     """
     if value is None:
-        raise InvalidRequestError('replan: there is no argument. To have a planner asked, send: {"rationale": "why"}')
+        raise InvalidRequestError('replan: the argument is missing. To ask a planner, send: {"rationale": "why"}')
     if isinstance(value, str):
         value = {"source": value}
     value = _named(_named(value, "text", "plan", to="source"), "reason", "note", to="rationale")

@@ -37,7 +37,7 @@ def files_in(text: str) -> tuple[str, ...]:
 
 
 def outside(patterns: Iterable[str], changed: Iterable[str]) -> tuple[str, ...]:
-    """Return which of the changed files no pattern covers; nothing where there is no pattern, or too many.
+    """Return which of the changed files no pattern covers; nothing without a pattern, or with too many.
 
     A folder covers what is below it, `**` any folders; a pattern without a slash fits files of that name in any
     folder; a lock file goes with its manifest. Takes time in proportion to the lengths, whatever the pattern.

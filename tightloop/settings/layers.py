@@ -81,7 +81,7 @@ class _Layers:
     def _sentence(self, section: type[BaseModel], above: Keys, rest: Keys, error: ErrorDetails) -> str:
         place, given = ".".join((*above, *rest[:1])), clip(repr(error["input"]), 80)
         if error["type"] == "extra_forbidden":
-            return f"there is no setting {rest[0]!r} ({place}); {self._advice(section, above, rest[0])}"
+            return f"unknown setting {rest[0]!r} ({place}); {self._advice(section, above, rest[0])}"
         if not rest and error["type"] == "value_error":
             return f"{place}: {error['msg'].removeprefix('Value error, ')}"
         if not rest:
@@ -155,7 +155,7 @@ def _sections(name: str, text: str) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise SettingsError(f"{document}: there are no sections. Write it like this:\n{_EXAMPLE}")
+        raise SettingsError(f"{document}: it has no sections. Write it like this:\n{_EXAMPLE}")
     return {str(key): value for key, value in content.items()}
 
 

@@ -111,7 +111,7 @@ class Operator:
         """Return a checkpoint that exists.
 
         Raises:
-            InvalidRequestError: there is none; the message names those that exist.
+            InvalidRequestError: none fits; the message names those that exist.
         """
         known = self._record.state.checkpoints
         return control.read_restore(target, known, newest=max((record.number for record in known), default=-1))

@@ -57,7 +57,7 @@ class EpisodeWorkflow:
     @workflow.init
     def __init__(self, request: EpisodeInput | None = None) -> None:
         """Restore the state of the previous run, so that handlers see it at once."""
-        self._input = request or EpisodeInput(problem=f"there is no input. A right input: {RIGHT_INPUT}")
+        self._input = request or EpisodeInput(problem=f"the input is missing. A right input: {RIGHT_INPUT}")
         asked = EpisodeRequest() if self._input.problem else EpisodeRequest.of(self._input)
         self._inbox = Inbox(self._input.sealed_as, self._input.heard)
         state = self._input.state or EpisodeState(budget=asked.budget)

@@ -45,7 +45,7 @@ class PlanContext:
         status: `running`, or how the plan ended.
         reason: why it ended.
         end: set where the loop has to end.
-        is_ending: messages of people are no longer accepted.
+        is_ending: messages of people are refused.
         is_woken: the loop has something to look at.
         attempts: attempts, and steps taken back, in this run.
     """
@@ -54,7 +54,7 @@ class PlanContext:
         self, given: PlanInput | None, *, plan_id: str = "", now: Callable[[], datetime] = workflow.now
     ) -> None:
         """Restore the progress of the previous run, so that handlers see it at once."""
-        given = given or PlanInput(problem=f"there is no input. A right input: {RIGHT_PLAN_INPUT}")
+        given = given or PlanInput(problem=f"the input is missing. A right input: {RIGHT_PLAN_INPUT}")
         self.plan_id, self.now = plan_id, now
         self.problem = given.problem
         self.is_first_run = given.progress is None

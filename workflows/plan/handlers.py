@@ -133,7 +133,7 @@ class Handlers:
         if number is None:
             near = difflib.get_close_matches(name, [schedule.name(each) for each in range(len(schedule))], n=3)
             raise InvalidRequestError(
-                f"run_step: there is no step {name!r}." + (f" Did you mean {', '.join(near)}?" if near else "")
+                f"run_step: the plan has no step {name!r}." + (f" Did you mean {', '.join(near)}?" if near else "")
             )
         status = schedule.status(number)
         if status is StepStatus.FAILED or (status is StepStatus.PENDING and schedule.is_ready(number)):

@@ -13,7 +13,7 @@ from workflows.shared.refusal import refusals
 
 
 class Inbox:
-    """Takes messages off their seals, and refuses copies. Without authentication there are no seals: all count.
+    """Takes messages off their seals, and refuses copies. Without authentication messages have no seals: all count.
 
     Attributes:
         heard: the messages taken so far; the run that follows needs it.

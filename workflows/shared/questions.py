@@ -66,7 +66,7 @@ class Questions:
 
         Returns:
             The questions that it answers, with their answers. One that was decided on has an option that was
-            `chosen` and waits no longer; the others need more people.
+            `chosen` and stops waiting; the others need more people.
 
         Raises:
             InvalidRequestError: as `read` does.

@@ -51,11 +51,11 @@ def write_files(home: Path, files: Mapping[str, str]) -> None:
 def copy_login(source: Path, target: Path) -> None:
     """Copy an agent's login file into its home, mode 0600, unless the copy there is as new.
 
-    An agent renews its login in the copy, and the one it came from may then no longer be valid: a copy that was
+    An agent renews its login in the copy, and the one it came from may then be invalid: a copy that was
     changed later than the source stays.
 
     Raises:
-        ExecutorError: there is no such login, or it cannot be read.
+        ExecutorError: the login is missing, or it cannot be read.
     """
     try:
         read = source.stat()
@@ -66,7 +66,7 @@ def copy_login(source: Path, target: Path) -> None:
         os.utime(target, (read.st_atime, read.st_mtime))
     except FileNotFoundError:
         raise ExecutorError(
-            f"there is no login {source} to use. Log in with the agent's own command as the user of the worker, "
+            f"the login {source} is missing. Log in with the agent's own command as the user of the worker, "
             "or set executor.agents.<name>.login to false and give a key"
         ) from None
     except OSError as error:

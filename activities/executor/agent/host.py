@@ -75,13 +75,13 @@ class AgentHost:
         Args:
             agent: who uses the model.
             order: names the model and the bound of model calls.
-            own_bound: the caller sees to it that the bound of model calls is kept where there is no gateway.
+            own_bound: the caller sees to it that the bound of model calls is kept without a gateway.
 
         Yields:
             What the agent is told, and the gateway; without one, calls are neither seen nor bounded.
 
         Raises:
-            ExecutorError: there is no key, or the bound of model calls cannot be kept.
+            ExecutorError: the key is missing, or the bound of model calls cannot be kept.
         """
         settings, max_calls = self.settings, order.executor.max_model_calls
         model = order.executor.model or settings.model
@@ -155,7 +155,7 @@ class AgentHost:
             return
         if self.fence is None:
             raise SandboxUnavailableError(
-                f"there is no sandbox on this worker, and {order.executor.name} has none of its own. Install one "
+                f"this worker has no sandbox, and neither has {order.executor.name}. Install one "
                 "(tightloop doctor names them), or use the mode full where the host itself is a throw-away"
             )
         root, program = Path(order.root), Path(request.argv[0])

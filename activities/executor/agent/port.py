@@ -19,7 +19,7 @@ class ModelAccess:
     key: str = field(default="", repr=False)
     model: str = ""
     login: bool = False
-    """The agent's own login is used, so there is no key."""
+    """The agent's own login is used in place of a key."""
     hosts: tuple[str, ...] = ()
     """What it has to reach for that, in the words of `sandbox.network`: the gateway, or its provider itself."""
 
@@ -88,7 +88,7 @@ class ModelUser(Protocol):
 
     @property
     def wire(self) -> Wire | None:
-        """How it talks to its model; None where its provider cannot be chosen, so that there is no gateway."""
+        """How it talks to its model; None where its provider cannot be chosen: it works without a gateway."""
 
     @property
     def default_base_url(self) -> str:

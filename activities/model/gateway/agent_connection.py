@@ -37,7 +37,7 @@ class Room:
         """Take some; a negative size gives them back.
 
         Raises:
-            TooLargeError: there are not so many left.
+            TooLargeError: fewer are left.
         """
         if size > self._left:
             raise TooLargeError
@@ -56,7 +56,7 @@ class AgentConnection:
         self._silent = False
 
     async def request(self) -> Request | None:
-        """Return the next request; None where there is none any more.
+        """Return the next request; None after the last.
 
         Raises:
             AgentGoneError: what came is not HTTP, or stopped in its middle.

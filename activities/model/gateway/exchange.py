@@ -17,7 +17,7 @@ Headers = tuple[tuple[str, str], ...]
 
 
 class NoAnswerError(Exception):
-    """There is no answer: `status` is that of the gateway's own one, `asked` whether the provider was ever asked."""
+    """No answer came: `status` is that of the gateway's own one, `asked` whether the provider was ever asked."""
 
     def __init__(self, status: int, message: str, *, asked: bool = True) -> None:
         super().__init__(message)
@@ -67,7 +67,7 @@ class Source(Protocol):
         """Answer a call; leaving gives the call up.
 
         Raises:
-            NoAnswerError: there is no answer.
+            NoAnswerError: the provider gave no answer.
         """
         ...
 

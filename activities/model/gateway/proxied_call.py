@@ -33,7 +33,7 @@ class ProxiedCall:
         self._tokens = 0
 
     async def go(self, source: Source, turns: asyncio.Semaphore) -> None:
-        """Pass the call on; where there is no answer, give one that says why.
+        """Pass the call on; where none comes, give an answer that says why.
 
         Raises:
             AgentGoneError: the agent hung up.

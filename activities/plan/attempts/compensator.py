@@ -57,7 +57,7 @@ class Compensator:
         step, records = attempt.step, attempt.records
         record = records.attempt(scope.episode_id, step.id, request.attempt)
         if record is None:
-            return _failed(attempt.request, f"there is no record of attempt {request.attempt} of step {step.id!r}")
+            return _failed(attempt.request, f"step {step.id!r} has no record of attempt {request.attempt}")
         fact = f"compensated-{record_digest(record)[:16]}"
         # Before the tree is held: the step holds it itself.
         by_step = None if record.undone else _run_compensation_step(attempt, run_step)

@@ -41,7 +41,7 @@ class References:
         """Return the value of a reference, given without `${` and `}`.
 
         Raises:
-            ReferenceMissingError: there is none; the message says why.
+            ReferenceMissingError: it has no value; the message says why.
         """
         head, path = split_reference(name, self._fitting(name))
         if head == self.step.id:

@@ -47,11 +47,11 @@ def read_plan_file(work: Work, file: str, inputs: Mapping[str, Any]) -> Plan:
     """Return the plan in a file of the tree, within the policy and the budget of the plan around it.
 
     Raises:
-        InvalidRequestError: there is no such file, or its plan is wrong; the message has line and column.
+        InvalidRequestError: the file is missing, or its plan is wrong; the message has line and column.
     """
     text = read_text(work.root, file)
     if text is None:
-        raise InvalidRequestError(f"there is no plan file {file!r} in the tree. Check its name")
+        raise InvalidRequestError(f"the tree has no plan file {file!r}. Check its name")
     read = read_plan(text, name=file)
     if wrong := tuple(problem for problem in validate(read) if problem.is_error):
         raise PlanError(wrong)

@@ -46,7 +46,7 @@ class PlanOpener:
     def __init__(
         self, ports: AttemptPorts, has_ended: OpenEpisodes, writer: PlanWriter | None, capabilities: frozenset[str]
     ) -> None:
-        """Take the ports; `writer` is asked where there is no text, and a plan may use `capabilities`."""
+        """Take the ports; `writer` is asked where the text is missing, and a plan may use `capabilities`."""
         self._capabilities = capabilities
         self._ports = ports
         self._has_ended = has_ended
@@ -222,7 +222,7 @@ class PlanOpener:
         places = [root_of(scope) / asked.file, Path(scope.workspace) / asked.file]
         place = next((place for place in places if place.is_file()), None)
         if place is None:
-            raise InvalidRequestError(f"there is no plan file {asked.file!r} in {scope.workspace}. Check its name")
+            raise InvalidRequestError(f"{scope.workspace} has no plan file {asked.file!r}. Check its name")
         if place.stat().st_size > READ_BYTES:
             raise InvalidRequestError(
                 f"the plan file {place} is larger than {READ_BYTES} bytes. Split it into subplans"

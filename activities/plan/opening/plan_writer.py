@@ -141,7 +141,7 @@ class ModelPlanWriter:
             )
         if not self._planning.service.configured:
             raise InvalidRequestError(
-                f"there is no model to {what}: the worker has no key. Set OPENAI_API_KEY (or the variable that "
+                f"no model can {what}: the worker has no key. Set OPENAI_API_KEY (or the variable that "
                 "planner.api_key_env names), or planner.base_url for a service of your own, and restart the worker"
             )
 

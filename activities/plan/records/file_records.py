@@ -61,7 +61,7 @@ class FileRecords:
         """Store a record durably (fsync, then rename) and return its sha256. An equal record is harmless.
 
         Raises:
-            StorageFullError: there is no room; nothing was written.
+            StorageFullError: no room is left; nothing was written.
         """
         content = record.evolve(undone=False).model_dump_json().encode()
         path = self._path(record.plan_id, record.step, record.attempt)
@@ -111,7 +111,7 @@ class FileRecords:
         """Keep a small fact of a plan under a name, durably; the newest one counts.
 
         Raises:
-            StorageFullError: there is no room; nothing was written.
+            StorageFullError: no room is left; nothing was written.
         """
         _write(self._fact(plan_id, name), model.model_dump_json().encode())
 
@@ -129,7 +129,7 @@ class FileRecords:
         """Write a text for people into the folder of a plan.
 
         Raises:
-            StorageFullError: there is no room; nothing was written.
+            StorageFullError: no room is left; nothing was written.
         """
         _write(self._plan(plan_id) / name, text)
 

@@ -119,7 +119,7 @@ def _chosen(work: Work, to: tuple[str, ...], by: str, reason: str, option: str =
 def _undecided(
     work: Work, action: DecisionAction, options: tuple[Option, ...], note: str, **spent: Any
 ) -> RunnerResult:
-    """Take the way that is left, or ask a person where there is none."""
+    """Take the way that is left, or ask a person where none is."""
     if action.otherwise or not options:
         return _chosen(work, action.otherwise, "otherwise", note or "nothing else held", **spent)
     text = str(work.resolve(action.question)) or f"Which way does '{work.step.title or work.step.id}' take?"

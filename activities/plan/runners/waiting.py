@@ -12,7 +12,7 @@ CANCEL_POLL_S = 0.5
 
 
 async def run_until(call: Coroutine[Any, Any, T], cancelled: Callable[[], bool], limit_s: float = math.inf) -> T:
-    """Return what a call returns; it is ended when it is no longer wanted.
+    """Return what a call returns; it is ended once nobody wants it.
 
     Raises:
         TimeoutError: it was cancelled, or did not end within `limit_s`.

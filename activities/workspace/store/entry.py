@@ -18,7 +18,7 @@ class Entry(NamedTuple):
 
 
 class TreeChange(NamedTuple):
-    """A path whose file differs between two trees; None: there is no file."""
+    """A path whose file differs between two trees; None: the file is missing."""
 
     path: bytes
     before: Entry | None

@@ -61,10 +61,10 @@ class TreeStore:
         """The open store.
 
         Raises:
-            WorkspaceError: there is none.
+            WorkspaceError: it is missing.
         """
         if not (self.folder / "HEAD").exists():
-            raise WorkspaceError(f"there are no snapshots in {self.folder}: nothing was recorded on this host yet")
+            raise WorkspaceError(f"{self.folder} has no snapshots: nothing was recorded on this host yet")
         with translated_errors(self.folder):
             flags = RepositoryOpenFlag.NO_SEARCH | RepositoryOpenFlag.BARE
             return pygit2.Repository(str(self.folder), flags)
@@ -183,7 +183,7 @@ class TreeStore:
             self.repository.references.create(reference, tree, force=True)
 
     def reference(self, name: str) -> str:
-        """Return the tree at which a reference points; empty: there is none."""
+        """Return the tree at which a reference points; empty for a missing reference."""
         found = self.repository.references.get(name)
         return "" if found is None else str(found.target)
 
@@ -288,13 +288,13 @@ def translated_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in FULL:
-            raise StorageFullError(f"there is no room in {folder}: free some space, then resume") from error
+            raise StorageFullError(f"no room is left in {folder}: free some space, then resume") from error
         # Not a name with bytes that are not UTF-8: the message goes into a history.
         place = os.fsencode(error.filename or folder).decode("utf-8", "backslashreplace")
         raise GitError(f"{place}: {error.strerror}") from error
     except pygit2.GitError as error:
         if any(words in str(error) for words in ("No space left on device", "Disk quota exceeded")):
-            raise StorageFullError(f"there is no room in {folder}: free some space, then resume") from error
+            raise StorageFullError(f"no room is left in {folder}: free some space, then resume") from error
         raise GitError(f"the store {folder} cannot be used: {error}") from error
 
 

@@ -113,7 +113,7 @@ class StatCache:
         self._memory = memory
 
     def load(self) -> Folder | None:
-        """Return the last state; None where there is none, or where it is damaged: everything is read again then."""
+        """Return the last state; None where it is missing or damaged: everything is read again then."""
         signature = _signature(self._path)
         if signature is None:
             return None

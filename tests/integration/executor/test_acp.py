@@ -344,7 +344,7 @@ def test_an_agent_is_signed_in_where_that_needs_nobody(desk: Desk) -> None:
 def test_without_a_fence_only_full_mode_runs(desk: Desk) -> None:
     outcome = desk.run("works", mode=AgentMode.WORKSPACE)
     assert (outcome.status, outcome.error_kind) == (ExecutorStatus.FATAL, ErrorKind.SANDBOX)
-    assert "there is no sandbox on this worker" in outcome.error
+    assert "this worker has no sandbox" in outcome.error
     assert not (desk.root / "made.txt").exists()
 
 

@@ -27,7 +27,7 @@ def install(folder: Path, path: str) -> subprocess.CompletedProcess[str]:
 def test_without_node_it_says_so_in_one_line(tmp_path: Path) -> None:
     done = install(tmp_path, str(tmp_path))
     assert done.returncode == 1
-    assert done.stderr == "agents not installed: there is no node or no npm on PATH\n"
+    assert done.stderr == "agents not installed: node or npm is missing on PATH\n"
 
 
 def stand_in(folder: Path, name: str, script: str) -> None:

@@ -311,7 +311,7 @@ def test_executors_are_chosen_by_name(root: Path) -> None:
     )
     mine = CommandExecutor(SANDBOX, WALLS)
     assert executors(around, {"mine": mine})("mine") is mine
-    with pytest.raises(ExecutorError, match=r"there is no executor 'nobody'.* This worker has: .*command, .*scripted"):
+    with pytest.raises(ExecutorError, match=r"'nobody' is unknown.* This worker has: .*command, .*scripted"):
         choose("nobody")
 
 

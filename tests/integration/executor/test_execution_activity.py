@@ -101,7 +101,7 @@ class Bench:
 
         def choose(name: str) -> Executor:
             if name not in executors:
-                raise ExecutorError(f"there is no executor {name!r}")
+                raise ExecutorError(f"the executor {name!r} is unknown")
             return executors[name]
 
         environment = ActivityEnvironment()
@@ -249,7 +249,7 @@ def test_no_usable_executor_is_fatal_with_every_reason_and_undoes_stray_edits(be
     report = bench.execute(agent=Agent(reason="not installed: npm install -g agent"))
     assert report.status is ExecutorStatus.FATAL
     assert report.error == (
-        "no executor can be used. agent: not installed: npm install -g agent; there is no executor 'missing'"
+        "no executor can be used. agent: not installed: npm install -g agent; the executor 'missing' is unknown"
     )
     assert report.error_kind is ErrorKind.CONFIG
     assert report.drift

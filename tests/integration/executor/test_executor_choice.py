@@ -32,7 +32,7 @@ def test_every_executor_says_whether_it_can_be_used_and_if_not_why() -> None:
 
 def test_an_unknown_name_gets_the_nearest_and_all_that_there_are() -> None:
     registry = executors(surroundings(parse_settings("", {})))
-    with pytest.raises(ExecutorError, match=r"no executor 'gemnii'\. Did you mean gemini\? This worker has: acp, cl"):
+    with pytest.raises(ExecutorError, match=r"'gemnii' is unknown\. Did you mean gemini\? This worker has: acp, cl"):
         registry("gemnii")
 
 

@@ -289,7 +289,7 @@ steps:
     @pytest.mark.parametrize(
         ("text", "said"),
         [
-            (None, "there is no plan file"),
+            (None, "the tree has no plan file"),
             ("id: x\nsteps:\n  - {id: a, needs: [b]}\n", "plans/inner.yaml:3:"),
             ("id: x\nsteps: [{id: a}]\n", "has no input 'who'"),
         ],

@@ -37,8 +37,8 @@ def test_without_a_patch_nothing_passes_as_read(episode: Episode) -> None:
     tracking = episode.iterate({"big.txt": LARGE}, plan("add data"))
     (item,) = episode.state.findings
     assert (item.rule, item.where) == ("change_not_read", "big.txt")
-    assert item.evidence.startswith("0 of 90000 changed lines were read by the rules: there is no patch")
-    assert tracking.note.startswith("there is no patch")
+    assert item.evidence.startswith("0 of 90000 changed lines were read by the rules: no patch")
+    assert tracking.note.startswith("no patch")
 
 
 def test_what_no_rule_reads_is_not_missed(episode: Episode) -> None:

@@ -93,7 +93,7 @@ def install(folder: Path, seconds: float = INSTALL_TIMEOUT_S) -> str:
     until = time.monotonic() + seconds
     npm = shutil.which("npm")
     if shutil.which("node") is None or npm is None:
-        raise InstallError("agents not installed: there is no node or no npm on PATH")
+        raise InstallError("agents not installed: node or npm is missing on PATH")
     wrong = _wrong_versions(folder)
     if wrong:
         _npm_install(npm, folder, until)
@@ -133,7 +133,7 @@ def _check_runs(name: str, folder: Path, until: float) -> None:
     """Start a program: optional native packages are left out without a word where they do not fit."""
     program = folder / "node_modules" / ".bin" / name
     if not program.exists():
-        raise InstallError(f"agents not usable: there is no program {name}")
+        raise InstallError(f"agents not usable: the program {name} is missing")
     option = "--help" if name == "llmock" else "--version"
     argv = (str(program),) if name in SPEAKS_ONLY_ACP else (str(program), option)
     done = _run(argv, folder, min(until, time.monotonic() + CHECK_TIMEOUT_S))

@@ -218,7 +218,7 @@ class ScriptedPlanActivities:
             await go_on.wait()
         source = request.source or self.planner
         if source is None:
-            return RevisedPlan(problem="there is no planner; send the text of the plan")
+            return RevisedPlan(problem="this worker has no planner; send the text of the plan")
         assert request.scope.plan is not None
         try:
             new = read_plan(source).plan

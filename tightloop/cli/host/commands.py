@@ -73,9 +73,7 @@ async def _resolved(client: TightloopClient, reference: str) -> str:
     try:
         return await client.resolve(reference)
     except EpisodeNotFoundError as error:
-        raise EpisodeNotFoundError(
-            f"there is no file, no episode and no plan {reference!r}. See: tightloop list"
-        ) from error
+        raise EpisodeNotFoundError(f"no file, episode or plan is named {reference!r}. See: tightloop list") from error
 
 
 @app.command(rich_help_panel=HOST)

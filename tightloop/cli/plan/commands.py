@@ -51,7 +51,7 @@ class Wanted:
         if bool(self.file) + bool(self.goal) > 1:
             raise InvalidRequestError("a FILE and a --goal were given. The plan is either written or asked for")
         if not (self.file or self.goal or self.again):
-            raise InvalidRequestError("there is no plan. Name a file: tightloop plan run plan.yaml")
+            raise InvalidRequestError("the plan is missing. Name a file: tightloop plan run plan.yaml")
         if self.again and self.plan_id:
             raise InvalidRequestError("--again and --id exclude each other: a plan that runs again keeps its id")
         if self.again and self.options.get("dry_run"):

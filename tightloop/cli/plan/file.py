@@ -107,7 +107,7 @@ def read_inputs(pairs: list[str], known: dict[str, Any] | None) -> dict[str, Any
         known: the inputs of the plan; None where they cannot be known here.
 
     Raises:
-        InvalidRequestError: there is no `=`, or the plan has no such input.
+        InvalidRequestError: the `=` is missing, or the plan has no such input.
     """
     values = read_pairs("--set", pairs, "target=staging")
     for name in values:

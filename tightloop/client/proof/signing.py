@@ -42,7 +42,7 @@ class SigningKey:
 
     @property
     def public(self) -> str:
-        """Type and base64 of the public key; empty where there is no file with it."""
+        """Type and base64 of the public key; empty where its file is missing."""
         if self.file is None:
             return self.literal
         for place in (self.file, self.file.with_name(f"{self.file.name}.pub")):
@@ -67,7 +67,7 @@ def signing_key() -> SigningKey:
     """Return the key of `user.signingkey`, from the user's own configuration and never from that of a repository.
 
     Raises:
-        NoSigningKeyError: there is none; the message says how to name one.
+        NoSigningKeyError: no key is found; the message says how to name one.
     """
     configured = global_setting("gpg.format")
     named = global_setting("user.signingkey")

@@ -62,7 +62,7 @@ class Repository:
     """The user's own file of patterns to ignore, where their git configuration names one."""
 
     def head(self) -> str:
-        """Return the tree of HEAD; empty where there is no commit, or its objects are not those of SHA-1."""
+        """Return the tree of HEAD; empty before the first commit, or where its objects are not those of SHA-1."""
         # Only names are read here, so nothing of the repository's configuration acts.
         found = self._git("rev-parse", "--verify", "--quiet", "HEAD", git_dir=self.root / ".git")
         commit = found.stdout.decode("ascii", "replace").strip()

@@ -104,9 +104,9 @@ class FixFinder:
         return tuple(fix for fix in self._open(rules) if self._may_run(fix.run[0]))
 
     def why_none(self, rules: RuffRules) -> str:
-        """Say why there is no fix: the failing check, its last error, and what a person could do."""
+        """Say why no fix is left: the failing check, its last error, and what a person could do."""
         if not self._report.failed:
-            return "no check fails, so there is nothing to plan from: name a command that shows what is missing"
+            return "no check fails, so nothing is left to plan from: name a command that shows what is missing"
         result = self._report.failed[0]
         name = one_line(result.name, 60)
         parts = [f"no toolchain fix is left for '{name}' ({result.status.value}): {last_error(result)}"]

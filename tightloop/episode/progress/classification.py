@@ -43,7 +43,7 @@ def classify(
 
 
 def lowest(classes: Iterable[ProbabilityClass]) -> ProbabilityClass:
-    """Return the lowest class; HIGH where there is none."""
+    """Return the lowest class; HIGH for no classes."""
     return min(classes, key=_ORDER.index, default=_HIGH)
 
 

@@ -85,7 +85,7 @@ def render_alignment(alignment: Alignment) -> str:
 
 
 def parse_alignment(body: str) -> Alignment | None:
-    """Read the answer; None if there is none. A code fence around the whole message ends here."""
+    """Read the answer, or return None. A code fence around the whole message ends here."""
     match = _ANSWER.match(re.sub(r"\n```\s*$", "", body.strip()))
     if match is None:
         return None

@@ -117,7 +117,7 @@ class CarriedOver(NamedTuple):
 
     state: ScheduleState
     fresh: frozenset[str]
-    """Steps that begin again or are gone: what was noted about them no longer counts."""
+    """Steps that begin again or are gone: what was noted about them counts no more."""
 
 
 def carry_over(old: Graph, state: ScheduleState, new: Graph, changed: Collection[str] = ()) -> CarriedOver:

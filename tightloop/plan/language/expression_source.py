@@ -101,7 +101,7 @@ def tree_of(source: Source) -> ast.expr:
     try:
         return ast.parse(source.text, mode="eval").body
     except SyntaxError as error:
-        # Where the end came too early there is no offset, or one behind the text.
+        # Where the end came too early the offset is missing, or behind the text.
         at = min(error.offset or len(source.text), len(source.text))
         raise ExpressionError(
             "this is not an expression", source.indent + at, "a right one is len(${collect.sources}) >= 5"

@@ -55,7 +55,7 @@ def pieces(text: str) -> tuple[Piece, ...]:
 
 
 def _checked(text: str, start: int, end: int) -> str:
-    """Return the name between `${` at `start` and `}` before `end`; 0 says that there is none."""
+    """Return the name between `${` at `start` and `}` before `end`; 0 says that the `}` is missing."""
     literal = "write $${ where the shell's own or a literal ${ is meant"
     if end == 0:
         raise ExpressionError(f"'{text[start : start + 20]}' has no closing brace", start + 1, f"add }}, or {literal}")
@@ -142,7 +142,7 @@ def as_text(value: Any) -> str:
 
 
 def head_of(name: str, known: Container[str]) -> str:
-    """Return the longest known id that a reference begins with, as ids may contain dots; empty if there is none."""
+    """Return the longest known id that a reference begins with, as ids may contain dots; else empty."""
     parts = name.split(".")
     heads = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
     return next((head for head in heads if head in known), "")
@@ -174,7 +174,7 @@ def follow(value: Any, path: Sequence[str], *, name: str) -> Any:
         name: the whole reference, for the message.
 
     Raises:
-        ReferenceMissingError: there is no such field or place.
+        ReferenceMissingError: the value has no such field or place.
     """
     for depth, part in enumerate(path):
         if isinstance(value, Mapping) and part in value:
@@ -186,7 +186,7 @@ def follow(value: Any, path: Sequence[str], *, name: str) -> Any:
             return [follow(item, path[depth:], name=name) for item in value]
         else:
             if isinstance(value, Mapping):
-                why = f"there is no '{part}' among {', '.join(sorted(map(str, value))[:10]) or 'nothing'}"
+                why = f"it has no '{part}', only {', '.join(sorted(map(str, value))[:10]) or 'nothing'}"
             elif isinstance(value, list | tuple):
                 why = f"the list has {counted(len(value), 'item')}, counted from 0"
             else:

@@ -51,7 +51,7 @@ def carry_over_bounds(in_force: PlanBudget, before: PlanBudget, after: PlanBudge
 
 
 def changed_bounds(before: PlanBudget, after: PlanBudget) -> str:
-    """Return the differences, such as `max_cost_usd 2 -> 2.5, max_tokens none -> 1000000`; empty if there are none."""
+    """Return the differences, such as `max_cost_usd 2 -> 2.5, max_tokens none -> 1000000`; else nothing."""
     return ", ".join(
         f"{name} {_shown(getattr(before, name))} -> {_shown(getattr(after, name))}"
         for name in _different(before, after)

@@ -112,7 +112,7 @@ def pattern_lists(policy: Policy) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def tightened(policy: Policy, bound: Policy) -> Policy:
-    """Return a policy that lets through only what both do. Its own rules that allow commands no longer count."""
+    """Return a policy that lets through only what both do. Its own rules that allow commands do not count."""
     if policy == bound:
         return bound
     around = bound if policy.within is None else tightened(policy.within, bound)

@@ -178,7 +178,7 @@ class _Reader:
         if len(parts) < 2 or parts[1] not in names:
             own = f"'{self._step.id}' has no"
             owner = {"inputs": f"{own} input", "outputs": f"{own} output", "plan": "the plan has no input"}.get(
-                word, "there is no hypothesis"
+                word, "the plan has no hypothesis"
             )
             hint = self._scope.report.closest(parts[-1], names) or "Declare it"
             self._tell("unknown-input", path, f"{owner} '{'.'.join(parts[1:])}'", hint, (name, text))

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class OutOfTimeError(Exception):
-    """There is no time to read on. Caught where the change is read."""
+    """The time to read is over. Caught where the change is read."""
 
 
 class Watch:

@@ -92,7 +92,7 @@ def _by_pattern(text: str) -> Iterator[Violation]:
 
 
 def script_in(call: Call) -> str:
-    """Return the script that a command is given, such as the argument of `sh -c`; "" if there is none."""
+    """Return the script that a command is given, such as the argument of `sh -c`, or ""."""
     words = call.words
     if (call.name in SHELLS and call.has("-c")) or (call.name in ("su", "cmd") and call.has("-c", "/c")):
         # `cmd /c` and `su -c` take a script as well.

@@ -100,7 +100,7 @@ class Delivery:
 
     @property
     def seen(self) -> GatewaySeen:
-        """What passed through the gateway so far; nothing where there is none."""
+        """What passed through the gateway so far; nothing without one."""
         return GatewaySeen() if self._gateway is None else self._gateway.seen()
 
     def line(self, arrow: str, text: str) -> None:

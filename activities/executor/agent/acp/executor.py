@@ -56,7 +56,7 @@ class AcpExecutor(AgentHost, Executor):
         """Work through one turn of the agent; see the port.
 
         Raises:
-            ExecutorError: the options or the settings are wrong, or there is no key.
+            ExecutorError: the options or the settings are wrong, or the key is missing.
         """
         options = read_options(self.agent.options, order.executor, self.agent.name)
         if not self.agent.asks:

@@ -91,7 +91,7 @@ class CodexAdapter:
         """Return how to start it.
 
         Raises:
-            ExecutorError: an option is wrong, a person has to be asked, or there is no login to use.
+            ExecutorError: an option is wrong, a person has to be asked, or the login is missing.
         """
         options = read_options(CodexOptions, order.executor, NAME)
         refuse_questions(order.executor, NAME)

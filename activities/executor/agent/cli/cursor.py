@@ -28,7 +28,7 @@ _HOW_TO_GET = "Install Cursor's command line as https://cursor.com/cli says"
 class CursorAdapter:
     """Starts and reads Cursor's agent.
 
-    Its model is chosen at Cursor: there is no gateway, so the key itself is in its environment and the tools that it
+    Its model is chosen at Cursor, not through a gateway, so the key itself is in its environment and the tools that it
     runs may see it. Calls of its model can be neither counted nor bounded.
     """
 
@@ -50,7 +50,7 @@ class CursorAdapter:
         """Return how to start it. Without a prompt among its arguments it reads the prompt from standard input.
 
         Raises:
-            ExecutorError: an option is given, a person has to be asked, or there is no login to use.
+            ExecutorError: an option is given, a person has to be asked, or the login is missing.
         """
         if order.executor.options:
             raise ExecutorError(f"the executor {NAME} has no options, but got {', '.join(order.executor.options)}")

@@ -58,7 +58,7 @@ class AgentExecutor(AgentHost, Executor):
         """Work on the order; see the port.
 
         Raises:
-            ExecutorError: there is no key or no login, or an option is wrong.
+            ExecutorError: the key or the login is missing, or an option is wrong.
         """
         availability = self.adapter.availability()
         if not availability.usable:
@@ -69,7 +69,7 @@ class AgentExecutor(AgentHost, Executor):
         with self.open_access(self.adapter, order) as way:
             outcome = self._run(asked, control, state_folder, home, way)
             if outcome is None:
-                note = "its session no longer exists, so it started a new one"
+                note = "its session was gone, so it started a new one"
                 fresh = asked.evolve(resume=None, prompt=order.prompt)
                 outcome = self._run(fresh, control, state_folder, home, way)
         assert outcome is not None
@@ -142,5 +142,5 @@ def _tidy(root: Path, placeholders: tuple[str, ...]) -> Iterator[None]:
         yield
     finally:
         for folder in new:
-            with suppress(OSError):  # it is not there, or no longer empty
+            with suppress(OSError):  # it is missing, or has something in it
                 folder.rmdir()

@@ -24,7 +24,7 @@ _CRLF = b"\r\n"
 
 @dataclass
 class Draft:
-    """Files before and after the edits: their bytes, or None where there is no file."""
+    """Files before and after the edits: their bytes, or None for a missing file."""
 
     root: Path
     before: dict[str, bytes | None] = field(default_factory=dict)

@@ -133,7 +133,7 @@ def judge_diff(work: Work, title: str, review: DiffReview, differ: Differ) -> Ou
     """Compare the change since a step ended, or since the plan began, with its bounds."""
     base = find_base_tree(work.scope, review.since, open_file_records(Path(work.scope.workspace)))
     if not base:
-        problem = f"there is no tree of step '{review.since}': it has not completed, or does not read it"
+        problem = f"step '{review.since}' has no tree: it has not completed, or does not read it"
         return Outcome(title, False, problem)
     tree = work.expected_tree or (work.tree.snapshot() if work.tree else "")
     if not tree:

@@ -155,7 +155,7 @@ def _unfiltered(git: Git, paths: list[bytes]) -> StepFailure | None:
 
 
 def _branch(git: Git) -> str:
-    # Fails where HEAD is detached: there is no branch then.
+    # Fails where HEAD is detached: no branch is checked out then.
     return git.attempt("symbolic-ref", "--quiet", "--short", "HEAD").out.decode("utf-8", "replace").strip()
 
 
