@@ -1,7 +1,6 @@
 """A small web site on loopback: ETags, redirects, busy, slow, huge and endless answers, over real HTTP."""
 
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -9,8 +8,9 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ssl import SSLContext
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from tests.support.loopback import Loopback
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,24 +58,22 @@ class Visit:
     status: int
 
 
-class FakeSite:
+class FakeSite(Loopback):
     """The site; use it as a context manager. `visits` holds what was asked."""
 
     def __init__(self, pages: Mapping[str, Page] | None = None, tls: SSLContext | None = None) -> None:
         """Take the pages by path, which may be changed later, and what makes it speak TLS."""
         self.pages: dict[str, Page] = dict(pages or {})
         self.visits: list[Visit] = []
-        self.closing = threading.Event()
-        self._server = _Server(self)
+        server = _Server(self)
         if tls is not None:
-            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+        super().__init__(server)
 
     @property
     def authority(self) -> str:
         """Host and port, as a policy lists them."""
-        return f"127.0.0.1:{self._server.server_address[1]}"
+        return f"127.0.0.1:{self.port}"
 
     def url(self, path: str) -> str:
         """The address of a path."""
@@ -84,20 +82,6 @@ class FakeSite:
     def paths(self) -> list[str]:
         """The paths that were asked for, in order."""
         return [visit.path for visit in self.visits]
-
-    def __enter__(self) -> Self:
-        """Start to listen."""
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop; answers that wait are let go."""
-        self.closing.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(5)
 
 
 class _Server(ThreadingHTTPServer):

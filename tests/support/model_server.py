@@ -10,8 +10,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
+
+from tests.support.loopback import Loopback
 
 CHARACTERS_PER_TOKEN = 4
 
@@ -155,7 +156,7 @@ def _tokens(asked: Asked, reply: Reply) -> tuple[int, int]:
     return len(asked.text) // CHARACTERS_PER_TOKEN, len(reply.text) // CHARACTERS_PER_TOKEN
 
 
-class ModelServer:
+class ModelServer(Loopback):
     """The server; use it as a context manager."""
 
     def __init__(self, *replies: Reply, models: Sequence[str] | None = None) -> None:
@@ -163,35 +164,18 @@ class ModelServer:
         self._replies = list(replies)
         self._models = models
         self._lock = threading.Lock()
-        self._closing = threading.Event()
         self.requests: list[Asked] = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        super().__init__(ThreadingHTTPServer(("127.0.0.1", 0), self._handler()))
 
     @property
     def url(self) -> str:
         """The base URL for a client."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+        return f"http://127.0.0.1:{self.port}/v1"
 
     def queue(self, *replies: Reply) -> None:
         """Add replies to the script."""
         with self._lock:
             self._replies.extend(replies)
-
-    def __enter__(self) -> Self:
-        """Start to listen."""
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop; hanging requests are let go."""
-        self._closing.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
     def _next(self, asked: Asked) -> Reply:
         with self._lock:
@@ -206,7 +190,7 @@ class ModelServer:
     def _answer(self, asked: Asked) -> tuple[Reply, bytes]:
         reply = self._next(asked)
         if reply.hang_s:
-            self._closing.wait(reply.hang_s)
+            self.closing.wait(reply.hang_s)
         if reply.body is not None:
             return reply, reply.body
         if reply.error is not None:

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from activities.model.gateway.port import Wire
 from tests.support.fake_model.chat import Chat
@@ -22,6 +21,7 @@ from tests.support.fake_model.messages import Messages
 from tests.support.fake_model.refusal import not_found, refusal
 from tests.support.fake_model.responses import Responses
 from tests.support.fake_model.script import Step, act, shell
+from tests.support.loopback import STOP_TIMEOUT_S, Loopback
 
 FORMATS: Mapping[Wire, WireFormat] = {
     Wire.RESPONSES: Responses(),
@@ -30,7 +30,6 @@ FORMATS: Mapping[Wire, WireFormat] = {
     Wire.GEMINI: Gemini(),
 }
 NOT_JSON = b'{"id": "cut short", "output": ['
-STOP_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Reply:
     """`CUT_STREAM`: the connection ends before the answer does; `STALLED_STREAM`: silence."""
 
 
-class FakeModel:
+class FakeModel(Loopback):
     """A model service on a free loopback port; use it as a context manager.
 
     `requests` and `calls` hold what was asked of a model; listings of models and counting of tokens are in `others`.
@@ -71,21 +70,14 @@ class FakeModel:
         self._fault = fault
         self._tokens = tokens or Tokens()
         self._changed = threading.Condition()
-        self._closing = threading.Event()
         self.requests: list[Seen] = []
         self.others: list[Seen] = []
-        self._server = _Server(self)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        super().__init__(_Server(self))
 
     @property
     def calls(self) -> int:
         """How many calls of a model were made, refused ones too."""
         return len(self.requests)
-
-    @property
-    def port(self) -> int:
-        """The port on 127.0.0.1."""
-        return int(self._server.server_address[1])
 
     def base_url(self, wire: Wire) -> str:
         """Return the base URL as clients of this format want it."""
@@ -108,21 +100,6 @@ class FakeModel:
             if not self._changed.wait_for(lambda: self.calls >= n, seconds):
                 raise TimeoutError(f"the fake model saw {self.calls} of {n} calls within {seconds} s")
 
-    def __enter__(self) -> Self:
-        """Start to listen."""
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop at once; requests that wait are cut off."""
-        self._closing.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._server.cut_off()
-        self._thread.join(STOP_TIMEOUT_S)
-
     def answer(self, wire: Wire | None, seen: Seen, *, method: str) -> Reply | None:
         """Return what goes back; None where nothing does."""
         if wire is None:
@@ -138,7 +115,7 @@ class FakeModel:
 
     def wait_for_the_end(self) -> None:
         """Hang until the fake is closed."""
-        self._closing.wait()
+        self.closing.wait()
 
     def _spoken(self, wire: Wire, seen: Seen, steps: tuple[Step, ...], fault: Fault | None) -> Reply | None:
         trouble = fault.trouble if fault else None
@@ -225,8 +202,9 @@ class _Server(ThreadingHTTPServer):
         finally:
             self._open.pop(threading.current_thread(), None)
 
-    def cut_off(self) -> None:
-        """End every connection, and wait for its thread, so that no socket is left open."""
+    def server_close(self) -> None:
+        """End every connection, too, and wait for its thread, so that no socket is left open."""
+        super().server_close()
         until = time.monotonic() + STOP_TIMEOUT_S
         for thread, connection in list(self._open.items()):
             with suppress(OSError):
