@@ -38,6 +38,8 @@ from gateway.ui.access import codec_access
 from gateway.ui.app import application
 from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import APPEND, BoundedClient, eventually, scripted
+from tests.support.fenced import fenced
+from tests.support.sandboxes import open_folder
 from tests.support.ui_server import serving
 from tightloop.client.encryption import data_converter, operator_codec
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeStatus
@@ -400,6 +402,18 @@ async def test_another_user_neither_reads_nor_starts_nor_answers(
     for path in (mine.home, *mine.home.rglob("*")):
         mode = path.stat().st_mode
         assert not mode & 0o077, path
+
+
+def test_an_agent_in_its_fence_does_not_reach_the_server(temporal_client: Client) -> None:
+    host, _, port = temporal_client.service_client.config.target_host.rpartition(":")
+    code = f"""
+import socket
+try: socket.create_connection(({host!r}, {port}), 5); print("reached")
+except OSError: print("refused")
+"""
+    with open_folder() as folder:
+        assert fenced(folder, code) == "refused\n"
+        assert fenced(folder, code, network=(f"{host}:{port}",)) == "reached\n", "the server is there"
 
 
 async def test_the_command_line_of_the_owner_works_through_the_codec_server(

@@ -244,6 +244,10 @@ KINDS: dict[str, Make] = {
     "excludes-elsewhere": config(("core.excludesFile", "/dev/zero")),
     "identity": config(("user.name", "x\\ny"), ("user.email", "$(CANARY)")),
     "object-format-lines": raw_config('[extensions]\n\tobjectformat = "sha1\\n[core]\\nfsmonitor = CANARY"\n'),
+    "object-format-lines-included": config(
+        ("include.path", "more"),
+        files={".git/more": '[extensions]\n\tobjectformat = "sha1\\n[core]\\n\\tfsmonitor = CANARY"\n'},
+    ),
     "object-format-unknown": raw_config("[extensions]\n\tobjectformat = md5\n\trefstorage = CANARY\n"),
     "version-unknown": raw_config("[core]\n\trepositoryformatversion = 99\n"),
     "config-broken": raw_config("[core\n\tfsmonitor = CANARY\n"),

@@ -3,13 +3,18 @@
 And ids from outside lead nowhere but into our own folders.
 """
 
+import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from temporalio.client import Client, WorkflowFailureError
 
+from activities.sandbox.bubblewrap import BubblewrapSandbox
+from activities.sandbox.port import SandboxSpec
+from activities.workspace.folders import store_folder_of
 from activities.workspace.git import GitWorkspaces
 from activities.workspace.ownership import OwnedProcesses, tree_key
 from tests.support.episodes import APPEND, Working, scripted
@@ -70,6 +75,57 @@ async def test_a_tracked_link_that_a_check_fills_runs_nothing(
     assert result.outcome is EpisodeOutcome.SUCCEEDED, result.reason
     assert not (tmp_path / "ran").exists()
     assert {path.name for path in (workspace / "x").iterdir()} <= {"git", "keep"}, "something of ours lies there"
+
+
+async def test_a_tracked_link_out_of_the_tree_changes_nothing_behind_it(
+    client: TightloopClient, working: Working, request_for, workspace: Path, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    write(outside, {"git/config": "theirs\n", "git/HEAD": "theirs\n", "locks/keep": "theirs\n"})
+    (workspace / ".tightloop").symlink_to(outside)
+    git(workspace, "add", "--all", "--force")
+    git(workspace, "commit", "--quiet", "-m", "hostile")
+    before = on_disk(outside)
+    async with working():
+        result = await client.result(await client.start(request_for()))
+    assert result.outcome is EpisodeOutcome.SUCCEEDED, result.reason
+    assert on_disk(outside) == before
+
+
+async def test_a_workspace_that_is_deleted_takes_no_checkpoint_along(
+    client: TightloopClient, working: Working, request_for, workspace: Path, tmp_path: Path
+) -> None:
+    async with working():
+        result = await client.result(await client.start(request_for()))
+    store = store_folder_of(scope_of(workspace))
+    shutil.rmtree(workspace)
+    files = git(store, "--git-dir", str(store), "ls-tree", "-r", "--name-only", result.tree).decode().split()
+    assert {"app.py", "log.txt", "notes.txt"} <= set(files)
+
+
+def test_a_check_that_writes_the_configuration_of_git_runs_nothing(workspace: Path, tmp_path: Path) -> None:
+    """The `.git` file points into the tree, where a check may write."""
+    sandbox = BubblewrapSandbox()
+    if problem := sandbox.probe():
+        pytest.skip(problem)
+    write(workspace, {".gitattributes": "* filter=x\n", ".gitignore": "store/\n"})
+    git(workspace, "add", "--all")
+    git(workspace, "commit", "--quiet", "-m", "attributes")
+    (workspace / ".git").rename(workspace / "store")
+    (workspace / ".git").write_text(f"gitdir: {workspace}/store\n")
+    marker = tmp_path / "ran"
+    evil = f'[filter "x"]\\n\\tclean = touch {marker}; cat\\n\\tsmudge = touch {marker}; cat\\n'
+    script = f"printf '{evil}[core]\\n\\tfsmonitor = touch {marker} #\\n' >> store/config"
+    spec = SandboxSpec(argv=("sh", "-c", script), root=workspace)
+    sandbox.run(spec, cancelled=lambda: False, started=lambda _pid: None)
+    workspaces = GitWorkspaces()
+    for number, worktree in enumerate((False, True)):
+        scope = scope_of(workspace, f"episode-{number}", worktree=worktree)
+        with suppress(WorkspaceError):
+            workspaces.prepare(scope, take_over=lambda _: True)
+            with workspaces.hold(scope) as tree:
+                tree.keep("0", tree.snapshot())
+    assert not marker.exists()
 
 
 async def test_shipped_process_notes_end_nobody(
