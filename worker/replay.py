@@ -145,7 +145,7 @@ async def _reader(history: WorkflowHistory, converter: DataConverter, namespace:
         if all(payload.metadata.get("encoding") != REFUSED for payload in opened):
             return replace(converter, failure_converter_class=failures)
     reading = ReadingCodec(codec if isinstance(codec, SealingCodec) else None)
-    return replace(converter, payload_codec=reading, failure_converter_class=failures)
+    return replace(DATA_CONVERTER, payload_codec=reading, failure_converter_class=failures)
 
 
 async def _check_readable(history: WorkflowHistory, converter: DataConverter) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.episodes import APPEND, Working, eventually, scripted
 from tightloop.client.keys import new_ring, write_ring
 from tightloop.client.sealing import Keys, SealingCodec
@@ -25,8 +27,11 @@ async def run_replay(tmp_path: Path, *what: str, **variables: str) -> "subproces
     )
 
 
-async def test_a_history_file_is_replayed_and_told_as_a_story(tmp_path: Path) -> None:
-    done = await run_replay(tmp_path, str(RECORDED))
+@pytest.mark.parametrize("authenticate", ["true", "false"])
+async def test_a_history_file_is_replayed_and_told_as_a_story(tmp_path: Path, authenticate: str) -> None:
+    """With keys here or without: it is not sealed."""
+    variables = {"TIGHTLOOP_HOME": str(tmp_path / "state"), "TIGHTLOOP_TEMPORAL__AUTHENTICATE": authenticate}
+    done = await run_replay(tmp_path, str(RECORDED), **variables)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     kinds = [line[21:].split()[0] for line in lines[:-1]]
