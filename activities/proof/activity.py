@@ -11,12 +11,12 @@ from activities.proof.port import Bench
 from activities.proof.proving import prove_tree, proved
 from activities.proof.requests import AcceptRequest, BeginRequest, Begun, Proved, ProveRequest
 from activities.proof.runs import Runs
+from activities.proof.subject import subject_of
 from activities.proof.trees import HeldTrees
 from activities.workspace.folders import root_of
 from activities.workspace.port import WorkingTree, Workspaces
 from tightloop.artifact import ArtifactRef
 from tightloop.episode.check import CheckReport
-from tightloop.episode.model import EpisodeRequest
 from tightloop.episode.proof import Proof, ProofVerdict
 from tightloop.episode.proof.beginning import Beginning, CheckBaseline
 
@@ -31,7 +31,8 @@ class ProofActivities:
     def begin(self, request: BeginRequest) -> Begun:
         """Run every check for a baseline, as `verify` does, and keep what lies beside the tree. Idempotent by that."""
         store = self._stores(Path(request.scope.workspace))
-        checks = get_model(store, request.scope.stored_request, EpisodeRequest).definition_of_done
+        # Where the work began before, the checks would say nothing of the beginning.
+        checks = () if request.base_tree else subject_of(store, request.scope, request.plan).checks
         inherited = find_model(store, request.inherited, Beginning)
         with self._workspaces.hold(request.scope) as tree:
             drift = tree.ensure(request.expected_tree)
@@ -46,7 +47,7 @@ class ProofActivities:
             for result, seen in done
         )
         beginning = Beginning(
-            tree=inherited.tree if inherited else request.expected_tree,
+            tree=inherited.tree if inherited else request.base_tree or request.expected_tree,
             root=str(root_of(request.scope)),
             checks=inherited.checks if inherited else baselines,
             ignored=store.put(manifest, name="beside the tree", media_type="application/zlib"),
@@ -63,17 +64,17 @@ class ProofActivities:
     def prove(self, request: ProveRequest) -> Proved:
         """Run the definition of done in fresh checkouts of the delivered tree and store what came of it. Idempotent."""
         store = self._stores(Path(request.scope.workspace))
-        episode = get_model(store, request.scope.stored_request, EpisodeRequest)
+        subject = subject_of(store, request.scope, request.plan, request.goal)
         with self._workspaces.hold(request.scope) as tree:
             drift = tree.ensure(request.expected_tree)
             proof = prove_tree(
                 self._runs(tree, store),
-                episode_id=request.scope.episode_id,
-                goal=episode.goal,
-                checks=episode.definition_of_done,
+                subject,
+                workflow_id=request.scope.episode_id,
                 delivered=request.expected_tree,
                 beginning=find_model(store, request.beginning, Beginning),
-                allowed=episode.allow,
+                allowed=request.allow,
+                earlier=find_model(store, request.earlier, Proof),
             )
         return proved(store, proof).evolve(drift=drift, attempt=activity.info().attempt)
 

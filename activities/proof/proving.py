@@ -1,5 +1,7 @@
 """The proof of a tree: what changed, the definition of done in fresh checkouts, and what speaks against it."""
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 
@@ -8,8 +10,8 @@ from activities.proof.difference import Difference
 from activities.proof.port import Moved, TreeFile
 from activities.proof.requests import Proved
 from activities.proof.runs import Runs
+from activities.proof.subject import Subject
 from activities.proof.trees import HeldTrees
-from tightloop.episode.check import Check
 from tightloop.episode.proof import FileKind, Proof, ProofFinding, ProofRule, TestsFrom
 from tightloop.episode.proof.beginning import Beginning
 from tightloop.episode.proof.files import announcement_of
@@ -27,6 +29,7 @@ from tightloop.question import EVIDENCE_LINES
 from tightloop.value import shorten
 from tightloop.value.scrub import scrub
 
+GOAL_CHARACTERS = 2_000
 LINE_CHARACTERS = 200
 
 
@@ -44,27 +47,31 @@ def proved(store: ArtifactStore, proof: Proof) -> Proved:
 
 def prove_tree(
     use: Runs,
+    subject: Subject,
     *,
-    episode_id: str,
-    goal: str,
-    checks: tuple[Check, ...],
+    workflow_id: str,
     delivered: str,
     beginning: Beginning | None,
     allowed: tuple[ProofRule, ...] = (),
+    earlier: Proof | None = None,
 ) -> Proof:
-    """Return the proof of a tree that is on disk and held.
+    """Return the proof of a tree that is on disk and held; `earlier` is taken where it says exactly the same.
 
     Raises:
         CancelledError: the activity was cancelled meanwhile.
     """
     started = datetime.now(UTC)
     beginning = beginning or Beginning(tree=delivered, root=str(use.tree.root))
-    commands = [check.run for check in checks]
-    change = Difference(HeldTrees(use.tree), beginning.tree, delivered, goal, commands)
-    announcement = announcement_of(goal)
+    checks, commands = subject.checks, [check.run for check in subject.checks]
+    change = Difference(HeldTrees(use.tree), beginning.tree, delivered, subject.goal, commands)
+    announcement = announcement_of(subject.goal)
     if ProofRule.TESTS_CHANGED in allowed:
         announcement = announcement._replace(everything=True, files=(*announcement.files, "conftest.py"))
     moved = _moved(use, beginning, change.after)
+    beside = _digest(beginning, moved)
+    same = earlier is not None and (earlier.base_tree, earlier.beside) == (beginning.tree, beside)
+    if earlier is not None and same and not change.guarded and earlier.proves(checks, delivered):
+        return earlier.evolve(episode_id=workflow_id, goal=shorten(subject.title, GOAL_CHARACTERS))
     own = tuple(file for file in change.guarded if not is_kept(file, commands))
     asked = tuple(file for file in own if not announcement.covers(file))
     # Where everything was announced, the second run is evidence; otherwise it is about what was not.
@@ -78,16 +85,17 @@ def prove_tree(
     )
     measured = [use.in_checkout(checks, TestsFrom.DELIVERED, change.after, moved, beginning)]
     if restored:
-        earlier = change.with_earlier(restored)
-        measured.append(use.in_checkout(checks, TestsFrom.BEGINNING, earlier, moved, beginning))
+        old_tests = change.with_earlier(restored)
+        measured.append(use.in_checkout(checks, TestsFrom.BEGINNING, old_tests, moved, beginning))
     without_tests = [one for one in measured if had_no_tests(one, beginning, changes)]
     measured = [one for one in measured if one not in without_tests]
     findings = findings_of(measured, beginning, changes, announcement, allowed)
     return Proof(
-        episode_id=episode_id,
-        goal=shorten(goal, 2_000),
+        episode_id=workflow_id,
+        goal=shorten(subject.title, GOAL_CHARACTERS),
         base_tree=beginning.tree,
         delivered_tree=delivered,
+        beside=beside,
         runs=tuple(one.run for one in measured),
         changed=change.guarded[:FILES_LIMIT],
         changed_count=len(change.guarded),
@@ -109,3 +117,9 @@ def _moved(use: Runs, beginning: Beginning, delivered: Mapping[str, TreeFile]) -
     if beginning.ignored is None or beginning.root != str(use.tree.root):
         return Moved()
     return use.bench.compare(use.tree.root, use.store.get(beginning.ignored), delivered)
+
+
+def _digest(beginning: Beginning, moved: Moved) -> str:
+    """Return a digest of what lay beside the tree at the beginning, and of what became of it."""
+    manifest = beginning.ignored.sha256 if beginning.ignored else ""
+    return hashlib.sha256(json.dumps([manifest, *moved]).encode()).hexdigest()

@@ -3,15 +3,19 @@
 from activities.workspace.scope import EpisodeScope
 from tightloop.artifact import ArtifactRef
 from tightloop.episode.check import Verification
-from tightloop.episode.proof import ProofVerdict
+from tightloop.episode.proof import ProofRule, ProofVerdict
 from tightloop.value import Value
 
 
 class BeginRequest(Value):
-    """The tree before the first plan."""
+    """The tree before the first plan of an episode, or before the first step of a plan."""
 
     scope: EpisodeScope
     expected_tree: str
+    plan: ArtifactRef | None = None
+    """The stored plan that has the definition of done; None: the request of the episode has it."""
+    base_tree: str = ""
+    """Set where the definition of done came later than the work: the tree that this began with. No check is run."""
     inherited: ArtifactRef | None = None
     """The beginning of the episode that this one was forked from: its tests count."""
     compare_with: ArtifactRef | None = None
@@ -31,6 +35,14 @@ class ProveRequest(Value):
     scope: EpisodeScope
     expected_tree: str
     beginning: ArtifactRef | None = None
+    plan: ArtifactRef | None = None
+    """As in `BeginRequest`."""
+    goal: str = ""
+    """What a person asked for, where the plan does not say it."""
+    allow: tuple[ProofRule, ...] = ()
+    """What may speak against the proof without a question."""
+    earlier: ArtifactRef | None = None
+    """A proof that may say the same already: of an episode within the plan."""
 
 
 class Proved(Value):

@@ -12,7 +12,7 @@ from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.exceptions import ApplicationError
 
 from activities.plan.requests import PlanVerification
-from tests.support.plan.doubles import Hanging, PlanStage, Playing, asks, done, fails
+from tests.support.plan.doubles import DOUBTED, Hanging, PlanStage, Playing, asks, done, fails
 from tightloop.client import TightloopClient
 from tightloop.plan.request import PlanOutcome
 from tightloop.question import Question, QuestionKind
@@ -59,6 +59,7 @@ KINDS: dict[QuestionKind, tuple[str, Callable[[], dict[str, Any]], dict[str, Any
         {"failed": ("pytest -q: 2 failed",)},
         "retry",
     ),
+    QuestionKind.PROOF: (ONE + "definition_of_done: [pytest -q]\n", dict, {}, "work"),
 }
 """Kind -> plan, script, a definition of done that fails once, and the option that lets the plan go on."""
 
@@ -99,7 +100,8 @@ async def test_each_kind_of_question_is_answered_in_each_way(
     source, make_script, unmet, option = KINDS[kind]
     script = make_script()
     verifications = [PlanVerification(passed=False, total=1, **unmet)] if unmet else []
-    async with playing(source, script, verifications=verifications) as stage:
+    proofs = [DOUBTED] if kind is QuestionKind.PROOF else []
+    async with playing(source, script, verifications=verifications, proofs=proofs) as stage:
         slow = script.get("a")
         if kind is QuestionKind.OPERATOR and isinstance(slow, Hanging):
             await slow.started.wait()

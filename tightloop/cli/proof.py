@@ -11,18 +11,18 @@ import typer
 from tightloop.cli.host.server_part import run_again
 from tightloop.cli.render.proof import proof_lines
 from tightloop.cli.render.terminal import remark, show, show_json
-from tightloop.cli.session import FAILED, AsJson, EpisodeId, session_of
+from tightloop.cli.session import FAILED, AsJson, Id, session_of
 from tightloop.cli.store import Store
-from tightloop.client import CLOSED_STATUSES, Kind, TightloopClient
+from tightloop.client import CLOSED_STATUSES, TightloopClient
 from tightloop.client.proof.envelope import MOST_BYTES, seal, to_json
 from tightloop.client.proof.signing import NoSigningKeyError, sign, signing_key
 from tightloop.client.proof.statement import Result, statement_of
 from tightloop.client.proof.verify import Point, Rules, Verified
 from tightloop.client.proof.verify import verify as verify_content
 from tightloop.episode.check import CheckStatus
-from tightloop.episode.model import EpisodeResult
 from tightloop.episode.proof import Proof
 from tightloop.errors import InvalidRequestError, ProofError
+from tightloop.plan.request import PlanOutcome
 
 app = typer.Typer()
 PROOF = "Prove"
@@ -32,13 +32,13 @@ RESULT_SECONDS = 15.0
 @app.command(rich_help_panel=PROOF)
 def proof(
     context: typer.Context,
-    workflow: EpisodeId,
+    workflow: Id,
     output: Annotated[Path | None, typer.Option(help="Write the signed proof to this file.")] = None,
     unsigned: Annotated[bool, typer.Option("--unsigned", help="Do not sign it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the signed proof.")] = False,
 ) -> None:
-    """Show how the success of an episode was proven. Exit code 1: it was not."""
-    found = session_of(context).on(workflow, _proof, Kind.EPISODE)
+    """Show how the success of an episode or a plan was proven. Exit code 1: it was not."""
+    found = session_of(context).on(workflow, _proof)
     statement = statement_of(found)
     if output is not None or as_json:
         text = _sealed(statement.content, unsigned=unsigned)
@@ -94,15 +94,17 @@ def verify(
         raise typer.Exit(FAILED)
 
 
-async def _proof(client: TightloopClient, episode_id: str) -> Proof:
-    summary = await client.summary(episode_id)
+async def _proof(client: TightloopClient, workflow_id: str) -> Proof:
+    summary = await client.summary(workflow_id)
     if summary.status not in CLOSED_STATUSES:
-        raise ProofError(f"{episode_id} is {summary.status}: it is proven at its end")
+        raise ProofError(f"{workflow_id} is {summary.status}: it is proven at its end")
     async with asyncio.timeout(RESULT_SECONDS):
-        result = await client.result(episode_id)
-    if not isinstance(result, EpisodeResult) or result.proof is None:
-        raise ProofError(f"{episode_id} is {summary.status} and has no proof: only what succeeds is proven")
-    return Store(Path(summary.workspace), episode_id).stored(result.proof, Proof)
+        result = await client.result(workflow_id)
+    if result.proof is None:
+        nothing = result.outcome is PlanOutcome.COMPLETED
+        why = "there was no definition of done" if nothing else "only what succeeds is proven"
+        raise ProofError(f"{workflow_id} is {summary.status} and has no proof: {why}")
+    return Store(Path(summary.workspace), workflow_id).stored(result.proof, Proof)
 
 
 def _sealed(content: bytes, *, unsigned: bool) -> str:

@@ -132,6 +132,7 @@ def _closed_status(answered: Status, seen: Execution, result: Result) -> Status:
             children=(),
             counts=result.counts or answered.counts,
             tree=result.tree or answered.tree,
+            proof=result.proof or answered.proof,
             spent=result.spent if result.counts else answered.spent,
             revision=result.revision if result.counts else answered.revision,
         )

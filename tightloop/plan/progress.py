@@ -13,12 +13,21 @@ from tightloop.plan.engine.state import PlanEvent, ScheduleState, UndoEntry
 from tightloop.plan.request import PlanPhase, PlanSpent
 from tightloop.plan.result import Belief, EvidenceNote, StepFailure, StepResult
 from tightloop.question import Answer, Question
-from tightloop.value import shorten
+from tightloop.value import Value, shorten
 
 TIMELINE_LIMIT = 200
 """Entries that are kept; the ledger and the records hold all."""
 FAILURES_LIMIT = 500
 DETAIL_CHARACTERS = 200
+
+
+class Doubt(Value):
+    """A tree with a proof that something speaks against."""
+
+    tree: str
+    title: str
+    accepted_by: str = ""
+    """Who accepted it, where somebody did."""
 
 
 class PlanProgress(BaseModel):
@@ -64,6 +73,14 @@ class PlanProgress(BaseModel):
     """At most `TIMELINE_LIMIT`, the newest last."""
     runs: int = 1
     """Runs of the workflow so far, this one included."""
+    beginning: ArtifactRef | None = None
+    """What the delivered tree is compared with: a stored `Beginning`; None: there was no definition of done."""
+    proof_within: ArtifactRef | None = None
+    """Proof of the last workflow of a step that proved its tree."""
+    proof: ArtifactRef | None = None
+    """The last proof of the plan."""
+    doubted: Doubt | None = None
+    """What speaks against the proof."""
     reason: str = ""
     """Why the plan is about to fail, where it compensates before it ends."""
     adopt: bool = False

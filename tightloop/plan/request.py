@@ -9,6 +9,7 @@ from pydantic import Field
 
 from tightloop.artifact import ArtifactRef
 from tightloop.episode.model import Queues, check_run
+from tightloop.episode.proof import ProofRule
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.usage import Usage
 from tightloop.plan.child import ChildWait
@@ -41,6 +42,8 @@ class PlanPhase(StrEnum):
     COMPENSATING = "COMPENSATING"
     VERIFYING = "VERIFYING"
     """The definition of done is executed."""
+    PROVING = "PROVING"
+    """It is executed apart from the working tree."""
     REPLANNING = "REPLANNING"
     CLOSED = "CLOSED"
 
@@ -61,6 +64,8 @@ class PlanRequest(Value):
     goal: str = ""
     """What the plan is for; a planner writes it (needs the flag `agent_planning`) without source and file."""
     max_parallel: int | None = None
+    allow: tuple[ProofRule, ...] = ()
+    """What may speak against proofs without a question, such as `tests_changed`; also for episodes and plans within."""
     dry_run: bool = False
     """Show what each step would do; nothing is changed."""
     pause_timeout: timedelta = timedelta(days=30)
@@ -145,6 +150,8 @@ class PlanResult(Value):
     tree: str = ""
     revision: int = 1
     spent: PlanSpent = PlanSpent()
+    proof: ArtifactRef | None = None
+    """The stored `Proof` of a completed plan with a definition of done."""
     record: ArtifactRef | None = None
     """The stored account of the plan (`PlanArchive`)."""
     outputs: dict[str, Any] = Field(default_factory=dict)
@@ -192,5 +199,7 @@ class PlanStatus(Value):
     beliefs: tuple[Belief, ...] = ()
     spent: PlanSpent = PlanSpent()
     tree: str = ""
+    proof: ArtifactRef | None = None
+    """The last proof that was made."""
     outcome: PlanOutcome | None = None
     reason: str = ""

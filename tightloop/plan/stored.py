@@ -9,6 +9,7 @@ from pydantic import Field
 
 from tightloop.artifact import ArtifactRef
 from tightloop.plan.document.plan import Plan
+from tightloop.plan.document.step import walk
 from tightloop.plan.request import PlanOutcome
 from tightloop.question import Answer
 from tightloop.value import Value
@@ -51,6 +52,19 @@ class StoredPlan(Value):
     """Prompts and answers of the model that wrote it."""
     prompts_sha256: str = ""
     """Version of the prompts."""
+
+    @property
+    def words(self) -> str:
+        """What a person says in this revision about the work: titles, descriptions and goals, a line each.
+
+        Empty where a model wrote it: it must not announce its own changes of tests.
+        """
+        if self.exchange is not None or self.prompts_sha256:
+            return ""
+        lines = [self.plan.title, self.plan.description]
+        for step in walk(self.plan.steps):
+            lines += [step.title, step.description, step.episode.goal if step.episode is not None else ""]
+        return "\n".join(line for line in lines if line)
 
     def content(self) -> bytes:
         """Return the JSON that is stored. Fields have the names that a person writes, as in a plan file."""

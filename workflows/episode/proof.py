@@ -51,7 +51,12 @@ class Proof:
         self._points.enter(EpisodePhase.PROVING)
         proved = await self._points.do(
             ProofActivities.prove,
-            lambda: ProveRequest(scope=record.scope, expected_tree=record.state.tree, beginning=record.state.beginning),
+            lambda: ProveRequest(
+                scope=record.scope,
+                expected_tree=record.state.tree,
+                beginning=record.state.beginning,
+                allow=record.request.allow,
+            ),
             ActivityOptions(
                 "prove it in a fresh checkout", 2 * self._limit + OPEN_TIMEOUT, record.request.queues.workspace
             ),

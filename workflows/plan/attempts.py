@@ -17,6 +17,7 @@ from temporalio.exceptions import (
 
 from activities.plan.activity import PlanActivities
 from activities.plan.requests import RunStepRequest, SettleRequest, StepRun
+from tightloop.artifact import ArtifactRef
 from tightloop.episode.model import WORKFLOW_TYPE, EpisodeInput, EpisodeOutcome, EpisodeRequest, EpisodeResult
 from tightloop.plan.child import child_id
 from tightloop.plan.document.step import Capability, FailureClass
@@ -83,6 +84,8 @@ class Attempt:
     """Why it was cancelled, where the plan goes on without it."""
     children: list[str] = field(default_factory=list)
     """Ids of the workflows that it started."""
+    proof: ArtifactRef | None = None
+    """Of the tree that its only child left."""
 
     @property
     def number(self) -> int:
@@ -142,6 +145,7 @@ async def _with_children(attempt: Attempt, activities: ActivityRunner) -> StepRe
     starts = list(_children(attempt, run))
     attempt.children.extend(identity for identity, _ in starts)
     ended = await _all([_child(identity, start, attempt.summary) for identity, start in starts])
+    attempt.proof = ended[0].proof if len(ended) == 1 else None
     settle = attempt.options(f"{attempt.summary}: take over", SETTLE_TIMEOUT)
     request = SettleRequest(
         run=attempt.request,
@@ -160,7 +164,7 @@ def _children(attempt: Attempt, run: StepRun) -> Iterable[tuple[str, EpisodeInpu
     """Return what is started, with its id. Queues, patience and depth come from the plan around it."""
     scope, around = attempt.request.scope, attempt.plan
     if run.episode:
-        inherited = {"queues": around.queues, "pause_timeout": around.pause_timeout}
+        inherited = {"queues": around.queues, "pause_timeout": around.pause_timeout, "allow": around.allow}
         yield (
             child_id(scope.episode_id, attempt.name, attempt.number),
             EpisodeInput.model_validate({**inherited, "within": scope.holder, **run.episode}),
@@ -172,8 +176,8 @@ def _children(attempt: Attempt, run: StepRun) -> Iterable[tuple[str, EpisodeInpu
         within = plan.within or ("" if plan.worktree else scope.holder)
         # An alternative that waits for a person is out sooner than a plan.
         patience = min(plan.pause_timeout, around.pause_timeout)
-        start = PlanInput.of(plan, queues=around.queues, pause_timeout=patience, within=within, depth=around.depth + 1)
-        yield identity, start
+        inherited = {"queues": around.queues, "allow": around.allow, "depth": around.depth + 1}
+        yield identity, PlanInput.of(plan, pause_timeout=patience, within=within, **inherited)
 
 
 async def _all(runs: Sequence[Any]) -> list[EpisodeResult | PlanResult]:

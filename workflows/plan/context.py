@@ -137,6 +137,7 @@ class PlanContext:
         before = progress.budget
         progress.budget = carry_over_bounds(before, old.graph.head.budget, graph.head.budget, by_person=by_person)
         progress.add_hypotheses(graph.head.hypotheses)
+        progress.doubted = None
         self.open(graph, has_planner=self.has_planner)
         find = self.schedule.find
         progress.failures = {name: why for name, why in progress.failures.items() if find(name) is not None}
@@ -195,6 +196,11 @@ class PlanContext:
     def log(self, event: str, step: str = "", detail: str = "") -> None:
         """Add a line to the timeline."""
         self.progress.log(self.now(), event, step, detail)
+
+    def accept_proof(self, by: str) -> None:
+        """Note who accepts the tree in spite of what speaks against its proof."""
+        if self.progress.doubted is not None:
+            self.progress.doubted = self.progress.doubted.evolve(accepted_by=by)
 
     def log_drift(self, tree: str | None, step: str = "") -> None:
         """Note that files were changed outside a pause."""

@@ -318,6 +318,7 @@ class Dispatch:
         context.log_drift(result.drift, name)
         if attempt.writes:
             context.set_tree(result.tree)
+            progress.proof_within = attempt.proof or progress.proof_within
         self._note_undo(attempt, node, result)
         if result.status is StepStatus.WAITING:
             question = result.question or Question(

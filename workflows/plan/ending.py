@@ -125,5 +125,6 @@ class Ending:
             tree=progress.tree,
             revision=progress.revision,
             spent=progress.spent,
+            proof=progress.proof if outcome is PlanOutcome.COMPLETED else None,
             record=record,
         )

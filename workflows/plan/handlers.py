@@ -14,6 +14,7 @@ from tightloop.plan.result import StepStatus
 from tightloop.question import Answer, Question, QuestionKind
 from workflows.plan.context import ENDING, PlanContext
 from workflows.plan.questions import (
+    ACCEPT_IT,
     APPROVALS,
     CANCEL,
     FAIL,
@@ -30,6 +31,8 @@ from workflows.shared.questions import Questions
 from workflows.shared.refusal import refusals
 
 R = TypeVar("R")
+REPLANNED = (QuestionKind.FAILED_STEP, QuestionKind.UNMET, QuestionKind.PROOF)
+"""Questions on which a planner may change the plan."""
 
 
 class Handlers:
@@ -102,7 +105,7 @@ class Handlers:
             # Somebody else may have answered meanwhile.
             meant = self.check(self._questions.read, value)
         first, answer = meant[0]
-        if answer.option == REPLAN.name and first.kind in (QuestionKind.FAILED_STEP, QuestionKind.UNMET):
+        if answer.option == REPLAN.name and first.kind in REPLANNED:
             # The questions wait until there is a revision: where none is made, a person has to choose again.
             return await self._replan([question for question, _ in meant], answer)
         return "; ".join([self._apply(*answered) for answered in self.check(self._questions.answer, value)])
@@ -210,6 +213,8 @@ class Handlers:
         context = self._context
         if question.chosen != FAIL.name:
             context.keep_edits()
+        if question.kind is QuestionKind.PROOF and question.chosen == ACCEPT_IT.name:
+            context.accept_proof(question.answers[-1].by)
         number = context.schedule.find(question.step) if question.kind is QuestionKind.FAILED_STEP else None
         if number is None or question.chosen not in (RETRY.name, SKIP.name):
             return
@@ -223,6 +228,7 @@ class Handlers:
         context = self._context
         failures = context.progress.failures
         reasons = [failures[one.step].reason if one.step in failures else one.title for one in questions[:10]]
+        reasons += [line for one in questions for line in one.evidence]
         about = ", ".join(one.step or one.kind.value for one in questions[:10])
         context.log("answered", questions[0].step, f"{answer.option} (by {answer.by}) {answer.text}".rstrip())
         trouble = "; ".join([*reasons, answer.text] if answer.text else reasons)

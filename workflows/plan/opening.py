@@ -14,6 +14,7 @@ from tightloop.plan.request import PlanPhase
 from tightloop.value import shorten
 from tightloop.value.scrub import scrub
 from workflows.plan.context import PlanContext, PlanEnd
+from workflows.plan.proof import PlanProof
 from workflows.plan.recovery import Recovery
 from workflows.plan.reporting import PlanReporting
 from workflows.plan.waiting import Waiting
@@ -27,9 +28,15 @@ class Opening:
     """Gives the plan its graph."""
 
     def __init__(
-        self, context: PlanContext, waiting: Waiting, recovery: Recovery, reporting: PlanReporting, alerts: Alerts
+        self,
+        context: PlanContext,
+        waiting: Waiting,
+        recovery: Recovery,
+        proof: PlanProof,
+        reporting: PlanReporting,
+        alerts: Alerts,
     ) -> None:
-        self._context, self._waiting, self._recovery = context, waiting, recovery
+        self._context, self._waiting, self._recovery, self._proof = context, waiting, recovery, proof
         self._reporting, self._alerts = reporting, alerts
 
     def check(self) -> None:
@@ -64,6 +71,8 @@ class Opening:
         if is_new:
             context.begin(opened, graph)
             workflow.upsert_memo({"goal": shorten(scrub(context.title), 200)})
+            if self._proof.is_needed:
+                await self._proof.begin()
         self._recovery.restore()
         if progress.phase is PlanPhase.COMPENSATING:
             raise PlanEnd(progress.reason, compensate=True)

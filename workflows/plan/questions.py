@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from tightloop.alert import AlertKind, alert_kind
+from tightloop.episode.loop.questions import ACCEPT, ACCEPT_EFFECT, WORK
 from tightloop.plan.result import StepFailure, StepStatus
 from tightloop.question import Option, Question, QuestionKind
 from workflows.plan.context import PlanContext
@@ -23,7 +24,11 @@ CANCEL = Option(name="cancel", effect="the plan ends as cancelled")
 SKIP = Option(name="skip", effect="the plan goes on as if the step had been skipped")
 FAIL = Option(name="fail", effect="the step stays failed; the plan fails when nothing else is left to do")
 REPLAN = Option(name="replan", effect="a planner changes the plan")
-OPTION_NAMES = frozenset({"approve", "reject", "keep", "resume", "retry", "extend", "cancel", "skip", "fail", "replan"})
+GO_TO_WORK = Option(name=WORK, effect="it is verified and proven again; your edits of files are kept")
+ACCEPT_IT = Option(name=ACCEPT, effect=ACCEPT_EFFECT)
+OPTION_NAMES = frozenset(
+    {"approve", "reject", "keep", "resume", "retry", "extend", "cancel", "skip", "fail", "replan", WORK, ACCEPT}
+)
 _PAUSE_OPTIONS = {
     QuestionKind.OPERATOR: (RESUME, CANCEL),
     QuestionKind.LIMIT: (RESUME, CANCEL),
@@ -94,6 +99,19 @@ class PlanQuestions:
         )
         self._ask("paused", question)
 
+    def ask_about_proof(self, title: str, evidence: tuple[str, ...]) -> None:
+        """Ask what follows where the definition of done holds and something speaks against the proof."""
+        question = Question(
+            id="",
+            kind=QuestionKind.PROOF,
+            title=title,
+            evidence=evidence,
+            options=(GO_TO_WORK, ACCEPT_IT, *self._replan, CANCEL),
+            default=GO_TO_WORK.name,
+            blocks=THE_PLAN,
+        )
+        self._ask("paused", question)
+
     def ask_for_step(self, step: str, question: Question) -> None:
         """Ask what a step wants to know before it goes on."""
         self._ask("waits", question.evolve(step=step, blocks=step))
@@ -113,7 +131,7 @@ class PlanQuestions:
 
         def is_outdated(question: Question) -> bool:
             number = schedule.find(question.step)
-            if question.kind is QuestionKind.UNMET:
+            if question.kind in (QuestionKind.UNMET, QuestionKind.PROOF):
                 return True
             return question.kind in stands and (number is None or schedule.status(number) is not stands[question.kind])
 

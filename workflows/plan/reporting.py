@@ -105,6 +105,7 @@ class PlanReporting:
             beliefs=progress.beliefs,
             spent=progress.spent,
             tree=progress.tree,
+            proof=progress.proof,
             reason=context.reason,
         )
 

@@ -7,20 +7,16 @@ say is read in `workflows/plan/handlers.py`.
 
 import asyncio
 from collections.abc import Awaitable
-from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
 from temporalio.exceptions import is_cancelled_exception
 
-from activities.plan.activity import PlanActivities
-from activities.plan.requests import VerifyPlanRequest
 from activities.workspace.activity import AdoptRequest, WorkspaceActivities
 from tightloop.plan import control
-from tightloop.plan.document.plan import OnPlanFailure
 from tightloop.plan.engine.state import PlanEvent
 from tightloop.plan.input import PlanInput
-from tightloop.plan.request import PlanOutcome, PlanPhase, PlanRequest, PlanResult, PlanStatus, StepPage
+from tightloop.plan.request import PlanOutcome, PlanRequest, PlanResult, PlanStatus, StepPage
 from tightloop.question import QuestionKind
 from tightloop.safety.seal import Heard
 from tightloop.value import counted
@@ -32,6 +28,7 @@ from workflows.plan.dispatch import Dispatch
 from workflows.plan.ending import Ending
 from workflows.plan.handlers import Handlers
 from workflows.plan.opening import Opening
+from workflows.plan.proof import PlanProof
 from workflows.plan.questions import PlanQuestions
 from workflows.plan.recovery import Recovery
 from workflows.plan.reporting import PlanReporting
@@ -43,9 +40,6 @@ from workflows.shared.inbox import Inbox
 from workflows.shared.parent_notice import ParentNotice
 from workflows.shared.questions import Questions
 from workflows.shared.refusal import refusals
-
-VERIFY_TIMEOUT = timedelta(hours=6)
-"""The commands of the definition of done have limits of their own."""
 
 
 @workflow.defn
@@ -73,7 +67,8 @@ class PlanWorkflow:
         recovery = Recovery(context, self._questions, revisions, compensation)
         self._dispatch = Dispatch(context, running, self._questions, recovery, alerts, activities)
         self._waiting = Waiting(context, self._dispatch, self._questions, alerts, self._reporting, activities)
-        self._opening = Opening(context, self._waiting, recovery, self._reporting, alerts)
+        self._proof = PlanProof(context, self._waiting, self._questions, self._reporting, lambda: self._nothing_left)
+        self._opening = Opening(context, self._waiting, recovery, self._proof, self._reporting, alerts)
         self._ending = Ending(context, self._dispatch, compensation, self._reporting, alerts, activities)
         self._continuation = Continuation(context, waiting)
         self._handlers = Handlers(context, waiting, self._questions, revisions, self._reporting)
@@ -187,7 +182,7 @@ class PlanWorkflow:
             await self._pursue()
         except PlanEnd as end:
             return await self._ending.end(end)
-        return await self._ending.close(PlanOutcome.COMPLETED, "all steps are done")
+        return await self._ending.close(PlanOutcome.COMPLETED, self._proof.summary)
 
     async def _pursue(self) -> None:
         """Start what may start and take in what has ended, until nothing is left to do."""
@@ -229,34 +224,7 @@ class PlanWorkflow:
             why = progress.failures.get(schedule.name(left[0]))
             count = counted(len(left), "step")
             raise PlanEnd(f"{count} failed: {names}" + (f" ({why.reason})" if why else ""))
-        return await self._is_verified()
-
-    async def _is_verified(self) -> bool:
-        """Run the definition of done on the tree that the plan leaves.
-
-        Raises:
-            PlanEnd: it does not hold, and nobody is asked about it.
-        """
-        context = self._context
-        if not context.schedule.graph.head.checks or context.request.dry_run:
-            return True
-        self._reporting.enter(PlanPhase.VERIFYING)
-        found = await self._waiting.run(
-            PlanActivities.verify_plan,
-            lambda: VerifyPlanRequest(scope=context.scope(), expected_tree=context.progress.tree),
-            context.on_host("run the definition of done", VERIFY_TIMEOUT),
-        )
-        self._reporting.enter(PlanPhase.RUNNING)
-        context.log_drift(found.drift)
-        context.log("verified", detail=f"{found.total - len(found.failed)} of {found.total} checks pass")
-        # Where people changed or paused the plan meanwhile, it is verified again later.
-        if not found.passed and self._nothing_left:
-            failed, policy = "; ".join(found.failed) or "no check passed", context.failure_policy
-            if policy is not OnPlanFailure.ASK:
-                reason = f"the definition of done does not hold: {failed}"
-                raise PlanEnd(reason, compensate=policy is OnPlanFailure.COMPENSATE)
-            self._questions.ask_about_unmet(failed)
-        return found.passed
+        return await self._proof.holds()
 
     async def _keep_edits(self) -> None:
         """Keep what a person edited during a pause, beside steps that read at most."""

@@ -1,9 +1,12 @@
 """Plans from their text to a stored revision that may run."""
 
+import contextlib
+import itertools
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from activities.artifacts.port import get_model
 from activities.plan.attempts.context import AttemptPorts
 from activities.plan.files import READ_BYTES
 from activities.plan.opening.rerun_base import RERUN_BASE, RerunBase, is_made_by_steps
@@ -26,7 +29,7 @@ from activities.plan.requests import (
 from activities.workspace.folders import root_of
 from activities.workspace.port import OpenEpisodes, WorkingTree
 from tightloop.artifact import ArtifactRef
-from tightloop.errors import InvalidRequestError, PlanError, WorkspaceError
+from tightloop.errors import ArtifactMissingError, InvalidRequestError, PlanError, WorkspaceError
 from tightloop.plan.engine.revision import diff_plans, find_refusals
 from tightloop.plan.request import PlanRequest
 from tightloop.plan.rules.budgeting import merge_stated, narrowest
@@ -213,7 +216,7 @@ class PlanOpener:
     def _text(self, scope: PlanScope, asked: PlanRequest) -> tuple[WrittenPlan, str]:
         """Return the text of the plan and its file's name."""
         if asked.source:
-            return WrittenPlan(text=asked.source), ""
+            return WrittenPlan(text=asked.source, prompts_sha256=self._prompts_of(scope, asked.source)), ""
         if not asked.file:
             written = self._ask().write(scope, asked)
             if written.problem:
@@ -231,6 +234,20 @@ class PlanOpener:
             return WrittenPlan(text=place.read_text("utf-8")), asked.file
         except UnicodeDecodeError as error:
             raise InvalidRequestError(f"the plan file {place} is not UTF-8 text (byte {error.start})") from error
+
+    def _prompts_of(self, scope: PlanScope, text: str) -> str:
+        """Return the version of the prompts where a model wrote this text for a run before: it stays the model's."""
+        workspace = Path(scope.workspace)
+        records, store = open_file_records(workspace), self._ports.stores(workspace)
+        for number in itertools.count(1):
+            known = records.kept(scope.episode_id, revision_fact_name(number), RevisionFact)
+            if known is None:
+                break
+            with contextlib.suppress(ArtifactMissingError):
+                stored = get_model(store, known.plan, StoredPlan)
+                if stored.prompts_sha256 and stored.source == text:
+                    return stored.prompts_sha256
+        return ""
 
 
 def _author(written: WrittenPlan) -> str:

@@ -27,9 +27,12 @@ from activities.plan.requests import (
     StepRun,
     VerifyPlanRequest,
 )
+from activities.proof.requests import AcceptRequest, BeginRequest, Begun, Proved, ProveRequest
 from activities.workspace.activity import Adopted, AdoptRequest
 from tightloop.artifact import ArtifactRef
 from tightloop.client import TightloopClient
+from tightloop.episode.check import Verification
+from tightloop.episode.proof import ProofVerdict
 from tightloop.errors import PlanError
 from tightloop.plan.document.action import Option, ShellAction
 from tightloop.plan.document.plan import Plan
@@ -50,6 +53,13 @@ from workflows.plan.workflow import PlanWorkflow
 Act = Callable[[RunStepRequest], Awaitable[StepResult]]
 Wait = Callable[[], Awaitable[None]]
 BASE = "tree"
+PROOF = ArtifactRef(sha256="0" * 64, size_bytes=1, media_type="application/json", name="proof")
+DOUBTED = Proved(
+    proof=PROOF,
+    verdict=ProofVerdict.DOUBTED,
+    title="the checks are green, but: a test is gone",
+    evidence=("changed: deleted test_a.py",),
+)
 
 
 async def at_once() -> None:
@@ -135,6 +145,10 @@ class ScriptedPlanActivities:
         self.loads = 0
         self.opening_failure: Exception | None = changes.get("opening_failure")
         self.verifications: list[PlanVerification] = changes.get("verifications", [])
+        self.proofs: list[Proved] = changes.get("proofs", [])
+        self.proven: list[ProveRequest] = []
+        self.begun: list[BeginRequest] = []
+        self.accepted: list[AcceptRequest] = []
         self.hang_when_verifying: bool = changes.get("hang_when_verifying", False)
         self.cannot_take_back: set[str] = changes.get("cannot_take_back", set())
         self.edited: str | None = None
@@ -147,6 +161,7 @@ class ScriptedPlanActivities:
         self.before_opening: Wait = changes.get("before_opening", at_once)
         self.before_load: Wait = at_once
         self.before_verification: Wait = at_once
+        self.before_proof: Wait = at_once
         self.before_compensation: Wait = at_once
         self._plans: dict[str, Plan] = {}
 
@@ -162,6 +177,9 @@ class ScriptedPlanActivities:
             self.settle_children,
             self.compensate_step,
             self.verify_plan,
+            self.begin,
+            self.prove,
+            self.accept_proof,
             self.close_plan,
             self.adopt_workspace,
             self.send_alerts,
@@ -286,6 +304,27 @@ class ScriptedPlanActivities:
         if self.verifications:
             return self.verifications.pop(0)
         return PlanVerification(passed=True, total=1, tree=request.expected_tree)
+
+    @activity.defn
+    async def begin(self, request: BeginRequest) -> Begun:
+        """Keep nothing."""
+        self.begun.append(request)
+        return Begun(
+            verification=Verification(tree=request.expected_tree, total=0, signature="", report=PROOF), beginning=PROOF
+        )
+
+    @activity.defn
+    async def prove(self, request: ProveRequest) -> Proved:
+        """Answer as the script says, then with yes."""
+        self.proven.append(request)
+        await self.before_proof()
+        return self.proofs.pop(0) if self.proofs else Proved(proof=PROOF, verdict=ProofVerdict.PROVEN)
+
+    @activity.defn
+    async def accept_proof(self, request: AcceptRequest) -> ArtifactRef:
+        """Remember it."""
+        self.accepted.append(request)
+        return request.proof.evolve(name="accepted")
 
     @activity.defn
     async def close_plan(self, request: ClosePlanRequest) -> PlanClosed:

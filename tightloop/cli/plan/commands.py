@@ -20,6 +20,7 @@ from tightloop.cli.session import AsJson, By, JsonLines, PlanId, leave, operator
 from tightloop.cli.start import start_and_wait
 from tightloop.cli.store import Store
 from tightloop.client import CLOSED_STATUSES, Kind, TightloopClient
+from tightloop.episode.proof import ProofRule
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError
 from tightloop.plan.request import SOURCE_BYTES, PlanRequest, PlanStatus
 from tightloop.value.scrub import scrub
@@ -75,13 +76,17 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Preview each step; change nothing.")] = False,
     worktree: Annotated[bool, typer.Option("--worktree", help="Work in a new git worktree.")] = False,
     max_parallel: Annotated[int | None, typer.Option(help="Maximum number of steps that run at once.")] = None,
+    allow: Annotated[
+        list[ProofRule] | None,
+        typer.Option(help="What may speak against the proof without a question, such as tests_changed. Repeatable."),
+    ] = None,
     goal: Annotated[str, typer.Option(help="Let a model write the plan; needs the setting plans.agent_planning.")] = "",
     plan_id: Annotated[str | None, typer.Option("--id", help="Id of the run. Default: a new one.")] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Start the plan and return at once.")] = False,
     as_json: JsonLines = False,
 ) -> None:
     """Run a plan and follow it; exit code 0 when it completed. Ctrl-C leaves it running."""
-    options = given(dry_run=dry_run or None, worktree=worktree or None, max_parallel=max_parallel)
+    options = given(dry_run=dry_run or None, worktree=worktree or None, max_parallel=max_parallel, allow=allow)
     wanted = Wanted(file, again, plan_id, workspace, values or [], goal, options)
     wanted.check()
     session = session_of(context)

@@ -20,7 +20,8 @@ _FIRST = {
 }
 _REFUSE = Option(name=REFUSE, effect="the planner is told to do without, or to undo it, and plans again")
 _CANCEL = Option(name=CANCEL, effect="end the episode; the files stay as they are")
-_ACCEPT = Option(name=ACCEPT, effect="succeed with the files as delivered; the proof says who accepted them")
+ACCEPT_EFFECT = "succeed with the files as delivered; the proof says who accepted them"
+_ACCEPT = Option(name=ACCEPT, effect=ACCEPT_EFFECT)
 _OTHERS = {
     QuestionKind.OPERATOR: (),
     QuestionKind.ALIGNMENT: (_REFUSE, _CANCEL),

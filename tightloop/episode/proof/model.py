@@ -1,10 +1,11 @@
 """The data of a proof. It is stored as one artifact; histories, results and the status hold only its reference."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
 
 from tightloop.artifact import ArtifactRef
-from tightloop.episode.check import CheckStatus
+from tightloop.episode.check import Check, CheckStatus
 from tightloop.value import Value
 
 NAMES_LIMIT = 50
@@ -180,6 +181,8 @@ class Proof(Value):
     base_tree: str
     """The tree at the beginning: a git tree id."""
     delivered_tree: str
+    beside: str = ""
+    """Digest of what lay beside the tree, at the beginning and when it was proven."""
     runs: tuple[ProofRun, ...] = ()
     """As delivered; then with the tests of the beginning, where tests, test data or configuration changed."""
     changed: tuple[ChangedFile, ...] = ()
@@ -195,6 +198,12 @@ class Proof(Value):
     """What this proof does not show, a sentence each: limits of the sandbox, checks without a report ..."""
     started: datetime
     ended: datetime
+
+    def proves(self, checks: Sequence[Check], tree: str) -> bool:
+        """Return whether it proves these checks on a tree, and nothing that decides what they say had changed."""
+        is_clean = self.verdict is ProofVerdict.PROVEN and not self.findings and not self.changed_count
+        commands = [[run.run for run in one.checks] for one in self.runs]
+        return is_clean and self.delivered_tree == tree and commands == [[check.run for check in checks]]
 
     @property
     def open_findings(self) -> tuple[ProofFinding, ...]:
