@@ -30,11 +30,12 @@ from tightloop.plan.text.reading import read_plan
 
 STEPS = ("baseline", "before", "rename-definition", "rename-uses", "announce", "test", "careful-rename", "test-again")
 TAKEN_BACK = ("undo-announce", "undo-rename-uses", "undo-rename-definition")
-AROUND = ("open_plan", "verify_plan", "close_plan")
+AROUND = ("open_plan", "begin", "verify_plan", "prove", "close_plan")
 """What they do is not recorded step by step; they are killed before and after."""
 RECOVERS = [
     *((step, moment) for step in (*STEPS, "commit", *TAKEN_BACK) for moment in MOMENTS),
     *((name, moment) for name in AROUND for moment in ("before", "recorded")),
+    *((name, "acted") for name in ("begin", "prove")),
 ]
 GIVES_UP = [(step, moment) for step in TAKEN_BACK for moment in MOMENTS]
 

@@ -72,6 +72,7 @@ class Opening:
             context.begin(opened, graph)
             workflow.upsert_memo({"goal": shorten(scrub(context.title), 200)})
             if self._proof.is_needed:
+                self._reporting.enter(PlanPhase.VERIFYING)
                 await self._proof.begin()
         self._recovery.restore()
         if progress.phase is PlanPhase.COMPENSATING:

@@ -129,7 +129,8 @@ class PlanProof:
         context.log_drift(proved.drift)
         progress.proof = proved.proof
         is_proven = proved.verdict is not ProofVerdict.DOUBTED
-        context.log("proven" if is_proven else "doubted", detail=proved.title)
+        said = f"in a fresh checkout of tree {tree[:12]}" if is_proven else proved.title
+        context.log("proven" if is_proven else "doubted", detail=said)
         if not is_proven and self._is_nothing_left():
             progress.doubted = Doubt(tree=tree, title=proved.title)
             self._questions.ask_about_proof(proved.title, proved.evidence)

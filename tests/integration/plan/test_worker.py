@@ -64,7 +64,10 @@ async def test_plan_changes_checks_and_commits(
 ) -> None:
     async with working():
         result = await ended(temporal_client, settings, workspace, REFACTOR)
-    assert (result.outcome, result.reason) == (PlanOutcome.COMPLETED, "all steps are done")
+    assert (result.outcome, result.reason) == (
+        PlanOutcome.COMPLETED,
+        "all steps are done, and the definition of done is proven",
+    )
     assert (workspace / "app.py").read_text() == "GREETING = 'hello'\nprint(GREETING)\n"
     assert git(workspace, "log", "-1", "--format=%s %D").strip() == (
         b"refactor(plan): Name the greeting HEAD -> plan/refactor"
