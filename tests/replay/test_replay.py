@@ -92,7 +92,8 @@ TOLD = {
         r"completed: pick",
         r"completed: write",
         r"verified: 1 of 1 checks pass",
-        r"closed: COMPLETED: all steps are done",
+        r"proven: in a fresh checkout of tree",
+        r"closed: COMPLETED: all steps are done, and the definition of done is proven",
     ),
     "plan_gate_and_compensation": (
         r"failed: pack: transient: busy",
