@@ -181,7 +181,7 @@ def sealing_converter(codec: SealingCodec) -> DataConverter:
 
 
 class _SealingConverter(DataConverter):
-    """The SDK's converter; its own copy for a context makes every converter anew, for each payload of a workflow."""
+    """The SDK's converter; its own copy for a context makes every converter again, for each payload of a workflow."""
 
     def with_context(self, context: SerializationContext) -> Self:
         """Return a copy whose codec knows the context: nothing else asks for it."""
