@@ -15,8 +15,9 @@ from http import HTTPStatus
 import httpx2
 
 from activities.alerts.port import NotDeliveredError
-from activities.network import certificates, is_loopback
+from activities.model.certificates import certificates
 from tightloop.alert import AlertKind, Notice
+from tightloop.safety.address import is_loopback
 
 LONGEST_WAIT_S = 300.0
 """Bound on what a receiver may ask to wait."""

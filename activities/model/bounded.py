@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import httpx2
 import openai
 
-from activities.network import Unpacker
+from activities.model.unpacking import Unpacker
 
 LARGEST_ANSWER_BYTES = 16 * 2**20
 """Unpacked. An answer of 8 000 tokens has about 50 kB."""

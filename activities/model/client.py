@@ -73,7 +73,7 @@ class ModelClient:
         import openai
 
         from activities.model.failure import model_missing, too_large, translated
-        from activities.network import AnswerError
+        from activities.model.unpacking import AnswerError
 
         strictest = self._service.strictest_privacy
         system, *said = (

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import openai
 
-from activities.network import AnswerError
+from activities.model.unpacking import AnswerError
 from tightloop.errors import PlannerError, PlannerUnavailableError, TightloopError
 from tightloop.executor.limit import LimitAction, LimitSignal, choose_action
 from tightloop.executor.limit_matcher import detect

@@ -39,6 +39,14 @@ def is_private(address: str) -> bool:
     return not _is_public(found)
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether a host name or address is this machine itself."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def _is_public(address: IPv4Address | IPv6Address) -> bool:
     if any(address in block for block in _SPECIAL if block.version == address.version):
         return False

@@ -7,11 +7,12 @@ from http import HTTPStatus
 
 import httpx2
 
+from activities.model.certificates import certificates
 from activities.model.gateway.exchange import HOP_HEADERS, Answer, BrokenOffError, Call, NoAnswerError
 from activities.model.gateway.port import GatewaySpec
 from activities.model.gateway.screen import Screen
 from activities.model.gateway.wire import CREDENTIALS, key_header
-from activities.network import certificates, is_loopback
+from tightloop.safety.address import is_loopback
 from tightloop.value import shorten
 
 # One line for each call of an agent would drown the worker's own log.

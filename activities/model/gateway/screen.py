@@ -7,7 +7,7 @@ from http import HTTPStatus
 from urllib.parse import quote
 
 from activities.model.gateway.exchange import BrokenOffError, Headers, NoAnswerError
-from activities.network import AnswerError, Unpacker
+from activities.model.unpacking import AnswerError, Unpacker
 
 LARGEST_ANSWER_BYTES = 64 * 2**20
 """As much as a request may have; unpacked."""

@@ -23,10 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from activities.network import PrivateAddressError, is_loopback, judged_addresses
 from activities.process import ProcessRequest
+from activities.sandbox.door.addresses import PrivateAddressError, judged_addresses
 from tightloop.plan.rules.network import PORTS, Host, HostRuling, host_of, judge_url
-from tightloop.safety.address import is_private
+from tightloop.safety.address import is_loopback, is_private
 
 ANY = "*"
 """In a list: every public host, at the usual ports."""

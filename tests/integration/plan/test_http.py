@@ -12,9 +12,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from activities.network import Resolve, system_addresses
 from activities.plan.port import RunnerResult
 from activities.plan.runners.web.http import HttpRunner
+from activities.sandbox.door.addresses import Resolve, system_addresses
 from tests.support.fake_site import FakeSite, Page, html, redirect
 from tests.support.plan.work import work_for
 from tightloop.host import state_folder

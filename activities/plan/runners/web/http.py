@@ -5,11 +5,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from activities.network import Resolve, system_addresses
 from activities.plan.attempts.contract import fail_step
 from activities.plan.attempts.outputs import find_unfit
 from activities.plan.port import RunnerResult, Work
 from activities.plan.runners.web.request import WebAnswer, WebError, WebRequest, send
+from activities.sandbox.door.addresses import Resolve, system_addresses
 from tightloop.plan.document.action import HttpAction
 from tightloop.plan.document.step import FailureClass
 from tightloop.plan.rules.network import judge_secrets

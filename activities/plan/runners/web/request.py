@@ -9,8 +9,9 @@ from http import HTTPStatus
 
 import httpx2
 
-from activities.network import PrivateAddressError, Resolve, certificates, judged_addresses, system_addresses
+from activities.model.certificates import certificates
 from activities.plan.runners.waiting import run_until
+from activities.sandbox.door.addresses import PrivateAddressError, Resolve, judged_addresses, system_addresses
 from tightloop.executor.limit import LimitSignal
 from tightloop.executor.limit_matcher import detect
 from tightloop.plan.document.step import FailureClass
