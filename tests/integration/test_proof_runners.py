@@ -143,6 +143,20 @@ def test_runners_of_node_get_the_option_by_which_they_tell(observe: Observe, tmp
 
 
 @NODE
+def test_a_parallel_mocha_whose_first_process_runs_no_test_has_a_whole_report(observe: Observe, tmp_path: Path) -> None:
+    code = f"""{LOAD}
+const hooks = load('--require=');
+require('child_process').fork(__dirname + '/worker.js', [hooks]).on('exit', require(hooks).mochaGlobalTeardown);
+"""
+    command = runner(tmp_path / "project", "mocha", code)
+    played = PLAYED["mocha"].replace("require(load('--require='))", "require(process.argv[2])").replace(LOAD, "")
+    (tmp_path / "project/node_modules/mocha/bin/worker.js").write_text(played)
+    seen, said = observe(command)
+    assert seen.complete == {"mocha": True}, said
+    assert len(seen.results["mocha"]) == 2
+
+
+@NODE
 def test_a_runner_that_a_module_ends_has_no_report(observe: Observe, tmp_path: Path) -> None:
     command = runner(tmp_path / "project", "jest", "process.exit(0);\n")
     seen, _ = observe(command)
