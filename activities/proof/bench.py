@@ -177,12 +177,13 @@ def _texts(folder: Path) -> str:
 
 def _write_files(folder: Path, trees: Trees, files: Files) -> None:
     paths = list(files)
+    for above in sorted({(folder / path).parent for path in paths}):
+        above.mkdir(parents=True, exist_ok=True)
     for at in range(0, len(paths), READ_AT_ONCE):
         part = paths[at : at + READ_AT_ONCE]
         contents = trees.read(files[path].blob for path in part)
         for path in part:
-            place = folder / path
-            place.parent.mkdir(parents=True, exist_ok=True)
+            place = f"{folder}/{path}"
             mode = 0o755 if files[path].mode & 0o100 else 0o644
             with os.fdopen(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb") as file:
                 file.write(contents[files[path].blob])

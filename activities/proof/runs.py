@@ -1,6 +1,7 @@
 """Runs of the definition of done under observation: in the working tree, and in fresh checkouts."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import UTC, datetime
 
 from activities.artifacts.port import ArtifactStore
@@ -51,9 +52,15 @@ class Runs:
         return done
 
     def in_checkout(
-        self, checks: tuple[Check, ...], tests: TestsFrom, files: Files, moved: Moved, beginning: Beginning
+        self,
+        rooms: ExitStack,
+        checks: tuple[Check, ...],
+        tests: TestsFrom,
+        files: Files,
+        moved: Moved,
+        beginning: Beginning,
     ) -> Measured:
-        """Run every check in a fresh checkout of `files`.
+        """Run every check in a fresh checkout of `files`, which is removed when `rooms` closes.
 
         Raises:
             CancelledError: the activity was cancelled meanwhile.
@@ -61,13 +68,13 @@ class Runs:
         started = datetime.now(UTC)
         runs: list[CheckRun] = []
         observations: list[Observation] = []
-        with self.bench.room(self.tree.root) as room:
-            view = room.checkout(HeldTrees(self.tree), files, moved)
-            for check in checks:
-                self._heartbeat(f"proof, tests as {tests.value}: {check.title}")
-                result, seen = self._observed(check, room, view)
-                runs.append(_check_run(self.store, check, result, seen, beginning.check(check.run)))
-                observations.append(seen)
+        room = rooms.enter_context(self.bench.room(self.tree.root))
+        view = room.checkout(HeldTrees(self.tree), files, moved)
+        for check in checks:
+            self._heartbeat(f"proof, tests as {tests.value}: {check.title}")
+            result, seen = self._observed(check, room, view)
+            runs.append(_check_run(self.store, check, result, seen, beginning.check(check.run)))
+            observations.append(seen)
         run = ProofRun(tests=tests, checks=tuple(runs), started=started, ended=datetime.now(UTC))
         return Measured(run, tuple(observations))
 

@@ -1,0 +1,116 @@
+"""The proof: what it costs beyond its runs of the checks, in a project of 3 000 files."""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+from activities.artifacts.local import open_local_store
+from activities.checks.runner import ProcessCheckRunner
+from activities.proof.bench import LocalBench
+from activities.proof.proving import prove_tree
+from activities.proof.runs import Runs
+from activities.proof.trees import HeldTrees
+from activities.sandbox.choose import choose_sandbox
+from activities.workspace.git import GitWorkspaces
+from activities.workspace.scope import EpisodeScope
+from tests.benchmarks.figures import Report, Spread, progress
+from tests.benchmarks.stage import git
+from tightloop.episode.check import Check
+from tightloop.episode.proof.beginning import Beginning, CheckBaseline
+from tightloop.settings import SandboxSettings
+
+T = TypeVar("T")
+
+ROUNDS = 3
+FILES = 3_000
+TEST_S = 2.0
+COMMAND = "python3 -m unittest -q"
+TEST = f"import time, unittest\nclass T(unittest.TestCase):\n    def test_it(self):\n        time.sleep({TEST_S})\n"
+
+
+async def measure() -> Report:
+    """Prove a change of a module, and one of a test, in turns with runs of the check alone."""
+    return await asyncio.to_thread(_measure)
+
+
+def _measure() -> Report:
+    report = Report(
+        f"proof: {FILES} files, a check of about {TEST_S:g} s",
+        ("proof", "runs", "whole ms", "beyond the runs ms", "of the runs of the check alone", "aim"),
+    )
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name).resolve() / "project"
+        _make(root)
+        scope = EpisodeScope(episode_id="ep-bench", workspace=str(root))
+        settings = SandboxSettings(unsafe_local=True)
+        workspaces = GitWorkspaces(lock_wait=timedelta(seconds=10))
+        workspaces.prepare(scope, take_over=lambda _episode: True)
+        runner, bench = ProcessCheckRunner(choose_sandbox(settings), settings), LocalBench()
+        check = Check(run=COMMAND)
+        with workspaces.hold(scope) as tree:
+            use = Runs(tree, open_local_store(root), runner, bench, lambda: False, lambda _text: None)
+            begun = tree.snapshot()
+            manifest = bench.survey(root, HeldTrees(tree).files(begun))
+            alone, (result, seen) = _timed(lambda: use.in_place((check,), begun)[0])
+            beginning = Beginning(
+                tree=begun,
+                root=str(root),
+                checks=(
+                    CheckBaseline(run=COMMAND, passed=result.passed, exit_code=result.exit_code, observation=seen),
+                ),
+                ignored=use.store.put(manifest, name="beside the tree", media_type="application/zlib"),
+            )
+            found: dict[str, list[tuple[int, float, float, float]]] = {}
+            for number in range(ROUNDS + 1):
+                progress(f"proof: round {number} of {ROUNDS}")
+                for what, file in (("a module changed", "part_1/module_1.py"), ("a test changed", "test_it.py")):
+                    git(root, "checkout", "--quiet", "--force", ".")
+                    with (root / file).open("a") as changed:
+                        changed.write(f"# {number}\n")
+                    delivered = tree.snapshot()
+                    alone, _ = _timed(lambda: use.in_place((check,), begun))
+                    whole, proof = _timed(
+                        lambda delivered=delivered: prove_tree(  # type: ignore[misc]
+                            use,
+                            episode_id=scope.episode_id,
+                            goal="bench",
+                            checks=(check,),
+                            delivered=delivered,
+                            beginning=beginning,
+                        )
+                    )
+                    runs = len(proof.runs)
+                    inside = sum(run.duration_s for one in proof.runs for run in one.checks)
+                    if number:
+                        found.setdefault(what, []).append((runs, whole, whole - inside, whole / (runs * alone)))
+    for what, rows in found.items():
+        report.add(
+            what,
+            rows[0][0],
+            Spread.of(row[1] * 1_000 for row in rows),
+            Spread.of(row[2] * 1_000 for row in rows),
+            Spread.of(row[3] for row in rows),
+            aim="<= 1.1",
+        )
+    return report
+
+
+def _timed(call: Callable[[], T]) -> tuple[float, T]:
+    begun = time.perf_counter()
+    answer = call()
+    return time.perf_counter() - begun, answer
+
+
+def _make(root: Path) -> None:
+    for number in range(FILES):
+        file = root / f"part_{number % 50}" / f"module_{number}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(f"VALUE_{line} = {line * number}\n" for line in range(40)))
+    (root / "test_it.py").write_text(TEST)
+    git(root, "init", "--quiet", "--initial-branch=main")
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "-m", "start")
