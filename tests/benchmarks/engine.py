@@ -9,12 +9,14 @@ from uuid import uuid4
 
 from temporalio.client import Client
 from temporalio.worker import Worker
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from tests.benchmarks.bare import BareEmpty, BareWork, act, think
 from tests.benchmarks.figures import Report, Spread, progress
 from tests.benchmarks.stage import InstantPlanner, Stage, stage
 from tests.benchmarks.stopwatch import Pass
 from tightloop.client import TightloopClient
+from worker.build import workflow_runner
 
 ROUNDS = 12
 ITERATIONS = 12
@@ -99,6 +101,8 @@ def _bare(on: Stage, episodes: Worker) -> Worker:
         "workflows": [BareEmpty, BareWork],
         "activities": [*config["activities"], think, act],
         "interceptors": [],
+        # The SDK's own, as anybody has it.
+        "workflow_runner": SandboxedWorkflowRunner(restrictions=workflow_runner().restrictions),
     }
     return Worker(**config)
 

@@ -255,7 +255,7 @@ class _Bench:
         begun = time.perf_counter()
         found = GitDiffer().compare(store_folder_of(request.scope), before.tree, request.state.tree)
         compared = time.perf_counter() - begun
-        difflib, ended = difflib_seconds(self._root, before.tree, request.state.tree)
+        difflib, ended = difflib_seconds(store_folder_of(self._scope), before.tree, request.state.tree)
         return Sample(*tracked, diffed, compared, difflib, ended, found.note)
 
     def close(self) -> None:
@@ -304,8 +304,9 @@ class _Bench:
     def _diff(self, base: str, tree: str) -> float:
         begun = time.perf_counter()
         with contextlib.suppress(subprocess.TimeoutExpired):
+            store = f"--git-dir={store_folder_of(self._scope)}"
             subprocess.run(
-                ("git", "diff", base, tree), cwd=self._root, stdout=subprocess.DEVNULL, check=True, timeout=GIT_BOUND_S
+                ("git", store, "diff", base, tree), stdout=subprocess.DEVNULL, check=True, timeout=GIT_BOUND_S
             )
         return time.perf_counter() - begun
 
