@@ -13,6 +13,7 @@ from activities.checks.runner import ProcessCheckRunner
 from activities.proof.bench import LocalBench
 from activities.proof.proving import prove_tree
 from activities.proof.runs import Runs
+from activities.proof.subject import Subject
 from activities.proof.trees import HeldTrees
 from activities.sandbox.choose import choose_sandbox
 from activities.workspace.git import GitWorkspaces
@@ -25,7 +26,7 @@ from tightloop.settings import SandboxSettings
 
 T = TypeVar("T")
 
-ROUNDS = 3
+ROUNDS = 5
 FILES = 3_000
 TEST_S = 2.0
 COMMAND = "python3 -m unittest -q"
@@ -76,9 +77,8 @@ def _measure() -> Report:
                     whole, proof = _timed(
                         lambda delivered=delivered: prove_tree(  # type: ignore[misc]
                             use,
-                            episode_id=scope.episode_id,
-                            goal="bench",
-                            checks=(check,),
+                            Subject("bench", "bench", (check,)),
+                            workflow_id=scope.episode_id,
                             delivered=delivered,
                             beginning=beginning,
                         )
