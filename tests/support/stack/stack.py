@@ -32,6 +32,8 @@ class Stack:
             # Also for the clients in the process of the test, whose state folder is another one.
             "TIGHTLOOP_PRIVACY__KEYS_FILE": str(folder / "state" / "keys.json"),
             "TIGHTLOOP_TEMPORAL__ADDRESS": f"127.0.0.1:{port}",
+            # Said, because commands in the process of the test would speak plainly.
+            "TIGHTLOOP_TEMPORAL__AUTHENTICATE": "true",
             "TIGHTLOOP_TEMPORAL__UI_URL": f"http://127.0.0.1:{ui_port}",
             "TIGHTLOOP_SANDBOX__UNSAFE_LOCAL": "true",
             **(environment or {}),
