@@ -4,10 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from activities.process.growth import Growth
 from activities.process.output import OUTPUT_BYTES
+
+if TYPE_CHECKING:
+    from activities.process.start import Shim
 
 GRACE_S = 3.0
 """Time between SIGTERM and SIGKILL."""
@@ -73,8 +76,10 @@ class ProcessRequest:
     """Number of cores that it may be scheduled on (Linux)."""
     cgroups: tuple[Path, ...] = ()
     """Folders of control groups that it joins before it starts."""
-    pass_fds: tuple[int, ...] = ()
-    """Descriptors above 2 that it inherits under the same numbers; the caller closes its own."""
+    files: Mapping[int, bytes] = field(default_factory=dict)
+    """Descriptor, above 9, to the content that it finds there (Linux)."""
+    shim: "Shim | None" = None
+    """A supervisor that `prepare` started ahead: with these control groups, without input, errors not apart."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Stands between the worker and one program, and ends all that the program started.
 
 A script for an isolated interpreter; started once per run, so it imports only what is built in (ctypes on
-Linux). It gets its order over a socket (see `activities/process/start.py`) and answers in lines:
+Linux). It gets two messages over a socket (see `activities/process/start.py`): the control groups, in which it forks
+the process that waits to become the program, and then the order. It answers in lines:
 
     started <pid> <1: orphans come to the shim>
     failed <what> <errno> <text>
@@ -39,10 +40,9 @@ def main(channel: int) -> None:
     os.set_inheritable(channel, False)
     # With the default action, nothing would be written to the wakeup descriptor.
     _signal.signal(_signal.SIGCHLD, lambda *_: None)
-    size = int.from_bytes(_read_exactly(channel, LENGTH_BYTES), "big")
-    order = marshal.loads(_read_exactly(channel, size))  # noqa: S302 - from the worker that started us
+    groups = marshal.loads(_receive(channel))  # noqa: S302 - from the worker that started us
     adopts = _adopt_orphans()
-    program = _start(channel, order)
+    program = _start(channel, groups)
     if program is None:
         return
     # Signals to the group are for the program: the shim stays until nobody is left.
@@ -192,13 +192,16 @@ def _adopt_orphans() -> bool:
     return bool(_prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
 
 
-def _start(channel: int, order: dict[str, object]) -> int | None:
-    """Fork and execute the program; return its pid, or None after reporting why it could not be executed."""
+def _start(channel: int, groups: list[bytes]) -> int | None:
+    """Fork, and have the child execute the program of the order; return its pid, or None after reporting a failure."""
     shim = os.getpid()
     failure, tell_failure = os.pipe()
+    orders, tell_order = os.pipe()
     program = os.fork()
     if program == 0:
-        child = Program(order)
+        os.close(channel)
+        os.close(tell_order)
+        child = Program(groups, orders)
         try:
             child.become(shim)
         except (OSError, ValueError) as error:
@@ -208,7 +211,10 @@ def _start(channel: int, order: dict[str, object]) -> int | None:
         finally:
             os._exit(127)
     os.close(tell_failure)
-    _leave_streams(order["pass_fds"])  # type: ignore[arg-type]
+    os.close(orders)
+    _leave_streams()
+    order = _receive(channel)
+    _pass_on(tell_order, len(order).to_bytes(LENGTH_BYTES, "big") + order)
     line = b""
     while chunk := _read(failure):
         line += chunk
@@ -223,8 +229,10 @@ def _start(channel: int, order: dict[str, object]) -> int | None:
 class Program:
     """The program that the forked child becomes."""
 
-    def __init__(self, order: dict[str, object]) -> None:
-        self._order = order
+    def __init__(self, groups: list[bytes], orders: int) -> None:
+        self._groups = groups
+        self._orders = orders
+        self._order: dict[str, object] = {}
         self.doing = b""
         """What is tried, for the report of a failure."""
 
@@ -243,11 +251,16 @@ class Program:
         for name in ("SIGPIPE", "SIGXFSZ", "SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM"):
             _signal.signal(getattr(_signal, name), _signal.SIG_DFL)
         os.setsid()
-        for step in (self._join, self._enter, self._schedule, self._limit, self._execute):
+        self._join()
+        import resource  # noqa: F401 - here, because nobody waits yet where the supervisor was started ahead
+
+        self._order = marshal.loads(_receive(self._orders))  # noqa: S302 - from the shim
+        for step in (self._enter, self._schedule, self._limit, self._hand_over, self._execute):
             step()
 
     def _join(self) -> None:
-        for folder in self._order["cgroups"]:  # type: ignore[attr-defined]
+        # Takes 15 to 25 ms where no process changed its group just before: the kernel waits for all cores.
+        for folder in self._groups:
             self.doing = b"join " + folder
             procs = os.open(folder + b"/cgroup.procs", os.O_WRONLY)
             os.write(procs, b"0")
@@ -282,6 +295,16 @@ class Program:
             bound = min(value, hard) if unlimited not in (value, hard) else hard if value == unlimited else value
             resource.setrlimit(number, (bound, bound))
 
+    def _hand_over(self) -> None:
+        files: dict[int, bytes] = self._order["files"]  # type: ignore[assignment]
+        for number, content in files.items():
+            self.doing = b"open"
+            file = os.memfd_create("given")
+            os.write(file, content)
+            os.lseek(file, 0, os.SEEK_SET)
+            os.dup2(file, number)
+            os.close(file)
+
     def _execute(self) -> None:
         argv: list[bytes] = self._order["argv"]  # type: ignore[assignment]
         environment: dict[bytes, bytes] = self._order["environment"]  # type: ignore[assignment]
@@ -302,14 +325,28 @@ class Program:
         raise refused or FileNotFoundError(2, "No such file or directory")
 
 
-def _leave_streams(descriptors: tuple[int, ...]) -> None:
+def _leave_streams() -> None:
     """Close the program's streams: the worker sees their ends only once no process holds them."""
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
-    for descriptor in (null, *descriptors):
-        if descriptor > 2:
-            os.close(descriptor)
+    if null > 2:
+        os.close(null)
+
+
+def _receive(descriptor: int) -> bytes:
+    """Read one message; a sender that is gone ends this process."""
+    return _read_exactly(descriptor, int.from_bytes(_read_exactly(descriptor, LENGTH_BYTES), "big"))
+
+
+def _pass_on(descriptor: int, content: bytes) -> None:
+    """Write all of it; a reader that is gone says why elsewhere."""
+    try:
+        while content:
+            content = content[os.write(descriptor, content) :]
+    except BrokenPipeError:
+        pass
+    os.close(descriptor)
 
 
 def _read_exactly(channel: int, size: int) -> bytes:

@@ -9,9 +9,11 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from activities.process.request import ProcessRequest
 from activities.process.shim import LENGTH_BYTES
@@ -78,13 +80,16 @@ class Shim:
         """Return the descriptor that is readable when there is news."""
         return self._channel.fileno()
 
-    def await_start(self) -> None:
-        """Wait until the program runs.
+    def order(self, order: Mapping[str, object]) -> None:
+        """Say what to run, and wait until it runs.
 
         Raises:
             NotStartedError: it cannot be executed.
             OSError: the shim does not answer.
         """
+        # One that has ended may have said why.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            _send(self._channel, order)
         deadline = time.monotonic() + START_S
         while not self.pid:
             self._channel.settimeout(max(deadline - time.monotonic(), 0.001))
@@ -115,6 +120,19 @@ class Shim:
         except OSError:
             return
 
+    def abandon(self) -> None:
+        """End a shim whose program does not run; one that has ended stays so."""
+        self.over = self.over or not self.pid
+        self.finish()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close this process's ends: a shim that only a forked process knows of ends by that."""
+        self._channel.close()
+        for pipe in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
+            if pipe is not None:
+                pipe.close()
+
     def proves_the_end(self) -> bool:
         """Return whether no descendant is left, for sure."""
         return self.adopts and self.done is not None and not self.done.left
@@ -144,8 +162,46 @@ class Shim:
                 return
 
 
+def prepare(*, cgroups: tuple[Path, ...] = (), stdin: IO[bytes] | int, separate_errors: bool = False) -> Shim:
+    """Start a shim, and in it the process that joins the control groups and then waits for the order of `start`.
+
+    Its pipes are those of `popen`, unbuffered. It ends by `finish`, and with this process.
+
+    Raises:
+        OSError: no process can be started.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        channel = theirs.fileno()
+        try:
+            popen = subprocess.Popen(
+                # Neither the packages of the user nor PYTHON* variables reach the shim.
+                (sys.executable, "-I", "-S", "-B", "-c", _LOAD, str(_SHIM), str(channel)),
+                # Its environment can be read by whoever runs under the same user.
+                env={name: os.environ[name] for name in _FOR_PYTHON if name in os.environ},
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE if separate_errors else subprocess.STDOUT,
+                # The descriptors themselves are polled: a buffer would hide what has come.
+                bufsize=0,
+                pass_fds=(channel,),
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            raise
+    shim = Shim(popen, ours)
+    try:
+        ours.settimeout(START_S)
+        _send(ours, [os.fsencode(folder) for folder in cgroups])
+    except BaseException:
+        shim.abandon()
+        raise
+    return shim
+
+
 def start(request: ProcessRequest, mark: str, *, stdin: IO[bytes] | int) -> Shim:
-    """Start a program in a session of its own; its pipes are those of `popen`, unbuffered.
+    """Start a program in a session of its own, behind the shim of the request if that has one.
 
     Raises:
         NotStartedError: it cannot be started.
@@ -154,59 +210,35 @@ def start(request: ProcessRequest, mark: str, *, stdin: IO[bytes] | int) -> Shim
     try:
         if not request.argv:
             raise ValueError("the command names no program")
-        environment = _environment(request, mark)
-        content = marshal.dumps(
-            {
-                "argv": [os.fsencode(word) for word in request.argv],
-                "environment": {os.fsencode(name): os.fsencode(value) for name, value in environment.items()},
-                "cwd": os.fsencode(request.cwd),
-                "cgroups": [os.fsencode(folder) for folder in request.cgroups],
-                "cores": request.cores,
-                "resources": {int(number): int(value) for number, value in request.resources.items()},
-                "pass_fds": tuple(request.pass_fds),
-            }
-        )
-        order = len(content).to_bytes(LENGTH_BYTES, "big") + content
-        ours, theirs = socket.socketpair()
-        with theirs:
-            channel = theirs.fileno()
-            popen = subprocess.Popen(
-                # Neither the packages of the user nor PYTHON* variables reach the shim.
-                (sys.executable, "-I", "-S", "-B", "-c", _LOAD, str(_SHIM), str(channel)),
-                # Its environment can be read by whoever runs under the same user.
-                env={name: os.environ[name] for name in _FOR_PYTHON if name in os.environ},
-                stdin=stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE if request.separate_errors else subprocess.STDOUT,
-                # The descriptors themselves are polled: a buffer would hide what has come.
-                bufsize=0,
-                pass_fds=(channel, *request.pass_fds),
-                start_new_session=True,
-            )
-        return _hand_over(popen, ours, order)
+        order = {
+            "argv": [os.fsencode(word) for word in request.argv],
+            "environment": {
+                os.fsencode(name): os.fsencode(value) for name, value in _environment(request, mark).items()
+            },
+            "cwd": os.fsencode(request.cwd),
+            "cores": request.cores,
+            "resources": {int(number): int(value) for number, value in request.resources.items()},
+            "files": dict(request.files),
+        }
+        shim = request.shim or prepare(cgroups=request.cgroups, stdin=stdin, separate_errors=request.separate_errors)
+        try:
+            shim.order(order)
+        except BaseException:
+            shim.abandon()
+            raise
     except NotStartedError as refusal:
         raise NotStartedError(
             f"cannot start {program!r}: {refusal}" if refusal.args else f"program {program!r} was not found"
         ) from None
     except (OSError, ValueError) as error:
         raise NotStartedError(f"cannot start {program!r}: {error}") from None
-
-
-def _hand_over(popen: subprocess.Popen[bytes], channel: socket.socket, order: bytes) -> Shim:
-    shim = Shim(popen, channel)
-    try:
-        channel.settimeout(START_S)
-        # Over the channel, because other users of the host can read a command line.
-        channel.sendall(order)
-        shim.await_start()
-    except BaseException:
-        for pipe in (popen.stdin, popen.stdout, popen.stderr):
-            if pipe is not None:
-                pipe.close()
-        shim.over = shim.over or not shim.pid
-        shim.finish()
-        raise
     return shim
+
+
+def _send(channel: socket.socket, message: Any) -> None:
+    # Over the channel, because other users of the host can read a command line.
+    content = marshal.dumps(message)
+    channel.sendall(len(content).to_bytes(LENGTH_BYTES, "big") + content)
 
 
 def _environment(request: ProcessRequest, mark: str) -> dict[str, str]:

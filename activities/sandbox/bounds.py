@@ -3,10 +3,13 @@
 import math
 import resource
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from activities.process import Growth, ProcessRequest, ProcessResult, Reason
+from activities.process.start import Shim
+from activities.sandbox.ahead import AHEAD, WORTH_S
 from activities.sandbox.control_group import ControlGroup, Use, find_hierarchy
 from activities.sandbox.port import MEBIBYTE, Enforcement, Limit, SandboxResult, SandboxSpec
 
@@ -78,27 +81,31 @@ def run_bounded(
     hierarchy = find_hierarchy() if grouped else None
     if hierarchy is None:
         return result_of(run(request), spec, Use(), limits)
-    group = ControlGroup(
-        hierarchy,
-        memory_bytes=spec.memory_bytes + _SANDBOX_BYTES,
-        processes=spec.processes + _SANDBOX_PROCESSES,
-        cores=spec.cores,
-    )
-    removed = False
+    group, shim = AHEAD.take(hierarchy) if request.stdin is None else (ControlGroup(hierarchy), None)
+    removed, began = False, time.monotonic()
     try:
-        result = run(_in_group(request, group))
+        group.limit(
+            memory_bytes=spec.memory_bytes + _SANDBOX_BYTES,
+            processes=spec.processes + _SANDBOX_PROCESSES,
+            cores=spec.cores,
+        )
+        result = run(_in_group(request, group, shim))
         use = group.use()
     finally:
+        if shim is not None:
+            shim.abandon()
         removed = group.close()
+    if time.monotonic() - began < WORTH_S:
+        AHEAD.make(hierarchy)
     held = {**limits, **dict.fromkeys(group.limits, Enforcement.HARD)}
     outcome = result_of(result, spec, use, held)
     left = "" if removed else f"control group {group.folders[0]} could not be removed: end what is in it by hand"
     return replace(outcome, message="; ".join(filter(None, (outcome.message, left))))
 
 
-def _in_group(request: ProcessRequest, group: ControlGroup) -> ProcessRequest:
+def _in_group(request: ProcessRequest, group: ControlGroup, shim: Shim | None) -> ProcessRequest:
     """Leave to the kernel what the group bounds: an estimate beside it could end a command that is within."""
-    changes: dict[str, object] = {"cgroups": group.folders}
+    changes: dict[str, object] = {"cgroups": group.folders, "shim": shim}
     if Limit.MEMORY in group.limits:
         kept = {kind: value for kind, value in request.resources.items() if kind != resource.RLIMIT_DATA}
         changes |= {"memory_limit_bytes": None, "resources": kept}

@@ -18,7 +18,7 @@ from activities.process import Callbacks, ProcessRequest, ProcessResult, Reason,
 from activities.sandbox.bounds import WATCHED, request_of, run_bounded
 from activities.sandbox.door.server import INSIDE, Door, open_door
 from activities.sandbox.port import Enforcement, Limit, SandboxResult, SandboxSpec
-from activities.sandbox.seccomp import open_filter
+from activities.sandbox.seccomp import filter_content
 from activities.sandbox.visible import (
     SYSTEM_LINKS,
     SYSTEM_SETTINGS,
@@ -30,6 +30,8 @@ from activities.sandbox.visible import (
 
 NAME = "bubblewrap"
 PROGRAM = "bwrap"
+CALLS = 10
+"""Descriptor of the filter of system calls."""
 PROBE_S = 10.0
 PROBE_PROCESSES = 64
 NOBODY = "65534"
@@ -80,14 +82,15 @@ class BubblewrapSandbox:
         access = command_access(spec, environment["PATH"])
         processes = spec.processes if _counts_by_namespace() else None
         run = functools.partial(run_process, **callbacks)
-        with open_filter() as calls, open_door(spec.network) if spec.network else nullcontext() as door:
+        files = {} if (calls := filter_content()) is None else {CALLS: calls}
+        with open_door(spec.network) if spec.network else nullcontext() as door:
             line = command_line(
-                access, temporary_bytes=spec.temporary_bytes, processes=processes, calls=calls, door=door
+                access, temporary_bytes=spec.temporary_bytes, processes=processes, filtered=bool(files), door=door
             )
             request = request_of(spec, (*line, *spec.argv), environment)
             request = request if door is None else door.told(request)
-            request = replace(request, pass_fds=() if calls is None else (calls,))
-            limits = _limits(access, filtered=calls is not None, counted=processes is not None)
+            request = replace(request, files=files)
+            limits = _limits(access, filtered=bool(files), counted=processes is not None)
             return replace(run_bounded(request, spec, limits, run=run, grouped=True), backend=NAME)
 
 
@@ -122,14 +125,14 @@ def command_line(
     *,
     temporary_bytes: int,
     processes: int | None = None,
-    calls: int | None = None,
+    filtered: bool = False,
     door: Door | None = None,
 ) -> tuple[str, ...]:
     """Return the command line of bubblewrap up to the command. Later mounts lie on top of earlier ones.
 
     The kernel keeps the limit of `processes` only where it counts by user namespace and the worker is not root;
-    `calls` is the descriptor of a filter of system calls, which bubblewrap inherits. Without a `door` the command
-    reaches nothing.
+    `filtered` says that bubblewrap finds a filter of system calls at the descriptor `CALLS`. Without a `door` the
+    command reaches nothing.
     """
     return (
         PROGRAM,
@@ -139,7 +142,7 @@ def command_line(
         *(part for source, place in access.mounts for part in ("--ro-bind", str(source), str(place))),
         *(() if door is None else ("--ro-bind", str(door.folder), str(INSIDE))),
         *_closed(access),
-        *(() if calls is None else ("--seccomp", str(calls))),
+        *(("--seccomp", str(CALLS)) if filtered else ()),
         *("--chdir", str(access.root), "--"),
         *(() if processes is None else ("prlimit", f"--nproc={processes}", "--")),
         # Resolved: the environment of a project, which the command may change, could be the worker's own.

@@ -55,6 +55,7 @@ def find_hierarchy() -> Hierarchy | None:
     """Return where this process may make groups; None: nowhere. Removes the groups of dead workers there."""
     for hierarchy in _hierarchies():
         group = ControlGroup(hierarchy, f"{PREFIX}{this_process()}-probe")
+        group.limit()
         usable = group.limits and _can_be_entered(group)
         group.close()
         if usable:
@@ -71,17 +72,19 @@ def find_hierarchy() -> Hierarchy | None:
 class ControlGroup:
     """One group, or one in each hierarchy of version 1, for one run."""
 
-    def __init__(
-        self, hierarchy: Hierarchy, name: str = "", *, memory_bytes: int = 0, processes: int = 0, cores: float = 0.0
-    ) -> None:
-        """Make the group and set its limits; a limit that cannot be set is missing in `limits`."""
+    def __init__(self, hierarchy: Hierarchy, name: str = "") -> None:
+        """Make the group, without limits."""
         name = name or f"{PREFIX}{this_process()}-{uuid.uuid4().hex[:12]}"
         self._hierarchy = hierarchy
         self._by_controller = {key: folder / name for key, folder in hierarchy.folders.items()}
         self.folders = tuple(folder for folder in dict.fromkeys(self._by_controller.values()) if _made(folder))
         """Folders in whose `cgroup.procs` a process enters its id."""
+        self.limits: frozenset[Limit] = frozenset()
+
+    def limit(self, *, memory_bytes: int = 0, processes: int = 0, cores: float = 0.0) -> None:
+        """Set its limits, 0 for none; one that cannot be set is missing in `limits`."""
         limits: set[Limit] = set()
-        for limit, lines in _settings(memory_bytes, processes, cores, unified=hierarchy.unified).items():
+        for limit, lines in _settings(memory_bytes, processes, cores, unified=self._hierarchy.unified).items():
             # Only the first must succeed: the others exist on some kernels only.
             done = [self._write(*line) for line in lines]
             if done[0]:

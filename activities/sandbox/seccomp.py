@@ -5,12 +5,10 @@ the others are parts of the kernel through which programs broke out before. Asse
 `linux/filter.h`.
 """
 
-import os
+import functools
 import platform
 import struct
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from errno import ENOSYS, EPERM
 
 _LOAD_WORD = 0x20
@@ -40,29 +38,22 @@ _MACHINES: dict[str, tuple[int, tuple[int, ...]]] = {
 }  # fmt: skip
 
 
-@contextmanager
-def open_filter() -> Iterator[int | None]:
-    """Hold the filter as a file that bubblewrap reads once; None on a machine whose numbers are not known."""
+@functools.cache
+def filter_content() -> bytes | None:
+    """Return the filter as bubblewrap reads it from a file; None on a machine whose numbers are not known."""
     machine = _MACHINES.get(platform.machine())
     if machine is None or sys.platform != "linux":
-        yield None
-        return
-    descriptor = os.memfd_create("filter", os.MFD_CLOEXEC)
-    try:
-        architecture, calls = machine
-        lines = [
-            (_LOAD_WORD, 0, 0, _ARCHITECTURE_AT),
-            (_JUMP_EQUAL, 1, 0, architecture),
-            (_RETURN, 0, 0, _ERROR | ENOSYS),
-            (_LOAD_WORD, 0, 0, _NUMBER_AT),
-            (_JUMP_FROM, 0, 1, _OTHER_NUMBERING),
-            (_RETURN, 0, 0, _ERROR | ENOSYS),
-            *((_JUMP_EQUAL, len(calls) - index, 0, number) for index, number in enumerate(calls)),
-            (_RETURN, 0, 0, _ALLOW),
-            (_RETURN, 0, 0, _ERROR | EPERM),
-        ]
-        os.write(descriptor, b"".join(struct.pack("=HBBI", *line) for line in lines))
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        yield descriptor
-    finally:
-        os.close(descriptor)
+        return None
+    architecture, calls = machine
+    lines = [
+        (_LOAD_WORD, 0, 0, _ARCHITECTURE_AT),
+        (_JUMP_EQUAL, 1, 0, architecture),
+        (_RETURN, 0, 0, _ERROR | ENOSYS),
+        (_LOAD_WORD, 0, 0, _NUMBER_AT),
+        (_JUMP_FROM, 0, 1, _OTHER_NUMBERING),
+        (_RETURN, 0, 0, _ERROR | ENOSYS),
+        *((_JUMP_EQUAL, len(calls) - index, 0, number) for index, number in enumerate(calls)),
+        (_RETURN, 0, 0, _ALLOW),
+        (_RETURN, 0, 0, _ERROR | EPERM),
+    ]
+    return b"".join(struct.pack("=HBBI", *line) for line in lines)
