@@ -24,14 +24,15 @@ class Ahead:
     def __init__(self) -> None:
         """Hold nothing yet."""
         self._lock = threading.Lock()
-        self._ready: tuple[ControlGroup, Shim] | None = None
+        self.ready: tuple[ControlGroup, Shim] | None = None
+        """What waits now."""
         self._timer: threading.Timer | None = None
         self._making = False
 
     def take(self, hierarchy: Hierarchy) -> tuple[ControlGroup, Shim | None]:
         """Return a group, and its supervisor where one waits: both are the caller's now."""
         with self._lock:
-            ready, self._ready = self._ready, None
+            ready, self.ready = self.ready, None
         if ready is None:
             return ControlGroup(hierarchy), None
         return ready
@@ -39,7 +40,7 @@ class Ahead:
     def make(self, hierarchy: Hierarchy) -> None:
         """Have one made, unless one waits."""
         with self._lock:
-            if self._making or self._ready is not None:
+            if self._making or self.ready is not None:
                 return
             self._making = True
         thread = threading.Thread(target=self._make, args=(hierarchy,), name="sandbox-ahead", daemon=True)
@@ -50,7 +51,7 @@ class Ahead:
     def give_up(self) -> None:
         """End the one that waits."""
         with self._lock:
-            ready, self._ready = self._ready, None
+            ready, self.ready = self.ready, None
         if ready is not None:
             group, shim = ready
             shim.abandon()
@@ -58,7 +59,7 @@ class Ahead:
 
     def forget(self) -> None:
         """Let go of it in a forked process: it belongs to the one that forked."""
-        ready, self._ready, self._making, self._lock = self._ready, None, False, threading.Lock()
+        ready, self.ready, self._making, self._lock = self.ready, None, False, threading.Lock()
         if ready is not None:
             ready[1].let_go()
 
@@ -71,7 +72,7 @@ class Ahead:
         with self._lock:
             self._making = False
             if shim is not None:
-                self._ready = group, shim
+                self.ready = group, shim
                 if self._timer is not None:
                     self._timer.cancel()
                 self._timer = threading.Timer(IDLE_S, self.give_up)
