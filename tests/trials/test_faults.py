@@ -180,10 +180,9 @@ def check(seen: Seen) -> Counter[str]:
     done = subprocess.run(["sh", "-c", DONE], cwd=seen.workspace, check=False)
     assert done.returncode == 0, f"{seen.episode_id} claims what is not true"
     first = next(delivery for delivery in deliveries if delivery.iteration == 1)
-    given_up = first.claims == MOST_CLAIMS
-    if seen.fault.reported is not None:
-        expected = ExecutorStatus.OUTCOME_UNKNOWN if given_up else seen.fault.reported
-        assert told["1"] is expected, (seen.episode_id, told, first.claims)
+    given_up = first.claims == MOST_CLAIMS and told["1"] is ExecutorStatus.OUTCOME_UNKNOWN
+    if seen.fault.reported is not None and not given_up:
+        assert told["1"] is seen.fault.reported, (seen.episode_id, told, first.claims)
     return Counter(
         {
             "green, and truly so": 1,
