@@ -31,7 +31,7 @@ class Difference:
         self.before, self.after = trees.files(base), trees.files(delivered)
         paths = sorted({*self.before, *self.after})
         self._changed = {
-            path: kind for path in paths if not is_cache(path) and (kind := self._change(path)) is not None
+            path: kind for path in paths if (kind := self._change(path)) is not None and not is_cache(path)
         }
         self._guards = Guards(programs=self._programs(commands), goal_files=frozenset(files_in(goal)))
         self._guards = self._guards._replace(named_data=self._named_data())

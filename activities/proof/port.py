@@ -63,7 +63,7 @@ class Watched(NamedTuple):
 
 
 class Room(Protocol):
-    """A temporary place outside of every working tree, gone in the end."""
+    """A temporary place outside of every working tree, removed once it is closed, beside the caller."""
 
     def checkout(self, trees: Trees, files: Files, moved: Moved) -> CheckView:
         """Write files into a new folder, with what lay beside them at the beginning, and return it as a view."""

@@ -121,7 +121,18 @@ class TreeStore:
 
     def files(self, tree: str) -> dict[bytes, Entry]:
         """Return all files and links below a tree, by path."""
-        return {change.path: change.after for change in self.changes(EMPTY_TREE, tree) if change.after is not None}
+        found: dict[bytes, Entry] = {}
+        self._list(b"", tree, found)
+        return dict(sorted(found.items()))
+
+    def _list(self, prefix: bytes, tree: str, found: dict[bytes, Entry]) -> None:
+        if prefix.count(b"/") > DEPTH_LIMIT:
+            raise GitError(f"the tree {tree} has more than {DEPTH_LIMIT} folders in one another")
+        for name, entry in self.entries(tree).items():
+            if entry.mode == FOLDER:
+                self._list(prefix + name + b"/", entry.id, found)
+            else:
+                found[prefix + name] = entry
 
     def changes(self, before: str, after: str) -> list[TreeChange]:
         """Return the paths that differ, sorted. A file that became a folder is one path gone and others added."""

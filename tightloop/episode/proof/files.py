@@ -35,7 +35,9 @@ class _Patterns:
         self._parts = frozenset(
             name for name, pattern in zip(bare, patterns, strict=True) if name in plain and pattern != name
         )
-        self._roots = tuple(name for name in plain if name not in self._parts)
+        self._chains = tuple(f"/{name}/" for name in self._parts if "/" in name)
+        self._roots = frozenset(name for name in plain if name not in self._parts)
+        self._below_roots = tuple(f"{root}/" for root in self._roots)
         wild = [
             "".join("[^/]*" if part == "*" else re.escape(part) for part in re.split(r"(\*)", name))
             for name in bare
@@ -48,9 +50,9 @@ class _Patterns:
         parts = path.split("/")
         if not self._parts.isdisjoint(parts) or self._names.fullmatch(parts[-1]):
             return True
-        return any(path == root or path.startswith(f"{root}/") for root in self._roots) or any(
-            f"/{name}/" in f"/{path}/" for name in self._parts if "/" in name
-        )
+        if path in self._roots or path.startswith(self._below_roots):
+            return True
+        return bool(self._chains) and any(chain in f"/{path}/" for chain in self._chains)
 
 
 _TESTS, _TEST_DATA, _CONFIGURATION, _START_UP = (

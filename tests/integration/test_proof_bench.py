@@ -1,0 +1,115 @@
+"""The folders in which proofs run: what is in them, and that they go."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from activities.proof.bench import REMOVAL, LocalBench
+from activities.proof.port import Moved, TreeFile
+
+REMOVED_WITHIN_S = 30
+
+
+class OneTree:
+    """A tree in memory, whose contents are their own ids."""
+
+    def files(self, tree: str) -> dict[str, TreeFile]:
+        """Return the files of the only tree."""
+        raise NotImplementedError(tree)
+
+    def read(self, blobs: Iterable[str]) -> dict[str, bytes]:
+        """Return contents by id."""
+        return {blob: os.fsencode(blob) for blob in blobs}
+
+
+@pytest.fixture
+def proofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder that holds the folders of proofs."""
+    monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / "home"))
+    (tmp_path / "project").mkdir()
+    with LocalBench().room(tmp_path / "project"):
+        (found,) = (tmp_path / "home").rglob("proofs")
+    wait_for_removals()
+    return found
+
+
+def wait_for_removals() -> None:
+    """Wait until nothing is being removed any more."""
+    for thread in threading.enumerate():
+        if thread.name == REMOVAL:
+            thread.join(REMOVED_WITHIN_S)
+            assert not thread.is_alive()
+
+
+def test_checkout_has_bytes_modes_and_links_of_the_tree_and_no_caches(proofs: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    big = "x" * 3_000_000
+    files = {
+        "run.sh": TreeFile(0o100755, "echo"),
+        "a/b/c/deep.txt": TreeFile(0o100644, big),
+        "a/empty": TreeFile(0o100644, ""),
+        "a/na\udce9me": TreeFile(0o100644, "odd"),
+        "out": TreeFile(0o120000, str(outside)),
+        "pkg/__pycache__/m.pyc": TreeFile(0o100644, "planted"),
+    }
+    # More files of one folder than are read at once.
+    files |= {f"many/{number}": TreeFile(0o100644, str(number)) for number in range(450)}
+    (tmp_path / "project" / "out").mkdir()
+    (tmp_path / "project" / "out" / "ignored").write_text("beside")
+    with LocalBench().room(tmp_path / "project") as room:
+        view = room.checkout(OneTree(), files, Moved(unchanged=("out/ignored",)))
+        here = view.content
+        assert here is not None
+        found = {str((Path(above) / name).relative_to(here)) for above, _, names in os.walk(here) for name in names}
+        assert found == files.keys() - {"out", "pkg/__pycache__/m.pyc"} | {"out/ignored"}
+        assert (here / "a/b/c/deep.txt").read_text() == big
+        assert (here / "run.sh").stat().st_mode & 0o777 == 0o755
+        assert (here / "a/empty").stat().st_mode & 0o777 == 0o644
+        assert (here / "a/empty").read_bytes() == b""
+        # What lay beside the tree was not written through its link.
+        assert not list(outside.iterdir())
+
+
+def test_closed_room_is_removed_also_where_a_check_took_its_rights_away(proofs: Path, tmp_path: Path) -> None:
+    bench = LocalBench()
+    for _ in range(12):
+        with bench.room(tmp_path / "project") as room:
+            content = room.checkout(OneTree(), {"kept/file": TreeFile(0o100644, "x")}, Moved()).content
+            assert content is not None
+            (content / "kept").chmod(0o500)
+            content.chmod(0o500)
+    wait_for_removals()
+    assert not list(proofs.iterdir())
+
+
+def test_process_that_ends_right_after_a_proof_leaves_no_checkout(proofs: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys, pathlib\n"
+        "from activities.proof.bench import LocalBench\n"
+        "with LocalBench().room(pathlib.Path(sys.argv[1])) as room:\n"
+        "    for number in range(2_000):\n"
+        "        (room._observers / str(number)).touch()\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=60)
+    assert not list(proofs.iterdir())
+
+
+def test_checkout_of_a_killed_worker_is_removed_with_the_next_proof(proofs: Path, tmp_path: Path) -> None:
+    program = (
+        "import os, sys, signal, pathlib\n"
+        "from activities.proof.bench import LocalBench\n"
+        "with LocalBench().room(pathlib.Path(sys.argv[1])):\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=60)
+    assert len(list(proofs.iterdir())) == 1
+    with LocalBench().room(tmp_path / "project"):
+        assert len(list(proofs.iterdir())) == 1
+    wait_for_removals()
+    assert not list(proofs.iterdir())
