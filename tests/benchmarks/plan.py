@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import psutil
 from temporalio.api.enums.v1 import EventType, WorkflowTaskFailedCause
-from temporalio.client import WorkflowHistory
+from temporalio.client import Client, WorkflowHistory
 from temporalio.worker import Replayer, Worker
 
 from tests.benchmarks.figures import Report, Spread, progress
@@ -20,9 +20,9 @@ from tests.benchmarks.plan_bare import WINDOW, BareGraph, pass_node
 from tests.benchmarks.plan_makespan import SLOTS, Layered, layered, list_schedule
 from tests.benchmarks.stage import InstantPlanner, Stage, stage
 from tightloop.client import TightloopClient
+from tightloop.client.encryption import open_all
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from worker.build import workflow_runner
-from worker.connect import DATA_CONVERTER
 from workflows.plan.workflow import PlanWorkflow
 
 LIMIT_S = 1_200
@@ -105,7 +105,7 @@ async def measure() -> Report:
             for name, each in runs.items():
                 _row(report, name, each)
             _ratios(report, runs)
-            await _replay(report, runs[PLAN][0])
+            await _replay(report, on, runs[PLAN][0])
             for name, wide in (("width 2 500", _wide(WIDE, 1)), ("fan-in 1 000, five in a row", _wide(FAN_IN - 1, 5))):
                 progress(f"plan: {name}")
                 _row(report, f"plan, {name}", [await _plan(on, wide)])
@@ -246,7 +246,7 @@ def _span(history: WorkflowHistory) -> tuple[float, float]:
     return min(begins.values()), max(ends)
 
 
-def _durations(run: Run, steps: int) -> list[float]:
+async def _durations(run: Run, steps: int, client: Client) -> list[float]:
     """Return how long each step `s<number>` ran, from its start to its end, in seconds by the server's clock."""
     found = [0.0] * steps
     for history in run.histories:
@@ -259,6 +259,8 @@ def _durations(run: Run, steps: int) -> list[float]:
                 continue
             scheduled = asked.activity_task_scheduled_event_attributes
             if scheduled.activity_type.name in STEPS:
+                if codec := client.data_converter.payload_codec:
+                    await open_all(scheduled, codec)
                 step = json.loads(scheduled.input.payloads[0].data)["step"]
                 nanoseconds = event.event_time.ToNanoseconds() - begun.event_time.ToNanoseconds()
                 found[int(step.removeprefix("s"))] = nanoseconds / 1e9
@@ -304,10 +306,15 @@ def _ratios(report: Report, runs: dict[str, list[Run]]) -> None:
         _note(report, f"ratio of CPU time (worker and server), {PLAN} to {other}", cpu, "")
 
 
-async def _replay(report: Report, run: Run) -> None:
+async def _replay(report: Report, on: Stage, run: Run) -> None:
     """Replay the largest run of a plan in this process."""
     largest = max(run.histories, key=lambda history: len(history.events))
-    replayer = Replayer(workflows=[PlanWorkflow], workflow_runner=workflow_runner(), data_converter=DATA_CONVERTER)
+    replayer = Replayer(
+        workflows=[PlanWorkflow],
+        workflow_runner=workflow_runner(),
+        data_converter=on.client.data_converter,
+        namespace=on.client.namespace,
+    )
     begun = time.process_time()
     await replayer.replay_workflow(largest)
     seconds = time.process_time() - begun
@@ -321,7 +328,7 @@ async def _makespans(report: Report, on: Stage) -> None:
         work = layered(seed)
         progress(f"plan: makespan of {len(work.durations)} sleeping commands")
         run = await _of_steps(on, _sleeping(work), SLOTS)
-        taken = Layered(work.needs, _durations(run, len(work.needs)))
+        taken = Layered(work.needs, await _durations(run, len(work.needs), on.client))
         bound, ideal = list_schedule(taken, SLOTS), list_schedule(work, SLOTS)
         ratios.append(run.span / bound)
         asleep.append(run.span / ideal)

@@ -5,6 +5,8 @@ from datetime import timedelta
 
 from temporalio import activity, workflow
 
+from workflows.shared.activities import new_activity_id
+
 TIMEOUT = timedelta(minutes=1)
 WINDOW = 100
 PAYLOAD = "x" * 100
@@ -57,6 +59,9 @@ class BareGraph:
         return flags.count("1")
 
     async def _node(self, node: int) -> None:
-        await workflow.execute_activity(pass_node, PAYLOAD, start_to_close_timeout=TIMEOUT)
+        # With an id: what an activity is given is sealed for it, and a workflow knows no other id than its own.
+        await workflow.execute_activity(
+            pass_node, PAYLOAD, start_to_close_timeout=TIMEOUT, activity_id=new_activity_id()
+        )
         self._ended.append(node)
         self._woken = True
