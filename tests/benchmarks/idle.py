@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from temporalio.worker import Worker
 
 from activities.workspace.folders import root_of
 from activities.workspace.scope import EpisodeScope
+from activities.workspace.store.entry import Entry
 from activities.workspace.trail import TreeDiff
 from tests.benchmarks.bare import BareIdle
 from tests.benchmarks.figures import Report, Spread, progress
@@ -53,6 +54,9 @@ class EmptyTree:
 
     def keep(self, name: str, tree: str) -> None:
         pass
+
+    def entries(self, tree: str) -> Mapping[bytes, Entry]:
+        return {}
 
     def own_process(self, pid: int) -> None:
         pass
