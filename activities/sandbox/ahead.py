@@ -35,7 +35,12 @@ class Ahead:
             ready, self.ready = self.ready, None
         if ready is None:
             return ControlGroup(hierarchy), None
-        return ready
+        group, shim = ready
+        if shim.popen.poll() is not None:
+            # Somebody killed it while it waited: no command may fail for that.
+            shim.abandon()
+            return group, None
+        return group, shim
 
     def make(self, hierarchy: Hierarchy) -> None:
         """Have one made, unless one waits."""

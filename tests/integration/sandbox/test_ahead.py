@@ -106,6 +106,15 @@ def test_nothing_is_left_when_it_is_given_up(tmp_path: Path) -> None:
     assert not any(folder.exists() for folder in group.folders)
 
 
+def test_one_that_was_killed_while_it_waited_costs_no_command(tmp_path: Path) -> None:
+    command(tmp_path, "true")
+    group, shim = waiting()
+    shim.popen.kill()
+    shim.popen.wait(WAIT_S)
+    assert command(tmp_path, "echo all the same").output == b"all the same\n"
+    assert not any(folder.exists() for folder in group.folders)
+
+
 def test_a_killed_worker_leaves_none(tmp_path: Path) -> None:
     owner = subprocess.Popen((sys.executable, "-c", OWNER, str(tmp_path)), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
