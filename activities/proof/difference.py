@@ -44,7 +44,7 @@ class Difference:
             files.pop(file.path, None)
             if (old := self.before.get(file.path)) is None:
                 continue
-            # A folder in the place of the file, or a file in the place of a folder above it, gives way.
+            # No tree has a file and a folder of the same name: what is in the way of the old file is left out.
             for path in [
                 path for path in files if path.startswith(f"{file.path}/") or file.path.startswith(f"{path}/")
             ]:

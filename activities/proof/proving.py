@@ -13,13 +13,14 @@ from activities.proof.requests import Proved
 from activities.proof.runs import Runs
 from activities.proof.subject import Subject
 from activities.proof.trees import HeldTrees
-from tightloop.episode.proof import FileKind, Proof, ProofFinding, ProofRule, TestsFrom
+from tightloop.episode.proof import ChangedFile, FileKind, Proof, ProofFinding, ProofRule, TestsFrom
 from tightloop.episode.proof.beginning import Beginning
 from tightloop.episode.proof.files import announcement_of
 from tightloop.episode.proof.limits import NO_TESTS, not_held
 from tightloop.episode.proof.model import FILES_LIMIT
 from tightloop.episode.proof.verdict import (
     Changes,
+    Measured,
     evidence_lines,
     findings_of,
     had_no_tests,
@@ -84,13 +85,7 @@ def prove_tree(
         suspicious=change.suspicious(),
         left_out=moved.left_out,
     )
-    # Both stay until the end: a file system is slow to make many files where many were just removed (ext4: 25 to 900 ms
-    # for 3 000).
-    with contextlib.ExitStack() as rooms:
-        measured = [use.in_checkout(rooms, checks, TestsFrom.DELIVERED, change.after, moved, beginning)]
-        if restored:
-            old_tests = change.with_earlier(restored)
-            measured.append(use.in_checkout(rooms, checks, TestsFrom.BEGINNING, old_tests, moved, beginning))
+    measured = _measured(use, subject, change, moved, beginning, restored)
     without_tests = [one for one in measured if had_no_tests(one, beginning, changes)]
     measured = [one for one in measured if one not in without_tests]
     findings = findings_of(measured, beginning, changes, announcement, allowed)
@@ -110,6 +105,25 @@ def prove_tree(
         started=started,
         ended=datetime.now(UTC),
     )
+
+
+def _measured(
+    use: Runs,
+    subject: Subject,
+    change: Difference,
+    moved: Moved,
+    beginning: Beginning,
+    restored: tuple[ChangedFile, ...],
+) -> list[Measured]:
+    """Run the checks with the tests as delivered, and once more with `restored` as at the beginning, if that is any."""
+    # Both stay until the end: a file system is slow to make many files where many were just removed (ext4: 25 to 900 ms
+    # for 3 000).
+    with contextlib.ExitStack() as rooms:
+        measured = [use.in_checkout(rooms, subject.checks, TestsFrom.DELIVERED, change.after, moved, beginning)]
+        if restored:
+            old_tests = change.with_earlier(restored)
+            measured.append(use.in_checkout(rooms, subject.checks, TestsFrom.BEGINNING, old_tests, moved, beginning))
+    return measured
 
 
 def _scrubbed(findings: Iterable[ProofFinding]) -> Iterator[ProofFinding]:

@@ -82,7 +82,7 @@ def moment(entry: dict[str, Any], field: str) -> datetime:
     return value
 
 
-def check(entry: dict[str, Any], hit: LimitHit | None) -> None:
+def assert_hit(entry: dict[str, Any], hit: LimitHit | None) -> None:
     if entry["kind"] is None:
         assert hit is None
         return
@@ -100,12 +100,12 @@ def check(entry: dict[str, Any], hit: LimitHit | None) -> None:
 
 @pytest.mark.parametrize("entry", TEXTS, ids=lambda entry: entry["text"][:60])
 def test_status_line_is_understood(entry: dict[str, Any]) -> None:
-    check(entry, detect(entry["text"], now=moment(entry, "now")))
+    assert_hit(entry, detect(entry["text"], now=moment(entry, "now")))
 
 
 @pytest.mark.parametrize("entry", TYPED, ids=str)
 def test_typed_error_is_understood(entry: dict[str, Any]) -> None:
-    check(entry, detect(signal(entry), now=moment(entry, "now")))
+    assert_hit(entry, detect(signal(entry), now=moment(entry, "now")))
 
 
 @pytest.mark.parametrize("text", NEGATIVES)
@@ -123,7 +123,7 @@ def test_quoted_or_commented_status_line_is_none(entry: dict[str, Any]) -> None:
 @pytest.mark.parametrize("entry", TEXTS, ids=lambda entry: entry["text"][:60])
 def test_status_line_is_found_among_the_last_words(entry: dict[str, Any]) -> None:
     text = "I changed app.py.\n\n1 failed, 3 passed in 0.12s\n" + entry["text"] + "\n"
-    check(entry, detect(text, now=moment(entry, "now")))
+    assert_hit(entry, detect(text, now=moment(entry, "now")))
 
 
 def test_source_is_told() -> None:
