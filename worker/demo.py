@@ -118,5 +118,5 @@ async def _tell(client: TightloopClient, episode_id: str, workspace: Path) -> bo
 def _next_steps(episode_id: str) -> str:
     command = Path(sys.executable).with_name("tightloop")
     command = command.relative_to(Path.cwd()) if command.is_relative_to(Path.cwd()) else command
-    steps = ("checkpoints {0}", "diff {0} ckpt-0 ckpt-2", "fork {0} ckpt-2", "restore {0} ckpt-2", "replay {0}")
-    return "\n".join(f"  {command} {step.format(episode_id)}" for step in steps)
+    steps = ("proof {0}", "checkpoints {0}", "diff {0} ckpt-0 ckpt-2", "fork {0} ckpt-2", "restore {0} ckpt-2")
+    return "\n".join(f"  {command} {step.format(episode_id)}" for step in (*steps, "replay {0}"))
