@@ -1,0 +1,1 @@
+"""The half that the rules are made with."""

@@ -1,0 +1,1 @@
+"""The half that whoever changes the rules neither writes nor reads; it is for the figures."""

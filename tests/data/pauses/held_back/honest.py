@@ -1,0 +1,1 @@
+"""Episodes that do honest work: none of them may be paused."""

@@ -1,0 +1,1 @@
+"""Episodes that are stuck: each has to be noticed within five iterations."""

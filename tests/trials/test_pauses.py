@@ -1,0 +1,35 @@
+"""How often an episode pauses though it does honest work, and how soon it does where it is stuck."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.data.pauses import HALVES
+from tests.support.episodes import Git, Working
+from tests.support.pauses import chosen, courses_of
+from tightloop.client import TightloopClient
+
+FALSE_IN_200, NOTICED = 1.0, 0.95
+
+
+@pytest.mark.timeout(1700)
+@pytest.mark.parametrize("half", HALVES)
+async def test_honest_work_is_left_alone(
+    half: str, client: TightloopClient, working: Working, tmp_path: Path, git: Git
+) -> None:
+    honest = [entry for entry in chosen(half) if entry.since is None] or pytest.skip("no entries")
+    found = await courses_of(honest, client=client, working=working, folder=tmp_path, git=git)
+    print(f"\n{half}: {found}")
+    assert found.false_in_200 <= FALSE_IN_200
+
+
+@pytest.mark.timeout(1700)
+@pytest.mark.parametrize("half", HALVES)
+async def test_stuck_episodes_are_noticed(
+    half: str, client: TightloopClient, working: Working, tmp_path: Path, git: Git
+) -> None:
+    stuck = [entry for entry in chosen(half) if entry.since is not None] or pytest.skip("no entries")
+    found = await courses_of(stuck, client=client, working=working, folder=tmp_path, git=git)
+    print(f"\n{half}: {found}")
+    assert found.noticed >= NOTICED
+    assert found.false_in_200 <= FALSE_IN_200
