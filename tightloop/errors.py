@@ -6,6 +6,7 @@
     │   ├── PlanError            not retryable  a plan's text is wrong; it holds all problems with their places
     │   ├── ExpressionError      not retryable  an expression or a reference of a plan is wrong
     │   ├── ReferenceMissingError  not retryable  a reference of a plan has no value
+    │   ├── IdTakenError         not retryable  an episode or a plan has had this id
     │   └── SettingsError        not retryable  a setting is unknown or has a wrong value
     ├── WorkspaceError           not retryable  the workspace cannot be used as it is
     │   ├── NotARepositoryError  not retryable
@@ -148,6 +149,10 @@ class ExpressionError(InvalidRequestError):
 
 class ReferenceMissingError(InvalidRequestError):
     """A reference of a plan has no value: its step was skipped, has no such output, or its name is unknown."""
+
+
+class IdTakenError(InvalidRequestError):
+    """An episode or a plan has, or has had, this id."""
 
 
 class SettingsError(InvalidRequestError):

@@ -95,6 +95,7 @@ class PlanActivities:
         Raises:
             WorkspaceError: the workspace cannot be used; the message says what to do. Not retryable.
             PlanError: the plan is wrong; all problems with line and column. Not retryable.
+            IdTakenError: a plan of this project has had the id. Not retryable.
         """
         opened = self._opener.open(request)
         self._trail(request.scope, "plan-opened", opened.plan.sha256[:12], key=f"opened/{request.opening}")

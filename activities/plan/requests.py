@@ -28,6 +28,8 @@ class OpenPlanRequest(Value):
     request: PlanRequest
     opening: str = ""
     """Original run id: a new run opens again, a reset run finds what it opened before."""
+    is_new: bool = False
+    """Refuse an id that this project knows already."""
 
 
 class OpenedPlan(Value):

@@ -50,6 +50,12 @@ class SqliteLedger:
             )
             return kept
 
+    def is_recorded(self, episode_id: str, key: str) -> bool:
+        """Return whether a checkpoint was kept under this key."""
+        with self._connected() as connection:
+            query = "SELECT 1 FROM checkpoint WHERE episode_id = ? AND key = ?"
+            return connection.execute(query, (episode_id, key)).fetchone() is not None
+
     def checkpoints(self, episode_id: str) -> tuple[CheckpointRecord, ...]:
         """Return all checkpoints of an episode, by number."""
         query = "SELECT record FROM checkpoint WHERE episode_id = ? ORDER BY number"

@@ -21,7 +21,7 @@ from tightloop.episode.model import (
     EpisodeState,
     RestoreTarget,
 )
-from tightloop.errors import ArtifactMissingError, WorkspaceError
+from tightloop.errors import ArtifactMissingError, IdTakenError, WorkspaceError
 from tightloop.executor.model import ExecutorChoice
 from tightloop.value import Value, counted
 
@@ -33,6 +33,8 @@ class OpenRequest(Value):
     episode: EpisodeRequest
     opening: str
     """Original run id: a new run opens the workspace again, a reset run finds what it opened before."""
+    is_new: bool = False
+    """Refuse an id that this project knows already."""
 
 
 class Opened(Value):
@@ -43,6 +45,8 @@ class Opened(Value):
     checkpoint: CheckpointRecord
     """Everything as it was found; `ckpt-0` in a new episode."""
     notes: tuple[str, ...] = ()
+    known: tuple[CheckpointRecord, ...] = ()
+    """Of an earlier episode with this id; at most `RECENT_LIMIT`."""
     attempt: int = 1
 
 
@@ -142,20 +146,25 @@ class WorkspaceActivities:
 
         Raises:
             WorkspaceError: it cannot be used; the message says what to do.
+            IdTakenError: an episode of this project has had the id.
             InvalidRequestError: the request names an executor or a planner that is not there.
         """
-        scope = request.scope
-        self.refuse(request.episode)
-        notes = self.workspaces.prepare(scope, take_over=self.has_ended)
+        scope, key = request.scope, f"opened/{request.opening}"
         workspace = Path(scope.workspace)
         store, ledger = self.stores(workspace), self.ledgers(workspace)
+        # Before anything is claimed or made: worktree, claim and references go by the id.
+        known = () if ledger.is_recorded(scope.episode_id, key) else ledger.checkpoints(scope.episode_id)
+        if request.is_new and known:
+            raise _taken(scope, known)
+        self.refuse(request.episode)
+        notes = self.workspaces.prepare(scope, take_over=self.has_ended)
         stored = put_model(store, request.episode, name="request")
         with self.workspaces.hold(scope) as tree:
             found = tree.snapshot()
             file = CheckpointFile(state=EpisodeState(budget=request.episode.budget).evolve(tree=found))
             record = ledger.record_checkpoint(
                 scope.episode_id,
-                f"opened/{request.opening}",
+                key,
                 CheckpointRecord(
                     id="",
                     iteration=0,
@@ -167,8 +176,15 @@ class WorkspaceActivities:
                 ),
             )
             tree.keep(str(record.number), record.tree)
-        self._trail(scope, "opened", key=f"opened/{request.opening}")
-        return Opened(request=stored, tree=record.tree, checkpoint=record, notes=notes, attempt=activity.info().attempt)
+        self._trail(scope, "opened", key=key)
+        return Opened(
+            request=stored,
+            tree=record.tree,
+            checkpoint=record,
+            notes=notes,
+            known=tuple(earlier.evolve(discarded=True) for earlier in known[-RECENT_LIMIT:]),
+            attempt=activity.info().attempt,
+        )
 
     @activity.defn(no_thread_cancel_exception=True)
     def adopt_workspace(self, request: AdoptRequest) -> Adopted:
@@ -280,3 +296,12 @@ class WorkspaceActivities:
         self.ledgers(Path(scope.workspace)).add_event(
             TrailEvent(episode_id=scope.episode_id, kind=kind, text=text, key=key)
         )
+
+
+def _taken(scope: EpisodeScope, known: tuple[CheckpointRecord, ...]) -> IdTakenError:
+    name, last = scope.episode_id, known[-1].id
+    return IdTakenError(
+        f"{name} has been an episode of {scope.workspace}: {counted(len(known), 'checkpoint')}, the last is {last}. "
+        f"Choose another id, go on from there: tightloop restore {name} {last}, "
+        "or start with --replace, which keeps and lists them"
+    )

@@ -81,6 +81,10 @@ class Ledger(Protocol):
         """
         ...
 
+    def is_recorded(self, episode_id: str, key: str) -> bool:
+        """Return whether a checkpoint was kept under this key."""
+        ...
+
     def checkpoints(self, episode_id: str) -> tuple[CheckpointRecord, ...]:
         """Return all checkpoints of an episode, by number."""
         ...

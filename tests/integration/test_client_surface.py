@@ -226,7 +226,7 @@ async def test_queues_of_the_settings_fill_what_the_request_leaves_open(server: 
 
 async def test_id_of_an_open_episode_is_refused(client: TightloopClient) -> None:
     episode_id = await client.start(a_request(), new_id=f"nightly-{uuid4().hex[:6]}")
-    with pytest.raises(InvalidRequestError, match="already open"):
+    with pytest.raises(InvalidRequestError, match=r"exists: an episode, running\. .* tightloop cancel nightly-"):
         await client.start(a_request(), new_id=episode_id)
 
 

@@ -178,7 +178,7 @@ async def test_terminated_plan_is_run_again_under_its_id(client, temporal, worki
         plan_id = await client.start(PlanRequest(workspace=str(workspace), source=STEPS))
         await waits(client, plan_id)
         await temporal.client.get_workflow_handle(plan_id).terminate("no more")
-        await client.start(PlanRequest(workspace=str(workspace), source=STEPS), new_id=plan_id)
+        await client.start(PlanRequest(workspace=str(workspace), source=STEPS), new_id=plan_id, replace=True)
         await waits(client, plan_id)
         await client.answer(plan_id, "approve")
         result = await end_of(client, plan_id)

@@ -79,7 +79,7 @@ async def test_plan_that_is_run_again_takes_over_what_is_done(client, working: W
         await client.answer(plan_id, "approve", question="ask")
         first = await client.result(plan_id)
         (workspace / "go.txt").write_text("")
-        await client.start(PlanRequest(workspace=str(workspace), source=source), new_id=plan_id)
+        await client.start(PlanRequest(workspace=str(workspace), source=source), new_id=plan_id, replace=True)
         await waiting(client, plan_id)
         await client.answer(plan_id, "approve", question="ask")
         second = await client.result(plan_id)

@@ -54,8 +54,8 @@ def diff(
     if plan:
         _show_plan_diff(Store(folder, key), records, numbers, as_json=as_json)
         return
-    folder = store_folder(folder)
     trees = [_tree(folder, key, number, records) for number in numbers]
+    folder = store_folder(folder)
     if as_json:
         show_json(_diff_document(folder, trees, stat=stat) | {"from": before, "to": after})
         return
@@ -123,7 +123,8 @@ def _diff_document(folder: Path, trees: list[str], *, stat: bool) -> dict[str, A
     return {"files": files} | ({} if stat else {"patch": _git(folder, *_DIFF, "--binary", *trees)})
 
 
-def _tree(folder: Path, episode_id: str, number: int, records: tuple[CheckpointRecord, ...]) -> str:
+def _tree(workspace: Path, episode_id: str, number: int, records: tuple[CheckpointRecord, ...]) -> str:
+    folder = store_folder(workspace)
     if folder.is_dir():
         # A fork has checkpoints of the episode that it was made from: their refs have another name.
         listed = [record.tree for record in records if record.number == number and record.tree]
@@ -137,8 +138,8 @@ def _tree(folder: Path, episode_id: str, number: int, records: tuple[CheckpointR
                 f"See: tightloop checkpoints {episode_id} --all"
             )
     raise WorkspaceError(
-        f"the snapshots of {episode_id} are not in {folder} on this host ({socket.gethostname()}). "
-        "Run this command on the host of its workspace"
+        f"{episode_id} works in {workspace}, and its snapshots are not in {folder} on this host "
+        f"({socket.gethostname()}). Run this command on the host of its workspace, as the user of its worker"
     )
 
 

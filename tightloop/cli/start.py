@@ -70,11 +70,16 @@ def start(
     max_iterations: Annotated[int | None, typer.Option(help="Pause after this number of iterations.")] = None,
     worktree: Annotated[bool | None, typer.Option("--worktree", help="Work in a new git worktree.")] = None,
     new_id: Annotated[str | None, typer.Option("--id", help="Id of the episode. Default: a new one.")] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="With the --id of a closed episode: start anew, and keep what it left.")
+    ] = False,
     file: Annotated[Path | None, typer.Option(help="Request as YAML or JSON; options override it.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow the episode until it ends.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Start an episode: one goal, pursued until its checks pass."""
+    if replace and new_id is None:
+        raise InvalidRequestError("--replace starts anew under the id of a closed episode. Name it: --id ID --replace")
     session = session_of(context)
     written = read_request_file(file) if file else {}
     pairs = read_pairs("--executor-option", executor_option or [], "model=gpt-5.1")
@@ -87,7 +92,7 @@ def start(
     folder = Path(workspace or written.get("workspace") or ".").expanduser().resolve()
     request = build_request(defaults_from(session.settings), written, options, {"workspace": str(folder)})
     queue = session.settings.temporal.task_queue
-    started, note = session.run(lambda client: start_and_wait(client, request, queue, new_id))
+    started, note = session.run(lambda client: start_and_wait(client, request, queue, new_id, replace=replace))
     if note:
         remark(note)
     hint = "" if watch else f"\nFollow it: tightloop watch {started}"
@@ -97,7 +102,12 @@ def start(
 
 
 async def start_and_wait(
-    client: TightloopClient, request: EpisodeRequest | PlanRequest, task_queue: str, new_id: str | None
+    client: TightloopClient,
+    request: EpisodeRequest | PlanRequest,
+    task_queue: str,
+    new_id: str | None,
+    *,
+    replace: bool = False,
 ) -> tuple[str, str]:
     """Start an episode or a plan, and wait for the moment in which it may be refused.
 
@@ -106,7 +116,7 @@ async def start_and_wait(
     Raises:
         InvalidRequestError: it was refused; the message says why.
     """
-    started = await client.start(request, new_id=new_id)
+    started = await client.start(request, new_id=new_id, replace=replace)
     # Only a hint: a failure to ask for pollers must not stop the start.
     with contextlib.suppress(TightloopError):
         if not await client.pollers(task_queue):

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import temporalio.api.common.v1 as common
 import temporalio.api.operatorservice.v1 as operatorservice
 import temporalio.api.taskqueue.v1 as taskqueue
+import temporalio.api.workflow.v1 as workflow
 import temporalio.api.workflowservice.v1 as service
 from pydantic import BaseModel
 from temporalio.api.enums.v1 import TaskQueueType
@@ -50,6 +51,7 @@ from tightloop.client.execution import (
 from tightloop.client.sealing import sealing_as
 from tightloop.errors import (
     EpisodeNotFoundError,
+    IdTakenError,
     InvalidRequestError,
     ServiceUnavailableError,
     SettingsError,
@@ -74,6 +76,8 @@ _GO_ON = {
     Kind.EPISODE: "Go on from one of its checkpoints with: tightloop restore {id} CKPT, or tightloop fork {id} CKPT",
     Kind.PLAN: "Run it again, with what is done taken over: tightloop plan run --again {id}",
 }
+_ARTICLE = {Kind.EPISODE: "an", Kind.PLAN: "a"}
+_REPLACE = " Or start anew under it, with its checkpoints and timeline kept: --replace"
 _PAGE = 200
 
 _FIRST_ATTRIBUTES = TypedSearchAttributes(
@@ -133,13 +137,21 @@ class Calls:
         return await read_execution(info, self._converter(info.execution.workflow_id), pause.reason)
 
     async def start(
-        self, workflow_id: str, workflow_type: str, request: BaseModel, *, task_queue: str, memo: dict[str, str]
+        self,
+        workflow_id: str,
+        workflow_type: str,
+        request: BaseModel,
+        *,
+        task_queue: str,
+        memo: dict[str, str],
+        replace: bool = False,
     ) -> None:
-        """Start a workflow.
+        """Start a workflow; only with `replace` under the id of a closed one.
 
         Raises:
-            InvalidRequestError: an open workflow has this id.
+            IdTakenError: a workflow has this id.
         """
+        reuse = WorkflowIDReusePolicy.ALLOW_DUPLICATE if replace else WorkflowIDReusePolicy.REJECT_DUPLICATE
         try:
             async with self.bounded(workflow_id, CALL_TIMEOUT):
                 with sealing_as(SealKind.START):
@@ -148,8 +160,7 @@ class Calls:
                         request,
                         id=workflow_id,
                         task_queue=task_queue,
-                        # A closed workflow runs again under its id: restore of an episode, another run of a plan.
-                        id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+                        id_reuse_policy=reuse,
                         id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
                         memo=memo,
                         static_summary=shorten(str(memo.get("goal", "")).partition("\n")[0], 150),
@@ -157,17 +168,31 @@ class Calls:
                         rpc_timeout=CALL_TIMEOUT,
                     )
         except WorkflowAlreadyStartedError as error:
-            raise InvalidRequestError(
-                f"{workflow_id} is already open. Choose another id, or look at it: tightloop status {workflow_id}"
-            ) from error
+            raise await self._taken(workflow_id) from error
 
-    async def query(self, workflow_id: str, name: str, result_type: type[T], *arguments: Any) -> T:
-        """Ask the workflow, which needs a worker.
+    async def _taken(self, workflow_id: str) -> TightloopError:
+        try:
+            seen = await self.describe(workflow_id)
+        except EpisodeNotFoundError:
+            return IdTakenError(f"{workflow_id} is the id of a workflow of another program. Choose another id")
+        what = f"{workflow_id} exists: {_ARTICLE[seen.kind]} {seen.kind}"
+        if seen.is_open:
+            return IdTakenError(
+                f"{what}, {seen.status}. Choose another id, or end it first: tightloop cancel {workflow_id}. "
+                f"Look at it: tightloop status {workflow_id}"
+            )
+        ended = f" {seen.closed:%Y-%m-%d %H:%M} UTC" if seen.closed else ""
+        goal = f", {shorten(seen.goal.partition(chr(10))[0], 80)!r}" if seen.goal else ""
+        go_on = _GO_ON[seen.kind].format(id=workflow_id) + (_REPLACE if seen.kind is Kind.EPISODE else "")
+        return IdTakenError(f"{what}, {seen.status}{ended}{goal}. Choose another id. {go_on}")
+
+    async def query(self, workflow_id: str, name: str, result_type: type[T], *arguments: Any, run_id: str = "") -> T:
+        """Ask the workflow, or one of its runs, which needs a worker.
 
         Raises:
             ServiceUnavailableError: no worker answers, or Temporal does not.
         """
-        handle = self.client.get_workflow_handle(workflow_id)
+        handle = self.client.get_workflow_handle(workflow_id, run_id=run_id or None)
         try:
             async with self.bounded(workflow_id, self._query_timeout, worker=True):
                 answer: T = await handle.query(
@@ -229,9 +254,27 @@ class Calls:
             else:
                 return answer
 
-    async def history(self, workflow_id: str) -> str:
-        """Return the newest run's history as JSON, as Temporal's own tools write it, decrypted."""
-        handle = self.client.get_workflow_handle(workflow_id)
+    async def first_input(self, seen: Execution, kind: type[T]) -> T:
+        """Return the input of a run.
+
+        Raises:
+            SettingsError: it cannot be decoded here.
+        """
+        request = service.GetWorkflowExecutionHistoryRequest(
+            namespace=self.client.namespace,
+            execution=common.WorkflowExecution(workflow_id=seen.id, run_id=seen.run_id),
+            maximum_page_size=1,
+        )
+        async with self.bounded(seen.id, CALL_TIMEOUT):
+            ask = self.client.workflow_service.get_workflow_execution_history
+            started = (await ask(request, retry=True, timeout=CALL_TIMEOUT)).history.events[0]
+            given = started.workflow_execution_started_event_attributes.input.payloads[:1]
+            found: list[T] = await self._converter(seen.id).decode(given, [kind])
+        return found[0]
+
+    async def history(self, workflow_id: str, run_id: str) -> str:
+        """Return the history of a run as JSON, as Temporal's own tools write it, decrypted."""
+        handle = self.client.get_workflow_handle(workflow_id, run_id=run_id)
         async with self.bounded(workflow_id, HISTORY_TIMEOUT):
             history = await handle.fetch_history(rpc_timeout=CALL_TIMEOUT)
             # The SDK leaves the payloads of a fetched history as the server has them.
@@ -251,6 +294,25 @@ class Calls:
         query = f'WorkflowType IN ({types}) AND ExecutionStatus!="ContinuedAsNew"'
         query += " AND CloseTime IS NULL" if only_open else ""
         seen: set[str] = set()
+        async with contextlib.aclosing(self._found(query)) as found:
+            async for info in found:
+                if info.execution.workflow_id in seen:
+                    continue
+                row = await read_execution(info, self._converter(info.execution.workflow_id))
+                # A run that was refused because of its id does not stand for the one that has it.
+                if not row.refused:
+                    seen.add(row.id)
+                    yield row
+
+    async def runs(self, workflow_id: str) -> tuple[Execution, ...]:
+        """Return all runs that Temporal still has of an id, oldest first."""
+        quoted = workflow_id.replace("\\", "\\\\").replace('"', '\\"')
+        async with contextlib.aclosing(self._found(f'WorkflowId="{quoted}"')) as found:
+            infos = [info async for info in found if info.type.name in KINDS]
+        infos.sort(key=lambda info: info.start_time.ToNanoseconds())
+        return tuple([await read_execution(info, self._converter(workflow_id)) for info in infos])
+
+    async def _found(self, query: str) -> AsyncGenerator[workflow.WorkflowExecutionInfo]:
         token = b""
         while True:
             request = service.ListWorkflowExecutionsRequest(
@@ -261,9 +323,7 @@ class Calls:
                     request, retry=True, timeout=CALL_TIMEOUT
                 )
             for info in page.executions:
-                if info.execution.workflow_id not in seen:
-                    seen.add(info.execution.workflow_id)
-                    yield await read_execution(info, self._converter(info.execution.workflow_id))
+                yield info
             token = page.next_page_token
             if not token:
                 return

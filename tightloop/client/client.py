@@ -82,18 +82,25 @@ class TightloopClient:
 
     # -- start ----------------------------------------------------------------------------------
 
-    async def start(self, request: EpisodeRequest | PlanRequest, *, new_id: str | None = None) -> str:
+    async def start(
+        self, request: EpisodeRequest | PlanRequest, *, new_id: str | None = None, replace: bool = False
+    ) -> str:
         """Start an episode or a plan and return its id.
 
-        The id of a closed plan runs it again: steps that were done with the same inputs are taken over.
+        Args:
+            request: what to do.
+            new_id: the id; None: a new one.
+            replace: take the id of a closed one. Its checkpoints and its timeline stay with the id; of a plan the
+                steps that were done with the same inputs are taken over.
 
         Raises:
-            InvalidRequestError: the request or the id cannot work, or the id is already open.
+            InvalidRequestError: the request or the id cannot work.
+            IdTakenError: an episode or a plan has the id, open or closed (without `replace`); the message names it.
             SettingsError: the namespace does not know our search attributes.
         """
         if isinstance(request, EpisodeRequest):
-            return await self._start(choose_id(Kind.EPISODE, new_id), EpisodeInput.of(request))
-        return await self._start(choose_id(Kind.PLAN, new_id), PlanInput.of(request))
+            return await self._start(choose_id(Kind.EPISODE, new_id), EpisodeInput.of(request, replace=replace))
+        return await self._start(choose_id(Kind.PLAN, new_id), PlanInput.of(request, replace=replace))
 
     async def _start(self, workflow_id: str, start: EpisodeInput | PlanInput) -> str:
         start.check()
@@ -104,6 +111,7 @@ class TightloopClient:
             start,
             task_queue=self._settings.temporal.task_queue,
             memo=memo_of(start),
+            replace=start.replace if isinstance(start, PlanInput) else start.goes_on,
         )
         return workflow_id
 
@@ -115,7 +123,7 @@ class TightloopClient:
 
     async def summary(self, workflow_id: str) -> Summary:
         """Return what Temporal itself knows, without asking a worker."""
-        return (await self._calls.describe(workflow_id)).summary
+        return (await described(self._calls, workflow_id)).summary
 
     def watch(
         self,
@@ -185,32 +193,33 @@ class TightloopClient:
         """Return the last 200 events at most, oldest first."""
         seen = await described(self._calls, workflow_id)
         entries: Any = builtins.list[PlanEvent] if seen.kind is Kind.PLAN else builtins.list[TimelineEntry]
-        return tuple(await self._calls.query(workflow_id, "timeline", entries))
+        return tuple(await self._calls.query(workflow_id, "timeline", entries, run_id=seen.asked_run))
 
     async def request(self, workflow_id: str) -> EpisodeRequest | PlanRequest:
         """Return the request; that of an episode with its amendments."""
         seen = await described(self._calls, workflow_id)
         asked: type[EpisodeRequest | PlanRequest] = PlanRequest if seen.kind is Kind.PLAN else EpisodeRequest
-        return await self._calls.query(workflow_id, "request", asked)
+        return await self._calls.query(workflow_id, "request", asked, run_id=seen.asked_run)
 
     async def checkpoints(self, episode_id: str) -> tuple[CheckpointRecord, ...]:
         """Return the checkpoints of an episode's newest run, oldest first."""
-        await described(self._calls, episode_id, Kind.EPISODE)
-        return tuple(await self._calls.query(episode_id, "checkpoints", builtins.list[CheckpointRecord]))
+        seen = await described(self._calls, episode_id, Kind.EPISODE)
+        records = builtins.list[CheckpointRecord]
+        return tuple(await self._calls.query(episode_id, "checkpoints", records, run_id=seen.asked_run))
 
     async def steps(self, plan_id: str) -> tuple[StepLine, ...]:
         """Return all steps in the order of the plan; those made from a template come last."""
-        await described(self._calls, plan_id, Kind.PLAN)
-        page = await self._calls.query(plan_id, "steps", StepPage, 1)
+        run = (await described(self._calls, plan_id, Kind.PLAN)).asked_run
+        page = await self._calls.query(plan_id, "steps", StepPage, 1, run_id=run)
         lines = builtins.list(page.lines)
         for number in range(2, page.pages + 1):
-            lines += (await self._calls.query(plan_id, "steps", StepPage, number)).lines
+            lines += (await self._calls.query(plan_id, "steps", StepPage, number, run_id=run)).lines
         return tuple(lines)
 
     async def history(self, workflow_id: str) -> str:
         """Return the newest run's history as JSON, as Temporal's own tools write it; `tightloop replay` reads it."""
-        await described(self._calls, workflow_id)
-        return await self._calls.history(workflow_id)
+        seen = await described(self._calls, workflow_id)
+        return await self._calls.history(workflow_id, seen.run_id)
 
     # -- steer ----------------------------------------------------------------------------------
 
@@ -315,7 +324,8 @@ class TightloopClient:
             word = {"checkpoint_id": checkpoint_id, "reason": reason, "by": by}
             return await self._calls.update(episode_id, "restore_checkpoint", word)
         target = await self._target(episode_id, checkpoint_id, reason, by)
-        request, status = await self._episode_request(episode_id), await self.status(episode_id)
+        request, status = await self.request(episode_id), await self.status(episode_id)
+        assert isinstance(request, EpisodeRequest)
         assert isinstance(status, EpisodeStatus)
         await self._start(episode_id, EpisodeInput.of(request, budget=status.budget, restore=target))
         return f"{episode_id} was {seen.status}; it is open again, from {target.checkpoint_id}"
@@ -326,13 +336,15 @@ class TightloopClient:
         """Start a new episode from a checkpoint, in a git worktree of its own. Returns its id.
 
         Raises:
-            InvalidRequestError: the checkpoint is unknown, or the new id is already open.
+            InvalidRequestError: the checkpoint is unknown.
+            IdTakenError: an episode or a plan has the new id.
         """
         target = await self._target(episode_id, checkpoint_id, f"fork of {episode_id}", by)
-        request = EpisodeInput.of(
-            await self._episode_request(episode_id), worktree=True, restore=target.evolve(episode_id=episode_id)
+        request = await self.request(episode_id)
+        target = target.evolve(episode_id=episode_id)
+        return await self._start(
+            choose_id(Kind.EPISODE, new_id), EpisodeInput.of(request, worktree=True, restore=target)
         )
-        return await self._start(choose_id(Kind.EPISODE, new_id), request)
 
     async def replan(self, plan_id: str, source: str = "", *, rationale: str = "", by: str = "operator") -> str:
         """Replace the text of a running plan; without a text a planner writes it. Returns the workflow's sentence.
@@ -366,9 +378,6 @@ class TightloopClient:
     ) -> str:
         await described(self._calls, workflow_id, kind)
         return await self._calls.update(workflow_id, name, word, timeout=timeout)
-
-    async def _episode_request(self, episode_id: str) -> EpisodeRequest:
-        return await self._calls.query(episode_id, "request", EpisodeRequest)
 
     async def _target(self, episode_id: str, checkpoint_id: str, reason: str, by: str) -> RestoreTarget:
         known = await self.checkpoints(episode_id)

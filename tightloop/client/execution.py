@@ -9,7 +9,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from temporalio.converter import DataConverter, decode_typed_search_attributes
 from temporalio.exceptions import ApplicationError
 
-from tightloop.episode.model import WORKFLOW_TYPE, EpisodeInput
+from tightloop.episode.model import REFUSED, WORKFLOW_TYPE, EpisodeInput
 from tightloop.errors import SettingsError
 from tightloop.plan.input import PlanInput
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE
@@ -71,9 +71,16 @@ class Execution(Summary):
 
     run_id: str
     is_open: bool
+    refused: bool = False
+    """It was started under the id of an earlier one, and ended at once because of that."""
     frozen: str = ""
     """Why Temporal's own pause holds the workflow; then it answers neither queries nor updates."""
     task_queue: str
+
+    @property
+    def asked_run(self) -> str:
+        """The run that queries go to; empty: the newest, which may be another one by then."""
+        return "" if self.is_open else self.run_id
 
     @property
     def summary(self) -> Summary:
@@ -107,6 +114,7 @@ async def read_execution(
         run_id=info.execution.run_id,
         status=status,
         is_open=is_open,
+        refused=info.status == FAILED and attributes.get(STATUS) == REFUSED,
         frozen=frozen if info.status == PAUSED else "",
         task_queue=info.task_queue,
         iteration=int(attributes.get(ITERATION, 0)),

@@ -4,8 +4,10 @@ import contextlib
 import secrets
 
 from tightloop.client.calls import Calls
-from tightloop.client.execution import CLOSED_STATUSES, OPEN_STATUSES, Execution, Kind, Summary
-from tightloop.errors import EpisodeNotFoundError, InvalidRequestError
+from tightloop.client.execution import CLOSED_STATUSES, OPEN_STATUSES, Execution, Kind, Summary, memo_of
+from tightloop.episode.model import EpisodeInput
+from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, TightloopError
+from tightloop.plan.input import PlanInput
 from tightloop.safety.identity import CHOSEN_CHARACTERS, is_id
 
 LAST = "last"
@@ -31,33 +33,48 @@ def choose_id(kind: Kind, wanted: str | None) -> str:
 
 
 async def described(calls: Calls, workflow_id: str, kind: Kind | None = None) -> Execution:
-    """Return what Temporal knows of the newest run.
+    """Return what Temporal knows of the newest run; one that was refused because of its id does not count.
 
     Raises:
         EpisodeNotFoundError: no episode and no plan has this id.
         InvalidRequestError: it is the id of the other kind.
     """
     seen = await calls.describe(workflow_id)
+    if seen.refused:
+        seen = next((run for run in reversed(await calls.runs(workflow_id)) if not run.refused), seen)
     if kind not in (None, seen.kind):
         names = {Kind.EPISODE: "an episode", Kind.PLAN: "a plan"}
         raise InvalidRequestError(
             f"{seen.id} is {names[seen.kind]}, not {names[kind]}. See: tightloop status {seen.id}"
         )
-    return seen
+    return await _with_request(calls, seen)
+
+
+async def _with_request(calls: Calls, seen: Execution) -> Execution:
+    """Return a run with what its input says, where it was started without our memo: by `temporal workflow start`."""
+    if seen.workspace:
+        return seen
+    try:
+        told = memo_of(await calls.first_input(seen, PlanInput if seen.kind is Kind.PLAN else EpisodeInput))
+    # Sealed with a key that is not here, or nothing that we know: the rest is known nevertheless.
+    except (TightloopError, ValueError, IndexError):
+        return seen
+    return seen.evolve(goal=seen.goal or told["goal"], workspace=told["workspace"], executor=told["executor"])
 
 
 async def newest(calls: Calls, status: str | None, limit: int, kind: Kind | None) -> tuple[Summary, ...]:
     """Return episodes and plans, the newest run first; see `TightloopClient.list`."""
     if status is not None and status not in (statuses := OPEN_STATUSES + CLOSED_STATUSES):
         raise InvalidRequestError(f"{status!r} is not a status. Known statuses: {', '.join(statuses)}")
-    rows: list[Summary] = []
+    rows: list[Execution] = []
     async with contextlib.aclosing(calls.executions(kind=kind, only_open=status in OPEN_STATUSES)) as found:
         async for seen in found:
             if len(rows) >= limit:
                 break
             if status is None or seen.status == status:
-                rows.append(seen.summary)
-    return tuple(sorted(rows, key=lambda row: row.started.timestamp() if row.started else 0.0, reverse=True))
+                rows.append(seen)
+    rows.sort(key=lambda row: row.started.timestamp() if row.started else 0.0, reverse=True)
+    return tuple([(await _with_request(calls, row)).summary for row in rows])
 
 
 async def resolve(calls: Calls, reference: str, kind: Kind | None) -> str:

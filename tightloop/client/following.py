@@ -13,6 +13,7 @@ from temporalio.service import RPCError
 
 from tightloop.client.calls import CALL_TIMEOUT, Calls
 from tightloop.client.execution import CLOSED_STATUSES, Execution, Kind
+from tightloop.client.finding import described
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeResult, EpisodeStatus
 from tightloop.errors import ServiceUnavailableError
 from tightloop.plan.request import PlanOutcome, PlanPhase, PlanResult, PlanStatus
@@ -33,14 +34,14 @@ RESULT_TYPES: dict[Kind, type[Result]] = {Kind.EPISODE: EpisodeResult, Kind.PLAN
 
 async def status_of(calls: Calls, workflow_id: str) -> Status:
     """Return a snapshot; for a closed workflow also when no worker is there."""
-    seen = await calls.describe(workflow_id)
+    seen = await described(calls, workflow_id)
     if seen.frozen:
         return _outline(seen)
     if seen.is_open:
         return await calls.query(workflow_id, "status", STATUS_TYPES[seen.kind])
     result = await result_of(calls, seen)
     try:
-        answered = await calls.query(workflow_id, "status", STATUS_TYPES[seen.kind])
+        answered = await calls.query(workflow_id, "status", STATUS_TYPES[seen.kind], run_id=seen.run_id)
     except ServiceUnavailableError:
         answered = _outline(seen)
     return _closed_status(answered, seen, result)
@@ -78,7 +79,7 @@ async def changes(
 async def end(calls: Calls, workflow_id: str, *, patience: timedelta) -> Result:
     """Wait for the end and return the result, however the workflow ended; see `TightloopClient.result`."""
     while True:
-        seen = await _patiently(lambda: calls.describe(workflow_id), patience, POLL_INTERVAL, None)
+        seen = await _patiently(lambda: described(calls, workflow_id), patience, POLL_INTERVAL, None)
         if not seen.is_open:
             return await result_of(calls, seen)
         # Another run may follow this one: after a restore, a reset, or much work.

@@ -27,6 +27,8 @@ from tightloop.value import Value, first_problem
 
 RIGHT_INPUT = '{"goal": "make the tests pass", "workspace": "/home/me/project", "definition_of_done": ["pytest -q"]}'
 WORKFLOW_TYPE = "EpisodeWorkflow"
+REFUSED = "refused"
+"""`TightloopStatus` of a run that must not hide an earlier one with its id."""
 # Every planning prompt repeats the goal, so it must stay small beside the rest.
 GOAL_CHARACTERS = 8_000
 # The request is an input of activities: one above 2 MiB would fail the workflow task again and again instead of the
@@ -286,12 +288,19 @@ class EpisodeInput(EpisodeRequest):
     state: EpisodeState | None = None
     restore: RestoreTarget | None = None
     """Start from a stored checkpoint (restore of a closed episode, or fork)."""
+    replace: bool = False
+    """An episode with this id may have ended before; its checkpoints are kept and listed."""
     heard: Heard = Heard()
     """Messages that the runs before have taken."""
     sealed_as: Seal | None = None
     """What the input's seal says; set by the converter, whatever is sent."""
     problem: str = ""
     """Why the input could not be read; the workflow then fails with this sentence, instead of hanging."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is for an id that has been used before."""
+        return self.replace or (self.restore is not None and not self.restore.episode_id)
 
     @model_validator(mode="wrap")
     @classmethod

@@ -15,6 +15,8 @@ class PlanInput(PlanRequest):
 
     progress: PlanProgress | None = None
     """Of the run before."""
+    replace: bool = False
+    """A plan with this id may have ended before; what it has done is taken over."""
     heard: Heard = Heard()
     """Messages that the runs before have taken."""
     sealed_as: Seal | None = None

@@ -102,7 +102,7 @@ class EpisodeWorkflow:
         """Open the workspace of a new episode, or go back to the checkpoint that this run is for."""
         target = self._record.state.restore or self._input.restore
         if self._record.state.request is None:
-            await self._workspace.open()
+            await self._workspace.open(self._input)
         if target is not None:
             await self._workspace.go_back(target)
 

@@ -4,8 +4,9 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 from activities.workspace.activity import CloseRequest, OpenRequest, RestoreRequest, WorkspaceActivities
+from tightloop.episode.checkpoint import RECENT_LIMIT
 from tightloop.episode.loop import state_changes
-from tightloop.episode.model import EpisodeOutcome, EpisodePhase, RestoreTarget
+from tightloop.episode.model import EpisodeInput, EpisodeOutcome, EpisodePhase, RestoreTarget
 from workflows.episode.record import EpisodeRecord
 from workflows.episode.safe_points import SafePoints
 from workflows.shared.activities import (
@@ -16,6 +17,7 @@ from workflows.shared.activities import (
     ActivityOptions,
     ActivityRunner,
 )
+from workflows.shared.reporter import is_first_use, mark_refused
 
 
 class Workspace:
@@ -24,7 +26,7 @@ class Workspace:
     def __init__(self, record: EpisodeRecord, points: SafePoints, runner: ActivityRunner) -> None:
         self._record, self._points, self._runner = record, points, runner
 
-    async def open(self) -> None:
+    async def open(self, given: EpisodeInput) -> None:
         """Check and claim the workspace of a new episode.
 
         Raises:
@@ -39,17 +41,25 @@ class Workspace:
                     episode=record.request,
                     # Unlike the run id it stays the same after a reset: the workspace is claimed once.
                     opening=workflow.info().original_execution_run_id,
+                    is_new=not given.goes_on and is_first_use(),
                 ),
                 ActivityOptions("check and claim the workspace", OPEN_TIMEOUT, record.request.queues.workspace),
             )
         except ActivityFailedError as failure:
             if self._runner.interrupted:
                 self._points.leave_if_wanted()
+            if failure.id_taken:
+                mark_refused()
             await self._points.alert_failure(failure.reason)
             raise ApplicationError(failure.reason, type="WorkspaceError", non_retryable=True) from failure
         made = opened.checkpoint.evolve(event_id=workflow.info().get_current_history_length())
         record.replace(
-            record.state.evolve(request=opened.request, tree=opened.tree, checkpoints=(made,), trees=(opened.tree,))
+            record.state.evolve(
+                request=opened.request,
+                tree=opened.tree,
+                checkpoints=(*(opened.known if given.replace else ()), made)[-RECENT_LIMIT:],
+                trees=(opened.tree,),
+            )
         )
         record.log("opened", f"{made.id}: " + ("; ".join(opened.notes) or "the workspace is ready"))
 

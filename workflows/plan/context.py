@@ -41,6 +41,7 @@ class PlanContext:
 
     Attributes:
         request: what was asked for.
+        replaces: a plan with this id may have ended before.
         progress: what the next run goes on from.
         status: `running`, or how the plan ended.
         reason: why it ended.
@@ -57,7 +58,7 @@ class PlanContext:
         given = given or PlanInput(problem=f"the input is missing. A right input: {RIGHT_PLAN_INPUT}")
         self.plan_id, self.now = plan_id, now
         self.problem = given.problem
-        self.is_first_run = given.progress is None
+        self.is_first_run, self.replaces = given.progress is None, given.replace
         self.request = PlanRequest() if given.problem else PlanRequest.of(given)
         self.progress = given.progress or PlanProgress()
         self.title = given.title

@@ -20,6 +20,7 @@ from workflows.plan.reporting import PlanReporting
 from workflows.plan.waiting import Waiting
 from workflows.shared.activities import OPEN_TIMEOUT, ActivityFailedError
 from workflows.shared.alerts import Alerts
+from workflows.shared.reporter import is_first_use, mark_refused
 
 OPEN_WITH_PLANNER_TIMEOUT = timedelta(minutes=60)
 
@@ -83,11 +84,18 @@ class Opening:
         context = self._context
         limit = OPEN_WITH_PLANNER_TIMEOUT if context.request.goal else OPEN_TIMEOUT
         opening = workflow.info().original_execution_run_id
-        request = OpenPlanRequest(scope=context.scope(), request=context.request, opening=opening)
+        request = OpenPlanRequest(
+            scope=context.scope(),
+            request=context.request,
+            opening=opening,
+            is_new=is_first_use() and not context.replaces,
+        )
         options = context.on_host("check the plan and claim the workspace", limit)
         try:
             return await self._waiting.run_once(PlanActivities.open_plan, request, options)
         except ActivityFailedError as failure:
+            if failure.id_taken:
+                mark_refused()
             if context.request.depth == 1:
                 await self._alerts.send_last(context.alert(AlertKind.FAILED, failure.reason))
             raise ApplicationError(failure.reason, type="PlanNotOpened", non_retryable=True) from failure

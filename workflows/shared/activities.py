@@ -11,6 +11,7 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, TimeoutType, is_cancelled_exception
 from temporalio.exceptions import TimeoutError as TemporalTimeoutError
 
+from tightloop.errors import IdTakenError
 from tightloop.safety.seal import RefusedPayload
 
 # What a killed worker did runs again after this time and the first retry interval: 6.0 s with 5 s and 1 s.
@@ -69,9 +70,11 @@ class ActivityOptions:
 class ActivityFailedError(Exception):
     """An activity failed for good; `reason` is the sentence for a person."""
 
-    def __init__(self, reason: str, *, no_worker: bool = False, timed_out: bool = False) -> None:
+    def __init__(
+        self, reason: str, *, no_worker: bool = False, timed_out: bool = False, id_taken: bool = False
+    ) -> None:
         super().__init__(reason)
-        self.reason, self.no_worker, self.timed_out = reason, no_worker, timed_out
+        self.reason, self.no_worker, self.timed_out, self.id_taken = reason, no_worker, timed_out, id_taken
 
 
 class ActivityRunner:
@@ -164,7 +167,7 @@ def _failure(error: ActivityError, options: ActivityOptions, patience: timedelta
         reason = f"{error.activity_type} did not end within {options.timeout.total_seconds():g} s"
         return ActivityFailedError(reason, timed_out=True)
     if isinstance(cause, ApplicationError):
-        return ActivityFailedError(cause.message)
+        return ActivityFailedError(cause.message, id_taken=cause.type == IdTakenError.__name__)
     return ActivityFailedError(f"{error.activity_type} failed: {cause or error}")
 
 

@@ -7,9 +7,22 @@ from typing import Any
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
 
+from tightloop.episode.model import REFUSED
+
 # Search attributes are plaintext even where payloads are encrypted: they hold enum values only.
 STATUS = SearchAttributeKey.for_keyword("TightloopStatus")
 PAUSE_KIND = SearchAttributeKey.for_keyword("TightloopPauseKind")
+
+
+def is_first_use() -> bool:
+    """Return whether nobody but this run may have used its id: not a child of a plan, not a run that follows one."""
+    info = workflow.info()
+    return info.parent is None and info.continued_run_id is None
+
+
+def mark_refused() -> None:
+    """Show that this run was refused because of its id: it must not hide the one that has the id."""
+    workflow.upsert_search_attributes([STATUS.value_set(REFUSED)])
 
 
 class Reporter:

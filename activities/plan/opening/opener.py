@@ -29,7 +29,7 @@ from activities.plan.requests import (
 from activities.workspace.folders import root_of
 from activities.workspace.port import OpenEpisodes, WorkingTree
 from tightloop.artifact import ArtifactRef
-from tightloop.errors import ArtifactMissingError, InvalidRequestError, PlanError, WorkspaceError
+from tightloop.errors import ArtifactMissingError, IdTakenError, InvalidRequestError, PlanError, WorkspaceError
 from tightloop.plan.engine.revision import diff_plans, find_refusals
 from tightloop.plan.request import PlanRequest
 from tightloop.plan.rules.budgeting import merge_stated, narrowest
@@ -58,10 +58,15 @@ class PlanOpener:
     def open(self, request: OpenPlanRequest) -> OpenedPlan:
         """Claim the workspace, read, check and store the plan, and keep its first tree; raises as `open_plan` does."""
         scope = request.scope
-        notes = self._ports.workspaces.prepare(scope, take_over=self._has_ended)
         records = open_file_records(Path(scope.workspace))
         fact = f"opened-{request.opening}"
         known = records.kept(scope.episode_id, fact, OpenedPlan)
+        if known is None and request.is_new and records.kept(scope.episode_id, RUN_START, RunStart) is not None:
+            raise IdTakenError(
+                f"{scope.episode_id} has been a plan of {scope.workspace}. Choose another id, or run it again, "
+                f"with what is done taken over: tightloop plan run --again {scope.episode_id}"
+            )
+        notes = self._ports.workspaces.prepare(scope, take_over=self._has_ended)
         if known is not None:
             return known
         try:

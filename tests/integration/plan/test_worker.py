@@ -55,7 +55,9 @@ async def ended(
     client: Client, settings: Settings, workspace: Path, text: str, plan_id: str | None = None
 ) -> PlanResult:
     plans = TightloopClient(client, settings)
-    plan_id = await plans.start(PlanRequest(workspace=str(workspace), source=text), new_id=plan_id)
+    plan_id = await plans.start(
+        PlanRequest(workspace=str(workspace), source=text), new_id=plan_id, replace=plan_id is not None
+    )
     return await asyncio.wait_for(plans.result(plan_id), BOUND_S)
 
 

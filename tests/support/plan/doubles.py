@@ -380,7 +380,8 @@ class PlanStage:
     async def start(self, source: str, **changes: Any) -> str:
         """Start the plan."""
         fields: dict[str, Any] = {"workspace": "/sample/project", "source": source}
-        self.id = await self.plans.start(PlanRequest.model_validate({**fields, **changes}), new_id=self.id or None)
+        request = PlanRequest.model_validate({**fields, **changes})
+        self.id = await self.plans.start(request, new_id=self.id or None, replace=bool(self.id))
         return self.id
 
     async def result(self, seconds: float = 60.0) -> PlanResult:

@@ -1,6 +1,5 @@
 """The commands that only plans have: run, replan, run-step."""
 
-import contextlib
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +18,9 @@ from tightloop.cli.request import given
 from tightloop.cli.session import AsJson, By, JsonLines, PlanId, leave, operator, session_of
 from tightloop.cli.start import start_and_wait
 from tightloop.cli.store import Store
-from tightloop.client import CLOSED_STATUSES, Kind, TightloopClient
+from tightloop.client import Kind, TightloopClient
 from tightloop.episode.proof import ProofRule
-from tightloop.errors import EpisodeNotFoundError, InvalidRequestError
+from tightloop.errors import InvalidRequestError
 from tightloop.plan.request import SOURCE_BYTES, PlanRequest, PlanStatus
 from tightloop.value.scrub import scrub
 
@@ -97,7 +96,7 @@ def run(
 
     async def start(client: TightloopClient) -> tuple[str, str]:
         request, known_id = await _request(client, wanted, text)
-        return await start_and_wait(client, request, queue, known_id)
+        return await start_and_wait(client, request, queue, known_id, replace=wanted.again is not None)
 
     started, note = session.run(start)
     if note:
@@ -129,8 +128,6 @@ async def _request(client: TightloopClient, wanted: Wanted, text: Examined | Non
     fields: dict[str, Any] = {"goal": wanted.goal}
     plan_id, folder = wanted.plan_id, wanted.workspace
     known = dict(text.read.plan.inputs) if text is not None and text.read is not None else None
-    if plan_id is not None:
-        await _refuse_known(client, plan_id)
     if wanted.again:
         plan_id = await client.resolve(wanted.again, kind=Kind.PLAN)
         before = await client.request(plan_id)
@@ -150,16 +147,6 @@ async def _request(client: TightloopClient, wanted: Wanted, text: Examined | Non
     absolute = Path(folder or ".").expanduser().resolve()
     request = PlanRequest(**{**fields, "workspace": str(absolute), "inputs": inputs, **wanted.options})
     return request, plan_id
-
-
-async def _refuse_known(client: TightloopClient, plan_id: str) -> None:
-    """Refuse the id of a known plan: taking over its results needs `--again`."""
-    with contextlib.suppress(EpisodeNotFoundError):
-        known = await client.summary(plan_id)
-        hint = f"Watch it: tightloop watch {plan_id}"
-        if known.status in CLOSED_STATUSES:
-            hint = f"Run it again, with what is done taken over: tightloop plan run --again {plan_id}"
-        raise InvalidRequestError(f"--id {plan_id}: there is a plan of this id; it is {known.status}. {hint}")
 
 
 def _text_fields(file: str, text: str) -> dict[str, str]:
