@@ -17,6 +17,7 @@ from hypothesis import HealthCheck
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
+from activities.planner.port import Planner
 from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import APPEND, BoundedClient, Git, Working, scripted
 from tests.support.plan.doubles import PlanStage, Playing, Script, ScriptedPlanActivities, plan_worker
@@ -139,11 +140,13 @@ def working(temporal_client: Client, settings: Settings) -> Working:
     """Run workers of all roles with a planner of the test's; other adapters are the real ones."""
 
     @asynccontextmanager
-    async def run(planner: ScriptedPlanner | None = None, **changes: Any) -> AsyncIterator[Adapters]:
+    async def run(
+        planner: Planner | None = None, *, under: Settings = settings, **changes: Any
+    ) -> AsyncIterator[Adapters]:
         chosen = planner or ScriptedPlanner()
-        adapters = replace(build_adapters(temporal_client, settings), **{"planners": lambda _kind: chosen, **changes})
+        adapters = replace(build_adapters(temporal_client, under), **{"planners": lambda _kind: chosen, **changes})
         async with AsyncExitStack() as stack:
-            for worker in build_workers(temporal_client, settings, adapters=adapters):
+            for worker in build_workers(temporal_client, under, adapters=adapters):
                 await stack.enter_async_context(worker)
             yield adapters
 

@@ -5,6 +5,7 @@ Prose never decides: an answer names an option.
 """
 
 import json
+from collections.abc import Iterable
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -91,7 +92,7 @@ class Question(Value):
     default: str = ""
     """The option that a bare `resume` chooses; empty where a person has to decide."""
     blocks: str = ""
-    """What cannot go on without an answer: `the episode`, or a step."""
+    """What cannot go on without an answer: `the episode`, or a step; empty: all goes on meanwhile."""
     by: str = "tightloop"
     """Who asks."""
     since: datetime | None = None
@@ -150,6 +151,11 @@ class _Word(Document):
     option: str = ""
     text: str = ""
     by: str = "operator"
+
+
+def is_paused(waiting: Iterable[Question]) -> bool:
+    """Return whether something cannot go on without an answer."""
+    return any(question.blocks for question in waiting)
 
 
 def read_answers(value: Any, questions: tuple[Question, ...]) -> tuple[tuple[Question, Answer], ...]:

@@ -269,6 +269,7 @@ def _worker_specs(settings: Settings, role: Role, use: Adapters) -> list[WorkerS
         use.programs,
         command_takes_whole_plans=use.command_takes_whole_plans,
         prompt_privacy=settings.privacy.prompt_privacy_of,
+        timeout=timedelta(seconds=settings.planner.plan_timeout_s),
         gate=use.gate,
     )
     reflection = ReflectionActivities(use.stores, use.reflectors, settings.privacy.prompt_privacy_of)

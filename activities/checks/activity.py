@@ -1,6 +1,7 @@
 """The verification activity: runs the definition of done on the tree that would be delivered."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 from temporalio import activity
@@ -23,6 +24,7 @@ from tightloop.episode.check import (
     progress,
 )
 from tightloop.episode.model import EpisodeRequest
+from tightloop.episode.work import check_work
 from tightloop.value import Value, clip, shorten
 from tightloop.value.scrub import scrub
 
@@ -59,12 +61,17 @@ class VerificationActivities:
         with self._workspaces.hold(request.scope) as tree:
             drift = tree.ensure(request.expected_tree)
             results = []
-            for check in checks:
-                activity.heartbeat(check.title)
-                expected, cancelled = request.expected_tree, activity.is_cancelled
-                results.append(run_check(self._runner, check, tree, store, expected_tree=expected, cancelled=cancelled))
-            # Before the report is made: what it says has to be about the tree that is delivered.
-            touched = tree.ensure(request.expected_tree)
+            try:
+                for number, check in enumerate(checks, start=1):
+                    activity.heartbeat(check_work(check, number, len(checks), datetime.now(UTC)))
+                    expected, cancelled = request.expected_tree, activity.is_cancelled
+                    results.append(
+                        run_check(self._runner, check, tree, store, expected_tree=expected, cancelled=cancelled)
+                    )
+            finally:
+                # Before the report is made: what it says has to be about the tree that is delivered. Also where a
+                # person ends a check: what it left must not be taken for their edits.
+                touched = tree.ensure(request.expected_tree)
         report = CheckReport(tree=request.expected_tree, results=tuple(results))
         before = find_model(store, request.previous, CheckReport)
         verification = verification_of(store, report, before)

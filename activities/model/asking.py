@@ -13,8 +13,8 @@ from activities.model.client import AnswerSchema, ModelAnswer, ModelClient, Turn
 from activities.model.prompt import Prompts
 from activities.model.repair import Level, read_object
 from activities.model.service import ModelService
-from activities.model.usage import total
-from tightloop.executor.usage import Usage
+from activities.model.telling import tell
+from tightloop.executor.usage import Usage, total
 from tightloop.safety.prompt_privacy import PromptPrivacy
 
 QUOTED_CHARACTERS = 4_000
@@ -81,6 +81,7 @@ class Asker:
     def __init__(self, service: ModelService) -> None:
         self._client = ModelClient(service)
         self._corrections = service.corrections
+        self._name = f"model {service.models[0]}" if service.models else "the model"
         self._prompts = Prompts(Path(__file__).parent / "prompts", context_characters=service.context_characters)
         self.sha256 = self._prompts.sha256
         """Version of the wording of corrections."""
@@ -96,7 +97,8 @@ class Asker:
         answers: list[ModelAnswer] = []
         verdict = Exchange[T]()
         after: tuple[Turn, ...] = ()
-        for _ in range(1 + self._corrections):
+        for number in range(1, 2 + self._corrections):
+            tell(f"answer {number} of {1 + self._corrections} of {self._name}", verdict.problems)
             answer = await self._client.ask(
                 question.system, question.user, question.schema, after=after, prompt_privacy=question.prompt_privacy
             )

@@ -43,9 +43,9 @@ def translated(error: openai.APIError, model: str) -> TightloopError:
     if isinstance(error.__cause__, AnswerError):
         return too_large(error.__cause__, model)
     if isinstance(error, openai.APITimeoutError):
-        return PlannerUnavailableError(f"model {model} did not answer in time; trying again")
+        return PlannerUnavailableError(f"model {model} did not answer in time")
     if not isinstance(error, openai.APIStatusError):
-        return PlannerUnavailableError(f"the model service cannot be reached ({detail}); trying again")
+        return PlannerUnavailableError(f"the model service cannot be reached ({detail})")
     status = error.status_code
     if status == 402 or error.code in _QUOTA or error.type in _QUOTA:
         return PlannerError(f"the quota of the key is used up ({detail}): add credit or use another key, then resume")

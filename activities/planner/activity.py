@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
 from temporalio import activity
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, get_model, put_model, put_text
-from activities.model.usage import total
 from activities.planner.enforce import enforced_plan
+from activities.planner.in_time import in_time
 from activities.planner.port import Planners
 from activities.safety.gate import Gate, Weighed
 from activities.safety.port import JudgeBriefing
@@ -28,10 +29,12 @@ from tightloop.episode.planning import (
     ReflectionRecord,
 )
 from tightloop.executor.messages.message import PlanRequestMessage, render_plan
+from tightloop.executor.usage import total
 from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.value import Value, shorten
 
 TITLE_CHARACTERS = 120
+PLAN_TIMEOUT = timedelta(minutes=10)
 
 
 class NextPlanRequest(Value):
@@ -58,6 +61,8 @@ class PlanningActivities:
     command_takes_whole_plans: bool = False
     prompt_privacy: Callable[[str], PromptPrivacy] = lambda _workspace: PromptPrivacy.FULL
     """Returns what prompts about a workspace may contain."""
+    timeout: timedelta = PLAN_TIMEOUT
+    """For all attempts at one plan together, without the waits between them."""
     gate: Gate = field(default_factory=Gate)
 
     @activity.defn
@@ -65,12 +70,14 @@ class PlanningActivities:
         """Ask for the next plan. Not idempotent: a retry asks, and pays, again.
 
         Raises:
-            PlannerError: the model service refuses; not retryable.
+            PlannerError: the model service refuses, or the time for this plan is up; not retryable.
             PlannerUnavailableError: it is busy or down; retryable, after the time it asks for.
         """
         store = self.stores(Path(request.scope.workspace))
         episode, briefing = await asyncio.to_thread(self._brief, store, request)
-        answer = await enforced_plan(self.planners(episode.planner), briefing)
+        answer = await in_time(
+            lambda: enforced_plan(self.planners(episode.planner), briefing), self.timeout, episode.planner
+        )
         weighed = await self._weigh(request, episode, answer, briefing.prompt_privacy)
         return await asyncio.to_thread(self._record, store, answer, briefing.prompt_privacy, weighed)
 

@@ -1,11 +1,10 @@
 """Enforces the template on planners: an incomplete message is sent back, a bounded number of times."""
 
-from activities.model.usage import total
 from activities.planner.port import Planner
 from tightloop.episode.messages.enforcement import CORRECTIONS, gaps_of_plan, given_up
 from tightloop.episode.planning import Briefing, PlannerAnswer, PlanVerdict
 from tightloop.executor.messages.message import PlanMessage
-from tightloop.executor.usage import Usage
+from tightloop.executor.usage import Usage, total
 
 
 async def enforced_plan(planner: Planner, briefing: Briefing) -> PlannerAnswer:

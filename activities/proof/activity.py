@@ -39,8 +39,10 @@ class ProofActivities:
             # Before the checks run: what they leave beside the tree is theirs.
             tracked = HeldTrees(tree).files(request.expected_tree)
             manifest = self._bench.survey(tree.root, tracked)
-            done = self._runs(tree, store).in_place(checks, request.expected_tree)
-            touched = tree.ensure(request.expected_tree)
+            try:
+                done = self._runs(tree, store).in_place(checks, request.expected_tree)
+            finally:
+                touched = tree.ensure(request.expected_tree)
         report = CheckReport(tree=request.expected_tree, results=tuple(result for result, _ in done))
         baselines = tuple(
             CheckBaseline(run=result.run, passed=result.passed, exit_code=result.exit_code, observation=seen)

@@ -16,6 +16,7 @@ from tightloop.episode.proof.beginning import Beginning, CheckBaseline
 from tightloop.episode.proof.model import NAMES_LIMIT
 from tightloop.episode.proof.report import Observation, missing, names_text
 from tightloop.episode.proof.verdict import Measured
+from tightloop.episode.work import Work, check_work
 from tightloop.value import clip, shorten
 from tightloop.value.scrub import scrub
 
@@ -32,7 +33,7 @@ class Runs:
         runner: CheckRunner,
         bench: Bench,
         cancelled: Callable[[], bool],
-        heartbeat: Callable[[str], None],
+        heartbeat: Callable[[Work], None],
     ) -> None:
         self.tree, self.store, self.bench = tree, store, bench
         self._runner, self._cancelled, self._heartbeat = runner, cancelled, heartbeat
@@ -45,8 +46,8 @@ class Runs:
         """
         done = []
         with self.bench.room(self.tree.root) as room:
-            for check in checks:
-                self._heartbeat(check.title)
+            for number, check in enumerate(checks, start=1):
+                self._heartbeat(check_work(check, number, len(checks), datetime.now(UTC)))
                 result, seen = self._observed(check, room, CheckView())
                 done.append((result.evolve(tree=expected_tree), seen))
         return done
@@ -70,8 +71,9 @@ class Runs:
         observations: list[Observation] = []
         room = rooms.enter_context(self.bench.room(self.tree.root))
         view = room.checkout(HeldTrees(self.tree), files, moved)
-        for check in checks:
-            self._heartbeat(f"proof, tests as {tests.value}: {check.title}")
+        for number, check in enumerate(checks, start=1):
+            kind = f"proof with the tests as {tests.value}, check"
+            self._heartbeat(check_work(check, number, len(checks), datetime.now(UTC), kind))
             result, seen = self._observed(check, room, view)
             runs.append(_check_run(self.store, check, result, seen, beginning.check(check.run)))
             observations.append(seen)

@@ -78,7 +78,7 @@ class SandboxSpec:
     cores: float = 1.0
     memory_bytes: int = 1024 * MEBIBYTE
     processes: int = 256
-    wall_limit_s: float = 300.0
+    wall_limit_s: float = 600.0
     idle_limit_s: float | None = None
     output_bytes: int = MEBIBYTE
     """Output that is kept; a command that writes 64 times as much is ended."""

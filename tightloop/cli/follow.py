@@ -50,6 +50,10 @@ def new_events(shown: Sequence[Event], now: Sequence[Event]) -> tuple[Sequence[E
     return now, True
 
 
+def _last_line(last: Status | None) -> Text:
+    return Text(status_line(last) if last is not None else "", "cyan", no_wrap=True, overflow="ellipsis")
+
+
 class Follower:
     """Shows everything until a workflow has ended, each thing once."""
 
@@ -65,7 +69,9 @@ class Follower:
         """Print lines, and on a terminal a last line that changes; return the last status."""
         last: Status | None = None
         out = console()
-        live = Live(console=out, auto_refresh=False, transient=True) if on_terminal() and not as_json else None
+        # Drawn once a second: the age of what runs changes without an event.
+        shown = Live(get_renderable=lambda: _last_line(last), console=out, refresh_per_second=1, transient=True)
+        live = shown if on_terminal() and not as_json else None
         changes = self._client.watch(self._id, on_silence=lambda error: remark(f"{error.message} - still trying ..."))
         async with contextlib.aclosing(changes):
             with live or contextlib.nullcontext():
@@ -76,7 +82,7 @@ class Follower:
                     for line in await self._news(last):
                         out.print(line)
                     if live is not None:
-                        live.update(Text(status_line(last), "cyan", no_wrap=True, overflow="ellipsis"), refresh=True)
+                        live.refresh()
         # The workspace is given back a moment after the workflow has told its end.
         await within(LAST_EVENTS_S, self._client.result(self._id))
         if last is not None and not as_json:

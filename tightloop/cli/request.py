@@ -8,7 +8,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from tightloop.episode.check import Check
-from tightloop.episode.model import EpisodeRequest
+from tightloop.episode.model import LONGEST_LIMIT_S, EpisodeRequest
 from tightloop.episode.progress.presets import under_request
 from tightloop.errors import InvalidRequestError
 from tightloop.settings import Settings
@@ -117,6 +117,21 @@ def with_iterations(limit: int) -> dict[str, Any]:
         raise InvalidRequestError(f"--max-iterations is {limit}; it must be at least 1")
     # As 12 of the 15 of the default budget.
     return {"max_iterations": limit, "warn_at_iteration": max(1, limit * 4 // 5)}
+
+
+def with_timeout(checks: list[Any] | None, seconds: float | None) -> list[Any] | None:
+    """Return the checks for `--check-timeout`: it holds for those that name no `timeout_s` themselves.
+
+    Raises:
+        InvalidRequestError: it is not a time.
+    """
+    if seconds is None or checks is None:
+        return checks
+    if not 0 < seconds <= LONGEST_LIMIT_S:
+        raise InvalidRequestError(
+            f"--check-timeout is {seconds:g}; it must be above 0 and at most {LONGEST_LIMIT_S} seconds"
+        )
+    return [{"timeout_s": seconds, **({"run": one} if isinstance(one, str) else one)} for one in checks]
 
 
 def read_pairs(option: str, pairs: list[str], example: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ from tightloop.cli.request import (
     read_pairs,
     read_request_file,
     with_iterations,
+    with_timeout,
 )
 from tightloop.cli.session import AsJson, Checkpoint, EpisodeId, leave, operator, session_of, within
 from tightloop.client import Kind, TightloopClient
@@ -41,6 +42,9 @@ def start(
     done: Annotated[
         list[str] | None,
         typer.Option(help='Command that passes when the goal is met, such as "pytest -q". Repeatable.'),
+    ] = None,
+    check_timeout: Annotated[
+        float | None, typer.Option(help="Seconds that each check may take, unless --file says otherwise. Default: 600.")
     ] = None,
     planner: Annotated[str | None, typer.Option(help="auto, openai or heuristic.")] = None,
     executor: Annotated[str | None, typer.Option(help="Executor that does the work; see: tightloop doctor.")] = None,
@@ -87,7 +91,10 @@ def start(
     choice = given(name=executor, fallback=fallback, model=model, mode=mode, permissions=permissions, options=values)
     choice |= given(on_crash=on_crash)
     budget = None if max_iterations is None else with_iterations(max_iterations)
-    options = given(goal=goal, definition_of_done=done, planner=planner, preset=preset, worktree=worktree, allow=allow)
+    checks = with_timeout(done or written.get("definition_of_done"), check_timeout)
+    options = given(
+        goal=goal, definition_of_done=checks, planner=planner, preset=preset, worktree=worktree, allow=allow
+    )
     options |= given(executor=choice or None, budget=budget)
     folder = Path(workspace or written.get("workspace") or ".").expanduser().resolve()
     request = build_request(defaults_from(session.settings), written, options, {"workspace": str(folder)})

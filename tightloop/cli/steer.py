@@ -1,5 +1,6 @@
 """The commands that steer episodes and plans: pause, answer, give more, change, go back, end."""
 
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -8,14 +9,18 @@ from tightloop.cli.render.question import todo_lines
 from tightloop.cli.session import AsJson, By, Checkpoint, EpisodeId, Id, PlanId, Reason, operator, session_of, within
 from tightloop.client import Kind, TightloopClient
 from tightloop.episode.control import ExecutorAmendment
+from tightloop.episode.model import EpisodeStatus
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import OnCrash
 from tightloop.plan.request import PlanStatus
+from tightloop.question import is_paused
 from tightloop.safety.verdict import Verdict
 
 app = typer.Typer()
 ANSWER, STEER = "Answer", "Steer"
 END_SECONDS = 10
+LOOK_SECONDS = 3.0
+"""How long a pause waits to learn what still runs."""
 
 QuestionId = Annotated[
     str, typer.Option("--question", help="Id of the question, or its step. Not needed where only one waits.")
@@ -108,7 +113,12 @@ def pause(context: typer.Context, workflow: Id, reason: Reason = "", as_json: As
 
     async def work(client: TightloopClient, key: str) -> str:
         await client.pause(key, reason, by=operator())
-        return f"{key} pauses at its next safe point. Continue with: tightloop resume {key}"
+        status = await within(LOOK_SECONDS, client.status(key))
+        running = status.work if isinstance(status, EpisodeStatus) and not is_paused(status.questions) else None
+        if running is None:
+            return f"{key} pauses at its next safe point. Continue with: tightloop resume {key}"
+        end = f"\nEnd it now: tightloop answer {key} end" if running.ends_early else ""
+        return f"{key} pauses when this has ended: {running.told(datetime.now(UTC))}{end}"
 
     session_of(context).steer(workflow, work, as_json=as_json)
 

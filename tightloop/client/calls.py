@@ -46,6 +46,7 @@ from tightloop.client.execution import (
     Kind,
     moment,
     read_execution,
+    read_work,
     registration_command,
 )
 from tightloop.client.sealing import sealing_as
@@ -134,7 +135,8 @@ class Calls:
         info, pause = answer.workflow_execution_info, answer.workflow_extended_info.pause_info
         if info.type.name not in KINDS:
             raise await self.not_found(workflow_id)
-        return await read_execution(info, self._converter(info.execution.workflow_id), pause.reason)
+        seen = await read_execution(info, self._converter(info.execution.workflow_id), pause.reason)
+        return seen.evolve(work=await read_work(answer.pending_activities, self.client.data_converter))
 
     async def start(
         self,

@@ -1,19 +1,27 @@
 """What Temporal itself knows about episodes and plans, without asking a worker."""
 
+import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import Any
 
 import temporalio.api.workflow.v1 as workflow
 from google.protobuf.timestamp_pb2 import Timestamp
+from pydantic import ValidationError
+from temporalio.api.common.v1 import Payload
+from temporalio.api.failure.v1 import Failure
 from temporalio.converter import DataConverter, decode_typed_search_attributes
 from temporalio.exceptions import ApplicationError
 
+from tightloop.client.encryption import open_all
+from tightloop.client.sealing import OPENED_FIELD, SealingCodec
 from tightloop.episode.model import REFUSED, WORKFLOW_TYPE, EpisodeInput
+from tightloop.episode.work import PROBLEM_CHARACTERS, Work
 from tightloop.errors import SettingsError
 from tightloop.plan.input import PlanInput
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE
-from tightloop.value import Value
+from tightloop.value import Value, shorten
 from tightloop.value.scrub import scrub
 
 STATUS, ITERATION, PAUSE_KIND = "TightloopStatus", "TightloopIteration", "TightloopPauseKind"
@@ -76,6 +84,8 @@ class Execution(Summary):
     frozen: str = ""
     """Why Temporal's own pause holds the workflow; then it answers neither queries nor updates."""
     task_queue: str
+    work: Work | None = None
+    """What its activity says that it does, with its attempts; None: none runs, or more than one."""
 
     @property
     def asked_run(self) -> str:
@@ -126,6 +136,56 @@ async def read_execution(
         closed=moment(info.close_time) if info.HasField("close_time") else None,
         parent=info.parent_execution.workflow_id,
     )
+
+
+async def read_work(pending: Iterable[workflow.PendingActivityInfo], converter: DataConverter) -> Work | None:
+    """Read what the only pending activity told with its last heartbeat, and how often it was tried.
+
+    What cannot be read here, or is not authentic, is left out: it is only shown.
+    """
+    activities = list(pending)
+    if len(activities) != 1:
+        return None
+    activity = workflow.PendingActivityInfo()
+    activity.CopyFrom(activities[0])
+    codec = converter.payload_codec
+    try:
+        if codec is not None:
+            await open_all(activity, codec)
+    except SettingsError:
+        return None
+    strict = isinstance(codec, SealingCodec) and codec.strict
+    told = next((_document(one, strict=strict) for one in activity.heartbeat_details.payloads), {})
+    try:
+        work = Work.model_validate(told if "what" in told else {})
+    except ValidationError:
+        work = Work()
+    waits = activity.next_attempt_schedule_time if activity.attempt > 1 else Timestamp()
+    failure = _failure_text(activity.last_failure, strict=strict) if activity.HasField("last_failure") else ""
+    return work.evolve(
+        attempt=max(activity.attempt, 1),
+        attempts=activity.maximum_attempts,
+        problem=shorten(" ".join((work.problem or failure).split()), PROBLEM_CHARACTERS),
+        next_attempt=moment(waits),
+    )
+
+
+def _document(payload: Payload, *, strict: bool) -> dict[str, Any]:
+    """Return the object in an opened payload; empty where it is none, or should have been sealed."""
+    if strict and OPENED_FIELD not in payload.metadata:
+        return {}
+    try:
+        value = json.loads(payload.data)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _failure_text(failure: Failure, *, strict: bool) -> str:
+    if failure.HasField("encoded_attributes"):
+        return str(_document(failure.encoded_attributes, strict=strict).get("message", ""))
+    # Temporal's own words, such as that the worker was lost, are never sealed.
+    return "" if strict and failure.HasField("application_failure_info") else failure.message
 
 
 def memo_of(start: EpisodeInput | PlanInput) -> dict[str, str]:

@@ -38,13 +38,23 @@ async def status_of(calls: Calls, workflow_id: str) -> Status:
     if seen.frozen:
         return _outline(seen)
     if seen.is_open:
-        return await calls.query(workflow_id, "status", STATUS_TYPES[seen.kind])
+        return _with_work(await calls.query(workflow_id, "status", STATUS_TYPES[seen.kind]), seen)
     result = await result_of(calls, seen)
     try:
         answered = await calls.query(workflow_id, "status", STATUS_TYPES[seen.kind], run_id=seen.run_id)
     except ServiceUnavailableError:
         answered = _outline(seen)
     return _closed_status(answered, seen, result)
+
+
+def _with_work(answered: Status, seen: Execution) -> Status:
+    """Return a status in which the running activity says itself what it does, as far as it does."""
+    if not isinstance(answered, EpisodeStatus) or answered.work is None or seen.work is None:
+        return answered
+    told, known = seen.work, answered.work
+    if not told.what:
+        told = told.evolve(what=known.what, since=known.since, limit_s=known.limit_s, ends_early=known.ends_early)
+    return answered.evolve(work=told)
 
 
 async def result_of(calls: Calls, seen: Execution) -> Result:

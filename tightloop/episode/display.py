@@ -5,6 +5,7 @@ import json
 from tightloop.episode.budget import Budget, Spent, number_text
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.model import EpisodeRequest, EpisodeState, EpisodeStatus
+from tightloop.episode.work import Work
 from tightloop.question import Question, QuestionKind
 from tightloop.value import clip, shorten
 
@@ -27,6 +28,7 @@ def status_of(
     episode_id: str,
     run_id: str,
     status: str,
+    work: Work | None = None,
 ) -> EpisodeStatus:
     """Return the snapshot that the `status` query answers with."""
     last = state.last_checkpoint
@@ -35,6 +37,7 @@ def status_of(
         run_id=run_id,
         status=status,
         phase=state.phase,
+        work=work,
         goal=request.goal,
         workspace=request.workspace,
         iteration=state.iteration,
@@ -80,7 +83,12 @@ def budget_line(spent: Spent, budget: Budget) -> str:
 
 
 def details_markdown(
-    request: EpisodeRequest, state: EpisodeState, questions: tuple[Question, ...] = (), *, status: str
+    request: EpisodeRequest,
+    state: EpisodeState,
+    questions: tuple[Question, ...] = (),
+    *,
+    status: str,
+    work: Work | None = None,
 ) -> str:
     """Return the current details: where the episode is, and the exact JSON for what can be done next."""
     label = status_label(status, questions[0].kind.value if questions else None)
@@ -89,6 +97,7 @@ def details_markdown(
         lines += question_lines(question)
     lines += [
         f"- goal: {shorten(request.goal.splitlines()[0], 200) if request.goal else ''}",
+        *([f"- now: {work.told()}"] if work is not None else []),
         f"- plan: {state.plan_title or 'none yet'}",
         f"- checks: {state.checks_text or 'not run yet'}",
         *(f"  - {check.status.value}: `{check.name}`" for check in state.failed_checks),

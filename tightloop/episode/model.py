@@ -17,6 +17,7 @@ from tightloop.episode.planning import PlanVerdict, ReflectCause
 from tightloop.episode.progress import presets
 from tightloop.episode.progress.tracking import ProbabilityClass, Thresholds, TrackerMemory, Tracking
 from tightloop.episode.proof import ProofRule
+from tightloop.episode.work import Work
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice, ExecutorStatus, Grant, ResumeToken
 from tightloop.executor.usage import Usage
@@ -336,6 +337,8 @@ class EpisodeStatus(Value):
     status: str = "running"
     """`running`, `paused`, `succeeded`, `failed`, `cancelled`; from Temporal also `terminated`."""
     phase: EpisodePhase = EpisodePhase.OPENING
+    work: Work | None = None
+    """What runs now; None: nothing does."""
     goal: str = ""
     workspace: str = ""
     iteration: int = 0

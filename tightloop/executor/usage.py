@@ -1,5 +1,7 @@
 """The cost of a call to a model."""
 
+from collections.abc import Iterable
+
 from tightloop.value import Value
 
 
@@ -16,3 +18,10 @@ class Usage(Value):
     def known(self) -> bool:
         """Whether tokens were reported."""
         return self.input_tokens is not None and self.output_tokens is not None
+
+
+def total(usages: Iterable[Usage]) -> Usage:
+    """Return the sum; a field that one of them did not report is unknown."""
+    known = tuple(usages)
+    values = {name: [getattr(usage, name) for usage in known] for name in Usage.model_fields}
+    return Usage(**{name: None if None in column else sum(column) for name, column in values.items()})

@@ -27,6 +27,9 @@ class PlannerSettings(Section):
     """`auto`: `responses` against OpenAI itself, `chat` for any other `base_url`."""
     timeout_s: Seconds = 120.0
     """For one call."""
+    plan_timeout_s: Annotated[float, Field(gt=0, le=7_000)] = 600.0
+    """For all calls and attempts at one plan together, without the waits that the service asks for. After that a person
+    is asked."""
     max_output_tokens: Count = 4000
     corrections: int = Field(default=2, ge=0, le=10)
     """Maximum number of times an answer that does not follow the template is sent back."""

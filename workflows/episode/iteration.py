@@ -13,6 +13,7 @@ from tightloop.episode.loop import decisions, state_changes
 from tightloop.episode.loop.questions import ALLOW
 from tightloop.episode.model import EpisodePhase, EpisodeState
 from tightloop.episode.planning import PlanningOutcome
+from tightloop.episode.work import checks_work
 from tightloop.executor.model import ExecutorReport
 from tightloop.value import clip, counted
 from workflows.episode.proof import Proof
@@ -99,7 +100,12 @@ class Iteration:
                 expected_tree=record.state.tree,
                 previous=record.state.checks if compare else None,
             ),
-            ActivityOptions(summary, limit + GRACE, record.request.queues.workspace),
+            ActivityOptions(
+                summary,
+                limit + GRACE,
+                record.request.queues.workspace,
+                work=checks_work(record.request.definition_of_done),
+            ),
         )
         record.log_drift(verification.drift)
         return verification

@@ -7,13 +7,19 @@ from tightloop.episode import control
 from tightloop.episode.budget import topped_up
 from tightloop.episode.loop import decisions
 from tightloop.episode.loop.decisions import NextAction
-from tightloop.episode.loop.questions import CANCEL, is_resumed_by_message, make_question
+from tightloop.episode.loop.questions import CANCEL, END, WAIT, is_resumed_by_message, make_question
 from tightloop.episode.model import RestoreTarget
 from tightloop.errors import InvalidRequestError
 from tightloop.question import Answer, Question, QuestionKind
 from workflows.episode.record import EpisodeRecord
 from workflows.shared.questions import Questions
 from workflows.shared.refusal import refusals
+
+_AFTER = {
+    CANCEL: "the episode ends",
+    END: "the episode pauses as soon as it has ended",
+    WAIT: "the episode pauses when it has ended",
+}
 
 
 class Operator:
@@ -135,8 +141,7 @@ class Operator:
         """Answer the question that the episode waits for."""
         [(question, answer)] = self._questions.answer(value)
         self._take(question, answer)
-        goes_on = "the episode ends" if answer.option == CANCEL else "the episode goes on"
-        return f"the answer is {answer.option!r}; {goes_on}"
+        return f"the answer is {answer.option!r}; {_AFTER.get(answer.option, 'the episode goes on')}"
 
     def top_up(self, addition: Any) -> str:
         """Raise the bounded items of the budget; a wait for that ends where it is enough."""
@@ -181,6 +186,8 @@ class Operator:
         self._answers[question.id] = answer
         if answer.option == CANCEL:
             self.cancel({"text": answer.text, "by": answer.by})
+        if answer.option == END and self.pause_wanted is not None:
+            self._interrupt()
 
     def _refuse_when_closed(self) -> None:
         if not self._record.is_open:

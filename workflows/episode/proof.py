@@ -10,6 +10,7 @@ from tightloop.episode.loop import state_changes
 from tightloop.episode.loop.questions import ACCEPT, make_question
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase
 from tightloop.episode.proof import ProofVerdict
+from tightloop.episode.work import PROOF, checks_work
 from tightloop.question import QuestionKind
 from workflows.episode.record import EpisodeRecord
 from workflows.episode.safe_points import EpisodeOver, SafePoints
@@ -35,7 +36,10 @@ class Proof:
                 compare_with=record.state.checks if record.state.checked_tree else None,
             ),
             ActivityOptions(
-                "checks before the first plan", self._limit + OPEN_TIMEOUT, record.request.queues.workspace
+                "checks before the first plan",
+                self._limit + OPEN_TIMEOUT,
+                record.request.queues.workspace,
+                work=checks_work(record.request.definition_of_done),
             ),
         )
         record.log_drift(begun.verification.drift)
@@ -58,7 +62,10 @@ class Proof:
                 allow=record.request.allow,
             ),
             ActivityOptions(
-                "prove it in a fresh checkout", 2 * self._limit + OPEN_TIMEOUT, record.request.queues.workspace
+                "prove it in a fresh checkout",
+                2 * self._limit + OPEN_TIMEOUT,
+                record.request.queues.workspace,
+                work=checks_work(record.request.definition_of_done, PROOF),
             ),
         )
         record.log_drift(proved.drift)

@@ -12,11 +12,12 @@ from tightloop.alert import Alert, AlertKind, alert_kind, alert_of
 from tightloop.episode.checkpoint import RECENT_LIMIT, merge
 from tightloop.episode.display import details_markdown
 from tightloop.episode.loop import decisions, state_changes
-from tightloop.episode.loop.questions import make_question
+from tightloop.episode.loop.questions import end_question, make_question
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase
 from tightloop.episode.planning import ReflectCause
+from tightloop.episode.work import Work
 from tightloop.plan.child import waits_of
-from tightloop.question import Answer, Question, QuestionKind
+from tightloop.question import Answer, Question, QuestionKind, is_paused
 from tightloop.value import counted
 from workflows.episode.operator import Operator
 from workflows.episode.record import EpisodeRecord
@@ -49,7 +50,11 @@ class RunOver(Exception):  # noqa: N818 - it ends the run, it is not an error
 
 
 class SafePoints:
-    """Runs activities one by one, acts on what people want in between, and waits for them where needed."""
+    """Runs activities one by one, acts on what people want in between, and waits for them where needed.
+
+    Attributes:
+        work: what the activity that runs now does.
+    """
 
     def __init__(self, record: EpisodeRecord, operator: Operator, questions: Questions, runner: ActivityRunner) -> None:
         self._record, self._operator, self._questions, self._runner = record, operator, questions, runner
@@ -61,6 +66,8 @@ class SafePoints:
         self._notice = ParentNotice(
             is_child=info.parent is not None and bool(record.request.within), is_first_run=not info.continued_run_id
         )
+        self.work: Work | None = None
+        self._ending: str | None = None
         self._is_reset = self._putting_back = False
         # A reset is announced in no other way: the run that it makes gets a new random seed.
         workflow.register_random_seed_callback(self._on_reset)
@@ -89,16 +96,41 @@ class SafePoints:
     ) -> Any:
         while True:
             try:
-                return await self._runner.run(method, request(), options)
+                return await self._run(method, request(), options)
             except ActivityFailedError as failure:
                 self.leave_if_wanted()
+                if self._runner.interrupted and (pause := self._operator.take_pause()):
+                    await self.ask(pause)
+                    continue
                 unserved = AlertKind.NO_EXECUTOR if failure.no_worker else None
                 await self.ask(make_question(QuestionKind.FATAL, failure.reason), alert=unserved)
 
-    def enter(self, phase: EpisodePhase) -> None:
-        """Show where the episode is."""
-        self._record.replace(self._record.state.evolve(phase=phase))
+    async def _run(self, method: Callable[[Any, Any], Any], request: Any, options: ActivityOptions) -> Any:
+        known = options.work or Work(what=options.summary, limit_s=options.timeout.total_seconds())
+        self.work = known.evolve(since=workflow.now())
         self._reporter.show()
+        try:
+            return await self._runner.run(method, request, options)
+        finally:
+            self.work = None
+            if self._ending is not None:
+                self._questions.close(self._ending)
+                self._operator.take_answer(self._ending)
+                self._ending = None
+                self._reporter.call_for("")
+
+    def offer_to_end(self) -> None:
+        """Ask whether a pause that is wanted ends what runs now, where that costs nothing but time."""
+        if self.work is None or not self.work.ends_early or self._ending is not None:
+            return
+        if self._operator.pause_wanted is not None:
+            asked = self._questions.ask(end_question(self.work, workflow.now()))
+            self._ending = asked.id
+            self._reporter.call_for(asked.kind.value, paused=False)
+
+    def enter(self, phase: EpisodePhase) -> None:
+        """Note where the episode is; what runs next shows it."""
+        self._record.replace(self._record.state.evolve(phase=phase))
 
     def close(self) -> None:
         """Show how the episode ended."""
@@ -173,6 +205,7 @@ class SafePoints:
     async def back_off(self, wait: timedelta) -> None:
         """Wait for a limit to pass, but not while a person wants something."""
         self.enter(EpisodePhase.BACKING_OFF)
+        self._reporter.show()
         try:
             await workflow.wait_condition(
                 lambda: self._operator.is_leaving or self._operator.pause_wanted is not None,
@@ -194,8 +227,8 @@ class SafePoints:
 
     def _details(self) -> str:
         record, questions = self._record, self._questions.waiting
-        status = "paused" if questions else record.status
-        return details_markdown(record.request, record.state, questions, status=status)
+        status = "paused" if is_paused(questions) else record.status
+        return details_markdown(record.request, record.state, questions, status=status, work=self.work)
 
     def _alert(self, kind: AlertKind, at: datetime, question: Question | None, reason: str = "") -> Alert:
         record, happened = self._record, (at, reason or (question.title if question else ""))

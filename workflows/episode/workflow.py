@@ -31,6 +31,7 @@ from tightloop.episode.model import (
 )
 from tightloop.episode.planning import PlanVerdict
 from tightloop.errors import InvalidRequestError
+from tightloop.question import is_paused
 from workflows.episode.delivery import Delivery
 from workflows.episode.iteration import Iteration
 from workflows.episode.operator import Operator
@@ -174,6 +175,7 @@ class EpisodeWorkflow:
         """Ask for a pause; asking twice is harmless."""
         for content in self._inbox.take_signal(reason):
             self._operator.pause(content)
+            self._points.offer_to_end()
 
     @workflow.signal(description="End a pause that needs no decision. Optional: a checkpoint id, or a note.")
     def resume(self, note: Any = None, *_more: Any) -> None:
@@ -245,9 +247,15 @@ class EpisodeWorkflow:
     def status(self) -> EpisodeStatus:
         """Return a snapshot."""
         record, info, waiting = self._record, workflow.info(), self._questions.waiting
-        status = "paused" if waiting and record.is_open else record.status
+        status = "paused" if is_paused(waiting) and record.is_open else record.status
         seen = status_of(
-            record.request, record.state, waiting, episode_id=info.workflow_id, run_id=info.run_id, status=status
+            record.request,
+            record.state,
+            waiting,
+            episode_id=info.workflow_id,
+            run_id=info.run_id,
+            status=status,
+            work=self._points.work,
         )
         return seen.evolve(pause_requested=self._operator.pause_wanted is not None and record.is_open)
 

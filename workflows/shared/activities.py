@@ -11,6 +11,7 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, TimeoutType, is_cancelled_exception
 from temporalio.exceptions import TimeoutError as TemporalTimeoutError
 
+from tightloop.episode.work import Work
 from tightloop.errors import IdTakenError
 from tightloop.safety.seal import RefusedPayload
 
@@ -18,7 +19,8 @@ from tightloop.safety.seal import RefusedPayload
 HEARTBEAT_TIMEOUT = timedelta(seconds=4)
 """Every activity beats once a second; a dead worker is noticed after this time."""
 OPEN_TIMEOUT = timedelta(minutes=15)
-PLAN_TIMEOUT = timedelta(minutes=10)
+PLAN_TIMEOUT = timedelta(hours=2)
+"""Above the longest `planner.plan_timeout_s`, which bounds all attempts together."""
 HAND_OFF_TIMEOUT = timedelta(minutes=1)
 TRACK_TIMEOUT = timedelta(minutes=5)
 REFLECT_TIMEOUT = timedelta(minutes=10)
@@ -63,6 +65,8 @@ class ActivityOptions:
     """Task queue; empty for the workflow's own, where activities start eagerly."""
     busy_for: timedelta = timedelta()
     """How long the workers of that queue may rightly be busy with something else."""
+    work: Work | None = None
+    """What a person is told that it does; None: its summary and its limit."""
     instant: bool = False
     """It takes no time: it need not beat, and where it uses up its limit nevertheless, it is tried again."""
 

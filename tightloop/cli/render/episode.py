@@ -1,6 +1,7 @@
 """Shows episodes: their state, checkpoints and end."""
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 from rich.table import Table
 from rich.text import Text
@@ -40,6 +41,7 @@ def episode_rows(status: EpisodeStatus) -> list[tuple[str, str | Text]]:
         ("goal", status.goal),
         ("workspace", status.workspace),
         ("phase", status.phase.value),
+        ("now", status.work.told(datetime.now(UTC)) if status.work else ""),
         ("iteration", iteration + (f", run {status.runs}" if status.runs > 1 else "")),
         ("plan", status.plan),
         ("executor", status.executor + (f": {status.executor_error}" if status.executor_error else "")),
@@ -58,6 +60,7 @@ def episode_line(status: EpisodeStatus) -> str:
     parts = [
         f"iteration {status.iteration}",
         status.phase.value,
+        status.work.told(datetime.now(UTC)) if status.work else "",
         status_label(status.status, status.questions[0].kind.value if status.questions else None),
         f"class {status.probability_class.value}" if status.probability_class else "",
         f"checks {status.checks}" if status.checks else "",

@@ -1,10 +1,14 @@
 """What an episode asks a person, and the ways to answer."""
 
+from datetime import datetime
+
+from tightloop.episode.work import Work
 from tightloop.question import Option, Question, QuestionKind
 from tightloop.safety.rubric import Finding
 
 ALLOW, REFUSE, EXTEND, CANCEL = "allow", "refuse", "extend", "cancel"
 WORK, ACCEPT = "work", "accept"
+WAIT, END = "wait", "end"
 THE_EPISODE = "the episode"
 
 _FIRST = {
@@ -53,6 +57,20 @@ def alignment_question(findings: tuple[Finding, ...]) -> Question:
     more = f" (and {len(others)} more)" if others else ""
     resolved = [f"to resolve it: {each}" for each in dict.fromkeys(each.suggestion for each in findings)]
     return make_question(QuestionKind.ALIGNMENT, f"{first}{more}", evidence=(*map(str, others), *resolved))
+
+
+def end_question(work: Work, now: datetime) -> Question:
+    """Return what is asked where a pause is wanted and something long runs; it goes on meanwhile."""
+    return Question(
+        id="",
+        kind=QuestionKind.OPERATOR,
+        title=f"the pause begins when this has ended: {work.told(now)}",
+        options=(
+            Option(name=WAIT, effect="pause when it has ended by itself"),
+            Option(name=END, effect="end it now and pause; it runs again, from its beginning, after the pause"),
+        ),
+        default=WAIT,
+    )
 
 
 def is_resumed_by_message(asked: Question) -> bool:
