@@ -1,0 +1,1 @@
+"""Reads the code blocks of a page and follows them as a newcomer would."""

@@ -1,0 +1,31 @@
+"""Every code block of README and documentation is followed literally, page by page, by somebody with an empty home."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.pages.blocks import blocks_of
+from tests.support.pages.reader import Reader
+from tests.support.stack.stack import ROOT
+from tightloop.settings import parse_settings
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.timeout(900)
+def test_every_block_of_a_page_works_as_written(page: Path, tmp_path: Path) -> None:
+    blocks = blocks_of(page)
+    for block in blocks:
+        assert block.language in ("console", "yaml", "json", "python", "text"), f"{block.place}: name its language"
+        if block.language == "yaml" and not block.file:
+            parse_settings(block.text, {})
+    followed = [block for block in blocks if not block.not_run and (block.file or block.language == "console")]
+    if not followed:
+        return
+    with Reader(tmp_path) as reader:
+        for block in followed:
+            reader.follow(block)
+    for block in blocks:
+        if block.not_run:
+            print(f"{block.place}: not run: {block.not_run}")
