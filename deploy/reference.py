@@ -1,0 +1,188 @@
+"""Writes the pages of `docs/reference/` from the code: `make docs`."""
+
+import ast
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterable
+from enum import Enum
+from pathlib import Path
+from typing import Any, get_args
+
+import typer
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from tightloop.cli.main import app
+from tightloop.settings import Settings
+
+FOLDER = Path(__file__).parent.parent / "docs" / "reference"
+GENERATED = "<!-- Generated from the code by `make docs`; do not edit. -->"
+_WORDS = {"string": "text", "boolean": "true or false", "integer": "whole number", "array": "list"}
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each page by its file name."""
+    return {"settings.md": settings_page(), "cli.md": cli_page()}
+
+
+def settings_page() -> str:
+    """Return all settings: section, key, what is allowed, default, meaning."""
+    parts = [
+        "# All settings",
+        GENERATED,
+        "Where the file is, and what wins over what: [settings.md](../operate/settings.md). "
+        "Each key is also an environment variable: `TIGHTLOOP_<SECTION>__<KEY>`.",
+    ]
+    for name, field in Settings.model_fields.items():
+        section = field.annotation
+        assert isinstance(section, type)
+        assert issubclass(section, BaseModel)
+        parts += [f"## {name}", inspect.getdoc(section) or "", _table(section)]
+        for inner in _inner_models(section):
+            parts += [f"### {inner.__name__}", inspect.getdoc(inner) or "", _table(inner)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(model: type[BaseModel]) -> str:
+    meanings, properties = field_meanings(model), model.model_json_schema(mode="validation")
+    rows = ["| key | is | default | meaning |", "|---|---|---|---|"]
+    for name, field in model.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        shown = "required" if default is PydanticUndefined else f"`{_shown(default)}`"
+        allowed = _allowed(properties["properties"][name], properties.get("$defs", {}))
+        rows.append(f"| `{name}` | {allowed} | {shown} | {meanings.get(name, '')} |")
+    return "\n".join(rows)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, BaseModel):
+        return "{}"
+    if isinstance(value, tuple | list | frozenset):
+        return f"[{', '.join(str(each) for each in value)}]"
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value) or '""'
+
+
+def _allowed(schema: dict[str, Any], models: dict[str, Any]) -> str:
+    """Return in words what a JSON schema allows."""
+    if "$ref" in schema:
+        name = schema["$ref"].rsplit("/", 1)[1]
+        return _allowed(models[name], models) if "enum" in models[name] else f"section {name}"
+    if "enum" in schema:
+        return ", ".join(f"`{each}`" for each in schema["enum"])
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if options := schema.get("anyOf") or schema.get("oneOf"):
+        return " or ".join(dict.fromkeys(_allowed(option, models) for option in options))
+    kind = schema.get("type", "")
+    if kind == "object":
+        inner = schema.get("additionalProperties")
+        return f"by name: {_allowed(inner, models)}" if isinstance(inner, dict) else "section"
+    if kind == "array":
+        return f"list of {_allowed(schema['items'], models)}" if "items" in schema else "list"
+    low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    high = schema.get("maximum", schema.get("exclusiveMaximum"))
+    above = "above" if "exclusiveMinimum" in schema else "from"
+    bounds = [f"{above} {low:g}" if low is not None else "", f"to {high:g}" if high is not None else ""]
+    return " ".join(filter(None, [_WORDS.get(kind, kind), *bounds]))
+
+
+def _inner_models(model: type[BaseModel]) -> list[type[BaseModel]]:
+    """Return the models that are named by the fields of a section."""
+    found: list[type[BaseModel]] = []
+
+    def look(annotation: Any) -> None:
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            found.append(annotation)
+        for part in get_args(annotation):
+            look(part)
+
+    for field in model.model_fields.values():
+        look(field.annotation)
+    return list(dict.fromkeys(found))
+
+
+def field_meanings(model: type[BaseModel]) -> dict[str, str]:
+    """Return what the string below each field says, also of the classes that it inherits from."""
+    found: dict[str, str] = {}
+    for each in reversed(model.__mro__):
+        if each is BaseModel or not issubclass(each, BaseModel):
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, after in zip(body.body, body.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
+                if isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
+                    found[field.target.id] = " ".join(after.value.value.split()).replace("|", "\\|")
+    return found
+
+
+def cli_page() -> str:
+    """Return every command with its arguments and options."""
+    top: Any = typer.main.get_command(app)
+    parts = [
+        "# The command line",
+        GENERATED,
+        "`ID` is the id of an episode or of a plan, or `last`. Global options stand before the command.",
+        "## tightloop",
+        _parameters(top),
+    ]
+    for path, command in _commands("tightloop", top):
+        arguments = " ".join(_argument(each) for each in command.params if each.param_type_name == "argument")
+        parts += [f"## {path}", f"`{path}{' ' + arguments if arguments else ''} [OPTIONS]`", _paragraphs(command.help)]
+        parts += [_parameters(command)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _commands(path: str, group: Any) -> Iterable[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if command.hidden:
+            continue
+        if hasattr(command, "commands"):
+            yield from _commands(f"{path} {name}", command)
+        else:
+            yield f"{path} {name}", command
+
+
+def _argument(parameter: Any) -> str:
+    name = parameter.metavar or parameter.name.upper()
+    name = name if parameter.nargs == 1 else f"{name}..."
+    return name if parameter.required else f"[{name.strip('[]')}]"
+
+
+def _paragraphs(text: str | None) -> str:
+    return "\n\n".join(" ".join(each.split()) for each in inspect.cleandoc(text or "").split("\n\n"))
+
+
+def _parameters(command: Any) -> str:
+    rows = []
+    for each in command.params:
+        if getattr(each, "hidden", False) or each.name in ("help", "install_completion", "show_completion"):
+            continue
+        shown = ", ".join(f"`{name}`" for name in each.opts) if each.param_type_name == "option" else f"`{_argument(each)}`"
+        allowed = "" if each.param_type_name == "argument" or each.is_flag else _value(each.type_descriptor.annotation)
+        rows.append(f"| {shown} | {allowed} | {' '.join((each.help or '').split()).replace('|', chr(92) + '|')} |")
+    return "\n".join(["| | value | |", "|---|---|---|", *rows]) if rows else ""
+
+
+def _value(annotation: Any) -> str:
+    inner = next((each for each in get_args(annotation) if each is not type(None)), annotation)
+    if isinstance(inner, type) and issubclass(inner, Enum):
+        return ", ".join(f"`{each.value}`" for each in inner)
+    if get_args(inner):
+        return _value(inner)
+    return {"str": "text", "int": "whole number", "float": "number", "Path": "path"}.get(inner.__name__, inner.__name__)
+
+
+def main() -> int:
+    """Write the pages."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
