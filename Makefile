@@ -8,7 +8,7 @@ PARALLEL := -q -n auto
 AGAIN := -q -n 0 --last-failed --last-failed-no-failures none --maxfail 3
 
 .DEFAULT_GOAL := help
-.PHONY: help install run up test test-fast trials check format bench lock clean
+.PHONY: help install run up test test-fast trials check format bench docs lock clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -44,6 +44,9 @@ format: install ## format and fix what the linter can fix
 
 bench: install ## figures: ratios inside one run
 	@$(BIN)/python -m tests.benchmarks
+
+docs: install ## write docs/reference from the code
+	@$(BIN)/python -m deploy.reference
 
 lock: ## resolve all versions anew into constraints.txt
 	@$(PYTHON) deploy/bootstrap.py --lock

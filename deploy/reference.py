@@ -161,7 +161,9 @@ def _parameters(command: Any) -> str:
     for each in command.params:
         if getattr(each, "hidden", False) or each.name in ("help", "install_completion", "show_completion"):
             continue
-        shown = ", ".join(f"`{name}`" for name in each.opts) if each.param_type_name == "option" else f"`{_argument(each)}`"
+        shown = (
+            ", ".join(f"`{name}`" for name in each.opts) if each.param_type_name == "option" else f"`{_argument(each)}`"
+        )
         allowed = "" if each.param_type_name == "argument" or each.is_flag else _value(each.type_descriptor.annotation)
         rows.append(f"| {shown} | {allowed} | {' '.join((each.help or '').split()).replace('|', chr(92) + '|')} |")
     return "\n".join(["| | value | |", "|---|---|---|", *rows]) if rows else ""

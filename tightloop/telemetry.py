@@ -45,7 +45,7 @@ _CLASS = re.compile(r"[A-Za-z_][\w.]{0,99}", re.ASCII)
 
 
 class TelemetrySettings(Document):
-    """Where traces and metrics go. See docs/telemetry.md."""
+    """Where traces and metrics go. See docs/operate/telemetry.md."""
 
     otlp_endpoint: str | None = None
     """Base URL of a collector that speaks OTLP over HTTP, such as http://127.0.0.1:4318. Empty (null): the one of

@@ -1,6 +1,6 @@
 """The product's own metrics: what is counted of each activity, from its request and its result.
 
-Labels are enums and names of classes; no metric carries an id or a text. See docs/telemetry.md.
+Labels are enums and names of classes; no metric carries an id or a text. See docs/operate/telemetry.md.
 """
 
 import time

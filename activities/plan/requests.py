@@ -90,7 +90,7 @@ class RevisedPlan(Value):
     api_calls: int = 0
 
 
-# Sparse: the history holds one for every attempt, and a step costs some 900 bytes of history (docs/figures.md).
+# Sparse: the history holds one for every attempt, and a step costs 900 bytes there (docs/reference/figures.md).
 class RunStepRequest(Sparse):
     """One attempt of one step, to be made or to be taken back."""
 

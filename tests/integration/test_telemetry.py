@@ -289,7 +289,7 @@ def test_an_endpoint_that_cannot_work_or_holds_a_password_is_refused(url: str) -
 
 
 def test_every_metric_is_in_the_documentation() -> None:
-    page = (ROOT / "docs" / "telemetry.md").read_text()
+    page = (ROOT / "docs" / "operate" / "telemetry.md").read_text()
     assert [name for name in METRICS if f"`{name}`" not in page] == []
 
 

@@ -27,7 +27,7 @@ def git(folder: Path, *arguments: str, stdin: bytes = b"") -> bytes:
 
 
 def stored(workspace: Path, *arguments: str, stdin: bytes = b"") -> bytes:
-    """Run git on the snapshots of a workspace, as docs/security.md and the README tell users."""
+    """Run git on the snapshots of a workspace, as docs/trust/security.md and the README tell users."""
     return git(workspace, f"--git-dir={store_folder_of(scope_of(workspace))}", *arguments, stdin=stdin)
 
 

@@ -8,16 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from deploy.reference import FOLDER, pages
+
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("tightloop", "activities", "workflows", "worker", "gateway")
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PATH = re.compile(rf"`((?:{'|'.join(PRODUCT)}|tests|docs|examples|deploy)/[\w/.-]+)`")
 ROW = re.compile(r"^\| ([^|]+) \| `([\w.]+)` \| ", re.MULTILINE)
 RETIRED = re.compile(r"^\| ([\w ,-]+) \| [^|]+ \|$", re.MULTILINE)
+LINK = re.compile(r"\]\(((?!https?:)[^)\s]+)\)")
 TEST = re.compile(r"`(tests/[\w/]+\.py)((?:::\w+)*)`")
 ATTACK = re.compile(r"^\| (?!attack \||-)([^|]+) \| [^|]+ \| ([^|]+) \|$", re.MULTILINE)
 """A row of a table of attacks: attack, defence, test."""
-GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+GLOSSARY = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
 MEANINGS, OLD_WORDS = GLOSSARY.split("## Retired words")
 
 
@@ -29,7 +32,7 @@ def retired_words() -> list[str]:
 def product_texts() -> list[tuple[str, str]]:
     command = ("git", "ls-files", "--", *PRODUCT, "docs", "README.md", "CONTRIBUTING.md", "examples")
     names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    texts = [ROOT / name for name in names if name.endswith((".py", ".md")) and name != "docs/glossary.md"]
+    texts = [ROOT / name for name in names if name.endswith((".py", ".md")) and name != "docs/reference/glossary.md"]
     return [(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")) for path in texts if path.exists()]
 
 
@@ -37,6 +40,34 @@ def product_texts() -> list[tuple[str, str]]:
 def test_every_path_that_a_page_names_exists(page: Path) -> None:
     missing = [path for path in PATH.findall(page.read_text(encoding="utf-8")) if not (ROOT / path).exists()]
     assert not missing, f"{page.name} names {missing}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    wrong = []
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        name, _, heading = link.partition("#")
+        target = page.parent / name if name else page
+        if not target.exists() or (heading and heading not in headings_of(target)):
+            wrong.append(link)
+    assert not wrong, f"{page.name} links to {wrong}"
+
+
+def headings_of(page: Path) -> set[str]:
+    """Return the anchors of a page, as code forges make them from its headings."""
+    words = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).strip().replace(" ", "-") for each in words}
+
+
+def test_every_page_is_in_the_index() -> None:
+    folder = ROOT / "docs"
+    index = {(folder / link.partition("#")[0]).resolve() for link in LINK.findall((folder / "README.md").read_text())}
+    assert {page for page in folder.rglob("*.md") if page.name != "README.md"} <= index
+
+
+@pytest.mark.parametrize("name", sorted(pages()))
+def test_a_reference_is_as_the_code_is(name: str) -> None:
+    assert (FOLDER / name).read_text(encoding="utf-8") == pages()[name], "write it again: make docs"
 
 
 def test_every_word_of_the_glossary_is_a_word_of_the_code() -> None:
@@ -67,7 +98,7 @@ def test_no_retired_word_is_used() -> None:
 
 
 def test_every_attack_of_the_security_page_has_a_test_that_exists() -> None:
-    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "trust" / "security.md").read_text(encoding="utf-8")
     tables = [part for part in page.split("\n\n") if part.startswith("| attack |")]
     rows = [row for table in tables for row in ATTACK.findall(table)]
     assert len(rows) > 5, "the tables are read"

@@ -33,7 +33,7 @@ from worker.build import workflow_runner
 from workflows.shared.alerts import LAST_ALERT_TIMEOUT
 
 EACH = int(os.environ.get("TIGHTLOOP_TEST_ALERTS", "6"))
-"""Episodes of each cause; 50 gave the figures of `docs/figures.md`."""
+"""Episodes of each cause; 50 gave the figures of `docs/reference/figures.md`."""
 AT_ONCE = 6
 NEVER = ["echo nope; false"]
 FATAL = scripted({"status": "fatal", "error": "nobody has a key"})

@@ -71,7 +71,7 @@ class TightloopClient:
         Args:
             settings: Temporal's address, and the task queues of new episodes and plans.
             data_converter: the same as the workers'; None: the one that the settings ask for.
-            interceptors: of the caller, such as one that traces; see docs/telemetry.md.
+            interceptors: of the caller, such as one that traces; see docs/operate/telemetry.md.
 
         Raises:
             ServiceUnavailableError: Temporal does not answer within 5 s (retryable).

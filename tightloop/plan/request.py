@@ -77,7 +77,7 @@ class PlanRequest(Value):
     base_tree: str = ""
     """Tree to begin with, for plans within plans; empty: the files as they are found."""
     # 3.3 events for a step: a run stays under the 4 096 events from which Temporal suggests a new one, and its replay
-    # takes 1.1 s of processor time (docs/figures.md, Plans).
+    # takes 1.1 s of processor time (docs/reference/figures.md, Plans).
     attempts_per_run: int = 1_000
     """After so many attempts of steps the workflow continues as new."""
 

@@ -42,7 +42,7 @@ class AlertChannel(Section):
 
 
 class AlertSettings(Section):
-    """Notifications when an episode needs a person. See docs/alerts.md."""
+    """Notifications when an episode needs a person. See docs/operate/alerts.md."""
 
     channels: dict[str, AlertChannel] = Field(default_factory=lambda: {"log": AlertChannel(type="log")})
     """By a name of your own, which the timeline shows. Empty: nobody is notified."""

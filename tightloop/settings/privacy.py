@@ -19,7 +19,7 @@ class ProjectPrivacy(Section):
 
 
 class PrivacySettings(Section):
-    """What Temporal and model services may see. docs/privacy.md lists what is where."""
+    """What Temporal and model services may see. docs/trust/privacy.md lists what is where."""
 
     encrypt: bool = False
     """Keep content out of the logs of workers, too, and encrypt payloads also where `temporal.authenticate` is off;

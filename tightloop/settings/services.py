@@ -35,7 +35,7 @@ class TemporalSettings(Section):
     """Name in the server's certificate, where it is not the host of `address`."""
     authenticate: bool = True
     """Encrypt what Temporal stores, and accept only what clients and workers with this installation's key sent, see
-    docs/privacy.md. Off: whoever reaches the server reads all and commands the workers; only for clusters that
+    docs/trust/privacy.md. Off: whoever reaches the server reads all and commands the workers; only for clusters that
     authenticate their users themselves."""
 
     @property
@@ -117,7 +117,10 @@ class ServerSettings(Section):
 
 
 class CodecSettings(Section):
-    """A codec server for a cluster, `python -m gateway.ui`; `tightloop up` needs none of this. See docs/web-ui.md."""
+    """A codec server for a cluster, `python -m gateway.ui`; `tightloop up` needs none of this.
+
+    See docs/operate/web-ui.md.
+    """
 
     listen: Annotated[str, Field(pattern=r"^([^\s/]+:\d{1,5})?$")] = ""
     """Host and port to listen at. Plain HTTP: for other hosts put a proxy with TLS before it."""

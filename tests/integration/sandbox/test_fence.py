@@ -284,7 +284,7 @@ def test_the_environment_of_the_host_names_no_other_proxy(root: Path) -> None:
 
 
 def test_a_start_behind_the_door_is_not_much_slower(root: Path) -> None:
-    """Measured on a quiet host: see docs/sandbox.md. Here only that it stays in its order of magnitude."""
+    """Measured on a quiet host: see docs/trust/sandbox.md. Here only that it stays in its order of magnitude."""
     if problem := BubblewrapSandbox().probe():
         pytest.skip(problem)
 

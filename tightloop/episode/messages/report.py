@@ -7,7 +7,7 @@ from tightloop.executor.messages.message import Alignment, PlanMessage, PlanRequ
 from tightloop.executor.model import ExecutorReport
 from tightloop.value import clip
 
-# Bounds keep prompts flat over an episode: 1 986 tokens at iteration 10, 2 070 at 100 (docs/figures.md).
+# Bounds keep prompts flat over an episode: 1 986 tokens at iteration 10, 2 070 at 100 (docs/reference/figures.md).
 HISTORY_LINES = 20
 CHANGES_LISTED = 40
 TAIL_IN_MESSAGE = 400

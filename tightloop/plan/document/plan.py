@@ -15,7 +15,7 @@ from tightloop.plan.document.step import ID_PATTERN, Step
 from tightloop.value import Document
 
 # Temporal fails the task of a workflow with more than 2 000 pending activities and retries it forever; the workflow
-# starts only `max_parallel` of these at once. Measured up to this width: docs/figures.md, Plans.
+# starts only `max_parallel` of these at once. Measured up to this width: docs/reference/figures.md, Plans.
 FAN_OUT_LIMIT = 2_500
 """Steps that a template may become, whatever the budget says."""
 

@@ -174,7 +174,7 @@ def compile_graph(plan: Plan, inputs: Mapping[str, Any] | None = None) -> Graph:
     values = {**plan.inputs, **(inputs or {})}
     nodes = [_node(step, index, values) for step in plan.steps]
     longest = _longest_paths(nodes)
-    # List scheduling by critical path: measured within 4 % of simulated schedules (docs/figures.md, Plans).
+    # List scheduling by critical path: measured within 4 % of simulated schedules (docs/reference/figures.md, Plans).
     order = sorted(range(len(nodes)), key=lambda number: (-nodes[number].priority, -longest[number], number))
     places = [0] * len(nodes)
     for place, number in enumerate(order):

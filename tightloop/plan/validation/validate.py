@@ -14,7 +14,7 @@ from tightloop.plan.validation.step import check_step
 from tightloop.safety.glob import find_excess
 from tightloop.value import counted
 
-# Figures are measured with 10 000 steps (docs/figures.md, Plans).
+# Figures are measured with 10 000 steps (docs/reference/figures.md, Plans).
 STEPS_LIMIT = 20_000
 """Maximum steps in one list; larger work is split into subplans."""
 PROBLEMS_LIMIT = 100

@@ -15,7 +15,7 @@ from tightloop.safety.scope import LOCK_FILES, outside
 from tightloop.safety.verdict import Verdict
 from tightloop.value import counted
 
-# The tracker stops the rules after 0.4 s of processor time; 2 MB of ordinary code take 0.13 s (docs/figures.md).
+# The tracker stops the rules after 0.4 s of processor time; 2 MB of ordinary code take 0.13 s (see figures.md).
 SCRUBBING_SHARE, PRIVACY_SHARE = 0.6, 0.75
 """Of the time for reading: that of the search for secrets and personal data, and with that of the rules about them."""
 PATHS_SHOWN = 4
