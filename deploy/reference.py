@@ -18,6 +18,10 @@ from tightloop.settings import Settings
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference"
 GENERATED = "<!-- Generated from the code by `make docs`; do not edit. -->"
+_ABOUT_SETTINGS = (
+    "Where the file is, and what wins over what: [settings.md](../operate/settings.md). "
+    "Each key is also an environment variable: `TIGHTLOOP_<SECTION>__<KEY>`."
+)
 _WORDS = {"string": "text", "boolean": "true or false", "integer": "whole number", "array": "list"}
 
 
@@ -31,8 +35,7 @@ def settings_page() -> str:
     parts = [
         "# All settings",
         GENERATED,
-        "Where the file is, and what wins over what: [settings.md](../operate/settings.md). "
-        "Each key is also an environment variable: `TIGHTLOOP_<SECTION>__<KEY>`.",
+        _ABOUT_SETTINGS,
     ]
     for name, field in Settings.model_fields.items():
         section = field.annotation
@@ -113,9 +116,9 @@ def field_meanings(model: type[BaseModel]) -> dict[str, str]:
         body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
         assert isinstance(body, ast.ClassDef)
         for field, after in zip(body.body, body.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
-                if isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
-                    found[field.target.id] = " ".join(after.value.value.split()).replace("|", "\\|")
+            match field, after:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(meaning))):
+                    found[name] = " ".join(meaning.split()).replace("|", "\\|")
     return found
 
 

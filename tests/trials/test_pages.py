@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pages.blocks import blocks_of
+from tests.support.pages.blocks import before, blocks_of
 from tests.support.pages.reader import Reader
 from tests.support.stack.stack import ROOT
 from tightloop.settings import parse_settings
@@ -23,8 +23,9 @@ def test_every_block_of_a_page_works_as_written(page: Path, tmp_path: Path) -> N
     followed = [block for block in blocks if not block.not_run and (block.file or block.language == "console")]
     if not followed:
         return
+    earlier = [block for each in before(page) for block in blocks_of(each)]
     with Reader(tmp_path) as reader:
-        for block in followed:
+        for block in (*earlier, *followed):
             reader.follow(block)
     for block in blocks:
         if block.not_run:

@@ -75,7 +75,7 @@ def start(
     worktree: Annotated[bool | None, typer.Option("--worktree", help="Work in a new git worktree.")] = None,
     new_id: Annotated[str | None, typer.Option("--id", help="Id of the episode. Default: a new one.")] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="With the --id of a closed episode: start anew, and keep what it left.")
+        bool, typer.Option("--replace", help="With the --id of a closed episode: start again, and keep what it left.")
     ] = False,
     file: Annotated[Path | None, typer.Option(help="Request as YAML or JSON; options override it.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow the episode until it ends.")] = False,
@@ -83,7 +83,7 @@ def start(
 ) -> None:
     """Start an episode: one goal, pursued until its checks pass."""
     if replace and new_id is None:
-        raise InvalidRequestError("--replace starts anew under the id of a closed episode. Name it: --id ID --replace")
+        raise InvalidRequestError("--replace starts again under the id of a closed episode. Name it: --id ID --replace")
     session = session_of(context)
     written = read_request_file(file) if file else {}
     pairs = read_pairs("--executor-option", executor_option or [], "model=gpt-5.1")

@@ -78,7 +78,7 @@ _GO_ON = {
     Kind.PLAN: "Run it again, with what is done taken over: tightloop plan run --again {id}",
 }
 _ARTICLE = {Kind.EPISODE: "an", Kind.PLAN: "a"}
-_REPLACE = " Or start anew under it, with its checkpoints and timeline kept: --replace"
+_REPLACE = " Or start again under it, with its checkpoints and timeline kept: --replace"
 _PAGE = 200
 
 _FIRST_ATTRIBUTES = TypedSearchAttributes(

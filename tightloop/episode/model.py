@@ -115,7 +115,7 @@ class EpisodeRequest(Value):
     """Iterations in a row with the same error before the episode pauses."""
     deviation_limit: int = 2
     """Iterations in a row with class LOW before the episode pauses."""
-    # 1 550 events, 31 an iteration (docs/reference/figures.md); Temporal suggests a new run at 4 096 and warns at 10 240.
+    # 1 550 events, 31 an iteration (docs/reference/figures.md). Temporal suggests one at 4 096, warns at 10 240.
     iterations_per_run: int = 50
     """After this many iterations the workflow continues as new."""
     pause_timeout: timedelta = timedelta(days=7)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*) *$")
 _MARK = re.compile(r"^ *<!-- (?P<what>as|not run): (?P<text>.+) -->$")
+_AFTER = re.compile(r"^<!-- after: (\S+) -->$", re.MULTILINE)
 _HERE = re.compile(r"<<-?\s*'?\"?(\w+)'?\"?")
 
 
@@ -36,6 +37,15 @@ class Command:
     line: int
     text: str
     shown: tuple[str, ...]
+
+
+def before(page: Path) -> list[Path]:
+    """Return the pages that a page continues, the first one first: `<!-- after: tutorial.md -->`."""
+    found = _AFTER.search(page.read_text(encoding="utf-8"))
+    if not found:
+        return []
+    previous = (page.parent / found[1]).resolve()
+    return [*before(previous), previous]
 
 
 def blocks_of(page: Path) -> list[Block]:
