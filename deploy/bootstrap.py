@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".venv"
 STAMP = FOLDER / "installed"
-EXTRAS = ".[server,dev-server,dev]"
+EXTRAS = ".[server-libraries,dev-server,dev]"
 INSTALL_SECONDS = 1_800
 
 

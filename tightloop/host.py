@@ -4,6 +4,7 @@ The one module of the library, besides the client and the command line, that rea
 """
 
 import hashlib
+import importlib.util
 import os
 import re
 import socket
@@ -18,6 +19,7 @@ from tightloop.settings.layers import sections_of
 USER_FILE = "settings.yaml"
 PROJECT_FILE = "tightloop.yaml"
 PROJECT_SECTIONS = frozenset({"budget", "tracking"})
+SERVER_PART = "tightloop_server"
 HOST_NAME_CHARACTERS = 40
 PRIVATE = 0o700
 
@@ -152,6 +154,16 @@ def host_name() -> str:
 def host_queue(prefix: str) -> str:
     """Return the task queue of what only this host can do, such as `tightloop-workspace-<host>`."""
     return f"{prefix}-{host_name()}"
+
+
+def server_command(module: str) -> tuple[str, ...] | None:
+    """Return the command that runs a module of the server part, such as `worker`; None if it is not installed here."""
+    # -P: a folder `worker` in the current directory must not be taken for ours.
+    python = (sys.executable, "-P", "-m")
+    checkout = Path(__file__).parents[1]
+    if all((checkout / part).is_file() for part in ("worker/__main__.py", "workflows/episode/workflow.py")):
+        return (*python, module)
+    return (*python, SERVER_PART, module) if importlib.util.find_spec(SERVER_PART) else None
 
 
 def _platform_home(variable: str, under_home: str) -> Path:

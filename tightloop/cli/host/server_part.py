@@ -1,6 +1,5 @@
-"""The server part, which is not in the wheel: how this process becomes it, and what it knows of this host."""
+"""The server part, a distribution of its own: how this process becomes it, and what it knows of this host."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -12,10 +11,9 @@ from typing import Any, NoReturn
 from tightloop.cli.request import given
 from tightloop.cli.session import Session
 from tightloop.errors import ServiceUnavailableError
+from tightloop.host import server_command
 
 DESCRIBE_SECONDS = 60
-# -P: a folder `worker` in the current directory must not be taken for ours.
-_COMMAND = (sys.executable, "-P", "-m", "worker")
 
 
 class Role(StrEnum):
@@ -30,13 +28,12 @@ class Role(StrEnum):
 
 def become_worker(session: Session, *arguments: str, state_folder: Path | None = None) -> NoReturn:
     """Replace this process by the server part, so that signals and exit codes are its own."""
-    _check_installed()
-    options = _options(session)
+    command = [*_worker(), *_options(session)]
     if state_folder is not None:
-        options += ["--state-folder", str(state_folder)]
+        command += ["--state-folder", str(state_folder)]
     # exec drops what is still in the buffers of Python.
     sys.stdout.flush()
-    os.execve(sys.executable, [*_COMMAND, *options, *arguments], _environment(session))  # noqa: S606
+    os.execve(sys.executable, [*command, *arguments], _environment(session))  # noqa: S606
 
 
 def described(session: Session) -> dict[str, Any]:
@@ -45,8 +42,7 @@ def described(session: Session) -> dict[str, Any]:
     Raises:
         ServiceUnavailableError: the server part is not installed here, or does not answer.
     """
-    _check_installed()
-    command = [*_COMMAND, *_options(session), "describe"]
+    command = [*_worker(), *_options(session), "describe"]
     try:
         done = subprocess.run(
             command, env=_environment(session), capture_output=True, text=True, timeout=DESCRIBE_SECONDS, check=False
@@ -67,9 +63,8 @@ def run_again(session: Session, root: Path, content: Path, commands: tuple[str, 
     Raises:
         ServiceUnavailableError: the server part is not installed here, or cannot run them.
     """
-    _check_installed()
+    command = [*_worker(), *_options(session), "rerun"]
     wanted = json.dumps({"root": str(root), "content": str(content), "commands": commands})
-    command = [*_COMMAND, *_options(session), "rerun"]
     done = subprocess.run(command, env=_environment(session), input=wanted, capture_output=True, text=True, check=False)
     try:
         results: list[dict[str, Any]] = json.loads(done.stdout)
@@ -79,12 +74,13 @@ def run_again(session: Session, root: Path, content: Path, commands: tuple[str, 
     return results
 
 
-def _check_installed() -> None:
-    if importlib.util.find_spec("worker") is None or importlib.util.find_spec("workflows") is None:
+def _worker() -> tuple[str, ...]:
+    command = server_command("worker")
+    if command is None:
         raise ServiceUnavailableError(
-            "the server part is not installed here, only the client. It is in the checkout: "
-            "git clone the repository of tightloop, then: make install && make up"
+            "the server part is not installed here, only the client. Install it: pip install 'tightloop[server]'"
         )
+    return command
 
 
 def _options(session: Session) -> list[str]:
