@@ -6,6 +6,7 @@ The one module of the library, besides the client and the command line, that rea
 import hashlib
 import importlib.util
 import os
+import pwd
 import re
 import socket
 import stat
@@ -141,6 +142,34 @@ def load_settings(explicit: Path | None = None) -> Settings:
     return combined_settings([(str(path), text) for path, text in texts], os.environ)
 
 
+def home_folder() -> Path:
+    """Return the home of this user; the state home, where a container's user has none.
+
+    Raises:
+        SettingsError: there is none, and `TIGHTLOOP_HOME` is not set.
+    """
+    try:
+        return Path.home()
+    except RuntimeError:
+        chosen = os.environ.get("TIGHTLOOP_HOME", "")
+        if not chosen:
+            raise SettingsError(
+                f"this user (uid {os.geteuid()}) has no home: HOME is not set, and the user database has no entry. "
+                "Name a folder for state and settings: export TIGHTLOOP_HOME=..."
+            ) from None
+        return Path(chosen).absolute()
+
+
+def name_user() -> None:
+    """Set HOME and USER of this process and its children where they are missing: programs refuse to start without."""
+    os.environ.setdefault("HOME", str(home_folder()))
+    if not os.environ.get("USER"):
+        try:
+            os.environ["USER"] = pwd.getpwuid(os.geteuid()).pw_name
+        except KeyError:
+            os.environ["USER"] = f"uid-{os.geteuid()}"
+
+
 def host_name() -> str:
     """Return the name of this host, safe as a part of a task queue's name.
 
@@ -171,8 +200,8 @@ def _platform_home(variable: str, under_home: str) -> Path:
     if given.is_absolute():  # the specification says to ignore a relative one
         return given
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support"
-    return Path.home() / under_home
+        return home_folder() / "Library" / "Application Support"
+    return home_folder() / under_home
 
 
 def _text_of(path: Path) -> str:

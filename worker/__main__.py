@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tightloop.client.encryption import data_converter
 from tightloop.errors import TightloopError
-from tightloop.host import load_settings, open_state_home, state_home
+from tightloop.host import load_settings, name_user, open_state_home, state_home
 from tightloop.log import set_up
 from tightloop.settings import Settings
 from tightloop.value.scrub import scrub
@@ -31,6 +31,7 @@ def main() -> int:
     logging.getLogger("temporalio.activity").setLevel(logging.ERROR)
     arguments = _parser().parse_args()
     try:
+        name_user()
         settings = load_settings(arguments.settings)
         if arguments.command == "up" and arguments.encrypt:
             settings = turn_on(settings, arguments.settings)

@@ -7,26 +7,30 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.support.episodes import eventually
 from tests.support.stack.stack import ROOT
 from worker.server import Owner, free_port, owner_file
 
 
-def start_up(home: Path, port: int, ui_port: int) -> subprocess.Popen[str]:
-    environment = {
-        **os.environ,
+def start_up(
+    home: Path, port: int, ui_port: int, *, environment: dict[str, str] | None = None, within: Sequence[str] = ()
+) -> subprocess.Popen[str]:
+    variables = {
+        **(os.environ if environment is None else environment),
         "TIGHTLOOP_HOME": str(home),
         "TIGHTLOOP_TEMPORAL__ADDRESS": f"127.0.0.1:{port}",
         "TIGHTLOOP_TEMPORAL__UI_URL": f"http://127.0.0.1:{ui_port}",
     }
-    command = [sys.executable, "-m", "worker", "up"]
+    command = [*within, sys.executable, "-m", "worker", "up"]
     return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 
@@ -133,3 +137,21 @@ def get(address: str, path: str, token: str = "") -> tuple[int, str]:
         return answer.status, answer.read().decode()
     finally:
         connection.close()
+
+
+def test_up_works_for_a_user_whom_the_machine_does_not_know(tmp_path: Path) -> None:
+    """As a container's user often is: no entry in passwd, neither HOME nor USER."""
+    command = ["unshare", "--user", "--map-user=54321", "--map-group=54321"]
+    if subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("unshare cannot map users here")
+    known = {name: value for name, value in os.environ.items() if name not in ("HOME", "USER", "LOGNAME", "USERNAME")}
+    with start_up(tmp_path, free_port(), free_port(), environment=known, within=command) as up:
+        assert "tightloop is up" in first_line(up)
+        assert stopped(up) == 0
+    del known["TIGHTLOOP_HOME"]
+    refused = subprocess.run(
+        [*command, sys.executable, "-m", "worker", "up"], cwd=ROOT, env=known, capture_output=True, text=True
+    )
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "this user (uid 54321) has no home" in refused.stderr
+    assert "export TIGHTLOOP_HOME=" in refused.stderr

@@ -98,4 +98,6 @@ def test_the_extra_brings_the_server_part_of_the_same_version(tmp_path: Path, wh
     assert server.version == client.version
     assert server.requires == [f"tightloop[server-libraries]=={client.version}"]
     assert f"tightloop-server=={client.version}; extra == 'server'" in (client.requires or [])
-    assert "server-libraries" in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert (
+        "server-libraries" in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    )

@@ -40,7 +40,7 @@ from tightloop.settings import parse_settings
 
 COMMANDS = (  # noqa: SIM905 - a sentence is easier to read
     "up start list status watch pause resume answer approve reject restore fork respond top-up amend cancel "
-    "checkpoints timeline diff export proof verify replay doctor settings plan keys"
+    "checkpoints timeline diff export proof verify replay doctor settings plan keys worker"
 ).split()
 
 
