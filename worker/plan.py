@@ -22,7 +22,6 @@ from activities.plan.runners.model.question import PlanModel
 from activities.plan.runners.model.runner import ModelRunner
 from activities.plan.runners.search import SearchRunner
 from activities.plan.runners.shell.runner import ShellRunner
-from activities.plan.runners.web.fetch import FetchRunner
 from activities.plan.runners.web.http import HttpRunner
 from activities.sandbox.port import Sandbox
 from activities.workspace.port import OpenEpisodes, Workspaces
@@ -69,7 +68,6 @@ def plan_activities(use: PlanAdapters) -> PlanActivities:
         Capability.GATE: GateRunner(use.checks, use.differ),
         Capability.CHECKPOINT: CheckpointRunner(),
         Capability.HTTP: HttpRunner(use.plan_secrets),
-        Capability.FETCH: FetchRunner(),
         Capability.SEARCH: SearchRunner(),
         **use.plan_runners,
     }
@@ -100,7 +98,6 @@ def activities_of(plans: PlanActivities) -> list[Callable[..., Any]]:
         plans.run_edit,
         plans.run_git,
         plans.run_http,
-        plans.run_fetch,
         plans.run_search,
         plans.run_model,
         plans.run_gate,

@@ -119,7 +119,6 @@ class PlanActivities:
     run_edit = _runs(Capability.EDIT, "run_edit")
     run_git = _runs(Capability.GIT, "run_git")
     run_http = _runs(Capability.HTTP, "run_http")
-    run_fetch = _runs(Capability.FETCH, "run_fetch")
     run_search = _runs(Capability.SEARCH, "run_search")
     run_model = _runs(Capability.MODEL, "run_model")
     run_gate = _runs(Capability.GATE, "run_gate")

@@ -22,14 +22,14 @@ def line(*, steps: str = "abc", **budget: float | None) -> str:
 
 
 async def test_person_who_raises_the_bound_that_is_reached_lets_the_plan_go_on(playing: Playing):
-    async with playing(line(max_steps=1)) as stage:
+    async with playing(line(max_attempts=1)) as stage:
         before = await stage.paused()
-        said = await stage.plans.replan(stage.id, line(max_steps=10), rationale="it is worth it", by="ada")
+        said = await stage.plans.replan(stage.id, line(max_attempts=10), rationale="it is worth it", by="ada")
         result = await stage.result()
         told = await stage.told()
-    assert "max_steps is 1" in before.questions[0].title
-    assert "max_steps 1 -> 10" in said
-    assert "budget max_steps 1 -> 10 (by ada)" in told
+    assert "max_attempts is 1" in before.questions[0].title
+    assert "max_attempts 1 -> 10" in said
+    assert "budget max_attempts 1 -> 10 (by ada)" in told
     assert (result.outcome, stage.scripted.names()) == (PlanOutcome.COMPLETED, ["a", "b", "c"])
 
 
@@ -37,21 +37,21 @@ async def test_person_who_lowers_a_bound_stops_the_plan_where_it_is_reached(play
     slow = Hanging()
     async with playing(line(), {"b": slow}) as stage:
         await slow.started.wait()
-        await stage.plans.replan(stage.id, line(max_steps=2), by="ada")
+        await stage.plans.replan(stage.id, line(max_attempts=2), by="ada")
         slow.go.set()
         status = await stage.paused()
-        await stage.plans.top_up(stage.id, steps=5)
+        await stage.plans.top_up(stage.id, attempts=5)
         result = await stage.result()
-    assert status.questions[0].title.startswith("2 attempts of steps were started, max_steps is 2")
+    assert status.questions[0].title.startswith("2 attempts of steps were started, max_attempts is 2")
     assert (result.outcome, stage.scripted.names()) == (PlanOutcome.COMPLETED, ["a", "b", "c"])
 
 
 async def test_top_up_outlasts_a_revision_that_says_nothing_else(playing: Playing):
     slow = Hanging()
-    async with playing(line(max_steps=2), {"b": slow}) as stage:
+    async with playing(line(max_attempts=2), {"b": slow}) as stage:
         await slow.started.wait()
-        await stage.plans.top_up(stage.id, steps=10)
-        said = await stage.plans.replan(stage.id, line(steps="abcd", max_steps=2), by="ada")
+        await stage.plans.top_up(stage.id, attempts=10)
+        said = await stage.plans.replan(stage.id, line(steps="abcd", max_attempts=2), by="ada")
         slow.go.set()
         result = await stage.result()
     assert said == "revision 2 is in force. added: d"
@@ -59,21 +59,21 @@ async def test_top_up_outlasts_a_revision_that_says_nothing_else(playing: Playin
 
 
 async def test_planner_cannot_raise_a_bound(playing: Playing):
-    greedy = line(steps="axyz", max_steps=1_000)
-    async with playing(line(max_steps=3), {"b": fails("no way")}, planner=greedy) as stage:
+    greedy = line(steps="axyz", max_attempts=1_000)
+    async with playing(line(max_attempts=3), {"b": fails("no way")}, planner=greedy) as stage:
         status = await stage.paused()
         told = await stage.told()
         await stage.plans.cancel(stage.id)
         await stage.result()
     assert (status.revision, status.spent.attempts) == (2, 3)
-    assert "max_steps is 3" in status.questions[0].title
+    assert "max_attempts is 3" in status.questions[0].title
     assert [event for event in told if event.startswith("budget")] == []
 
 
 async def test_planner_that_a_person_asks_cannot_raise_a_bound_either(playing: Playing):
     slow = Hanging()
-    greedy = line(steps="abxyz", max_steps=1_000)
-    async with playing(line(max_steps=3), {"b": slow}, planner=greedy) as stage:
+    greedy = line(steps="abxyz", max_attempts=1_000)
+    async with playing(line(max_attempts=3), {"b": slow}, planner=greedy) as stage:
         await slow.started.wait()
         await stage.plans.replan(stage.id, "", rationale="do more", by="ada")
         slow.go.set()
@@ -84,11 +84,11 @@ async def test_planner_that_a_person_asks_cannot_raise_a_bound_either(playing: P
 
 
 async def test_raise_that_is_not_enough_leaves_the_plan_paused(playing: Playing):
-    async with playing(line(steps="abcd", max_steps=2), {"a": done(api_calls=5)}) as stage:
+    async with playing(line(steps="abcd", max_attempts=2), {"a": done(api_calls=5)}) as stage:
         await stage.paused()
-        await stage.plans.replan(stage.id, line(steps="abcd", max_steps=3, max_api_calls=1), by="ada")
+        await stage.plans.replan(stage.id, line(steps="abcd", max_attempts=3, max_api_calls=1), by="ada")
         status = await stage.paused()
-        await stage.plans.top_up(stage.id, api_calls=100, steps=100)
+        await stage.plans.top_up(stage.id, api_calls=100, attempts=100)
         result = await stage.result()
     assert status.status == "paused"
     assert status.revision == 2

@@ -170,7 +170,7 @@ async def test_changes_and_approvals_sent_at_any_moment_reach_the_plan(playing: 
     last = Hanging()
     async with playing(layers(10, 6), {"join5": last}, {"attempts_per_run": 7}) as stage:
         for _ in range(10):
-            await stage.plans.top_up(stage.id, steps=1)
+            await stage.plans.top_up(stage.id, attempts=1)
             await asyncio.sleep(0.02)
         last.go.set()
         result = await stage.result()

@@ -210,7 +210,7 @@ steps:
   - {id: ed, edit: {files: [{path: new.txt, content: "x"}]}}
   - {id: gi, git: {branch: side}}
   - {id: ht, http: {method: GET, url: "https://example.com/"}}
-  - {id: fe, fetch: {urls: ["https://example.com/a"]}}
+  - {id: fe, http: {urls: ["https://example.com/a"]}}
   - {id: se, search: {query: "print"}}
   - {id: mo, model: {prompt: "say hello"}}
   - {id: ga, gate: {approval: {question: "go?"}}}

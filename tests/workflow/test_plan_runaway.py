@@ -84,12 +84,12 @@ async def test_templates_that_feed_templates_are_stopped_by_the_number_of_attemp
     items = ", ".join(str(n) for n in range(100))
     steps = [f"  - {{id: a0-*, for_each: [{items}]}}\n"]
     steps += [f'  - {{id: a{n}-*, needs: ["a{n - 1}-*"], for_each: "${{a{n - 1}-*.x}}"}}\n' for n in range(1, 6)]
-    source = f"id: cascade\nmax_parallel: 20\nbudget: {{max_steps: 250}}\nsteps:\n{''.join(steps)}"
+    source = f"id: cascade\nmax_parallel: 20\nbudget: {{max_attempts: 250}}\nsteps:\n{''.join(steps)}"
     async with playing(source) as stage:
         status = await stage.paused()
         await stage.plans.cancel(stage.id)
         result = await stage.result()
-    assert "attempts of steps were started, max_steps is 250" in status.questions[0].title
+    assert "attempts of steps were started, max_attempts is 250" in status.questions[0].title
     assert 250 <= len(stage.scripted.names()) < 250 + 20
     assert result.outcome is PlanOutcome.CANCELLED
 
@@ -97,7 +97,7 @@ async def test_templates_that_feed_templates_are_stopped_by_the_number_of_attemp
 async def test_step_that_fails_for_ever_is_stopped_by_the_number_of_attempts(playing: Playing):
     source = """
 id: for-ever
-budget: {max_steps: 12}
+budget: {max_attempts: 12}
 steps:
   - {id: a, shell: {run: "false"}, access: none, retry: {attempts: 50, initial_s: 0}}
   - {id: b, needs: [a], shell: {run: "true"}}
@@ -106,7 +106,7 @@ steps:
         status = await stage.paused()
         await stage.plans.cancel(stage.id, "it never ends")
         result = await stage.result()
-    assert status.questions[0].title == f"12 attempts of steps were started, max_steps is 12. {ADVICE}"
+    assert status.questions[0].title == f"12 attempts of steps were started, max_attempts is 12. {ADVICE}"
     assert status.questions[0].names == ("extend", "cancel")
     assert stage.scripted.names() == ["a"] * 12
     assert (result.outcome, result.reason) == (PlanOutcome.CANCELLED, "it never ends")

@@ -15,7 +15,7 @@ NAME_CHARACTERS = 80
 TEXT_CHARACTERS = 2_000
 AMOUNT_LIMIT = 10**12
 """Bound of what is added at once; larger numbers do not fit into what shows and stores them."""
-TOP_UP_EXAMPLE = '{"cost_usd": 2.5} or {"steps": 100, "wall_minutes": 60}'
+TOP_UP_EXAMPLE = '{"cost_usd": 2.5} or {"attempts": 100, "wall_minutes": 60}'
 
 
 class ReplanWord(Document):
@@ -40,13 +40,13 @@ class PlanTopUp(Document):
     cost_usd: float = 0.0
     tokens: int = 0
     api_calls: int = 0
-    steps: int = 0
+    attempts: int = 0
     fan_out: int = 0
     revisions: int = 0
 
     def applied(self, budget: PlanBudget) -> PlanBudget:
         """Return the budget with the amounts added."""
-        same = ("cost_usd", "tokens", "api_calls", "steps", "fan_out", "revisions")
+        same = ("cost_usd", "tokens", "api_calls", "attempts", "fan_out", "revisions")
         added = {"max_wall_s": self.wall_minutes * 60, **{f"max_{name}": getattr(self, name) for name in same}}
         now = {name: getattr(budget, name) for name in added}
         raised = {name: now[name] + more for name, more in added.items() if more and now[name] is not None}

@@ -57,7 +57,7 @@ def spent_line(spent: PlanSpent, budget: PlanBudget) -> str:
         return f"{used:g}" if limit is None else f"{used:g}/{limit:g}"
 
     least = "at least " if spent.unpriced_calls else ""
-    parts = [f"attempts {of(spent.attempts, budget.max_steps)}"]
+    parts = [f"attempts {of(spent.attempts, budget.max_attempts)}"]
     if spent.tokens or budget.max_tokens is not None:
         parts.append(f"tokens {of(spent.tokens, budget.max_tokens)}")
     if spent.cost_usd or budget.max_cost_usd is not None:
@@ -86,7 +86,7 @@ def _actions(status: PlanStatus) -> list[tuple[str, str, str]]:
         rows.append(("choose all defaults", "signal `resume`", "no input"))
     if status.status != "paused":
         rows.append(("pause", "signal `pause`", '"why"'))
-    rows.append(("raise the budget", "update `top_up`", json.dumps({"cost_usd": 1, "steps": 100})))
+    rows.append(("raise the budget", "update `top_up`", json.dumps({"cost_usd": 1, "attempts": 100})))
     rows.append(("change the plan", "update `replan`", json.dumps({"source": "the whole plan", "rationale": "why"})))
     rows.append(("stop for good", "signal `cancel`", '"why"'))
     return rows

@@ -125,7 +125,7 @@ class PlanSpent(Value):
             "max_cost_usd": self.cost_usd,
             "max_tokens": self.tokens,
             "max_api_calls": self.api_calls,
-            "max_steps": self.attempts,
+            "max_attempts": self.attempts,
         }
 
     def with_usage(self, usage: Usage | None, api_calls: int) -> "PlanSpent":

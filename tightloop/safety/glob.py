@@ -15,6 +15,7 @@ PATTERNS_LIMIT = 200
 
 _PARTS = re.compile(r"((?:\*\*/)+|\*\*+|\*|\?)")
 _WILD = re.compile(r"[*?]")
+_BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 
 
 def fits(patterns: Iterable[str], path: str, *, folded: bool = False) -> bool:
@@ -51,6 +52,29 @@ def find_excess(patterns: Sequence[str]) -> str:
         return f"{len(patterns)} patterns in one list; the maximum is {PATTERNS_LIMIT}"
     longest = max(patterns, key=len, default="")
     return f"the pattern {longest[:40]!r}... {_too_long(longest)}" if len(longest) > PATTERN_CHARACTERS else ""
+
+
+def find_pattern_fault(pattern: str) -> tuple[str, str] | None:
+    """Return why a pattern does not cover paths of a tree as it seems to, and what to write; None if it is right."""
+    bare = pattern.removeprefix("./").rstrip("/")
+    parts = bare.split("/")
+    from_root = "Write it from the root of the tree, such as `src/**`"
+    if pattern.strip() in ("", ".", "./"):
+        return f"the pattern '{pattern}' covers no path", "Write `**` for all files"
+    if pattern != pattern.strip():
+        return f"the pattern '{pattern}' has blanks around it", f"Write `{pattern.strip()}`"
+    if pattern.startswith("!"):
+        return f"the pattern '{pattern}' excludes nothing", "List what is meant; `policy.protect` excludes paths"
+    if bare.startswith(("/", "~")) or re.match(r"[A-Za-z]:", bare) or ".." in parts:
+        return f"the pattern '{pattern}' lies outside of the tree", from_root
+    if "\\" in pattern:
+        return f"the pattern '{pattern}' has a backslash", f"Write `{pattern.replace(chr(92), '/')}`"
+    if "" in parts or "." in parts:
+        return f"the pattern '{pattern}' covers no path", f"Write `{'/'.join(one for one in parts if one not in '.')}`"
+    if found := _BRACES.search(bare):
+        each = ", ".join(f"`{bare[: found.start()]}{one}{bare[found.end() :]}`" for one in found[1].split(","))
+        return f"the pattern '{pattern}' has braces, which are not read", f"Write {each}"
+    return None
 
 
 def match_words(pattern: Sequence[str], words: Sequence[str]) -> bool:

@@ -70,8 +70,8 @@ class PlanSettings(Section):
     """Commands of such a plan that need no approval, besides `executor.programs`; `*` is a word, `**` any number."""
     write: tuple[str, ...] = ("**",)
     """Glob patterns of what its steps may change."""
-    network: tuple[str, ...] = ()
-    """Hosts that its `http` and `fetch` steps may ask."""
+    network: tuple[HostPattern, ...] = ()
+    """Hosts that its `http` steps may ask."""
     max_steps: Annotated[int, Field(ge=1, le=2_000)] = 200
     max_attempts: Count = 1_000
     """Attempts of all its steps."""
@@ -97,7 +97,7 @@ class PlanSettings(Section):
             max_wall_s=None if hours is None else hours * 3_600,
             max_cost_usd=self.max_cost_usd,
             max_tokens=self.max_tokens,
-            max_steps=self.max_attempts,
+            max_attempts=self.max_attempts,
             max_depth=self.max_depth,
             max_fan_out=self.max_fan_out,
             max_revisions=self.max_revisions,

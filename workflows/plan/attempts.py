@@ -34,7 +34,6 @@ ACTIVITIES: dict[Capability, Callable[[Any, RunStepRequest], StepResult]] = {
     Capability.EDIT: PlanActivities.run_edit,
     Capability.GIT: PlanActivities.run_git,
     Capability.HTTP: PlanActivities.run_http,
-    Capability.FETCH: PlanActivities.run_fetch,
     Capability.SEARCH: PlanActivities.run_search,
     Capability.MODEL: PlanActivities.run_model,
     Capability.GATE: PlanActivities.run_gate,

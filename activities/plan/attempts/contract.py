@@ -6,8 +6,8 @@ from typing import Any
 from activities.plan.attempts.references import References
 from activities.plan.port import RunnerResult
 from tightloop.errors import ExpressionError, ReferenceMissingError
-from tightloop.plan.document.step import FailureClass, FailureMode, Step
-from tightloop.plan.language.expression import looks_like_expression, parse_expression
+from tightloop.plan.document.step import FailureClass, FailureMode, Prose, Step
+from tightloop.plan.language.expression import parse_expression
 from tightloop.plan.result import REASON_CHARACTERS, StepFailure
 from tightloop.value import shorten
 from tightloop.value.scrub import scrub
@@ -24,10 +24,10 @@ def fail_step(reason: str, failure_class: FailureClass = FailureClass.LOGIC, **f
     return RunnerResult(failure=make_failure(reason, failure_class), **found)
 
 
-def find_unmet(rules: Iterable[str], lookup: References, what: str) -> str:
+def find_unmet(rules: Iterable[str | Prose], lookup: References, what: str) -> str:
     """Return a sentence on the first expression that does not hold, or ""; it begins with `what`. Prose is skipped."""
     for rule in rules:
-        if not looks_like_expression(rule):
+        if isinstance(rule, Prose):
             continue
         try:
             if not parse_expression(rule).holds(lookup):
@@ -54,8 +54,6 @@ def classify_failure(step: Step, found: StepFailure | None, lookup: References) 
 def _recognised(mode: FailureMode, found: StepFailure | None, lookup: References) -> bool:
     if not mode.detect:
         return found is not None
-    if not looks_like_expression(mode.detect):
-        return False
     try:
         return parse_expression(mode.detect).holds(lookup)
     except (ExpressionError, ReferenceMissingError):

@@ -10,10 +10,9 @@ from activities.plan.attempts.context import AttemptContext
 from activities.plan.attempts.outputs import count_items
 from activities.plan.attempts.references import pack
 from activities.plan.port import RunnerResult
-from tightloop.plan.document.step import Step
-from tightloop.plan.language.expression import looks_like_expression
+from tightloop.plan.document.step import Prose, Step
 from tightloop.plan.result import StepRecord, StepResult, StepStatus
-from tightloop.value import shorten
+from tightloop.value import counted, shorten
 from tightloop.value.scrub import scrub
 
 SUMMARY_CHARACTERS = 200
@@ -75,9 +74,9 @@ def _status(done: RunnerResult) -> StepStatus:
 
 def _summary(step: Step, done: RunnerResult) -> str:
     said = done.summary or (done.failure.reason if done.failure is not None else "")
-    prose = sum(not looks_like_expression(rule) for rule in (*step.preconditions, *step.expect))
+    prose = sum(isinstance(rule, Prose) for rule in (*step.preconditions, *step.expect))
     if done.failure is None and prose:
-        return f"{shorten(said, 150)}{'; ' if said else ''}{prose} criteria in prose are unchecked"
+        return f"{shorten(said, 150)}{'; ' if said else ''}{counted(prose, 'condition')} in prose unchecked"
     return said
 
 

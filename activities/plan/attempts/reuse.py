@@ -35,7 +35,7 @@ def is_fresh(step: Step, old: StepRecord, store: ArtifactStore) -> bool:
     Raises:
         ArtifactMissingError: the list of them is not in the store.
     """
-    if step.fetch is None:
+    if step.http is None or not step.http.urls:
         return True
     try:
         documents = unpack(old.outputs["documents"], store)
@@ -43,14 +43,16 @@ def is_fresh(step: Step, old: StepRecord, store: ArtifactStore) -> bool:
     except (LookupError, TypeError, ValueError):
         # The step declares an output of that name which is something else.
         return False
-    return all((datetime.now(UTC) - at).total_seconds() < step.fetch.max_age_s for at in times)
+    return all((datetime.now(UTC) - at).total_seconds() < step.http.max_age_s for at in times)
 
 
 def hash_inputs(attempt: AttemptContext) -> str:
     """Return the digest for an attempt whose inputs are resolved."""
     step, request = attempt.step, attempt.request
     written = step.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    unread = _OF_NO_EFFECT | ({"title"} if step.capability in _WITHOUT_TITLE else frozenset[str]())
+    # Documents are ranked by it.
+    untitled = step.capability in _WITHOUT_TITLE and not (step.http and step.http.urls)
+    unread = _OF_NO_EFFECT | ({"title"} if untitled else frozenset[str]())
     acting = {name: value for name, value in written.items() if name not in unread}
     # A diff is literal unless it is one reference: what looks like references in it has no values.
     edit = acting.get("edit", {})

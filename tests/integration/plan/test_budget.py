@@ -24,7 +24,9 @@ class Greedy:
     def revise(self, request: RevisePlanRequest, plan: Plan) -> WrittenPlan:
         ids = [*(step.id for step in plan.steps), "more"]
         steps = "".join(f"  - {{id: {name}}}\n" for name in ids)
-        return WrittenPlan(text=f"id: {plan.id}\nbudget: {{max_steps: 900, max_tokens: 3}}\nsteps:\n{steps}", model="m")
+        return WrittenPlan(
+            text=f"id: {plan.id}\nbudget: {{max_attempts: 900, max_tokens: 3}}\nsteps:\n{steps}", model="m"
+        )
 
 
 @pytest.fixture
@@ -36,25 +38,25 @@ def test_revision_of_a_planner_states_no_higher_bound_than_the_one_before(root: 
     plan = stage(
         root,
         {"id": "one"},
-        plan={"budget": {"max_steps": 7, "max_cost_usd": 2}},
+        plan={"budget": {"max_attempts": 7, "max_cost_usd": 2}},
         activities=activities_for(plan_writer=Greedy()),
     )
     revised = plan.call("revise_plan", RevisePlanRequest(scope=plan.scope, trouble="it failed"))
     stored = StoredPlan.model_validate_json(plan.artifact(revised.plan))
     assert revised.diff == "added: more\nof the plan itself: budget"
-    assert stored.plan.budget == PlanBudget(max_steps=7, max_cost_usd=2.0, max_tokens=3)
+    assert stored.plan.budget == PlanBudget(max_attempts=7, max_cost_usd=2.0, max_tokens=3)
 
 
 @pytest.mark.parametrize(
     ("budget", "expected"),
     [
-        ("", PlanBudget(max_steps=7, max_cost_usd=2.0)),
-        ("budget: {max_steps: 20000}\n", PlanBudget(max_steps=20_000, max_cost_usd=2.0)),
-        ("budget: {max_cost_usd: null}\n", PlanBudget(max_steps=7)),
+        ("", PlanBudget(max_attempts=7, max_cost_usd=2.0)),
+        ("budget: {max_attempts: 20000}\n", PlanBudget(max_attempts=20_000, max_cost_usd=2.0)),
+        ("budget: {max_cost_usd: null}\n", PlanBudget(max_attempts=7)),
     ],
 )
 def test_bounds_that_a_text_does_not_name_stay(root: Path, budget: str, expected: PlanBudget) -> None:
-    plan = stage(root, {"id": "one"}, plan={"budget": {"max_steps": 7, "max_cost_usd": 2}})
+    plan = stage(root, {"id": "one"}, plan={"budget": {"max_attempts": 7, "max_cost_usd": 2}})
     source = f"id: p\n{budget}steps:\n  - {{id: one}}\n  - {{id: two}}\n"
     revised = plan.call("revise_plan", RevisePlanRequest(scope=plan.scope, source=source))
     assert revised.problem == ""

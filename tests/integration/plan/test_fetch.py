@@ -33,7 +33,7 @@ def fetch(
     folder: Path, site: FakeSite, *paths: str, values: dict[str, Any] | None = None, **options: Any
 ) -> RunnerResult:
     urls: Any = [site.url(path) for path in paths] if values is None else "${collect.sources}"
-    step = {"title": "retry idempotent methods", "fetch": {"urls": urls, **options}}
+    step = {"title": "retry idempotent methods", "http": {"urls": urls, **options}}
     return FetchRunner().run(work_for(folder, step, plan={"policy": {"network": [site.authority]}}, values=values))
 
 
@@ -133,7 +133,7 @@ def test_slow_site_ends_with_the_time_of_the_attempt_and_the_next_goes_on(tmp_pa
     urls = [site.url(path) for path in ("/tea", "/slow", "/retries")]
 
     def within(seconds: float) -> RunnerResult:
-        step = {"fetch": {"urls": urls, "at_least": 3}, "timeout_s": seconds}
+        step = {"http": {"urls": urls, "at_least": 3}, "timeout_s": seconds}
         return FetchRunner().run(work_for(tmp_path, step, plan={"policy": {"network": [site.authority]}}))
 
     first = within(3)
@@ -148,7 +148,7 @@ def test_slow_site_ends_with_the_time_of_the_attempt_and_the_next_goes_on(tmp_pa
 def test_cancelled_fetch_keeps_what_it_has_and_is_not_complete(tmp_path: Path, site: FakeSite) -> None:
     work = work_for(
         tmp_path,
-        {"fetch": {"urls": [site.url("/tea"), site.url("/retries")]}},
+        {"http": {"urls": [site.url("/tea"), site.url("/retries")]}},
         plan={"policy": {"network": [site.authority]}},
         cancelled=lambda: bool(WebCache(state_folder(tmp_path)).find(site.url("/tea"))),
     )
@@ -160,7 +160,7 @@ def test_cancelled_fetch_keeps_what_it_has_and_is_not_complete(tmp_path: Path, s
 
 def test_cached_copy_of_a_host_that_is_no_longer_listed_is_not_used(tmp_path: Path, site: FakeSite) -> None:
     fetch(tmp_path, site, "/tea")
-    work = work_for(tmp_path, {"fetch": {"urls": site.url("/tea")}})
+    work = work_for(tmp_path, {"http": {"urls": site.url("/tea")}})
     done = FetchRunner().run(work)
     assert done.failure is not None
     assert done.failure.failure_class is FailureClass.POLICY
@@ -175,7 +175,7 @@ def test_bytes_that_are_no_text_are_kept_but_not_read(tmp_path: Path, site: Fake
 
 def test_preview_says_what_would_be_asked(tmp_path: Path, site: FakeSite) -> None:
     fetch(tmp_path, site, "/tea")
-    work = work_for(tmp_path, {"fetch": {"urls": [site.url("/tea"), site.url("/retries")]}})
+    work = work_for(tmp_path, {"http": {"urls": [site.url("/tea"), site.url("/retries")]}})
     assert FetchRunner().preview(work) == f"cached {site.url('/tea')}\nfetch  {site.url('/retries')}"
     assert len(site.visits) == 1
 

@@ -194,7 +194,7 @@ policy:
   shell_network: true
   approve: []
   commands: [{match: "**", verdict: allow}]
-budget: {max_cost_usd: 1000, max_steps: 15000, max_wall_s: 60}
+budget: {max_cost_usd: 1000, max_attempts: 15000, max_wall_s: 60}
 """
         server.queue(plans(GOOD + loose))
         _, work = opened(root, writer(server, write=("a.txt",), max_cost_usd=2.0))
@@ -207,7 +207,7 @@ budget: {max_cost_usd: 1000, max_steps: 15000, max_wall_s: 60}
         assert judge(plan.policy, step, Acts(paths=(".env",))).verdict is Verdict.DENY
         assert plan.policy.network == ()
         assert not plan.policy.shell_network
-        assert (plan.budget.max_cost_usd, plan.budget.max_steps, plan.budget.max_wall_s) == (2.0, 1_000, 60)
+        assert (plan.budget.max_cost_usd, plan.budget.max_attempts, plan.budget.max_wall_s) == (2.0, 1_000, 60)
 
     def test_prompt_begins_with_its_stable_part(self, root: Path, server: ModelServer) -> None:
         server.queue(plans(GOOD))

@@ -50,8 +50,8 @@ def plan_on(site: FakeSite) -> Plan:
                     "id": "read",
                     "needs": ["links"],
                     "title": "retry idempotent requests",
-                    "fetch": {"urls": "${links.json}", "at_least": 2},
-                    "expect": ["len(${outputs.documents}) == 2", "documents are primary sources"],
+                    "http": {"urls": "${links.json}", "at_least": 2},
+                    "expect": ["len(${outputs.documents}) == 2", {"prose": "documents are primary sources"}],
                 },
                 {"id": "find", "needs": ["read"], "search": {"query": "${plan.topic}", "where": "cache", "limit": 3}},
                 {

@@ -66,7 +66,7 @@ def test_same_question_gives_the_same_hits(project: Path) -> None:
 def test_cached_documents_are_found_by_title_and_text(project: Path) -> None:
     with FakeSite({"/rfc": html("Retry-After", "A server tells when to come back.")}) as site:
         fetching = work_for(
-            project, {"fetch": {"urls": site.url("/rfc")}}, plan={"policy": {"network": [site.authority]}}
+            project, {"http": {"urls": site.url("/rfc")}}, plan={"policy": {"network": [site.authority]}}
         )
         assert FetchRunner().run(fetching).failure is None
         url = site.url("/rfc")

@@ -124,7 +124,7 @@ def _step(draw: st.DrawFn, place: int, before: list[str], hypotheses: tuple[str,
         "outputs": {"result": "file:result.txt"},
         "timeout_s": draw(SECONDS),
         "retry": draw(st.sampled_from([{}, {"attempts": 1}, {"attempts": 5, "initial_s": 0.0}])),
-        "expect": draw(st.lists(st.sampled_from(["It is done", "${exit_code} == 0", ">= 2 sources"]), max_size=2)),
+        "expect": draw(st.lists(st.sampled_from([{"prose": "It is done"}, "${status} == 'completed'"]), max_size=2)),
         "risks": draw(st.lists(WORDS, max_size=2)),
         "access": draw(st.sampled_from([None, "none", "reads", "writes"])),
         **draw(_action(depth, hypotheses)),
@@ -134,9 +134,9 @@ def _step(draw: st.DrawFn, place: int, before: list[str], hypotheses: tuple[str,
     elif len(needs) > 1 and draw(st.booleans()):
         step["join"] = "any"
     if hypotheses and draw(st.booleans()):
-        step["evidence"] = [{"hypothesis": hypotheses[0], "when": "${exit_code} == 0", "note": draw(WORDS)}]
+        step["evidence"] = [{"hypothesis": hypotheses[0], "when": "${status} == 'completed'", "note": draw(WORDS)}]
     if draw(st.booleans()):
-        step["failure_modes"] = [{"name": draw(WORDS), "detect": "${exit_code} == 5", "recover": "skip"}]
+        step["failure_modes"] = [{"name": draw(WORDS), "detect": "${status} == 'failed'", "recover": "skip"}]
     if needs:
         step["_reads"] = needs[0]
     return step
@@ -145,8 +145,8 @@ def _step(draw: st.DrawFn, place: int, before: list[str], hypotheses: tuple[str,
 @st.composite
 def _action(draw: st.DrawFn, depth: int, hypotheses: tuple[str, ...]) -> dict[str, Any]:
     name = draw(
-        st.sampled_from(["shell", "shell", "shell", "none", "edit", "git", "http", "fetch", "search", "model", "gate"]
-                        + ["checkpoint", "episode"] + (["subplan", "branch"] if depth < 3 else []))
+        st.sampled_from(["shell", "shell", "shell", "none", "edit", "git", "http", "documents", "search", "model"]
+                        + ["gate", "checkpoint", "episode"] + (["subplan", "branch"] if depth < 3 else []))
     )  # fmt: skip
     if name == "none":
         return {}
@@ -160,18 +160,22 @@ def _action(draw: st.DrawFn, depth: int, hypotheses: tuple[str, ...]) -> dict[st
         "edit": st.builds(dict, files=st.just([{"path": "a.txt", "search": "x", "replace": "y"}])),
         "git": st.builds(dict, commit=st.just("feat(${plan}): ${title}")),
         "http": st.builds(dict, url=st.just("http://127.0.0.1/"), body=VALUES),
-        "fetch": st.builds(dict, urls=st.sampled_from(["http://127.0.0.1/", ["http://127.0.0.1/a"]])),
-        "search": st.builds(dict, query=WORDS, limit=st.integers(1, 20)),
-        "model": st.builds(dict, prompt=LINES, schema=st.sampled_from([None, {"type": "object"}])),
+        "documents": st.builds(dict, urls=st.sampled_from(["http://127.0.0.1/", ["http://127.0.0.1/a"]])),
+        "search": st.builds(dict, query=WORDS.map(lambda text: f"find {text}"), limit=st.integers(1, 20)),
+        "model": st.builds(
+            dict, prompt=LINES.map(lambda text: f"Say {text}"), schema=st.sampled_from([None, {"type": "object"}])
+        ),
         "gate": st.builds(
             dict,
             checks=st.lists(st.sampled_from([{"command": "true"}, {"prose": "Looks right"}]), min_size=1, max_size=2),
             approval=st.sampled_from([None, {"role": "lead", "count": 2}]),
         ),
         "checkpoint": st.builds(dict, name=WORDS),
-        "episode": st.builds(dict, goal=LINES, definition_of_done=st.just(["make test"])),
+        "episode": st.builds(
+            dict, goal=LINES.map(lambda text: f"Do {text}"), definition_of_done=st.just(["make test"])
+        ),
     }
-    return {name: draw(simple[name])} | ({"kind": "gate"} if name == "gate" else {})
+    return {"http" if name == "documents" else name: draw(simple[name])} | ({"kind": "gate"} if name == "gate" else {})
 
 
 def errors_of(plan: Plan) -> list[str]:

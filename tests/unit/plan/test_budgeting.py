@@ -17,7 +17,7 @@ BUDGETS = st.builds(
     max_cost_usd=COSTS,
     max_tokens=COUNTS,
     max_api_calls=COUNTS,
-    max_steps=st.integers(1, 20_000),
+    max_attempts=st.integers(1, 20_000),
     max_depth=st.integers(1, 16),
     max_fan_out=st.integers(1, 2_500),
     max_revisions=st.integers(1, 100),
@@ -34,19 +34,19 @@ def higher(one: float | None, other: float | None) -> bool:
 
 @given(BUDGETS, BUDGETS)
 def test_text_states_the_bounds_that_it_names_and_leaves_the_others(new: PlanBudget, before: PlanBudget) -> None:
-    named = PlanBudget.model_validate({"max_cost_usd": new.max_cost_usd, "max_steps": new.max_steps})
+    named = PlanBudget.model_validate({"max_cost_usd": new.max_cost_usd, "max_attempts": new.max_attempts})
     assert bounds(merge_stated(named, before)) == {
         **bounds(before),
         "max_cost_usd": new.max_cost_usd,
-        "max_steps": new.max_steps,
+        "max_attempts": new.max_attempts,
     }
     assert merge_stated(PlanBudget(), before) == before
 
 
 def test_bound_is_lifted_only_by_a_text_that_says_so() -> None:
-    before = PlanBudget(max_cost_usd=2.0, max_steps=50)
+    before = PlanBudget(max_cost_usd=2.0, max_attempts=50)
     assert merge_stated(PlanBudget.model_validate({"max_cost_usd": None}), before).max_cost_usd is None
-    assert merge_stated(PlanBudget.model_validate({"max_steps": 20_000}), before).max_steps == 20_000
+    assert merge_stated(PlanBudget.model_validate({"max_attempts": 20_000}), before).max_attempts == 20_000
 
 
 @given(BUDGETS, BUDGETS)
@@ -73,12 +73,12 @@ def test_planner_raises_no_bound(in_force: PlanBudget, before: PlanBudget, after
 
 @pytest.mark.parametrize(
     ("by_person", "expected"),
-    [(True, PlanBudget(max_cost_usd=12.0, max_steps=40)), (False, PlanBudget(max_cost_usd=12.0, max_steps=30))],
+    [(True, PlanBudget(max_cost_usd=12.0, max_attempts=40)), (False, PlanBudget(max_cost_usd=12.0, max_attempts=30))],
 )
 def test_newest_word_counts_also_after_a_top_up(by_person: bool, expected: PlanBudget) -> None:
-    in_force = PlanBudget(max_cost_usd=15.0, max_steps=30)
-    before = PlanBudget(max_cost_usd=10.0, max_steps=20)
-    after = PlanBudget(max_cost_usd=12.0, max_steps=40)
+    in_force = PlanBudget(max_cost_usd=15.0, max_attempts=30)
+    before = PlanBudget(max_cost_usd=10.0, max_attempts=20)
+    after = PlanBudget(max_cost_usd=12.0, max_attempts=40)
     assert carry_over_bounds(in_force, before, after, by_person=by_person) == expected
 
 

@@ -30,7 +30,7 @@ budgets = st.builds(
     max_wall_s=bounds,
     max_cost_usd=bounds,
     max_tokens=st.one_of(st.none(), st.integers(0, 10**6)),
-    max_steps=st.integers(1, 20_000),
+    max_attempts=st.integers(1, 20_000),
     max_depth=st.integers(1, 16),
     max_fan_out=st.integers(1, 2_500),
     max_revisions=st.integers(1, 100),
@@ -68,7 +68,7 @@ def test_command_of_a_model_runs_only_where_it_is_listed(command: str, verdict: 
 
 def test_steps_within_steps_are_marked_too() -> None:
     inner = [shell("x", "make x"), shell("y", "ls")]
-    ways = [{"name": "a", "steps": inner}, {"name": "b", "steps": [{"id": "f", "fetch": {"urls": ["https://a.org"]}}]}]
+    ways = [{"name": "a", "steps": inner}, {"name": "b", "steps": [{"id": "f", "http": {"urls": ["https://a.org"]}}]}]
     sub = marked(Step.model_validate({"id": "s", "subplan": {"steps": inner}}), CAUTION)
     split = marked(Step.model_validate({"id": "b", "branch": {"alternatives": ways}}), CAUTION)
     assert sub.subplan is not None

@@ -272,10 +272,10 @@ def test_a_failure_is_shown_with_its_answers() -> None:
 
 
 def test_a_reached_bound_is_shown_with_what_raises_it() -> None:
-    title = "5 attempts were started, max_steps is 5"
+    title = "5 attempts were started, max_attempts is 5"
     asked = Question(id="q1", kind=QuestionKind.BUDGET, title=title, options=(Choice(name="extend"),))
     todo = todo_lines(PlanStatus(plan_id="p1", status="paused", questions=(asked,)))
-    assert "  tightloop top-up p1 --steps 100" in todo
+    assert "  tightloop top-up p1 --attempts 100" in todo
     assert "  tightloop answer p1 extend" in todo
 
 

@@ -37,9 +37,9 @@ def test_wrong_word_is_refused_with_a_sentence(read, value, sentence):
 
 def test_top_up_raises_bounds_and_leaves_unbounded_what_is_unbounded():
     budget = PlanBudget(max_cost_usd=1.0, max_wall_s=60)
-    raised = read_plan_top_up({"cost_usd": 2, "wall_minutes": 1, "tokens": 5, "steps": 10}).applied(budget)
+    raised = read_plan_top_up({"cost_usd": 2, "wall_minutes": 1, "tokens": 5, "attempts": 10}).applied(budget)
     assert (raised.max_cost_usd, raised.max_wall_s, raised.max_tokens) == (3.0, 120.0, None)
-    assert raised.max_steps == budget.max_steps + 10
+    assert raised.max_attempts == budget.max_attempts + 10
 
 
 def test_progress_of_a_plan_goes_round_as_json():
@@ -51,7 +51,7 @@ def test_progress_of_a_plan_goes_round_as_json():
         answers={"g": (Answer(question="q1", option="approve", by="ada"),)},
         asked=1,
         wanted=["d"],
-        budget=PlanBudget(max_steps=7),
+        budget=PlanBudget(max_attempts=7),
         spent=PlanSpent(attempts=3),
         cancel="enough",
     )
@@ -81,10 +81,10 @@ def test_unreadable_input_becomes_a_problem_in_place_of_an_error():
 
 
 def test_bounds_that_are_reached_are_extended_by_what_the_plan_states():
-    stated = PlanBudget(max_steps=10, max_cost_usd=0.5, max_tokens=100)
+    stated = PlanBudget(max_attempts=10, max_cost_usd=0.5, max_tokens=100)
     spent = PlanSpent(attempts=12, cost_usd=0.5, tokens=99)
     raised = extended(stated, stated, spent, depth=6, fan_out=300)
-    assert (raised.max_steps, raised.max_cost_usd, raised.max_tokens) == (22, 1.0, 100)
+    assert (raised.max_attempts, raised.max_cost_usd, raised.max_tokens) == (22, 1.0, 100)
     assert (raised.max_depth, raised.max_fan_out) == (6, 300)
     assert extended(raised, stated, spent) == raised
 

@@ -14,7 +14,7 @@ plan tidy "Tidy \\"the\\" client"
   definition_of_done:
     - make test
 
-task lint "Lint" kind:validate using:shell
+task lint "Lint" kind:validate
   needs: build docs
   input:
     level: strict

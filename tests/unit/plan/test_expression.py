@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tightloop.errors import ExpressionError, ReferenceMissingError
-from tightloop.plan.language.expression import looks_like_expression, parse_expression
+from tightloop.plan.language.expression import parse_expression
+from tightloop.plan.language.nearest import nearest_expression
 
 VALUES: dict[str, Any] = {
     "exit_code": 5,
@@ -73,7 +74,7 @@ def test_expression_has_the_value_that_a_reader_expects(text: str, expected: Any
         ("${a b}", 1, "not a reference"),
         ("1 == ${open", 6, "closing brace"),
         ("${exit_code}.real", 1, "value['field']"),
-        ("().__class__", 1, "not allowed"),
+        ("().__class__", 1, "a field is not read with a dot"),
         ("__import__('os')", 1, "function '__import__' is unknown"),
         ("(lambda: 1)()", 1, "function '?' is unknown"),
         ("[x for x in ${collect.sources}]", 1, "fields of all items"),
@@ -81,7 +82,7 @@ def test_expression_has_the_value_that_a_reader_expects(text: str, expected: Any
         ("matches('a', '(?=b)')", 1, "look-around"),
         ("len(1, 2)", 1, "takes 1"),
         ("1 is 1", 1, "write =="),
-        ("1 | 2", 1, "BitOr"),
+        ("1 | 2", 1, "the operator | is not allowed"),
         ("f'x'", 1, "operator is missing"),
         ("'a' 'b'", 5, "not an expression"),
         ("'open", 1, "closing quote"),
@@ -91,7 +92,7 @@ def test_expression_has_the_value_that_a_reader_expects(text: str, expected: Any
         ("x" * 2001, 2000, "2000 characters"),
         ("b'x' == 1", 1, ""),
         ("exists(1)", 1, "needs a reference"),
-        ("max(*${collect.sources})", 5, "Starred"),
+        ("max(*${collect.sources})", 5, "not a part of expressions"),
         ("1 < 2 <", 7, "not an expression"),
     ],
 )
@@ -143,23 +144,34 @@ def test_pattern_that_would_hang_a_backtracking_engine_is_quick() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "meant"),
     [
-        ("backwards compatible", False),
-        (">= 5 canonical sources", False),
-        ("fast and safe", False),
-        ("everything is green", False),
-        ("don't break the build", False),
-        ("costs $${5}", False),
-        ("exit_code == 0", True),
-        ("1 < 2", True),
-        ("len(x)", True),
-        ("true", True),
-        ("every ${collect.sources} has a title", True),
+        ("exit code is 0", "Write `${exit_code} == 0`"),
+        ("$exit_code = 0", "Write `${exit_code} == 0`"),
+        ("exit_code == 0", "Write `${exit_code} == 0`"),
+        ("the exit code must be zero", "Write `${exit_code} == 0`"),
+        ("$? -eq 0", "Write `${exit_code} == 0`"),
+        ("{{ exit_code }} == 0", "Write `${exit_code} == 0`"),
+        ("'${exit_code} == 0'", "Write `${exit_code} == 0`"),
+        ("exit_code = 0 && outputs.rows > 3", "Write `${exit_code} == 0 and ${outputs.rows} > 3`"),
+        ("outputs.rows is at least 5", "Write `${outputs.rows} >= 5`"),
+        ("status is completed", "Write `${status} == 'completed'`"),
+        ("!outputs.ok", "Write `not ${outputs.ok}`"),
+        ("stdout contains 'done'", "Write `'done' in ${outputs.stdout}`"),
+        ("os.path.exists('x')", "Expressions do not see files: test it in a command (`test -e x`)"),
+        ("every source has a title", "or `prose: ...` for what only a person can judge"),
+        (">= 5 canonical sources", "or `prose: ...` for what only a person can judge"),
     ],
 )
-def test_prose_is_told_from_expressions(text: str, expected: bool) -> None:
-    assert looks_like_expression(text) is expected
+def test_a_text_that_is_not_an_expression_is_answered_with_the_nearest_one(text: str, meant: str) -> None:
+    assert meant in nearest_expression(text)
+
+
+@given(st.text(max_size=80) | st.text("is exit_code=!&|${}0 '.<>", max_size=80))
+def test_what_is_suggested_can_be_read(text: str) -> None:
+    said = nearest_expression(text)
+    if said.startswith("Write `"):
+        assert parse_expression(said.removeprefix("Write `").removesuffix("`")).references
 
 
 @given(st.text(alphabet="${}()[]'\"\\ab1.,+-*/<>=! \nǃandortif", max_size=60))

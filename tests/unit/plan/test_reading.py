@@ -46,11 +46,9 @@ def test_an_unknown_form_is_refused() -> None:
 def test_the_text_form_holds_for_yaml_json_and_the_dsl_alike() -> None:
     as_yaml = "id: p\nsteps:\n- {id: a, shell: {run: make}}\n- {id: b, needs: [a]}\n"
     as_json = '{"id": "p",\n\t"steps": [{"id": "a", "shell": {"run": "make"}}, {"id": "b", "needs": ["a"]}]}'
-    as_dsl = "# a comment\nplan p\n\ntask a using:shell  # built\n  run: make\ntask b\n  needs: a\n"
+    as_dsl = "# a comment\nplan p\n\ntask a  # built\n  run: make\ntask b\n  needs: a\n"
     first, second, third = (read_plan(text).plan for text in (as_yaml, as_json, as_dsl))
-    assert first == second
-    assert third.steps[0].using is Capability.SHELL
-    assert third.steps[1] == first.steps[1]
+    assert first == second == third
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in SEEDS.iterdir()))
@@ -142,7 +140,7 @@ steps:
 - id: g
   kind: gate
   needs: a
-  checks: ["${a.exit_code} == 0", {command: make check}, "backwards compatible"]
+  checks: ["${a.exit_code} == 0", {command: make check}, {prose: backwards compatible}]
   gate: {approval: lead}
 """
     gate = read_plan(text).plan.steps[1].gate
@@ -161,10 +159,10 @@ def test_other_names_durations_and_bare_texts_are_understood() -> None:
 id: p
 budget: {timeMin: 2, costUSD: 1}
 steps:
-- {id: a, shell: make, timeout: 2m, on_failure: b, using: shell, watchdog: {after_s: 1h}}
+- {id: a, shell: make, timeout: 2m, on_failure: b, watchdog: {after_s: 1h}}
 - {id: b, dependsOn: a, model: "Say why", on_success: "c, d"}
 - {id: c, rollback: make clean, command: make}
-- {id: d, using: search, run: quic, budget: {timeMin: 30, costUSD: 1}}
+- {id: d, search: quic, budget: {timeMin: 30, costUSD: 1}}
 """
     plan = read_plan(text).plan
     assert (plan.budget.max_wall_s, plan.budget.max_cost_usd) == (120.0, 1.0)
@@ -225,14 +223,21 @@ steps:
             "p.yaml:3:17: 'kind' is 'reserch' in step 'a'. Did you mean 'research'?",
         ),
         (
-            "id: p\nsteps:\n- {id: a, using: shel}\n",
-            "p.yaml:3:18: 'using' is 'shel' in step 'a'. Did you mean 'shell'?",
+            "id: p\nsteps:\n- {id: a, using: shell}\n",
+            "p.yaml:3:11: unknown field 'using' in step 'a'. Remove it and name the action: `shell: make`",
+        ),
+        (
+            "id: p\nbudget: {max_steps: 5}\nsteps:\n- {id: a, fetch: http://x}\n",
+            "p.yaml:2:10: unknown field 'max_steps'. Write `max_attempts`.\np.yaml:4:11: unknown field 'fetch' in step 'a'.",
         ),
         (
             "id: p\nsteps:\n- id: a\n  shell:\n    runn: x\n    run: y\n",
             "p.yaml:5:5: unknown field 'runn' in step 'a'. Did you mean 'run'?",
         ),
-        ("id: p\nsteps:\n- id: a\n  http: {method: GET}\n", "p.yaml:4:3: 'url' is missing in step 'a'. Add `url:`."),
+        (
+            "id: p\nsteps:\n- id: a\n  model: {model: x}\n",
+            "p.yaml:4:3: 'prompt' is missing in step 'a'. Add `prompt:`.",
+        ),
         (
             "id: p\nsteps:\n- {id: a, timeout_s: soon}\n",
             "p.yaml:3:22: 'timeout_s' must be a valid number, unable to parse string as a number, not 'soon'",

@@ -125,7 +125,7 @@ def test_no_failure_is_retried_when_its_attempts_are_used_up(
 @pytest.mark.parametrize(
     ("budget", "spent", "words"),
     [
-        (PlanBudget(max_steps=5), PlanSpent(attempts=5), "5 attempts of steps were started, max_steps is 5"),
+        (PlanBudget(max_attempts=5), PlanSpent(attempts=5), "5 attempts of steps were started, max_attempts is 5"),
         (PlanBudget(max_cost_usd=1.5), PlanSpent(cost_usd=1.75), "1.75 USD were spent, max_cost_usd is 1.5"),
         (PlanBudget(max_tokens=10), PlanSpent(tokens=11), "11 tokens were used, max_tokens is 10"),
         (PlanBudget(max_api_calls=0), PlanSpent(), "0 API calls were made, max_api_calls is 0"),
@@ -143,7 +143,7 @@ def test_a_breaker_says_what_was_spent_of_what_and_how_to_go_on(
 
 def test_nothing_breaks_within_the_bounds() -> None:
     spent = PlanSpent(attempts=4, cost_usd=0.5, tokens=9, api_calls=9, wall_time=timedelta(seconds=59), revisions=9)
-    budget = PlanBudget(max_steps=5, max_cost_usd=1, max_tokens=10, max_api_calls=10, max_wall_s=60)
+    budget = PlanBudget(max_attempts=5, max_cost_usd=1, max_tokens=10, max_api_calls=10, max_wall_s=60)
     assert find_breach(budget, spent, depth=4) is None
     assert find_revisions_breach(budget, spent) is None
     assert find_fan_out_breach(PLAIN, 100, budget) is None

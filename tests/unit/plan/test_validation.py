@@ -67,17 +67,12 @@ def test_valid_plans_are_valid_in_every_form(plan: Plan) -> None:
             "p:3:23: 'for_each' of 'a-*' is 'some', which is neither a list nor one reference.",
         ),
         (
-            "- {id: a, using: git, shell: {run: x}}",
-            "p:3:18: 'a' uses git, but its action is `shell`. Write `using: shell`, or remove it.",
-        ),
-        ("- {id: a, using: fetch}", "p:3:18: 'a' uses fetch but has no action. Add `fetch:`."),
-        (
             "- {id: a, shell: {run: x}, search: {query: y}}",
             "p:3:28: 'a' has more than one action: `shell` and `search`.",
         ),
         ("- {id: a, kind: decision}", "p:3:17: 'a' is of kind decision but has no `decision:`."),
         ("- {id: a, kind: model}", "p:3:17: warning: 'a' is of kind model but has no `model:`."),
-        ("- {id: a, shell: {run: ' '}}", "p:3:11: 'a' runs an empty command."),
+        ("- {id: a, shell: {run: ' '}}", "p:3:25: 'a' runs an empty command."),
         ("- {id: a, timeout_s: inf}", "p:3:22: 'timeout_s' of 'a' is inf s; the maximum is 1e+09 s."),
         ("- {id: a, edit: {}}", "p:3:11: 'a' must have either `files` or `diff`."),
         (
@@ -103,7 +98,7 @@ def test_valid_plans_are_valid_in_every_form(plan: Plan) -> None:
             "p:3:27: check 1 of gate 'a' has command and prose. Give it exactly one of command, invariant",
         ),
         (
-            "- {id: a, gate: {checks: [looks good]}}",
+            "- {id: a, gate: {checks: [{prose: looks good}]}}",
             "p:3:11: warning: gate 'a' has a check that only a person can make",
         ),
         ("- {id: a, http: {url: 'http://x'}}", "p:3:11: 'a' asks the network, but the policy allows no host."),
@@ -138,6 +133,82 @@ def test_valid_plans_are_valid_in_every_form(plan: Plan) -> None:
 )
 def test_what_makes_no_sense_is_told_with_its_place(steps: str, message: str) -> None:
     assert message in told(steps)
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("network: ['https://a.org/x']", "p:3:21: 'https://a.org/x' is an address, not a host. Write `a.org`."),
+        ("network: ['http://a.org:8080/x']", "Write `a.org:8080`."),
+        ("network: [a.org/x]", "'a.org/x' does not name a host. Write a host such as `a.org`, or `host:port`."),
+        ("network: ['*']", "'*' does not name a host. Write a host such as `*.example.org`"),
+        ("network: ['a.org:99999']", "'a.org:99999' has a port that does not exist. Ports are from 1 to 65535."),
+        ("network: ['*.a.org:80']", "'*.a.org:80' never fits"),
+        ("write: [../x]", "p:3:18: the pattern '../x' lies outside of the tree. Write it from the root of the tree"),
+        ("write: [/src/**]", "the pattern '/src/**' lies outside of the tree."),
+        ("write: ['src/{a,b}/**']", "has braces, which are not read. Write `src/a/**`, `src/b/**`."),
+        ("write: ['a//b']", "the pattern 'a//b' covers no path. Write `a/b`."),
+        ("write: ['']", "the pattern '' covers no path. Write `**` for all files."),
+        ("protect: ['!x']", "the pattern '!x' excludes nothing."),
+        ("approve: [deplyo]", "nobody would be asked. Did you mean 'deploy'?"),
+        ("approve: [riksy]", "nobody would be asked. Did you mean 'risky'?"),
+        ("commands: [{match: 'git push | cat'}]", "matches no command: each command of a script is judged by itself."),
+        ("commands: [{match: ' '}]", "rule 1 matches no command."),
+    ],
+)
+def test_a_policy_that_means_something_else_is_refused(policy: str, message: str) -> None:
+    read = read_plan(f"id: p\nsteps: [{{id: a, run: x, labels: [risky]}}]\npolicy: {{{policy}}}\n", name="p")
+    assert message in "\n".join(str(problem) for problem in validate(read))
+
+
+def test_hosts_patterns_and_words_that_mean_something_are_accepted() -> None:
+    head = """policy:
+  network: [example.org, "*.example.org", "127.0.0.1:8080", localhost, "[::1]:80", my_host]
+  write: ["**", "src/**/*.py", ./docs/, "app/[id].tsx"]
+  approve: [deploy, shell, gate, risky]
+  commands: [{match: "git push **"}, {match: "env PYTHONPATH=src", verdict: allow}]"""
+    assert (
+        told("- {id: a, run: x, labels: [risky]}\n- {id: b, needs: a, http: 'https://example.org/${a.stdout}'}", head)
+        == ""
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (
+            "http: {url: 'https://b.org/'}",
+            "p:3:24: 'a': policy.network does not list b.org:443, which 'https://b.org/'",
+        ),
+        (
+            "http: {urls: ['https://a.org', 'ftp://a.org']}",
+            "p:3:43: 'a': 'ftp://a.org' is not an http or https address.",
+        ),
+        ("http: {url: 'https://b.org/${seed}'}", "Add 'b.org' to allow it."),
+        ("http: {method: GET}", "'a': `http` must have either `url` or `urls`."),
+        (
+            "http: {url: 'https://a.org', at_least: 2}",
+            "'a': `at_least` is for `urls` only. Remove it, or write `urls:`.",
+        ),
+        ("http: {urls: 'https://a.org', method: POST}", "'a': `method` is for `url` only."),
+        ("http: {url: 'https://a.org', method: GETT}", "'a': 'GETT' is not a method. Known: GET, HEAD, POST"),
+        (
+            "http: {url: 'https://a.org', secret_headers: {Authorization: Bearer x}}",
+            "must name a variable of the worker",
+        ),
+        ("edit: {files: [{path: /etc/x, content: y}]}", "'a': '/etc/x' is absolute, but steps see the tree only."),
+        ("edit: {files: [{path: .git/config, content: y}]}", "lies in `.git`, which no step may touch."),
+        ("shell: {run: x, folder: ../..}", "'a': '../..' leaves the tree."),
+        ("shell: {run: x, environment: {A-B: x}}", "'a': 'A-B' is not a name for a variable"),
+        ("run: x, outputs: {o: 'file:../x'}", "p:3:33: 'a': '../x' leaves the tree."),
+        ("subplan: /tmp/x.yaml", "'a': '/tmp/x.yaml' is absolute"),
+        ("search: {query: x, paths: [../x]}", "'a': the pattern '../x' lies outside of the tree."),
+        ("search: {query: ' '}", "'a' searches for nothing."),
+        ("episode: {goal: x, definition_of_done: [' ']}", "'a' has a check without a command."),
+    ],
+)
+def test_literal_values_are_judged_before_anything_runs(step: str, message: str) -> None:
+    assert message in told(f"- {{id: a, {step}}}", "policy: {network: [a.org]}")
 
 
 CHOICE = """
@@ -198,7 +269,32 @@ def test_success_and_failure_of_one_step_are_exclusive_too() -> None:
         ("- {id: a, shell: {run: 'echo ${status}'}}", "p:3:30: '${status}' is the step's own result"),
         ("- {id: a, shell: {run: 'echo ${inputs.x}'}}", "p:3:30: 'a' has no input 'x'. Declare it."),
         ("- {id: a, shell: {run: 'echo ${plan.x}'}}", "p:3:30: the plan has no input 'x' (in 'a'). Declare it."),
-        ("- {id: a, failure_modes: [{name: m, detect: it is slow}]}", "p:3:45: warning: 'detect' of 'a' is prose"),
+        (
+            "- {id: a, failure_modes: [{name: m, detect: it is slow}]}",
+            "p:3:45: expression 'it is slow' of 'a': 'is' is not allowed: write == or !=. Write an expression such as",
+        ),
+        (
+            "- {id: a, shell: {run: x}, expect: [exit code is 0]}",
+            "p:3:42: expression 'exit code is 0' of 'a': this is not an expression. Write `${exit_code} == 0`.",
+        ),
+        ("- {id: a, shell: {run: x}, expect: ['$exit_code = 0']}", "Write `${exit_code} == 0`."),
+        (
+            "- {id: a, shell: {run: x}, preconditions: [\"os.path.exists('x')\"]}",
+            "Expressions do not see files: test it in a command (`test -e x`)",
+        ),
+        (
+            "- {id: a, shell: {run: x}, expect: [\"'exit code is 0'\"]}",
+            "p:3:38: ''exit code is 0'' of 'a' looks at nothing, so it says the same after every attempt. Write",
+        ),
+        ("- {id: a, gate: {checks: [looks good]}}", "p:3:33: expression 'looks good' of 'a'"),
+        (
+            "- {id: a, search: {query: x}, expect: ['${exit_code} == 0']}",
+            "p:3:41: 'a' has no exit code: only `shell` has one. Look at `${status}`",
+        ),
+        ("- {id: a, shell: {run: '${b c} ${d}}'}}", "p:3:25: text '${b c} ${d}}' of 'a': '${b c}' is not a reference"),
+        ("- {id: a, shell: {run: '${b c} ${d}}'}}", "p:3:32: '${d}' names neither a step nor a value"),
+        ("- id: a\n  run: |\n    make\n    echo ${b c} ${d e}", "p:6:10: text"),
+        ("- id: a\n  run: |\n    make\n    echo ${b c} ${d e}", "p:6:17: text"),
         (
             "- {id: a, gate: {checks: [{invariant: '${b.stdout} == 1'}]}}\n- {id: b, shell: {run: x}}",
             "p:3:40: '${b.stdout}' is read, but 'a' does not need 'b'.",

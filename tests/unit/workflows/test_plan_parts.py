@@ -119,16 +119,16 @@ async def test_gate_waits_for_two_people_and_their_answers_go_to_the_step() -> N
 
 
 async def test_resume_ends_the_pause_and_says_that_the_budget_needs_a_decision() -> None:
-    parts = Parts(budget={"max_steps": 1})
+    parts = Parts(budget={"max_attempts": 1})
     parts.handlers.pause("lunch")
     parts.handlers.pause("again")
-    parts.questions.pause(QuestionKind.BUDGET, "max_steps is 1")
+    parts.questions.pause(QuestionKind.BUDGET, "max_attempts is 1")
     await parts.handlers.resume({"note": "extend", "by": "ada"})
     assert [question.kind for question in parts.waiting.waiting] == [QuestionKind.BUDGET]
     assert parts.context.progress.timeline[-1].detail == "budget needs a decision: extend, cancel"
     parts.context.progress.spent = parts.context.progress.spent.evolve(attempts=1)
     assert await parts.handlers.answer("extend") == "budget: extend"
-    assert parts.context.progress.budget == PlanBudget(max_steps=2)
+    assert parts.context.progress.budget == PlanBudget(max_attempts=2)
     assert not parts.questions.is_paused
 
 

@@ -15,7 +15,7 @@ from tightloop.value import shorten
 
 VALUE_CHARACTERS = 400
 _PLAN_FIELDS = ("labels", "owner", "created_at", "inputs", "assumptions", "risks", "memory", "seed")
-_OWN_LINE = frozenset({"id", "title", "description", "kind", "using", "access", "needs", "join"})
+_OWN_LINE = frozenset({"id", "title", "description", "kind", "access", "needs", "join"})
 
 
 def in_order(steps: Iterable[Step]) -> list[Step]:

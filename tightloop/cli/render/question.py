@@ -13,7 +13,7 @@ _TEXTS = {"done": "what I did", "failed": "why", "refused": "why", "deny": "why"
 """Options that say little without a text."""
 # By the name of the bound, which the title of the question quotes.
 _TOP_UPS = {
-    "max_steps": "--steps 100",
+    "max_attempts": "--attempts 100",
     "max_cost_usd": "--cost-usd 1",
     "max_tokens": "--tokens 100000",
     "max_api_calls": "--api-calls 100",

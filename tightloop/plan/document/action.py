@@ -55,24 +55,25 @@ class GitAction(Document):
     """Title; the text is generated from the plan's steps and becomes the output `pull_request`."""
 
 
-class HttpAction(Document):
-    """One request to a host that the policy allows."""
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
+
+class HttpAction(Document):
+    """Requests to hosts that the policy allows: either `url`, for one answer, or `urls`, for documents."""
+
+    url: str = ""
+    """Asked once, by `method`; results: `status`, `url`, `headers`, `body`, `size` and `json`."""
     method: str = "GET"
-    url: str
     headers: dict[str, str] = Field(default_factory=dict)
     secret_headers: dict[str, str] = Field(default_factory=dict)
     """Header -> environment variable of the worker that holds its value; `plans.secrets` says where each may go."""
     body: Any = None
     """Text is sent as it is, everything else as JSON."""
     expect_status: tuple[int, ...] = (200, 201, 202, 204)
-
-
-class FetchAction(Document):
-    """Documents into the cache, each with time, hash and where it came from. Result: `documents` (list)."""
-
-    urls: str | tuple[str, ...]
-    """URLs, or a reference to a list of them."""
+    """Every other status is a failure."""
+    urls: str | tuple[str, ...] = ()
+    """Documents for the cache, or a reference to a list of them; results: `documents`, each with time, hash and where
+    it came from, `texts`, `duplicates` and `failed`."""
     max_age_s: float = Field(default=86_400.0, ge=0)
     """A cached copy that is younger is used instead of a request."""
     at_least: int = Field(default=1, ge=0)

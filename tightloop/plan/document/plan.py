@@ -7,7 +7,7 @@ Every field is what a person writes; `tightloop/plan/text/spelling.py` lists the
 from enum import StrEnum
 from typing import Any
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from tightloop.episode.check import Check
 from tightloop.plan.document.policy import Policy
@@ -46,8 +46,9 @@ class PlanBudget(Document):
     max_cost_usd: float | None = Field(default=None, ge=0)
     max_tokens: int | None = Field(default=None, ge=0)
     max_api_calls: int | None = Field(default=None, ge=0)
-    """Calls of models, and HTTP requests of `http` and `fetch`."""
-    max_steps: int = Field(default=20_000, ge=1)
+    """Calls of models, and requests of `http`."""
+    # `max_steps` is what recorded histories hold; texts with that name are refused.
+    max_attempts: int = Field(default=20_000, ge=1, validation_alias=AliasChoices("max_attempts", "max_steps"))
     """Attempts of steps, of all kinds."""
     max_depth: int = Field(default=4, ge=1, le=16)
     """Plans within plans, this one included."""

@@ -35,7 +35,7 @@ class Policy(Document):
     """Glob patterns that no step may change; stronger than `write`."""
     commands: tuple[CommandRule, ...] = ()
     network: tuple[str, ...] = ()
-    """Hosts (`*.example.org`, `127.0.0.1:8080`) that `http` and `fetch` may ask; empty: none."""
+    """Hosts (`*.example.org`, `127.0.0.1:8080`) that `http` may ask; empty: none."""
     shell_network: bool = False
     """Shell steps see the network, where the sandbox's settings allow it too."""
     # Matched against kind, capability and labels, so that one word covers all three.

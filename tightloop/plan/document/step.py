@@ -12,7 +12,6 @@ from tightloop.plan.document.action import (
     DecisionAction,
     EditAction,
     EpisodeAction,
-    FetchAction,
     GateAction,
     GitAction,
     HttpAction,
@@ -23,7 +22,7 @@ from tightloop.plan.document.action import (
 from tightloop.value import Document
 
 # Ids become parts of the ids of child workflows, and those become parts of git refs (`plan/child.py`).
-ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}(\*)?$"
+ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}(\*)?$"
 """A step id; one that ends with `*` is a template for as many steps as `for_each` has items."""
 RESERVED_IDS = frozenset({"inputs", "plan", "item", "outputs", "hypotheses", "seed", "exit_code", "status"})
 """First words of a reference that mean something else than a step."""
@@ -61,7 +60,6 @@ class Capability(StrEnum):
     EDIT = "edit"
     GIT = "git"
     HTTP = "http"
-    FETCH = "fetch"
     SEARCH = "search"
     MODEL = "model"
     GATE = "gate"
@@ -143,6 +141,12 @@ class Watchdog(Document):
 
     after_s: float = Field(gt=0)
     escalate: str = Field(default="alert", pattern="^(alert|pause|cancel)$")
+
+
+class Prose(Document):
+    """A condition that nothing checks: it is kept for people, and the result says that it is unchecked."""
+
+    prose: str
 
 
 class FailureMode(Document):
@@ -251,8 +255,6 @@ class Step(Document):
     title: str = ""
     description: str = ""
     kind: StepKind = StepKind.TOOL
-    using: Capability | None = None
-    """Follows from the action; must agree with it where given."""
     owner: str = ""
     labels: tuple[str, ...] = ()
     priority: int = 0
@@ -268,9 +270,10 @@ class Step(Document):
     """Values; text may hold references such as `${collect.sources}`."""
     outputs: dict[str, str] = Field(default_factory=dict)
     """Name -> where from: `stdout`, `json` (of stdout), `file:<path>`, `json:<path>`, or a result of the action."""
-    preconditions: tuple[str, ...] = ()
-    expect: tuple[str, ...] = ()
-    """Success criteria. An expression is checked; prose is kept for people and shown as unchecked."""
+    preconditions: tuple[str | Prose, ...] = ()
+    """Expressions that must hold before it acts, or `prose:`."""
+    expect: tuple[str | Prose, ...] = ()
+    """Success criteria: expressions that must hold afterwards, or `prose:`."""
     effects: tuple[str, ...] = ()
     """Prose: what is different afterwards."""
     assumptions: tuple[str, ...] = ()
@@ -282,7 +285,6 @@ class Step(Document):
     edit: EditAction | None = None
     git: GitAction | None = None
     http: HttpAction | None = None
-    fetch: FetchAction | None = None
     search: SearchAction | None = None
     model: ModelAction | None = None
     gate: GateAction | None = None

@@ -7,7 +7,7 @@ from tightloop.plan.request import PlanSpent
 MORE = "Raise the bound with top_up, or cancel the plan"
 # Attempts first: a loop of steps that cost nothing reaches no other bound.
 _REACHED = {
-    "max_steps": "{:.0f} attempts of steps were started",
+    "max_attempts": "{:.0f} attempts of steps were started",
     "max_cost_usd": "{:.4g} USD were spent",
     "max_tokens": "{:.0f} tokens were used",
     "max_api_calls": "{:.0f} API calls were made",

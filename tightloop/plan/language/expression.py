@@ -25,6 +25,13 @@ _HINTS = {
     "GeneratorExp": "write ${step.output.field} for the fields of all items",
     "ListComp": "write ${step.output.field} for the fields of all items",
 }
+_REFUSED = {
+    "Attribute": "a field is not read with a dot",
+    "GeneratorExp": "there are no loops in expressions",
+    "ListComp": "there are no loops in expressions",
+    "JoinedStr": "there are no texts with an f in front",
+}
+_SIGNS = {"BitAnd": "&", "BitOr": "|", "BitXor": "^", "LShift": "<<", "RShift": ">>", "MatMult": "@"}
 _ALLOWED = (
     ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Compare, ast.IfExp, ast.Call, ast.Constant, ast.Name, ast.List, ast.Tuple,
     ast.Dict, ast.Subscript, ast.Slice, ast.boolop, ast.unaryop, ast.cmpop, ast.operator, ast.expr_context,
@@ -92,33 +99,11 @@ def parse_expression(text: str) -> Expression:
     return Expression(text, find_references([mark.value for mark in source.marks.values()]), tree, source)
 
 
-def looks_like_expression(text: str) -> bool:
-    """Return whether a text is meant as an expression; otherwise it is prose for people.
-
-    It is one if it holds a reference, or if it reads as a comparison or a call: `exit_code == 0` is an expression with
-    a name that is not known, which is worth an error, while `backwards compatible` is prose.
-    """
-    if "${" in text.replace("$${", ""):
-        return True
-    try:
-        nodes = list(ast.walk(tree_of(marked(text))))
-    except ExpressionError:
-        return False
-    ordering = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
-    known = {*FUNCTIONS, *LAZY}
-    return any(
-        isinstance(node, ordering)
-        or (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in known)
-        or (isinstance(node, ast.Constant) and isinstance(node.value, bool) and len(nodes) == 1)
-        for node in nodes
-    ) or text.strip() in ("true", "false")  # fmt: skip
-
-
 def _refusal(node: ast.AST, source: Source) -> str:
     if not isinstance(node, _ALLOWED):
-        return f"{type(node).__name__} is not allowed here"
+        return _REFUSED.get(type(node).__name__, "this is not a part of expressions")
     if isinstance(node, ast.BinOp) and type(node.op) not in ARITHMETIC:
-        return f"the operator {type(node.op).__name__} is not allowed"
+        return f"the operator {_SIGNS.get(type(node.op).__name__, '@')} is not allowed"
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
         return "the operator ~ is not allowed"
     if isinstance(node, ast.Compare) and any(type(op) not in COMPARE for op in node.ops):

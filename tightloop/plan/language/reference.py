@@ -7,7 +7,7 @@ literal `${`.
 
 import json
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tightloop.errors import ExpressionError, ReferenceMissingError
@@ -38,35 +38,45 @@ def pieces(text: str) -> tuple[Piece, ...]:
         ExpressionError: a `${` has no end, or what is in it is not a reference.
     """
     found: list[Piece] = []
+    for one in scan(text):
+        if isinstance(one, ExpressionError):
+            raise one
+        found.append(one)
+    return tuple(found)
+
+
+def scan(text: str) -> Iterator[Piece | ExpressionError]:
+    """Yield the parts of a text; an error in place of a reference that is malformed."""
     at = 0
     while (opening := _OPENING.search(text, at)) is not None:
         start, end = opening.span()
         if opening.group().startswith("$$"):
-            found.append(Piece(text[at:start] + "${"))
+            yield Piece(text[at:start] + "${")
             at = end
             continue
         if start > at:
-            found.append(Piece(text[at:start]))
+            yield Piece(text[at:start])
         at = text.find("}", end) + 1
-        found.append(Piece(_checked(text, start, at), is_reference=True))
+        yield _checked(text, start, at)
+        # Without its brace nothing tells where it ends.
+        at = at or end
     if at < len(text):
-        found.append(Piece(text[at:]))
-    return tuple(found)
+        yield Piece(text[at:])
 
 
-def _checked(text: str, start: int, end: int) -> str:
-    """Return the name between `${` at `start` and `}` before `end`; 0 says that the `}` is missing."""
+def _checked(text: str, start: int, end: int) -> Piece | ExpressionError:
+    """Return the reference between `${` at `start` and `}` before `end`; 0 says that the `}` is missing."""
     literal = "write $${ where the shell's own or a literal ${ is meant"
     if end == 0:
-        raise ExpressionError(f"'{text[start : start + 20]}' has no closing brace", start + 1, f"add }}, or {literal}")
+        return ExpressionError(f"'{text[start : start + 20]}' has no closing brace", start + 1, f"add }}, or {literal}")
     name = text[start + 2 : end - 1].strip()
     if len(name) > REFERENCE_CHARACTERS or not _NAME.fullmatch(name):
-        raise ExpressionError(
+        return ExpressionError(
             f"'{text[start : min(end, start + 60)]}' is not a reference",
             start + 1,
             f"a right one is ${{step-id.output}} or ${{plan.name}}; {literal}",
         )
-    return name
+    return Piece(name, is_reference=True)
 
 
 def is_one_reference(text: str) -> bool:

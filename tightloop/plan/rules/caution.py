@@ -15,7 +15,7 @@ from tightloop.safety.verdict import Verdict
 UNREVIEWED = "unreviewed"
 """Label of a step that a model added to a person's plan; it waits for an approval."""
 # What these do cannot be judged from the text of the plan.
-_REACHES_OUT = frozenset({Capability.HTTP, Capability.FETCH, Capability.EPISODE})
+_REACHES_OUT = frozenset({Capability.HTTP, Capability.EPISODE})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ def policy_for(
     Args:
         allowed: patterns over the words of a command, such as `git diff **`.
         write: globs of what steps may change.
-        network: hosts that `http` and `fetch` may ask.
+        network: hosts that `http` may ask.
         deletions: bounds of what its steps together may remove.
     """
     rules = tuple(CommandRule(match=match, verdict=Verdict.ALLOW) for match in allowed)

@@ -53,7 +53,7 @@ def acts_of(step: Step, action: Mapping[str, Any]) -> Acts:
     if step.episode is not None:
         return Acts(commands=tuple(check.run for check in step.episode.definition_of_done))
     if step.capability is Capability.HTTP:
-        return Acts(urls=(str(action.get("url", "")),))
+        return Acts(urls=(str(action["url"]),) if action.get("url") else ())
     return Acts()
 
 

@@ -1,5 +1,6 @@
 """Judges requests by the hosts that a plan's policy lists, for every request and every redirect."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -8,6 +9,7 @@ from tightloop.safety.address import is_private
 
 PORTS = {"http": 80, "https": 443}
 ADDRESS_CHARACTERS = 2_000
+_ENTRY = re.compile(r"(?P<below>\*\.)?(?:[\w-]+(?:\.[\w-]+)*\.?|\[[0-9a-fA-F:.]+\])(?::(?P<port>\d{1,6}))?")
 
 
 class Host(NamedTuple):
@@ -44,6 +46,25 @@ def host_of(url: str) -> Host | None:
     if parts.scheme not in PORTS or not name or len(url) > ADDRESS_CHARACTERS:
         return None
     return Host(name, port or PORTS[parts.scheme])
+
+
+def find_entry_fault(entry: str) -> tuple[str, str] | None:
+    """Return why an entry of `Policy.network` names no host, and what to write; None if it does."""
+    text = entry.strip()
+    if "://" in text:
+        host = host_of(text)
+        meant = "" if host is None else host.name if host.port in PORTS.values() else host.authority
+        return f"'{entry}' is an address, not a host", f"Write `{meant or 'example.org'}`"
+    found = _ENTRY.fullmatch(text)
+    if found is None:
+        bare = re.split(r"[/?#]", text.rpartition("@")[2])[0].strip("*.")
+        meant = bare if _ENTRY.fullmatch(bare) else "*.example.org"
+        return f"'{entry}' does not name a host", f"Write a host such as `{meant}`, or `host:port`"
+    if found["port"] and not 0 < int(found["port"]) < 65_536:
+        return f"'{entry}' has a port that does not exist", "Ports are from 1 to 65535"
+    if found["below"] and found["port"]:
+        return f"'{entry}' never fits: `*.` stands for the usual ports", "Name each host with its port"
+    return None
 
 
 def judge_url(url: str, network: Iterable[str]) -> HostRuling:

@@ -3,7 +3,7 @@
 plan tidy "Tidy the client"
   max_parallel: 2
 
-task lint "Lint" kind:validate using:shell
+task lint "Lint" kind:validate
   needs: build docs
   run: |
     make lint
@@ -21,7 +21,7 @@ from tightloop.errors import Position, did_you_mean
 from tightloop.plan.text.located import Map, Seq, TextError
 from tightloop.plan.text.yaml_text import parse_yaml, plain_scalar
 
-RIGHT_HEADER = 'task build "Build it" kind:tool using:shell'
+RIGHT_HEADER = 'task build "Build it" kind:tool'
 _HEADER = re.compile(r'(?P<word>plan|task)[ \t]+(?P<id>[^\s"]+)(?P<title>[ \t]+"(?:[^"\\]|\\.)*")?(?P<rest>.*)')
 _ATTRIBUTE = re.compile(r"(?P<key>[A-Za-z_]+):(?P<value>\S+)")
 _ARROW = re.compile(r"\s+on[ _](?P<end>\w+)\s*->\s*(?P<to>[^#]*?)\s*(?:#.*)?")

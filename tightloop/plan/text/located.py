@@ -21,6 +21,28 @@ class TextError(ValueError):
         self.message, self.position, self.suggestion = message, position, suggestion
 
 
+class Block(str):
+    """A text whose lines stand below each other as they are, as YAML's `|` writes it."""
+
+    at: Position
+    """Where its first line begins."""
+
+    @classmethod
+    def of(cls, text: str, at: Position) -> Self:
+        """Return a text with the place of its first line."""
+        made = cls(text)
+        made.at = at
+        return made
+
+
+def place_in(text: str, offset: int, start: Position) -> Position:
+    """Return where a character of a text stands that begins at `start`; of folded lines only the start is known."""
+    if isinstance(text, Block):
+        line_start = text.rfind("\n", 0, offset) + 1
+        return Position(text.at.line + text.count("\n", 0, offset), text.at.column + offset - line_start)
+    return start if "\n" in text or not start.line else Position(start.line, start.column + offset)
+
+
 class Map(dict[str, Any]):
     """A mapping whose keys and values have positions."""
 
@@ -118,7 +140,9 @@ def plain(value: Any) -> Any:
     """Return the data without positions."""
     if isinstance(value, dict):
         return {key: plain(inner) for key, inner in value.items()}
-    return [plain(inner) for inner in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [plain(inner) for inner in value]
+    return str(value) if isinstance(value, Block) else value
 
 
 def position(tree: Any, path: Sequence[str | int], *, key: bool = False) -> Position:

@@ -7,12 +7,11 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 
 from tightloop.errors import Position, Problem, Severity, did_you_mean
-from tightloop.plan.document.action import GateCheck, ShellAction
+from tightloop.plan.document.action import GateCheck
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import Step, SubplanAction
-from tightloop.plan.language.expression import looks_like_expression
 from tightloop.plan.text.located import Map, Seq, entries, seq
-from tightloop.plan.text.spelling import COMMAND_NAMES, DURATION_UNITS, ID_LISTS, IGNORED, MAIN_FIELD, RENAMED
+from tightloop.plan.text.spelling import COMMAND_NAMES, DURATION_UNITS, GONE, ID_LISTS, IGNORED, MAIN_FIELD, RENAMED
 
 HINTS_LIMIT = 25
 """Finding the closest name takes milliseconds; a text with more unknown fields than this is not a plan."""
@@ -36,8 +35,8 @@ class _Normalizer:
     def __init__(self) -> None:
         self.problems: list[Problem] = []
 
-    def _unknown(self, message: str, at: Position, word: str, known: set[str]) -> None:
-        hint = did_you_mean(word, known) if len(self.problems) < HINTS_LIMIT else ""
+    def _unknown(self, message: str, at: Position, word: str, known: set[str], hint: str = "") -> None:
+        hint = hint or (did_you_mean(word, known) if len(self.problems) < HINTS_LIMIT else "")
         self.problems.append(Problem(message=message, suggestion=hint, position=at, code="unknown-field"))
 
     def _warn(self, message: str, at: Position, suggestion: str, code: str) -> None:
@@ -63,7 +62,8 @@ class _Normalizer:
                 self._warn(f"'{name}' is not read{where}", at, f"Remove it: {ignored[name]}", "ignored")
             else:
                 known = {*shapes, *(one for one in names if "." not in one)}
-                self._unknown(f"unknown field '{name}'{where}", fields.keys_at[name], name, known)
+                hint = GONE.get(owner, {}).get(name, "")
+                self._unknown(f"unknown field '{name}'{where}", fields.keys_at[name], name, known, hint)
 
     def _merge_gates(self, plan: Map) -> None:
         """Give what stands under `gates:` to the steps with the same ids."""
@@ -103,7 +103,7 @@ class _Normalizer:
         if not isinstance(value, str):
             return value
         if inner is GateCheck:
-            return Map(at).put("invariant" if looks_like_expression(value) else "prose", value, at=at)
+            return Map(at).put("invariant", value, at=at)
         if inner is Step:
             hint = "Write a step with `run:`, or `episode: {goal: ...}` to have an agent do it"
             self._warn(f"'{value[:80]}' is prose; nothing is done for it", at, hint, "prose-step")
@@ -113,11 +113,8 @@ class _Normalizer:
 
 def _normalize_step(step: Map) -> None:
     """Move commands into the action that they are for, and name outputs that are only a list of files."""
-    shapes = _shapes(Step)
-    action = str(step.get("using", "shell"))
-    field = MAIN_FIELD.get(shapes[action][0] or ShellAction) if action in shapes else None
     for name in COMMAND_NAMES:
-        step.move(name, f"{action}.{field}" if field else "shell.run")
+        step.move(name, "shell.run")
     if isinstance(outputs := step.get("outputs"), Seq):
         made = Map(outputs.at)
         for path, at in entries(outputs, outputs.at):

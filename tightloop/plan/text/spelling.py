@@ -28,8 +28,16 @@ RENAMED: Mapping[type[BaseModel], Mapping[str, str]] = {
 }
 """Other name -> field of the model; a dot leads into a field's own fields. A number in `...Min` counts minutes."""
 COMMAND_NAMES = ("run", "command")
-"""On a step: the main field of the action that `using` names, by default of `shell`."""
+"""On a step: the command of `shell`."""
 _RUN_STATE = {"status": "the run knows it", "state": "the run knows it"}
+GONE: Mapping[type[BaseModel], Mapping[str, str]] = {
+    step.Step: {
+        "fetch": "Write `http: {urls: [...]}`",
+        "using": "Remove it and name the action: `shell: make`, `model: ...`, `search: ...`",
+    },
+    plan.PlanBudget: {"max_steps": "Write `max_attempts`"},
+}
+"""Fields that are refused, and what to write in their place."""
 IGNORED: Mapping[type[BaseModel], Mapping[str, str]] = {
     plan.Plan: {"version": "the run counts revisions", **_RUN_STATE},
     step.Step: _RUN_STATE,
@@ -40,7 +48,6 @@ MAIN_FIELD: Mapping[type[BaseModel], str] = {
     action.ShellAction: "run",
     action.ModelAction: "prompt",
     action.SearchAction: "query",
-    action.FetchAction: "urls",
     action.HttpAction: "url",
     action.EpisodeAction: "goal",
     action.CheckpointAction: "name",

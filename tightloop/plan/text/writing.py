@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import Capability, StepKind
+from tightloop.plan.document.step import StepKind
 from tightloop.plan.text.yaml_text import plain_scalar
 
 FORMS = ("yaml", "json", "dsl")
@@ -82,14 +82,13 @@ def _block(word: str, fields: dict[str, Any]) -> str:
     if word == "task":
         kind = StepKind(fields.pop("kind", StepKind.TOOL))
         header += [f"kind:{kind.value}"] if kind is not StepKind.TOOL else []
-        header += [f"using:{using}"] if (using := fields.pop("using", "")) else []
         arrows = _arrows(fields)
         made: dict[str, Any] = {}
         if "needs" in fields:
             made["needs"] = " ".join(fields.pop("needs"))
         if "inputs" in fields:
             made["input"] = fields.pop("inputs")
-        if set(fields.get("shell", {})) == {"run"} and using in ("", Capability.SHELL):
+        if set(fields.get("shell", {})) == {"run"}:
             made["run"] = fields.pop("shell")["run"]
         if "expect" in fields:
             made["expect"] = fields.pop("expect")

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from tightloop.errors import Position
-from tightloop.plan.text.located import Map, Seq, TextError
+from tightloop.plan.text.located import Block, Map, Seq, TextError
 
 NODES_LIMIT = 1_000_000
 """Values after all aliases (`*name`) are expanded: a few bytes of text can stand for any number."""
@@ -48,7 +48,7 @@ def parse_yaml(text: str, *, depth_limit: int, first_line: int = 1) -> Any:
     """
     events = yaml.parse(text, Loader=_LOADER)
     try:
-        return _Builder(events, depth_limit, first_line).document()
+        return _Builder(events, depth_limit, first_line, text.split("\n")).document()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         at = Position(mark.line + first_line, mark.column + 1) if mark else Position()
@@ -74,8 +74,9 @@ class _Builder:
     `yaml.compose` is not used: its C code recurses without a bound, and a text of 100 000 brackets ends the process.
     """
 
-    def __init__(self, events: Iterator[Any], depth_limit: int, first_line: int) -> None:
+    def __init__(self, events: Iterator[Any], depth_limit: int, first_line: int, lines: list[str]) -> None:
         self._events = events
+        self._lines = lines
         self._depth_limit = depth_limit
         self._first_line = first_line
         self._nodes = 0
@@ -121,11 +122,20 @@ class _Builder:
                 made.add(self._value(inner, depth + 1), self._at(inner))
         else:
             text = event.style not in (None, "") or event.tag == _TAG + "str"
-            made = event.value if text else plain_scalar(event.value)
+            made = self._block(event) if text else plain_scalar(event.value)
         # Only now: an alias within what its anchor names would be endless.
         if event.anchor:
             self._anchors[event.anchor] = made
         return made
+
+    def _block(self, event: Any) -> str:
+        if event.style != "|" or "\n" not in event.value:
+            return str(event.value)
+        first = event.start_mark.line + 1
+        shown = next((line for line in self._lines[first:] if line.strip()), "")
+        inner = next((line for line in event.value.split("\n") if line.strip()), "")
+        indent = len(shown.rstrip("\r")) - len(inner)
+        return Block.of(event.value, Position(first + self._first_line, indent + 1))
 
     def _copy(self, value: Any, at: Position, depth: int) -> Any:
         """Copy what an alias stands for: later changes of one place must not be seen at the other."""

@@ -5,8 +5,9 @@ from typing import Any
 
 from tightloop.errors import ExpressionError
 from tightloop.plan.document.step import ACTIONS, RESERVED_IDS, Capability, Step
-from tightloop.plan.language.expression import looks_like_expression, parse_expression
-from tightloop.plan.language.reference import find_references, is_one_reference
+from tightloop.plan.language.expression import parse_expression
+from tightloop.plan.language.nearest import nearest_expression
+from tightloop.plan.language.reference import Piece, is_one_reference, scan
 from tightloop.plan.text.located import Path, texts
 from tightloop.plan.validation.edges import Edges, named_step
 from tightloop.plan.validation.scope import Scope
@@ -17,8 +18,11 @@ AFTER = frozenset({"expect", "outputs", "failure_modes", "evidence", "compensate
 OWN = frozenset({"outputs", "exit_code", "status"})
 EXPRESSIONS = frozenset(
     {("when", "when"), ("evidence", "when"), ("decision", "rules", "when"), ("gate", "checks", "invariant")}
+    | {("failure_modes", "detect")}
 )
-"""First and last part of the paths to texts that are always expressions, with the second part where it matters."""
+"""First and last part of the paths to texts that are expressions, with the second part where it matters."""
+PROMISES = frozenset({"preconditions", "expect"})
+"""Fields whose texts are expressions."""
 PLACEHOLDERS = frozenset({"step", "title", "kind", "plan"})
 """What a commit message may hold besides references."""
 RESULTS = {
@@ -27,13 +31,16 @@ RESULTS = {
     Capability.EDIT: frozenset({"paths", "changed"}),
     Capability.GIT: frozenset({"branch", "commit", "committed", "pull_request"}),
     Capability.HTTP: frozenset({"status", "url", "headers", "body", "size", "json"}),
-    Capability.FETCH: frozenset({"documents", "texts", "duplicates", "failed"}),
     Capability.SEARCH: frozenset({"hits", "searched"}),
     Capability.GATE: frozenset({"checks", "approved", "approved_by", "rejected_by", "rationale", "option"}),
     Capability.DECISION: frozenset({"chosen", "by", "reason", "option"}),
     Capability.CHECKPOINT: frozenset({"name", "tree", "reference"}),
 }
 """What an action leaves behind whatever its fields are, where that is all that it leaves behind."""
+_DOCUMENTS = frozenset({"documents", "texts", "duplicates", "failed"})
+_UNREADABLE = ("this is not an expression", "the name ", "an operator is missing")
+# A row that always holds is the last one of a table; a step may be switched off.
+_MAY_BE_CONSTANT = frozenset({"when", "decision", "evidence"})
 # Names and comments for readers: references in them are not replaced.
 _PROSE = frozenset({"note", "name", "pros", "cons", "cost", "prose"})
 
@@ -83,28 +90,38 @@ class _Reader:
         if path == ("edit", "diff") and not is_one_reference(text):
             return
         expression = (path[0], *path[1:2], path[-1]) in EXPRESSIONS or (path[0], path[-1]) in EXPRESSIONS
-        if path[0] in ("preconditions", "expect") or (path[0] == "failure_modes" and path[-1] == "detect"):
-            expression = looks_like_expression(text)
-            if path[0] == "failure_modes" and text and not expression:
-                said = f"'detect' of '{self._step.id}' is prose: this failure is never recognised"
-                hint = 'Write an expression such as "${exit_code} == 5"'
-                self._scope.report.warning("prose-detect", self._scope.at(self._place, *path), said, hint)
+        expression = expression or path[0] in PROMISES
         if path[0] == "failure_modes" and path[-1] != "detect":
             return
         if not text or not (expression or "${" in text):
             return
-        at = self._scope.at(self._place, *path)
-        try:
-            names = parse_expression(text).references if expression else find_references(text)
-        except ExpressionError as error:
-            what = "expression" if expression else "text"
-            column = error.column if "\n" not in text else 1
-            said = f"{what} '{_line(text)}' of '{self._step.id}': {error.problem}"
-            hint = error.suggestion[:1].upper() + error.suggestion[1:]
-            self._scope.report.at_column("expression", at, said, hint, column)
-            return
-        for name in names:
+        parts = tuple(scan(text))
+        wrong = [part for part in parts if isinstance(part, ExpressionError)]
+        for error in wrong:
+            self._malformed(path, text, error, "expression" if expression else "text")
+        if expression and not wrong:
+            self._expression(path, text)
+        for name in dict.fromkeys(part.text for part in parts if isinstance(part, Piece) and part.is_reference):
             self._name(path, name, text)
+
+    def _expression(self, path: Path, text: str) -> None:
+        try:
+            names = parse_expression(text).references
+        except ExpressionError as error:
+            hint = nearest_expression(text) if text.strip() else error.suggestion
+            # What is wrong within a call or a pattern is said best by itself.
+            known = "" if error.problem.startswith(_UNREADABLE) else error.suggestion
+            self._malformed(path, text, ExpressionError(error.problem, error.column, known or hint), "expression")
+            return
+        if not names and path[0] not in _MAY_BE_CONSTANT:
+            said = f"'{_line(text)}' of '{self._step.id}' looks at nothing, so it says the same after every attempt"
+            self._scope.report.error("constant", self._scope.at(self._place, *path), said, nearest_expression(text))
+
+    def _malformed(self, path: Path, text: str, error: ExpressionError, what: str) -> None:
+        said = f"{what} '{_line(text)}' of '{self._step.id}': {error.problem}"
+        hint = error.suggestion[:1].upper() + error.suggestion[1:]
+        at = self._scope.at(self._place, *path)
+        self._scope.report.within("expression", at, (text, error.column - 1), said, hint)
 
     def for_each(self) -> None:
         """Check where a template's items come from."""
@@ -166,6 +183,9 @@ class _Reader:
         if word == "item" and self._step.for_each is None:
             hint = "Use it in a step with `for_each`"
             self._tell("item", path, f"'${{{name}}}' is known in templates only", hint, (name, text))
+        elif word == "exit_code" and path[0] in AFTER and self._lacks_exit_code():
+            said = f"'{self._step.id}' has no exit code: only `shell` has one"
+            self._tell("unknown-output", path, said, "Look at `${status}` or `${outputs.<name>}`", (name, text))
         elif word in OWN and path[0] in BEFORE and path[0] != "gate":
             hint = f"Write $${{{name}}} for the shell's own variable" if path[0] == "shell" else "Use it in `expect`"
             said = f"'${{{name}}}' is the step's own result, which is not known before it acts"
@@ -183,18 +203,23 @@ class _Reader:
             hint = self._scope.report.closest(parts[-1], names) or "Declare it"
             self._tell("unknown-input", path, f"{owner} '{'.'.join(parts[1:])}'", hint, (name, text))
 
+    def _lacks_exit_code(self) -> bool:
+        return results_of(self._step) is not None and "exit_code" not in _outputs(self._step)
+
     def _tell(self, code: str, path: Path, message: str, suggestion: str, found: tuple[str, str]) -> None:
         name, text = found
-        column = max(text.find("${" + name), 0) + 1 if "\n" not in text else 1
+        offset = max(text.find("${" + name), 0)
         at = self._scope.at(self._place, *path)
         where = f" (in '{self._step.id}')" if f"'{self._step.id}'" not in message else ""
-        self._scope.report.at_column(code, at, message + where, suggestion, column)
+        self._scope.report.within(code, at, (text, offset), message + where, suggestion)
 
 
 def results_of(step: Step) -> frozenset[str] | None:
     """Return the names of what the step's action leaves behind; None: that depends on what it finds."""
     if step.model and step.model.schema_ is None:
         return frozenset({"text"})
+    if step.http and step.http.urls:
+        return _DOCUMENTS
     return RESULTS.get(step.capability)
 
 

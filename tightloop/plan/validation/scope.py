@@ -3,10 +3,10 @@
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from tightloop.errors import Position, Problem, Severity, did_you_mean
+from tightloop.errors import Problem, Severity, did_you_mean
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import Step
-from tightloop.plan.text.located import Path
+from tightloop.plan.text.located import Path, place_in
 from tightloop.plan.text.reading import ReadPlan
 
 SUGGESTIONS_LIMIT = 25
@@ -46,13 +46,10 @@ class Report:
         self.error(code, path, message, suggestion)
         self.problems[-1] = replace(self.problems[-1], severity=Severity.WARNING)
 
-    def at_column(self, code: str, path: Path, message: str, suggestion: str, column: int) -> None:
-        """Report an error at a column of a text; in a text of several lines, at its start."""
+    def within(self, code: str, path: Path, at: tuple[str, int], message: str, suggestion: str) -> None:
+        """Report an error at a place within a text, given with the text."""
         self.error(code, path, message, suggestion)
-        place = self.problems[-1].position
-        if place.line:
-            moved = Position(place.line, place.column + column - 1)
-            self.problems[-1] = replace(self.problems[-1], position=moved)
+        self.problems[-1] = replace(self.problems[-1], position=place_in(*at, self.problems[-1].position))
 
 
 @dataclass(frozen=True, kw_only=True)

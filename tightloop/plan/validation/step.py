@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from tightloop.plan.document.step import ACTIONS, RESERVED_IDS, Capability, Step, StepKind
 from tightloop.plan.text.located import Path
 from tightloop.plan.validation.scope import Scope, repeated
+from tightloop.plan.validation.values import find_value_faults
 from tightloop.safety.glob import find_excess
 from tightloop.value import counted
 
@@ -43,6 +44,9 @@ def check_step(scope: Scope, place: int) -> None:
     _check_action(scope, place, step)
     for fields, message, suggestion in _faults(step):
         scope.report.error("action", scope.at(place, *fields), message, suggestion)
+    for fault in find_value_faults(step, scope.plan.policy.network):
+        said = f"'{step.id}': {fault.message}"
+        scope.report.error("value", scope.at(place, *fault.path), said, fault.suggestion)
     watchdog = step.watchdog.after_s if step.watchdog else 0.0
     for fields, seconds in (
         (("timeout_s",), step.timeout_s),
@@ -68,20 +72,13 @@ def _check_action(scope: Scope, place: int, step: Step) -> None:
         said = f"'{step.id}' has more than one action: {names}"
         hint = "Make a step of each, connected by `needs`"
         report.error("two-actions", scope.at(place, actions[1].value), said, hint)
-    elif step.using is not None and step.using is not capability:
-        if capability is Capability.NONE:
-            said, hint = f"'{step.id}' uses {step.using.value} but has no action", f"Add `{step.using.value}:`"
-        else:
-            said = f"'{step.id}' uses {step.using.value}, but its action is `{capability.value}`"
-            hint = f"Write `using: {capability.value}`, or remove it"
-        report.error("using", scope.at(place, "using"), said, hint)
     known = scope.capabilities
     if known is not None and capability is not Capability.NONE and capability.value not in known:
         said = f"'{step.id}' needs capability '{capability.value}', which is not available here"
         there_is = f"Available: {', '.join(sorted(known))}"
         report.error("capability", scope.at(place, capability.value), said, there_is)
     meant = ACTION_OF_KIND.get(step.kind)
-    if meant and capability is not meant and len(actions) < 2 and not (capability is Capability.NONE and step.using):
+    if meant and capability is not meant and len(actions) < 2:
         said = f"'{step.id}' is of kind {step.kind.value} but has no `{meant.value}:`"
         # A step of another kind can do its work in another way; nothing passes a gate or chooses without an action.
         tell = report.error if step.kind in (StepKind.GATE, StepKind.DECISION) else report.warning
@@ -90,8 +87,9 @@ def _check_action(scope: Scope, place: int, step: Step) -> None:
 
 def _faults(step: Step) -> Iterator[tuple[Path, str, str]]:
     """Yield field, message and suggestion of what an action misses or has too much."""
-    if step.shell and not step.shell.run.strip():
-        yield ("shell",), f"'{step.id}' runs an empty command", "Write `run:` with a command"
+    for fields, text, what in _texts(step):
+        if not text.strip():
+            yield fields, f"'{step.id}' {what}", f"Write `{fields[-1]}:`"
     if step.edit and bool(step.edit.files) == bool(step.edit.diff.strip()):
         yield ("edit",), f"'{step.id}' must have either `files` or `diff`", ""
     for number, file in enumerate(step.edit.files if step.edit else ()):
@@ -110,6 +108,22 @@ def _faults(step: Step) -> Iterator[tuple[Path, str, str]]:
     undo = step.compensate
     if undo and bool(undo.run) + bool(undo.step) + undo.none > 1:
         yield ("compensate",), f"'{step.id}' must be taken back in one way: `run`, `step` or `none`", ""
+
+
+def _texts(step: Step) -> Iterator[tuple[Path, str, str]]:
+    """Yield the texts that must not be empty, each with what is wrong where it is."""
+    if step.shell:
+        yield ("shell", "run"), step.shell.run, "runs an empty command"
+    if step.model:
+        yield ("model", "prompt"), step.model.prompt, "asks a model nothing"
+    if step.search:
+        yield ("search", "query"), step.search.query, "searches for nothing"
+    if step.episode:
+        yield ("episode", "goal"), step.episode.goal, "has an episode without a goal"
+        for number, check in enumerate(step.episode.definition_of_done):
+            yield ("episode", "definition_of_done", number, "run"), check.run, "has a check without a command"
+    for number, check in enumerate(step.branch.checks if step.branch else ()):
+        yield ("branch", "checks", number, "run"), check.run, "has a check without a command"
 
 
 def _decision_faults(step: Step) -> Iterator[tuple[Path, str, str]]:
@@ -174,7 +188,7 @@ def _check_budget(scope: Scope, place: int, step: Step) -> None:
     if step.timebox_s and plan.max_wall_s and step.timebox_s > plan.max_wall_s:
         said = f"'{step.id}' may take {step.timebox_s:g} s, but the whole plan only {plan.max_wall_s:g} s"
         report.error("step-budget", scope.at(place, "timebox_s"), said, "Lower it, or raise budget.max_wall_s")
-    if (step.http or step.fetch) and not scope.plan.policy.network:
+    if step.http and not scope.plan.policy.network:
         said = f"'{step.id}' asks the network, but the policy allows no host"
         hint = "Add `policy: {network: [host]}`"
         report.error("no-network", scope.at(place, step.capability.value), said, hint)

@@ -5,13 +5,12 @@ from dataclasses import replace
 from tightloop.errors import Problem, Severity
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import StepKind
-from tightloop.plan.rules.guard import pattern_lists
 from tightloop.plan.text.reading import ReadPlan
 from tightloop.plan.validation.edges import check_edges, longest
 from tightloop.plan.validation.references import check_references
 from tightloop.plan.validation.scope import Report, Scope, repeated
 from tightloop.plan.validation.step import check_step
-from tightloop.safety.glob import find_excess
+from tightloop.plan.validation.values import check_policy
 from tightloop.value import counted
 
 # Figures are measured with 10 000 steps (docs/reference/figures.md, Plans).
@@ -99,9 +98,9 @@ def _check_plan(scope: Scope) -> None:
         report.error("template", ("id",), f"'{plan.id}' is not a valid plan id", "Remove the '*'")
     if not plan.steps:
         report.error("no-steps", (), f"plan '{plan.id}' has no steps", "Add `steps:`")
-    if len(plan.steps) > plan.budget.max_steps:
-        said = f"the plan has {counted(len(plan.steps), 'step')}, but budget.max_steps is {plan.budget.max_steps}"
-        report.error("max-steps", ("budget", "max_steps"), said, "Raise it")
+    if len(plan.steps) > plan.budget.max_attempts:
+        said = f"the plan has {counted(len(plan.steps), 'step')}, but budget.max_attempts is {plan.budget.max_attempts}"
+        report.error("max-attempts", ("budget", "max_attempts"), said, "Raise it")
     for number, check in enumerate(plan.definition_of_done):
         if not check.run.strip():
             said = f"check {number + 1} of the definition of done has no command"
@@ -116,15 +115,9 @@ def _check_plan(scope: Scope) -> None:
             said = f"artifact '{artifact.name}' is from '{artifact.from_step}', which is not a step"
             hint = report.closest(artifact.from_step, ids)
             report.error("unknown-step", ("artifacts", number, "from_step"), said, hint)
-    _check_policy(plan, report)
+    check_policy(plan.policy, plan.steps, report)
     _check_budget_sums(plan, report)
     _check_deploys(plan, report)
-
-
-def _check_policy(plan: Plan, report: Report) -> None:
-    for name, patterns in pattern_lists(plan.policy):
-        if excess := find_excess(patterns):
-            report.error("patterns", ("policy", name), excess)
 
 
 def _check_budget_sums(plan: Plan, report: Report) -> None:

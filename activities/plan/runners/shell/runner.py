@@ -19,7 +19,7 @@ from activities.sandbox.port import Sandbox, SandboxResult, SandboxSpec
 from tightloop.errors import ExpressionError, InvalidRequestError
 from tightloop.plan.document.action import ShellAction
 from tightloop.plan.document.step import FailureClass, Step
-from tightloop.plan.language.expression import looks_like_expression, parse_expression
+from tightloop.plan.language.expression import parse_expression
 from tightloop.plan.result import StepFailure
 from tightloop.settings import SandboxSettings
 from tightloop.value import clip
@@ -153,7 +153,7 @@ def _remove_protected(work: Work, before: frozenset[Path]) -> StepFailure | None
 
 def _judges_exit_code(step: Step) -> bool:
     """Return whether the criteria say which exit code is right; else it is 0."""
-    for rule in filter(looks_like_expression, step.expect):
+    for rule in (one for one in step.expect if isinstance(one, str)):
         try:
             if {"exit_code", "outputs.exit_code"} & set(parse_expression(rule).references):
                 return True

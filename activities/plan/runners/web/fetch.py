@@ -1,4 +1,4 @@
-"""The capability `fetch`: documents into the project's cache, each with time, hash and where it came from."""
+"""Documents of the capability `http`, into the project's cache with time, hash and where each came from."""
 
 import time
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from activities.plan.runners.web.ranking import Source, source_score
 from activities.plan.runners.web.request import WebAnswer, WebError, WebRequest, send
 from activities.workspace.folders import state_folder_of
 from tightloop.artifact import ArtifactRef
-from tightloop.plan.document.action import FetchAction
+from tightloop.plan.document.action import HttpAction
 from tightloop.plan.document.step import FailureClass
 from tightloop.plan.result import StepFailure
 from tightloop.plan.rules.network import judge_url
@@ -72,7 +72,7 @@ class FetchRunner:
         return _done(work, fetched, command)
 
     def _opened(self, work: Work) -> tuple[WebCache, list[str], str]:
-        given = work.resolve(work.action(FetchAction).urls)
+        given = work.resolve(work.action(HttpAction).urls)
         listed = [given] if isinstance(given, str) else given
         cache = WebCache(state_folder_of(work.scope))
         if not isinstance(listed, list | tuple):
@@ -129,7 +129,7 @@ class FetchRunner:
 
 
 def _fresh(known: CachedDocument | None, work: Work) -> bool:
-    limit = work.action(FetchAction).max_age_s
+    limit = work.action(HttpAction).max_age_s
     # What is dated in the future would never become old.
     return known is not None and 0 <= (datetime.now(UTC) - known.fetched_at).total_seconds() < limit
 
@@ -178,7 +178,7 @@ def _kept(cache: WebCache, url: str, answer: WebAnswer, known: CachedDocument | 
 
 
 def _done(work: Work, fetched: _Fetched, command: str) -> RunnerResult:
-    count, wanted = len(fetched.documents), work.action(FetchAction).at_least
+    count, wanted = len(fetched.documents), work.action(HttpAction).at_least
     summary = (
         f"{counted(count, 'document')}, {counted(len(fetched.duplicates), 'duplicate')}, {len(fetched.failed)} failed"
     )

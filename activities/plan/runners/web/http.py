@@ -1,4 +1,4 @@
-"""The capability `http`: one request to a host that the policy allows."""
+"""The capability `http`: one request to a host that the policy allows, or documents into the cache."""
 
 import json
 import os
@@ -8,6 +8,7 @@ from typing import Any
 from activities.plan.attempts.contract import fail_step
 from activities.plan.attempts.outputs import find_unfit
 from activities.plan.port import RunnerResult, Work
+from activities.plan.runners.web.fetch import FetchRunner
 from activities.plan.runners.web.request import WebAnswer, WebError, WebRequest, send
 from activities.sandbox.door.addresses import Resolve, system_addresses
 from tightloop.plan.document.action import HttpAction
@@ -18,11 +19,10 @@ from tightloop.value.scrub import Scrubber
 
 ANSWER_BYTES = 5_000_000
 TEXT_CHARACTERS = 1_000_000
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 class HttpRunner:
-    """Sends the request of a step and keeps the answer."""
+    """Sends the request of a step and keeps the answer, or fetches its documents."""
 
     def __init__(
         self,
@@ -34,25 +34,26 @@ class HttpRunner:
         self._secrets = secrets
         self._environ = environ
         self._resolve = resolve
+        self._documents = FetchRunner()
 
     def preview(self, work: Work) -> str:
         """Return the request as a person would write it, without values of secrets."""
         action = work.action(HttpAction)
+        if action.urls:
+            return self._documents.preview(work)
         names = ", ".join(f"{name} from ${variable}" for name, variable in action.secret_headers.items())
         return f"{action.method.upper()} {work.resolve(action.url)}" + (f" with {names}" if names else "")
 
     def run(self, work: Work) -> RunnerResult:
         """Send it; see the port. An activity that is repeated sends it again."""
         action = work.action(HttpAction)
+        if action.urls:
+            return self._documents.run(work)
         command = self.preview(work)
         url = str(work.resolve(action.url))
         if refusal := judge_secrets(url, action.secret_headers.values(), self._secrets):
             return fail_step(refusal, FailureClass.POLICY, command=command)
         missing = [variable for variable in action.secret_headers.values() if not self._environ.get(variable)]
-        if action.method.upper() not in METHODS:
-            return fail_step(
-                f"the method {action.method!r} is not one of {', '.join(sorted(METHODS))}", command=command
-            )
         if missing:
             problem = f"the worker's environment has no {', '.join(missing)}: set it where the worker is started"
             return fail_step(f"{problem}, then retry", command=command)
