@@ -227,8 +227,8 @@ steps:
             "p.yaml:3:11: unknown field 'using' in step 'a'. Remove it and name the action: `shell: make`",
         ),
         (
-            "id: p\nbudget: {max_steps: 5}\nsteps:\n- {id: a, fetch: http://x}\n",
-            "p.yaml:2:10: unknown field 'max_steps'. Write `max_attempts`.\np.yaml:4:11: unknown field 'fetch' in step 'a'.",
+            "id: p\nbudget: {max_steps: 5}\nsteps:\n- {id: a, fetch: x}\n",
+            "p.yaml:4:11: unknown field 'fetch' in step 'a'. Write `http: {urls: [...]}`.",
         ),
         (
             "id: p\nsteps:\n- id: a\n  shell:\n    runn: x\n    run: y\n",
