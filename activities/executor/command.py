@@ -18,7 +18,7 @@ from activities.executor.ending import (
 from activities.executor.files import file_stem, held_file
 from activities.executor.options import read_options
 from activities.executor.port import Availability, Control, Executor
-from activities.executor.template import CommandOptions, fill, mask_secrets
+from activities.executor.template import fill, mask_secrets
 from activities.process import GRACE_S, search_path
 from activities.process.output import BoundedOutput
 from activities.sandbox.allowance import allowed, places
@@ -32,6 +32,7 @@ from activities.sandbox.unsafe import NAME as UNSAFE
 from tightloop.errors import ExecutorError, SettingsError
 from tightloop.executor.messages.message import PlannedStep
 from tightloop.executor.model import SUMMARY_CHARACTERS, ErrorKind, ExecutorOutcome, ExecutorStatus, LimitHit, WorkOrder
+from tightloop.executor.options import CommandOptions
 from tightloop.settings import ExecutorSettings, SandboxSettings
 from tightloop.value import clip
 

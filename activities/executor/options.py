@@ -6,6 +6,7 @@ from pydantic import ValidationError
 
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import AgentMode, ExecutorChoice
+from tightloop.executor.options import option_problem
 from tightloop.safety.verdict import Verdict
 from tightloop.value import Document
 
@@ -21,12 +22,7 @@ def read_options(model: type[Options], choice: ExecutorChoice, name: str) -> Opt
     try:
         return model.model_validate(choice.options)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        known = ", ".join(model.model_fields) or "none"
-        raise ExecutorError(
-            f"option {place!r} of the executor {name} is wrong: {first['msg']}. It knows {known}"
-        ) from None
+        raise ExecutorError(option_problem(error, model, name)) from None
 
 
 def refuse_questions(choice: ExecutorChoice, name: str) -> None:

@@ -7,39 +7,8 @@ from pathlib import Path
 from activities.executor.agent.record import SHORTEST_SECRET, looks_secret
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import WorkOrder
-from tightloop.value import Document
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
-
-
-class CommandOptions(Document):
-    """What a request may set in `executor.options`; the person who starts the episode vouches for it."""
-
-    argv: tuple[str, ...] = ()
-    """Template of one command that takes the whole plan."""
-    stdin: bool = False
-    """Give it the plan on its standard input, too."""
-    network: tuple[str, ...] = ()
-    """More hosts that it may reach, in the words of `sandbox.network`, such as that of the model it asks."""
-    read: tuple[str, ...] = ()
-    """More absolute paths that it may read, such as the folder of its login."""
-    write: tuple[str, ...] = ()
-    environment: tuple[str, ...] = ()
-    """Names of variables of the worker that it gets, such as that of its key."""
-
-    def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that it gets.
-
-        Raises:
-            ExecutorError: the worker does not have one of them.
-        """
-        missing = [name for name in self.environment if name not in environ]
-        if missing:
-            raise ExecutorError(
-                f"option environment of the command executor names {missing[0]}, which the worker does not have. "
-                "Set it where the worker is started"
-            )
-        return {name: environ[name] for name in self.environment}
 
 
 def fill(template: Sequence[str], order: WorkOrder, plan_file: Path) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from tightloop.executor.usage import Usage
 from tightloop.question import Question
 from tightloop.safety.verdict import Verdict
 from tightloop.value import Value
+from tightloop.value.caller import CallerInput
 
 SUMMARY_CHARACTERS = 500
 DENIED_LINES, DENIED_CHARACTERS = 10, 120
@@ -44,7 +45,7 @@ class OnCrash(StrEnum):
     """It is not delivered again: the checks look at what is on disk, and the next plan is told."""
 
 
-class ExecutorChoice(Value):
+class ExecutorChoice(CallerInput):
     """Which executor does the work, and how it is set up."""
 
     name: str = "command"

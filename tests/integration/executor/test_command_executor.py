@@ -19,6 +19,7 @@ from tests.support.orders import Supervision, order, step
 from tests.support.sandboxes import sandbox_named
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import SUMMARY_CHARACTERS, ErrorKind, ExecutorOutcome, ExecutorStatus, LimitHit, WorkOrder
+from tightloop.executor.options import OPTIONS
 from tightloop.settings import SandboxSettings, Settings
 from worker.build import surroundings
 
@@ -292,9 +293,9 @@ def test_a_missing_agent_is_fatal(root: Path) -> None:
     ("options", "sentence"),
     [
         ({"argv": ["agent", "{plan}"]}, "placeholder {plan} in executor.argv is not known"),
-        ({"argv": "agent {plan_file}"}, "option 'argv' of the executor command is wrong"),
-        ({"argv": ["agent", 3]}, "option 'argv.1' of the executor command is wrong"),
-        ({"arg": ["agent"]}, "option 'arg' of the executor command is wrong"),
+        ({"argv": "agent {plan_file}"}, "the options of the executor command are wrong: argv: "),
+        ({"argv": ["agent", 3]}, "the options of the executor command are wrong: argv.1: "),
+        ({"arg": ["agent"]}, "the executor command has no option 'arg'. Did you mean 'argv'?"),
     ],
 )
 def test_wrong_options_are_refused_with_a_sentence(root: Path, options: dict[str, object], sentence: str) -> None:
@@ -306,6 +307,7 @@ def test_wrong_options_are_refused_with_a_sentence(root: Path, options: dict[str
 def test_executors_are_chosen_by_name(root: Path) -> None:
     around = surroundings(Settings(sandbox=WALLS))
     choose: Executors = executors(around)
+    assert sorted(OPTIONS) == sorted(executors(around).names), "clients refuse names that are close to one of these"
     assert (
         execute(order(root, step("ruff", "format", ".")), executor=choose("command")).status is ExecutorStatus.COMPLETED
     )

@@ -5,9 +5,9 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from activities.executor.agent.codex_config import QUIET, model_settings, toml
@@ -15,6 +15,7 @@ from activities.executor.agent.port import Launch, ModelAccess
 from activities.model.gateway.port import Wire
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import AgentMode, ExecutorChoice
+from tightloop.executor.options import OPTIONS, ClaudeOptions
 from tightloop.value import Document
 from tightloop.value.toml import read_toml
 
@@ -30,22 +31,6 @@ class Start:
     """Of the type `AcpAgent.options`."""
     arguments: tuple[str, ...] = ()
     """Of the operator's settings; those of a command line are added to it by the executor."""
-
-
-class AcpOptions(Document):
-    """What a request may set in `executor.options`."""
-
-    argv: tuple[str, ...] = ()
-    """Of the `acp` executor: the whole command line; the person who starts the episode vouches for it."""
-
-
-class ClaudeOptions(Document):
-    """What a request may set in `executor.options` of Claude Code."""
-
-    max_turns: Annotated[int, Field(ge=1)] | None = None
-    """Calls of the model in one delivery; the smaller one of it and of `max_model_calls` counts."""
-    max_budget_usd: Annotated[float, Field(gt=0)] | None = None
-    """By Claude Code's own price list; it notices after the call that exceeds it."""
 
 
 @checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -191,8 +176,7 @@ _COMPLETE: Mapping[str, Callable[[Start, Launch], Launch]] = {
     "claude": _complete_claude,
     "codex-acp": _complete_codex,
 }
-_OPTIONS: Mapping[str, type[Document]] = {"claude": ClaudeOptions, "acp": AcpOptions}
 AGENTS: Mapping[str, AcpAgent] = {
-    name: AcpAgent(name=name, options=_OPTIONS.get(name, Document), **table)
+    name: AcpAgent(name=name, options=OPTIONS[name], **table)
     for name, table in read_toml("activities.executor.agent.acp", "agents.toml").items()
 }

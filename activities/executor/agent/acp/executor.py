@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from activities.executor.agent.acp.agents import AcpAgent, AcpOptions, Start
+from activities.executor.agent.acp.agents import AcpAgent, Start
 from activities.executor.agent.acp.delivery import Delivery
 from activities.executor.agent.acp.run import AcpRun
 from activities.executor.agent.home import agent_home, copy_login, write_files
@@ -18,6 +18,7 @@ from activities.executor.options import read_options, refuse_questions
 from activities.executor.port import Availability, Control, Executor
 from activities.sandbox.port import SandboxUnavailableError
 from tightloop.executor.model import ErrorKind, ExecutorOutcome, ExecutorStatus, ResumeToken, WorkOrder
+from tightloop.executor.options import AcpOptions
 from tightloop.host import host_name
 
 

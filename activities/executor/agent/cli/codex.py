@@ -17,9 +17,9 @@ from activities.executor.port import Availability
 from activities.model.gateway.port import Wire
 from activities.process.tree import MARK
 from tightloop.executor.model import AgentMode, ResumeToken, WorkOrder
+from tightloop.executor.options import CodexOptions
 from tightloop.host import state_home, user_file
 from tightloop.settings import AgentSettings
-from tightloop.value import Document
 
 NAME = "codex"
 LOG = "error,codex_sandboxing=warn"
@@ -47,16 +47,6 @@ _SHELL_VARIABLES = (
     "SSL_CERT_*", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "PYTHONDONTWRITEBYTECODE", "CODEX_*",
     MARK,
 )  # fmt: skip
-
-
-class CodexOptions(Document):
-    """What a request may set in `executor.options`."""
-
-    network: bool = False
-    """Let the commands that it runs reach the hosts of `sandbox.network`. Its own sandbox could only give them all of
-    the host's network, so it is off then, and the fence of other agents stands around it."""
-    effort: str = ""
-    """`model_reasoning_effort`, such as `low`, `medium` or `high`; empty: the model's own."""
 
 
 class CodexAdapter:

@@ -1,0 +1,109 @@
+"""What a request may set in `executor.options`, for each executor that is shipped."""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from tightloop.errors import ExecutorError, did_you_mean
+from tightloop.executor.model import ExecutorChoice
+from tightloop.executor.script import Script
+from tightloop.value import Document, first_problem
+
+
+class CommandOptions(Document):
+    """Of `command`; the person who starts the episode vouches for it."""
+
+    argv: tuple[str, ...] = ()
+    """Template of one command that takes the whole plan."""
+    stdin: bool = False
+    """Give it the plan on its standard input, too."""
+    network: tuple[str, ...] = ()
+    """More hosts that it may reach, in the words of `sandbox.network`, such as that of the model it asks."""
+    read: tuple[str, ...] = ()
+    """More absolute paths that it may read, such as the folder of its login."""
+    write: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
+    """Names of variables of the worker that it gets, such as that of its key."""
+
+    def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that it gets.
+
+        Raises:
+            ExecutorError: the worker does not have one of them.
+        """
+        missing = [name for name in self.environment if name not in environ]
+        if missing:
+            raise ExecutorError(
+                f"option environment of the command executor names {missing[0]}, which the worker does not have. "
+                "Set it where the worker is started"
+            )
+        return {name: environ[name] for name in self.environment}
+
+
+class AcpOptions(Document):
+    """Of `acp`."""
+
+    argv: tuple[str, ...] = ()
+    """The whole command line; the person who starts the episode vouches for it."""
+
+
+class ClaudeOptions(Document):
+    """Of `claude`."""
+
+    max_turns: Annotated[int, Field(ge=1)] | None = None
+    """Calls of the model in one delivery; the smaller one of it and of `max_model_calls` counts."""
+    max_budget_usd: Annotated[float, Field(gt=0)] | None = None
+    """By Claude Code's own price list; it notices after the call that exceeds it."""
+
+
+class CodexOptions(Document):
+    """Of `codex`."""
+
+    network: bool = False
+    """Let the commands that it runs reach the hosts of `sandbox.network`. Its own sandbox could only give them all of
+    the host's network, so it is off then, and the fence of other agents stands around it."""
+    effort: str = ""
+    """`model_reasoning_effort`, such as `low`, `medium` or `high`; empty: the model's own."""
+
+
+_NONE = ("person", "cursor", "codex-acp", "copilot", "cursor-acp", "gemini", "opencode")
+OPTIONS: Mapping[str, type[Document]] = {
+    "acp": AcpOptions,
+    "claude": ClaudeOptions,
+    "codex": CodexOptions,
+    "command": CommandOptions,
+    "scripted": Script,
+    **dict.fromkeys(_NONE, Document),
+}
+"""By the name of the executor."""
+_NEAR = 0.7
+"""An unknown name that is closer than this to a shipped one is a slip; others may be a worker's own executors."""
+
+
+def choice_problem(choice: ExecutorChoice) -> str:
+    """Return what is wrong with the names and the options of a choice, and the nearest right name; empty: nothing."""
+    for name in (choice.name, *choice.fallback):
+        if name not in OPTIONS and (near := get_close_matches(name, OPTIONS, 1, _NEAR)):
+            return f"the executor {name!r} is unknown. Did you mean {near[0]!r}?"
+    model, options = OPTIONS.get(choice.name), choice.options
+    # A script may be in a file of the workspace.
+    if model is None or (model is Script and ("script" in options or not options)):
+        return ""
+    try:
+        model.model_validate(options)
+    except ValidationError as error:
+        return option_problem(error, model, choice.name)
+    return ""
+
+
+def option_problem(error: ValidationError, model: type[Document], name: str) -> str:
+    """Return what is wrong with the options of an executor."""
+    first = error.errors(include_url=False)[0]
+    if first["type"] != "extra_forbidden":
+        return f"the options of the executor {name} are wrong: {first_problem(error)}"
+    *above, last = map(str, first["loc"])
+    where = f" in {'.'.join(above)}" if above else ""
+    advice = did_you_mean(last, model.model_fields) if not above else ""
+    return f"the executor {name} has no option {last!r}{where}. {advice or 'It has none'}"
