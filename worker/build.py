@@ -54,7 +54,7 @@ from tightloop.settings import PlannerSettings, Settings
 from worker.connect import EndedEpisodes
 from worker.interceptor import ActivityInterceptor
 from worker.metrics import measuring
-from worker.plan import PlanAdapters, activities_of, episode_defaults, model_runners, plan_activities, plan_writer
+from worker.plan import PlanAdapters, activities_of, model_runners, plan_activities, plan_writer
 from workflows.episode.workflow import EpisodeWorkflow
 from workflows.plan.workflow import PlanWorkflow
 
@@ -212,7 +212,7 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
         plan_runners=model_runners(service, settings.privacy.prompt_privacy_of),
         plan_writer=plan_writer(service, settings),
         plan_secrets=settings.plans.secrets,
-        episode_defaults=episode_defaults(settings),
+        settings=settings,
         gate=Gate(
             settings.alignment.rubric, lambda asked: choose_judge(kind(asked)), settings.privacy.prompt_privacy_of
         ),

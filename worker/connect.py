@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import os
+import socket
 from datetime import timedelta
 
 from temporalio.api.enums.v1 import IndexedValueType
@@ -13,7 +15,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from tightloop.client import registration_command
 from tightloop.client.connection import connect as open_connection
 from tightloop.client.encryption import PLAIN_CONVERTER, data_converter
-from tightloop.client.execution import SEARCH_ATTRIBUTES
+from tightloop.client.execution import SEALS, SEARCH_ATTRIBUTES
 from tightloop.errors import ServiceUnavailableError, SettingsError
 from tightloop.settings import Settings
 from worker.telemetry import Telemetry
@@ -36,7 +38,10 @@ async def connect(settings: Settings, telemetry: Telemetry | None = None) -> Cli
         SettingsError: the keys of payloads cannot be read; or Prometheus cannot be served.
     """
     converter, observed = data_converter(settings, claims=True), telemetry or Telemetry()
-    return await open_connection(settings, converter, observed.interceptors, runtime=_runtime(settings, observed))
+    # As the SDK makes it, and what clients have to know before they send anything.
+    identity = f"{os.getpid()}@{socket.gethostname()}{SEALS if settings.seals_payloads else ''}"
+    runtime = _runtime(settings, observed)
+    return await open_connection(settings, converter, observed.interceptors, runtime=runtime, identity=identity)
 
 
 def _runtime(settings: Settings, telemetry: Telemetry) -> Runtime:

@@ -9,7 +9,7 @@ from activities.checks.port import CheckRunner
 from activities.model.service import ModelService
 from activities.plan.activity import PlanActivities, PlanPorts
 from activities.plan.attempts.git_trees import GitTrees
-from activities.plan.children.step_children import EpisodeDefaults, StepChildren
+from activities.plan.children.step_children import StepChildren
 from activities.plan.opening.plan_writer import ModelPlanWriter, PlannerOptions
 from activities.plan.port import Children, PlanWriter, Runner
 from activities.plan.runners.checkpoint import CheckpointRunner
@@ -26,7 +26,6 @@ from activities.plan.runners.web.http import HttpRunner
 from activities.sandbox.port import Sandbox
 from activities.workspace.port import OpenEpisodes, Workspaces
 from activities.workspace.trail import Differ, Ledgers
-from tightloop.executor.model import ExecutorChoice
 from tightloop.plan.document.step import Capability
 from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.settings import SandboxSettings, Settings
@@ -47,8 +46,8 @@ class PlanAdapters:
     has_ended: OpenEpisodes
     plan_runners: Mapping[Capability, Runner] = field(default_factory=dict)
     """In place of, or besides, those that need nothing more than this."""
-    episode_defaults: EpisodeDefaults = field(default_factory=EpisodeDefaults)
-    """What `episode` steps have where they do not say."""
+    settings: Settings = field(default_factory=Settings)
+    """They give `episode` steps what these leave open."""
     plan_children: Children | None = None
     """In place of what prepares and settles child workflows with the parts above."""
     plan_writer: PlanWriter | None = None
@@ -80,7 +79,7 @@ def plan_activities(use: PlanAdapters) -> PlanActivities:
             differ=use.differ,
             checks=use.checks,
             runners=runners,
-            children=use.plan_children or StepChildren(use.workspaces, use.checks, use.episode_defaults),
+            children=use.plan_children or StepChildren(use.workspaces, use.checks, use.settings),
             writer=use.plan_writer,
             run_command=shell.run_command,
             has_ended=use.has_ended,
@@ -130,15 +129,3 @@ def plan_writer(service: ModelService, settings: Settings) -> ModelPlanWriter:
             enabled=plans.agent_planning,
         )
     )
-
-
-def episode_defaults(settings: Settings) -> EpisodeDefaults:
-    """Return what `episode` steps have where they do not say."""
-    chosen = settings.executor
-    executor = ExecutorChoice(
-        name=chosen.default,
-        fallback=chosen.fallback,
-        wall_limit_s=chosen.wall_limit_s,
-        idle_limit_s=chosen.idle_limit_s,
-    )
-    return EpisodeDefaults(executor=executor, planner=settings.planner.kind, budget=settings.budget.as_budget())

@@ -58,7 +58,7 @@ async def test_codex_gets_the_sample_green_and_no_planted_key_is_seen_anywhere(t
         stack.start_server()
         wait_for_port(stack.settings.temporal.address)
         stack.start_worker()
-        client = await TightloopClient.connect(stack.settings)
+        client = await TightloopClient.connect(settings=stack.settings)
         request = EpisodeRequest(
             goal=GOAL, workspace=str(sample), definition_of_done=CHECKS, executor=ExecutorChoice(name="codex")
         )

@@ -78,7 +78,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 async def people(stack: Stack) -> TightloopClient:
-    return await TightloopClient.connect(stack.settings)
+    return await TightloopClient.connect(settings=stack.settings)
 
 
 @pytest.fixture(scope="module")

@@ -217,7 +217,7 @@ async def test_started_episode_is_listed_with_its_goal_and_has_no_goal_in_its_id
 
 async def test_queues_of_the_settings_fill_what_the_request_leaves_open(server: WorkflowEnvironment) -> None:
     settings = settings_for(server.client, workspace="ws", llm="model")
-    client = await TightloopClient.connect(settings)
+    client = await TightloopClient.connect(settings=settings)
     async with worker_for(server.client, settings):
         episode_id = await client.start(a_request(queues={"llm": "mine"}))
         request = await client.request(episode_id)
@@ -470,7 +470,7 @@ async def test_watch_survives_a_restart_of_the_server(tmp_path: Path) -> None:
 
     first = await start()
     settings = settings_for(first.client)
-    client = await TightloopClient.connect(settings)
+    client = await TightloopClient.connect(settings=settings)
     episode_id = await client.start(a_request())
 
     async def follow() -> None:
@@ -520,7 +520,7 @@ async def test_episode_that_temporal_itself_paused_is_shown_and_explained(
 async def test_namespace_without_our_search_attributes_is_explained(tmp_path: Path) -> None:
     environment = await WorkflowEnvironment.start_local(dev_server_existing_path=str(temporal_binary()))
     async with environment:
-        client = await TightloopClient.connect(settings_for(environment.client))
+        client = await TightloopClient.connect(settings=settings_for(environment.client))
         assert set(await client.missing_search_attributes()) == {
             "TightloopStatus",
             "TightloopIteration",
@@ -547,7 +547,9 @@ async def test_namespace_without_our_search_attributes_is_explained(tmp_path: Pa
 async def test_wrong_namespace_is_explained(server: WorkflowEnvironment) -> None:
     settings = settings_for(server.client)
     wrong = settings.evolve(temporal=settings.temporal.evolve(namespace="nowhere"))
-    client = await TightloopClient.connect(wrong)
+    config = server.client.config()
+    config["namespace"] = "nowhere"
+    client = TightloopClient(Client(**config), wrong)
     for call in (client.list(), client.status("x"), client.start(a_request())):
         with pytest.raises(SettingsError, match="has no namespace 'nowhere'"):
             await call

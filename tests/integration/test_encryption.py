@@ -296,7 +296,7 @@ async def test_a_worker_with_encryption_on_and_no_key_says_what_to_do(
 ) -> None:
     monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / uuid4().hex))
     private = settings.evolve(privacy=ENCRYPT)
-    for opened in (connect(private), TightloopClient.connect(private)):
+    for opened in (connect(private), TightloopClient.connect(settings=private)):
         with pytest.raises(SettingsError, match=r"the key file .*keys\.json is missing\. Make one: tightloop keys new"):
             await opened
 

@@ -80,7 +80,7 @@ async def test_a_trace_links_the_command_that_started_an_episode_with_its_workfl
             asked = ("start", "make lines", "--workspace", str(workspace), "--done", "true")
             started = await command_line(stack, "tightloop.cli.main", *asked)
             assert started.returncode == 0, started.stdout + started.stderr
-            client = await TightloopClient.connect(stack.settings)
+            client = await TightloopClient.connect(settings=stack.settings)
             result = await client.result(await client.resolve("last"))
             stack.stop_worker()
             log = stack.worker_log()
@@ -114,7 +114,7 @@ async def test_prometheus_reads_at_the_workers_port_what_an_episode_did_and_labe
         stack.start_server()
         wait_for_port(stack.settings.temporal.address)
         stack.start_worker()
-        client = await TightloopClient.connect(stack.settings)
+        client = await TightloopClient.connect(settings=stack.settings)
         request = EpisodeRequest(
             goal="make it right",
             workspace=str(workspace),
@@ -163,7 +163,7 @@ async def test_a_worker_whose_collector_is_not_there_works_complains_once_and_en
         stack.start_server()
         wait_for_port(stack.settings.temporal.address)
         stack.start_worker()
-        client = await TightloopClient.connect(stack.settings)
+        client = await TightloopClient.connect(settings=stack.settings)
         request = EpisodeRequest(goal="x", workspace=str(workspace), definition_of_done=("true",))
         async with asyncio.timeout(150):
             result = await client.result(await client.start(request))
@@ -201,7 +201,7 @@ async def test_a_collector_that_is_not_there_stops_neither_the_command_nor_its_a
         done = await command_line(stack, "tightloop.cli.main", "start", "x", "--workspace", "/tmp", "--done", "true")
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line for line in done.stderr.splitlines() if not line.startswith("no worker polls")] == []
-    client = await TightloopClient.connect(stack.settings)
+    client = await TightloopClient.connect(settings=stack.settings)
     await client.cancel(re.search(r"episode-\w+", done.stdout)[0])  # nobody works on it
 
 

@@ -50,7 +50,7 @@ def settings_for(address: str, **temporal: Any) -> Settings:
 async def test_a_key_goes_over_tls_alone_and_reaches_the_server(authority: Authority) -> None:
     async with temporal_behind(authority) as front:
         settings = settings_for(front.address, api_key=KEY, tls_ca=str(authority.ca))
-        client = await TightloopClient.connect(settings)
+        client = await TightloopClient.connect(settings=settings)
         assert await client.missing_search_attributes() == ()
         await connect_worker(settings)
     assert front.wire[:1] == b"\x16", "a TLS handshake"
@@ -62,10 +62,10 @@ async def test_both_sides_can_ask_for_a_certificate(authority: Authority) -> Non
     certificate, private = authority.issue("client")
     mine = {"tls_ca": str(authority.ca), "tls_cert": str(certificate), "tls_key": str(private)}
     async with temporal_behind(authority, mutual=True) as front:
-        await TightloopClient.connect(settings_for(front.address, **mine))
+        await TightloopClient.connect(settings=settings_for(front.address, **mine))
         await connect_worker(settings_for(front.address, **mine))
         with pytest.raises(SettingsError, match=r"temporal\.tls_cert"):
-            await TightloopClient.connect(settings_for(front.address, tls_ca=str(authority.ca), api_key=KEY))
+            await TightloopClient.connect(settings=settings_for(front.address, tls_ca=str(authority.ca), api_key=KEY))
     assert KEY.encode() not in front.wire
 
 
@@ -73,7 +73,7 @@ async def test_a_server_that_nobody_vouches_for_gets_no_key(authority: Authority
     async with temporal_behind(authority) as front:
         for wrong in ({"tls_ca": str(stranger.ca)}, {}, {"tls_ca": str(authority.ca), "tls_server_name": "other.test"}):
             with pytest.raises(SettingsError, match=r"temporal\.tls_"):
-                await TightloopClient.connect(settings_for(front.address, **{"api_key": KEY, **wrong}))
+                await TightloopClient.connect(settings=settings_for(front.address, **{"api_key": KEY, **wrong}))
     assert KEY.encode() not in front.wire + front.clear
 
 
@@ -100,7 +100,7 @@ async def test_a_listener_without_tls_never_sees_the_key() -> None:
     async with await asyncio.start_server(listen, "127.0.0.1", 0) as server:
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         settings = parse_settings("", {"TIGHTLOOP_TEMPORAL__API_KEY": KEY, "TIGHTLOOP_TEMPORAL__ADDRESS": address})
-        for opened in (TightloopClient.connect(settings), connect_worker(settings)):
+        for opened in (TightloopClient.connect(settings=settings), connect_worker(settings)):
             with pytest.raises(ServiceUnavailableError, match="does not answer"):
                 await opened
     assert seen[:1] == b"\x16"

@@ -97,7 +97,7 @@ async def test_an_episode_survives_ten_kills(victim: str, workspace: Path, tmp_p
         stack.start_server()
         wait_for_port(stack.settings.temporal.address)
         stack.start_worker()
-        client = await TightloopClient.connect(stack.settings)
+        client = await TightloopClient.connect(settings=stack.settings)
         episode_id = await client.start(long_request(workspace))
         for _ in range(KILLS):
             await progress(workspace, episode_id)

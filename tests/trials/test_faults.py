@@ -219,7 +219,7 @@ async def test_300_episodes_with_faults_end_truthfully(workspace: Path, tmp_path
     with Stack(tmp_path / "stack", environment) as stack:
         stack.start_server()
         wait_for_port(stack.settings.temporal.address)
-        client = await TightloopClient.connect(stack.settings)
+        client = await TightloopClient.connect(settings=stack.settings)
         await register_search_attributes_of(stack)
         async with faulty_workers(stack, tmp_path / "marks") as keeper:
             killer = asyncio.create_task(kill_at_random(keeper, moments))

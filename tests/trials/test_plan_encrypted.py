@@ -255,7 +255,7 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Play
             stack.start_server()
             wait_for_port(stack.settings.temporal.address)
             stack.start_worker()
-            client = await TightloopClient.connect(stack.settings)
+            client = await TightloopClient.connect(settings=stack.settings)
             made = Played(stack, folder, client, alerts, collector)
             await play(made)
             yield made

@@ -109,7 +109,7 @@ async def run_through(
     stack.start_server()
     wait_for_port(stack.settings.temporal.address)
     stack.start_worker()
-    client = await TightloopClient.connect(stack.settings, interceptors=[tracing])
+    client = await TightloopClient.connect(settings=stack.settings, interceptors=[tracing])
     episode_id = await client.start(request(project))
     await client.pause(episode_id, f"wait: {EVERYTHING}")
 
@@ -320,7 +320,7 @@ async def test_a_project_decides_what_its_prompts_contain(
             stack.start_server()
             wait_for_port(stack.settings.temporal.address)
             stack.start_worker()
-            client = await TightloopClient.connect(stack.settings)
+            client = await TightloopClient.connect(settings=stack.settings)
             asked = request(project).evolve(goal=f"make it right, {SECRET} {EMAIL}")
             async with asyncio.timeout(240):
                 result = await client.result(await client.start(asked))

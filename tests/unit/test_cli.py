@@ -21,11 +21,9 @@ from tightloop.cli.render.question import todo_lines
 from tightloop.cli.render.workflow import status_line, status_panel
 from tightloop.cli.request import (
     build_request,
-    defaults_from,
     json_or_text,
     read_pairs,
     read_request_file,
-    unknown_fields,
     with_iterations,
     with_timeout,
 )
@@ -37,6 +35,7 @@ from tightloop.executor.asking import permission_question, work_question
 from tightloop.host import state_folder
 from tightloop.question import QuestionKind
 from tightloop.settings import parse_settings
+from tightloop.value.caller import unknown_fields
 
 COMMANDS = (  # noqa: SIM905 - a sentence is easier to read
     "up start list status watch pause resume answer approve reject restore fork respond top-up amend cancel "
@@ -208,7 +207,7 @@ def test_completion_script_is_offered_for_bash() -> None:
 
 
 def test_options_win_over_the_file_and_the_file_over_the_settings() -> None:
-    settings = {"planner": "auto", "budget": {"max_iterations": 15, "max_tokens": 9}}
+    settings = parse_settings("budget: {max_iterations: 15, max_tokens: 9}", {})
     file = {"goal": "from the file", "workspace": "/w", "definition_of_done": ["true"], "budget": {"max_tokens": 5}}
     request = build_request(settings, file, {"goal": "from the option", "budget": with_iterations(5)})
     assert request.goal == "from the option"
@@ -223,7 +222,11 @@ def test_request_file_may_be_json(tmp_path: Path) -> None:
 
 def test_unknown_fields_are_found_in_every_part() -> None:
     document = {"gaol": "x", "executor": {"name": "codex", "option": {}}, "definition_of_done": ["true", {"cmd": "x"}]}
-    assert unknown_fields(EpisodeRequest, document) == ["gaol", "executor.option", "definition_of_done.cmd"]
+    assert list(unknown_fields(EpisodeRequest, document)) == [
+        "unknown field 'gaol'. Did you mean 'goal'?",
+        "unknown field 'executor.option'. Did you mean 'options'?",
+        "unknown field 'definition_of_done.cmd'. Known: name, run, timeout_s",
+    ]
 
 
 def test_values_of_options_are_json_or_text() -> None:
@@ -280,8 +283,8 @@ def test_amendment_without_a_change_is_refused_before_anything_is_contacted(nobo
 def test_fallbacks_of_the_settings_are_used_where_the_request_names_none() -> None:
     settings = parse_settings("executor: {default: codex, fallback: [claude, person]}", {})
     wanted = {"goal": "g", "workspace": "/w", "definition_of_done": ["true"]}
-    assert build_request(defaults_from(settings), wanted).executor.fallback == ("claude", "person")
-    own = build_request(defaults_from(settings), wanted, {"executor": {"fallback": ["command"]}})
+    assert build_request(settings, wanted).executor.fallback == ("claude", "person")
+    own = build_request(settings, wanted, {"executor": {"fallback": ["command"]}})
     assert (own.executor.name, own.executor.fallback) == ("codex", ("command",))
 
 

@@ -5,14 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from tightloop.episode.check import Check
 from tightloop.episode.model import LONGEST_LIMIT_S, EpisodeRequest
 from tightloop.episode.progress.presets import under_request
 from tightloop.errors import InvalidRequestError
 from tightloop.settings import Settings
+from tightloop.settings.defaults import layered, with_defaults
 from tightloop.value import first_problem
+from tightloop.value.caller import unknown_fields
 
 _EXAMPLE = 'tightloop start "make the tests pass" --done "pytest -q"'
 
@@ -42,27 +43,9 @@ def read_request_file(path: Path) -> dict[str, Any]:
         raise InvalidRequestError(
             f"{path} is not a request. Write: goal: ..., workspace: ..., definition_of_done: [...]"
         )
-    unknown = unknown_fields(EpisodeRequest, document)
-    if unknown:
-        known = ", ".join(EpisodeRequest.model_fields)
-        raise InvalidRequestError(f"{path}: unknown field {unknown[0]!r}. Known fields: {known}")
+    if unknown := next(unknown_fields(EpisodeRequest, document), ""):
+        raise InvalidRequestError(f"{path}: {unknown}")
     return document
-
-
-def unknown_fields(model: type[BaseModel], document: dict[str, Any], above: str = "") -> list[str]:
-    """Return the dotted names in `document` that `model` does not have, also in its parts."""
-    found = []
-    for name, value in document.items():
-        field = model.model_fields.get(name)
-        if field is None:
-            found.append(f"{above}{name}")
-            continue
-        # Its type is a tuple, which does not say what is in it.
-        part = Check if name == "definition_of_done" else field.annotation
-        if isinstance(part, type) and issubclass(part, BaseModel):
-            for item in value if isinstance(value, list) else [value]:
-                found += unknown_fields(part, item, f"{above}{name}.") if isinstance(item, dict) else []
-    return found
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -70,27 +53,8 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def defaults_from(settings: Settings) -> dict[str, Any]:
-    """Return the defaults that the settings give for a request."""
-    return {
-        "planner": settings.planner.kind,
-        "executor": {
-            "name": settings.executor.default,
-            "fallback": settings.executor.fallback,
-            "wall_limit_s": settings.executor.wall_limit_s,
-            "idle_limit_s": settings.executor.idle_limit_s,
-            "on_crash": settings.executor.on_crash,
-        },
-        "budget": settings.budget.as_budget().model_dump(),
-        "preset": settings.tracking.preset,
-        "thresholds": settings.tracking.as_thresholds().model_dump(),
-        "repeat_error_limit": settings.tracking.repeat_error_limit,
-        "deviation_limit": settings.tracking.deviation_limit,
-    }
-
-
-def build_request(*layers: dict[str, Any]) -> EpisodeRequest:
-    """Merge the layers, the last on top, and make the request.
+def build_request(settings: Settings, *layers: dict[str, Any]) -> EpisodeRequest:
+    """Merge the layers, the last on top, over the defaults of the settings, and make the request.
 
     Raises:
         InvalidRequestError: a value is wrong, or the request is not complete.
@@ -99,14 +63,12 @@ def build_request(*layers: dict[str, Any]) -> EpisodeRequest:
         raise InvalidRequestError(f"without a check nothing can be called done. Give at least one: {_EXAMPLE}")
     merged: dict[str, Any] = {}
     for layer in layers:
-        for name, value in under_request(layer).items():
-            below = merged.get(name)
-            both = isinstance(below, dict) and isinstance(value, dict)
-            merged[name] = {**below, **value} if both else value  # type: ignore[dict-item]
+        merged = layered(merged, under_request(layer))
     try:
         request = EpisodeRequest.model_validate(merged)
     except ValidationError as error:
         raise InvalidRequestError(f"{first_problem(error)}. For example: {_EXAMPLE}") from error
+    request = with_defaults(request, settings)
     request.check()
     return request
 

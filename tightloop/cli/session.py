@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from pydantic import ValidationError
 from temporalio.client import Interceptor
 
 from tightloop.cli.render.terminal import show_either
-from tightloop.cli.request import given
 from tightloop.client import CLOSED_STATUSES, Kind, Status, TightloopClient
 from tightloop.client.finding import LAST
-from tightloop.errors import ServiceUnavailableError, SettingsError
+from tightloop.errors import ServiceUnavailableError
 from tightloop.host import load_settings
 from tightloop.settings import Settings
 
@@ -49,17 +47,7 @@ class Session:
         Raises:
             SettingsError: a setting is unknown or not allowed.
         """
-        settings = load_settings(self.settings_file)
-        changes = given(address=self.address, namespace=self.namespace)
-        try:
-            temporal = type(settings.temporal).model_validate(dict(settings.temporal) | changes)
-        except ValidationError as error:
-            [problem, *_] = error.errors()
-            if not problem["loc"]:
-                raise SettingsError(f"temporal: {problem['msg'].removeprefix('Value error, ')}") from None
-            name = problem["loc"][0]
-            raise SettingsError(f"--{name} is {changes.get(str(name))!r}. For example: 127.0.0.1:7233") from error
-        return settings.evolve(temporal=temporal)
+        return load_settings(self.settings_file).at(self.address, self.namespace)
 
     def run(self, work: Callable[[TightloopClient], Awaitable[T]]) -> T:
         """Connect and do one thing; Ctrl-C ends it without a word.
@@ -72,7 +60,7 @@ class Session:
         async def connected() -> T:
             with _traced(settings) as tracing:
                 interceptors = () if tracing is None else (tracing,)
-                return await work(await TightloopClient.connect(settings, interceptors=interceptors))
+                return await work(await TightloopClient.connect(settings=settings, interceptors=interceptors))
 
         try:
             return asyncio.run(connected())
@@ -152,7 +140,7 @@ def complete_id(incomplete: str) -> list[tuple[str, str]]:
 
     async def rows() -> list[tuple[str, str]]:
         async with asyncio.timeout(COMPLETION_SECONDS):
-            client = await TightloopClient.connect(load_settings())
+            client = await TightloopClient.connect()
             return [(row.id, f"{row.status}: {row.goal[:60]}") for row in await client.list()]
 
     try:

@@ -10,7 +10,6 @@ from tightloop.cli.follow import follow
 from tightloop.cli.render.terminal import remark, show_either
 from tightloop.cli.request import (
     build_request,
-    defaults_from,
     given,
     json_or_text,
     read_pairs,
@@ -97,7 +96,7 @@ def start(
     )
     options |= given(executor=choice or None, budget=budget)
     folder = Path(workspace or written.get("workspace") or ".").expanduser().resolve()
-    request = build_request(defaults_from(session.settings), written, options, {"workspace": str(folder)})
+    request = build_request(session.settings, written, options, {"workspace": str(folder)})
     queue = session.settings.temporal.task_queue
     started, note = session.run(lambda client: start_and_wait(client, request, queue, new_id, replace=replace))
     if note:

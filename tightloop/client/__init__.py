@@ -2,7 +2,7 @@
 
 It speaks to Temporal by workflow name, so that the `tightloop` wheel alone is enough:
 
-    client = await TightloopClient.connect(settings)
+    client = await TightloopClient.connect()
     episode_id = await client.start(request)
     async for status in client.watch(episode_id):
         print(status.status, status.phase, status.iteration)
@@ -13,15 +13,21 @@ from tightloop.client.calls import Poller
 from tightloop.client.client import TightloopClient
 from tightloop.client.execution import CLOSED_STATUSES, OPEN_STATUSES, Kind, Summary, registration_command
 from tightloop.client.following import Result, Status
+from tightloop.episode.budget import Budget
+from tightloop.episode.check import Check
 from tightloop.episode.model import EpisodeRequest, EpisodeResult, EpisodeStatus
+from tightloop.executor.model import ExecutorChoice
 from tightloop.plan.request import PlanRequest, PlanResult, PlanStatus
 
 __all__ = [
     "CLOSED_STATUSES",
     "OPEN_STATUSES",
+    "Budget",
+    "Check",
     "EpisodeRequest",
     "EpisodeResult",
     "EpisodeStatus",
+    "ExecutorChoice",
     "Kind",
     "PlanRequest",
     "PlanResult",

@@ -111,6 +111,34 @@ class Calls:
         """Where Temporal listens."""
         return self.client.service_client.config.target_host
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether Temporal would store what is sent as it is."""
+        return self.client.data_converter.payload_codec is None
+
+    async def check_namespace(self) -> None:
+        """Ask for the namespace, which a connection alone does not.
+
+        Raises:
+            SettingsError: it is missing.
+        """
+        request = service.DescribeNamespaceRequest(namespace=self.client.namespace)
+        async with self.bounded("", CALL_TIMEOUT):
+            try:
+                await self.client.workflow_service.describe_namespace(request, timeout=CALL_TIMEOUT)
+            except RPCError as error:
+                # Who may only start and steer cannot ask; the first call tells them.
+                if error.status not in (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED):
+                    raise
+
+    async def _refuse_plain(self, workflow_id: str) -> None:
+        """Refuse a message in plain text to a workflow that is stored encrypted, which would drop it."""
+        if self.is_plain and (await self.describe(workflow_id)).sealed:
+            raise SettingsError(
+                f"{workflow_id} is stored encrypted, and this client would send its message in plain text; nothing was "
+                "sent. Connect with the workers' settings and key file: await TightloopClient.connect()"
+            )
+
     def _converter(self, workflow_id: str) -> DataConverter:
         place = WorkflowSerializationContext(namespace=self.client.namespace, workflow_id=workflow_id)
         return self.client.data_converter.with_context(place)
@@ -215,6 +243,7 @@ class Calls:
         Raises:
             InvalidRequestError: the workflow is closed.
         """
+        await self._refuse_plain(workflow_id)
         handle = self.client.get_workflow_handle(workflow_id)
         async with self.bounded(workflow_id, CALL_TIMEOUT):
             with sealing_as(SealKind.MESSAGE):
@@ -227,6 +256,7 @@ class Calls:
             InvalidRequestError: the workflow refuses, with its own sentence; or it is closed.
             ServiceUnavailableError: no worker answers.
         """
+        await self._refuse_plain(workflow_id)
         try:
             async with self.bounded(workflow_id, timeout, worker=True):
                 answer = await self._update(workflow_id, name, argument, timeout)

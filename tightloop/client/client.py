@@ -11,13 +11,15 @@ from temporalio.converter import DataConverter
 from tightloop.client import finding, following
 from tightloop.client.calls import QUERY_TIMEOUT, UPDATE_TIMEOUT, Calls, Poller
 from tightloop.client.connection import connect as open_connection
+from tightloop.client.connection import settings_for
 from tightloop.client.encryption import data_converter as converter_of
 from tightloop.client.execution import Kind, Summary, memo_of
 from tightloop.client.finding import choose_id, described
 from tightloop.client.following import PATIENCE, POLL_INTERVAL, OnSilence, Result, Status
+from tightloop.client.installation.sealing import refuse_plain_start
 from tightloop.episode.check import Check
 from tightloop.episode.checkpoint import CheckpointRecord
-from tightloop.episode.control import Amendment, ExecutorAmendment, read_restore
+from tightloop.episode.control import ExecutorAmendment, read_amendment, read_restore
 from tightloop.episode.model import (
     WORKFLOW_TYPE,
     EpisodeInput,
@@ -26,10 +28,12 @@ from tightloop.episode.model import (
     RestoreTarget,
     TimelineEntry,
 )
+from tightloop.host import load_settings
 from tightloop.plan.engine.state import PlanEvent
 from tightloop.plan.input import PlanInput
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE, PlanRequest, StepLine, StepPage
 from tightloop.settings import Settings
+from tightloop.settings.defaults import with_defaults
 
 REPLAN_TIMEOUT = timedelta(minutes=15)
 """A planner may have to write the revision."""
@@ -52,40 +56,47 @@ class TightloopClient:
 
         Args:
             client: the connection.
-            settings: task queues of new episodes and plans.
+            settings: what new episodes and plans get where they do not say; None: those in force.
             query_timeout: how long a worker may take to answer before it counts as absent.
         """
         self._calls = Calls(client, query_timeout)
-        self._settings = settings or Settings()
+        self._settings = settings or load_settings()
 
     @classmethod
     async def connect(
         cls,
-        settings: Settings,
-        data_converter: DataConverter | None = None,
+        target: str | None = None,
         *,
+        namespace: str | None = None,
+        settings: Settings | None = None,
+        data_converter: DataConverter | None = None,
         interceptors: Sequence[Interceptor] = (),
     ) -> "TightloopClient":
-        """Connect to the Temporal server that the settings name.
+        """Connect with the settings in force: the files and variables that the command line reads, too.
 
         Args:
-            settings: Temporal's address, and the task queues of new episodes and plans.
+            target: host and port of Temporal; None: those of the settings.
+            namespace: None: that of the settings.
+            settings: in place of those in force. `Settings()` are the defaults, whatever files and variables say.
             data_converter: the same as the workers'; None: the one that the settings ask for.
             interceptors: of the caller, such as one that traces; see docs/operate/telemetry.md.
 
         Raises:
             ServiceUnavailableError: Temporal does not answer within 5 s (retryable).
-            SettingsError: the keys of payloads cannot be read.
+            SettingsError: a setting is wrong, the keys of payloads cannot be read, or the namespace is missing.
         """
-        converter = data_converter or converter_of(settings)
-        return cls(await open_connection(settings, converter, interceptors), settings)
+        chosen = settings_for(target, namespace, settings)
+        converter = data_converter or converter_of(chosen)
+        opened = cls(await open_connection(chosen, converter, interceptors), chosen)
+        await opened._calls.check_namespace()
+        return opened
 
     # -- start ----------------------------------------------------------------------------------
 
     async def start(
         self, request: EpisodeRequest | PlanRequest, *, new_id: str | None = None, replace: bool = False
     ) -> str:
-        """Start an episode or a plan and return its id.
+        """Start an episode or a plan and return its id. What the request leaves open is as the settings say.
 
         Args:
             request: what to do.
@@ -96,20 +107,24 @@ class TightloopClient:
         Raises:
             InvalidRequestError: the request or the id cannot work.
             IdTakenError: an episode or a plan has the id, open or closed (without `replace`); the message names it.
-            SettingsError: the namespace does not know our search attributes.
+            SettingsError: the namespace does not know our search attributes; or its workers encrypt, and this client
+                would send plain text.
         """
         if isinstance(request, EpisodeRequest):
-            return await self._start(choose_id(Kind.EPISODE, new_id), EpisodeInput.of(request, replace=replace))
-        return await self._start(choose_id(Kind.PLAN, new_id), PlanInput.of(request, replace=replace))
+            asked = with_defaults(request, self._settings)
+            return await self._start(choose_id(Kind.EPISODE, new_id), EpisodeInput.of(asked, replace=replace))
+        plan = with_defaults(request, self._settings)
+        return await self._start(choose_id(Kind.PLAN, new_id), PlanInput.of(plan, replace=replace))
 
     async def _start(self, workflow_id: str, start: EpisodeInput | PlanInput) -> str:
         start.check()
-        start = start.evolve(queues=self._settings.queues.fill(start.queues))
+        queue = self._settings.temporal.task_queue
+        await refuse_plain_start(self._calls, queue)
         await self._calls.start(
             workflow_id,
             PLAN_WORKFLOW_TYPE if isinstance(start, PlanInput) else WORKFLOW_TYPE,
             start,
-            task_queue=self._settings.temporal.task_queue,
+            task_queue=queue,
             memo=memo_of(start),
             replace=start.replace if isinstance(start, PlanInput) else start.goes_on,
         )
@@ -310,7 +325,7 @@ class TightloopClient:
             InvalidRequestError: nothing is changed, or the episode is closed.
         """
         word = {"goal": goal, "definition_of_done": definition_of_done, "planner": planner, "by": by}
-        amendment = Amendment.model_validate(word | ({"executor": executor} if executor else {}))
+        amendment = read_amendment(word | ({"executor": executor} if executor else {}))
         return await self._tell(episode_id, Kind.EPISODE, "amend_goal", amendment.model_dump(mode="json"))
 
     async def restore(self, episode_id: str, checkpoint_id: str, *, reason: str = "", by: str = "operator") -> str:
@@ -327,7 +342,8 @@ class TightloopClient:
         request, status = await self.request(episode_id), await self.status(episode_id)
         assert isinstance(request, EpisodeRequest)
         assert isinstance(status, EpisodeStatus)
-        await self._start(episode_id, EpisodeInput.of(request, budget=status.budget, restore=target))
+        asked = with_defaults(request, self._settings)
+        await self._start(episode_id, EpisodeInput.of(asked, budget=status.budget, restore=target))
         return f"{episode_id} was {seen.status}; it is open again, from {target.checkpoint_id}"
 
     async def fork(
@@ -341,10 +357,9 @@ class TightloopClient:
         """
         target = await self._target(episode_id, checkpoint_id, f"fork of {episode_id}", by)
         request = await self.request(episode_id)
-        target = target.evolve(episode_id=episode_id)
-        return await self._start(
-            choose_id(Kind.EPISODE, new_id), EpisodeInput.of(request, worktree=True, restore=target)
-        )
+        assert isinstance(request, EpisodeRequest)
+        asked, target = with_defaults(request, self._settings), target.evolve(episode_id=episode_id)
+        return await self._start(choose_id(Kind.EPISODE, new_id), EpisodeInput.of(asked, worktree=True, restore=target))
 
     async def replan(self, plan_id: str, source: str = "", *, rationale: str = "", by: str = "operator") -> str:
         """Replace the text of a running plan; without a text a planner writes it. Returns the workflow's sentence.

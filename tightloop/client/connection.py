@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from temporalio.client import Client, Interceptor
 from temporalio.converter import DataConverter
@@ -11,6 +12,7 @@ from temporalio.runtime import Runtime
 from temporalio.service import RetryConfig, RPCError, TLSConfig
 
 from tightloop.errors import ServiceUnavailableError, SettingsError
+from tightloop.host import load_settings
 from tightloop.settings import Settings, TemporalSettings
 
 CONNECT_TIMEOUT = timedelta(seconds=5)
@@ -23,12 +25,27 @@ _STARTING = "not healthy yet"
 _STARTING_WAIT = timedelta(milliseconds=100)
 
 
+def settings_for(target: Any, namespace: str | None, settings: Settings | None) -> Settings:
+    """Return the settings in force, or others, for an address and a namespace.
+
+    Raises:
+        SettingsError: a setting is wrong; or settings were given in place of an address.
+    """
+    if isinstance(target, Settings):
+        raise SettingsError(
+            "the settings were given in place of the address. Leave them out: connect() uses those in force; "
+            "Settings() reads neither file nor environment. For others write connect(settings=...)"
+        )
+    return (settings or load_settings()).at(target, namespace)
+
+
 async def connect(
     settings: Settings,
     data_converter: DataConverter,
     interceptors: Sequence[Interceptor] = (),
     *,
     runtime: Runtime | None = None,
+    identity: str | None = None,
 ) -> Client:
     """Connect to Temporal, within `CONNECT_TIMEOUT`; with a runtime of its own for workers.
 
@@ -51,6 +68,7 @@ async def connect(
                         # Workers keep the SDK's own patience: they outlast a restart of the server.
                         retry_config=_RETRY if runtime is None else None,
                         runtime=runtime,
+                        identity=identity,
                         interceptors=interceptors,
                     )
                 except RuntimeError as error:

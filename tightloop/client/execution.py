@@ -15,7 +15,7 @@ from temporalio.converter import DataConverter, decode_typed_search_attributes
 from temporalio.exceptions import ApplicationError
 
 from tightloop.client.encryption import open_all
-from tightloop.client.sealing import OPENED_FIELD, SealingCodec
+from tightloop.client.sealing import ENCRYPTED, OPENED_FIELD, SealingCodec
 from tightloop.episode.model import REFUSED, WORKFLOW_TYPE, EpisodeInput
 from tightloop.episode.work import PROBLEM_CHARACTERS, Work
 from tightloop.errors import SettingsError
@@ -28,6 +28,8 @@ STATUS, ITERATION, PAUSE_KIND = "TightloopStatus", "TightloopIteration", "Tightl
 SEARCH_ATTRIBUTES = {STATUS: "Keyword", ITERATION: "Int", PAUSE_KIND: "Keyword"}
 TEMPORAL = 'eval "$(tightloop env)"; temporal'
 """Temporal's command line as a shell runs it against the server of the settings."""
+SEALS = "+sealed"
+"""End of the identity of a worker that encrypts what Temporal stores."""
 OPEN_STATUSES = ("running", "paused")
 CLOSED_STATUSES = ("succeeded", "completed", "failed", "compensated", "cancelled", "terminated", "timed_out")
 """An episode succeeds, a plan completes; only a plan is compensated."""
@@ -84,6 +86,8 @@ class Execution(Summary):
     frozen: str = ""
     """Why Temporal's own pause holds the workflow; then it answers neither queries nor updates."""
     task_queue: str
+    sealed: bool = False
+    """What Temporal stores of it is encrypted."""
     work: Work | None = None
     """What its activity says that it does, with its attempts; None: none runs, or more than one."""
 
@@ -127,6 +131,7 @@ async def read_execution(
         refused=info.status == FAILED and attributes.get(STATUS) == REFUSED,
         frozen=frozen if info.status == PAUSED else "",
         task_queue=info.task_queue,
+        sealed=any(one.metadata.get("encoding") == ENCRYPTED for one in info.memo.fields.values()),
         iteration=int(attributes.get(ITERATION, 0)),
         pause_kind=str(attributes.get(PAUSE_KIND, "")) if waits else "",
         goal=await _memo(info, converter, "goal"),

@@ -6,12 +6,13 @@ from typing import Any
 
 from tightloop.executor.usage import Usage
 from tightloop.value import Document, Value
+from tightloop.value.caller import CallerInput
 
 YEAR_MINUTES = 365.0 * 24 * 60
 """Maximum of one addition: infinity does not fit into a `timedelta`."""
 
 
-class Budget(Value):
+class Budget(CallerInput):
     """Upper bounds for one episode. `None` means unbounded."""
 
     # Tokens and cost have no default bound: where an agent does not report them, their sums are only lower bounds.

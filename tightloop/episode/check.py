@@ -1,6 +1,7 @@
 """Checks: the commands of the definition of done, and their results."""
 
 import re
+import shlex
 from enum import StrEnum
 from typing import Any
 
@@ -8,7 +9,8 @@ from pydantic import model_validator
 
 from tightloop.artifact import ArtifactRef
 from tightloop.episode.failure import combined, signature
-from tightloop.value import Value, clip
+from tightloop.value import Value, clip, shorten
+from tightloop.value.caller import CallerInput
 
 TAIL_CHARACTERS = 1_200
 """Characters of a check's output that travel with its result; the rest is an artifact."""
@@ -19,7 +21,11 @@ LINE_CHARACTERS = 300
 """How much of each line is searched: the patterns need quadratic time on one endless line."""
 
 
-class Check(Value):
+_QUOTING = "Put the whole command between single quotes, and what is quoted within it between double ones: "
+_QUOTING += """--done 'pytest -q -k "not slow"'"""
+
+
+class Check(CallerInput):
     """One command of the definition of done; it passes when it exits with 0.
 
     A plain string is taken as the command: `"pytest -q"`.
@@ -40,6 +46,21 @@ class Check(Value):
     def title(self) -> str:
         """The name; without one the command."""
         return self.name or self.run
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the command, with a right one; empty: nothing that can be seen without a shell."""
+        if not self.run.strip():
+            return f"a check has no command. {_QUOTING}"
+        # What only a shell can read: here-documents, and bash's $'...', where a quote may be escaped.
+        if "<<" in self.run or "$'" in self.run:
+            return ""
+        try:
+            shlex.split(self.run, comments=True)
+        except ValueError as error:
+            what = "a quote that is not closed" if "quotation" in str(error) else "a backslash at its end"
+            return f"the check {shorten(self.run, 80)!r} has {what}. {_QUOTING}"
+        return ""
 
 
 class CheckStatus(StrEnum):

@@ -20,11 +20,13 @@ from tightloop.episode.proof import ProofRule
 from tightloop.episode.work import Work
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice, ExecutorStatus, Grant, ResumeToken
+from tightloop.executor.options import choice_problem
 from tightloop.executor.usage import Usage
 from tightloop.question import Question
 from tightloop.safety.rubric import Finding
 from tightloop.safety.seal import Heard, Seal
 from tightloop.value import Value, first_problem
+from tightloop.value.caller import CallerInput, unknown_fields
 
 RIGHT_INPUT = '{"goal": "make the tests pass", "workspace": "/home/me/project", "definition_of_done": ["pytest -q"]}'
 WORKFLOW_TYPE = "EpisodeWorkflow"
@@ -63,7 +65,7 @@ class EpisodeOutcome(StrEnum):
     CANCELLED = "CANCELLED"
 
 
-class Queues(Value):
+class Queues(CallerInput):
     """Task queues of the capabilities. Empty: the episode's own task queue (then activities start eagerly)."""
 
     workspace: str = ""
@@ -89,7 +91,7 @@ def check_run(workspace: str, pause_timeout: timedelta, counts: Mapping[str, int
             raise InvalidRequestError(f"{name} is {count}; it must be at least 1")
 
 
-class EpisodeRequest(Value):
+class EpisodeRequest(CallerInput):
     """What a service or a person asks for. Only goal, workspace and definition of done are needed."""
 
     goal: str = ""
@@ -133,6 +135,22 @@ class EpisodeRequest(Value):
         Raises:
             InvalidRequestError: with a sentence for the first wrong field.
         """
+        self.check_values()
+        if problem := self.setup_problem:
+            raise InvalidRequestError(problem)
+
+    @property
+    def setup_problem(self) -> str:
+        """What is wrong with the commands of the checks, or with the executor and its options; empty: nothing."""
+        problems = (*(check.problem for check in self.definition_of_done), choice_problem(self.executor))
+        return next(filter(None, problems), "")
+
+    def check_values(self) -> None:
+        """Refuse values that are empty, too large or out of bounds.
+
+        Raises:
+            InvalidRequestError: with a sentence for the first wrong field.
+        """
         if not self.goal.strip():
             raise InvalidRequestError('the goal is empty. Say what to reach: "goal": "make the tests pass"')
         if len(self.goal) > GOAL_CHARACTERS:
@@ -142,7 +160,7 @@ class EpisodeRequest(Value):
             )
         counts = ("repeat_error_limit", "deviation_limit", "iterations_per_run")
         check_run(self.workspace, self.pause_timeout, {name: getattr(self, name) for name in counts})
-        if not self.definition_of_done or any(not check.run.strip() for check in self.definition_of_done):
+        if not any(check.run.strip() for check in self.definition_of_done):
             raise InvalidRequestError(
                 "the definition of done is empty: without an executed check nothing can be called done. "
                 'Give at least one command: "definition_of_done": ["pytest -q"]'
@@ -297,6 +315,8 @@ class EpisodeInput(EpisodeRequest):
     """What the input's seal says; set by the converter, whatever is sent."""
     problem: str = ""
     """Why the input could not be read; the workflow then fails with this sentence, instead of hanging."""
+    unknown: str = ""
+    """A misspelt name in an input that a person wrote, and the nearest right one."""
 
     @property
     def goes_on(self) -> bool:
@@ -311,6 +331,10 @@ class EpisodeInput(EpisodeRequest):
             read: EpisodeInput = handler(value)
         except ValidationError as error:
             return cls.model_construct(problem=f"{first_problem(error)}. A right input: {RIGHT_INPUT}")
+        # What tightloop itself writes has all fields, and unknown ones where it is newer than this worker.
+        is_raw = isinstance(value, dict) and "sealed_as" not in value
+        if is_raw and (unknown := next(unknown_fields(cls, value), "")):
+            return read.evolve(unknown=f"{unknown}. A right input: {RIGHT_INPUT}")
         return read
 
 

@@ -8,6 +8,7 @@ from tightloop.plan.progress import PlanProgress
 from tightloop.plan.request import RIGHT_PLAN_INPUT, PlanRequest
 from tightloop.safety.seal import Heard, Seal
 from tightloop.value import first_problem
+from tightloop.value.caller import unknown_fields
 
 
 class PlanInput(PlanRequest):
@@ -23,6 +24,8 @@ class PlanInput(PlanRequest):
     """What the input's seal says; set by the converter, whatever is sent."""
     problem: str = ""
     """Why the input could not be read; the workflow then fails with this sentence, instead of hanging."""
+    unknown: str = ""
+    """A misspelt name in an input that a person wrote, and the nearest right one."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -32,6 +35,10 @@ class PlanInput(PlanRequest):
         except ValidationError as error:
             # Without validation: the input is known to be invalid, and raising would be retried forever by Temporal.
             return cls.model_construct(problem=f"{first_problem(error)}. A right input: {RIGHT_PLAN_INPUT}")
+        # As in `EpisodeInput`.
+        is_raw = isinstance(value, dict) and "sealed_as" not in value
+        if is_raw and (unknown := next(unknown_fields(cls, value), "")):
+            return read.evolve(unknown=f"{unknown}. A right input: {RIGHT_PLAN_INPUT}")
         return read
 
     @property

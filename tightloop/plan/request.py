@@ -16,6 +16,7 @@ from tightloop.plan.child import ChildWait
 from tightloop.plan.result import Belief, StepFailure, StepStatus
 from tightloop.question import Question
 from tightloop.value import Value
+from tightloop.value.caller import CallerInput
 
 PLAN_WORKFLOW_TYPE = "PlanWorkflow"
 RIGHT_PLAN_INPUT = '{"workspace": "/home/me/project", "file": "plans/refactor.yaml"}'
@@ -48,7 +49,7 @@ class PlanPhase(StrEnum):
     CLOSED = "CLOSED"
 
 
-class PlanRequest(Value):
+class PlanRequest(CallerInput):
     """A plan to run: its text, or the file that holds it on the workspace's host."""
 
     workspace: str = ""

@@ -4,7 +4,9 @@ import re
 from collections.abc import Iterable, Mapping
 
 import yaml
+from pydantic import ValidationError
 
+from tightloop.errors import SettingsError
 from tightloop.settings.alerts import AlertSettings
 from tightloop.settings.bounds import AlignmentSettings, BudgetSettings, TrackingSettings
 from tightloop.settings.execution import ExecutorSettings, SandboxSettings
@@ -43,6 +45,25 @@ class Settings(Document):
     def seals_payloads(self) -> bool:
         """Whether what Temporal stores is encrypted."""
         return self.temporal.authenticate or self.privacy.encrypt
+
+    def at(self, address: str | None = None, namespace: str | None = None) -> "Settings":
+        """Return these settings for another Temporal server or namespace; None: the one that they name.
+
+        Raises:
+            SettingsError: that is not allowed.
+        """
+        given = {"address": address, "namespace": namespace}
+        changes = {name: value for name, value in given.items() if value is not None}
+        try:
+            temporal = TemporalSettings.model_validate(dict(self.temporal) | changes)
+        except ValidationError as error:
+            [problem, *_] = error.errors()
+            if not problem["loc"]:
+                raise SettingsError(f"temporal: {problem['msg'].removeprefix('Value error, ')}") from None
+            name = str(problem["loc"][0])
+            example = {"address": "127.0.0.1:7233", "namespace": "default"}.get(name, "")
+            raise SettingsError(f"the {name} of Temporal is {changes.get(name)!r}. For example: {example}") from None
+        return self.evolve(temporal=temporal)
 
     def as_yaml(self) -> str:
         """Return the settings as a document, secrets masked."""

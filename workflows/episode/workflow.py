@@ -43,7 +43,7 @@ from workflows.shared.activities import NO_WORKER_TIMEOUT, ActivityRunner
 from workflows.shared.inbox import Inbox
 from workflows.shared.metering import count_episode
 from workflows.shared.questions import Questions
-from workflows.shared.refusal import refusals
+from workflows.shared.refusal import refusals, refuse_setup
 
 ITERATION = SearchAttributeKey.for_int("TightloopIteration")
 
@@ -81,7 +81,8 @@ class EpisodeWorkflow:
             if self._input.problem:
                 raise InvalidRequestError(self._input.problem)
             self._inbox.check_start()
-            self._record.request.check()
+            self._record.request.check_values()
+            refuse_setup(self._input.unknown or self._record.request.setup_problem)
         self._record.start_work()
         try:
             await self._begin()

@@ -57,7 +57,7 @@ class PlanContext:
         """Restore the progress of the previous run, so that handlers see it at once."""
         given = given or PlanInput(problem=f"the input is missing. A right input: {RIGHT_PLAN_INPUT}")
         self.plan_id, self.now = plan_id, now
-        self.problem = given.problem
+        self.problem, self.unknown = given.problem, given.unknown
         self.is_first_run, self.replaces = given.progress is None, given.replace
         self.request = PlanRequest() if given.problem else PlanRequest.of(given)
         self.progress = given.progress or PlanProgress()

@@ -20,6 +20,7 @@ from workflows.plan.reporting import PlanReporting
 from workflows.plan.waiting import Waiting
 from workflows.shared.activities import OPEN_TIMEOUT, ActivityFailedError
 from workflows.shared.alerts import Alerts
+from workflows.shared.refusal import refuse_setup
 from workflows.shared.reporter import is_first_use, mark_refused
 
 OPEN_WITH_PLANNER_TIMEOUT = timedelta(minutes=60)
@@ -50,6 +51,7 @@ class Opening:
             raise InvalidRequestError(self._context.problem)
         if self._context.is_first_run:
             self._context.request.check()
+            refuse_setup(self._context.unknown)
 
     async def open(self) -> None:
         """Open a new plan, or load the graph of the previous run.

@@ -1,6 +1,6 @@
 """Steps that start workflows: a coding agent's episode, a plan within the plan, alternatives of which one is kept."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -28,6 +28,8 @@ from tightloop.plan.document.step import Access, Capability, FailureClass, Step,
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.plan.result import EvidenceNote
 from tightloop.plan.rules.budgeting import bounded, least
+from tightloop.settings import Settings
+from tightloop.settings.defaults import with_defaults
 from tightloop.value import counted, shorten
 
 GOAL_SHOWN = 2_000
@@ -35,22 +37,13 @@ _REFUSED = frozenset({EpisodeOutcome.CANCELLED.value, PlanOutcome.CANCELLED.valu
 """Outcomes that only a person's word brings about."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EpisodeDefaults:
-    """What an episode has where its step does not say."""
-
-    executor: ExecutorChoice = field(default_factory=ExecutorChoice)
-    planner: str = "auto"
-    budget: Budget = field(default_factory=Budget)
-
-
 class StepChildren:
     """Prepares and settles `episode`, `subplan` and `branch` steps; see the port."""
 
-    def __init__(self, workspaces: Workspaces, checks: CheckRunner, defaults: EpisodeDefaults) -> None:
-        """Take the working trees, what runs the checks of alternatives, and the defaults of episodes."""
+    def __init__(self, workspaces: Workspaces, checks: CheckRunner, settings: Settings) -> None:
+        """Take the working trees, what runs the checks of alternatives, and what gives episodes their defaults."""
         self._workspaces = workspaces
-        self._defaults = defaults
+        self._settings = settings
         self._worktrees = Worktrees(workspaces)
         self._branches = BranchRunner(self._worktrees, checks)
 
@@ -70,21 +63,21 @@ class StepChildren:
         if work.step.capability is Capability.BRANCH:
             return self._branches.prepare(work)
         if work.step.capability is Capability.EPISODE:
-            defaults = self._defaults
             action, scope, step = work.action(EpisodeAction), work.scope, work.step
             most = bounded(work.plan.budget, step.budget.max_cost_usd, step.budget.max_tokens)
-            budget = action.budget or defaults.budget
-            executor = defaults.executor
-            if action.executor and action.executor != executor.name:
-                executor = ExecutorChoice(name=action.executor, fallback=executor.fallback)
+            said: dict[str, Any] = {"planner": action.planner, "budget": action.budget}
+            said["executor"] = ExecutorChoice(name=action.executor) if action.executor else None
             request = EpisodeRequest(
                 goal=str(work.resolve(action.goal)),
                 workspace=scope.workspace,
                 definition_of_done=action.definition_of_done or work.plan.definition_of_done,
-                planner=action.planner or defaults.planner,
-                executor=executor,
                 worktree=scope.worktree,
                 within=scope.holder,
+                **{name: value for name, value in said.items() if value},
+            )
+            request = with_defaults(request, self._settings)
+            budget = request.budget
+            request = request.evolve(
                 budget=budget.evolve(
                     max_cost_usd=least(budget.max_cost_usd, most.max_cost_usd),
                     max_tokens=least(budget.max_tokens, most.max_tokens),
@@ -92,7 +85,8 @@ class StepChildren:
                 ),
             )
             request.check()
-            fields: dict[str, object] = request.model_dump(mode="json", exclude_unset=True)
+            # Of these the plan's own hold.
+            fields: dict[str, object] = request.model_dump(mode="json", exclude={"queues", "pause_timeout", "allow"})
             return StepRun(episode=fields)
         return StepRun(plans=(_subplan(work),))
 
@@ -100,7 +94,7 @@ class StepChildren:
         """Return what would be started, in words."""
         step = work.step
         if step.episode is not None:
-            who = step.episode.executor or self._defaults.executor.name
+            who = step.episode.executor or self._settings.executor.default
             return f"have {who} work on: {shorten(str(work.resolve(step.episode.goal)), GOAL_SHOWN)}"
         if step.branch is not None:
             names = ", ".join(one.name for one in step.branch.alternatives)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from activities.checks.runner import ProcessCheckRunner
-from activities.plan.children.step_children import EpisodeDefaults, StepChildren
+from activities.plan.children.step_children import StepChildren
 from activities.plan.requests import (
     ClosePlanRequest,
     OpenPlanRequest,
@@ -22,7 +22,8 @@ from tests.support.git_sample import git, make_repository, on_disk, write
 from tests.support.plan.stage import SANDBOX, Stage, activities_for, stage
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeInput
-from tightloop.executor.model import ExecutorChoice
+from tightloop.episode.progress.presets import Preset
+from tightloop.executor.model import ExecutorChoice, OnCrash
 from tightloop.host import state_folder
 from tightloop.plan.child import child_id
 from tightloop.plan.document.plan import Plan
@@ -30,6 +31,7 @@ from tightloop.plan.document.step import FailureClass
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.plan.result import Belief, StepResult, StepStatus
 from tightloop.plan.text.reading import read_plan
+from tightloop.settings import Settings
 
 
 @pytest.fixture
@@ -39,9 +41,11 @@ def root(tmp_path: Path) -> Path:
 
 def opened(root: Path, *steps: dict[str, Any], **fields: Any) -> Stage:
     checks = ProcessCheckRunner(choose_sandbox(SANDBOX), SANDBOX)
-    children = StepChildren(
-        GitWorkspaces(), checks, EpisodeDefaults(executor=ExecutorChoice(name="scripted", fallback=("person",)))
-    )
+    own = {
+        "executor": {"default": "scripted", "fallback": ["person"], "on_crash": "ask"},
+        "tracking": {"preset": "bold"},
+    }
+    children = StepChildren(GitWorkspaces(), checks, Settings.model_validate(own))
     return stage(root, *steps, activities=activities_for(plan_children=children), **fields)
 
 
@@ -341,7 +345,8 @@ class TestEpisode:
         episode.check()
         assert episode.goal == "fix a.txt"
         assert episode.within == plan.plan_id
-        assert episode.executor == ExecutorChoice(name="scripted", fallback=("person",))
+        assert episode.executor == ExecutorChoice(name="scripted", fallback=("person",), on_crash=OnCrash.ASK)
+        assert (episode.preset, episode.deviation_limit) == (Preset.BOLD, 4)
         assert episode.budget.max_cost_usd == 0.5
         assert episode.budget.max_wall_time is not None
         assert episode.budget.max_wall_time.total_seconds() == 1_800

@@ -108,7 +108,7 @@ class Killing:
         """Return a client of the task queue of one run."""
         settings = self._stack.settings
         temporal = settings.temporal.evolve(task_queue=name)
-        return await TightloopClient.connect(settings.evolve(temporal=temporal))
+        return await TightloopClient.connect(settings=settings.evolve(temporal=temporal))
 
     async def _result(self, name: str, project: Path) -> PlanResult:
         client = await self.client(name)

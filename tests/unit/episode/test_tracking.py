@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightloop.cli.request import build_request, defaults_from
+from tightloop.cli.request import build_request
 from tightloop.episode.model import EpisodeRequest, EpisodeState
 from tightloop.episode.progress.presets import ALIGNMENT, LIMITS, TRACKING, Preset
 from tightloop.episode.progress.tracking import Spending, Thresholds, Tracking, similarity
@@ -115,9 +115,9 @@ def test_single_values_win_over_the_preset_in_settings_and_requests() -> None:
 def test_preset_of_a_request_wins_over_the_settings() -> None:
     settings = parse_settings("tracking: {preset: careful, no_change_low: 5}", {})
     request = {"goal": "g", "workspace": "/w", "definition_of_done": ["true"]}
-    kept = build_request(defaults_from(settings), request)
+    kept = build_request(settings, request)
     assert (kept.preset, kept.deviation_limit, kept.thresholds.no_change_low) == (Preset.CAREFUL, 1, 5)
-    normal = build_request(defaults_from(settings), {**request, "thresholds": {"high_from": 0.9}}, {"preset": "normal"})
+    normal = build_request(settings, {**request, "thresholds": {"high_from": 0.9}}, {"preset": "normal"})
     assert normal == EpisodeRequest.model_validate({**request, "planner": "auto", "budget": normal.budget})
 
 

@@ -92,7 +92,7 @@ def _temporal(*, needed: bool) -> Finding:
 async def _service(settings: Settings) -> list[Finding]:
     address = settings.temporal.address
     try:
-        client = await TightloopClient.connect(settings)
+        client = await TightloopClient.connect(settings=settings)
     except TightloopError as error:
         return [Finding("Temporal server", False, error.message, "tightloop up, or correct temporal.address")]
     queues = dict.fromkeys(queue for queue in (settings.temporal.task_queue, *dict(settings.queues).values()) if queue)

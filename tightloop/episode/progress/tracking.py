@@ -4,6 +4,7 @@ from datetime import timedelta
 from enum import StrEnum
 
 from tightloop.value import Value
+from tightloop.value.caller import CallerInput
 
 
 class ProbabilityClass(StrEnum):
@@ -116,7 +117,7 @@ class TrackingFacts(Value):
         return self.checks_failed == 0
 
 
-class Thresholds(Value):
+class Thresholds(CallerInput):
     """Where the classes begin. Calibrated on `tests/data/deviation`, by `calibrate.py` there."""
 
     # 0.6 and 0.4 are those of the seed "Plan-Execu Tight Loop".

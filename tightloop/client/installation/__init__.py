@@ -1,0 +1,1 @@
+"""What an installation consists of besides episodes: its workers, its namespace, its search attributes."""

@@ -1,0 +1,50 @@
+"""What a request leaves open: the one place where the settings in force fill it in."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from tightloop.episode.model import EpisodeRequest
+from tightloop.plan.request import PlanRequest
+from tightloop.settings.document import Settings
+
+Request = TypeVar("Request", EpisodeRequest, PlanRequest)
+
+
+def with_defaults(request: Request, settings: Settings) -> Request:
+    """Return a request with what it leaves open as the settings say. Idempotent.
+
+    What was given stays, also in the parts: of a budget with one bound the other bounds come from the settings.
+    """
+    if isinstance(request, EpisodeRequest):
+        given = request.model_dump(exclude_unset=True)
+        request = type(request).model_validate(layered(_defaults(settings), given))
+    return request.evolve(queues=settings.queues.fill(request.queues))
+
+
+def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of both documents, those of `above` where both have one; mappings are merged field by field."""
+    merged = dict(below)
+    for name, value in above.items():
+        beneath = merged.get(name)
+        both = isinstance(beneath, dict) and isinstance(value, dict)
+        merged[name] = {**beneath, **value} if both else value  # type: ignore[dict-item]
+    return merged
+
+
+def _defaults(settings: Settings) -> dict[str, Any]:
+    chosen, tracking = settings.executor, settings.tracking
+    return {
+        "planner": settings.planner.kind,
+        "executor": {
+            "name": chosen.default,
+            "fallback": chosen.fallback,
+            "wall_limit_s": chosen.wall_limit_s,
+            "idle_limit_s": chosen.idle_limit_s,
+            "on_crash": chosen.on_crash,
+        },
+        "budget": settings.budget.as_budget().model_dump(),
+        "preset": tracking.preset,
+        "thresholds": tracking.as_thresholds().model_dump(),
+        "repeat_error_limit": tracking.repeat_error_limit,
+        "deviation_limit": tracking.deviation_limit,
+    }
