@@ -290,7 +290,7 @@ def test_fallbacks_of_the_settings_are_used_where_the_request_names_none() -> No
 
 def test_check_timeout_holds_for_checks_that_name_none_themselves() -> None:
     checks = with_timeout(["pytest -q", {"run": "make slow", "timeout_s": 5}, {"run": "ruff check"}], 1_800)
-    request = build_request({"goal": "g", "workspace": "/w", "definition_of_done": checks})
+    request = build_request(parse_settings("", {}), {"goal": "g", "workspace": "/w", "definition_of_done": checks})
     assert [check.timeout_s for check in request.definition_of_done] == [1_800, 5, 1_800]
     with pytest.raises(InvalidRequestError, match="--check-timeout is 0; it must be above 0"):
         with_timeout(["true"], 0)
