@@ -37,6 +37,7 @@ class AlertKind(StrEnum):
     PERMISSION = "permission"
     WORK = "work"
     CRASH = "crash"
+    DRIFT = "drift"
     GATE = "gate"
     POLICY = "policy"
     FAILED_STEP = "failed_step"
@@ -69,6 +70,7 @@ TITLES = {
     AlertKind.PERMISSION: "asks for a permission",
     AlertKind.WORK: "waits for a person to do the work",
     AlertKind.CRASH: "waits: its worker died during a delivery",
+    AlertKind.DRIFT: "waits: somebody else changed files",
     AlertKind.GATE: "waits for an approval",
     AlertKind.POLICY: "waits for an approval",
     AlertKind.FAILED_STEP: "asks about a failed step",

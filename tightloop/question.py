@@ -5,6 +5,7 @@ Prose never decides: an answer names an option.
 """
 
 import json
+import shlex
 from collections.abc import Iterable
 from datetime import datetime
 from enum import StrEnum
@@ -12,8 +13,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tightloop.errors import InvalidRequestError
-from tightloop.value import Document, Value, first_problem, shorten, split
+from tightloop.errors import InvalidRequestError, did_you_mean
+from tightloop.value import Document, Value, first_problem, is_path_named, shorten, split
 
 TEXT_CHARACTERS = 4_000
 NAME_CHARACTERS = 80
@@ -43,6 +44,8 @@ class QuestionKind(StrEnum):
     """The person is the executor."""
     CRASH = "crash"
     """The worker died during a delivery, which may have been made in part."""
+    DRIFT = "drift"
+    """Somebody else changed files outside a pause."""
     GATE = "gate"
     POLICY = "policy"
     """The policy of a plan wants a person's approval before a step acts."""
@@ -63,6 +66,8 @@ class Option(Value):
     cost: str = ""
     at_once: bool = False
     """One person decides with it, also where several have to agree."""
+    takes_paths: bool = False
+    """The text of the answer names the files that it holds for; without a text all of the question's `paths`."""
 
 
 class Answer(Value):
@@ -105,7 +110,9 @@ class Question(Value):
     window: str = ""
     """Questions of one review window are answered together."""
     fingerprint: str = ""
-    """Of what an agent asks for, so that it is not asked again."""
+    """Of what an agent asks for, so that it is not asked again; for a drift the tree that was found."""
+    paths: tuple[str, ...] = ()
+    """Files that the text of an answer may name."""
     answers: tuple[Answer, ...] = ()
     """Answers so far, where several people have to agree."""
 
@@ -138,6 +145,16 @@ class Question(Value):
         people = {answer.by for answer in self.answers if answer.option == last}
         is_enough = len(people) >= self.count or any(option.at_once for option in self.options if option.name == last)
         return last if last and is_enough else ""
+
+
+def read_paths(question: Question, text: str) -> tuple[str, ...]:
+    """Return the paths and patterns in the text of an answer; a single path may have spaces."""
+    if text in question.paths:
+        return (text,)
+    try:
+        return tuple(shlex.split(text))
+    except ValueError:
+        return tuple(text.split())
 
 
 def evidence_of(text: str) -> tuple[str, ...]:
@@ -209,6 +226,8 @@ def _check_answer(question: Question, answer: Answer) -> None:
             f"({shorten(question.title, 120)!r}). Options: {', '.join(question.names)}. "
             f"Send for example: {question.example}"
         )
+    if option.takes_paths:
+        _check_paths(question, answer)
     # A first answer, and one that decides alone, always counts.
     if not question.answers or option.at_once:
         return
@@ -222,6 +241,16 @@ def _check_answer(question: Question, answer: Answer) -> None:
             f"answer: {first.by} chose {first.option!r} for {question.id}, not {answer.option!r}. "
             f"Agree, or choose one of: {', '.join(each.name for each in question.options if each.at_once) or 'none'}"
         )
+
+
+def _check_paths(question: Question, answer: Answer) -> None:
+    for word in read_paths(question, answer.text):
+        if not any(is_path_named(word, path) for path in question.paths):
+            near = did_you_mean(word, question.paths)
+            raise InvalidRequestError(
+                f"answer: {shorten(repr(word), 120)} is none of the files of {question.id}. "
+                f"{near}{'' if near.endswith('?') else '.'} Patterns such as 'src/*' name several; no text means all"
+            )
 
 
 def _find_questions(name: str, option: str, questions: tuple[Question, ...]) -> tuple[Question, ...]:

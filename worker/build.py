@@ -196,7 +196,7 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
         return settings.planner.kind if asked == "auto" else asked
 
     return Adapters(
-        workspaces=GitWorkspaces(),
+        workspaces=GitWorkspaces(asks=settings.workspace.drift == "ask"),
         stores=open_local_store,
         ledgers=open_sqlite_ledger,
         outboxes=open_sqlite_outbox,

@@ -17,6 +17,7 @@ from activities.workspace.scope import EpisodeScope
 from tightloop.client.sealing import sealing_as
 from tightloop.errors import InvalidRequestError, PlannerUnavailableError, TightloopError
 from tightloop.log import told
+from tightloop.safety.drift import DriftError
 from tightloop.safety.identity import check_id
 from tightloop.safety.seal import SealKind
 from tightloop.value.scrub import scrub
@@ -25,7 +26,8 @@ logger = logging.getLogger("tightloop")
 
 BEAT_SECONDS = 1.0
 EXACT = frozenset(
-    "workspace path paths scope key name session_id host fingerprint episode_id graph source inputs episode".split()  # noqa: SIM905
+    "workspace path paths scope key name session_id host fingerprint episode_id graph source inputs episode "  # noqa: SIM905
+    "bring_back".split()
 )
 """Fields of results that are used as they are, not only shown."""
 
@@ -122,5 +124,9 @@ def as_application_error(error: TightloopError) -> ApplicationError:
     """Return the Temporal failure for one of our errors; its type is the class name."""
     delay = error.retry_after if isinstance(error, PlannerUnavailableError) else None
     return ApplicationError(
-        scrub(error.message), type=type(error).__name__, non_retryable=not error.retryable, next_retry_delay=delay
+        scrub(error.message),
+        *([error.drift] if isinstance(error, DriftError) else []),
+        type=type(error).__name__,
+        non_retryable=not error.retryable,
+        next_retry_delay=delay,
     )

@@ -25,6 +25,7 @@ from tightloop.episode.check import (
 )
 from tightloop.episode.model import EpisodeRequest
 from tightloop.episode.work import check_work
+from tightloop.safety.drift import DriftCause
 from tightloop.value import Value, clip, shorten
 from tightloop.value.scrub import scrub
 
@@ -59,7 +60,7 @@ class VerificationActivities:
         store = self._stores(Path(request.scope.workspace))
         checks = get_model(store, request.scope.stored_request, EpisodeRequest).definition_of_done
         with self._workspaces.hold(request.scope) as tree:
-            drift = tree.ensure(request.expected_tree)
+            drift = tree.expect(request.expected_tree)
             results = []
             try:
                 for number, check in enumerate(checks, start=1):
@@ -71,12 +72,14 @@ class VerificationActivities:
             finally:
                 # Before the report is made: what it says has to be about the tree that is delivered. Also where a
                 # person ends a check: what it left must not be taken for their edits.
-                touched = tree.ensure(request.expected_tree)
+                touched = tree.ensure(request.expected_tree, DriftCause.DURING_CHECKS)
         report = CheckReport(tree=request.expected_tree, results=tuple(results))
         before = find_model(store, request.previous, CheckReport)
         verification = verification_of(store, report, before)
         attempt = activity.info().attempt
-        return verification.evolve(drift=drift, checks_touched_tree=touched is not None, attempt=attempt)
+        return verification.evolve(
+            drift=drift, touched=touched, checks_touched_tree=touched is not None, attempt=attempt
+        )
 
 
 def verification_of(store: ArtifactStore, report: CheckReport, before: CheckReport | None = None) -> Verification:

@@ -37,6 +37,7 @@ from tightloop.executor.model import (
     ResumeToken,
     WorkOrder,
 )
+from tightloop.safety.drift import Drift
 from tightloop.value import Value, clip
 
 # Room comes back by itself or by a person, so these are retried; a missing right needs a change of the setup.
@@ -173,7 +174,7 @@ class ExecutionActivities:
             order = get_model(self._stores(workspace), delivery.order, WorkOrder)
             chosen = choose(self._executors, order.executor)
             order = chosen.adapt_order(order)
-            drift: str | None = None
+            drift: Drift | None = None
             if delivery.state is DeliveryState.CLAIMED:
                 found = tree.snapshot()
                 settled = self._settle(request.scope, chosen, order, _crash(delivery, tree, found))
@@ -181,7 +182,7 @@ class ExecutionActivities:
                     return self._report(request, tree, settled, chosen, new_tree=found)
                 order = settled
             else:
-                drift = tree.ensure(request.expected_tree)
+                drift = tree.expect(request.expected_tree)
             # Before it acts: an attempt after a crash must see that the work may be done already.
             outbox.claim(request.key, request.expected_tree)
             outcome = self._run(request.scope, chosen, order, tree)
@@ -245,7 +246,7 @@ class ExecutionActivities:
         chosen: Chosen,
         *,
         new_tree: str,
-        drift: str | None = None,
+        drift: Drift | None = None,
     ) -> ExecutorReport:
         workspace, status, transcript = Path(request.scope.workspace), outcome.status, None
         if status is ExecutorStatus.COMPLETED and new_tree == request.expected_tree:

@@ -34,6 +34,7 @@ from activities.plan.requests import (
     VerifyPlanRequest,
 )
 from activities.plan.verification import run_definition_of_done
+from activities.workspace.activity import leave
 from activities.workspace.port import OpenEpisodes
 from activities.workspace.trail import Ledgers, TrailEvent
 from tightloop.errors import InvalidRequestError
@@ -153,12 +154,13 @@ class PlanActivities:
         attempt = self._attempts.prepare(request.run, _activity_run(), self._ports.children.preview)
         if isinstance(attempt, StepResult):
             return attempt
-        tree = request.trees[0] if request.trees and attempt.step.capability is not Capability.BRANCH else ""
+        is_branch = attempt.step.capability is Capability.BRANCH
+        left = request.trees[0] if request.trees and not is_branch else ""
 
         def act(work: Work) -> RunnerResult:
             return self._ports.children.settle(work, request)
 
-        return self._attempts.carry_out(attempt, act, expected_tree=tree or None)
+        return self._attempts.carry_out(attempt, act, left=left or request.run.expected_tree)
 
     @activity.defn(no_thread_cancel_exception=True)
     def compensate_step(self, request: RunStepRequest) -> CompensationResult:
@@ -184,7 +186,7 @@ class PlanActivities:
         drift = None
         if request.expected_tree:
             with self._ports.workspaces.hold(scope) as tree:
-                drift = tree.ensure(request.expected_tree)
+                drift = leave(tree, request.expected_tree)
         workspace = Path(scope.workspace)
         records = open_file_records(workspace)
         save_rerun_base(records, scope, request.expected_tree)

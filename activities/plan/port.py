@@ -76,6 +76,8 @@ class RunnerResult:
     usage: Usage | None = None
     api_calls: int = 0
     summary: str = ""
+    tree: str = ""
+    """The tree that it took over from a child workflow; empty: what is on disk."""
 
 
 class Runner(Protocol):

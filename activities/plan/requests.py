@@ -8,6 +8,7 @@ from tightloop.executor.usage import Usage
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.plan.result import Belief, StepResult, StepStatus
 from tightloop.question import Answer
+from tightloop.safety.drift import Drift
 from tightloop.value import Sparse, Value
 
 
@@ -118,7 +119,8 @@ class CompensationResult(Value):
     failure: str = ""
     """Why it could not be taken back; a sentence for a person."""
     files_changed: int = 0
-    drift: str | None = None
+    drift: Drift | None = None
+    """What was found instead of the expected tree, and is still on disk, or was undone."""
 
 
 class VerifyPlanRequest(Value):
@@ -136,7 +138,9 @@ class PlanVerification(Value):
     failed: tuple[str, ...] = ()
     """At most 10, one line each."""
     tree: str = ""
-    drift: str | None = None
+    drift: Drift | None = None
+    touched: Drift | None = None
+    """What changed while the checks ran; it was saved and undone."""
 
 
 class ClosePlanRequest(Value):
@@ -155,8 +159,8 @@ class PlanClosed(Value):
     """The stored account."""
 
     archive: ArtifactRef | None = None
-    drift: str | None = None
-    """Tree that was found instead of the expected one; saved and undone."""
+    drift: Drift | None = None
+    """What was found instead of the expected tree; it stays on disk unless settings say otherwise."""
 
 
 class StepRun(Value):

@@ -10,6 +10,7 @@ from activities.plan.records.account import CHECKS_FACT, ChecksFact
 from activities.plan.records.file_records import open_file_records
 from activities.plan.requests import PlanVerification, VerifyPlanRequest
 from tightloop.episode.check import FAILING_LIMIT, CheckReport, CheckResult
+from tightloop.safety.drift import DriftCause
 from tightloop.value import clip, shorten
 from tightloop.value.scrub import scrub
 
@@ -29,13 +30,13 @@ def run_definition_of_done(
     workspace = Path(scope.workspace)
     store, plan = ports.stores(workspace), ports.plans.load(scope).plan
     with ports.workspaces.hold(scope) as tree:
-        drift = tree.ensure(request.expected_tree)
+        drift = tree.expect(request.expected_tree)
         expected = request.expected_tree
         results = tuple(
             run_check(runner, check, tree, store, expected_tree=expected, cancelled=call.cancelled)
             for check in plan.definition_of_done
         )
-        tree.ensure(request.expected_tree)
+        touched = tree.ensure(request.expected_tree, DriftCause.DURING_CHECKS)
     report = CheckReport(tree=request.expected_tree, results=results)
     fact = ChecksFact(report=put_model(store, report, name="checks"))
     open_file_records(workspace).keep(scope.episode_id, CHECKS_FACT, fact)
@@ -45,6 +46,7 @@ def run_definition_of_done(
         failed=tuple(_line(result) for result in report.failed[:FAILING_LIMIT]),
         tree=request.expected_tree,
         drift=drift,
+        touched=touched,
     )
 
 

@@ -19,6 +19,7 @@ from tightloop.artifact import ArtifactRef
 from tightloop.episode.check import CheckReport
 from tightloop.episode.proof import Proof, ProofVerdict
 from tightloop.episode.proof.beginning import Beginning, CheckBaseline
+from tightloop.safety.drift import DriftCause
 
 
 class ProofActivities:
@@ -35,14 +36,14 @@ class ProofActivities:
         checks = () if request.base_tree else subject_of(store, request.scope, request.plan).checks
         inherited = find_model(store, request.inherited, Beginning)
         with self._workspaces.hold(request.scope) as tree:
-            drift = tree.ensure(request.expected_tree)
+            drift = tree.expect(request.expected_tree)
             # Before the checks run: what they leave beside the tree is theirs.
             tracked = HeldTrees(tree).files(request.expected_tree)
             manifest = self._bench.survey(tree.root, tracked)
             try:
                 done = self._runs(tree, store).in_place(checks, request.expected_tree)
             finally:
-                touched = tree.ensure(request.expected_tree)
+                touched = tree.ensure(request.expected_tree, DriftCause.DURING_CHECKS)
         report = CheckReport(tree=request.expected_tree, results=tuple(result for result, _ in done))
         baselines = tuple(
             CheckBaseline(run=result.run, passed=result.passed, exit_code=result.exit_code, observation=seen)
@@ -57,7 +58,10 @@ class ProofActivities:
         verification = verification_of(store, report, find_model(store, request.compare_with, CheckReport))
         return Begun(
             verification=verification.evolve(
-                drift=drift, checks_touched_tree=touched is not None, attempt=activity.info().attempt
+                drift=drift,
+                touched=touched,
+                checks_touched_tree=touched is not None,
+                attempt=activity.info().attempt,
             ),
             beginning=put_model(store, beginning, name="beginning"),
         )
@@ -68,7 +72,7 @@ class ProofActivities:
         store = self._stores(Path(request.scope.workspace))
         subject = subject_of(store, request.scope, request.plan, request.goal)
         with self._workspaces.hold(request.scope) as tree:
-            drift = tree.ensure(request.expected_tree)
+            drift = tree.expect(request.expected_tree)
             proof = prove_tree(
                 self._runs(tree, store),
                 subject,

@@ -4,6 +4,7 @@ from activities.workspace.scope import EpisodeScope
 from tightloop.artifact import ArtifactRef
 from tightloop.episode.check import Verification
 from tightloop.episode.proof import ProofRule, ProofVerdict
+from tightloop.safety.drift import Drift
 from tightloop.value import Value
 
 
@@ -54,7 +55,7 @@ class Proved(Value):
     """What speaks against it, in a sentence; empty where nothing does."""
     evidence: tuple[str, ...] = ()
     """At most as many lines as a question has."""
-    drift: str | None = None
+    drift: Drift | None = None
     attempt: int = 1
 
 

@@ -88,7 +88,7 @@ class TrackingActivities:
         store = self.stores(workspace)
         episode = find_model(store, request.scope.request, EpisodeRequest) or EpisodeRequest()
         with self.workspaces.hold(request.scope) as tree:
-            drift = tree.ensure(request.state.tree)
+            drift = tree.expect(request.state.tree)
             diff = self.differ.compare(store_folder_of(request.scope), request.base_tree, request.state.tree)
             before = request.base_lines
             if before is None:

@@ -8,7 +8,7 @@ from temporalio import activity
 
 from activities.artifacts.port import ArtifactStores, get_model, put_model
 from activities.workspace.folders import store_folder_of
-from activities.workspace.port import OpenEpisodes, Workspaces
+from activities.workspace.port import OpenEpisodes, WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.trail import Differ, Ledgers, TrailEvent
 from tightloop.artifact import ArtifactRef
@@ -23,6 +23,7 @@ from tightloop.episode.model import (
 )
 from tightloop.errors import ArtifactMissingError, IdTakenError, WorkspaceError
 from tightloop.executor.model import ExecutorChoice
+from tightloop.safety.drift import Drift, DriftAnswer, DriftCause, DriftError
 from tightloop.value import Value, counted
 
 
@@ -55,6 +56,8 @@ class AdoptRequest(Value):
 
     scope: EpisodeScope
     expected_tree: str
+    drift: DriftAnswer | None = None
+    """What a person decided about files that somebody had changed before; other edits are kept."""
 
 
 class Adopted(Value):
@@ -62,6 +65,8 @@ class Adopted(Value):
 
     tree: str
     files_changed: int = 0
+    drift: Drift | None = None
+    """What was undone."""
     attempt: int = 1
 
 
@@ -127,6 +132,21 @@ class CloseRequest(Value):
     """The tree to leave behind; empty: as it is."""
 
 
+class Closed(Value):
+    """A workspace that was given back."""
+
+    drift: Drift | None = None
+    """What is on disk beside the tree that was left, or was undone."""
+
+
+def leave(tree: WorkingTree, expected: str) -> Drift | None:
+    """Leave the expected tree behind, with what somebody else changed: nobody can be asked about it any more."""
+    try:
+        return tree.expect(expected)
+    except DriftError as found:
+        return found.drift
+
+
 # `no_thread_cancel_exception`: the SDK would raise in the thread between any two lines, also while a tree is written.
 @dataclass(frozen=True)
 class WorkspaceActivities:
@@ -188,11 +208,24 @@ class WorkspaceActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def adopt_workspace(self, request: AdoptRequest) -> Adopted:
-        """Take the tree as a person left it."""
+        """Take the tree as a person left it, but for what they want undone.
+
+        With `put_back` in the scope nothing is taken over: files are put back to what the workflow left.
+        """
+        attempt, undone = activity.info().attempt, None
         with self.workspaces.hold(request.scope) as tree:
-            found = tree.snapshot()
+            if request.scope.put_back:
+                return Adopted(
+                    tree=request.expected_tree,
+                    drift=tree.ensure(request.expected_tree, DriftCause.INTERRUPTED),
+                    attempt=attempt,
+                )
+            if request.drift is not None:
+                found, undone = tree.settle(request.expected_tree, request.drift)
+            else:
+                found = tree.snapshot()
             if found == request.expected_tree:
-                return Adopted(tree=found, attempt=activity.info().attempt)
+                return Adopted(tree=found, drift=undone, attempt=attempt)
             tree.keep(f"adopted-{found[:12]}", found)
             diff = self.differ.compare(store_folder_of(request.scope), request.expected_tree, found)
         self._trail(
@@ -201,7 +234,7 @@ class WorkspaceActivities:
             f"edits of a person were kept: {counted(diff.files_changed, 'file')}",
             key=f"adopted/{found}",
         )
-        return Adopted(tree=found, files_changed=diff.files_changed, attempt=activity.info().attempt)
+        return Adopted(tree=found, files_changed=diff.files_changed, drift=undone, attempt=attempt)
 
     @activity.defn(no_thread_cancel_exception=True)
     def restore_checkpoint(self, request: RestoreRequest) -> RestoredCheckpoint:
@@ -237,7 +270,12 @@ class WorkspaceActivities:
             request.scope, "restored", f"{record.id}: {request.target.reason}", key=f"restored/{info.workflow_run_id}"
         )
         return RestoredCheckpoint(
-            record=record, state=file.state, saved_tree=saved, newest=newest, known=known, attempt=info.attempt
+            record=record,
+            state=file.state,
+            saved_tree=saved.tree if saved else None,
+            newest=newest,
+            known=known,
+            attempt=info.attempt,
         )
 
     def _find(self, workspace: Path, episode_id: str, checkpoint: str) -> CheckpointRecord:
@@ -263,7 +301,9 @@ class WorkspaceActivities:
         )
         run_id = activity.info().workflow_run_id
         self._trail(request.scope, "reset", f"{counted(len(discarded), 'checkpoint')} discarded", key=f"reset/{run_id}")
-        return Reconciled(discarded=discarded, saved_tree=saved, attempt=activity.info().attempt)
+        return Reconciled(
+            discarded=discarded, saved_tree=saved.tree if saved else None, attempt=activity.info().attempt
+        )
 
     @activity.defn(no_thread_cancel_exception=True)
     def amend_request(self, request: AmendRequest) -> ArtifactRef:
@@ -279,11 +319,15 @@ class WorkspaceActivities:
         return put_model(store, amended, name="request")
 
     @activity.defn(no_thread_cancel_exception=True)
-    def close_workspace(self, request: CloseRequest) -> None:
-        """Leave the expected tree behind and give the claim back."""
+    def close_workspace(self, request: CloseRequest) -> Closed | None:
+        """Leave the expected tree behind and give the claim back.
+
+        What somebody changed after the last step stays on disk unless settings say otherwise.
+        """
+        drift = None
         if request.expected_tree:
             with self.workspaces.hold(request.scope) as tree:
-                tree.ensure(request.expected_tree)
+                drift = leave(tree, request.expected_tree)
         self.workspaces.release(request.scope)
         self._trail(
             request.scope,
@@ -291,6 +335,7 @@ class WorkspaceActivities:
             f"{request.outcome.value}: {request.reason}",
             key=f"closed/{activity.info().workflow_run_id}",
         )
+        return Closed(drift=drift)
 
     def _trail(self, scope: EpisodeScope, kind: str, text: str = "", *, key: str) -> None:
         self.ledgers(Path(scope.workspace)).add_event(

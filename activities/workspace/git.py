@@ -20,6 +20,7 @@ from activities.workspace.user_repository import IndexMemory, UserRepository
 from activities.workspace.working_tree import READ_TIMEOUT, GitWorkingTree
 from tightloop.errors import WorkspaceError
 from tightloop.host import open_state_home, private_folder
+from tightloop.safety.drift import DriftError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,8 @@ class GitWorkspaces:
     """How long to wait for another holder."""
     timeout: timedelta = COMMAND_TIMEOUT
     """Of a git command that neither reads nor writes a whole tree."""
+    asks: bool = True
+    """A person is asked about files that somebody else changed; else they are saved and undone."""
     states: Memory = field(default_factory=Memory, repr=False, compare=False)
     indexes: IndexMemory = field(default_factory=IndexMemory, repr=False, compare=False)
 
@@ -87,14 +90,25 @@ class GitWorkspaces:
             store = TreeStore(store_folder_of(scope))
             store.make()
             repository = UserRepository(root_of(scope))
-            yield GitWorkingTree(
-                root_of(scope),
-                scope.episode_id,
-                store=store,
-                cache=StatCache(store_folder_of(scope) / "states" / tree_key(root_of(scope)), self.states),
-                coverage=lambda: repository.coverage(self.indexes),
-                processes=processes,
-            )
+            mark = state_folder_of(scope) / "locks" / f"{tree_key(root_of(scope))}.held"
+            is_ours = scope.put_back or mark.exists()
+            mark.touch(mode=0o600)
+            try:
+                yield GitWorkingTree(
+                    root_of(scope),
+                    scope.episode_id,
+                    store=store,
+                    cache=StatCache(store_folder_of(scope) / "states" / tree_key(root_of(scope)), self.states),
+                    coverage=lambda: repository.coverage(self.indexes),
+                    processes=processes,
+                    asks=self.asks,
+                    is_ours=is_ours,
+                )
+            except DriftError:
+                mark.unlink()
+                raise
+            # Left there by a holder that died or failed, which may have written half of its work.
+            mark.unlink()
 
     def _lock(self, scope: EpisodeScope) -> contextlib.AbstractContextManager[int]:
         return tree_lock(state_folder_of(scope), root_of(scope), wait=self.lock_wait)

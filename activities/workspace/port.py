@@ -7,6 +7,7 @@ from typing import Protocol
 
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.store.entry import Entry
+from tightloop.safety.drift import Drift, DriftAnswer, DriftCause
 
 
 class WorkingTree(Protocol):
@@ -29,12 +30,32 @@ class WorkingTree(Protocol):
     def restore(self, tree: str) -> None:
         """Make the files on disk equal `tree`. What was there should be in a snapshot before."""
 
-    def ensure(self, expected: str) -> str | None:
+    def ensure(self, expected: str, cause: DriftCause = DriftCause.OUTSIDE) -> Drift | None:
         """Make sure that `expected` is on disk.
 
         Returns:
-            None if it was; otherwise the id of the tree that was found, saved under a reference and undone.
+            None if it was; otherwise what was found: saved under a reference and undone.
         """
+
+    def expect(self, expected: str) -> Drift | None:
+        """Make sure that `expected` is on disk, and undo nothing of a person who was not asked.
+
+        Caches of tools, and what an attempt of ours that was cut off has left, are undone as by `ensure`.
+
+        Returns:
+            None if it was; otherwise what was found: saved under a reference and undone.
+
+        Raises:
+            DriftError: somebody else changed files, and settings say to ask. Nothing was undone. Not retryable.
+        """
+
+    def settle(self, expected: str, answer: DriftAnswer) -> tuple[str, Drift | None]:
+        """Do what a person decided about files that are not as in `expected`; what they changed since is kept.
+
+        Returns:
+            The tree that is on disk now, and what was undone: saved under a reference.
+        """
+        ...
 
     def keep(self, name: str, tree: str) -> None:
         """Keep a tree as `refs/tightloop/<episode>/<name>` in the project's own store. Idempotent."""

@@ -17,6 +17,8 @@ class EpisodeScope(Sparse):
     """None only before the workspace is open; see `stored_request`."""
     within: str = ""
     """Id of the plan that holds the workspace and waits for this episode: its claim and its worktree serve both."""
+    put_back: bool = False
+    """What is found instead of the expected tree was left by work of this workflow that was stopped or discarded."""
 
     @property
     def stored_request(self) -> ArtifactRef:

@@ -1,19 +1,21 @@
 """A held working tree: snapshot, restore and references, without touching the user's index, branch or objects."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 from activities.workspace.git_command import shown_paths
 from activities.workspace.ownership import OwnedProcesses
-from activities.workspace.store.entry import EMPTY_TREE, Entry
+from activities.workspace.store.drift import describe_drift, undone_changes
+from activities.workspace.store.entry import EMPTY_TREE, Entry, TreeChange
 from activities.workspace.store.objects import TreeStore, translated_errors
 from activities.workspace.store.stat_cache import Folder, StatCache
 from activities.workspace.store.walk import RULES_FILE, Coverage, Walk, WalkTimeoutError
 from activities.workspace.store.writer import TreeWriter
 from tightloop.errors import GitError, WorkspaceError
+from tightloop.safety.drift import Drift, DriftAnswer, DriftCause, DriftError
 
 READ_TIMEOUT = timedelta(minutes=10)
 RESTORE_ROUNDS = 3
@@ -34,8 +36,21 @@ class GitWorkingTree:
         cache: StatCache,
         coverage: Callable[[], Coverage],
         processes: OwnedProcesses,
+        asks: bool = True,
+        is_ours: bool = False,
     ) -> None:
-        """Work on the tree at `root` for an episode; the caller holds its lock."""
+        """Work on the tree at `root` for an episode; the caller holds its lock.
+
+        Args:
+            root: top folder of the tree.
+            episode: id under which trees are kept.
+            store: has the trees.
+            cache: has what is known of the files.
+            coverage: tells which files are covered.
+            processes: keeps what the holder starts.
+            asks: a person is asked about files that somebody else changed; else they are undone.
+            is_ours: what is found was left by work that was cut off.
+        """
         self._root = root
         self._episode = episode
         self._store = store
@@ -43,6 +58,7 @@ class GitWorkingTree:
         self._coverage = coverage
         self._processes = processes
         self._known: Folder | None = None
+        self._asks, self._is_ours = asks, is_ours
 
     @property
     def root(self) -> Path:
@@ -87,14 +103,35 @@ class GitWorkingTree:
         """
         self._go_to(tree, self.snapshot())
 
-    def ensure(self, expected: str) -> str | None:
+    def ensure(self, expected: str, cause: DriftCause = DriftCause.OUTSIDE) -> Drift | None:
         """Make sure that `expected` is on disk; see the port."""
         found = self.snapshot()
         if found == expected:
             return None
-        self._keep_drift(found)
-        self._go_to(expected, found)
-        return found
+        return self._undo(expected, found, self._changes(expected, found), cause)
+
+    def expect(self, expected: str) -> Drift | None:
+        """Make sure that `expected` is on disk, and ask about what a person changed; see the port."""
+        found = self.snapshot()
+        if found == expected:
+            return None
+        changes = self._changes(expected, found)
+        cause = DriftCause.INTERRUPTED if self._is_ours else DriftCause.OUTSIDE
+        drift = describe_drift(self._root, expected, found, changes, cause)
+        if drift.count and self._asks and not self._is_ours:
+            self._keep_drift(found)
+            raise DriftError(drift)
+        return self._undo(expected, found, changes, cause)
+
+    def settle(self, expected: str, answer: DriftAnswer) -> tuple[str, Drift | None]:
+        """Do what a person decided about a drift; see the port."""
+        found = self.snapshot()
+        asked = {change.path for change in self._changes(expected, answer.tree)}
+        undone, wanted = undone_changes(self._changes(expected, found), self._store.files(found), asked, answer)
+        if not undone:
+            return found, None
+        tree = self._store.merged(found, wanted)
+        return tree, self._undo(tree, found, undone, DriftCause.OUTSIDE)
 
     def keep(self, name: str, tree: str) -> None:
         """Keep a tree under a name; see the port."""
@@ -180,6 +217,16 @@ class GitWorkingTree:
             for change in changes:
                 self._known.put(change.path, change.after)
             self._cache.save(self._known)
+
+    def _changes(self, expected: str, found: str) -> list[TreeChange]:
+        return self._store.changes(expected, found) if self._store.holds(expected) else []
+
+    def _undo(self, expected: str, found: str, changes: Sequence[TreeChange], cause: DriftCause) -> Drift:
+        """Save what was found, restore `expected`, and return how to bring back what somebody changed."""
+        drift = describe_drift(self._root, expected, found, changes, cause, store=self._store.folder)
+        self._keep_drift(found)
+        self._go_to(expected, found)
+        return drift
 
     def _keep_drift(self, tree: str) -> None:
         self.keep(f"drift-{tree[:12]}", tree)

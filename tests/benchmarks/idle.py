@@ -22,6 +22,7 @@ from tests.benchmarks.stage import Stage, stage
 from tests.support.doubles import gives_up
 from tightloop.client import TightloopClient
 from tightloop.episode.planning import Briefing, PlannerAnswer
+from tightloop.safety.drift import Drift, DriftAnswer, DriftCause
 
 BATCHES = 4
 BATCH = 50
@@ -46,8 +47,14 @@ class EmptyTree:
     def snapshot(self) -> str:
         return TREE
 
-    def ensure(self, expected: str) -> str | None:
+    def ensure(self, expected: str, cause: DriftCause = DriftCause.OUTSIDE) -> Drift | None:
         return None
+
+    def expect(self, expected: str) -> Drift | None:
+        return None
+
+    def settle(self, expected: str, answer: DriftAnswer) -> tuple[str, Drift | None]:
+        return expected, None
 
     def restore(self, tree: str) -> None:
         pass

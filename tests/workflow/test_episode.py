@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from activities.workspace.git import GitWorkspaces
 from tests.support.doubles import ScriptedPlanner, claims_done, gives_up, malformed, planned
 from tests.support.episodes import APPEND, Working, eventually, scripted
 from tests.support.git_sample import stored
@@ -214,20 +215,20 @@ async def test_edits_during_a_pause_survive(client, working: Working, request_fo
     assert any("edits of 1 file during the pause were kept" in entry.text for entry in timeline)
 
 
-async def test_edits_outside_a_pause_are_saved_and_undone(client, working, request_for, workspace) -> None:
+async def test_edits_outside_a_pause_are_undone_where_settings_say_so(client, working, request_for, workspace) -> None:
     def meddle(briefing):
         if briefing.iteration == 2:
             (workspace / "stray.txt").write_text("stray\n")
         return planned()
 
-    async with working(ScriptedPlanner(meddle)):
+    async with working(ScriptedPlanner(meddle), workspaces=GitWorkspaces(asks=False)):
         episode_id = await client.start(request_for())
         await client.result(episode_id)
         timeline = await client.timeline(episode_id)
+        [drift] = (await client.status(episode_id)).drifts
     assert not (workspace / "stray.txt").exists()
-    drift = next(entry for entry in timeline if entry.kind == "drift")
-    tree = drift.text.split("tree ")[1].split()[0]
-    assert stored(workspace, "show", f"refs/tightloop/{episode_id}/drift-{tree}:stray.txt") == b"stray\n"
+    assert any(entry.kind == "drift" and "stray.txt" in entry.text for entry in timeline)
+    assert stored(workspace, "show", f"refs/tightloop/{episode_id}/drift-{drift.tree[:12]}:stray.txt") == b"stray\n"
 
 
 async def test_an_amended_definition_of_done_is_used(client, working: Working, request_for) -> None:

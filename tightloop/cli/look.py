@@ -9,7 +9,7 @@ import typer
 from tightloop.cli.follow import follow
 from tightloop.cli.render.episode import checkpoints_table
 from tightloop.cli.render.plan import steps_table
-from tightloop.cli.render.question import todo_lines
+from tightloop.cli.render.question import drift_lines, todo_lines
 from tightloop.cli.render.terminal import as_plain_values, remark, show, show_either, show_json
 from tightloop.cli.render.workflow import list_table, status_panel, timeline_table
 from tightloop.cli.session import AsJson, EpisodeId, Id, JsonLines, leave, session_of, within
@@ -75,7 +75,7 @@ def status(
         document = found.model_dump(mode="json")
         show_json({**document, "steps": as_plain_values(lines)} if steps else document)
         return
-    show(status_panel(found), *([steps_table(lines)] if steps else []))
+    show(status_panel(found), *([steps_table(lines)] if steps else []), *drift_lines(found.drifts))
 
 
 @app.command(rich_help_panel=LOOK)

@@ -1,5 +1,6 @@
 """The commands that steer episodes and plans: pause, answer, give more, change, go back, end."""
 
+import shlex
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -34,7 +35,10 @@ def answer(
     context: typer.Context,
     workflow: Id,
     option: Annotated[str, typer.Argument(metavar="OPTION", help="One of the options; see: tightloop status ID.")],
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="What you did, or why. It decides nothing.")] = "",
+    text: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TEXT", help="What you did, or why; or the files that a choice holds for."),
+    ] = None,
     question: QuestionId = "",
     by: By = None,
     as_json: AsJson = False,
@@ -42,9 +46,14 @@ def answer(
     """Answer a question with one of its options."""
     session_of(context).steer(
         workflow,
-        lambda client, key: client.answer(key, option, text, question=question, by=by or operator()),
+        lambda client, key: client.answer(key, option, _joined(text or []), question=question, by=by or operator()),
         as_json=as_json,
     )
+
+
+def _joined(words: list[str]) -> str:
+    """Return the words as one text, in which names of files with spaces can still be told apart."""
+    return words[0] if len(words) == 1 else shlex.join(words)
 
 
 @app.command(rich_help_panel=ANSWER)

@@ -9,6 +9,7 @@ from pydantic import model_validator
 
 from tightloop.artifact import ArtifactRef
 from tightloop.episode.failure import combined, signature
+from tightloop.safety.drift import Drift
 from tightloop.value import Value, clip, shorten
 from tightloop.value.caller import CallerInput
 
@@ -270,8 +271,10 @@ class Verification(Value):
     progress: bool = False
     """Better than the report before it."""
     newly_failing: tuple[str, ...] = ()
-    drift: str | None = None
-    """Tree that was found instead of the expected one; it was saved and undone."""
+    drift: Drift | None = None
+    """What was found instead of the expected tree; it was saved and undone."""
+    touched: Drift | None = None
+    """What changed while the checks ran; it was saved and undone."""
     cpu_s: float | None = None
     """Processor time of all checks, as far as it was measured."""
     checks_touched_tree: bool = False

@@ -53,6 +53,7 @@ def status_of(
         checkpoint_id=last.id if last else "",
         tree=state.tree,
         questions=questions,
+        drifts=state.drifts,
         spent=state.spent,
         budget=state.budget,
         runs=state.runs,

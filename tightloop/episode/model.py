@@ -23,6 +23,7 @@ from tightloop.executor.model import ExecutorChoice, ExecutorStatus, Grant, Resu
 from tightloop.executor.options import choice_problem
 from tightloop.executor.usage import Usage
 from tightloop.question import Question
+from tightloop.safety.drift import Drift
 from tightloop.safety.rubric import Finding
 from tightloop.safety.seal import Heard, Seal
 from tightloop.value import Value, first_problem
@@ -264,6 +265,8 @@ class EpisodeState(Value):
     resume: ResumeToken | None = None
     grants: tuple[Grant, ...] = ()
     """What a person allowed or denied in this iteration."""
+    drifts: tuple[Drift, ...] = ()
+    """What was found on disk that the work had not left; the last `DRIFTS_KEPT`."""
     executor_status: ExecutorStatus | None = None
     executor_error: str = ""
     spent: Spent = Spent()
@@ -383,6 +386,8 @@ class EpisodeStatus(Value):
     """What waits for a person."""
     pause_requested: bool = False
     """A pause was asked for and begins at the next safe point."""
+    drifts: tuple[Drift, ...] = ()
+    """Files that others changed while the episode worked, what became of them, and how to bring them back."""
     spent: Spent = Spent()
     budget: Budget = Budget()
     runs: int = 1
@@ -402,5 +407,5 @@ class Tracked(Value):
     """The stored evidence of the alignment check, where it found something."""
     usage: Usage | None = None
     """Of a model that judged."""
-    drift: str | None = None
+    drift: Drift | None = None
     attempt: int = 1

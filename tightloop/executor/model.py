@@ -10,6 +10,7 @@ from tightloop.artifact import ArtifactRef
 from tightloop.executor.messages.message import PlanMessage
 from tightloop.executor.usage import Usage
 from tightloop.question import Question
+from tightloop.safety.drift import Drift
 from tightloop.safety.verdict import Verdict
 from tightloop.value import Value
 from tightloop.value.caller import CallerInput
@@ -244,8 +245,8 @@ class ExecutorReport(ExecutorResult):
     passed_over: tuple[str, ...] = ()
     """Why the executors before it could not be used, a sentence each."""
     new_tree: str = ""
-    drift: str | None = None
-    """Tree that was found instead of the expected one; it was saved and undone."""
+    drift: Drift | None = None
+    """What was found instead of the expected tree; it was saved and undone."""
     attempt: int = 1
 
     @property

@@ -13,6 +13,7 @@ from tightloop.plan.engine.state import PlanEvent, ScheduleState, UndoEntry
 from tightloop.plan.request import PlanPhase, PlanSpent
 from tightloop.plan.result import Belief, EvidenceNote, StepFailure, StepResult
 from tightloop.question import Answer, Question
+from tightloop.safety.drift import Drift, DriftAnswer, with_drift
 from tightloop.value import Value, shorten
 
 TIMELINE_LIMIT = 200
@@ -85,6 +86,12 @@ class PlanProgress(BaseModel):
     """Why the plan is about to fail, where it compensates before it ends."""
     adopt: bool = False
     """Edits that a person made during a pause are still to be kept."""
+    drift: DriftAnswer | None = None
+    """What a person decided about a drift, which is still to be done."""
+    drifts: tuple[Drift, ...] = ()
+    """What was found on disk that the work had not left; the last `DRIFTS_KEPT`."""
+    put_back: bool = False
+    """What is on disk was left by work of this plan that was stopped or discarded: it is put back unasked."""
     cancel: str | None = None
     """Why a person cancelled the plan while a new run was about to follow."""
 
@@ -98,6 +105,11 @@ class PlanProgress(BaseModel):
         self.timeline.append(PlanEvent(at=at, event=event, step=step, detail=shorten(detail, DETAIL_CHARACTERS)))
         if len(self.timeline) > TIMELINE_LIMIT:
             del self.timeline[0]
+
+    def note_drift(self, drift: Drift | None) -> bool:
+        """Keep what was found on disk, for people to see. Return whether there is something to say."""
+        before, self.drifts = self.drifts, with_drift(self.drifts, drift)
+        return self.drifts is not before
 
     def begin(self, budget: PlanBudget, hypotheses: tuple[Hypothesis, ...]) -> None:
         """Take what a plan states about itself when it is opened."""

@@ -15,6 +15,7 @@ from tightloop.executor.usage import Usage
 from tightloop.plan.child import ChildWait
 from tightloop.plan.result import Belief, StepFailure, StepStatus
 from tightloop.question import Question
+from tightloop.safety.drift import Drift
 from tightloop.value import Value
 from tightloop.value.caller import CallerInput
 
@@ -199,6 +200,8 @@ class PlanStatus(Value):
     """What waits for a person in the workflows that running steps started."""
     beliefs: tuple[Belief, ...] = ()
     spent: PlanSpent = PlanSpent()
+    drifts: tuple[Drift, ...] = ()
+    """Files that others changed while the plan worked, what became of them, and how to bring them back."""
     tree: str = ""
     proof: ArtifactRef | None = None
     """The last proof that was made."""

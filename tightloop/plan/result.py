@@ -10,6 +10,7 @@ from tightloop.artifact import ArtifactRef
 from tightloop.executor.usage import Usage
 from tightloop.plan.document.step import FailureClass, Recovery
 from tightloop.question import Answer, Question
+from tightloop.safety.drift import Drift
 from tightloop.value import Sparse, Value
 
 # Thousands of results lie in one history, which Temporal ends at 50 MB.
@@ -92,8 +93,8 @@ class StepResult(Sparse):
     api_calls: int = 0
     reused: bool = False
     """The work was done before with the same inputs; nothing was done now."""
-    drift: str | None = None
-    """Tree that was found instead of the expected one; saved and undone."""
+    drift: Drift | None = None
+    """What was found instead of the expected tree; saved and undone."""
     summary: str = ""
     """One line for a person, at most 200 characters."""
     record: str = ""

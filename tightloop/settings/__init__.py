@@ -7,7 +7,7 @@ misspelt or out of bounds is refused with a sentence that names it and says what
 from tightloop.settings.alerts import AlertChannel, AlertSettings
 from tightloop.settings.bounds import AlignmentSettings, BudgetSettings, TrackingSettings
 from tightloop.settings.document import Settings, combined_settings, parse_settings
-from tightloop.settings.execution import AgentSettings, ExecutorSettings, SandboxSettings
+from tightloop.settings.execution import AgentSettings, ExecutorSettings, SandboxSettings, WorkspaceSettings
 from tightloop.settings.planning import PlannerSettings, PlanSettings
 from tightloop.settings.privacy import PrivacySettings, ProjectPrivacy
 from tightloop.settings.services import (
@@ -39,6 +39,7 @@ __all__ = [
     "TemporalSettings",
     "TrackingSettings",
     "WorkerSettings",
+    "WorkspaceSettings",
     "combined_settings",
     "parse_settings",
 ]

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from tightloop.errors import SettingsError
 from tightloop.settings.alerts import AlertSettings
 from tightloop.settings.bounds import AlignmentSettings, BudgetSettings, TrackingSettings
-from tightloop.settings.execution import ExecutorSettings, SandboxSettings
+from tightloop.settings.execution import ExecutorSettings, SandboxSettings, WorkspaceSettings
 from tightloop.settings.layers import read_layers
 from tightloop.settings.planning import PlannerSettings, PlanSettings
 from tightloop.settings.privacy import PrivacySettings
@@ -32,6 +32,7 @@ class Settings(Document):
     planner: PlannerSettings = PlannerSettings()
     plans: PlanSettings = PlanSettings()
     executor: ExecutorSettings = ExecutorSettings()
+    workspace: WorkspaceSettings = WorkspaceSettings()
     sandbox: SandboxSettings = SandboxSettings()
     budget: BudgetSettings = BudgetSettings()
     tracking: TrackingSettings = TrackingSettings()

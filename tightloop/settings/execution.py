@@ -65,6 +65,14 @@ class ExecutorSettings(Section):
     the checks look at what is there. `ask`: a person decides."""
 
 
+class WorkspaceSettings(Section):
+    """The working tree of an episode or a plan."""
+
+    drift: Literal["ask", "undo"] = "ask"
+    """What is done about files that somebody else changes outside a pause. `ask`: stop, and ask a person. `undo`: save
+    and undo them; status and the end name the files and the command that brings them back."""
+
+
 class SandboxSettings(Section):
     """Sandbox for the commands of plans and of definitions of done."""
 

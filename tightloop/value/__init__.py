@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, Self
 
@@ -87,6 +88,11 @@ def first_problem(error: ValidationError) -> str:
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"]) or "the input"
     return f"{field}: {first['msg']}, not {shorten(repr(first['input']), 80)}"
+
+
+def is_path_named(word: str, path: str) -> bool:
+    """Return whether a word names a path: as it is, as a folder above it, or by a pattern with `*` for any text."""
+    return word == path or path.startswith(f"{word.rstrip('/')}/") or fnmatchcase(path, word)
 
 
 def shorten(text: str, limit: int) -> str:

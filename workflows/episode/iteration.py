@@ -108,6 +108,7 @@ class Iteration:
             ),
         )
         record.log_drift(verification.drift)
+        record.log_drift(verification.touched)
         return verification
 
     async def track(

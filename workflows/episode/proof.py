@@ -43,6 +43,7 @@ class Proof:
             ),
         )
         record.log_drift(begun.verification.drift)
+        record.log_drift(begun.verification.touched)
         return begun.beginning, begun.verification
 
     async def succeed(self) -> None:

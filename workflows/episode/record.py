@@ -9,6 +9,7 @@ from temporalio import workflow
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.loop import state_changes
 from tightloop.episode.model import EpisodeRequest, EpisodeState
+from tightloop.safety.drift import Drift, with_drift
 
 P = ParamSpec("P")
 
@@ -78,11 +79,12 @@ class EpisodeRecord:
         """Keep a message for the planner."""
         self.state = state_changes.with_note(self.state, text)
 
-    def log_drift(self, tree: str | None) -> None:
-        """Note that files were changed outside a pause."""
-        if tree is not None:
-            text = f"files changed outside a pause were saved as tree {tree[:12]} and undone; pause first to keep edits"
-            self.log("drift", text)
+    def log_drift(self, drift: Drift | None) -> None:
+        """Note what was found on disk that the work had not left."""
+        drifts = with_drift(self.state.drifts, drift)
+        if drift is not None and drifts is not self.state.drifts:
+            self.state = self.state.evolve(drifts=drifts)
+            self.log("drift", drift.sentence)
 
     def log_saved(self, tree: str | None) -> None:
         """Note where files are kept that going back would have lost."""

@@ -12,12 +12,13 @@ from tightloop.alert import Alert, AlertKind, alert_kind, alert_of
 from tightloop.episode.checkpoint import RECENT_LIMIT, merge
 from tightloop.episode.display import details_markdown
 from tightloop.episode.loop import decisions, state_changes
-from tightloop.episode.loop.questions import end_question, make_question
+from tightloop.episode.loop.questions import drift_question, end_question, make_question, read_drift_answer
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase
 from tightloop.episode.planning import ReflectCause
 from tightloop.episode.work import Work
 from tightloop.plan.child import waits_of
 from tightloop.question import Answer, Question, QuestionKind, is_paused
+from tightloop.safety.drift import Drift, DriftAnswer
 from tightloop.value import counted
 from workflows.episode.operator import Operator
 from workflows.episode.record import EpisodeRecord
@@ -102,6 +103,9 @@ class SafePoints:
                 if self._runner.interrupted and (pause := self._operator.take_pause()):
                     await self.ask(pause)
                     continue
+                if failure.drift is not None:
+                    await self._settle_drift(failure.drift)
+                    continue
                 unserved = AlertKind.NO_EXECUTOR if failure.no_worker else None
                 await self.ask(make_question(QuestionKind.FATAL, failure.reason), alert=unserved)
 
@@ -180,7 +184,8 @@ class SafePoints:
             self._record.apply(state_changes.with_answer, asked, answer, first=self._record.request.budget)
         self._reporter.call_for("")
         if not self._operator.is_leaving:
-            await self._adopt()
+            about_drift = asked.kind is QuestionKind.DRIFT and answer is not None
+            await self._adopt(read_drift_answer(asked, answer) if about_drift and answer else None)
         await self._pass()
         return answer
 
@@ -242,29 +247,40 @@ class SafePoints:
 
     # -- the workspace between two steps ------------------------------------------------------------
 
-    async def _adopt(self) -> None:
-        """Keep what a person edited during a pause; what a discarded future left is not an edit."""
+    async def _settle_drift(self, drift: Drift) -> None:
+        """Have a person decide about files that somebody else changed; those of a discarded future are put back."""
+        if self._is_reset:
+            await self._reconcile_reset()
+        else:
+            await self.ask(drift_question(drift))
+
+    async def _adopt(self, drift: DriftAnswer | None) -> None:
+        """Keep what a person edited during a pause; what a discarded future left is not an edit.
+
+        Of what they were asked about in a question, only what they want is kept.
+        """
         record = self._record
         if record.state.request is None or self._putting_back:
             return
         adopted = await self.do(
             WorkspaceActivities.adopt_workspace,
-            lambda: AdoptRequest(scope=record.scope, expected_tree=record.state.tree),
+            lambda: AdoptRequest(scope=record.scope, expected_tree=record.state.tree, drift=drift),
             ActivityOptions(
                 "resume: keep edits made during the pause", RESTORE_TIMEOUT, record.request.queues.workspace
             ),
         )
+        record.log_drift(adopted.drift)
         changed = adopted.tree != record.state.tree
         record.replace(record.state.evolve(tree=adopted.tree))
         record.apply(state_changes.with_retries, adopted.attempt)
         if changed:
             # What they refused they may have taken out themselves.
             record.replace(record.state.evolve(findings=()))
-            record.note(f"A person edited {counted(adopted.files_changed, 'file')} during a pause; keep these edits.")
-        record.log(
-            "resumed",
-            f"edits of {counted(adopted.files_changed, 'file')} during the pause were kept" if changed else "resumed",
-        )
+            when = "during a pause" if drift is None else "meanwhile"
+            record.note(f"A person edited {counted(adopted.files_changed, 'file')} {when}; keep these edits.")
+        when = "during the pause" if drift is None else "outside a pause"
+        kept = f"edits of {counted(adopted.files_changed, 'file')} {when} were kept"
+        record.log("resumed", kept if changed else "resumed")
 
     async def _store_amendment(self) -> None:
         record = self._record

@@ -96,10 +96,11 @@ class Workspace:
             return
         keep = record.state.tree if outcome is EpisodeOutcome.SUCCEEDED else ""
         try:
-            await self._runner.run(
+            closed = await self._runner.run(
                 WorkspaceActivities.close_workspace,
                 CloseRequest(scope=record.scope, outcome=outcome, reason=reason, expected_tree=keep),
                 ActivityOptions(f"close: {outcome.value}", CLOSE_TIMEOUT, record.request.queues.workspace),
             )
+            record.log_drift(closed.drift if closed is not None else None)
         except ActivityFailedError as failure:
             record.log("closed", f"the workspace could not be given back: {failure.reason}")

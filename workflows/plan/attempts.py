@@ -146,8 +146,13 @@ async def _with_children(attempt: Attempt, activities: ActivityRunner) -> StepRe
     ended = await _all([_child(identity, start, attempt.summary) for identity, start in starts])
     attempt.proof = ended[0].proof if len(ended) == 1 else None
     settle = attempt.options(f"{attempt.summary}: take over", SETTLE_TIMEOUT)
+    # A child that ended without a tree was stopped: what it left on disk is nobody else's.
+    is_stopped = len(ended) == 1 and not ended[0].tree
+    run_request = attempt.request
+    if is_stopped:
+        run_request = run_request.evolve(scope=run_request.scope.evolve(put_back=True))
     request = SettleRequest(
-        run=attempt.request,
+        run=run_request,
         children=tuple(attempt.children),
         outcomes=tuple(end.outcome.value for end in ended),
         reasons=tuple(shorten(end.reason, REASON_CHARACTERS) for end in ended),

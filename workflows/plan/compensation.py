@@ -89,6 +89,7 @@ class Compensation:
         except ActivityFailedError as error:
             return error.reason
         context.set_tree(answer.tree)
+        context.log_drift(answer.drift, entry.step)
         if answer.failure:
             return answer.failure
         context.progress.remove_undo(entry)

@@ -21,6 +21,7 @@ from tightloop.plan.progress import PlanProgress
 from tightloop.plan.request import RIGHT_PLAN_INPUT, PlanPhase, PlanRequest
 from tightloop.plan.rules.budgeting import carry_over_bounds, changed_bounds
 from tightloop.question import Question
+from tightloop.safety.drift import Drift, DriftAnswer
 from tightloop.value import counted, shorten
 from workflows.shared.activities import ActivityOptions
 
@@ -203,10 +204,18 @@ class PlanContext:
         if self.progress.doubted is not None:
             self.progress.doubted = self.progress.doubted.evolve(accepted_by=by)
 
-    def log_drift(self, tree: str | None, step: str = "") -> None:
-        """Note that files were changed outside a pause."""
-        if tree is not None:
-            self.log("drift", step, f"files changed outside a pause were saved as tree {tree[:12]} and undone")
+    def log_drift(self, drift: Drift | None, step: str = "") -> None:
+        """Note what was found on disk that the steps had not left."""
+        if self.progress.note_drift(drift) and drift is not None:
+            self.log("drift", step, drift.sentence)
+
+    def expect_own_leftovers(self, expected: bool = True) -> None:
+        """Note that what is on disk was left by work of this plan which was stopped or discarded, or not any more."""
+        self.progress.put_back = expected
+
+    def decide_drift(self, answer: DriftAnswer | None) -> None:
+        """Note what a person decided about files that somebody else changed."""
+        self.progress.drift = answer
 
     def keep_edits(self, keep: bool = True) -> None:
         """Note whether edits of people are still to be kept."""
@@ -254,6 +263,7 @@ class PlanContext:
             revision=self.progress.revision,
             base_tree=self.progress.base_tree,
             within=self.request.within,
+            put_back=self.progress.put_back,
         )
 
     def alert(

@@ -237,6 +237,8 @@ class Dispatch:
         finally:
             if attempt.watchdog is not None:
                 attempt.watchdog.cancel()
+        if attempt.children and attempt.writes and not (isinstance(ended, StepResult) and ended.tree):
+            self._context.expect_own_leftovers()
         self._ended.append((attempt, ended))
         self._context.wake()
 
@@ -286,6 +288,11 @@ class Dispatch:
 
     def pause_for(self, failure: ActivityFailedError, step: str = "") -> None:
         """Pause because an activity could not be run; it is run again after an answer."""
+        if failure.drift is not None:
+            # Without a question where it is known whose it is: the next activity puts it back.
+            if not self._context.progress.put_back:
+                self._questions.ask_about_drift(failure.drift)
+            return
         self._context.log("stuck", step, failure.reason)
         alert = AlertKind.NO_EXECUTOR if failure.no_worker else None
         self._questions.pause(QuestionKind.FATAL, failure.reason, step=step, alert=alert)
@@ -318,6 +325,8 @@ class Dispatch:
         context.log_drift(result.drift, name)
         if attempt.writes:
             context.set_tree(result.tree)
+        if attempt.writes and result.tree:
+            context.expect_own_leftovers(False)
             progress.proof_within = attempt.proof or progress.proof_within
         self._note_undo(attempt, node, result)
         if result.status is StepStatus.WAITING:

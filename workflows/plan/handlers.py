@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from temporalio import workflow
 
 from tightloop.episode.control import Remark, read_remark
+from tightloop.episode.loop.questions import read_drift_answer
 from tightloop.errors import InvalidRequestError
 from tightloop.plan import control
 from tightloop.plan.child import read_child_note
@@ -213,6 +214,8 @@ class Handlers:
         context = self._context
         if question.chosen != FAIL.name:
             context.keep_edits()
+        if question.kind is QuestionKind.DRIFT:
+            context.decide_drift(read_drift_answer(question, question.answers[-1]))
         if question.kind is QuestionKind.PROOF and question.chosen == ACCEPT_IT.name:
             context.accept_proof(question.answers[-1].by)
         number = context.schedule.find(question.step) if question.kind is QuestionKind.FAILED_STEP else None

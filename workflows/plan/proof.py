@@ -55,6 +55,7 @@ class PlanProof:
             context.on_host("checks before the first step", CHECKS_TIMEOUT),
         )
         context.log_drift(begun.verification.drift)
+        context.log_drift(begun.verification.touched)
         progress.beginning = begun.beginning
 
     async def holds(self) -> bool:
@@ -97,6 +98,7 @@ class PlanProof:
             context.on_host("run the definition of done", CHECKS_TIMEOUT),
         )
         context.log_drift(found.drift)
+        context.log_drift(found.touched)
         context.log("verified", detail=f"{found.total - len(found.failed)} of {found.total} checks pass")
         # Where people changed or paused the plan meanwhile, it is verified again later.
         if not found.passed and self._is_nothing_left():

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterable
 
 from tightloop.alert import AlertKind, alert_kind
-from tightloop.episode.loop.questions import ACCEPT, ACCEPT_EFFECT, WORK
+from tightloop.episode.loop.questions import ACCEPT, ACCEPT_EFFECT, KEEP, UNDO, WORK, drift_question
 from tightloop.plan.result import StepFailure, StepStatus
 from tightloop.question import Option, Question, QuestionKind
+from tightloop.safety.drift import Drift
 from workflows.plan.context import PlanContext
 from workflows.shared.alerts import Alerts
 from workflows.shared.questions import Questions
@@ -27,7 +28,7 @@ REPLAN = Option(name="replan", effect="a planner changes the plan")
 GO_TO_WORK = Option(name=WORK, effect="it is verified and proven again; your edits of files are kept")
 ACCEPT_IT = Option(name=ACCEPT, effect=ACCEPT_EFFECT)
 OPTION_NAMES = frozenset(
-    {"approve", "reject", "keep", "resume", "retry", "extend", "cancel", "skip", "fail", "replan", WORK, ACCEPT}
+    {"approve", "reject", "resume", "retry", "extend", "cancel", "skip", "fail", "replan", WORK, ACCEPT, KEEP, UNDO}
 )
 _PAUSE_OPTIONS = {
     QuestionKind.OPERATOR: (RESUME, CANCEL),
@@ -72,6 +73,12 @@ class PlanQuestions:
             id="", kind=kind, title=reason, options=options, default=default, blocks=THE_PLAN, by=by, step=step
         )
         self._ask("paused", question, alert)
+
+    def ask_about_drift(self, drift: Drift) -> None:
+        """Ask about files that somebody else changed, once for all steps that come upon them."""
+        if self.find(QuestionKind.DRIFT) or self._context.progress.drift is not None:
+            return
+        self._ask("paused", drift_question(drift, blocks=THE_PLAN, cancel=CANCEL))
 
     def ask_about_failure(self, step: str, failure: StepFailure) -> None:
         """Ask what follows a failed step; what does not depend on it goes on."""

@@ -104,6 +104,7 @@ class PlanReporting:
             children=self._waits_within()[:LINES_LIMIT],
             beliefs=progress.beliefs,
             spent=progress.spent,
+            drifts=progress.drifts,
             tree=progress.tree,
             proof=progress.proof,
             reason=context.reason,

@@ -1,18 +1,22 @@
 """How a plan waits: for what runs, and for people only as long as the request allows."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
 from temporalio import workflow
 
+from activities.workspace.activity import AdoptRequest, WorkspaceActivities
 from tightloop.plan.document.plan import OnPlanFailure
+from tightloop.plan.progress import PlanProgress
+from tightloop.value import counted
+from workflows.plan.attempts import Attempt
 from workflows.plan.context import PlanContext, PlanEnd
 from workflows.plan.dispatch import Dispatch
 from workflows.plan.questions import PlanQuestions
 from workflows.plan.reporting import PlanReporting
-from workflows.shared.activities import ActivityFailedError, ActivityOptions, ActivityRunner
+from workflows.shared.activities import RESTORE_TIMEOUT, ActivityFailedError, ActivityOptions, ActivityRunner
 from workflows.shared.alerts import Alerts
 
 NAMES_SHOWN = 5
@@ -31,10 +35,11 @@ class Waiting:
         questions: PlanQuestions,
         alerts: Alerts,
         reporting: PlanReporting,
+        running: Mapping[str, Attempt],
         activities: ActivityRunner,
     ) -> None:
         self._context, self._dispatch, self._alerts, self._reporting = context, dispatch, alerts, reporting
-        self._questions, self._activities = questions, activities
+        self._questions, self._running, self._activities = questions, running, activities
         self._is_reset = False
 
     def on_reset(self, _seed: int) -> None:
@@ -57,7 +62,8 @@ class Waiting:
             raise context.end
         if self._is_reset:
             self._is_reset = False
-            context.log("reset", detail="the run was reset in Temporal; the next step that writes puts the files back")
+            context.expect_own_leftovers()
+            context.log("reset", detail="the run was reset in Temporal; the files are put back")
             self._reporting.tell_again()
 
     async def next_event(self) -> None:
@@ -91,6 +97,7 @@ class Waiting:
                     self.check()
                     await self.next_event()
                 self.check()
+                await self.keep_edits()
 
     async def run_once(self, method: Callable[[Any, A], R], request: A, options: ActivityOptions) -> R:
         """Run one activity, and stop it when the plan is cancelled.
@@ -109,6 +116,34 @@ class Waiting:
         self.check()
         return await task
 
+    async def keep_edits(self) -> None:
+        """Keep what people edited during a pause or want kept, beside steps that read at most; put our own back."""
+        context, progress = self._context, self._context.progress
+        is_due = progress.put_back or (progress.adopt and not self._questions.is_paused)
+        if not is_due or context.request.dry_run or context.is_held or not progress.tree:
+            return
+        is_written = any(attempt.writes for attempt in self._running.values())
+        if is_written and (progress.put_back or progress.drift is not None):
+            return  # it comes upon the same files
+        if not progress.put_back:
+            context.keep_edits(False)
+        if is_written:
+            return  # its tree holds them
+        adopted = await self.run(
+            WorkspaceActivities.adopt_workspace,
+            lambda: AdoptRequest(scope=context.scope(), expected_tree=progress.tree, drift=progress.drift),
+            context.on_host(_summary(progress), RESTORE_TIMEOUT),
+        )
+        if progress.put_back:
+            context.expect_own_leftovers(False)
+            return
+        when = "during the pause" if progress.drift is None else "outside a pause"
+        context.decide_drift(None)
+        context.log_drift(adopted.drift)
+        if adopted.tree != progress.tree:
+            context.set_tree(adopted.tree)
+            context.log("adopted", detail=f"edits of {counted(adopted.files_changed, 'file')} {when} were kept")
+
     def _patience(self) -> timedelta | None:
         """Return how long to wait where only a person can go on."""
         if self._dispatch.is_busy or self._alerts.is_sending:
@@ -117,3 +152,9 @@ class Waiting:
         since = min((one.since for one in self._questions.waiting if one.since is not None), default=now)
         left = since + self._context.request.pause_timeout - now
         return max(left, timedelta(milliseconds=1))
+
+
+def _summary(progress: PlanProgress) -> str:
+    if progress.put_back:
+        return "put back what stopped work left"
+    return "keep edits made during the pause" if progress.drift is None else "keep or undo what somebody else changed"

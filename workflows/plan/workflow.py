@@ -12,7 +12,6 @@ from typing import Any
 from temporalio import workflow
 from temporalio.exceptions import is_cancelled_exception
 
-from activities.workspace.activity import AdoptRequest, WorkspaceActivities
 from tightloop.plan import control
 from tightloop.plan.engine.state import PlanEvent
 from tightloop.plan.input import PlanInput
@@ -34,7 +33,7 @@ from workflows.plan.recovery import Recovery
 from workflows.plan.reporting import PlanReporting
 from workflows.plan.revisions import Revisions
 from workflows.plan.waiting import NAMES_SHOWN, Waiting
-from workflows.shared.activities import NO_WORKER_TIMEOUT, RESTORE_TIMEOUT, RETRIES_IN_TIME, ActivityRunner
+from workflows.shared.activities import NO_WORKER_TIMEOUT, RETRIES_IN_TIME, ActivityRunner
 from workflows.shared.alerts import Alerts
 from workflows.shared.inbox import Inbox
 from workflows.shared.parent_notice import ParentNotice
@@ -66,7 +65,7 @@ class PlanWorkflow:
         compensation = Compensation(context, self._reporting, running, activities)
         recovery = Recovery(context, self._questions, revisions, compensation)
         self._dispatch = Dispatch(context, running, self._questions, recovery, alerts, activities)
-        self._waiting = Waiting(context, self._dispatch, self._questions, alerts, self._reporting, activities)
+        self._waiting = Waiting(context, self._dispatch, self._questions, alerts, self._reporting, running, activities)
         self._proof = PlanProof(context, self._waiting, self._questions, self._reporting, lambda: self._nothing_left)
         self._opening = Opening(context, self._waiting, recovery, self._proof, self._reporting, alerts)
         self._ending = Ending(context, self._dispatch, compensation, self._reporting, alerts, activities)
@@ -190,7 +189,7 @@ class PlanWorkflow:
             self._dispatch.take_in_ended()
             self._reporting.show(at_once=False)
             self._waiting.check()
-            await self._keep_edits()
+            await self._waiting.keep_edits()
             self._dispatch.start_steps()
             self._dispatch.count_time()
             # While the definition of done ran, people may have changed or paused the plan.
@@ -225,25 +224,6 @@ class PlanWorkflow:
             count = counted(len(left), "step")
             raise PlanEnd(f"{count} failed: {names}" + (f" ({why.reason})" if why else ""))
         return await self._proof.holds()
-
-    async def _keep_edits(self) -> None:
-        """Keep what a person edited during a pause, beside steps that read at most."""
-        context = self._context
-        if not context.progress.adopt or self._questions.is_paused or context.request.dry_run or context.is_held:
-            return
-        context.keep_edits(False)
-        if any(attempt.writes for attempt in self._running.values()):
-            return  # its tree holds them
-        adopted = await self._waiting.run(
-            WorkspaceActivities.adopt_workspace,
-            lambda: AdoptRequest(scope=context.scope(), expected_tree=context.progress.tree),
-            context.on_host("keep edits made during the pause", RESTORE_TIMEOUT),
-        )
-        if adopted.tree != context.progress.tree:
-            context.set_tree(adopted.tree)
-            context.log(
-                "adopted", detail=f"edits of {counted(adopted.files_changed, 'file')} during the pause were kept"
-            )
 
     # -- runs -------------------------------------------------------------------------------------------
 

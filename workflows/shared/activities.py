@@ -13,6 +13,7 @@ from temporalio.exceptions import TimeoutError as TemporalTimeoutError
 
 from tightloop.episode.work import Work
 from tightloop.errors import IdTakenError
+from tightloop.safety.drift import Drift, DriftError
 from tightloop.safety.seal import RefusedPayload
 
 # What a killed worker did runs again after this time and the first retry interval: 6.0 s with 5 s and 1 s.
@@ -75,10 +76,17 @@ class ActivityFailedError(Exception):
     """An activity failed for good; `reason` is the sentence for a person."""
 
     def __init__(
-        self, reason: str, *, no_worker: bool = False, timed_out: bool = False, id_taken: bool = False
+        self,
+        reason: str,
+        *,
+        no_worker: bool = False,
+        timed_out: bool = False,
+        id_taken: bool = False,
+        drift: Drift | None = None,
     ) -> None:
         super().__init__(reason)
         self.reason, self.no_worker, self.timed_out, self.id_taken = reason, no_worker, timed_out, id_taken
+        self.drift = drift
 
 
 class ActivityRunner:
@@ -171,7 +179,9 @@ def _failure(error: ActivityError, options: ActivityOptions, patience: timedelta
         reason = f"{error.activity_type} did not end within {options.timeout.total_seconds():g} s"
         return ActivityFailedError(reason, timed_out=True)
     if isinstance(cause, ApplicationError):
-        return ActivityFailedError(cause.message, id_taken=cause.type == IdTakenError.__name__)
+        is_drift = cause.type == DriftError.__name__ and bool(cause.details)
+        drift = Drift.model_validate(cause.details[0]) if is_drift else None
+        return ActivityFailedError(cause.message, id_taken=cause.type == IdTakenError.__name__, drift=drift)
     return ActivityFailedError(f"{error.activity_type} failed: {cause or error}")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from temporalio.exceptions import CancelledError
 
+from activities.plan.attempts.beside import move
 from activities.plan.attempts.context import ActivityRun, AttemptContext, AttemptPorts
 from activities.plan.attempts.contract import classify_failure, fail_step, find_unmet, make_failure
 from activities.plan.attempts.outputs import collect_outputs, find_unfit
@@ -27,8 +28,9 @@ from tightloop.plan.engine.graph import choices
 from tightloop.plan.engine.hypothesis import collect_evidence
 from tightloop.plan.language.expression import parse_expression
 from tightloop.plan.language.reference import resolve
-from tightloop.plan.result import StepFailure, StepResult, StepStatus
+from tightloop.plan.result import StepFailure, StepRecord, StepResult, StepStatus
 from tightloop.plan.stored import DRY_RUN, file_name
+from tightloop.safety.drift import Drift
 from tightloop.value.scrub import scrub
 
 # What the plan's author wrote is wrong: a failure of the step. Other errors are the worker's, and Temporal tries again.
@@ -71,10 +73,14 @@ class AttemptRunner:
         """Record that an attempt cannot be carried out as it is written."""
         return write_record(attempt, fail_step(error.message))
 
-    def carry_out(self, attempt: AttemptContext, act: Act, *, expected_tree: str | None = None) -> StepResult:
+    def carry_out(self, attempt: AttemptContext, act: Act, *, left: str | None = None) -> StepResult:
         """Do the work of an attempt that `prepare` returned.
 
-        It starts from `expected_tree` instead of the request's where child workflows have changed the tree.
+        Child workflows have done it where there is a tree that they `left`. Then nobody is asked about what somebody
+        else changed: it stays, and the next step that writes asks.
+
+        Raises:
+            DriftError: somebody else changed files; nothing was done. Not retryable.
         """
         if attempt.step.tree_access is not Access.WRITES:
             return write_record(attempt, self._acted(attempt, act, attempt.work))
@@ -83,15 +89,18 @@ class AttemptRunner:
             if (made := _made(attempt)) is not None:
                 return made
             before = attempt.request.expected_tree or tree.snapshot()
-            attempt.drift = tree.ensure(before if expected_tree is None else expected_tree)
+            attempt.drift = tree.expect(before) if left is None else None
             attempt.before = before
             try:
                 done = self._acted(attempt, act, replace(attempt.work, tree=tree, started=tree.own_process))
             except CancelledError:
                 # Nobody else would: the workflow does not learn what a cancelled attempt has written.
-                tree.restore(before)
+                if left is None:
+                    tree.restore(before)
                 raise
-            return self._settle_tree(attempt, done, tree)
+            if left is None:
+                return self._settle_tree(attempt, done, tree, tree.snapshot())
+            return self._settle_tree(attempt, done, tree, done.tree or left, beside=True)
 
     def _admit(self, attempt: AttemptContext) -> AttemptContext | StepResult:
         step, lookup = attempt.step, attempt.lookup
@@ -115,20 +124,16 @@ class AttemptRunner:
         # A later attempt in the same run is wanted by somebody: it is made.
         if old is None or old.attempt < request.attempt or not is_fresh(step, old, attempt.store):
             return None
-        drift = None
-        if step.tree_access is Access.WRITES:
-            try:
-                with self._ports.workspaces.hold(request.scope) as tree:
-                    drift = tree.ensure(request.expected_tree)
-                    tree.restore(old.tree_after)
-            except WorkspaceError:
-                # Its tree is not in the repository any more.
-                return None
-        result = old.result.evolve(reused=True, drift=drift, usage=None, api_calls=0)
-        now = datetime.now(UTC)
-        # Under the number of this attempt too, which is what it is taken back by.
-        again = old.evolve(result=result, attempt=request.attempt, run=attempt.call.run, started=now, ended=now)
-        return result.evolve(record=attempt.records.put(again))
+        if step.tree_access is not Access.WRITES:
+            return _taken_over(attempt, old, None)
+        try:
+            with self._ports.workspaces.hold(request.scope) as tree:
+                drift = tree.expect(request.expected_tree)
+                tree.restore(old.tree_after)
+                return _taken_over(attempt, old, drift)
+        except WorkspaceError:
+            # Its tree is not in the repository any more.
+            return None
 
     def _preview(self, attempt: AttemptContext, preview: Callable[[Work], str]) -> StepResult:
         try:
@@ -155,9 +160,14 @@ class AttemptRunner:
             return done
         return _judged(attempt, done, work.root)
 
-    def _settle_tree(self, attempt: AttemptContext, done: RunnerResult, tree: WorkingTree) -> StepResult:
-        """Keep what a step wrote, or undo it where the step failed or a person has to see first what it removed."""
-        before, after, store = attempt.before, tree.snapshot(), store_folder_of(attempt.request.scope)
+    def _settle_tree(
+        self, attempt: AttemptContext, done: RunnerResult, tree: WorkingTree, after: str, *, beside: bool = False
+    ) -> StepResult:
+        """Keep what a step wrote, or undo it where the step failed or a person has to see first what it removed.
+
+        With `beside` there may be more on disk than the step's tree `after`: what somebody else changed.
+        """
+        before, store = attempt.before, store_folder_of(attempt.request.scope)
         paths = self._ports.trees.changed(store, before, after) if after != before else ()
         if done.failure is None and (refusal := check_changes(attempt.loaded.plan, paths)):
             done = replace(done, failure=make_failure(refusal, FailureClass.POLICY))
@@ -176,8 +186,20 @@ class AttemptRunner:
             return write_record(attempt, done, tree=after, tree_after=after)
         if after != before:
             tree.keep(f"{name}.failed", after)
-            tree.restore(before)
+            if beside:
+                attempt.drift = move(tree, self._ports.trees, store, after, before)
+            else:
+                tree.restore(before)
         return write_record(attempt, done, tree=before, tree_after=after)
+
+
+def _taken_over(attempt: AttemptContext, old: StepRecord, drift: Drift | None) -> StepResult:
+    """Record the result of another run for this attempt."""
+    result = old.result.evolve(reused=True, drift=drift, usage=None, api_calls=0)
+    now = datetime.now(UTC)
+    # Under the number of this attempt too, which is what it is taken back by.
+    again = old.evolve(result=result, attempt=attempt.request.attempt, run=attempt.call.run, started=now, ended=now)
+    return result.evolve(record=attempt.records.put(again))
 
 
 def _made(attempt: AttemptContext) -> StepResult | None:

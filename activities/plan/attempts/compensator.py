@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from activities.plan.attempts.beside import move
 from activities.plan.attempts.context import ActivityRun, AttemptContext, AttemptPorts
 from activities.plan.attempts.contract import make_failure
 from activities.plan.attempts.policy_check import check_changes, check_command
@@ -11,6 +12,7 @@ from activities.plan.attempts.references import unpack
 from activities.plan.port import RunnerResult, Work
 from activities.plan.records.file_records import record_digest
 from activities.plan.requests import CompensationResult, RunStepRequest
+from activities.workspace.activity import leave
 from activities.workspace.folders import store_folder_of
 from activities.workspace.port import WorkingTree
 from tightloop.errors import ExpressionError, InvalidRequestError
@@ -66,10 +68,11 @@ class Compensator:
             # Read again: who held the tree until now may have done it.
             record = records.attempt(scope.episode_id, step.id, request.attempt) or record
             if known is not None and record.undone:
-                tree.ensure(known.result.tree)
+                leave(tree, known.result.tree)
                 return known.result
-            drift = tree.ensure(by_step.tree if by_step is not None else request.expected_tree)
-            found = (by_step or self._take_back(attempt, record, tree)).evolve(drift=drift)
+            drift = leave(tree, by_step.tree if by_step is not None else request.expected_tree)
+            found = by_step or self._take_back(attempt, record, tree)
+            found = found.evolve(drift=found.drift or drift)
             if not found.failure:
                 tree.keep(f"undone-{record_digest(record)[:12]}", found.tree)
                 records.keep(scope.episode_id, fact, CompensationFact(result=found))
@@ -105,8 +108,8 @@ class Compensator:
                 f"step {record.step!r} cannot be taken back: later steps changed the same places of {shown}"
                 f"{f' and {more} more' if more > 0 else ''}. Nothing was changed. Take those steps back first",
             )
-        tree.restore(undone.tree)
-        return CompensationResult(tree=undone.tree, files_changed=undone.files)
+        drift = move(tree, self._ports.trees, store, request.expected_tree, undone.tree)
+        return CompensationResult(tree=undone.tree, files_changed=undone.files, drift=drift)
 
     def _run_compensation_command(
         self, attempt: AttemptContext, record: StepRecord, command: str, tree: WorkingTree
@@ -116,6 +119,7 @@ class Compensator:
         lookup.status = record.result.status.value
         lookup.inputs = resolve(attempt.step.inputs, lookup)
         work = replace(attempt.work, tree=tree, started=tree.own_process)
+        before = tree.snapshot()
         try:
             if forbidden := check_command(work, command):
                 return _failed(request, f"step {record.step!r} cannot be taken back: {forbidden}"), RunnerResult()
@@ -125,12 +129,12 @@ class Compensator:
         after = tree.snapshot()
         code = done.outputs.get("exit_code")
         if done.failure is not None or code != 0:
-            tree.restore(request.expected_tree)
+            tree.restore(before)
             why = done.failure.reason if done.failure is not None else f"exit code {code}"
             return _failed(request, f"the command that takes step {record.step!r} back failed: {why}"), done
-        paths = self._ports.trees.changed(store_folder_of(request.scope), request.expected_tree, after)
+        paths = self._ports.trees.changed(store_folder_of(request.scope), before, after)
         if refusal := check_changes(work.plan, paths):
-            tree.restore(request.expected_tree)
+            tree.restore(before)
             return _failed(request, f"step {record.step!r} cannot be taken back: {refusal}"), done
         return CompensationResult(tree=after, files_changed=len(paths)), done
 

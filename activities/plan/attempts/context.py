@@ -16,6 +16,7 @@ from activities.workspace.port import Workspaces
 from activities.workspace.trail import Differ
 from tightloop.plan.document.step import Step
 from tightloop.plan.language.reference import resolve
+from tightloop.safety.drift import Drift
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ class AttemptContext:
     started: datetime
     inputs_sha256: str = ""
     before: str = ""
-    drift: str | None = None
+    drift: Drift | None = None
 
     @classmethod
     def begin(

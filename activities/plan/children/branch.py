@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 
 from activities.checks.port import CheckRunner, CommandResult
+from activities.plan.attempts.beside import move
 from activities.plan.attempts.contract import make_failure
 from activities.plan.attempts.git_trees import GitTrees
 from activities.plan.children.child_plan import build_inner_plan, build_request, read_child_results, read_plan_inputs
@@ -88,12 +89,12 @@ class BranchRunner:
             done = replace(done, failure=make_failure(f"no alternative passes: {why}"))
         else:
             assert work.tree is not None
-            work.tree.restore(best.tree)
+            move(work.tree, self._trees, store_folder_of(work.scope), work.expected_tree, best.tree)
             left, evidence = read_child_results(work, children[best.order])
             score = "" if best.score is None else f" with score {best.score:g}"
             size = f"{counted(best.files, 'file')}, {counted(best.lines, 'line')}"
             summary = f"{best.name} is taken over{score}: {size} changed"
-            done = replace(done, outputs={**left, **outputs}, evidence=evidence, summary=summary)
+            done = replace(done, outputs={**left, **outputs}, evidence=evidence, summary=summary, tree=best.tree)
         # Last: an activity that is tried again judges the alternatives in them again.
         for child in children:
             self._worktrees.remove(child_scope(work.scope, child))

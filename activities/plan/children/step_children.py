@@ -52,6 +52,7 @@ class StepChildren:
 
         Raises:
             InvalidRequestError: it cannot be started as it is written; the message says why.
+            DriftError: somebody else changed files. Not retryable.
         """
         if work.step.tree_access is not Access.WRITES and not _only_reads(work.step):
             raise InvalidRequestError(
@@ -59,7 +60,7 @@ class StepChildren:
             )
         if work.expected_tree:
             with self._workspaces.hold(work.scope) as tree:
-                tree.ensure(work.expected_tree)
+                tree.expect(work.expected_tree)
         if work.step.capability is Capability.BRANCH:
             return self._branches.prepare(work)
         if work.step.capability is Capability.EPISODE:

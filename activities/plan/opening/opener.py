@@ -26,6 +26,7 @@ from activities.plan.requests import (
     RevisedPlan,
     RevisePlanRequest,
 )
+from activities.workspace.activity import leave
 from activities.workspace.folders import root_of
 from activities.workspace.port import OpenEpisodes, WorkingTree
 from tightloop.artifact import ArtifactRef
@@ -173,9 +174,12 @@ class PlanOpener:
         )
         ref, loaded = self._ports.plans.put(scope.workspace, stored)
         with self._ports.workspaces.hold(scope) as tree:
-            if asked.base_tree:
+            if asked.base_tree and not scope.within:
                 tree.ensure(asked.base_tree)
-            base, put_back = self._base(scope, tree)
+            elif asked.base_tree:
+                # What somebody else has changed since is asked about before the first step that writes.
+                leave(tree, asked.base_tree)
+            base, put_back = (asked.base_tree, ()) if scope.within and asked.base_tree else self._base(scope, tree)
             tree.keep("plan.base", base)
         told = (*notes, *put_back, *said, *warnings)
         return OpenedPlan(

@@ -40,6 +40,7 @@ from tightloop.executor.model import (
     WorkOrder,
 )
 from tightloop.host import state_folder
+from tightloop.safety.drift import DriftError
 
 ROOT = Path(__file__).parents[3]
 KEY = "run/1/1"
@@ -243,8 +244,17 @@ def test_a_full_disk_and_a_forbidden_folder_are_told_with_what_to_do(bench: Benc
     assert "runs: Permission denied. Give the user of the worker the right to" in report.error
 
 
-def test_no_usable_executor_is_fatal_with_every_reason_and_undoes_stray_edits(bench: Bench) -> None:
-    (bench.workspace / "stray.txt").write_text("by nobody\n")
+def test_nothing_is_delivered_over_an_edit_of_a_stranger(bench: Bench) -> None:
+    (bench.workspace / "stray.txt").write_text("by somebody\n")
+    bench.queue()
+    agent = Agent()
+    with pytest.raises(DriftError, match=r"stray\.txt"):
+        bench.execute(agent=agent)
+    assert (bench.workspace / "stray.txt").exists()
+    assert agent.orders == []
+
+
+def test_no_usable_executor_is_fatal_with_every_reason(bench: Bench) -> None:
     bench.queue(fallback=["missing"])
     report = bench.execute(agent=Agent(reason="not installed: npm install -g agent"))
     assert report.status is ExecutorStatus.FATAL
@@ -252,7 +262,6 @@ def test_no_usable_executor_is_fatal_with_every_reason_and_undoes_stray_edits(be
         "no executor can be used. agent: not installed: npm install -g agent; the executor 'missing' is unknown"
     )
     assert report.error_kind is ErrorKind.CONFIG
-    assert report.drift
     assert report.new_tree == bench.base
 
 

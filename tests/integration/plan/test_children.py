@@ -31,6 +31,7 @@ from tightloop.plan.document.step import FailureClass
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.plan.result import Belief, StepResult, StepStatus
 from tightloop.plan.text.reading import read_plan
+from tightloop.safety.drift import DriftError
 from tightloop.settings import Settings
 
 
@@ -366,11 +367,28 @@ class TestEpisode:
         assert run.result.failure is not None
         assert "leave out 'access'" in run.result.failure.reason
 
-    def test_drift_is_put_back_before_a_child_starts(self, root: Path) -> None:
+    def test_child_does_not_start_over_an_edit_of_a_stranger(self, root: Path) -> None:
         plan = opened(root, self.goal(), plan={"inputs": {"what": "it"}})
         write(root, {"a.txt": "somebody was here\n"})
-        prepared(plan, "agent")
-        assert (root / "a.txt").read_text() == "one\n"
+        with pytest.raises(DriftError):
+            prepared(plan, "agent")
+        assert (root / "a.txt").read_text() == "somebody was here\n"
+
+    @pytest.mark.parametrize("outcome", ["SUCCEEDED", "FAILED"])
+    def test_edit_of_a_stranger_stays_while_the_result_of_a_child_is_taken_in(self, root: Path, outcome: str) -> None:
+        plan = opened(root, self.goal(), plan={"inputs": {"what": "it"}})
+        request, _ = prepared(plan, "agent")
+        write(root, {"made.txt": "by the agent\n"})
+        with GitWorkspaces().hold(plan.scope) as tree:
+            left = tree.snapshot()
+        write(root, {"mine.txt": "by a person\n"})
+        settle = SettleRequest(
+            run=request, children=("plan.agent.1",), outcomes=(outcome,), reasons=("",), trees=(left,)
+        )
+        result = plan.call("settle_children", settle)
+        assert result.tree == (left if outcome == "SUCCEEDED" else request.expected_tree)
+        assert (root / "mine.txt").read_text() == "by a person\n"
+        assert (root / "made.txt").exists() is (outcome == "SUCCEEDED")
 
     @pytest.mark.parametrize(("outcome", "kind"), [("FAILED", FailureClass.LOGIC), ("CANCELLED", FailureClass.POLICY)])
     def test_episode_that_does_not_succeed_is_a_failure_with_its_reason(

@@ -1,5 +1,6 @@
 """Steps of plans: one way for all capabilities, real commands behind the sandbox, work that is done once."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from activities.plan.requests import (
 )
 from activities.sandbox.choose import choose_sandbox
 from activities.workspace.git import GitWorkspaces
+from activities.workspace.ownership import tree_key
 from tests.support.git_sample import make_repository, on_disk, write
 from tests.support.plan.stage import PLAN_ID, SANDBOX, Stage, activities_for, stage
 from tightloop.errors import InvalidRequestError, PlanError, WorkspaceBusyError
@@ -27,11 +29,17 @@ from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.plan.result import StepStatus
 from tightloop.plan.stored import StoredPlan
 from tightloop.question import Answer
+from tightloop.safety.drift import DriftError
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return make_repository(tmp_path / "repo", {"a.txt": "one\n", "notes/b.txt": "two\n"})
+
+
+def mark_cut_off(root: Path) -> None:
+    """Leave the mark of a holder of the tree that died."""
+    (state_folder(root) / "locks" / f"{tree_key(root)}.held").touch()
 
 
 def shell(step: str, run: str, **fields: object) -> dict[str, object]:
@@ -269,6 +277,7 @@ class TestOnce:
         first = plan.check_done("count")
         for record in (state_folder(root) / "plans" / PLAN_ID / "steps" / "count").iterdir():
             record.unlink()
+        mark_cut_off(root)
         second = plan.check_done("count", expected_tree=base)
         assert second.tree == first.tree
         assert (root / "count.txt").read_text() == "run\n"
@@ -336,12 +345,32 @@ class TestOnce:
         (root / "log.txt").unlink()
         assert not stage(root, step, run_id="run-2").check_done("one").reused
 
-    def test_edit_of_a_stranger_is_saved_and_undone_before_a_step_writes(self, root: Path) -> None:
+    def test_step_that_writes_does_not_start_over_an_edit_of_a_stranger(self, root: Path) -> None:
         plan = stage(root, shell("one", "cat a.txt"))
         write(root, {"a.txt": "tampered\n"})
+        with pytest.raises(DriftError, match=r"1 file: a\.txt"):
+            plan.run("one")
+        assert (root / "a.txt").read_text() == "tampered\n"
+
+    def test_edit_of_a_stranger_is_saved_and_undone_where_settings_say_so(self, root: Path) -> None:
+        plan = stage(root, shell("one", "cat a.txt"), activities=activities_for(workspaces=GitWorkspaces(asks=False)))
+        write(root, {"a.txt": "tampered\n", "new file": "mine\n"})
         result = plan.check_done("one")
-        assert result.drift is not None
         assert plan.record("one").outputs["stdout"] == "one\n"
+        assert result.drift is not None
+        assert result.drift.paths == ("a.txt", "new file")
+        subprocess.run(result.drift.bring_back, shell=True, check=True, timeout=60)
+        assert ((root / "a.txt").read_text(), (root / "new file").read_text()) == ("tampered\n", "mine\n")
+
+    def test_caches_that_a_reader_left_are_nobody_s_edits(self, root: Path) -> None:
+        plan = stage(
+            root,
+            shell("look", "mkdir -p __pycache__ && echo x > __pycache__/a.pyc", access="reads"),
+            shell("one", "ls"),
+        )
+        plan.check_done("look")
+        assert plan.check_done("one").drift is None
+        assert not (root / "__pycache__").exists()
 
     def test_step_that_was_taken_back_is_done_again_in_the_next_run(self, root: Path) -> None:
         step = shell("one", "echo x > x.txt")

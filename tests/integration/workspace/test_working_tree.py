@@ -389,8 +389,9 @@ def test_ensure_saves_what_it_found_and_undoes_it(root: Path, tree: GitWorkingTr
 
     assert found is not None
     assert (root / "a.txt").read_text() == "one\n"
-    assert stored(root, "rev-parse", f"refs/tightloop/ep-1/drift-{found[:12]}").decode().strip() == found
-    tree.restore(found)
+    assert stored(root, "rev-parse", f"refs/tightloop/ep-1/drift-{found.tree[:12]}").decode().strip() == found.tree
+    assert found.paths == ("a.txt", "drifted")
+    tree.restore(found.tree)
     assert on_disk(root) == drifted
 
 

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from rich.table import Table
 from rich.text import Text
 
+from tightloop.cli.render.question import drift_lines
 from tightloop.cli.render.terminal import coloured, plain, table
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.display import budget_line, status_label
@@ -50,6 +51,7 @@ def episode_rows(status: EpisodeStatus) -> list[tuple[str, str | Text]]:
         *(("", f"{check.status.value}: {check.name}") for check in status.failed_checks),
         ("diagnosis", status.diagnosis),
         ("checkpoint", status.checkpoint_id),
+        *(("changed", drift.sentence) for drift in status.drifts),
         ("budget", budget_line(status.spent, status.budget)),
         ("reason", status.reason),
     ]
@@ -76,6 +78,7 @@ def episode_end_lines(status: EpisodeStatus) -> list[str]:
     lines = [
         f"{word}: {status.reason or 'no reason was given'}",
         f"Checks: {status.checks or 'not run'}. Spent: {budget_line(status.spent, status.budget)}.",
+        *drift_lines(status.drifts),
     ]
     if status.status == "succeeded":
         return lines

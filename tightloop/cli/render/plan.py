@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
+from tightloop.cli.render.question import drift_lines
 from tightloop.cli.render.terminal import coloured, plain, table
 from tightloop.plan.display import counts_line
 from tightloop.plan.request import PlanSpent, PlanStatus, StepLine
@@ -52,6 +53,7 @@ def plan_rows(status: PlanStatus) -> list[tuple[str, str | Text]]:
             ("hypothesis", f"{belief.hypothesis}: {belief.confidence:.2f} ({belief.evidence} pieces of evidence)")
             for belief in status.beliefs[:LINES_SHOWN]
         ),
+        *(("changed", drift.sentence) for drift in status.drifts),
         ("spent", spent_line(status.spent)),
         ("reason", status.reason),
     ]
@@ -71,6 +73,7 @@ def plan_end_lines(status: PlanStatus) -> list[str]:
     lines = [
         f"{word}: {status.reason or 'no reason was given'}",
         f"Steps: {counts_line(status.counts)}. Spent: {spent_line(status.spent)}.",
+        *drift_lines(status.drifts),
         f"Report: tightloop export {status.plan_id} --report",
     ]
     if status.status == "completed":

@@ -1,11 +1,13 @@
 """Shows questions: what is asked, why, what each option does, and the command that chooses it."""
 
 import shlex
+from collections.abc import Iterable
 
 from tightloop.client import Status
 from tightloop.episode.model import EpisodeStatus
 from tightloop.plan.request import PlanStatus
 from tightloop.question import Question, QuestionKind
+from tightloop.safety.drift import Drift
 from tightloop.value import counted
 
 QUESTIONS_SHOWN = 12
@@ -48,6 +50,11 @@ def todo_lines(status: Status) -> list[str]:
         # Temporal's own pause has no options: it takes no messages either.
         commands = [f'respond {name} "message for the planner"', f"restore {name} CKPT", f"cancel {name}"]
     return [*lines, *(f"  tightloop {command}" for command in commands)]
+
+
+def drift_lines(drifts: Iterable[Drift]) -> list[str]:
+    """Return what others changed, what became of it, and how to bring it back."""
+    return [line for drift in drifts for line in drift.report]
 
 
 def question_lines(workflow_id: str, question: Question, *, alone: bool = True) -> list[str]:

@@ -47,7 +47,11 @@ def show(*parts: RenderableType) -> None:
     """Print for a person; text is taken literally, never as markup."""
     out = console()
     for part in parts:
-        out.print(Text(plain(part)) if isinstance(part, str) else part)
+        if isinstance(part, str):
+            # Not wrapped, so that a command in it can be copied in one piece.
+            out.print(Text(plain(part)), soft_wrap=True)
+        else:
+            out.print(part)
 
 
 def show_json(document: Any) -> None:

@@ -3,12 +3,15 @@
 from datetime import datetime
 
 from tightloop.episode.work import Work
-from tightloop.question import Option, Question, QuestionKind
+from tightloop.question import Answer, Option, Question, QuestionKind, read_paths
+from tightloop.safety.drift import Drift, DriftAnswer
 from tightloop.safety.rubric import Finding
+from tightloop.value import counted
 
 ALLOW, REFUSE, EXTEND, CANCEL = "allow", "refuse", "extend", "cancel"
 WORK, ACCEPT = "work", "accept"
 WAIT, END = "wait", "end"
+KEEP, UNDO = "keep", "undo"
 THE_EPISODE = "the episode"
 
 _FIRST = {
@@ -71,6 +74,32 @@ def end_question(work: Work, now: datetime) -> Question:
         ),
         default=WAIT,
     )
+
+
+def drift_question(drift: Drift, *, blocks: str = THE_EPISODE, cancel: Option = _CANCEL) -> Question:
+    """Return what is asked about files that somebody else changed; a bare `resume` keeps them."""
+    more = drift.count - len(drift.lines)
+    return Question(
+        id="",
+        kind=QuestionKind.DRIFT,
+        title=f"somebody else changed {drift.named}. Keep or undo that?",
+        evidence=(*drift.lines, *((f"and {counted(more, 'more file')}",) if more > 0 else ())),
+        options=(
+            Option(name=KEEP, effect="the work goes on with them; name files to keep only those", takes_paths=True),
+            Option(name=UNDO, effect="they are saved and undone; name files to undo only those", takes_paths=True),
+            cancel,
+        ),
+        default=KEEP,
+        blocks=blocks,
+        fingerprint=drift.tree,
+        paths=drift.paths,
+    )
+
+
+def read_drift_answer(question: Question, answer: Answer) -> DriftAnswer:
+    """Return what was decided about the files of a question."""
+    words = read_paths(question, answer.text)
+    return DriftAnswer(tree=question.fingerprint, keep=answer.option != UNDO, words=words)
 
 
 def is_resumed_by_message(asked: Question) -> bool:
