@@ -170,7 +170,6 @@ def alert_of(
 ) -> Alert:
     """Return the alert of what happened, given as its time and its reason, and of what is asked about it."""
     at, reason = happened
-    last = state.last_checkpoint
     # The reason of a repeated error names the count, which differs each time; its signature does not.
     failure = state.failures.last if kind is AlertKind.REPEATED_ERROR else None
     cause = failure.signature if failure is not None else signature(reason)
@@ -184,7 +183,7 @@ def alert_of(
         branch=state.branch,
         checks=state.checks_text,
         probability_class=state.probability_class,
-        checkpoint_id=last.id if last else "",
+        checkpoint_id=state.way_back((question,) if question else ()),
         question=question.id if question else "",
         options=question.names if question else (),
         reason=shorten(reason, 600),

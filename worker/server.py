@@ -152,6 +152,8 @@ class Owner(Value):
 
     server: Stamp
     owner: Stamp
+    address: str = ""
+    """Where it listens."""
 
 
 def owner_file(folder: Path) -> Path:
@@ -173,14 +175,25 @@ def living(stamp: Stamp) -> psutil.Process | None:
     return None
 
 
+def owner_in(folder: Path) -> Owner | None:
+    """Return who started the server of a state folder, if one is noted."""
+    try:
+        return Owner.model_validate_json(owner_file(folder).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def is_own(settings: Settings, folder: Path) -> bool:
+    """Return whether the server that answers is the one of this state folder."""
+    noted = owner_in(folder)
+    return noted is not None and noted.address == settings.temporal.address and living(noted.server) is not None
+
+
 def end_left_behind(folder: Path) -> None:
     """End a server whose owner was killed: its database is safe, and the new owner starts it again."""
-    try:
-        noted = Owner.model_validate_json(owner_file(folder).read_text())
-    except (FileNotFoundError, ValueError):
-        return
-    server = living(noted.server)
-    if server is None or living(noted.owner) is not None:
+    noted = owner_in(folder)
+    server = living(noted.server) if noted else None
+    if noted is None or server is None or living(noted.owner) is not None:
         return
     for stop in (server.terminate, server.kill):
         with suppress(psutil.NoSuchProcess):
@@ -264,7 +277,8 @@ async def _launch(settings: Settings, folder: Path, ui: str) -> asyncio.subproce
             umask=0o077,
         )
     try:
-        owner = Owner(server=stamp(process.pid), owner=stamp(os.getpid()))
+        address = settings.temporal.address
+        owner = Owner(server=stamp(process.pid), owner=stamp(os.getpid()), address=address)
         write_private(owner_file(folder), owner.model_dump_json(), replace=True)
         deadline = asyncio.get_running_loop().time() + START_SECONDS
         while not await answers(settings):

@@ -22,7 +22,7 @@ from tightloop.client.ui_session import has_sign_in, signed_in
 from tightloop.settings import Settings
 from worker.build import Role, agent_homes, build_workers
 from worker.connect import connect, register_search_attributes
-from worker.server import embedded_server
+from worker.server import embedded_server, is_own
 from worker.telemetry import observed
 
 logger = logging.getLogger("tightloop")
@@ -102,6 +102,8 @@ async def run_up(settings: Settings, folder: Path, role: Role, *, settings_file:
 
 def greeting(settings: Settings, folder: Path) -> str:
     """Return how to go on from here, as lines to print."""
+    if not is_own(settings, folder):
+        return _greeting_beside(settings)
     ui, hint = settings.temporal.ui_url, ""
     if has_sign_in(settings):
         # A log of ours may be read by others, and a link signs in whoever has it.
@@ -110,7 +112,7 @@ def greeting(settings: Settings, folder: Path) -> str:
     lines = [
         f"tightloop is up.  Histories: {folder / 'temporal.db'}",
         f"Temporal Web UI: {ui}{hint}",
-        "Start an episode from another terminal: tightloop start GOAL --done COMMAND   (Ctrl-C stops)",
+        _NEXT,
     ]
     if settings.seals_payloads:
         lines.insert(
@@ -120,6 +122,24 @@ def greeting(settings: Settings, folder: Path) -> str:
         where = f"the variable {privacy.keys_env}" if privacy.keys_env else f"{key_file(privacy)}; keep a copy"
         lines.insert(2, f"Payloads are encrypted with key {current} in {where}")
     return "\n".join(lines)
+
+
+def _greeting_beside(settings: Settings) -> str:
+    """Return what was found where a server that is not ours answers already."""
+    at = settings.temporal
+    lines = [
+        f"tightloop is up, with the Temporal server that answered at {at.address} already (namespace {at.namespace}).",
+        "It is not a server of tightloop: where its histories are, and how long it keeps them, is up to it.",
+    ]
+    if at.loopback:
+        host, _, port = at.address.rpartition(":")
+        other = f"TIGHTLOOP_TEMPORAL__ADDRESS={host}:{int(port) + 100}"
+        lines.append(f"For a server of tightloop's own beside it, stop this and set another port: {other} tightloop up")
+        lines.append("Clients need the same setting; a setting in the file holds for both: temporal.address")
+    return "\n".join([*lines, _NEXT])
+
+
+_NEXT = "Start an episode from another terminal: tightloop start GOAL --done COMMAND   (Ctrl-C stops)"
 
 
 def collect_less_often() -> None:

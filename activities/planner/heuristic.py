@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tightloop.episode.check import CheckReport
+from tightloop.episode.check import CheckReport, failing_text
 from tightloop.episode.fixes.fix import Fix, FixFinder
 from tightloop.episode.fixes.ruff import RuffRules
 from tightloop.episode.planning import Briefing, PlannerAnswer, PlanVerdict
@@ -60,13 +60,13 @@ def _claims_done(count: int) -> PlannerAnswer:
     message = PlanMessage(
         final=True,
         reflection=Reflection(
-            diagnosis=f"all {count} checks of the definition of done pass",
+            diagnosis=f"every check of the definition of done passes ({count} of {count})",
             action_items=("compare the result with the goal, which checks may not cover",),
         ),
         alignment=Alignment(answer="yes", rationale="every command of the definition of done exits with 0"),
     )
     return PlannerAnswer(
-        verdict=PlanVerdict.CLAIMS_DONE, message=message, reason=f"all {count} checks pass", model=MODEL
+        verdict=PlanVerdict.CLAIMS_DONE, message=message, reason=f"every check passes ({count} of {count})", model=MODEL
     )
 
 
@@ -78,7 +78,7 @@ def _handed_over(briefing: Briefing, report: CheckReport) -> PlannerAnswer:
         context="\n\n".join((*briefing.notes, *(f"{result.run}\n{result.tail}" for result in failed[:5]))),
         steps=tuple(PlannedStep(title=f"Make '{result.name}' pass") for result in failed[:5]),
         reflection=Reflection(
-            diagnosis=f"{len(failed)} of {len(report.results)} checks fail: {names}",
+            diagnosis=f"{failing_text(len(failed), len(report.results))}: {names}",
             action_items=("fix the causes that the outputs show", "change nothing that the goal does not need"),
         ),
         alignment=Alignment(answer="yes", rationale="the agent is asked for the goal and its checks only"),
@@ -90,7 +90,7 @@ def _planned(report: CheckReport, fixes: tuple[Fix, ...]) -> PlannerAnswer:
     first, *later = fixes
     names = ", ".join(f"'{result.name}'" for result in report.failed[:3])
     message = PlanMessage(
-        context=f"{len(report.failed)} of {len(report.results)} checks fail: {names}",
+        context=f"{failing_text(len(report.failed), len(report.results))}: {names}",
         steps=(PlannedStep(title=first.title, run=first.run),),
         scope=first.scope,
         reflection=Reflection(

@@ -87,6 +87,20 @@ async def test_a_second_up_uses_the_server_of_the_first_and_leaves_it_running(tm
         assert stopped(first) == 0
 
 
+async def test_up_beside_a_server_that_is_not_its_own_says_so_and_names_no_file_that_is_not_there(
+    tmp_path: Path, temporal
+) -> None:
+    address = temporal.client.service_client.config.target_host
+    with start_up(tmp_path, int(address.rpartition(":")[2]), free_port()) as up:
+        said = "".join(first_line(up) for _ in range(5))
+        assert stopped(up) == 0
+    assert f"with the Temporal server that answered at {address} already (namespace default)" in said
+    assert "It is not a server of tightloop" in said
+    assert "set another port: TIGHTLOOP_TEMPORAL__ADDRESS=127.0.0.1:" in said
+    assert "temporal.db" not in said
+    assert "Start an episode from another terminal" in said
+
+
 def test_the_address_of_the_ui_itself_is_random_and_stands_nowhere(tmp_path: Path) -> None:
     port, ui_port = free_port(), free_port()
     with start_up(tmp_path, port, ui_port) as up:

@@ -3,10 +3,13 @@
 import sys
 from pathlib import Path
 
+from temporalio.client import Client
+
 from activities.safety.gate import Gate
 from tests.data.alignment import KEYS
 from tests.support.doubles import ScriptedPlanner, planned
 from tests.support.episodes import Working, eventually, scripted
+from tightloop.cli.render.question import todo_lines
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
 from tightloop.episode.planning import Briefing, PlannerAnswer
@@ -36,6 +39,7 @@ def running(*command: str) -> PlannerAnswer:
     return answer.evolve(message=answer.message.evolve(steps=steps))
 
 
+METADATA = "__temporal_workflow_metadata"
 FORCE = ("git", "push", "--force", "origin", "main")
 
 
@@ -83,7 +87,7 @@ async def test_a_refused_plan_is_made_anew_and_asked_about_again(
 
 
 async def test_a_planted_key_waits_before_success_and_is_accepted_by_a_person(
-    client: TightloopClient, working: Working, request_for
+    client: TightloopClient, temporal_client: Client, working: Working, request_for
 ) -> None:
     leak = {"write": [{"path": "client.py", "text": f"KEY = '{KEYS['openai']}'\n"}]}
     async with working():
@@ -92,6 +96,7 @@ async def test_a_planted_key_waits_before_success_and_is_accepted_by_a_person(
         )
         status = await paused(client, episode_id)
         checks = status.checks
+        details = (await temporal_client.get_workflow_handle(episode_id).query(METADATA)).current_details
         await client.answer(episode_id, "allow")
         result = await client.result(episode_id)
     assert status.questions
@@ -100,6 +105,10 @@ async def test_a_planted_key_waits_before_success_and_is_accepted_by_a_person(
     assert KEYS["openai"] not in status.model_dump_json()
     assert any("read it from the environment" in line for line in status.questions[0].evidence)
     assert checks == "1/1", "green checks alone would have been a success"
+    # The checkpoint that has the key is no way back from it.
+    assert status.checkpoint_id == "ckpt-1"
+    assert f"  tightloop restore {episode_id} ckpt-0" in todo_lines(status)
+    assert '{"checkpoint_id": "ckpt-0", "reason": "why"}' in details
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert result.iterations == 1
 

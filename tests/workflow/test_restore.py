@@ -372,3 +372,34 @@ async def test_edits_of_a_pause_are_kept_aside_when_it_ends_with_a_restore(clien
     saved = next(entry.text for entry in timeline if entry.kind == "saved")
     tree = saved.rsplit(" ", 1)[1]
     assert stored(workspace, "show", f"refs/tightloop/{episode_id}/drift-{tree}:mine.txt") == b"by a person\n"
+
+
+@pytest.mark.parametrize("activity", ["next_plan", "hand_off", "execute", "verify", "track_iteration"])
+async def test_a_reset_before_any_step_blames_nobody_for_what_the_discarded_future_left(
+    client, temporal, temporal_client, working: Working, request_for, workspace, activity
+) -> None:
+    async with working():
+        episode_id = await client.start(five_iterations(request_for))
+        await paused_after(client, episode_id, 5)
+        events = (await temporal_client.get_workflow_handle(episode_id).fetch_history()).events
+        scheduled = [
+            event.activity_task_scheduled_event_attributes
+            for event in events
+            if event.HasField("activity_task_scheduled_event_attributes")
+        ]
+        third = [each for each in scheduled if each.activity_type.name == activity][2]
+        run = (await client.checkpoints(episode_id))[2].run_id
+        event = third.workflow_task_completed_event_id
+        at = CheckpointRecord(id="ckpt-x", iteration=0, tree="", event_id=event, run_id=run)
+        await reset_to(temporal, episode_id, at)
+
+        async def has_gone_on() -> bool:
+            status = await client.status(episode_id)
+            return status.branch == 2 and status.questions
+
+        await eventually(has_gone_on)
+        timeline = await client.timeline(episode_id)
+        await client.cancel(episode_id)
+        await client.result(episode_id)
+    assert not [entry for entry in timeline if entry.kind == "drift"]
+    assert (workspace / "log.txt").read_text() == "1\n2\n3\n4\n5\n"

@@ -242,6 +242,13 @@ def progress(before: CheckReport | None, after: CheckReport) -> bool:
     return better
 
 
+def failing_text(failed: int, total: int) -> str:
+    """Return how many checks fail, such as `1 of 3 checks fails`."""
+    if total == 1:
+        return "the check fails"
+    return f"{failed} of {total} checks {'fails' if failed == 1 else 'fail'}"
+
+
 class FailedCheck(Value):
     """A failing check as the workflow sees it: small enough for the history."""
 

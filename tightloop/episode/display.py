@@ -51,6 +51,7 @@ def status_of(
         probability_class=state.probability_class,
         diagnosis=state.diagnosis,
         checkpoint_id=last.id if last else "",
+        way_back=state.way_back(questions),
         tree=state.tree,
         questions=questions,
         drifts=state.drifts,
@@ -135,8 +136,7 @@ def _checkpoint_row(record: CheckpointRecord) -> str:
 
 
 def _actions(state: EpisodeState, questions: tuple[Question, ...]) -> list[str]:
-    last = state.last_checkpoint
-    restore = json.dumps({"checkpoint_id": last.id if last else "ckpt-0", "reason": "why"})
+    restore = json.dumps({"checkpoint_id": state.way_back(questions) or "ckpt-0", "reason": "why"})
     rows = [
         (f"{option.name}: {option.effect}", "update `answer`", question.json_for(option.name))
         for question in questions

@@ -22,7 +22,7 @@ from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice, ExecutorStatus, Grant, ResumeToken
 from tightloop.executor.options import choice_problem
 from tightloop.executor.usage import Usage
-from tightloop.question import Question
+from tightloop.question import Question, QuestionKind
 from tightloop.safety.drift import Drift
 from tightloop.safety.rubric import Finding
 from tightloop.safety.seal import Heard, Seal
@@ -212,6 +212,9 @@ class TimelineEntry(Value):
     text: str
 
 
+_ABOUT_THE_LAST = frozenset({QuestionKind.ALIGNMENT, QuestionKind.DEVIATION})
+
+
 class EpisodeState(Value):
     """Everything that an episode remembers between iterations, bounded, carried across runs."""
 
@@ -292,6 +295,14 @@ class EpisodeState(Value):
     def last_checkpoint(self) -> CheckpointRecord | None:
         """The newest checkpoint that was not discarded."""
         return next((record for record in reversed(self.checkpoints) if not record.discarded), None)
+
+    def way_back(self, questions: tuple[Question, ...] = ()) -> str:
+        """Return the checkpoint to go back to: the one before a change that a person is asked about."""
+        last = self.last_checkpoint
+        doubted = any(question.kind in _ABOUT_THE_LAST for question in questions)
+        if last is not None and last.parent and doubted and self.phase is EpisodePhase.TRACKING:
+            return last.parent
+        return last.id if last is not None else ""
 
 
 class CheckpointFile(Value):
@@ -381,6 +392,8 @@ class EpisodeStatus(Value):
     probability_class: ProbabilityClass | None = None
     diagnosis: str = ""
     checkpoint_id: str = ""
+    way_back: str = ""
+    """The checkpoint to go back to, where what waits for a person asks for that."""
     tree: str = ""
     questions: tuple[Question, ...] = ()
     """What waits for a person."""

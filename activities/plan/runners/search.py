@@ -15,7 +15,7 @@ from activities.workspace.listing import list_files
 from tightloop.plan.document.action import SearchAction
 from tightloop.plan.document.step import FailureClass
 from tightloop.safety.scope import outside
-from tightloop.value import shorten
+from tightloop.value import counted, shorten
 
 FILES_LIMIT = 10_000
 FILE_BYTES = 1_000_000
@@ -57,16 +57,18 @@ class SearchRunner:
                 return fail_step("the search was stopped", FailureClass.TRANSIENT, command=self.preview(work))
             passages.append(passage)
         # The name of a file and the title of a page say what all their passages are about.
-        counted = [Counter(words("\n".join((passage.source, passage.title, *passage.lines)))) for passage in passages]
-        scorer = Scorer(query, counted)
-        scored = [(scorer.score(counts), passage) for counts, passage in zip(counted, passages, strict=True)]
+        frequencies = [
+            Counter(words("\n".join((passage.source, passage.title, *passage.lines)))) for passage in passages
+        ]
+        scorer = Scorer(query, frequencies)
+        scored = [(scorer.score(counts), passage) for counts, passage in zip(frequencies, passages, strict=True)]
         scored.sort(key=lambda one: (-one[0], one[1].cached, one[1].source, one[1].line))
         terms = set(words(query))
         hits = [_hit(score, passage, terms) for score, passage in scored if score > 0][: action.limit]
         return RunnerResult(
             outputs={"hits": hits, "searched": len({passage.source for passage in passages})},
             command=self.preview(work),
-            summary=f"{len(hits)} hits in {len(passages)} passages",
+            summary=f"{counted(len(hits), 'hit')} in {counted(len(passages), 'passage')}",
         )
 
 

@@ -107,7 +107,9 @@ class Bench:
 
         environment = ActivityEnvironment()
         details = [] if told is None else [told.model_dump(mode="json")]
-        environment.info = replace(environment.info, heartbeat_details=details, attempt=2 if told else 1)
+        environment.info = replace(
+            environment.info, workflow_run_id="run", heartbeat_details=details, attempt=2 if told else 1
+        )
         activities = ExecutionActivities(self.workspaces, open_local_store, open_sqlite_outbox, choose)
         report: ExecutorReport = environment.run(
             activities.execute, ExecuteRequest(scope=self.scope, key=KEY, expected_tree=self.base)

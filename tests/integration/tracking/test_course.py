@@ -137,7 +137,7 @@ def test_same_failure_twice_makes_the_next_pass_begin_with_a_reflection(episode:
     tracking = episode.iterate({"a.py": "2\n"}, plan("another way"))
     assert kinds(tracking) == {ReasonKind.SAME_ERROR_AGAIN}
     assert episode.state.reflect_next is ReflectCause.REPEATED_FAILURE
-    assert episode.state.reflect_detail.startswith("2 times in a row: 1 of 1 checks fail: pytest")
+    assert episode.state.reflect_detail.startswith("2 times in a row: the check fails: pytest")
     assert "failed in the same way" in episode.state.reflect_detail
 
 

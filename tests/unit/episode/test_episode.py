@@ -167,7 +167,7 @@ def test_same_error_three_times_in_a_row_pauses() -> None:
     decision = after_tracking(after_iterations(red(), red(), red()), REQUEST)
     assert decision.question is not None
     assert decision.question.kind is QuestionKind.REPEATED_ERROR
-    assert decision.question.title == "the same error 3 times in a row: 1 of 1 checks fail: pytest"
+    assert decision.question.title == "the same error 3 times in a row: the check fails: pytest"
 
 
 def test_other_error_or_progress_between_ends_the_streak() -> None:
@@ -180,7 +180,7 @@ def test_iteration_that_got_better_is_not_counted_as_a_failure_of_what_is_still_
     assert after_tracking(after_iterations(better, red("fewer"), red("fewer")), REQUEST) == CONTINUE
     decision = after_tracking(after_iterations(better, red("fewer"), red("fewer"), red("fewer")), REQUEST)
     assert decision.question is not None
-    assert decision.question.title == "the same error 3 times in a row: 1 of 1 checks fail: pytest"
+    assert decision.question.title == "the same error 3 times in a row: the check fails: pytest"
 
 
 def test_two_low_iterations_in_a_row_pause_with_the_reason() -> None:
@@ -315,7 +315,7 @@ def test_red_checks_are_named() -> None:
     failure = failure_of(EpisodeState(executor_status=ExecutorStatus.COMPLETED), red("abc"), changed=True)
     assert failure is not None
     assert (failure.kind, failure.signature) == (FailureKind.CHECK, "abc")
-    assert failure.summary == "1 of 1 checks fail: pytest"
+    assert failure.summary == "the check fails: pytest"
 
 
 def test_iteration_without_effect_is_a_failure_unless_the_goal_is_met() -> None:

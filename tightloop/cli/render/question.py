@@ -48,7 +48,8 @@ def todo_lines(status: Status) -> list[str]:
             commands = [f"plan replan {name} FILE"]
     elif any(question.options for question in questions):
         # Temporal's own pause has no options: it takes no messages either.
-        commands = [f'respond {name} "message for the planner"', f"restore {name} CKPT", f"cancel {name}"]
+        back = status.way_back or "CKPT"
+        commands = [f'respond {name} "message for the planner"', f"restore {name} {back}", f"cancel {name}"]
     return [*lines, *(f"  tightloop {command}" for command in commands)]
 
 

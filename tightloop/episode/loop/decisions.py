@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 from tightloop.episode.budget import breaches
-from tightloop.episode.check import Verification
+from tightloop.episode.check import Verification, failing_text
 from tightloop.episode.failure import Failure, FailureKind, signature
 from tightloop.episode.loop.questions import alignment_question, make_question
 from tightloop.episode.model import EpisodeRequest, EpisodeState
@@ -11,7 +11,7 @@ from tightloop.episode.planning import PlanningOutcome, PlanVerdict
 from tightloop.executor.model import LIMIT_STRIKES, SUCCESSES, ExecutorReport, ExecutorStatus
 from tightloop.question import Question, QuestionKind
 from tightloop.safety.rubric import Finding, unanswered
-from tightloop.value import Value
+from tightloop.value import Value, counted
 
 
 class NextAction(StrEnum):
@@ -106,7 +106,7 @@ def failure_of(state: EpisodeState, verification: Verification | None, *, change
         return failure(FailureKind.EXECUTOR, signature("executor", status.value, state.executor_error), summary)
     if verification is not None and not verification.green:
         names = ", ".join(str(check) for check in verification.failed[:3]) or "no check ran"
-        summary = f"{verification.failed_count} of {verification.total} checks fail: {names}"
+        summary = f"{failing_text(verification.failed_count, verification.total)}: {names}"
         return failure(FailureKind.CHECK, verification.signature, summary)
     if not changed and not is_complete(state):
         summary = "the iteration changed nothing and the planner does not call the goal met"
@@ -136,10 +136,14 @@ def after_tracking(state: EpisodeState, request: EpisodeRequest) -> Decision:
         return SUCCEED
     streak = state.failures
     if streak.last is not None and streak.count >= request.repeat_error_limit:
-        return _ask(QuestionKind.REPEATED_ERROR, f"the same error {streak.count} times in a row: {streak.last.summary}")
+        return _ask(
+            QuestionKind.REPEATED_ERROR,
+            f"the same error {counted(streak.count, 'time')} in a row: {streak.last.summary}",
+        )
     if state.low_streak >= request.deviation_limit:
         return _ask(
-            QuestionKind.DEVIATION, f"{state.low_streak} iterations in a row left their course: {state.reflect_detail}"
+            QuestionKind.DEVIATION,
+            f"{counted(state.low_streak, 'iteration')} in a row left their course: {state.reflect_detail}",
         )
     return CONTINUE
 

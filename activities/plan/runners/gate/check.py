@@ -150,9 +150,9 @@ def _beyond(diff: TreeDiff, review: DiffReview) -> list[str]:
     paths = [path for change in diff.files for path in (change.path, change.renamed_from) if path]
     found: list[str] = []
     if review.max_files is not None and diff.files_changed > review.max_files:
-        found.append(f"{diff.files_changed} files, at most {review.max_files} may change")
+        found.append(f"{counted(diff.files_changed, 'file')}, at most {review.max_files} may change")
     if review.max_lines is not None and lines > review.max_lines:
-        found.append(f"{lines} lines, at most {review.max_lines} may change")
+        found.append(f"{counted(lines, 'line')}, at most {review.max_lines} may change")
     for patterns in (review.only, review.never):
         if patterns and (len(patterns) > ALTERNATIVES or diff.files_changed > len(diff.files)):
             found.append(
