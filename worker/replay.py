@@ -1,13 +1,18 @@
 """Replay: runs the current workflow code against a recorded history and tells what happened."""
 
 import json
+import re
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from temporalio import workflow
+from temporalio.api.enums.v1 import EventType
+from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client, WorkflowHistory
 from temporalio.converter import DataConverter, WorkflowSerializationContext
+from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import (
     ExecuteWorkflowInput,
@@ -26,7 +31,21 @@ from tightloop.plan.request import PLAN_WORKFLOW_TYPE
 from worker.build import WORKFLOWS, workflow_runner
 from worker.connect import DATA_CONVERTER
 
-_SEEN: list[Any] = []
+_SEEN: list["_Seen"] = []
+# The words of Temporal's core (1.35) for a command that does not fit.
+_MESSAGE = re.compile(r'message: "((?:[^"\\\\]|\\\\.)*)"')
+_OTHER_ACTIVITY = re.compile(r"scheduled event '(?P<had>[^']*)' does not match .* command '(?P<wants>[^']*)'")
+_OTHER_COMMAND = re.compile(
+    r"(?:(?P<wants>\w+) machine does not handle|.*for) (?:this )?event:? HistoryEvent\(id: (?P<id>\d+)"
+)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A workflow that is being replayed."""
+
+    instance: Any
+    runtime: Any
 
 
 class _Grab(WorkflowInboundInterceptor):
@@ -34,7 +53,7 @@ class _Grab(WorkflowInboundInterceptor):
 
     async def execute_workflow(self, input: ExecuteWorkflowInput) -> Any:
         with workflow.unsafe.sandbox_unrestricted():
-            _SEEN.append(workflow.instance())
+            _SEEN.append(_Seen(workflow.instance(), workflow._Runtime.current()))
         return await super().execute_workflow(input)
 
 
@@ -121,16 +140,70 @@ async def replay(
         namespace=namespace,
         workflow_runner=workflow_runner(),
         interceptors=[_Grabber()],
+        # The core would print what `account` says in better words.
+        runtime=_quiet_runtime(),
     )
     result = await replayer.replay_workflow(history, raise_on_replay_failure=False)
-    instance = _SEEN[-1] if _SEEN else None
+    seen = _SEEN[-1] if _SEEN else None
+    instance = seen.instance if seen else None
     told: list[TimelineEntry | PlanEvent] = instance.timeline() if instance is not None else []
     timeline = tuple(
         TimelineEntry(at=entry.at, kind=entry.event, text=entry.text) if isinstance(entry, PlanEvent) else entry
         for entry in told
     )
-    failure = str(result.replay_failure) if result.replay_failure else ""
+    failure = _explained(history, str(result.replay_failure), seen) if result.replay_failure else ""
     return Replayed(history.workflow_id, len(history.events), timeline, failure)
+
+
+@cache
+def _quiet_runtime() -> Runtime:
+    return Runtime(telemetry=TelemetryConfig(logging=LoggingConfig(filter="ERROR")))
+
+
+def _explained(history: WorkflowHistory, failure: str, seen: _Seen | None) -> str:
+    """Return where the code left the history, and what each of them has there."""
+    found = _MESSAGE.search(failure)
+    message = found[1].replace("\\\\'", "'").removeprefix("[TMPRL1100] Nondeterminism error: ") if found else failure
+    reached = seen.runtime.workflow_get_current_history_length() if seen else 0
+    activity, command = _OTHER_ACTIVITY.search(message), _OTHER_COMMAND.search(message)
+    event, wants = None, ""
+    if activity:
+        later = (each for each in history.events if each.event_id > reached)
+        event = next((each for each in later if _activity_of(each) == activity["had"]), None)
+        wants = f"activity {activity['wants']}"
+    elif command:
+        event = next((each for each in history.events if each.event_id == int(command["id"])), None)
+        wants = f"a command of another kind: {command['wants']}" if command["wants"] else "no command here"
+    rows = [("where", _place(seen, event.event_id if event else reached))]
+    rows += [("history has", _event_text(event))] if event else []
+    rows += [("code wants", wants)] if wants else [("the core says", message)]
+    rows += [("look at", text)] if (text := _checkpoint_text(seen)) else []
+    return "\n".join(f"  {name:<12} {text}" for name, text in rows)
+
+
+def _place(seen: _Seen | None, event: int) -> str:
+    return f"{seen.instance.place}, event {event}" if seen else f"event {event}"
+
+
+def _activity_of(event: HistoryEvent) -> str:
+    return event.activity_task_scheduled_event_attributes.activity_type.name
+
+
+def _event_text(event: HistoryEvent) -> str:
+    kind = EventType.Name(event.event_type).removeprefix("EVENT_TYPE_").replace("_", " ").lower()
+    told = event.user_metadata.summary
+    summary = told.data.decode("utf-8", "replace").strip('"') if told.metadata.get("encoding") == b"json/plain" else ""
+    name = f"activity {_activity_of(event)}" if _activity_of(event) else kind
+    return f"{name} ({summary})" if summary else name
+
+
+def _checkpoint_text(seen: _Seen | None) -> str:
+    checkpoints = seen.instance.checkpoints() if seen and hasattr(seen.instance, "checkpoints") else []
+    last = next((each for each in reversed(checkpoints) if not each.discarded), None)
+    if last is None:
+        return ""
+    reset = f", event {last.event_id} of run {last.run_id}" if last.event_id else ""
+    return f"{last.id}, the last checkpoint before it (iteration {last.iteration}{reset})"
 
 
 async def _reader(history: WorkflowHistory, converter: DataConverter, namespace: str) -> DataConverter:
@@ -177,7 +250,7 @@ def account(replayed: Replayed) -> str:
             "",
             f"DIVERGED: the current code does not fit the history of {replayed.workflow_id}.",
             replayed.failure,
-            "The event id above is where. Guard the change with workflow.patched(), or end it on the old code.",
+            "Guard the change with workflow.patched(), or let it end with the code that recorded it.",
         ]
     else:
         lines.append(f"replayed {replayed.events} events of {replayed.workflow_id}: the current code fits the history")

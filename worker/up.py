@@ -27,6 +27,10 @@ from worker.telemetry import observed
 
 logger = logging.getLogger("tightloop")
 
+ROOT = Path(__file__).resolve().parents[1]
+"""Where the packages of the server part lie."""
+LOOK_SECONDS = 10.0
+"""A look at the times of all files takes about 10 ms."""
 YOUNG_OBJECTS = 20_000
 """With Python's 700 a worker looks through a large plan again and again: a tenth of its time, a third of an opening."""
 ROUNDS = 20
@@ -50,7 +54,41 @@ async def working(client: Client, settings: Settings, role: Role) -> AsyncIterat
     async with AsyncExitStack() as stack:
         for worker in build_workers(client, settings, role):
             await stack.enter_async_context(worker)
-        yield
+        looking = asyncio.create_task(tell_of_changed_code())
+        try:
+            yield
+        finally:
+            looking.cancel()
+
+
+async def tell_of_changed_code(every: float = LOOK_SECONDS, root: Path = ROOT) -> None:
+    """Say once that the code on disk is no longer what this process runs, and what to do."""
+    before = await asyncio.to_thread(_stamps, root)
+    while True:
+        await asyncio.sleep(every)
+        now = await asyncio.to_thread(_stamps, root)
+        changed = sorted(path for path in before.keys() | now.keys() if before.get(path) != now.get(path))
+        if changed:
+            names = ", ".join(str(path.relative_to(root)) for path in changed[:3])
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            logger.warning(
+                "the code of this worker changed since it started: %s%s. Until a restart it runs the code that it "
+                "loaded, and may fail to answer for closed episodes. Before you restart it, see whether the change "
+                "fits the open ones: tightloop replay ID. Then stop it and start it again: tightloop up",
+                names,
+                more,
+            )
+            return
+
+
+def _stamps(root: Path) -> dict[Path, int]:
+    """Return when each file of ours was written."""
+    found: dict[Path, int] = {}
+    for package in ("workflows", "activities", "tightloop", "worker"):
+        for path in (root / package).rglob("*.py"):
+            with contextlib.suppress(FileNotFoundError):
+                found[path] = path.stat().st_mtime_ns
+    return found
 
 
 async def run_worker(settings: Settings, role: Role) -> None:
@@ -133,9 +171,10 @@ def _greeting_beside(settings: Settings) -> str:
     ]
     if at.loopback:
         host, _, port = at.address.rpartition(":")
-        other = f"TIGHTLOOP_TEMPORAL__ADDRESS={host}:{int(port) + 100}"
-        lines.append(f"For a server of tightloop's own beside it, stop this and set another port: {other} tightloop up")
-        lines.append("Clients need the same setting; a setting in the file holds for both: temporal.address")
+        other = f"TIGHTLOOP_TEMPORAL__ADDRESS={host}:{int(port) + 100} "
+        other += f"TIGHTLOOP_TEMPORAL__UI_URL=http://{host}:{at.ui_port + 100}"
+        lines.append(f"For a server of tightloop's own beside it, stop this and set other ports: {other} tightloop up")
+        lines.append("Clients need the same address. In the settings file it holds for both: temporal.address")
     return "\n".join([*lines, _NEXT])
 
 

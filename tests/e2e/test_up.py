@@ -96,7 +96,7 @@ async def test_up_beside_a_server_that_is_not_its_own_says_so_and_names_no_file_
         assert stopped(up) == 0
     assert f"with the Temporal server that answered at {address} already (namespace default)" in said
     assert "It is not a server of tightloop" in said
-    assert "set another port: TIGHTLOOP_TEMPORAL__ADDRESS=127.0.0.1:" in said
+    assert "set other ports: TIGHTLOOP_TEMPORAL__ADDRESS=127.0.0.1:" in said
     assert "temporal.db" not in said
     assert "Start an episode from another terminal" in said
 

@@ -13,6 +13,7 @@ from tests.support.episodes import APPEND, Working, eventually, scripted
 from tightloop.client.keys import new_ring, write_ring
 from tightloop.client.sealing import Keys, SealingCodec
 from worker.replay import account, fetch_history, read_history, replay
+from worker.up import tell_of_changed_code
 
 PROJECT = Path(__file__).parents[2]
 RECORDED = PROJECT / "tests" / "replay" / "histories" / "paused_and_resumed.json"
@@ -48,9 +49,29 @@ async def test_a_history_that_does_not_fit_is_told_and_ends_with_1(tmp_path: Pat
     done = await run_replay(tmp_path, str(other))
     assert done.returncode == 1
     assert "DIVERGED: the current code does not fit the history of sample-paused-and-resumed." in done.stdout
-    assert "plan_next" in done.stdout
+    rows = [line for line in done.stdout.splitlines() if line.startswith("  ")]
+    assert [row.split("  ")[1].strip() for row in rows] == ["where", "history has", "code wants", "look at"]
+    assert rows[0].endswith("iteration 1, PLANNING, event 18")
+    assert rows[1].endswith("activity plan_next (iteration 1: next plan)")
+    assert rows[2].endswith("activity next_plan")
+    assert "ckpt-0, the last checkpoint before it (iteration 0, event 9 of run " in rows[3]
     assert "workflow.patched()" in done.stdout
-    assert "Traceback" not in done.stdout + done.stderr
+    for raw in ("Traceback", "TMPRL1100", "WARN", "event id above", "Failure {"):
+        assert raw not in done.stdout + done.stderr
+
+
+async def test_a_worker_says_once_that_its_code_changed_and_names_the_restart(tmp_path: Path, caplog) -> None:
+    file = tmp_path / "workflows" / "episode" / "iteration.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("before")
+    looking = asyncio.create_task(tell_of_changed_code(every=0.05, root=tmp_path))
+    await asyncio.sleep(0.3)
+    assert not looking.done()
+    file.write_text("after")
+    await asyncio.wait_for(looking, 10)
+    [told] = [record.getMessage() for record in caplog.records if record.name == "tightloop"]
+    assert "the code of this worker changed since it started: workflows/episode/iteration.py." in told
+    assert "stop it and start it again: tightloop up" in told
 
 
 async def test_a_file_that_is_no_history_ends_with_a_sentence(tmp_path: Path) -> None:

@@ -242,6 +242,11 @@ class EpisodeWorkflow:
     def _check_restore(self, target: Any = None) -> None:
         self._operator.check(self._operator.read_restore, self._inbox.read(target))
 
+    @property
+    def place(self) -> str:
+        """Where it is, for a replay."""
+        return f"iteration {self._record.state.iteration}, {self._record.state.phase.value}"
+
     # -- queries ---------------------------------------------------------------------------------------
 
     @workflow.query(description="Where the episode is, what it waits for and what it has spent")

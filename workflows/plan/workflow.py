@@ -163,6 +163,11 @@ class PlanWorkflow:
         """Return a page of the listing of steps, counted from 1."""
         return self._reporting.steps(page)
 
+    @property
+    def place(self) -> str:
+        """Where it is, for a replay."""
+        return f"the plan is {self._context.progress.phase.value}"
+
     @workflow.query(description="What happened, newest last")
     def timeline(self) -> list[PlanEvent]:
         """Return the last events."""
