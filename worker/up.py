@@ -20,7 +20,7 @@ from activities.executor.agent.home import sweep_homes
 from tightloop.client.keys import key_file, ring_of
 from tightloop.client.ui_session import has_sign_in, signed_in
 from tightloop.settings import Settings
-from worker.build import Role, agent_homes, build_workers
+from worker.build import PRODUCTION_RUNNER, Role, agent_homes, build_workers
 from worker.connect import connect, register_search_attributes
 from worker.server import embedded_server, is_own
 from worker.telemetry import observed
@@ -52,7 +52,7 @@ async def working(client: Client, settings: Settings, role: Role) -> AsyncIterat
     if role not in (Role.WORKFLOWS, Role.LLM):
         await asyncio.to_thread(sweep_homes, agent_homes(), timedelta(days=settings.server.retention_days))
     async with AsyncExitStack() as stack:
-        for worker in build_workers(client, settings, role):
+        for worker in build_workers(client, settings, role, runner=PRODUCTION_RUNNER):
             await stack.enter_async_context(worker)
         looking = asyncio.create_task(tell_of_changed_code())
         try:

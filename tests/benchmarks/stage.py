@@ -25,7 +25,7 @@ from tightloop.episode.model import EpisodeRequest
 from tightloop.episode.planning import Briefing, PlannerAnswer
 from tightloop.executor.model import ExecutorChoice
 from tightloop.settings import Settings, parse_settings
-from worker.build import build_adapters, build_workers
+from worker.build import PRODUCTION_RUNNER, build_adapters, build_workers
 from worker.connect import DATA_CONVERTER, connect
 from worker.server import server_arguments, temporal_binary, tuning_arguments
 from worker.up import collect_less_often
@@ -57,7 +57,10 @@ class Stage:
         """Return production's worker of the role `all`, not yet running, but with this planner."""
         chosen = {"planners": lambda _kind: planner, **adapters}
         (worker,) = build_workers(
-            self.client, self.settings, adapters=replace(build_adapters(self.client, self.settings), **chosen)
+            self.client,
+            self.settings,
+            adapters=replace(build_adapters(self.client, self.settings), **chosen),
+            runner=PRODUCTION_RUNNER,
         )
         return worker
 
