@@ -16,6 +16,7 @@ from temporalio.api.namespace.v1 import NamespaceConfig
 from temporalio.api.workflowservice.v1 import UpdateNamespaceRequest
 from temporalio.client import Client
 
+from activities.artifacts.sqlite import close_idle
 from activities.executor.agent.home import sweep_homes
 from tightloop.client.keys import key_file, ring_of
 from tightloop.client.ui_session import has_sign_in, signed_in
@@ -52,6 +53,7 @@ async def working(client: Client, settings: Settings, role: Role) -> AsyncIterat
     if role not in (Role.WORKFLOWS, Role.LLM):
         await asyncio.to_thread(sweep_homes, agent_homes(), timedelta(days=settings.server.retention_days))
     async with AsyncExitStack() as stack:
+        stack.callback(close_idle)
         for worker in build_workers(client, settings, role, runner=PRODUCTION_RUNNER):
             await stack.enter_async_context(worker)
         looking = asyncio.create_task(tell_of_changed_code())

@@ -4,7 +4,8 @@ import os
 import sqlite3
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,7 +13,12 @@ from tightloop.host import private_folder
 
 # The switch takes a lock for an instant only, but every process that opens the file for the first time wants it.
 POLL_S = 0.02
+KEPT = 128
+"""Maximum idle connections; each has three files open."""
 _CREATING = threading.Lock()
+_LENDING = threading.Lock()
+_IDLE: dict[tuple[int, int], sqlite3.Connection] = {}
+"""By device and inode; the first was given back first."""
 
 
 def make_database(path: Path) -> None:
@@ -42,3 +48,42 @@ def use_wal(connection: sqlite3.Connection, *, patience: timedelta) -> None:
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
             time.sleep(POLL_S)
+
+
+@contextmanager
+def lent(path: Path, connect: Callable[[], sqlite3.Connection]) -> Iterator[sqlite3.Connection]:
+    """Lend a connection to a file, to one caller at a time; the file is made where it is missing.
+
+    To close the last connection moves the whole log into the file: that took a third of a worker's processor time.
+
+    Args:
+        path: the file; another one that takes its place is opened anew.
+        connect: opens it; `check_same_thread` must be off.
+    """
+    make_database(path)
+    found = path.stat()
+    file = (found.st_dev, found.st_ino)
+    with _LENDING:
+        connection = _IDLE.pop(file, None)
+    connection = connection or connect()
+    try:
+        yield connection
+    except BaseException:
+        connection.close()
+        raise
+    with _LENDING:
+        unwanted = [connection] if file in _IDLE else []
+        _IDLE.setdefault(file, connection)
+        if len(_IDLE) > KEPT:
+            unwanted.append(_IDLE.pop(next(iter(_IDLE))))
+    for one in unwanted:
+        one.close()
+
+
+def close_idle() -> None:
+    """Close what is not lent, so that each file is complete without its log."""
+    with _LENDING:
+        connections = list(_IDLE.values())
+        _IDLE.clear()
+    for connection in connections:
+        connection.close()

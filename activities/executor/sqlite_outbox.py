@@ -5,11 +5,11 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from activities.artifacts.sqlite import make_database, use_wal
+from activities.artifacts.sqlite import lent, use_wal
 from activities.executor.port import Delivered, DeliveryError, DeliveryState
 from tightloop.artifact import ArtifactRef
 from tightloop.errors import StorageFullError
@@ -120,7 +120,7 @@ class SqliteOutbox:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         try:
-            with closing(self._connect()) as connection:
+            with lent(self._path, self._connect) as connection:
                 # One that begins by reading fails without waiting where another one wrote before its first write.
                 connection.execute("BEGIN IMMEDIATE")
                 with connection:
@@ -139,9 +139,8 @@ class SqliteOutbox:
             raise
 
     def _connect(self) -> sqlite3.Connection:
-        make_database(self._path)
         # No transactions of the module itself: it would begin them only at the first write.
-        connection = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None)
+        connection = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         connection.row_factory = sqlite3.Row
         use_wal(connection, patience=timedelta(seconds=BUSY_S))
         # With NORMAL the write-ahead log may lose the last commits in a power loss, and a delivery would be made twice.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from activities.artifacts.sqlite import make_database, use_wal
+from activities.artifacts.sqlite import lent, use_wal
 from activities.workspace.trail import TrailEvent
 from tightloop.episode.checkpoint import CheckpointRecord, checkpoint_id
 from tightloop.errors import StorageFullError, WorkspaceError
@@ -81,10 +81,10 @@ class SqliteLedger:
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
-        """Open a connection with a write transaction; commit it unless an exception passes."""
-        make_database(self._path)
+        """Take a connection with a write transaction; commit it unless an exception passes."""
         try:
-            with contextlib.closing(self._open()) as connection:
+            with lent(self._path, self._open) as connection:
+                self._version(connection)
                 # A transaction that begins by reading cannot wait for the lock to write: it fails at once.
                 connection.execute("BEGIN IMMEDIATE")
                 try:
@@ -97,16 +97,13 @@ class SqliteLedger:
             raise self._explained(error) from error
 
     def _open(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT.total_seconds(), isolation_level=None)
+        connection = sqlite3.connect(
+            self._path, timeout=BUSY_TIMEOUT.total_seconds(), isolation_level=None, check_same_thread=False
+        )
         try:
             # In WAL mode less would lose the last checkpoints in a power loss.
             connection.execute("PRAGMA synchronous = FULL")
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version > SCHEMA_VERSION:
-                raise WorkspaceError(
-                    f"the ledger {self._path} was written by a newer tightloop (schema {version}, known is "
-                    f"{SCHEMA_VERSION}). Upgrade this worker"
-                )
+            version = self._version(connection)
             if version < SCHEMA_VERSION:
                 # Without the write-ahead log and a busy timeout 200 writers at once got "database is locked".
                 use_wal(connection, patience=BUSY_TIMEOUT)
@@ -115,6 +112,15 @@ class SqliteLedger:
             connection.close()
             raise
         return connection
+
+    def _version(self, connection: sqlite3.Connection) -> int:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version > SCHEMA_VERSION:
+            raise WorkspaceError(
+                f"the ledger {self._path} was written by a newer tightloop (schema {version}, known is "
+                f"{SCHEMA_VERSION}). Upgrade this worker"
+            )
+        return int(version)
 
     def _explained(self, error: sqlite3.DatabaseError) -> Exception:
         """Errors that a person can do something about say what; the others (such as a busy file) stay retryable."""

@@ -17,6 +17,7 @@ from temporalio.api.common.v1 import Payload
 from temporalio.api.failure.v1 import Failure
 from temporalio.contrib.pydantic import PydanticPayloadConverter
 from temporalio.converter import (
+    CompositePayloadConverter,
     DataConverter,
     DefaultFailureConverter,
     PayloadCodec,
@@ -51,12 +52,19 @@ _MESSAGES = frozenset({SealKind.START, SealKind.MESSAGE, SealKind.OPERATOR})
 _SEALED_FIELD = "sealed_as"
 
 
+_CONVERTERS = tuple(PydanticPayloadConverter().converters.values())
+
+
 class SealedPayloadConverter(PydanticPayloadConverter):
     """Converts payloads, refuses those that the codec refused, and hands over what their seals say.
 
     The input of a workflow gets its seal into its field `sealed_as`; an argument of a signal or an update, which is
     declared as `Any`, becomes a `SealedMessage`. Without authentication there are no seals, and nothing changes.
     """
+
+    def __init__(self) -> None:
+        # Each workflow gets a converter: with type adapters of its own it would build all of them again.
+        CompositePayloadConverter.__init__(self, *_CONVERTERS)
 
     def from_payloads(self, payloads: Sequence[Payload], type_hints: list[type] | None = None) -> list[Any]:
         """Return the values.

@@ -1,5 +1,6 @@
 """The ledger numbers checkpoints without gaps, keeps each key once, and survives other writers."""
 
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from activities.artifacts.sqlite import close_idle
 from activities.tracking.sqlite_ledger import SqliteLedger, open_sqlite_ledger
 from activities.workspace.trail import TrailEvent
 from tightloop.episode.checkpoint import CheckpointRecord
@@ -125,3 +127,17 @@ def test_damaged_ledger_is_named(ledger: SqliteLedger, tmp_path: Path) -> None:
     path.write_bytes(b"this is not a database" * 100)
     with pytest.raises(WorkspaceError, match=f"{path} is damaged.*Move it away"):
         ledger.checkpoints("one")
+
+
+def test_a_ledger_that_is_put_in_the_place_of_another_is_read(tmp_path: Path) -> None:
+    """As from a backup, while the worker runs: what it keeps open belongs to the file that is gone."""
+    file, backup = tmp_path / "ledger.db", tmp_path / "backup.db"
+    ledger = SqliteLedger(file)
+    ledger.add_event(TrailEvent(episode_id="e", key="first", kind="opened"))
+    close_idle()
+    shutil.copy(file, backup)
+    ledger.add_event(TrailEvent(episode_id="e", key="second", kind="opened"))
+    for part in tmp_path.glob("ledger.db*"):
+        part.unlink()
+    backup.rename(file)
+    assert [event.key for event in ledger.events("e")] == ["first"]
