@@ -50,6 +50,7 @@ from tightloop.client.execution import (
     registration_command,
 )
 from tightloop.client.sealing import sealing_as
+from tightloop.episode.model import TASK_TIMEOUT
 from tightloop.errors import (
     EpisodeNotFoundError,
     IdTakenError,
@@ -195,6 +196,7 @@ class Calls:
                         memo=memo,
                         static_summary=shorten(str(memo.get("goal", "")).partition("\n")[0], 150),
                         search_attributes=_FIRST_ATTRIBUTES,
+                        task_timeout=TASK_TIMEOUT,
                         rpc_timeout=CALL_TIMEOUT,
                     )
         except WorkflowAlreadyStartedError as error:

@@ -31,6 +31,9 @@ from tightloop.value.caller import CallerInput, unknown_fields
 
 RIGHT_INPUT = '{"goal": "make the tests pass", "workspace": "/home/me/project", "definition_of_done": ["pytest -q"]}'
 WORKFLOW_TYPE = "EpisodeWorkflow"
+# Temporal's default is 10 s: an episode whose worker is killed in the middle of a task waits so long.
+TASK_TIMEOUT = timedelta(seconds=5)
+"""How long a worker may take for one task of a workflow, a replay included."""
 REFUSED = "refused"
 """`TightloopStatus` of a run that must not hide an earlier one with its id."""
 # Every planning prompt repeats the goal, so it must stay small beside the rest.

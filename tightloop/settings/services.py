@@ -96,7 +96,7 @@ class WorkerSettings(Section):
 
     # Temporal's default is 10 s: from the kill of a worker to the next call of a model it took 11.8 to 14.2 s, and
     # 2.8 s with 1 s here.
-    sticky_timeout_s: float = Field(default=2.0, ge=1, le=10)
+    sticky_timeout_s: float = Field(default=1.0, ge=1, le=10)
     """Time that the workflows of a dead worker wait before another worker takes them."""
     # The bounds are those of the SDK.
     heartbeat_interval_s: float = Field(default=2.0, ge=1, le=60)

@@ -18,7 +18,14 @@ from temporalio.exceptions import (
 from activities.plan.activity import PlanActivities
 from activities.plan.requests import RunStepRequest, SettleRequest, StepRun
 from tightloop.artifact import ArtifactRef
-from tightloop.episode.model import WORKFLOW_TYPE, EpisodeInput, EpisodeOutcome, EpisodeRequest, EpisodeResult
+from tightloop.episode.model import (
+    TASK_TIMEOUT,
+    WORKFLOW_TYPE,
+    EpisodeInput,
+    EpisodeOutcome,
+    EpisodeRequest,
+    EpisodeResult,
+)
 from tightloop.plan.child import child_id
 from tightloop.plan.document.step import Capability, FailureClass
 from tightloop.plan.input import PlanInput
@@ -211,6 +218,7 @@ async def _child(identity: str, start: EpisodeInput | PlanInput, summary: str) -
                 cancellation_type=workflow.ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED,
                 parent_close_policy=workflow.ParentClosePolicy.REQUEST_CANCEL,
                 search_attributes=_FIRST_ATTRIBUTES,
+                task_timeout=TASK_TIMEOUT,
                 memo={"goal": scrub(goal)[:200], "workspace": start.workspace},
                 static_summary=shorten(summary, 150),
             )

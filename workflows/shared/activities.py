@@ -16,8 +16,8 @@ from tightloop.errors import IdTakenError
 from tightloop.safety.drift import Drift, DriftError
 from tightloop.safety.seal import RefusedPayload
 
-# What a killed worker did runs again after this time and the first retry interval: 6.0 s with 5 s and 1 s.
-HEARTBEAT_TIMEOUT = timedelta(seconds=4)
+# What a killed worker did runs again after this time and the first retry interval.
+HEARTBEAT_TIMEOUT = timedelta(seconds=3)
 """Every activity beats once a second; a dead worker is noticed after this time."""
 OPEN_TIMEOUT = timedelta(minutes=15)
 PLAN_TIMEOUT = timedelta(hours=2)

@@ -41,12 +41,15 @@ class Stack:
         self.settings: Settings = parse_settings("", self.environment)
         self._server: subprocess.Popen[bytes] | None = None
         self._worker: subprocess.Popen[bytes] | None = None
+        self._others: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> "Stack":
         self.folder.mkdir(parents=True, exist_ok=True)
         return self
 
     def __exit__(self, *_: object) -> None:
+        for other in self._others:
+            self._kill(other)
         self.kill_worker()
         self.kill_server()
 
@@ -58,6 +61,11 @@ class Stack:
     def start_worker(self) -> None:
         """Start a worker of all roles."""
         self._worker = self._start([sys.executable, "-m", "worker", "run"], "worker.log")
+
+    def add_worker(self) -> subprocess.Popen[bytes]:
+        """Start one more worker of all roles."""
+        self._others.append(self._start([sys.executable, "-m", "worker", "run"], "worker.log"))
+        return self._others[-1]
 
     def start_faulty_workers(self, count: int, marks: Path) -> subprocess.Popen[bytes]:
         """Start the workers of `faulty_worker.py`; returns the process that keeps so many alive until SIGTERM."""
