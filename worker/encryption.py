@@ -1,12 +1,14 @@
 """`up --encrypt`: makes keys and changes the settings."""
 
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from tightloop.client.keys import key_file, new_ring, write_ring
 from tightloop.errors import SettingsError
 from tightloop.host import load_settings, user_file
 from tightloop.settings import Settings
-from tightloop.settings.layers import sections_of
 
 _LINES = "privacy:\n  encrypt: true\n"
 
@@ -43,13 +45,11 @@ def turn_on(settings: Settings, settings_file: Path | None) -> Settings:
 
 def _write_into(path: Path) -> None:
     try:
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        if "privacy" in sections_of(str(path), text):
-            raise SettingsError(f"{path} has a section 'privacy' already. Add the line `encrypt: true` to it")
-        text = f"{text.rstrip()}\n\n{_LINES}" if text.strip() else _LINES
-        # A document in braces, or one that ends with `...`, takes no more lines.
-        if "privacy" not in sections_of(str(path), text):
-            raise SettingsError(f"{path} cannot be extended. Add privacy.encrypt: true to it")
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        text = _with_encrypt(before)
+        # A document in braces, one that ends with `...`, one that says `encrypt: false` takes no line.
+        if _document(text) != _turned_on(_document(before)):
+            raise SettingsError(f"{path} cannot be extended. Set privacy.encrypt to true in it")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -57,3 +57,28 @@ def _write_into(path: Path) -> None:
             f"privacy.encrypt cannot be turned on in {path}: {error.strerror or error}. "
             "Set TIGHTLOOP_PRIVACY__ENCRYPT=true for workers and clients"
         ) from error
+
+
+def _with_encrypt(text: str) -> str:
+    lines = text.splitlines()
+    head = next((number for number, line in enumerate(lines) if line.startswith("privacy:")), None)
+    if head is None:
+        return f"{text.rstrip()}\n\n{_LINES}" if text.strip() else _LINES
+    if "{" in lines[head]:
+        lines[head] = lines[head].replace("{", "{encrypt: true, ", 1)
+    else:
+        first = next((line for line in lines[head + 1 :] if line.strip() and not line.lstrip().startswith("#")), "")
+        indent = first[: len(first) - len(first.lstrip())] or "  "
+        lines.insert(head + 1, f"{indent}encrypt: true")
+    return "\n".join(lines) + "\n"
+
+
+def _document(text: str) -> Any:
+    try:
+        return yaml.safe_load(text) or {}
+    except yaml.YAMLError:
+        return None
+
+
+def _turned_on(document: Any) -> Any:
+    return {**document, "privacy": {**(document.get("privacy") or {}), "encrypt": True}}

@@ -38,6 +38,16 @@ def allowed(
     )
 
 
+def check_places(settings: SandboxSettings) -> None:
+    """Look for the paths that the settings name.
+
+    Raises:
+        SettingsError: one is not absolute or does not exist.
+    """
+    places(settings.read, "sandbox.read")
+    places(settings.write, "sandbox.write")
+
+
 def places(paths: Iterable[str], what: str) -> tuple[Path, ...]:
     """Return the files and folders of a setting; `~` is the worker's home.
 
@@ -47,5 +57,8 @@ def places(paths: Iterable[str], what: str) -> tuple[Path, ...]:
     found = tuple(Path(path).expanduser() for path in paths)
     for place in found:
         if not place.is_absolute() or not place.exists():
-            raise SettingsError(f"{what} names {str(place)!r}, which is not absolute or does not exist: correct it")
+            raise SettingsError(
+                f"{what} names {str(place)!r}, which is not absolute or does not exist. "
+                f"Create it, or correct {what} in the settings and restart the worker"
+            )
     return found

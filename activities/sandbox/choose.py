@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Unpack
 
 from activities.process import Callbacks
+from activities.sandbox.allowance import check_places
 from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox
 from activities.sandbox.docker import DockerSandbox
 from activities.sandbox.port import Fence, Sandbox, SandboxResult, SandboxSpec, SandboxUnavailableError
@@ -28,7 +29,13 @@ class Probed:
 
 
 def choose_sandbox(settings: SandboxSettings) -> Sandbox:
-    """Return the sandbox of these settings. It is looked for when it is first needed, and kept once it works."""
+    """Return the sandbox of these settings. It is looked for when it is first needed, and kept once it works.
+
+    Raises:
+        SettingsError: the settings name a path that does not exist.
+    """
+    # Refused when a worker starts: later each episode would pause.
+    check_places(settings)
     return _FirstThatWorks(settings)
 
 

@@ -17,10 +17,12 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 def test_every_block_of_a_page_works_as_written(page: Path, tmp_path: Path) -> None:
     blocks = blocks_of(page)
     for block in blocks:
-        assert block.language in ("console", "yaml", "json", "python", "text"), f"{block.place}: name its language"
+        assert block.language in ("console", "sh", "yaml", "json", "python", "text"), (
+            f"{block.place}: name its language"
+        )
         if block.language == "yaml" and not block.file:
             parse_settings(block.text, {})
-    followed = [block for block in blocks if not block.not_run and (block.file or block.language == "console")]
+    followed = [block for block in blocks if not block.not_run and (block.file or block.language in ("console", "sh"))]
     if not followed:
         return
     earlier = [block for each in before(page) for block in blocks_of(each)]

@@ -321,6 +321,23 @@ def test_turning_it_on_keeps_what_stands_in_the_settings_file(tmp_path: Path, mo
     assert file.read_text() == "# mine\nbudget:\n  max_iterations: 7\n\nprivacy:\n  encrypt: true\n"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "privacy:\n    prompts: summary\nbudget: {}\n",
+        "budget: {}\nprivacy: {prompts: summary}\n",
+        "privacy:   # ours\n  prompts: summary\n",
+        "privacy: # ours\n\n  # more\n  prompts: summary",
+    ],
+)
+def test_turning_it_on_extends_a_section_that_is_there(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    settings = turn_on(parse_settings(text, {}), file)
+    assert (settings.privacy.encrypt, settings.privacy.prompts) == (True, "summary")
+    assert parse_settings(file.read_text(), {}).privacy.encrypt
+
+
 @pytest.mark.parametrize("text", ["privacy: {encrypt: false}", "{budget: {max_iterations: 7}}", "budget:\n...\n"])
 def test_a_settings_file_that_cannot_be_extended_is_left_alone(text: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"

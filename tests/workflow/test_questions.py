@@ -273,10 +273,12 @@ async def test_a_fallback_works_where_the_first_choice_cannot(
         episode_id = await client.start(request_for(executor=choice))
         result = await client.result(episode_id)
         told = [f"{entry.kind}: {entry.text}" for entry in await client.timeline(episode_id)]
+        shown = await client.status(episode_id)
         report = open_sqlite_outbox(workspace).deliveries(episode_id)[0].report
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert report is not None
     assert report.executor == "appending"
+    assert shown.executor == "appending in place of absent"
     assert any("appending works in place of absent: absent: it is not installed: npm install" in line for line in told)
 
 

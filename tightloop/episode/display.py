@@ -43,7 +43,7 @@ def status_of(
         iteration=state.iteration,
         branch=state.branch,
         plan=state.plan_title,
-        executor=request.executor.name,
+        executor=f"{state.stand_in} in place of {request.executor.name}".removeprefix(" in place of "),
         checks=state.checks_text,
         failed_checks=state.failed_checks,
         proof=state.proof,

@@ -275,6 +275,8 @@ class EpisodeState(Value):
     """What was found on disk that the work had not left; the last `DRIFTS_KEPT`."""
     executor_status: ExecutorStatus | None = None
     executor_error: str = ""
+    stand_in: str = ""
+    """The fallback that worked in the last delivery; empty: who was asked for."""
     spent: Spent = Spent()
     budget: Budget = Budget()
     notes: tuple[str, ...] = ()

@@ -2,10 +2,8 @@
 
 import os
 import re
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,8 +14,8 @@ from tests.support.pages.blocks import Block, Command, commands_of
 from tests.support.stack.stack import FOREIGN, ROOT
 from worker.server import free_port
 
-COMMAND_S = 240
-READY_S = 120
+COMMAND_S = 400
+READY_S = 180
 _SERVING = ("make up", "tightloop up", "tightloop worker run")
 """Commands that run until Ctrl-C: the page goes on in another terminal once they say that they are up."""
 _UP = re.compile(r"is up\b|polls? ")
@@ -39,24 +37,17 @@ class PageError(AssertionError):
 
 
 class Reader:
-    """A newcomer with an empty home and a checkout, who types what a page says."""
+    """A newcomer with an empty home, at the top of the checkout, who types what a page says."""
 
     def __init__(self, folder: Path) -> None:
         self.home = folder / "home"
-        self.checkout = folder / "tightloop"
         self._folder = folder
         self._serving: list[subprocess.Popen[str]] = []
         self._stack = ExitStack()
 
     def __enter__(self) -> "Reader":
         self.home.mkdir(parents=True)
-        tracked = subprocess.run(("git", "ls-files", "-z"), cwd=ROOT, capture_output=True, check=True, timeout=60)
-        for name in filter(None, tracked.stdout.decode().split("\0")):
-            if (ROOT / name).is_file():
-                (self.checkout / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, self.checkout / name)
-        (self.checkout / ".venv").symlink_to(Path(sys.prefix))
-        (self._folder / "directory").write_text(str(self.checkout))
+        (self._folder / "directory").write_text(str(ROOT))
         (self._folder / "environment").write_text("")
         return self
 
@@ -81,6 +72,8 @@ class Reader:
             target = target if target.is_absolute() else self.directory / target
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(block.text, encoding="utf-8")
+        elif block.language == "sh":
+            self._type(block, Command(block.line, block.text, ()))
         elif block.language == "console":
             for command in commands_of(block):
                 self._type(block, command)
