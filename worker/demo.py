@@ -13,7 +13,7 @@ from tightloop.client import TightloopClient
 from tightloop.client.ui_session import signed_in
 from tightloop.episode.check import Check
 from tightloop.episode.display import budget_line
-from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeStatus, TimelineEntry
+from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeStatus
 from tightloop.errors import WorkspaceError
 from tightloop.settings import Settings
 from tightloop.value import shorten
@@ -84,12 +84,11 @@ async def run_demo(settings: Settings, folder: Path, *, settings_file: Path | No
 
 async def _watch(client: TightloopClient, episode_id: str) -> None:
     """Print what happens until the episode ends or waits for a person."""
-    seen = 0
+    cursor = ""
     async for status in client.watch(episode_id):
-        entries = [entry for entry in await client.timeline(episode_id) if isinstance(entry, TimelineEntry)]
-        for entry in entries[seen:]:
-            print(f"  {entry.at:%H:%M:%S}  {entry.kind:<10} {entry.text}", flush=True)
-        seen = len(entries)
+        for event in await client.timeline(episode_id, after=cursor):
+            print(f"  {event.at:%H:%M:%S}  {event.kind:<10} {event.text}", flush=True)
+            cursor = event.cursor
         if status.questions:
             question = status.questions[0]
             print(f"  It waits for a person: {question.title}\n  Options: {', '.join(question.names)}", flush=True)

@@ -158,7 +158,7 @@ class Person:
             async for status in plans.watch(self.plan_id, poll=timedelta(milliseconds=100)):
                 if status.status == "paused":
                     told = await plans.timeline(self.plan_id)
-                    lines = "\n".join(f"  {one.event} {one.step} {one.detail}" for one in told[-15:])
+                    lines = "\n".join(f"  {one.kind} {one.text}" for one in told[-15:])
                     pytest.fail(f"{self.plan_id} waits: {status.questions[0].title}\n{lines}")
         result = await plans.result(self.plan_id)
         steps = {line.id: line.status.value for line in await plans.steps(self.plan_id)}

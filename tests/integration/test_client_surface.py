@@ -38,6 +38,7 @@ from tightloop.episode.model import (
     EpisodeStatus,
     TimelineEntry,
 )
+from tightloop.episode.timeline import RunTimeline, TimelineLine, TimelinePage
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ServiceUnavailableError, SettingsError
 from tightloop.plan.request import PlanRequest
 from tightloop.settings import Settings, parse_settings
@@ -129,6 +130,13 @@ class StandIn:
     def timeline(self) -> list[TimelineEntry]:
         at = workflow.info().start_time
         return [TimelineEntry(at=at, kind=kind, text=json.dumps(word)) for kind, word in self.said]
+
+    @workflow.query
+    def events(self, after: int = 0) -> TimelinePage:
+        lines = RunTimeline()
+        for entry in self.timeline():
+            lines.add(TimelineLine.of(entry))
+        return lines.page(after)
 
     @workflow.query
     def request(self) -> EpisodeRequest:

@@ -36,7 +36,7 @@ async def end_of(client: TightloopClient, plan_id: str) -> Any:
         async with asyncio.timeout(RESULT_SECONDS):
             return await client.result(plan_id)
     except TimeoutError:
-        told = [f"{event.event} {event.text}" for event in await client.timeline(plan_id)]
+        told = [f"{event.kind} {event.text}" for event in await client.timeline(plan_id)]
         raise AssertionError("\n".join([repr(await client.status(plan_id)), *told])) from None
 
 
@@ -47,7 +47,7 @@ async def waits(client: TightloopClient, plan_id: str) -> None:
     try:
         await eventually(is_waiting, seconds=RESULT_SECONDS)
     except TimeoutError:
-        told = [f"{event.event} {event.text}" for event in await client.timeline(plan_id)]
+        told = [f"{event.kind} {event.text}" for event in await client.timeline(plan_id)]
         raise AssertionError("\n".join([repr(await client.status(plan_id)), *told])) from None
 
 
@@ -160,14 +160,14 @@ async def test_reset_to_an_earlier_step_puts_the_files_back_and_goes_on(
         if not closed:
 
             async def has_gone_back() -> bool:
-                return "reset" in [event.event for event in await client.timeline(plan_id)]
+                return "reset" in [event.kind for event in await client.timeline(plan_id)]
 
             await eventually(has_gone_back)
             await waits(client, plan_id)
             assert (workspace / "log.txt").read_text() == "one\ntwo\n"
             await client.answer(plan_id, "approve")
         result = await end_of(client, plan_id)
-        told = [event.event for event in await client.timeline(plan_id)]
+        told = [event.kind for event in await client.timeline(plan_id)]
     assert "reset" in told
     assert result.outcome is PlanOutcome.COMPLETED, result.reason
     assert (workspace / "log.txt").read_text() == "one\ntwo\nthree\n"

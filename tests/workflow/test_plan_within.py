@@ -73,7 +73,7 @@ async def test_status_tells_that_an_episode_waits_and_goes_on(
         (workspace / "made.txt").write_text("by hand\n")
         await client.answer(agent, "done", by="ada")
         result = await asyncio.wait_for(client.result(plan_id), BOUND_S)
-        told = [f"{event.event} {event.text}" for event in await client.timeline(plan_id)]
+        told = [f"{event.kind} {event.text}" for event in await client.timeline(plan_id)]
     wait = status.children[0]
     assert (wait.step, wait.workflow_id, wait.question.kind.value) == ("make", agent, "work")
     assert wait.question.evidence[0].startswith("Work in")

@@ -4,17 +4,18 @@ import asyncio
 import contextlib
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
 from tightloop.artifact import ArtifactRef
-from tightloop.cli.render.terminal import as_plain_values, plain, remark, show, show_json
-from tightloop.cli.session import Id, session_of
+from tightloop.cli.render.terminal import as_plain_values, plain, remark, show
+from tightloop.cli.session import Id, Session, session_of
 from tightloop.cli.store import Store
 from tightloop.client import CLOSED_STATUSES, Kind, Summary, TightloopClient
 from tightloop.errors import ArtifactError, InvalidRequestError, ServiceUnavailableError, WorkspaceError
@@ -41,7 +42,7 @@ def export(
         bool, typer.Option("--report", help="Only print the report of a closed plan: hand-off note and postmortem.")
     ] = False,
 ) -> None:
-    """Write everything: request, state, events, records, decisions, history. Default: JSON on stdout."""
+    """Write everything: request, state, events, records, decisions, history of each run. Default: JSON on stdout."""
     if out is not None and out.suffix != ".json" and out.exists():
         raise InvalidRequestError(f"{out} already exists. Name a new folder")
     session = session_of(context)
@@ -49,26 +50,36 @@ def export(
         texts = session.on(workflow, _report, Kind.PLAN)
         typer.echo(plain("\n".join(texts.values())), nl=False)
         return
-    document, store = session.on(workflow, _document)
+    with tempfile.TemporaryDirectory(prefix="tightloop-export-") as name:
+        _export(session, workflow, out, Path(name))
+
+
+def _export(session: Session, workflow: str, out: Path | None, histories: Path) -> None:
+    """Write everything; `histories` is an empty folder for those of earlier runs, which are large."""
+    document, store = session.on(workflow, lambda client, key: _document(client, key, histories))
     for problem in document["problems"]:
         remark(problem)
     if out is None:
-        show_json(document)
+        _write_json(sys.stdout, document, histories)
         return
     try:
         if out.suffix == ".json":
-            out.write_text(_json_text(document), encoding="utf-8")
+            with out.open("w", encoding="utf-8") as stream:
+                _write_json(stream, document, histories)
             show(f"wrote {out}. Replay its history with: tightloop replay {out}")
             return
-        for sentence in _write_folder(out, document, store):
+        for sentence in _write_folder(out, document, store, histories):
             remark(sentence)
         show(f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     except OSError as error:
         raise InvalidRequestError(f"{out} cannot be written: {error.strerror}. Choose another --out") from error
 
 
-async def _document(client: TightloopClient, workflow_id: str) -> tuple[Document, Store]:
-    """Return everything that is known; what could not be asked is named under `problems`."""
+async def _document(client: TightloopClient, workflow_id: str, histories: Path) -> tuple[Document, Store]:
+    """Return everything that is known; what could not be asked is named under `problems`.
+
+    The history in it is that of the newest run; those of earlier runs are put into `histories`, as `<run>.json`.
+    """
     problems: Problems = {}
 
     async def part(ask: Callable[[str], Awaitable[Any]]) -> Any:
@@ -99,7 +110,14 @@ async def _document(client: TightloopClient, workflow_id: str) -> tuple[Document
             account = await _account(client, summary, store, problems)
             document |= {"account": as_plain_values(account), "report": _texts(account, store, problems)}
         document["children"] = {child.workflow_id: _stored(child, problems) for child in store.children()}
-    return {**document, "history": json.loads(await client.history(workflow_id)), "problems": list(problems)}, store
+    runs = await client.runs(workflow_id)
+    for run in runs[:-1]:
+        # One at a time: a long episode has many, of 5 MB each once they are read.
+        (histories / f"{run.run_id}.json").write_text(
+            await client.history(workflow_id, run_id=run.run_id), encoding="utf-8"
+        )
+    document["history"] = json.loads(await client.history(workflow_id, run_id=runs[-1].run_id))
+    return {**document, "problems": list(problems), "runs": as_plain_values(runs)}, store
 
 
 def _stored(store: Store, problems: Problems) -> Document:
@@ -170,13 +188,32 @@ def _texts(account: PlanArchive | None, store: Store, problems: Problems | None 
     return texts
 
 
-def _write_folder(out: Path, document: Document, store: Store) -> list[str]:
+def _write_json(stream: TextIO, document: Document, histories: Path) -> None:
+    """Write one JSON document, in which each earlier run has its history."""
+    rest = {name: part for name, part in document.items() if name != "runs"}
+    stream.write(json.dumps(as_plain_values(rest), indent=1, ensure_ascii=False).removesuffix("\n}"))
+    separator = ',\n "runs": ['
+    for run in document["runs"]:
+        stream.write(separator + "\n  " + json.dumps(run).removesuffix("}"))
+        history = histories / f"{run['run_id']}.json"
+        if history.exists():
+            stream.write(', "history": ')
+            with history.open(encoding="utf-8") as text:
+                shutil.copyfileobj(text, stream)
+        stream.write("}")
+        separator = ","
+    stream.write("\n ]\n}\n")
+
+
+def _write_folder(out: Path, document: Document, store: Store, histories: Path) -> list[str]:
     """Write the parts as files, all or nothing; return a sentence for each missing artifact."""
     out.parent.mkdir(parents=True, exist_ok=True)
     # Beside its place, so that the rename stays in one file system and is atomic.
     made = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
     try:
         _write_parts(made, document)
+        if len(document["runs"]) > 1:
+            shutil.copytree(histories, made / "runs")
         for name, child in document.get("children", {}).items():
             (made / "children" / name).mkdir(parents=True)
             _write_parts(made / "children" / name, {"id": name, "kind": Kind.PLAN.value, **child})

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
 
 import typer
 from rich.live import Live
@@ -10,17 +9,18 @@ from rich.text import Text
 
 from tightloop.cli.render.question import todo_lines
 from tightloop.cli.render.terminal import console, on_terminal, plain, remark, show
-from tightloop.cli.render.workflow import Event, end_lines, event_line, status_line
+from tightloop.cli.render.workflow import end_lines, event_line, status_line
 from tightloop.cli.session import INTERRUPTED, Session, within
-from tightloop.client import CLOSED_STATUSES, Status, TightloopClient
+from tightloop.client import CLOSED_STATUSES, Event, Status, TightloopClient
 from tightloop.episode.model import EpisodeOutcome
 from tightloop.errors import ServiceUnavailableError
-from tightloop.plan.engine.state import PlanEvent
 from tightloop.plan.request import PlanOutcome
 
 UNSHOWN = frozenset({"alert"})
 """Events that only the timeline shows."""
 UNSHOWN_DRY = UNSHOWN | {"opened", "completed", "closed"}
+FIRST_EVENTS = 80
+"""Events from before that are shown at first; `tightloop timeline` shows all."""
 LAST_EVENTS_S = 10.0
 """How long a workflow that has ended is asked for its last events."""
 
@@ -38,18 +38,6 @@ def follow(session: Session, workflow_id: str, *, as_json: bool, dry_run: bool =
         raise
 
 
-def new_events(shown: Sequence[Event], now: Sequence[Event]) -> tuple[Sequence[Event], bool]:
-    """Return the events that were not shown yet, and whether some between are lost: a timeline has a bound."""
-    if not shown:
-        return now, False
-    # From the end: the same event may have happened before.
-    last = shown[-1]
-    for place in range(len(now) - 1, -1, -1):
-        if now[place] == last:
-            return now[place + 1 :], False
-    return now, True
-
-
 def _last_line(last: Status | None) -> Text:
     return Text(status_line(last) if last is not None else "", "cyan", no_wrap=True, overflow="ellipsis")
 
@@ -62,7 +50,7 @@ class Follower:
         self._client = client
         self._id = workflow_id
         self._dry_run = dry_run
-        self._events: Sequence[Event] = ()
+        self._cursor = ""
         self._todo: list[str] = []
 
     async def run(self, *, as_json: bool) -> Status | None:
@@ -96,12 +84,10 @@ class Follower:
         lines: list[Text] = []
         with contextlib.suppress(TimeoutError, ServiceUnavailableError):
             async with asyncio.timeout(LAST_EVENTS_S if status.status in CLOSED_STATUSES else None):
-                events = await self._client.timeline(self._id)
-                fresh, lost = new_events(self._events, events)
-                self._events = events or self._events
-                if lost:
-                    lines.append(Text("          ... some events are left out", "dim"))
-                lines += [event_line(event) for event in fresh if self._is_shown(event)]
+                limit = None if self._cursor else FIRST_EVENTS
+                events = await self._client.timeline(self._id, after=self._cursor, limit=limit)
+                self._cursor = events[-1].cursor if events else self._cursor
+                lines += [event_line(event) for event in events if self._is_shown(event)]
         todo = todo_lines(status)
         if todo != self._todo:
             lines += [Text(plain(f"          {line}"), "yellow") for line in todo]
@@ -109,7 +95,6 @@ class Follower:
         return lines
 
     def _is_shown(self, event: Event) -> bool:
-        name = event.event if isinstance(event, PlanEvent) else event.kind
-        if name == "closed" and event.text.startswith((*PlanOutcome, *EpisodeOutcome)):
+        if event.kind == "closed" and event.text.startswith((*PlanOutcome, *EpisodeOutcome)):
             return False  # the last lines say it
-        return name not in (UNSHOWN_DRY if self._dry_run else UNSHOWN)
+        return event.kind not in (UNSHOWN_DRY if self._dry_run else UNSHOWN)

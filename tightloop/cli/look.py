@@ -13,7 +13,7 @@ from tightloop.cli.render.question import drift_lines, todo_lines
 from tightloop.cli.render.terminal import as_plain_values, remark, show, show_either, show_json
 from tightloop.cli.render.workflow import list_table, status_panel, timeline_table
 from tightloop.cli.session import AsJson, EpisodeId, Id, JsonLines, leave, session_of, within
-from tightloop.client import CLOSED_STATUSES, OPEN_STATUSES, Kind, Status, Summary, TightloopClient
+from tightloop.client import CLOSED_STATUSES, OPEN_STATUSES, Event, Kind, Status, Summary, TightloopClient
 from tightloop.client.calls import START_HINT
 from tightloop.episode.model import EpisodeStatus
 from tightloop.plan.request import StepLine
@@ -21,6 +21,7 @@ from tightloop.value import counted
 
 app = typer.Typer()
 LOOK = "Look"
+EVENTS_SHOWN = 100
 QUESTIONS_OF = 5
 """Workflows of a list whose questions are shown."""
 QUESTION_SECONDS = 2.0
@@ -86,10 +87,30 @@ def watch(context: typer.Context, workflow: Id, as_json: JsonLines = False) -> N
 
 
 @app.command(rich_help_panel=LOOK)
-def timeline(context: typer.Context, workflow: Id, as_json: AsJson = False) -> None:
-    """Show the last events, newest last."""
-    found = session_of(context).on(workflow, lambda client, key: client.timeline(key))
+def timeline(
+    context: typer.Context,
+    workflow: Id,
+    after: Annotated[
+        str, typer.Option(metavar="CURSOR", help="Only what follows the event with this cursor; see --json.")
+    ] = "",
+    limit: Annotated[
+        int | None, typer.Option(min=1, help=f"Maximum number of events. Default: the last {EVENTS_SHOWN}.")
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="All events, those of earlier runs included.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the events of all runs, newest last."""
+    most = limit or (None if after or all_ else EVENTS_SHOWN)
+
+    async def look(client: TightloopClient, key: str) -> tuple[str, tuple[Event, ...]]:
+        return key, await client.timeline(key, after=after, limit=most)
+
+    key, found = session_of(context).on(workflow, look)
     show_either(found, timeline_table(found), as_json=as_json)
+    if found and not as_json:
+        if not after and len(found) == most:
+            remark(f"earlier events: tightloop timeline {key} --all")
+        remark(f"later ones: tightloop timeline {key} --after {found[-1].cursor}")
 
 
 @app.command(rich_help_panel=LOOK)

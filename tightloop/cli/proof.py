@@ -35,10 +35,13 @@ def proof(
     workflow: Id,
     output: Annotated[Path | None, typer.Option(help="Write the signed proof to this file.")] = None,
     unsigned: Annotated[bool, typer.Option("--unsigned", help="Do not sign it.")] = False,
+    of_run: Annotated[
+        str, typer.Option("--run", metavar="RUN", help="Of an earlier run; `tightloop export ID` names them.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the signed proof.")] = False,
 ) -> None:
     """Show how the success of an episode or a plan was proven. Exit code 1: it was not."""
-    found = session_of(context).on(workflow, _proof)
+    found = session_of(context).on(workflow, lambda client, key: _proof(client, key, of_run))
     statement = statement_of(found)
     if output is not None or as_json:
         text = _sealed(statement.content, unsigned=unsigned)
@@ -94,8 +97,13 @@ def verify(
         raise typer.Exit(FAILED)
 
 
-async def _proof(client: TightloopClient, workflow_id: str) -> Proof:
+async def _proof(client: TightloopClient, workflow_id: str, of_run: str) -> Proof:
     summary = await client.summary(workflow_id)
+    if of_run:
+        earlier = await client.earlier_result(workflow_id, of_run)
+        if earlier.proof is None:
+            raise ProofError(f"run {of_run} of {workflow_id} ended {earlier.outcome} and has no proof")
+        return Store(Path(summary.workspace), workflow_id).stored(earlier.proof, Proof)
     if summary.status not in CLOSED_STATUSES:
         raise ProofError(f"{workflow_id} is {summary.status}: it is proven at its end")
     async with asyncio.timeout(RESULT_SECONDS):

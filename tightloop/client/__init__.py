@@ -11,8 +11,9 @@ It speaks to Temporal by workflow name, so that the `tightloop` wheel alone is e
 
 from tightloop.client.calls import Poller
 from tightloop.client.client import TightloopClient
-from tightloop.client.execution import CLOSED_STATUSES, OPEN_STATUSES, Kind, Summary, registration_command
-from tightloop.client.following import Result, Status
+from tightloop.client.execution import CLOSED_STATUSES, OPEN_STATUSES, Kind, Run, Summary, registration_command
+from tightloop.client.following.events import Event
+from tightloop.client.following.status import Result, Status
 from tightloop.episode.budget import Budget
 from tightloop.episode.check import Check
 from tightloop.episode.model import EpisodeRequest, EpisodeResult, EpisodeStatus
@@ -27,6 +28,7 @@ __all__ = [
     "EpisodeRequest",
     "EpisodeResult",
     "EpisodeStatus",
+    "Event",
     "ExecutorChoice",
     "Kind",
     "PlanRequest",
@@ -34,6 +36,7 @@ __all__ = [
     "PlanStatus",
     "Poller",
     "Result",
+    "Run",
     "Status",
     "Summary",
     "TightloopClient",

@@ -1,6 +1,7 @@
 """The typed client: start, look at and steer episodes and plans."""
 
 import builtins
+import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -8,14 +9,17 @@ from typing import Any
 from temporalio.client import Client, Interceptor
 from temporalio.converter import DataConverter
 
-from tightloop.client import finding, following
+from tightloop.client import finding
 from tightloop.client.calls import QUERY_TIMEOUT, UPDATE_TIMEOUT, Calls, Poller
 from tightloop.client.connection import connect as open_connection
 from tightloop.client.connection import settings_for
 from tightloop.client.encryption import data_converter as converter_of
-from tightloop.client.execution import Kind, Summary, memo_of
+from tightloop.client.execution import Kind, Run, Summary, memo_of
 from tightloop.client.finding import choose_id, described
-from tightloop.client.following import PATIENCE, POLL_INTERVAL, OnSilence, Result, Status
+from tightloop.client.following import events, status
+from tightloop.client.following.events import Event
+from tightloop.client.following.feed import POLL_INTERVAL, Feeds
+from tightloop.client.following.status import PATIENCE, OnSilence, Result, Status
 from tightloop.client.installation.sealing import refuse_plain_start
 from tightloop.episode.check import Check
 from tightloop.episode.checkpoint import CheckpointRecord
@@ -26,10 +30,8 @@ from tightloop.episode.model import (
     EpisodeRequest,
     EpisodeStatus,
     RestoreTarget,
-    TimelineEntry,
 )
 from tightloop.host import load_settings
-from tightloop.plan.engine.state import PlanEvent
 from tightloop.plan.input import PlanInput
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE, PlanRequest, StepLine, StepPage
 from tightloop.settings import Settings
@@ -60,6 +62,7 @@ class TightloopClient:
             query_timeout: how long a worker may take to answer before it counts as absent.
         """
         self._calls = Calls(client, query_timeout)
+        self._feeds = Feeds(self._calls)
         self._settings = settings or load_settings()
 
     @classmethod
@@ -134,13 +137,13 @@ class TightloopClient:
 
     async def status(self, workflow_id: str) -> Status:
         """Return a snapshot; for a closed workflow also when no worker is there."""
-        return await following.status_of(self._calls, workflow_id)
+        return await status.status_of(self._calls, workflow_id)
 
     async def summary(self, workflow_id: str) -> Summary:
         """Return what Temporal itself knows, without asking a worker."""
         return (await described(self._calls, workflow_id)).summary
 
-    def watch(
+    async def watch(
         self,
         workflow_id: str,
         *,
@@ -150,18 +153,61 @@ class TightloopClient:
     ) -> AsyncGenerator[Status]:
         """Yield the status now and after every change, until the workflow is closed.
 
-        It continues through new runs, resets and restarts of worker or server.
+        It continues through new runs, resets and restarts of worker or server. All who follow one workflow with this
+        client share one call that waits at Temporal.
 
         Args:
             workflow_id: the episode or plan.
-            poll: time between two looks.
+            poll: shortest time between two looks.
             patience: how long to wait while nobody answers.
             on_silence: called for each look that nobody answered.
 
         Raises:
             ServiceUnavailableError: nobody answered for longer than `patience` (retryable).
         """
-        return following.changes(self._calls, workflow_id, poll=poll, patience=patience, on_silence=on_silence)
+        async with self._feeds.following(workflow_id, poll) as feed:
+            changes = status.changes(self._calls, feed, workflow_id, patience=patience, on_silence=on_silence)
+            async with contextlib.aclosing(changes):
+                async for change in changes:
+                    yield change
+
+    async def events(
+        self,
+        workflow_id: str,
+        *,
+        after: str = "",
+        poll: timedelta = POLL_INTERVAL,
+        patience: timedelta = PATIENCE,
+        on_silence: OnSilence | None = None,
+    ) -> AsyncGenerator[Event]:
+        """Yield the events of all runs, then every new one until the workflow is closed; each event once.
+
+        It continues as `watch` does. To go on later, also in another process, keep the `cursor` of the last event.
+
+        Args:
+            workflow_id: the episode or plan.
+            after: the cursor of the last event that is known; empty: from the oldest event on.
+            poll: shortest time between two looks.
+            patience: how long to wait while nobody answers.
+            on_silence: called for each look that nobody answered.
+
+        Raises:
+            InvalidRequestError: it is not a cursor, or what follows it is not kept any more.
+            ServiceUnavailableError: nobody answered for longer than `patience` (retryable).
+        """
+        async with self._feeds.following(workflow_id, poll) as feed:
+            found = events.follow(self._calls, feed, workflow_id, after, patience=patience, on_silence=on_silence)
+            async with contextlib.aclosing(found):
+                async for event in found:
+                    yield event
+
+    async def earlier_result(self, workflow_id: str, run_id: str) -> Result:
+        """Return the result of a closed run, one of `runs`.
+
+        Raises:
+            InvalidRequestError: there is no such run, or it is open, or another one went on with its work.
+        """
+        return await status.earlier_result(self._calls, workflow_id, run_id)
 
     async def result(self, workflow_id: str, *, patience: timedelta = PATIENCE) -> Result:
         """Wait for the end and return the result, however the workflow ended.
@@ -172,7 +218,7 @@ class TightloopClient:
         Raises:
             ServiceUnavailableError: Temporal did not answer for longer than `patience` (retryable).
         """
-        return await following.end(self._calls, workflow_id, patience=patience)
+        return await status.end(self._calls, workflow_id, patience=patience)
 
     async def list(
         self, status: str | None = None, limit: int = 50, *, kind: Kind | str | None = None
@@ -204,11 +250,26 @@ class TightloopClient:
         """
         return await finding.resolve(self._calls, reference, kind)
 
-    async def timeline(self, workflow_id: str) -> tuple[TimelineEntry | PlanEvent, ...]:
-        """Return the last 200 events at most, oldest first."""
-        seen = await described(self._calls, workflow_id)
-        entries: Any = builtins.list[PlanEvent] if seen.kind is Kind.PLAN else builtins.list[TimelineEntry]
-        return tuple(await self._calls.query(workflow_id, "timeline", entries, run_id=seen.asked_run))
+    async def timeline(self, workflow_id: str, *, after: str = "", limit: int | None = None) -> tuple[Event, ...]:
+        """Return the events so far, those of earlier runs included, oldest first.
+
+        Args:
+            workflow_id: the episode or plan.
+            after: only those after the event with this cursor.
+            limit: at most so many: the first ones after the cursor; without one the last.
+
+        Raises:
+            InvalidRequestError: it is not a cursor, or what follows it is not kept any more.
+        """
+        if limit is not None and not after:
+            return tuple(await events.last(self._calls, workflow_id, limit))
+        found: builtins.list[Event] = []
+        async with contextlib.aclosing(events.recorded(self._calls, workflow_id, after)) as recorded:
+            async for event in recorded:
+                if limit is not None and len(found) >= limit:
+                    break
+                found.append(event)
+        return tuple(found)
 
     async def request(self, workflow_id: str) -> EpisodeRequest | PlanRequest:
         """Return the request; that of an episode with its amendments."""
@@ -231,10 +292,20 @@ class TightloopClient:
             lines += (await self._calls.query(plan_id, "steps", StepPage, number, run_id=run)).lines
         return tuple(lines)
 
-    async def history(self, workflow_id: str) -> str:
-        """Return the newest run's history as JSON, as Temporal's own tools write it; `tightloop replay` reads it."""
-        seen = await described(self._calls, workflow_id)
-        return await self._calls.history(workflow_id, seen.run_id)
+    async def runs(self, workflow_id: str) -> tuple[Run, ...]:
+        """Return the runs that Temporal still has, oldest first."""
+        newest = await described(self._calls, workflow_id)
+        return tuple(map(Run.of, await events.runs_until(self._calls, newest)))
+
+    async def history(self, workflow_id: str, *, run_id: str = "") -> str:
+        """Return the history of a run as JSON, as Temporal's own tools write it; `tightloop replay` reads it.
+
+        Args:
+            workflow_id: the episode or plan.
+            run_id: one of `runs`; empty: the newest.
+        """
+        run_id = run_id or (await described(self._calls, workflow_id)).run_id
+        return await self._calls.history(workflow_id, run_id)
 
     # -- steer ----------------------------------------------------------------------------------
 

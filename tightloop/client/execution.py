@@ -36,7 +36,8 @@ CLOSED_STATUSES = ("succeeded", "completed", "failed", "compensated", "cancelled
 
 # Raw numbers, because the SDK's own enum (1.35) raises ValueError on 8, a workflow paused by Temporal itself.
 RUNNING, COMPLETED, FAILED, PAUSED = 1, 2, 3, 8
-_CLOSED_AS = {FAILED: "failed", 4: "cancelled", 5: "terminated", 7: "timed_out"}
+CONTINUED = "continued"
+_CLOSED_AS = {FAILED: "failed", 4: "cancelled", 5: "terminated", 6: CONTINUED, 7: "timed_out"}
 _DONE = {"episode": "succeeded", "plan": "completed"}
 # A run that Temporal calls completed or failed may say more precisely how it ended.
 _ENDS = {COMPLETED: ("cancelled",), FAILED: ("compensated",)}
@@ -74,6 +75,16 @@ class Summary(Value):
     closed: datetime | None = None
     parent: str = ""
     """Id of the plan whose step started it."""
+
+
+class Run(Value):
+    """One run of an episode or a plan: a new one follows after much work, a restore, a reset, or a start anew."""
+
+    run_id: str
+    status: str
+    """As of a `Summary`; `continued` where the next run goes on with the same work."""
+    started: datetime | None = None
+    closed: datetime | None = None
 
 
 class Execution(Summary):

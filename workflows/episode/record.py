@@ -9,6 +9,7 @@ from temporalio import workflow
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.loop import state_changes
 from tightloop.episode.model import EpisodeRequest, EpisodeState
+from tightloop.episode.timeline import RunTimeline, TimelineLine
 from tightloop.safety.drift import Drift, with_drift
 
 P = ParamSpec("P")
@@ -21,6 +22,7 @@ class EpisodeRecord:
         request: what was asked for, with amendments.
         state: what the episode remembers.
         status: `running`, or how it ended.
+        timeline: what this run has logged.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class EpisodeRecord:
         """Restore the state that the previous run left."""
         self.episode_id, self.request, self.state = episode_id, request, state
         self.status = "running"
+        self.timeline = RunTimeline()
         self._now = now
         self._working_since: datetime | None = None
 
@@ -74,6 +77,8 @@ class EpisodeRecord:
     def log(self, kind: str, text: str) -> None:
         """Add a line to the timeline."""
         self.state = state_changes.with_entry(self.state, self._now(), kind, text)
+        added = self.state.timeline[-1]
+        self.timeline.add(TimelineLine(at=added.at, kind=added.kind, text=added.text))
 
     def note(self, text: str) -> None:
         """Keep a message for the planner."""

@@ -308,6 +308,7 @@ class SafePoints:
     def _on_reset(self, _seed: int) -> None:
         # Runs outside the workflow's event loop: only a mark may be left here.
         self._is_reset = True
+        self._record.timeline.begin_own()
 
     async def _reconcile_reset(self) -> None:
         """After a reset in Temporal: put the files back too, and list what was discarded."""

@@ -30,6 +30,7 @@ from tightloop.episode.model import (
     TimelineEntry,
 )
 from tightloop.episode.planning import PlanVerdict
+from tightloop.episode.timeline import TimelinePage
 from tightloop.errors import InvalidRequestError
 from tightloop.question import is_paused
 from workflows.episode.delivery import Delivery
@@ -274,6 +275,11 @@ class EpisodeWorkflow:
     def timeline(self) -> list[TimelineEntry]:
         """Return the last events."""
         return list(self._record.state.timeline)
+
+    @workflow.query(description="What happened in this run, a page: after so many lines; -1: all that are its own")
+    def events(self, after: int = 0) -> TimelinePage:
+        """Return a page of the lines of this run."""
+        return self._record.timeline.page(after)
 
     @workflow.query(description="The request, with amendments")
     def request(self) -> EpisodeRequest:

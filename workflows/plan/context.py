@@ -9,6 +9,7 @@ from temporalio.exceptions import ApplicationError
 from activities.plan.requests import OpenedPlan, PlanScope, RevisedPlan
 from tightloop.alert import GOAL_SHOWN, Alert, AlertKind, Subject, alert_key
 from tightloop.episode.failure import signature
+from tightloop.episode.timeline import RunTimeline, TimelineLine
 from tightloop.errors import InvalidRequestError
 from tightloop.plan.control import PlanTopUp, extended
 from tightloop.plan.document.plan import OnPlanFailure
@@ -46,6 +47,7 @@ class PlanContext:
         progress: what the next run goes on from.
         status: `running`, or how the plan ended.
         reason: why it ended.
+        timeline: what this run has logged.
         end: set where the loop has to end.
         is_ending: messages of people are refused.
         is_woken: the loop has something to look at.
@@ -65,6 +67,7 @@ class PlanContext:
         self.title = given.title
         self.has_planner = False
         self.status, self.reason = "running", ""
+        self.timeline = RunTimeline()
         self.end: PlanEnd | None = None
         self.is_ending = False
         self.attempts = 0
@@ -198,6 +201,8 @@ class PlanContext:
     def log(self, event: str, step: str = "", detail: str = "") -> None:
         """Add a line to the timeline."""
         self.progress.log(self.now(), event, step, detail)
+        added = self.progress.timeline[-1]
+        self.timeline.add(TimelineLine(at=added.at, kind=added.event, step=added.step, text=added.text))
 
     def accept_proof(self, by: str) -> None:
         """Note who accepts the tree in spite of what speaks against its proof."""

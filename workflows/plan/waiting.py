@@ -45,6 +45,7 @@ class Waiting:
     def on_reset(self, _seed: int) -> None:
         """Mark that the run was reset. This runs outside the workflow's event loop: only a mark may be left here."""
         self._is_reset = True
+        self._context.timeline.begin_own()
 
     def check(self) -> None:
         """Act on what was asked for meanwhile.

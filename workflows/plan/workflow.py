@@ -12,6 +12,7 @@ from typing import Any
 from temporalio import workflow
 from temporalio.exceptions import is_cancelled_exception
 
+from tightloop.episode.timeline import TimelinePage
 from tightloop.plan import control
 from tightloop.plan.engine.state import PlanEvent
 from tightloop.plan.input import PlanInput
@@ -172,6 +173,11 @@ class PlanWorkflow:
     def timeline(self) -> list[PlanEvent]:
         """Return the last events."""
         return self._context.progress.timeline
+
+    @workflow.query(description="What happened in this run, a page: after so many lines; -1: all that are its own")
+    def events(self, after: int = 0) -> TimelinePage:
+        """Return a page of the lines of this run."""
+        return self._context.timeline.page(after)
 
     @workflow.query(description="The request")
     def request(self) -> PlanRequest:

@@ -399,7 +399,7 @@ class PlanStage:
 
     async def told(self) -> list[str]:
         """Return the timeline as lines."""
-        return [f"{event.event} {event.text}".strip() for event in await self.plans.timeline(self.id)]
+        return [f"{event.kind} {event.text}".strip() for event in await self.plans.timeline(self.id)]
 
     async def steps(self) -> dict[str, str]:
         """Return where each step stands."""

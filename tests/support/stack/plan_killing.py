@@ -118,7 +118,7 @@ class Killing:
             async with asyncio.timeout(PLAN_SECONDS):
                 return await client.result(name)
         except TimeoutError:
-            told = "; ".join(f"{event.event} {event.text}" for event in await client.timeline(name))
+            told = "; ".join(f"{event.kind} {event.text}" for event in await client.timeline(name))
             raise AssertionError(f"{name} does not end: {told}") from None
 
     def _left(self, result: PlanResult, project: Path, deaths: tuple[Place, ...]) -> Left:

@@ -11,7 +11,6 @@ from rich.console import Console, RenderableType
 from typer.testing import CliRunner
 
 from tightloop.artifact import reference
-from tightloop.cli.follow import new_events
 from tightloop.cli.main import app
 from tightloop.cli.plan.file import read_inputs
 from tightloop.cli.plan.text import in_order
@@ -290,21 +289,6 @@ def test_the_end_says_where_to_look() -> None:
     assert end_lines(done)[0] == "COMPLETED: all steps are done"
     failed = PlanStatus(plan_id="p1", status="failed", outcome=PlanOutcome.FAILED, reason="build failed")
     assert any("--again p1" in line for line in end_lines(failed))
-
-
-def events(first: int, last: int) -> list[PlanEvent]:
-    return [
-        PlanEvent(at=NOW + timedelta(seconds=number), event="completed", step=f"s{number}")
-        for number in range(first, last)
-    ]
-
-
-def test_following_shows_each_event_once_and_tells_of_lost_ones() -> None:
-    assert new_events([], events(0, 3)) == (events(0, 3), False)
-    assert new_events(events(0, 3), events(0, 5)) == (events(3, 5), False)
-    assert new_events(events(0, 3), events(2, 5)) == (events(3, 5), False)
-    assert new_events(events(0, 3), events(7, 9)) == (events(7, 9), True)
-    assert new_events(events(0, 3), events(0, 3)) == ([], False)
 
 
 def test_order_follows_every_kind_of_edge() -> None:

@@ -11,12 +11,9 @@ from tightloop.cli.render.episode import episode_end_lines, episode_line, episod
 from tightloop.cli.render.plan import plan_end_lines, plan_line, plan_rows
 from tightloop.cli.render.question import todo_lines
 from tightloop.cli.render.terminal import coloured, panel, plain, table
-from tightloop.client import Status, Summary
+from tightloop.client import Event, Status, Summary
 from tightloop.episode.display import status_label
-from tightloop.episode.model import EpisodeStatus, TimelineEntry
-from tightloop.plan.engine.state import PlanEvent
-
-Event = TimelineEntry | PlanEvent
+from tightloop.episode.model import EpisodeStatus
 
 
 def list_table(rows: Iterable[Summary]) -> Table:
@@ -65,18 +62,14 @@ def timeline_table(events: Iterable[Event]) -> Table:
     made = table("WHEN", "WHAT", "")
     for event in events:
         when = f"{event.at.astimezone():%Y-%m-%d %H:%M:%S}"
-        made.add_row(when, coloured(_name(event)), Text(plain(event.text)))
+        made.add_row(when, coloured(event.kind), Text(plain(event.text)))
     return made
 
 
 def event_line(event: Event) -> Text:
     """Return one event on one line."""
     line = Text(f"{event.at.astimezone():%H:%M:%S}  ")
-    line.append_text(coloured(_name(event)))
-    line.append(" " * max(11 - len(_name(event)), 1))
+    line.append_text(coloured(event.kind))
+    line.append(" " * max(11 - len(event.kind), 1))
     line.append(plain(event.text.replace("\n", " ")))
     return line
-
-
-def _name(event: Event) -> str:
-    return event.kind if isinstance(event, TimelineEntry) else event.event

@@ -266,6 +266,7 @@ def reopen(fresh: EpisodeState, newest: EpisodeState | None, known: tuple[Checkp
         spent=past.spent,
         branch=max(fresh.branch, *(record.branch for record in known)),
         beginning=past.beginning,
+        runs=fresh.runs + (newest.runs if newest else 0),
     )
 
 

@@ -1,4 +1,4 @@
-"""Following one workflow to its end, with and without workers: its status, its changes, its result."""
+"""The status of one workflow, its changes and its result, with and without workers."""
 
 import asyncio
 import contextlib
@@ -12,16 +12,16 @@ from temporalio.exceptions import TimeoutError as TemporalTimeoutError
 from temporalio.service import RPCError
 
 from tightloop.client.calls import CALL_TIMEOUT, Calls
-from tightloop.client.execution import CLOSED_STATUSES, Execution, Kind
+from tightloop.client.execution import CLOSED_STATUSES, CONTINUED, Execution, Kind
 from tightloop.client.finding import described
+from tightloop.client.following.feed import POLL_INTERVAL, Feed
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeResult, EpisodeStatus
-from tightloop.errors import ServiceUnavailableError
+from tightloop.errors import InvalidRequestError, ServiceUnavailableError
 from tightloop.plan.request import PlanOutcome, PlanPhase, PlanResult, PlanStatus
 from tightloop.question import Question, QuestionKind
 
-POLL_INTERVAL = timedelta(milliseconds=500)
 PATIENCE = timedelta(minutes=10)
-"""How long `changes` and `end` wait while nobody answers: a restart of the server, or of the worker."""
+"""How long those who follow wait while nobody answers: a restart of the server, or of the worker."""
 
 OnSilence = Callable[[ServiceUnavailableError], None]
 T = TypeVar("T")
@@ -69,13 +69,27 @@ async def result_of(calls: Calls, seen: Execution) -> Result:
     return result
 
 
+async def earlier_result(calls: Calls, workflow_id: str, run_id: str) -> Result:
+    """Return the result of a closed run; see `TightloopClient.earlier_result`."""
+    ended = {run.run_id: run for run in await calls.runs(workflow_id) if not run.is_open and run.status != CONTINUED}
+    if run_id not in ended:
+        known = ", ".join(ended) or "none"
+        raise InvalidRequestError(f"{workflow_id} has no run {run_id!r} with a result. Runs with one: {known}")
+    return await result_of(calls, ended[run_id])
+
+
 async def changes(
-    calls: Calls, workflow_id: str, *, poll: timedelta, patience: timedelta, on_silence: OnSilence | None
+    calls: Calls, feed: Feed, workflow_id: str, *, patience: timedelta, on_silence: OnSilence | None
 ) -> AsyncGenerator[Status]:
     """Yield the status now and after every change, until the workflow is closed; see `TightloopClient.watch`."""
     shown: dict[str, Any] | None = None
+
+    def look() -> Awaitable[Status]:
+        return feed.look("status", lambda: status_of(calls, workflow_id))
+
     while True:
-        status = await _patiently(lambda: status_of(calls, workflow_id), patience, poll, on_silence)
+        moves = feed.moves
+        status = await patiently(look, patience, feed.interval, on_silence)
         # Working time is left out: it changes with every look.
         seen = status.model_dump(exclude={"spent": {"wall_time"}})
         if seen != shown:
@@ -83,13 +97,13 @@ async def changes(
             yield status
         if status.status in CLOSED_STATUSES:
             return
-        await asyncio.sleep(poll.total_seconds())
+        await feed.moved(moves)
 
 
 async def end(calls: Calls, workflow_id: str, *, patience: timedelta) -> Result:
     """Wait for the end and return the result, however the workflow ended; see `TightloopClient.result`."""
     while True:
-        seen = await _patiently(lambda: described(calls, workflow_id), patience, POLL_INTERVAL, None)
+        seen = await patiently(lambda: described(calls, workflow_id), patience, POLL_INTERVAL, None)
         if not seen.is_open:
             return await result_of(calls, seen)
         # Another run may follow this one: after a restore, a reset, or much work.
@@ -98,9 +112,14 @@ async def end(calls: Calls, workflow_id: str, *, patience: timedelta) -> Result:
             await handle.result(follow_runs=False)
 
 
-async def _patiently(
+async def patiently(
     look: Callable[[], Awaitable[T]], patience: timedelta, pause: timedelta, on_silence: OnSilence | None
 ) -> T:
+    """Return what a look sees; it is tried again while nobody answers.
+
+    Raises:
+        ServiceUnavailableError: nobody answered for longer than `patience`.
+    """
     clock = asyncio.get_running_loop().time
     until = clock() + patience.total_seconds()
     while True:

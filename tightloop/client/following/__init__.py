@@ -1,0 +1,1 @@
+"""Following an episode or a plan: its status, its events, and what tells that there is something new."""
