@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-NAMES = ("engine", "tracker", "prompts", "long", "idle", "sandbox", "scheduler", "plan", "proof")
+NAMES = ("engine", "tracker", "prompts", "long", "idle", "sandbox", "scheduler", "plan", "proof", "watchers")
 LIMIT_S = 300
 """For one benchmark, unless it says otherwise: a workflow whose code is edited meanwhile fails its tasks for ever."""
 

@@ -49,13 +49,13 @@ class Stopwatch(temporalio.client.Interceptor, temporalio.worker.Interceptor):
     def __init__(self, cpu: Callable[[], float] = time.process_time) -> None:
         """Take what tells the processor time, in seconds."""
         self.laps: list[Lap] = []
-        self._cpu = cpu
+        self.cpu = cpu
 
     def intercept_activity(
         self, next: temporalio.worker.ActivityInboundInterceptor
     ) -> temporalio.worker.ActivityInboundInterceptor:
         """Time an activity."""
-        return _Timed(next, self.laps, self._cpu)
+        return _Timed(next, self.laps, self.cpu)
 
     def passes(self, workflow_id: str, first: str) -> list[Pass]:
         """Return the iterations of a workflow, each beginning with the activity `first`; the last is left out."""

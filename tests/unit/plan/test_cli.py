@@ -18,12 +18,12 @@ from tightloop.cli.render.plan import record_lines
 from tightloop.cli.render.question import todo_lines
 from tightloop.cli.render.workflow import end_lines, event_line, status_panel
 from tightloop.cli.store import Store
+from tightloop.client import Event
 from tightloop.errors import ArtifactCorruptError, InvalidRequestError, WorkspaceError
 from tightloop.host import state_folder
 from tightloop.plan.document.action import Option
 from tightloop.plan.document.step import FailureClass, Step
 from tightloop.plan.engine.approval import choices
-from tightloop.plan.engine.state import PlanEvent
 from tightloop.plan.request import PlanOutcome, PlanStatus, StepLine
 from tightloop.plan.result import StepFailure, StepRecord, StepResult, StepStatus
 from tightloop.plan.text.reading import read_plan
@@ -280,7 +280,7 @@ def test_a_reached_bound_is_shown_with_what_raises_it() -> None:
 
 def test_control_characters_of_a_plan_never_reach_the_terminal() -> None:
     status = PlanStatus(plan_id="p1", title="evil\x1b[2J", questions=(gate(title="yes\x1b]0;x\x07?"),))
-    event = PlanEvent(at=NOW, event="waits", step="a", detail="b\x1b[31m")
+    event = Event(at=NOW, kind="waits", text="a: b\x1b[31m")
     assert "\x1b" not in shown(status_panel(status)) + event_line(event).plain
 
 
