@@ -78,7 +78,7 @@ class Summary(Value):
 
 
 class Run(Value):
-    """One run of an episode or a plan: a new one follows after much work, a restore, a reset, or a start anew."""
+    """One run of an episode or a plan: a new one follows after much work, a restore, a reset, or a start over."""
 
     run_id: str
     status: str
