@@ -68,6 +68,7 @@ def read_cursor(cursor: str) -> Place | None:
 
 async def runs_until(calls: Calls, newest: Execution) -> list[Execution]:
     """Return all runs up to the newest one, oldest first; without those that were refused because of their id."""
+    found: list[Execution] = []
     for _ in range(_LISTING_TRIES):
         found = [run for run in await calls.runs(newest.id) if not run.refused]
         ids = [run.run_id for run in found]
