@@ -27,6 +27,7 @@ from tightloop.episode.planning import PlanRecord, PlanVerdict
 from tightloop.episode.progress.classification import RULES, classify
 from tightloop.episode.progress.course import ChangedFile, Iteration, observe
 from tightloop.episode.progress.tracking import Tracking, similarity
+from tightloop.episode.progress.work import Work, weigh_work
 from tightloop.executor.messages.message import PlanRequestMessage, Reflection, render_plan
 from tightloop.executor.model import ExecutorReport
 from tightloop.safety.change.patch import Change
@@ -94,7 +95,11 @@ class TrackingActivities:
             if before is None:
                 before = self.differ.lines(store_folder_of(request.scope), request.base_tree)
             tracking = _tracking(
-                request, diff, _iteration(store, request, diff, tree.root), lines_before=before, episode=episode
+                request,
+                diff,
+                _iteration(store, request, diff, tree.root, episode),
+                lines_before=before,
+                episode=episode,
             )
             file = self._file(store, request, diff, episode)
             record = self.ledgers(workspace).record_checkpoint(
@@ -192,12 +197,19 @@ def _key(request: TrackRequest) -> str:
     return f"{activity.info().workflow_run_id}/{request.state.iteration}"
 
 
-def _iteration(store: ArtifactStore, request: TrackRequest, diff: TreeDiff, root: Path) -> Iteration:
+def _iteration(
+    store: ArtifactStore, request: TrackRequest, diff: TreeDiff, root: Path, episode: EpisodeRequest
+) -> Iteration:
     """Gather what is known of the iteration from the state, the reports and the artifacts."""
     state, report = request.state, request.report
     planned = state.plan_verdict in (PlanVerdict.PLANNED, PlanVerdict.CLAIMS_DONE)
     plan = find_model(store, state.plan, PlanRecord) if planned else None
     given = find_model(store, state.reflection, Reflection)
+    checks = find_model(store, state.checks, CheckReport) if request.verification else None
+    said = [check.run for check in episode.definition_of_done]
+    said += [result.tail for result in checks.failed] if checks else []
+    files, _ = read_diff(diff, state.tree)
+    work, touched = weigh_work(files, state.memory.touched if state.memory else "", said)
     return Iteration(
         spent=state.spent,
         roots=(str(root), request.scope.workspace),
@@ -205,13 +217,17 @@ def _iteration(store: ArtifactStore, request: TrackRequest, diff: TreeDiff, root
             ChangedFile(path=file.path, was=file.renamed_from, lines=file.added + file.removed) for file in diff.files
         ),
         files_changed=diff.files_changed,
+        # A change that could not be read whole gets the benefit of the doubt.
+        work=work if files or not diff.files_changed else Work.NEW,
+        touched=touched,
+        tree_seen_before=state.tree in state.trees[:-1],
         plan=plan.message if plan else None,
         items=given.action_items if given else (),
         claimed_done=state.plan_final,
         report=report,
         obeyed=any(not grant.allowed for grant in state.grants),
         verification=request.verification,
-        checks=find_model(store, state.checks, CheckReport) if request.verification else None,
+        checks=checks,
     )
 
 
@@ -224,7 +240,6 @@ def _tracking(
     facts = observed.evolve(
         ratio=round(ratio, 4),
         lines_kept=round(max(1 - diff.lines_removed / lines_before, 0.0), 4) if lines_before > 0 else 1.0,
-        tree_seen_before=state.tree in state.trees[:-1],
         alternates=goes_round((*state.trees, state.tree)),
     )
     renames = [(file.renamed_from, file.path) for file in diff.files if file.renamed_from]
@@ -242,6 +257,8 @@ def _tracking(
         renames=tuple(shorten(f"{old} => {new}", RENAME_CHARACTERS) for old, new in renames[:RENAMES_NAMED]),
         files_renamed=len(renames),
         memory=memory,
+        went_on=facts.went_on,
+        idle=facts.work is Work.NOTHING or facts.tree_seen_before,
     )
 
 

@@ -46,9 +46,10 @@ class Course:
 
     @property
     def false(self) -> tuple[Pause, ...]:
-        """Pauses while the work was honest."""
+        """Pauses while the work was honest; a doubt about a proof or a finding is not about the course."""
         since = self.entry.since
-        return tuple(pause for pause in self.pauses if since is None or pause.iteration < since)
+        about_course = (pause for pause in self.pauses if pause.kind in NOTICED)
+        return tuple(pause for pause in about_course if since is None or pause.iteration < since)
 
     @property
     def honest_iterations(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import model_validator
 
 from tightloop.artifact import ArtifactRef
-from tightloop.episode.failure import combined, signature
+from tightloop.episode.failure import Printed, combined, is_part, read_output, signature
 from tightloop.safety.drift import Drift
 from tightloop.value import Value, clip, shorten
 from tightloop.value.caller import CallerInput
@@ -102,6 +102,8 @@ class CheckResult(Value):
     """Failing tests or lint rules, at most `FAILING_LIMIT`."""
     signature: str = ""
     """Id of the failure, equal for equal causes; empty when passed."""
+    printed: Printed = Printed()
+    """What of the output can be compared with another run; empty when passed."""
     cpu_s: float | None = None
     """Processor time of its processes; None where the sandbox does not tell."""
     sandbox: str = ""
@@ -148,7 +150,6 @@ _RUFF_RULE = re.compile(r"^(?:\S+:\d+:\d+: )?([A-Z]{1,4}\d{3,4})\b", re.MULTILIN
 _REFORMAT = re.compile(r"^(\d+) files? would be reformatted", re.MULTILINE)
 _REFORMAT_FILE = re.compile(r"^(?:Would|would) reformat:? (\S+)", re.MULTILINE)
 _MYPY = re.compile(r"^Found (\d+) errors? in \d+ files?", re.MULTILINE)
-_ERROR_LINE = re.compile(r"^(?:E  +.+|.*\b(?:Error|Exception|error)\b.*)$", re.MULTILINE)
 
 
 def parse_counts(output: str) -> tuple[Counts, tuple[str, ...]]:
@@ -193,11 +194,12 @@ def judge(
     """Turn what a finished command left behind into a result. Only exit code 0 passes."""
     counts, failing = parse_counts(output)
     status = CheckStatus.TIMED_OUT if timed_out else _STATUS_OF.get(exit_code, CheckStatus.FAILED)
-    mark = ""
+    mark, printed = "", Printed()
     if status is not CheckStatus.PASSED:
-        # The best there is: names of what fails, else lines with an error, else the end of the output.
-        causes = failing or tuple(_ERROR_LINE.findall(_searchable(output))[-5:]) or (output[-300:],)
-        mark = signature(check.run, status.value, str(counts.failed), *causes)
+        printed = read_output(_searchable(output))
+        # The whole failing set: lines that are gone are another failure, whatever is last.
+        causes = printed.lines or (signature(output[-300:]),)
+        mark = combined((signature(check.run, status.value), str(counts.failed), *failing, *causes))
     return CheckResult(
         name=check.title,
         run=check.run,
@@ -210,6 +212,7 @@ def judge(
         counts=counts,
         failing=failing if status is not CheckStatus.PASSED else (),
         signature=mark,
+        printed=printed,
     )
 
 
@@ -222,24 +225,40 @@ def newly_failing(before: CheckReport | None, after: CheckReport) -> tuple[str, 
 
 
 def progress(before: CheckReport | None, after: CheckReport) -> bool:
-    """Return whether fewer checks fail, or a failing one counts fewer failures, and none is worse."""
+    """Return whether fewer checks fail, or one has fewer failures, and none is worse."""
     if before is None:
         return after.green
+    pairs = _pairs(before, after)
+    return any(_is_better(old, new) for old, new in pairs) and not any(_is_worse(old, new) for old, new in pairs)
+
+
+def regress(before: CheckReport | None, after: CheckReport) -> bool:
+    """Return whether a check that passed fails, or one has more failures; further tests that never passed are none."""
+    return before is not None and any(_is_worse(old, new, fewer=True) for old, new in _pairs(before, after))
+
+
+def _pairs(before: CheckReport, after: CheckReport) -> list[tuple[CheckResult, CheckResult]]:
     old = {result.run: result for result in before.results}
-    better = False
-    for result in after.results:
-        earlier = old.get(result.run)
-        if earlier is None:
-            continue
-        if earlier.passed and not result.passed:
-            return False
-        if result.passed and not earlier.passed:
-            better = True
-        elif earlier.counts.failed is not None and result.counts.failed is not None:
-            if result.counts.failed > earlier.counts.failed:
-                return False
-            better = better or result.counts.failed < earlier.counts.failed
-    return better
+    return [(old[result.run], result) for result in after.results if result.run in old]
+
+
+def _is_better(old: CheckResult, new: CheckResult) -> bool:
+    if new.passed or old.passed:
+        return new.passed and not old.passed
+    if old.counts.failed is not None and new.counts.failed is not None:
+        return new.counts.failed < old.counts.failed
+    return old.status is new.status and is_part(new.printed.lines, old.printed.lines)
+
+
+def _is_worse(old: CheckResult, new: CheckResult, *, fewer: bool = False) -> bool:
+    """Return whether a check is worse; where `fewer` is asked for and tests are counted, fewer of them have to pass."""
+    if new.passed or old.passed:
+        return old.passed and not new.passed
+    if old.counts.failed is None or new.counts.failed is None:
+        return old.status is new.status and is_part(old.printed.lines, new.printed.lines)
+    if fewer and old.counts.passed is not None and new.counts.passed is not None:
+        return new.counts.passed < old.counts.passed
+    return new.counts.failed > old.counts.failed
 
 
 def failing_text(failed: int, total: int) -> str:
@@ -277,6 +296,10 @@ class Verification(Value):
     report: ArtifactRef | None = None
     progress: bool = False
     """Better than the report before it."""
+    regress: bool = False
+    """Worse than the report before it."""
+    same: bool = False
+    """The failures are those of the report before it."""
     newly_failing: tuple[str, ...] = ()
     drift: Drift | None = None
     """What was found instead of the expected tree; it was saved and undone."""

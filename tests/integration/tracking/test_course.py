@@ -64,6 +64,7 @@ class Episode:
             failed_count=1,
             signature=report.signature,
             progress=self._checks is not None and progress(self._checks, report),
+            same=self._checks is not None and self._checks.signature == report.signature,
             newly_failing=newly_failing(self._checks, report),
         )
         self._checks = report
@@ -132,18 +133,22 @@ def test_files_that_were_announced_by_absolute_path_are_in_scope(episode: Episod
 
 
 def test_same_failure_twice_makes_the_next_pass_begin_with_a_reflection(episode: Episode) -> None:
-    assert episode.iterate({"a.py": "1\n"}, plan("one way")).probability_class is ProbabilityClass.HIGH
-    assert episode.state.reflect_next is None
-    tracking = episode.iterate({"a.py": "2\n"}, plan("another way"))
+    for number, way in enumerate(("one", "another")):
+        tracking = episode.iterate({"a.py": f"{number}\n"}, plan(f"{way} way"))
+        assert tracking.probability_class is ProbabilityClass.HIGH
+        assert episode.state.reflect_next is None
+    tracking = episode.iterate({"a.py": "2\n"}, plan("a third way"))
     assert kinds(tracking) == {ReasonKind.SAME_ERROR_AGAIN}
     assert episode.state.reflect_next is ReflectCause.REPEATED_FAILURE
     assert episode.state.reflect_detail.startswith("2 times in a row: the check fails: pytest")
     assert "failed in the same way" in episode.state.reflect_detail
 
 
-def test_plan_that_comes_back_is_noticed_though_the_failure_is_another(episode: Episode) -> None:
-    episode.iterate({"a.py": "1\n"}, plan("add a guard"), failing="test_a.py::test_one")
-    tracking = episode.iterate({"a.py": "2\n"}, plan("add a guard"), failing="test_a.py::test_two")
+def test_plan_that_comes_back_is_noticed_where_it_brings_nothing_new(episode: Episode) -> None:
+    episode.iterate({"a.py": "1\n"}, plan("add a guard"))
+    tracking = episode.iterate({"b.py": "guard()\n"}, plan("add a guard"))
+    assert kinds(tracking) == set()
+    tracking = episode.iterate({"a.py": "2\n"}, plan("add a guard"))
     assert kinds(tracking) == {ReasonKind.SAME_PLAN_AGAIN}
 
 
@@ -160,7 +165,7 @@ def test_trees_and_failures_that_go_round_are_low(episode: Episode) -> None:
 def test_advice_that_nobody_follows_is_a_reason(episode: Episode) -> None:
     episode.advise("undo the change in app.py")
     for number, name in enumerate(("one", "two"), start=1):
-        tracking = episode.iterate({"b.py": f"{number}\n"}, plan(f"try {name}"), failing=f"test_a.py::test_{name}")
+        tracking = episode.iterate({"b.py": f"{number}\n"}, plan(f"try {name}"))
     assert kinds(tracking) == {ReasonKind.OPEN_ITEMS}
     assert "undo the change in app.py" in str(tracking.reasons)
     tracking = episode.iterate({"app.py": "line = 1\n" * 190}, plan("undo"), failures=0, failing="test_a.py::test_c")
@@ -168,15 +173,15 @@ def test_advice_that_nobody_follows_is_a_reason(episode: Episode) -> None:
 
 
 def test_guessing_without_progress_is_counted_until_a_person_steps_in(episode: Episode) -> None:
-    words = ("one", "two", "three", "four", "five")
+    words = ("one", "two", "three", "four", "five", "six")
     found = [
         episode.iterate({"a.py": f"{word}\n"}, plan(f"try {word}"), failing=f"test_a.py::test_{word}")
-        for word in words[:4]
+        for word in words[:5]
     ]
-    assert [ReasonKind.COST in kinds(tracking) for tracking in found] == [False, False, False, True]
+    assert [ReasonKind.COST in kinds(tracking) for tracking in found] == [False, False, False, False, True]
     assert "no check got better for 4 iterations" in str(found[-1].reasons)
     episode.state = with_wait_ended(episode.state)
-    after = episode.iterate({"a.py": "five\n"}, plan("try five"), failing="test_a.py::test_five")
+    after = episode.iterate({"a.py": "six\n"}, plan("try six"), failing="test_a.py::test_six")
     assert after.probability_class is ProbabilityClass.HIGH
 
 

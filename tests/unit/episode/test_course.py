@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from tightloop.episode.budget import Spent
 from tightloop.episode.check import CheckReport, CheckResult, CheckStatus, FailedCheck, Verification
+from tightloop.episode.failure import Printed
 from tightloop.episode.progress.course import (
+    ERRORS_REMEMBERED,
     ITEMS_REMEMBERED,
     REMEMBERED,
     ChangedFile,
@@ -18,6 +20,7 @@ from tightloop.episode.progress.course import (
     reset_counts,
 )
 from tightloop.episode.progress.tracking import Spending, TrackerMemory, TrackingFacts
+from tightloop.episode.progress.work import Work
 from tightloop.executor.messages.message import PlanMessage, PlannedStep, Reflection
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
 
@@ -26,9 +29,10 @@ NOTHING = ExecutorReport(key="k", status=ExecutorStatus.NO_CHANGE)
 GREEN = Verification(tree="t", total=2)
 
 
-def red(signature: str = "s", *, progress: bool = False) -> Verification:
+def red(signature: str = "s", *, progress: bool = False, **more: Any) -> Verification:
     failed = (FailedCheck(name="pytest", signature=signature),)
-    return Verification(tree="t", total=2, failed=failed, failed_count=1, signature=signature, progress=progress)
+    fields = {"tree": "t", "total": 2, "failed_count": 1, "signature": signature, "progress": progress}
+    return Verification(failed=failed, **{**fields, **more})
 
 
 def plan(*titles: str, scope: tuple[str, ...] = (), items: tuple[str, ...] = (), number: int = 1) -> PlanMessage:
@@ -69,10 +73,16 @@ def delivered(verification: Verification | None = None, **more: Any) -> Iteratio
 # errors, plans and deliveries that come back
 
 
-def test_same_failure_is_counted_and_one_that_comes_back_is_noticed() -> None:
-    found, _ = course(*(delivered(red(mark)) for mark in "aabba"))
-    assert [facts.error_count for facts in found] == [1, 2, 1, 2, 1]
-    assert [facts.error_seen_before for facts in found] == [False, False, False, False, True]
+def test_same_failure_is_counted_once_it_is_not_new() -> None:
+    found, _ = course(*(delivered(red(mark)) for mark in "aabbaa"))
+    assert [facts.error_count for facts in found] == [1, 1, 1, 1, 1, 2]
+    assert [facts.error_seen_before for facts in found] == [False, False, False, False, True, False]
+
+
+def test_failure_of_before_the_first_plan_is_not_new() -> None:
+    found, _ = course(*(delivered(red("a", same=True)) for _ in range(3)))
+    assert [facts.error_count for facts in found] == [1, 2, 3]
+    assert not any(facts.went_on for facts in found)
 
 
 def test_what_progress_left_is_not_yet_the_same_failure_again() -> None:
@@ -82,14 +92,51 @@ def test_what_progress_left_is_not_yet_the_same_failure_again() -> None:
 
 
 def test_failures_that_go_round_are_noticed_while_the_trees_differ() -> None:
-    found, _ = course(*(delivered(red(mark)) for mark in "abcabc"))
-    assert [facts.errors_alternate for facts in found] == [False] * 5 + [True]
+    found, _ = course(*(delivered(red(mark)) for mark in "abcabcabc"))
+    assert [facts.errors_alternate for facts in found] == [False] * 8 + [True]
 
 
 def test_iteration_without_checks_has_no_error_and_forgets_none() -> None:
-    found, _ = course(delivered(red("a")), Iteration(), delivered(red("a")))
+    found, _ = course(delivered(red("a", same=True)), Iteration(), delivered(red("a")))
     assert (found[1].error_count, found[1].checks_failed) == (0, None)
     assert found[2].error_count == 2
+
+
+# what is new
+
+
+@pytest.mark.parametrize("work", [Work.NOTHING, Work.AGAIN, Work.REWORK])
+def test_better_checks_count_once_not_each_time_they_come_back(work: Work) -> None:
+    swings = (red("bad", same=True), red("good", progress=True)) * 3
+    found, _ = course(*(delivered(one, work=work) for one in swings))
+    assert [facts.went_on for facts in found] == [False, True, False, False, False, False]
+
+
+def test_new_work_goes_on_while_the_checks_say_the_same() -> None:
+    found, _ = course(*(delivered(red("a", same=True), work=Work.NEW) for _ in range(9)))
+    assert all(facts.went_on for facts in found)
+    assert found[-1].since_progress.iterations == 0
+
+
+def test_new_work_that_makes_the_checks_worse_is_not_what_was_wanted() -> None:
+    found, _ = course(*(delivered(red(str(n), regress=True), work=Work.NEW) for n in range(4)))
+    assert not any(facts.went_on for facts in found)
+
+
+@pytest.mark.parametrize("idle", [{"work": Work.NOTHING}, {"tree_seen_before": True}, {"files_changed": 0}])
+def test_another_failure_of_files_that_stay_as_they_are_is_chance(idle: dict[str, Any]) -> None:
+    found, _ = course(*(delivered(red(mark), **idle) for mark in "abc"))
+    assert not any(facts.went_on for facts in found)
+
+
+def test_number_that_only_falls_is_progress_until_it_rises() -> None:
+    def counting(*numbers: float) -> CheckReport:
+        result = CheckResult(name="c", run="c", status=CheckStatus.FAILED, printed=Printed(numbers=numbers))
+        return CheckReport(results=(result,))
+
+    course_of = (9, 8, 8, 7, 9, 6)
+    found, _ = course(*(delivered(red("a", same=True), checks=counting(n), work=Work.AGAIN) for n in course_of))
+    assert [facts.went_on for facts in found] == [False, True, False, True, False, False]
 
 
 def test_same_plan_again_is_noticed_whatever_its_number_and_reflection() -> None:
@@ -165,7 +212,7 @@ def test_item_about_a_check_is_open_while_the_check_fails_in_the_same_way() -> N
 
 
 def test_same_error_is_not_held_against_an_item_once_more() -> None:
-    again = delivered(red("a"), items=("make 'mypy' pass",), checks=checks(mypy="a"))
+    again = delivered(red("a", same=True), items=("make 'mypy' pass",), checks=checks(mypy="a"))
     found, _ = course(again, again, again)
     assert [(facts.error_count, facts.open_for) for facts in found] == [(1, 1), (2, 0), (3, 0)]
 
@@ -194,11 +241,11 @@ def test_spending_is_counted_from_the_last_checks_that_got_better() -> None:
         return Spent(input_tokens=tokens, cost_usd=tokens / 1000, wall_time=timedelta(hours=hours))
 
     found, _ = course(
-        delivered(red("a"), spent=spent(1000, 1)),
+        delivered(red("a", same=True), spent=spent(1000, 1)),
         delivered(red("b", progress=True), spent=spent(3000, 2)),
-        delivered(red("c"), spent=spent(3500, 2.5)),
+        delivered(red("b"), spent=spent(3500, 2.5)),
         delivered(GREEN, spent=spent(9000, 8)),
-        delivered(red("d"), spent=spent(9100, 8)),
+        delivered(red("b"), spent=spent(9100, 8)),
     )
     assert [facts.since_progress.iterations for facts in found] == [1, 0, 1, 0, 1]
     assert [facts.since_progress.tokens for facts in found] == [1000, 0, 500, 0, 100]
@@ -244,7 +291,7 @@ iterations = st.builds(
 def test_memory_stays_bounded_and_survives_storage(passes: list[Iteration]) -> None:
     found, memory = course(*passes)
     assert len(memory.plans) <= REMEMBERED
-    assert len(memory.errors) <= REMEMBERED
+    assert len(memory.errors) <= ERRORS_REMEMBERED
     assert len(memory.items) <= ITEMS_REMEMBERED
     assert len(memory.model_dump_json()) < 2_500
     assert TrackerMemory.model_validate_json(memory.model_dump_json()) == memory

@@ -85,12 +85,16 @@ def tracked(number: int = 1, *, verdict: ProbabilityClass = ProbabilityClass.HIG
     return Tracked(tracking=tracking, checkpoint=record(number))
 
 
-def after_iterations(*verifications: Verification, verdict: ProbabilityClass = ProbabilityClass.HIGH) -> EpisodeState:
+def after_iterations(
+    *verifications: Verification, verdict: ProbabilityClass = ProbabilityClass.HIGH, idle: bool = False
+) -> EpisodeState:
     """Return the state after iterations that ended with these verifications."""
     state = EpisodeState(baseline_red=True)
     for number, verification in enumerate(verifications, start=1):
         state = with_verification(begin_iteration(state), verification)
-        state = with_tracking(state, tracked(number, verdict=verdict), verification)
+        made = tracked(number, verdict=verdict)
+        news = made.tracking.evolve(went_on=verification.progress, idle=idle)
+        state = with_tracking(state, made.evolve(tracking=news), verification)
     return state
 
 
@@ -108,7 +112,13 @@ states = st.builds(
     checks_green=st.booleans(),
     baseline_red=st.booleans(),
     low_streak=st.integers(min_value=0, max_value=5),
-    failures=st.builds(FailureStreak, last=failures, count=st.integers(min_value=1, max_value=5)),
+    failures=st.builds(
+        FailureStreak,
+        last=failures,
+        count=st.integers(min_value=1, max_value=5),
+        fruitless=st.integers(min_value=1, max_value=7),
+        idle=st.integers(min_value=0, max_value=5),
+    ),
     limit_strikes=st.integers(min_value=0, max_value=5),
     executor_status=statuses,
     spent=spendings,
@@ -155,7 +165,8 @@ def test_end_of_an_iteration_pauses_for_a_repeated_error_or_a_lost_course_only(s
         assert decision.question is not None
         assert decision.question.title
         assert decision.question.options
-        repeated = state.failures.count >= REQUEST.repeat_error_limit
+        streak, limit = state.failures, REQUEST.repeat_error_limit
+        repeated = max(streak.count, streak.idle, streak.fruitless - 2) >= limit
         assert decision.question.kind is (QuestionKind.REPEATED_ERROR if repeated else QuestionKind.DEVIATION)
     elif decision.action is NextAction.CONTINUE:
         assert state.failures.count < REQUEST.repeat_error_limit
@@ -170,9 +181,24 @@ def test_same_error_three_times_in_a_row_pauses() -> None:
     assert decision.question.title == "the same error 3 times in a row: the check fails: pytest"
 
 
-def test_other_error_or_progress_between_ends_the_streak() -> None:
-    assert after_tracking(after_iterations(red(), red(), red("other"), red(), red()), REQUEST) == CONTINUE
+def test_other_error_or_something_new_between_ends_the_streak() -> None:
+    assert after_tracking(after_iterations(red(), red(), red("other"), red()), REQUEST) == CONTINUE
     assert after_tracking(after_iterations(red(), red(), red(progress=True)), REQUEST) == CONTINUE
+
+
+def test_five_iterations_that_bring_nothing_pause_whatever_their_errors() -> None:
+    causes = [red(mark) for mark in "abcde"]
+    assert after_tracking(after_iterations(*causes[:4]), REQUEST) == CONTINUE
+    decision = after_tracking(after_iterations(*causes), REQUEST)
+    assert decision.question is not None
+    assert decision.question.kind is QuestionKind.REPEATED_ERROR
+    assert decision.question.title == "5 iterations in a row brought nothing new: 1 of 1 checks fail: pytest"
+
+
+def test_three_iterations_that_leave_the_files_as_they_were_pause() -> None:
+    decision = after_tracking(after_iterations(red("a"), red("b"), red("a"), idle=True), REQUEST)
+    assert decision.question is not None
+    assert decision.question.title.startswith("3 iterations in a row left nothing in the files that had not been there")
 
 
 def test_iteration_that_got_better_is_not_counted_as_a_failure_of_what_is_still_red() -> None:

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from tightloop.episode.budget import breaches
 from tightloop.episode.check import Verification, failing_text
-from tightloop.episode.failure import Failure, FailureKind, signature
+from tightloop.episode.failure import Failure, FailureKind, FailureStreak, signature
 from tightloop.episode.loop.questions import alignment_question, make_question
 from tightloop.episode.model import EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanningOutcome, PlanVerdict
@@ -12,6 +12,9 @@ from tightloop.executor.model import LIMIT_STRIKES, SUCCESSES, ExecutorReport, E
 from tightloop.question import Question, QuestionKind
 from tightloop.safety.rubric import Finding, unanswered
 from tightloop.value import Value, counted
+
+OTHER_CAUSES = 2
+"""So many iterations more than with one cause may bring nothing where the causes differ."""
 
 
 class NextAction(StrEnum):
@@ -134,18 +137,30 @@ def after_tracking(state: EpisodeState, request: EpisodeRequest) -> Decision:
         return found
     if is_complete(state):
         return SUCCEED
-    streak = state.failures
-    if streak.last is not None and streak.count >= request.repeat_error_limit:
-        return _ask(
-            QuestionKind.REPEATED_ERROR,
-            f"the same error {counted(streak.count, 'time')} in a row: {streak.last.summary}",
-        )
+    if stuck := _stuck(state.failures, request.repeat_error_limit):
+        return _ask(QuestionKind.REPEATED_ERROR, stuck)
     if state.low_streak >= request.deviation_limit:
         return _ask(
             QuestionKind.DEVIATION,
             f"{counted(state.low_streak, 'iteration')} in a row left their course: {state.reflect_detail}",
         )
     return CONTINUE
+
+
+def _stuck(streak: FailureStreak, limit: int) -> str:
+    """Return in words why nothing came of the last iterations; empty where another one may help."""
+    if streak.last is None:
+        return ""
+    if streak.count >= limit:
+        return f"the same error {counted(streak.count, 'time')} in a row: {streak.last.summary}"
+    if streak.idle >= limit:
+        return (
+            f"{counted(streak.idle, 'iteration')} in a row left nothing in the files that had not been there before: "
+            f"{streak.last.summary}"
+        )
+    if streak.fruitless >= limit + OTHER_CAUSES:
+        return f"{streak.fruitless} iterations in a row brought nothing new: {streak.last.summary}"
+    return ""
 
 
 def may_continue_as_new(request: EpisodeRequest, *, iterations_in_run: int, suggested: bool) -> bool:

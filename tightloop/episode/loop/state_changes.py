@@ -162,11 +162,8 @@ def with_tracking(state: EpisodeState, tracked: Tracked, verification: Verificat
     """Take in the tracker's record and update everything that guards against going in circles."""
     tracking = tracked.tracking
     failure = failure_of(state, verification, changed=tracking.files_changed > 0)
-    progress = verification is not None and verification.progress
-    streak = NO_FAILURES if failure is None or progress else state.failures
-    if failure is not None and not progress:
-        streak = streak.plus(failure)
-    # A class above LOW ends the streak; progress ends the failures even where other checks still fail.
+    streak = NO_FAILURES if failure is None or tracking.went_on else state.failures.plus(failure, idle=tracking.idle)
+    # A class above LOW ends the streak; what is new ends the failures even where checks still fail.
     low = tracking.probability_class is ProbabilityClass.LOW
     cause, detail = _reflection_needed(tracking, streak)
     return with_retries(

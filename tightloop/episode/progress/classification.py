@@ -16,9 +16,10 @@ from tightloop.episode.progress.tracking import (
     Thresholds,
     TrackingFacts,
 )
+from tightloop.episode.progress.work import Work
 from tightloop.value import counted, shorten
 
-RULES = "deviation/2"
+RULES = "deviation/3"
 """Version of the rules, stored with each class; change it with them."""
 NAMES_LISTED = 5
 DETAIL_CHARACTERS = 200
@@ -95,7 +96,9 @@ def _change(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
         times = f", {again} times in a row" if again > 1 else ""
         yield _reason(ReasonKind.NO_CHANGE, implied, f"the executor changed no file{times}")
     if facts.newly_failing:
-        yield _reason(ReasonKind.NEWLY_FAILING, _LOW, f"newly failing: {_named(facts.newly_failing)}")
+        # A long change breaks one check after the other before it mends them.
+        implied = _MEDIUM if facts.work is Work.NEW else _LOW
+        yield _reason(ReasonKind.NEWLY_FAILING, implied, f"newly failing: {_named(facts.newly_failing)}")
 
 
 def _plan_ignored(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
@@ -111,8 +114,10 @@ def _plan_ignored(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reas
             f"{counted(len(facts.out_of_scope), 'file')} outside the plan{of_the_change}: {_named(facts.out_of_scope)}"
         )
         yield _reason(ReasonKind.OUT_OF_SCOPE, implied, detail)
-    patience = 2 if facts.made_progress else 1
+    going_on = facts.made_progress or facts.went_on
+    patience = 2 if going_on else 1
     if facts.open_items and facts.open_for >= thresholds.open_items_medium * patience:
+        excused = going_on or facts.green
         implied = _LOW if facts.open_for >= thresholds.open_items_low and not excused else _MEDIUM
         detail = f"nothing was done about action items for {facts.open_for} iterations: {_named(facts.open_items)}"
         yield _reason(ReasonKind.OPEN_ITEMS, implied, detail)
@@ -120,7 +125,7 @@ def _plan_ignored(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reas
 
 def _repetition(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
     """What was there before. Progress excuses a repetition, never a circle."""
-    stuck = not facts.made_progress
+    stuck = not (facts.made_progress or facts.went_on)
     # Without a change the tree is always the one before, which NO_CHANGE says already.
     if stuck and facts.tree_seen_before and not facts.executor_changed_nothing:
         yield _reason(ReasonKind.SAME_TREE_AGAIN, _MEDIUM, "the tree was exactly like this before")
@@ -141,7 +146,7 @@ def _repetition(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason
 
 def _waste(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
     """A wrong claim, work that did not end, and what was spent for nothing."""
-    stuck = not facts.made_progress
+    stuck = not (facts.made_progress or facts.went_on)
     if stuck and facts.claimed_done and facts.checks_failed:
         detail = f"the planner calls the goal met, but {counted(facts.checks_failed, 'check')} failed"
         yield _reason(ReasonKind.FALSE_CLAIM, _MEDIUM, detail)
@@ -149,8 +154,10 @@ def _waste(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
         yield _reason(ReasonKind.OUTCOME_UNKNOWN, _MEDIUM, "what the executor did last is not known")
     elif stuck and facts.executor_failed:
         yield _reason(ReasonKind.EXECUTOR_FAILED, _MEDIUM, "the executor did not finish its work")
-    if stuck and not facts.green:
+    if not facts.made_progress and not facts.green:
         implied, words = spending_class(facts.since_progress, thresholds)
+        if facts.went_on and implied is _LOW:
+            implied = _MEDIUM
         if words:
             yield _reason(ReasonKind.COST, implied, f"no check got better for {words}")
 

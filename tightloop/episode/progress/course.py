@@ -5,8 +5,9 @@ from collections.abc import Iterable
 
 from tightloop.episode.budget import Spent
 from tightloop.episode.check import CheckReport, CheckResult, Verification
-from tightloop.episode.failure import LONGEST_CIRCLE, goes_round, signature
+from tightloop.episode.failure import LONGEST_CIRCLE, NUMBERS_LIMIT, goes_round, signature
 from tightloop.episode.progress.tracking import ItemMemory, Spending, TrackerMemory, TrackingFacts
+from tightloop.episode.progress.work import Work
 from tightloop.executor.messages.message import PlanMessage
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
 from tightloop.safety.scope import announced, files_in, outside
@@ -14,6 +15,7 @@ from tightloop.value import Value
 
 # Two rounds of the longest circle that `goes_round` recognises.
 REMEMBERED = 2 * LONGEST_CIRCLE
+ERRORS_REMEMBERED = 4 * LONGEST_CIRCLE
 ITEMS_REMEMBERED = 12
 FILES_NAMED = 20
 MARK = 12
@@ -43,6 +45,10 @@ class Iteration(Value):
     changed: tuple[ChangedFile, ...] = ()
     files_changed: int = 0
     """May be more than are listed in `changed`."""
+    work: Work = Work.AGAIN
+    touched: str = ""
+    """What is remembered of the lines that were touched, with this change."""
+    tree_seen_before: bool = False
     plan: PlanMessage | None = None
     """The plan that was delivered, or that claims that nothing is left to do."""
     items: tuple[str, ...] = ()
@@ -64,7 +70,8 @@ def mark(*parts: str) -> str:
 def reset_counts(memory: TrackerMemory | None, spent: Spent, *, keep_plans: bool = False) -> TrackerMemory:
     """Return the memory after a person stepped in: what is counted towards a class starts at zero."""
     plans = memory.plans if memory and keep_plans else ()
-    return TrackerMemory(plans=plans, at_progress=spending(spent))
+    touched = memory.touched if memory and not keep_plans else ""
+    return TrackerMemory(plans=plans, touched=touched, at_progress=spending(spent))
 
 
 def spending(spent: Spent) -> Spending:
@@ -81,12 +88,17 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
     verification, report = iteration.verification, iteration.report
     ran = verification is not None
     scope = _outside(iteration)
+    numbers, falling, fell = _count_down(before, iteration)
+    went_on = _went_on(before, iteration, fell=fell)
     reported = TrackingFacts(
         files_changed=iteration.files_changed,
         executor_changed_nothing=report is not None and iteration.files_changed == 0,
         checks_failed=verification.failed_count if verification and verification.total else None,
         newly_failing=verification.newly_failing if verification else (),
         made_progress=verification is not None and verification.progress,
+        work=iteration.work,
+        went_on=went_on,
+        tree_seen_before=iteration.tree_seen_before,
         claimed_done=iteration.claimed_done,
         outcome_unknown=report is not None and report.status is ExecutorStatus.OUTCOME_UNKNOWN,
         executor_failed=report is not None and report.status in UNFINISHED and not iteration.obeyed,
@@ -94,7 +106,7 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
         out_of_scope=scope[0] if scope else (),
         out_of_scope_share=scope[1] if scope else None,
     )
-    errors = _errors(before, verification)
+    errors = _errors(before, verification, went_on=went_on)
     same_error = ran and _count(errors) > 1
     items = _judge_items(before, iteration)
     # An item about a check that keeps failing in the same way is the same error, which has a reason of its own.
@@ -103,11 +115,15 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
     steps = iteration.plan.steps if iteration.plan and iteration.report else ()
     plan = mark(*(f"{step.title}\n{' '.join(step.run)}" for step in steps)) if steps else ""
     now = spending(iteration.spent)
-    settled = reported.made_progress or reported.green
+    # Another failure alone is not worth what it cost.
+    settled = reported.green or (went_on and (iteration.work is Work.NEW or reported.made_progress))
     baseline = now if settled or before.at_progress is None else before.at_progress
     was_carried_out = report is not None and report.succeeded
     after = TrackerMemory(
         plans=(*before.plans, plan)[-REMEMBERED:] if plan and was_carried_out else before.plans,
+        touched=iteration.touched,
+        numbers=numbers,
+        falling=falling,
         errors=errors,
         no_change=before.no_change if report is None else (before.no_change + 1) * (iteration.files_changed == 0),
         items=tuple({item.mark: item for item in items.values()}.values()),
@@ -119,19 +135,51 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
         open_for=max((item.rounds for item in still_open.values()), default=0),
         error_count=_count(errors) if ran else 0,
         error_seen_before=ran and _came_back(errors),
-        errors_alternate=ran and not reported.green and goes_round(errors),
+        errors_alternate=ran and not reported.green and not went_on and goes_round(errors),
         plan_seen_before=bool(plan) and plan in before.plans,
         since_progress=now.since(baseline),
     )
     return facts, after
 
 
-def _errors(before: TrackerMemory, verification: Verification | None) -> tuple[str, ...]:
+def _went_on(before: TrackerMemory, iteration: Iteration, *, fell: bool) -> bool:
+    """Return whether the iteration brought something that was not there before."""
+    verification = iteration.verification
+    known = verification is None or verification.same or verification.signature[:MARK] in _plain(before.errors)
+    if verification is not None and verification.progress and not known:
+        return True
+    if iteration.files_changed == 0 or iteration.work is Work.NOTHING or iteration.tree_seen_before:
+        return False
+    if fell:
+        return True
+    if verification is not None and verification.regress:
+        return False
+    return iteration.work is Work.NEW or not known
+
+
+def _plain(errors: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(error.removeprefix(PROGRESS) for error in errors)
+
+
+def _count_down(before: TrackerMemory, iteration: Iteration) -> tuple[tuple[float, ...], tuple[bool, ...], bool]:
+    """Return what the failing checks count, which of it only fell so far, and whether some of that fell now."""
+    if iteration.checks is None:
+        return before.numbers, before.falling, False
+    last = iteration.checks.failed
+    numbers = tuple(number for result in last for number in result.printed.numbers)[:NUMBERS_LIMIT]
+    if len(numbers) != len(before.numbers):
+        return numbers, (True,) * len(numbers), False
+    pairs = list(zip(numbers, before.numbers, before.falling, strict=True))
+    falling = tuple(only_fell and now <= earlier for now, earlier, only_fell in pairs)
+    return numbers, falling, any(only_fell and now < earlier for now, earlier, only_fell in pairs)
+
+
+def _errors(before: TrackerMemory, verification: Verification | None, *, went_on: bool) -> tuple[str, ...]:
     if verification is None:
         return before.errors
     mark = "" if verification.green else verification.signature[:MARK]
     # What is left after progress is not yet the same error again: the first fruitless iteration counts as the first.
-    return (*before.errors, f"{PROGRESS}{mark}" if mark and verification.progress else mark)[-REMEMBERED:]
+    return (*before.errors, f"{PROGRESS}{mark}" if mark and went_on else mark)[-ERRORS_REMEMBERED:]
 
 
 def _count(errors: tuple[str, ...]) -> int:

@@ -3,6 +3,7 @@
 from datetime import timedelta
 from enum import StrEnum
 
+from tightloop.episode.progress.work import Work
 from tightloop.value import Value
 from tightloop.value.caller import CallerInput
 
@@ -84,6 +85,10 @@ class TrackingFacts(Value):
     newly_failing: tuple[str, ...] = ()
     made_progress: bool = False
     """The checks are better than before the iteration, and none is worse."""
+    work: Work = Work.AGAIN
+    """What the change amounts to."""
+    went_on: bool = False
+    """It brought something that was not there before: work, better checks, or failures of another kind."""
     scope_announced: bool = False
     """The plan said which files it would change."""
     out_of_scope: tuple[str, ...] = ()
@@ -204,6 +209,12 @@ class TrackerMemory(Value):
 
     plans: tuple[str, ...] = ()
     """Signatures of the last plans that were carried out, oldest first."""
+    touched: str = ""
+    """Marks of the lines that the last changes touched; see `work.py`."""
+    numbers: tuple[float, ...] = ()
+    """What the failing checks counted at last; a lower number is better."""
+    falling: tuple[bool, ...] = ()
+    """Which of the numbers only fell since the failures are of the present kind."""
     errors: tuple[str, ...] = ()
     """Signatures of the failures at the end of the last iterations, oldest first; empty text: green."""
     no_change: int = 0
@@ -234,6 +245,10 @@ class Tracking(Value):
     """How many were renamed, as far as they were listed."""
     memory: TrackerMemory | None = None
     """For the next iteration."""
+    went_on: bool = False
+    """The iteration brought something new."""
+    idle: bool = False
+    """It left nothing in the tree that had not been there before."""
 
 
 def similarity(lines_before: int, *, added: int, removed: int) -> float:
