@@ -46,6 +46,8 @@ class NextPlanRequest(Value):
     checks: ArtifactRef | None = None
     reflection: ArtifactRef | None = None
     notes: tuple[str, ...] = ()
+    asked_for: tuple[str, ...] = ()
+    """Those of them with which a person asks for work."""
     overruled: tuple[str, ...] = ()
     """Fingerprints of alignment findings that a person allowed."""
 
@@ -115,6 +117,7 @@ class PlanningActivities:
             reflection=reflection.plain if reflection else None,
             reflection_is_fresh=reflection is not None and reflection.about == about,
             notes=request.notes,
+            asked_for=request.asked_for,
             programs=self.programs if own_steps else (),
             takes_whole_plans=not own_steps,
             root=str(root_of(request.scope)),

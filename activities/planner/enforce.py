@@ -3,8 +3,9 @@
 from activities.planner.port import Planner
 from tightloop.episode.messages.enforcement import CORRECTIONS, gaps_of_plan, given_up
 from tightloop.episode.planning import Briefing, PlannerAnswer, PlanVerdict
-from tightloop.executor.messages.message import PlanMessage
+from tightloop.executor.messages.message import Alignment, PlanMessage, PlannedStep, Reflection
 from tightloop.executor.usage import Usage, total
+from tightloop.value import shorten
 
 
 async def enforced_plan(planner: Planner, briefing: Briefing) -> PlannerAnswer:
@@ -20,7 +21,7 @@ async def enforced_plan(planner: Planner, briefing: Briefing) -> PlannerAnswer:
     usages: list[Usage] = []
     answer, gaps = PlannerAnswer(verdict=PlanVerdict.MALFORMED), ""
     for _ in range(1 + CORRECTIONS):
-        given = await planner.plan(briefing)
+        given = _asked_for(await planner.plan(briefing), briefing)
         # A message that is sent back was paid for, too.
         usages += [given.usage] if given.usage is not None else []
         answer = given.evolve(message=_completed(given.message, briefing), usage=total(usages) if usages else None)
@@ -30,6 +31,24 @@ async def enforced_plan(planner: Planner, briefing: Briefing) -> PlannerAnswer:
         briefing = briefing.evolve(sent_back=gaps)
     reason = given_up("plan message", gaps, returned=CORRECTIONS)
     return answer.evolve(verdict=PlanVerdict.MALFORMED, message=None, reason=reason)
+
+
+def _asked_for(answer: PlannerAnswer, briefing: Briefing) -> PlannerAnswer:
+    """Turn a claim that nothing is left to do into the work that a person asks for."""
+    if answer.verdict is not PlanVerdict.CLAIMS_DONE or not briefing.asked_for:
+        return answer
+    if not briefing.takes_whole_plans:
+        reason = f"the checks pass, and no command is known for what was asked for: {briefing.asked_for[-1]}"
+        return answer.evolve(verdict=PlanVerdict.GAVE_UP, message=None, reason=reason)
+    message = PlanMessage(
+        steps=tuple(PlannedStep(title=f"Do what was asked for: {shorten(text, 300)}") for text in briefing.asked_for),
+        reflection=Reflection(
+            diagnosis="the checks pass, and a person asks for more",
+            action_items=("do what was asked for", "keep the checks green"),
+        ),
+        alignment=Alignment(answer="yes", rationale="a person asked for it"),
+    )
+    return answer.evolve(verdict=PlanVerdict.PLANNED, message=message, reason="")
 
 
 def _gaps(answer: PlannerAnswer) -> str:
@@ -51,6 +70,8 @@ def _completed(message: PlanMessage | None, briefing: Briefing) -> PlanMessage |
         items = "".join(f"\n- {item}" for item in learnt.action_items)
         found = f"Reflection on the last iteration: {learnt.diagnosis}{items}"
         context = f"{context}\n\n{found}" if context else found
+    # What a person said reaches the executor in their own words.
+    context = "\n\n".join(filter(None, (context, *(text for text in briefing.asked_for if text not in context))))
     return message.evolve(
         project=message.project or briefing.project or "unnamed",
         goal=message.goal or briefing.goal,

@@ -281,6 +281,8 @@ class EpisodeState(Value):
     budget: Budget = Budget()
     notes: tuple[str, ...] = ()
     """For the next plan; cleared once planned."""
+    asked_for: tuple[str, ...] = ()
+    """Those of them with which a person asks for work: the episode does not end before a planner has read them."""
     pause: Question | None = None
     """An operator's pause that has not begun when the run is followed by a new one."""
     asked: int = 0

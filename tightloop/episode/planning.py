@@ -40,6 +40,8 @@ class Briefing(Value):
     """The reflection is about the last iteration, not about an earlier one."""
     notes: tuple[str, ...] = ()
     """Messages of the operator and warnings of the loop, newest last."""
+    asked_for: tuple[str, ...] = ()
+    """Those of them with which a person asks for work, whatever the checks say."""
     sent_back: str = ""
     """What the planner's own last message lacks, with an example: it is asked for it again."""
     programs: tuple[str, ...] = ()

@@ -62,22 +62,30 @@ class Iteration:
         while True:
             await self.check_unseen_tree()
             self._points.enter(EpisodePhase.PLANNING)
-            outcome = await self._points.do(
-                PlanningActivities.next_plan,
-                lambda: NextPlanRequest(
+            told: tuple[str, ...] = ()
+
+            def ask() -> NextPlanRequest:
+                nonlocal told
+                told = record.state.notes
+                return NextPlanRequest(
                     scope=record.scope,
                     iteration=record.state.iteration,
                     plan_request=record.state.plan_request,
                     checks=record.state.checks,
                     reflection=record.state.reflection,
-                    notes=record.state.notes,
+                    notes=told,
+                    asked_for=record.state.asked_for,
                     overruled=record.state.overruled,
-                ),
+                )
+
+            outcome = await self._points.do(
+                PlanningActivities.next_plan,
+                ask,
                 ActivityOptions(
                     f"iteration {record.state.iteration}: next plan", PLAN_TIMEOUT, record.request.queues.llm
                 ),
             )
-            record.apply(state_changes.with_plan, outcome)
+            record.apply(state_changes.with_plan, outcome, told)
             decision = decisions.after_planning(outcome, record.state.overruled)
             chosen = await self._points.follow(decision)
             if decision.question is None or (chosen == ALLOW and decisions.is_plan_allowed(record.state, outcome)):

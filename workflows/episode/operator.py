@@ -125,7 +125,7 @@ class Operator:
     def respond(self, message: Any) -> str:
         """Give the planner a message. It ends a wait that needs neither a decision nor a report."""
         remark = control.read_response(message)
-        self._record.note(f"{remark.by}: {remark.text}")
+        self._record.note(f"{remark.by}: {remark.text}", asks=True)
         self._record.log("response", f"{remark.by}: {remark.text}")
         waiting = self._questions.waiting
         if not waiting:

@@ -71,8 +71,8 @@ class Proof:
         )
         record.log_drift(proved.drift)
         record.apply(state_changes.with_retries, proved.attempt)
-        if record.state.checked_tree != record.state.tree:
-            return  # A person edited files, or amended the request, in a pause before the proof.
+        if record.state.checked_tree != record.state.tree or record.state.asked_for:
+            return  # A person edited files, amended the request or asked for more in a pause before the proof.
         record.replace(record.state.evolve(proof=proved.proof))
         if proved.verdict is not ProofVerdict.DOUBTED:
             raise EpisodeOver(EpisodeOutcome.SUCCEEDED, f"all checks pass: {record.state.checks_text}")

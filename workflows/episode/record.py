@@ -80,9 +80,9 @@ class EpisodeRecord:
         added = self.state.timeline[-1]
         self.timeline.add(TimelineLine(at=added.at, kind=added.kind, text=added.text))
 
-    def note(self, text: str) -> None:
-        """Keep a message for the planner."""
-        self.state = state_changes.with_note(self.state, text)
+    def note(self, text: str, *, asks: bool = False) -> None:
+        """Keep a message for the planner; one that asks for work is planned before the episode ends."""
+        self.state = state_changes.with_note(self.state, text, asks=asks)
 
     def log_drift(self, drift: Drift | None) -> None:
         """Note what was found on disk that the work had not left."""

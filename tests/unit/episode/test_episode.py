@@ -279,7 +279,15 @@ def test_planner_is_told_to_converge_near_the_end(limit: int | None, said: str) 
 def test_message_of_the_operator_is_kept_until_a_plan_took_it_in() -> None:
     state = with_note(EpisodeState(), "use the other parser")
     assert with_plan(state, PlanningOutcome(verdict=PlanVerdict.MALFORMED)).notes == ("use the other parser",)
-    assert with_plan(state, PlanningOutcome(verdict=PlanVerdict.PLANNED)).notes == ()
+    told, later = state.notes, with_note(state, "and write docs", asks=True)
+    planned = with_plan(later, PlanningOutcome(verdict=PlanVerdict.PLANNED), told)
+    assert (planned.notes, planned.asked_for) == (("and write docs",), ("and write docs",))
+
+
+def test_episode_does_not_end_before_what_a_person_asked_for_was_planned() -> None:
+    state = with_note(with_verification(EpisodeState(baseline_red=True), GREEN), "and write docs", asks=True)
+    assert not is_complete(state)
+    assert is_complete(with_plan(state, PlanningOutcome(verdict=PlanVerdict.PLANNED), state.notes))
 
 
 @pytest.mark.parametrize("status", list(ExecutorStatus))

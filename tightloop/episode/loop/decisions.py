@@ -121,10 +121,12 @@ def is_complete(state: EpisodeState) -> bool:
     """Return whether the goal is met: executed checks are green, and they mean something.
 
     Green checks mean something when they were red at first, or when the planner calls the goal met;
-    a claim without green checks never counts. A tree that a person did not accept is not looked at again.
+    a claim without green checks never counts. A tree that a person did not accept is not looked at again, and what
+    a person asked for is planned first.
     """
     is_refused = bool(state.refused_tree) and state.tree == state.refused_tree
-    return state.checks_green and (state.baseline_red or state.plan_final) and not is_refused
+    means_something = state.baseline_red or state.plan_final
+    return state.checks_green and means_something and not is_refused and not state.asked_for
 
 
 def after_tracking(state: EpisodeState, request: EpisodeRequest) -> Decision:

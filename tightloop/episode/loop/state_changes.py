@@ -8,7 +8,7 @@ from tightloop.episode.check import Verification
 from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord, discard_after, merge
 from tightloop.episode.failure import LONGEST_CIRCLE, NO_FAILURES, FailureStreak
 from tightloop.episode.loop.decisions import failure_of
-from tightloop.episode.loop.questions import ALLOW, EXTEND, REFUSE
+from tightloop.episode.loop.questions import ALLOW, EXTEND, REFUSE, WORK
 from tightloop.episode.model import (
     EpisodeOutcome,
     EpisodePhase,
@@ -44,9 +44,11 @@ def with_entry(state: EpisodeState, at: datetime, kind: str, text: str) -> Episo
     return state.evolve(timeline=(*state.timeline, entry)[-TIMELINE_LIMIT:])
 
 
-def with_note(state: EpisodeState, note: str) -> EpisodeState:
-    """Keep a message for the next plan."""
-    return state.evolve(notes=(*state.notes, shorten(note, 2_000))[-NOTES_LIMIT:])
+def with_note(state: EpisodeState, note: str, *, asks: bool = False) -> EpisodeState:
+    """Keep a message for the next plan; one that asks for work keeps the episode from ending before it is planned."""
+    text = shorten(note, 2_000)
+    asked_for = (*state.asked_for, text)[-NOTES_LIMIT:] if asks else state.asked_for
+    return state.evolve(notes=(*state.notes, text)[-NOTES_LIMIT:], asked_for=asked_for)
 
 
 def with_retries(state: EpisodeState, attempt: int) -> EpisodeState:
@@ -87,8 +89,10 @@ def begin_iteration(state: EpisodeState) -> EpisodeState:
     return begun
 
 
-def with_plan(state: EpisodeState, outcome: PlanningOutcome) -> EpisodeState:
-    """Take in the planner's answer."""
+def with_plan(state: EpisodeState, outcome: PlanningOutcome, told: tuple[str, ...] = ()) -> EpisodeState:
+    """Take in the planner's answer; `told` are the messages that it has read, others came meanwhile."""
+    answered = outcome.verdict is not PlanVerdict.MALFORMED
+    planned = answered and outcome.verdict is not PlanVerdict.GAVE_UP
     return with_retries(
         state.evolve(
             plan=outcome.plan or state.plan,
@@ -97,7 +101,8 @@ def with_plan(state: EpisodeState, outcome: PlanningOutcome) -> EpisodeState:
             plan_verdict=outcome.verdict,
             findings=(*outcome.findings, *(finding for finding in state.findings if finding.refused)),
             spent=state.spent.with_usage(outcome.usage),
-            notes=() if outcome.verdict in (PlanVerdict.PLANNED, PlanVerdict.CLAIMS_DONE) else state.notes,
+            notes=tuple(note for note in state.notes if not (planned and note in told)),
+            asked_for=tuple(note for note in state.asked_for if not (answered and note in told)),
         ),
         outcome.attempt,
     )
@@ -237,7 +242,7 @@ def with_answer(state: EpisodeState, question: Question, answer: Answer, *, firs
                 state = state.evolve(findings=tuple(finding.evolve(refused=True) for finding in state.findings))
         case QuestionKind.BUDGET, option if option == EXTEND:
             state = state.evolve(budget=extended(state.budget, first, state.spent))
-    return with_note(state, text) if text else state
+    return with_note(state, text, asks=(question.kind, answer.option) == (QuestionKind.PROOF, WORK)) if text else state
 
 
 def _with_allowed_findings(state: EpisodeState) -> EpisodeState:
@@ -290,6 +295,7 @@ def restore_state(current: EpisodeState, stored: EpisodeState, record: Checkpoin
         spent=current.spent,
         budget=current.budget,
         notes=current.notes,
+        asked_for=current.asked_for,
         low_streak=0,
         failures=NO_FAILURES,
         memory=reset_counts(current.memory, current.spent, keep_plans=True),
@@ -319,7 +325,7 @@ def with_beginning(state: EpisodeState, beginning: ArtifactRef, verification: Ve
 def with_refused_proof(state: EpisodeState, title: str, evidence: tuple[str, ...]) -> EpisodeState:
     """Go back to work although the checks are green; the planner reads why."""
     note = "\n".join((f"Success was not accepted: {title}", *evidence))
-    return with_note(state.evolve(refused_tree=state.tree, proof=None), note)
+    return with_note(state.evolve(refused_tree=state.tree, proof=None), note, asks=True)
 
 
 def result_of(state: EpisodeState, outcome: EpisodeOutcome, reason: str) -> EpisodeResult:
