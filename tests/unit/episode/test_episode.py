@@ -192,7 +192,7 @@ def test_five_iterations_that_bring_nothing_pause_whatever_their_errors() -> Non
     decision = after_tracking(after_iterations(*causes), REQUEST)
     assert decision.question is not None
     assert decision.question.kind is QuestionKind.REPEATED_ERROR
-    assert decision.question.title == "5 iterations in a row brought nothing new: 1 of 1 checks fail: pytest"
+    assert decision.question.title == "5 iterations in a row brought nothing new: the check fails: pytest"
 
 
 def test_three_iterations_that_leave_the_files_as_they_were_pause() -> None:
