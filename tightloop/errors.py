@@ -9,6 +9,7 @@
     │   ├── IdTakenError         not retryable  an episode or a plan has had this id
     │   └── SettingsError        not retryable  a setting is unknown or has a wrong value
     ├── WorkspaceError           not retryable  the workspace cannot be used as it is
+    │   ├── WorkspaceElsewhereError  not retryable  it is on another host, or in another state home
     │   ├── NotARepositoryError  not retryable
     │   └── WorkspaceBusyError   not retryable  another open episode works in it
     ├── WorkspaceLockedError     retryable      an earlier attempt still holds the workspace
@@ -161,6 +162,15 @@ class SettingsError(InvalidRequestError):
 
 class WorkspaceError(TightloopError):
     """The workspace cannot be used as it is."""
+
+
+class WorkspaceElsewhereError(WorkspaceError):
+    """The workspace is on another host than this worker, or of another state home."""
+
+    def __init__(self, message: str, homes: tuple[str, ...] = ()) -> None:
+        """Take the task queues of the hosts that may have it, where that is not known."""
+        super().__init__(message)
+        self.homes = homes
 
 
 class NotARepositoryError(WorkspaceError):

@@ -180,9 +180,13 @@ def host_name() -> str:
     return re.sub(r"[^a-z0-9]+", "-", label)[:HOST_NAME_CHARACTERS].strip("-") or "localhost"
 
 
-def host_queue(prefix: str) -> str:
-    """Return the task queue of what only this host can do, such as `tightloop-workspace-<host>`."""
-    return f"{prefix}-{host_name()}"
+def home_queue(settings: Settings) -> str:
+    """Return the task queue of what only this host can do with this state home.
+
+    Such as `tightloop-workspace-<host>-1a2b3c`: two workers share it who share both, and it outlasts their restarts.
+    """
+    home = hashlib.sha256(os.fsencode(os.path.realpath(state_home()))).hexdigest()[:6]
+    return f"{settings.temporal.task_queue}-workspace-{settings.worker.host or host_name()}-{home}"
 
 
 def server_command(module: str) -> tuple[str, ...] | None:

@@ -47,6 +47,7 @@ from activities.reflection.port import Reflectors
 from activities.safety.choose import judges
 from activities.safety.gate import Gate
 from activities.sandbox.choose import choose_sandbox
+from activities.staffing.activity import StaffingActivities
 from activities.tracking.activity import TrackingActivities
 from activities.tracking.git_differ import GitDiffer
 from activities.tracking.sqlite_ledger import open_sqlite_ledger
@@ -54,11 +55,13 @@ from activities.workspace.activity import WorkspaceActivities
 from activities.workspace.git import GitWorkspaces
 from tightloop.episode.model import EpisodeRequest
 from tightloop.errors import InvalidRequestError
-from tightloop.host import host_queue, state_home
+from tightloop.host import home_queue, state_home
 from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.settings import PlannerSettings, Settings
 from worker.connect import EndedEpisodes
-from worker.interceptor import ActivityInterceptor
+from worker.hosting.home import Home
+from worker.hosting.interceptor import ActivityInterceptor
+from worker.hosting.staff import TemporalStaff
 from worker.metrics import measuring
 from worker.plan import PlanAdapters, activities_of, model_runners, plan_activities, plan_writer
 from workflows.episode.workflow import EpisodeWorkflow
@@ -140,7 +143,7 @@ def queues(settings: Settings) -> dict[Role, str]:
     return {
         Role.ALL: main,
         Role.WORKFLOWS: main,
-        Role.WORKSPACE: settings.queues.workspace or host_queue(f"{main}-workspace"),
+        Role.WORKSPACE: settings.queues.workspace or home_queue(settings),
         Role.LLM: settings.queues.llm or f"{main}-llm",
         Role.GUI: settings.queues.executor or f"{main}-gui-{'macos' if os.uname().sysname == 'Darwin' else 'linux'}",
     }
@@ -244,7 +247,8 @@ def build_workers(
 ) -> list[Worker]:
     """Return the workers of a role, not yet running: one for each task queue.
 
-    The role `all` also serves the queues that the settings name for single capabilities.
+    The roles `all` and `workspace` serve the queue of this host and state home; `all` also those that the settings
+    name for single capabilities.
 
     Args:
         client: of the server to work for.
@@ -254,17 +258,22 @@ def build_workers(
         runner: runs the workflows; None: the sandbox. `PRODUCTION_RUNNER` needs less.
     """
     specs = _worker_specs(settings, role, adapters or build_adapters(client, settings))
+    staff = TemporalStaff(client, settings.temporal.task_queue)
+    home = Home(home_queue(settings), role is not Role.WORKFLOWS, staff.homes)
+    patience = (timedelta(seconds=settings.worker.no_worker_wait_s), timedelta(seconds=settings.worker.busy_wait_s))
+    looking = StaffingActivities(staff, *patience).look_for_workers
     return [
         Worker(
             client,
             task_queue=spec.queue,
             workflows=spec.workflows,
-            activities=spec.activities,
+            # Workflows look for workers themselves, in a local activity.
+            activities=[*spec.activities, looking] if spec.workflows else spec.activities,
             # Activities over blocking libraries are plain functions: a thread for each slot.
             activity_executor=ThreadPoolExecutor(spec.slots, thread_name_prefix=spec.queue),
             workflow_runner=runner or workflow_runner(),
             # Measured inside the other interceptor, where errors still have their own classes.
-            interceptors=[ActivityInterceptor(), *measuring(client)],
+            interceptors=[ActivityInterceptor(home), *measuring(client)],
             max_cached_workflows=settings.worker.max_cached_workflows,
             max_concurrent_activities=spec.slots,
             # Workflows of a worker that died wait this long before another one gets them: 10.05 s with the SDK's
@@ -317,11 +326,13 @@ def _worker_specs(settings: Settings, role: Role, use: Adapters) -> list[WorkerS
         *activities_of(plan_activities(use)),
         *alerting,
     ]
-    by_role = queues(settings)
+    by_role, home = queues(settings), home_queue(settings)
     if role is Role.WORKFLOWS:
-        return [WorkerSpec(by_role[role], WORKFLOWS, alerting, slots)]
+        # All activities: what comes here for want of a queue of its own is sent on to the host that has the workspace.
+        return [WorkerSpec(by_role[role], WORKFLOWS, [*handling, *executing, *thinking], slots)]
     if role is Role.WORKSPACE:
-        return [WorkerSpec(by_role[role], [], [*handling, *executing], slots)]
+        local = [*handling, *executing, *thinking]
+        return [WorkerSpec(queue, [], local, slots) for queue in dict.fromkeys((home, by_role[role]))]
     if role is Role.LLM:
         return [WorkerSpec(by_role[role], [], thinking, slots)]
     if role is Role.GUI:
@@ -329,6 +340,7 @@ def _worker_specs(settings: Settings, role: Role, use: Adapters) -> list[WorkerS
         return [WorkerSpec(by_role[role], [], executing, 1)]
     main = WorkerSpec(by_role[Role.ALL], WORKFLOWS, [*handling, *executing, *thinking], slots)
     named = {
+        home: [*handling, *executing, *thinking],
         settings.queues.workspace: [*handling, *executing],
         settings.queues.llm: thinking,
         settings.queues.executor: executing,

@@ -1,4 +1,4 @@
-"""Connects workers to Temporal: converter, runtime, search attributes."""
+"""Connects workers to Temporal: converter, runtime, and a bounded wait for a server that is not up yet."""
 
 import asyncio
 import logging
@@ -6,32 +6,34 @@ import os
 import socket
 from datetime import timedelta
 
-from temporalio.api.enums.v1 import IndexedValueType
-from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.runtime import LogForwardingConfig, LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 from temporalio.service import RPCError, RPCStatusCode
 
-from tightloop.client import registration_command
+from tightloop.client.calls import Calls
 from tightloop.client.connection import connect as open_connection
 from tightloop.client.encryption import PLAIN_CONVERTER, data_converter
-from tightloop.client.execution import SEALS, SEARCH_ATTRIBUTES
+from tightloop.client.execution import SEALS
 from tightloop.errors import ServiceUnavailableError, SettingsError
 from tightloop.settings import Settings
 from worker.telemetry import Telemetry
 
+logger = logging.getLogger("tightloop")
+
 DATA_CONVERTER = PLAIN_CONVERTER
 """Seals nothing; `data_converter(settings)` is the one in force."""
+LOOK_SECONDS = 1.0
 ANSWER_SECONDS = 10.0
 """Timeout of an activity that asks Temporal about another episode."""
 
 
-async def connect(settings: Settings, telemetry: Telemetry | None = None) -> Client:
+async def connect(settings: Settings, telemetry: Telemetry | None = None, *, wait_s: float = 0.0) -> Client:
     """Connect with worker heartbeats on, so that `ListWorkers` shows who is alive.
 
     Args:
         settings: those in force.
         telemetry: how the connection and its workers are observed; None: not at all.
+        wait_s: how long to wait for the server and its namespace; 0: neither is waited for.
 
     Raises:
         ServiceUnavailableError: Temporal does not answer.
@@ -41,7 +43,36 @@ async def connect(settings: Settings, telemetry: Telemetry | None = None) -> Cli
     # As the SDK makes it, and what clients have to know before they send anything.
     identity = f"{os.getpid()}@{socket.gethostname()}{SEALS if settings.seals_payloads else ''}"
     runtime = _runtime(settings, observed)
-    return await open_connection(settings, converter, observed.interceptors, runtime=runtime, identity=identity)
+    clock = asyncio.get_running_loop().time
+    until, told = clock() + wait_s, ""
+    while True:
+        try:
+            client = await open_connection(
+                settings, converter, observed.interceptors, runtime=runtime, identity=identity
+            )
+            if wait_s:
+                await _need_namespace(client)
+            return client
+        except ServiceUnavailableError as error:
+            if clock() >= until:
+                waited = f" It was waited for {wait_s:g} s (worker.start_wait_s)" if wait_s else ""
+                raise ServiceUnavailableError(f"{error.message}.{waited}" if waited else error.message) from error
+            if error.message != told:
+                logger.info("waiting up to %.0f s: %s", until - clock(), error.message)
+            told = error.message
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _need_namespace(client: Client) -> None:
+    """Look for the namespace: a worker of one that is missing would fail later, and say less.
+
+    Raises:
+        ServiceUnavailableError: it is missing, or Temporal does not answer.
+    """
+    try:
+        await Calls(client).check_namespace()
+    except SettingsError as error:
+        raise ServiceUnavailableError(error.message) from error
 
 
 def _runtime(settings: Settings, telemetry: Telemetry) -> Runtime:
@@ -66,27 +97,6 @@ def _runtime(settings: Settings, telemetry: Telemetry) -> Runtime:
             f"metrics cannot be served at {settings.telemetry.prometheus_bind}: {error}. Set telemetry.prometheus_bind "
             "to a free port on an address of this host, such as 127.0.0.1:9464; each worker process needs its own"
         ) from error
-
-
-async def register_search_attributes(client: Client) -> None:
-    """Make the search attributes known to the namespace, where that is allowed. Idempotent.
-
-    Raises:
-        ServiceUnavailableError: the server refuses; the message says how to add them by hand.
-    """
-    try:
-        types = {
-            name: IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{kind.upper()}")
-            for name, kind in SEARCH_ATTRIBUTES.items()
-        }
-        await client.operator_service.add_search_attributes(
-            AddSearchAttributesRequest(namespace=client.namespace, search_attributes=types)
-        )
-    except RPCError as error:
-        if error.status is not RPCStatusCode.ALREADY_EXISTS:
-            raise ServiceUnavailableError(
-                f"the search attributes cannot be registered ({error.message}). Add them once: {registration_command()}"
-            ) from error
 
 
 class EndedEpisodes:

@@ -11,18 +11,18 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from google.protobuf.duration_pb2 import Duration
-from temporalio.api.namespace.v1 import NamespaceConfig
-from temporalio.api.workflowservice.v1 import UpdateNamespaceRequest
 from temporalio.client import Client
 
 from activities.artifacts.sqlite import close_idle
 from activities.executor.agent.home import sweep_homes
+from tightloop.client.calls import Calls
+from tightloop.client.installation.setup import NotAllowedError, set_up
 from tightloop.client.keys import key_file, ring_of
 from tightloop.client.ui_session import has_sign_in, signed_in
 from tightloop.settings import Settings
 from worker.build import PRODUCTION_RUNNER, Role, agent_homes, build_workers
-from worker.connect import connect, register_search_attributes
+from worker.connect import connect
+from worker.hosting.startup import need_workspaces, verify_search_attributes, warn_of_missing
 from worker.server import embedded_server, is_own
 from worker.telemetry import observed
 
@@ -97,23 +97,23 @@ async def run_worker(settings: Settings, role: Role) -> None:
     """Run workers against a server that is already there, until stopped."""
     stopped = stop_event()
     async with observed(settings) as telemetry:
-        client = await connect(settings, telemetry)
+        client = await connect(settings, telemetry, wait_s=settings.worker.start_wait_s)
         if role in (Role.ALL, Role.WORKFLOWS):
-            await register_search_attributes(client)
+            await verify_search_attributes(client)
+        if role in (Role.LLM, Role.GUI):
+            await need_workspaces(client, settings, role.value)
         async with working(client, settings, role):
             logger.info("worker '%s' is ready", role.value)
+            await warn_of_missing(client, settings)
             await stopped.wait()
 
 
-async def keep_histories(client: Client, days: int) -> None:
-    """Set how long closed histories are kept; the dev server's default is one day."""
-    retention = Duration()
-    retention.FromTimedelta(timedelta(days=days))
-    await client.workflow_service.update_namespace(
-        UpdateNamespaceRequest(
-            namespace=client.namespace, config=NamespaceConfig(workflow_execution_retention_ttl=retention)
-        )
-    )
+async def prepare(client: Client, retention: timedelta | None) -> None:
+    """Set the namespace up as far as that is allowed; the dev server's own retention is one day."""
+    try:
+        await set_up(Calls(client), retention=retention)
+    except NotAllowedError as error:
+        logger.warning("%s", error.message)
 
 
 @asynccontextmanager
@@ -123,9 +123,7 @@ async def stack_up(
     """Bring up the embedded server (unless one answers already) and the workers of a role."""
     async with embedded_server(settings, folder, settings_file) as started, observed(settings) as telemetry:
         client = await connect(settings, telemetry)
-        if started:
-            await keep_histories(client, settings.server.retention_days)
-        await register_search_attributes(client)
+        await prepare(client, timedelta(days=settings.server.retention_days) if started else None)
         async with working(client, settings, role):
             yield client
 

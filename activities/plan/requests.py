@@ -47,6 +47,8 @@ class OpenedPlan(Value):
     usage: Usage | None = None
     """Of the planner that wrote the plan."""
     api_calls: int = 0
+    home: str = ""
+    """Task queue of the host that has the workspace."""
 
 
 class LoadPlanRequest(Value):

@@ -48,6 +48,8 @@ class Opened(Value):
     notes: tuple[str, ...] = ()
     known: tuple[CheckpointRecord, ...] = ()
     """Of an earlier episode with this id; at most `RECENT_LIMIT`."""
+    home: str = ""
+    """Task queue of the host that has it."""
     attempt: int = 1
 
 

@@ -15,6 +15,8 @@ class EpisodeScope(Sparse):
     """The episode works in a git worktree of its own."""
     request: ArtifactRef | None = None
     """None only before the workspace is open; see `stored_request`."""
+    home: str = ""
+    """Task queue of the host and state home that have the workspace; empty where that is not known yet."""
     within: str = ""
     """Id of the plan that holds the workspace and waits for this episode: its claim and its worktree serve both."""
     put_back: bool = False

@@ -12,7 +12,7 @@ from workflows.episode.workflow import EpisodeWorkflow
 class Impatient(EpisodeWorkflow):
     """Waits a few seconds for a worker in place of minutes."""
 
-    no_worker_timeout = timedelta(seconds=5)
+    notice = timedelta(seconds=2)
 
     @workflow.init
     def __init__(self, request: EpisodeInput | None = None) -> None:

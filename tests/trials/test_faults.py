@@ -22,6 +22,7 @@ from activities.executor.sqlite_outbox import open_sqlite_outbox
 from tests.support.episodes import eventually
 from tests.support.stack.stack import Stack, shared_state, wait_for_port
 from tightloop.client import TightloopClient
+from tightloop.client.installation.setup import connect_and_set_up
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeRequest, EpisodeStatus
 from tightloop.errors import ServiceUnavailableError
@@ -29,7 +30,6 @@ from tightloop.executor.crash import MOST_CLAIMS
 from tightloop.executor.model import ExecutorChoice, ExecutorStatus
 from tightloop.host import state_folder
 from tightloop.question import QuestionKind
-from worker.connect import register_search_attributes
 
 WORKERS = 3
 AT_ONCE = 24
@@ -220,7 +220,7 @@ async def test_300_episodes_with_faults_end_truthfully(workspace: Path, tmp_path
         stack.start_server()
         wait_for_port(stack.settings.temporal.address)
         client = await TightloopClient.connect(settings=stack.settings)
-        await register_search_attributes_of(stack)
+        await connect_and_set_up(stack.settings)
         async with faulty_workers(stack, tmp_path / "marks") as keeper:
             killer = asyncio.create_task(kill_at_random(keeper, moments))
             places = asyncio.Semaphore(AT_ONCE)
@@ -251,9 +251,3 @@ async def test_300_episodes_with_faults_end_truthfully(workspace: Path, tmp_path
     assert left == []
     hangs = sum(seen.fault.reported is ExecutorStatus.TIMED_OUT for seen in ended)
     assert figures["hangs noticed"] >= hangs - figures[GIVEN_UP]
-
-
-async def register_search_attributes_of(stack: Stack) -> None:
-    from worker.connect import connect
-
-    await register_search_attributes(await connect(stack.settings))

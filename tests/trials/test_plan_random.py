@@ -34,7 +34,7 @@ from tightloop.plan.text.writing import write_plan
 from tightloop.settings import Settings, parse_settings
 from worker.build import workflow_runner
 from worker.connect import DATA_CONVERTER
-from worker.interceptor import ActivityInterceptor
+from worker.hosting.interceptor import ActivityInterceptor
 from workflows.plan.workflow import PlanWorkflow
 
 PLANS = int(os.environ.get("TIGHTLOOP_TEST_PLANS", "40"))

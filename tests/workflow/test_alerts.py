@@ -24,6 +24,7 @@ from tests.support.alert_receiver import SECRET, Answer, Came, Receiver, receivi
 from tests.support.doubles import AskingExecutor, ScriptedPlanner, gives_up
 from tests.support.episodes import APPEND, Working, eventually, scripted
 from tests.support.impatient_workflow import Impatient
+from tests.support.plan.doubles import impatient_look
 from tightloop.client import TightloopClient
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, Queues
@@ -350,14 +351,16 @@ async def test_a_queue_without_a_worker_alerts_that_no_executor_is_connected(
     queue = f"{settings.temporal.task_queue}-patient"
     impatient = Worker(
         temporal_client, task_queue=queue, workflows=[Impatient], workflow_runner=workflow_runner(),
-        activities=[AlertActivities(post_to(receiver), TrailMemory(open_sqlite_ledger)).send_alerts],
+        activities=[
+            AlertActivities(post_to(receiver), TrailMemory(open_sqlite_ledger)).send_alerts,
+            impatient_look(temporal_client, queue),
+        ],
     )  # fmt: skip
     mine = settings.evolve(temporal=settings.temporal.evolve(task_queue=queue))
     everything, nobody = settings.temporal.task_queue, f"{queue}-nobody"
     async with working(post=post_to(receiver)), impatient:
         served = Queues(workspace=everything, llm=everything, executor=nobody)
-        # An executor may rightly be busy for as long as the limit of a delivery.
-        choice = scripted(APPEND).evolve(wall_limit_s=1.0)
+        choice = scripted(APPEND)
         patient = TightloopClient(temporal_client, mine)
         episode_id = await patient.start(request_for(queues=served, executor=choice))
         (came,) = await told(receiver, episode_id)

@@ -9,11 +9,11 @@ It speaks to Temporal by workflow name, so that the `tightloop` wheel alone is e
     result = await client.result(episode_id)
 """
 
-from tightloop.client.calls import Poller
 from tightloop.client.client import TightloopClient
 from tightloop.client.execution import CLOSED_STATUSES, OPEN_STATUSES, Kind, Run, Summary, registration_command
 from tightloop.client.following.events import Event
 from tightloop.client.following.status import Result, Status
+from tightloop.client.installation.staffing import Poller
 from tightloop.episode.budget import Budget
 from tightloop.episode.check import Check
 from tightloop.episode.model import EpisodeRequest, EpisodeResult, EpisodeStatus

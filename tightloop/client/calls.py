@@ -6,17 +6,13 @@ import difflib
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import temporalio.api.common.v1 as common
-import temporalio.api.operatorservice.v1 as operatorservice
-import temporalio.api.taskqueue.v1 as taskqueue
 import temporalio.api.workflow.v1 as workflow
 import temporalio.api.workflowservice.v1 as service
 from pydantic import BaseModel
-from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.client import (
     Client,
     WorkflowQueryFailedError,
@@ -39,15 +35,13 @@ from tightloop.client.encryption import open_all
 from tightloop.client.execution import (
     ITERATION,
     KINDS,
-    SEARCH_ATTRIBUTES,
     STATUS,
-    TEMPORAL,
     Execution,
     Kind,
-    moment,
     read_execution,
     read_work,
     registration_command,
+    setup_command,
 )
 from tightloop.client.sealing import sealing_as
 from tightloop.episode.model import TASK_TIMEOUT
@@ -70,8 +64,6 @@ _TASK_LOST = "unexpected workflow task failure"
 """Temporal's words: the status alone, FAILED_PRECONDITION, has other causes too, such as no worker."""
 _TASK_LOST_WAIT = timedelta(milliseconds=200)
 HISTORY_TIMEOUT = timedelta(seconds=120)
-POLLER_FRESH = timedelta(seconds=70)
-"""A poll lasts up to 60 s; who did not poll for longer than this is gone, though Temporal still lists it."""
 
 START_HINT = 'Start one: tightloop start "make the tests pass" --done "pytest -q", or: tightloop plan run plan.yaml'
 _GO_ON = {
@@ -90,14 +82,6 @@ _FIRST_ATTRIBUTES = TypedSearchAttributes(
 )
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Poller:
-    """A worker process that polls a task queue."""
-
-    identity: str
-    last_seen: datetime | None
 
 
 class Calls:
@@ -164,7 +148,8 @@ class Calls:
         info, pause = answer.workflow_execution_info, answer.workflow_extended_info.pause_info
         if info.type.name not in KINDS:
             raise await self.not_found(workflow_id)
-        seen = await read_execution(info, self._converter(info.execution.workflow_id), pause.reason)
+        converter = self._converter(info.execution.workflow_id)
+        seen = await read_execution(info, converter, pause.reason, answer.pending_activities)
         return seen.evolve(work=await read_work(answer.pending_activities, self.client.data_converter))
 
     async def start(
@@ -375,29 +360,6 @@ class Calls:
         hint = f". Known ids: {', '.join(nearest)}. List all: tightloop list" if nearest else f". {START_HINT}"
         return EpisodeNotFoundError(f"{what} has the id {workflow_id!r}{hint}")
 
-    # -- the installation -----------------------------------------------------------------------
-
-    async def missing_search_attributes(self) -> tuple[str, ...]:
-        """Return the search attributes of ours that the namespace does not know."""
-        request = operatorservice.ListSearchAttributesRequest(namespace=self.client.namespace)
-        async with self.bounded("", CALL_TIMEOUT):
-            answer = await self.client.operator_service.list_search_attributes(request, timeout=CALL_TIMEOUT)
-        return tuple(name for name in SEARCH_ATTRIBUTES if name not in answer.custom_attributes)
-
-    async def pollers(self, queue: str) -> tuple[Poller, ...]:
-        """Return who polls a task queue for workflows or activities, without those that are gone."""
-        found: dict[str, Poller] = {}
-        for kind in (TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY):
-            request = service.DescribeTaskQueueRequest(
-                namespace=self.client.namespace, task_queue=taskqueue.TaskQueue(name=queue), task_queue_type=kind
-            )
-            async with self.bounded("", CALL_TIMEOUT):
-                answer = await self.client.workflow_service.describe_task_queue(request, timeout=CALL_TIMEOUT)
-            for poller in answer.pollers:
-                found[poller.identity] = Poller(poller.identity, moment(poller.last_access_time))
-        oldest = datetime.now(UTC) - POLLER_FRESH
-        return tuple(p for p in found.values() if p.last_seen is not None and p.last_seen > oldest)
-
     # -- translation ----------------------------------------------------------------------------
 
     @asynccontextmanager
@@ -436,7 +398,7 @@ class Calls:
                     return SettingsError(
                         f"Temporal at {self.address} has no namespace {self.client.namespace!r}. "
                         "Correct temporal.namespace, or create it: "
-                        f"{TEMPORAL} operator namespace create -n {self.client.namespace}"
+                        f"{setup_command(self.address, self.client.namespace)}"
                     )
                 if "already completed" in message:
                     seen = await self.describe(workflow_id)
@@ -450,13 +412,24 @@ class Calls:
             case RPCStatusCode.FAILED_PRECONDITION if worker:
                 return await self._no_worker(workflow_id)
             case RPCStatusCode.INVALID_ARGUMENT:
-                return _refused_call(message)
+                return self._refused_call(message)
             case RPCStatusCode.PERMISSION_DENIED | RPCStatusCode.UNAUTHENTICATED:
                 return SettingsError(f"Temporal at {self.address} refuses access: {message}. Check temporal.api_key")
             case RPCStatusCode.UNAVAILABLE | RPCStatusCode.CANCELLED | RPCStatusCode.DEADLINE_EXCEEDED:
                 return no_answer(self.address, message)
             case _:
                 return ServiceUnavailableError(f"Temporal answers {error.status.name}: {message}")
+
+    def _refused_call(self, message: str) -> TightloopError:
+        """Return the error for a call that Temporal itself refuses."""
+        if "search attribute" not in message.lower():
+            return InvalidRequestError(f"Temporal refuses the request: {message}")
+        where = (self.address, self.client.namespace)
+        return SettingsError(
+            f"Temporal refuses: {message}. The search attributes of tightloop are not registered in the namespace "
+            f"{self.client.namespace!r}. Add them once: {setup_command(*where)}; or by hand: "
+            f"{registration_command(*where)}"
+        )
 
     async def _no_worker(self, workflow_id: str) -> ServiceUnavailableError:
         seen = await self.describe(workflow_id)
@@ -481,13 +454,3 @@ def _refused_update(cause: BaseException, workflow_id: str) -> TightloopError:
             f"See what became of it: tightloop timeline {workflow_id}"
         )
     return InvalidRequestError(cause.message)
-
-
-def _refused_call(message: str) -> TightloopError:
-    """Return the error for a call that Temporal itself refuses."""
-    if "search attribute" not in message:
-        return InvalidRequestError(f"Temporal refuses the request: {message}")
-    return SettingsError(
-        f"Temporal refuses: {message}. The search attributes of tightloop are not registered in this namespace. "
-        f"`tightloop up` does it, or by hand: {registration_command()}"
-    )

@@ -1,7 +1,9 @@
 """The typed client: start, look at and steer episodes and plans."""
 
+import asyncio
 import builtins
 import contextlib
+import os
 from collections.abc import AsyncGenerator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -10,7 +12,7 @@ from temporalio.client import Client, Interceptor
 from temporalio.converter import DataConverter
 
 from tightloop.client import finding
-from tightloop.client.calls import QUERY_TIMEOUT, UPDATE_TIMEOUT, Calls, Poller
+from tightloop.client.calls import QUERY_TIMEOUT, UPDATE_TIMEOUT, Calls
 from tightloop.client.connection import connect as open_connection
 from tightloop.client.connection import settings_for
 from tightloop.client.encryption import data_converter as converter_of
@@ -20,7 +22,11 @@ from tightloop.client.following import events, status
 from tightloop.client.following.events import Event
 from tightloop.client.following.feed import POLL_INTERVAL, Feeds
 from tightloop.client.following.status import PATIENCE, OnSilence, Result, Status
+from tightloop.client.installation import staffing
 from tightloop.client.installation.sealing import refuse_plain_start
+from tightloop.client.installation.setup import wrong_search_attributes
+from tightloop.client.installation.staffing import Poller
+from tightloop.client.installation.topology import Topology, topology_of
 from tightloop.episode.check import Check
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.control import ExecutorAmendment, read_amendment, read_restore
@@ -31,7 +37,7 @@ from tightloop.episode.model import (
     EpisodeStatus,
     RestoreTarget,
 )
-from tightloop.host import load_settings
+from tightloop.host import home_queue, load_settings
 from tightloop.plan.input import PlanInput
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE, PlanRequest, StepLine, StepPage
 from tightloop.settings import Settings
@@ -123,6 +129,8 @@ class TightloopClient:
         start.check()
         queue = self._settings.temporal.task_queue
         await refuse_plain_start(self._calls, queue)
+        if not start.queues.home and await self._is_home_of(start.workspace):
+            start = start.evolve(queues=start.queues.evolve(home=home_queue(self._settings)))
         await self._calls.start(
             workflow_id,
             PLAN_WORKFLOW_TYPE if isinstance(start, PlanInput) else WORKFLOW_TYPE,
@@ -132,6 +140,15 @@ class TightloopClient:
             replace=start.replace if isinstance(start, PlanInput) else start.goes_on,
         )
         return workflow_id
+
+    async def _is_home_of(self, workspace: str) -> bool:
+        """Return whether a worker of this host and state home can open a workspace.
+
+        Other hosts may have a folder of that name too, so that the first worker to take it might be wrong.
+        """
+        if not await asyncio.to_thread(os.path.isdir, workspace):
+            return False
+        return bool(await self.pollers(home_queue(self._settings)))
 
     # -- look -----------------------------------------------------------------------------------
 
@@ -452,12 +469,16 @@ class TightloopClient:
     # -- the installation -----------------------------------------------------------------------
 
     async def missing_search_attributes(self) -> tuple[str, ...]:
-        """Return the search attributes of ours that the namespace does not know."""
-        return await self._calls.missing_search_attributes()
+        """Return the search attributes of ours that the namespace does not know, or knows with another type."""
+        return tuple(await wrong_search_attributes(self._calls))
 
     async def pollers(self, task_queue: str) -> tuple[Poller, ...]:
-        """Return the workers that polled a task queue in the last minute."""
-        return await self._calls.pollers(task_queue)
+        """Return the workers of a task queue, also such as are busy with all their slots."""
+        return await staffing.workers_on(self._calls, task_queue)
+
+    async def topology(self) -> Topology:
+        """Return which workers are there, and what an episode would wait for."""
+        return await topology_of(self._calls, self._settings)
 
     async def _tell(
         self, workflow_id: str, kind: Kind, name: str, word: dict[str, Any], *, timeout: timedelta = UPDATE_TIMEOUT

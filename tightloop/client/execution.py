@@ -1,8 +1,8 @@
 """What Temporal itself knows about episodes and plans, without asking a worker."""
 
 import json
-from collections.abc import Iterable
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -16,7 +16,7 @@ from temporalio.exceptions import ApplicationError
 
 from tightloop.client.encryption import open_all
 from tightloop.client.sealing import ENCRYPTED, OPENED_FIELD, SealingCodec
-from tightloop.episode.model import REFUSED, WORKFLOW_TYPE, EpisodeInput
+from tightloop.episode.model import REFUSED, WORKFLOW_TYPE, EpisodeInput, wait_for_worker
 from tightloop.episode.work import PROBLEM_CHARACTERS, Work
 from tightloop.errors import SettingsError
 from tightloop.plan.input import PlanInput
@@ -41,6 +41,8 @@ _CLOSED_AS = {FAILED: "failed", 4: "cancelled", 5: "terminated", 6: CONTINUED, 7
 _DONE = {"episode": "succeeded", "plan": "completed"}
 # A run that Temporal calls completed or failed may say more precisely how it ended.
 _ENDS = {COMPLETED: ("cancelled",), FAILED: ("compensated",)}
+_SCHEDULED = 1
+_LONG_WAIT = timedelta(seconds=3)
 # Temporal warns of memos over 2 KiB.
 _MEMO_CHARACTERS = 200
 
@@ -96,6 +98,8 @@ class Execution(Summary):
     """It was started under the id of an earlier one, and ended at once because of that."""
     frozen: str = ""
     """Why Temporal's own pause holds the workflow; then it answers neither queries nor updates."""
+    waits_for: str = ""
+    """The task queue on which a step waits for a worker or a free slot, and since when."""
     task_queue: str
     sealed: bool = False
     """What Temporal stores of it is encrypted."""
@@ -119,7 +123,10 @@ class Execution(Summary):
 
 
 async def read_execution(
-    info: workflow.WorkflowExecutionInfo, converter: DataConverter, pause_reason: str = ""
+    info: workflow.WorkflowExecutionInfo,
+    converter: DataConverter,
+    pause_reason: str = "",
+    pending: Iterable[workflow.PendingActivityInfo] = (),
 ) -> Execution:
     """Read Temporal's description of a run.
 
@@ -127,6 +134,7 @@ async def read_execution(
         info: Temporal's answer, about a workflow type of `KINDS`.
         converter: decodes the memo of this workflow; a value that it cannot decode is shown as not readable.
         pause_reason: why Temporal's own pause holds the workflow, where that is known.
+        pending: its activities that have not ended.
     """
     attributes = {pair.key.name: pair.value for pair in decode_typed_search_attributes(info.search_attributes)}
     frozen = f"paused by Temporal itself{f': {pause_reason}' if pause_reason else ''}"
@@ -143,6 +151,7 @@ async def read_execution(
         frozen=frozen if info.status == PAUSED else "",
         task_queue=info.task_queue,
         sealed=any(one.metadata.get("encoding") == ENCRYPTED for one in info.memo.fields.values()),
+        waits_for=_waits_for(pending, info.task_queue, datetime.now(UTC)),
         iteration=int(attributes.get(ITERATION, 0)),
         pause_kind=str(attributes.get(PAUSE_KIND, "")) if waits else "",
         goal=await _memo(info, converter, "goal"),
@@ -204,6 +213,16 @@ def _failure_text(failure: Failure, *, strict: bool) -> str:
     return "" if strict and failure.HasField("application_failure_info") else failure.message
 
 
+def _waits_for(pending: Iterable[workflow.PendingActivityInfo], main_queue: str, now: datetime) -> str:
+    """Return where the activity that waits longest waits for a worker; empty where none waits for long."""
+    waiting = sorted(
+        (since, activity.activity_options.task_queue.name or main_queue)
+        for activity in pending
+        if activity.state == _SCHEDULED and (since := moment(activity.scheduled_time)) and now - since > _LONG_WAIT
+    )
+    return wait_for_worker(*waiting[0]) if waiting else ""
+
+
 def memo_of(start: EpisodeInput | PlanInput) -> dict[str, str]:
     """Return the memo that Temporal keeps for lists; secrets in the title are scrubbed."""
     title, executor = (start.title, "") if isinstance(start, PlanInput) else (start.goal, start.executor.name)
@@ -237,7 +256,24 @@ def moment(stamp: Timestamp) -> datetime | None:
     return stamp.ToDatetime(UTC) if stamp.seconds else None
 
 
-def registration_command(names: Iterable[str] = tuple(SEARCH_ATTRIBUTES)) -> str:
-    """Return the command that makes our search attributes known to a namespace."""
-    attributes = " ".join(f"--name {name} --type {SEARCH_ATTRIBUTES[name]}" for name in names)
-    return f"{TEMPORAL} operator search-attribute create {attributes}"
+def registration_command(address: str, namespace: str, wrong: Mapping[str, str] | None = None) -> str:
+    """Return the command that makes our search attributes known to a namespace.
+
+    Args:
+        address: of the server.
+        namespace: the one that lacks them.
+        wrong: those that it lacks, each with the other type under which it has it (empty: it has none of that name);
+            None: it lacks all.
+    """
+    lacking = dict.fromkeys(SEARCH_ATTRIBUTES, "") if wrong is None else wrong
+    where = f"--address {address} --namespace {namespace}"
+    attributes = " ".join(f"--name {name} --type {SEARCH_ATTRIBUTES[name]}" for name in lacking)
+    create = f"{TEMPORAL} operator search-attribute create {where} {attributes}"
+    # Temporal keeps the type of a name for good; values that were stored under it are lost with it.
+    mistyped = " ".join(f"--name {name}" for name, kind in lacking.items() if kind)
+    return f"{TEMPORAL} operator search-attribute remove {where} {mistyped} --yes && {create}" if mistyped else create
+
+
+def setup_command(address: str, namespace: str) -> str:
+    """Return the command of ours that sets a namespace up."""
+    return f"tightloop --address {address} setup --namespace {namespace}"

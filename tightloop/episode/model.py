@@ -75,6 +75,14 @@ class Queues(CallerInput):
     workspace: str = ""
     llm: str = ""
     executor: str = ""
+    home: str = ""
+    """Task queue of the one host and state home that have the workspace, as `tightloop doctor` names it. Empty: it is
+    found out when the workspace is opened. What comes to another host goes there."""
+
+
+def wait_for_worker(since: datetime, queue: str) -> str:
+    """Return where and since when a step waits, as the status shows it."""
+    return f"a worker with a free slot on task queue {queue!r} since {since:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def check_run(workspace: str, pause_timeout: timedelta, counts: Mapping[str, int]) -> None:
@@ -408,6 +416,8 @@ class EpisodeStatus(Value):
     """A pause was asked for and begins at the next safe point."""
     drifts: tuple[Drift, ...] = ()
     """Files that others changed while the episode worked, what became of them, and how to bring them back."""
+    waits_for: str = ""
+    """The task queue on which a step waits for a worker or a free slot, and since when."""
     spent: Spent = Spent()
     budget: Budget = Budget()
     runs: int = 1

@@ -205,5 +205,7 @@ class PlanStatus(Value):
     tree: str = ""
     proof: ArtifactRef | None = None
     """The last proof that was made."""
+    waits_for: str = ""
+    """The task queue on which a step waits for a worker or a free slot, and since when."""
     outcome: PlanOutcome | None = None
     reason: str = ""

@@ -84,7 +84,7 @@ class QueueSettings(Section):
 
     def fill(self, asked: Queues) -> Queues:
         """Return the task queues of a request, with these for those that it leaves out."""
-        return Queues(
+        return asked.evolve(
             workspace=asked.workspace or self.workspace,
             llm=asked.llm or self.llm,
             executor=asked.executor or self.executor,
@@ -104,6 +104,15 @@ class WorkerSettings(Section):
     graceful_shutdown_s: float = Field(default=10.0, ge=0)
     """Time that activities may go on after a stop signal."""
     max_concurrent_activities: Count = 20
+    """Slots of each task queue of the process: steps that run at the same time. Further ones wait for a free slot."""
+    host: Annotated[str, Field(pattern=r"^[a-z0-9-]{0,40}$")] = ""
+    """Name of this host in its own task queue. Empty: its host name. Give one where that changes, as in containers."""
+    start_wait_s: Annotated[float, Field(ge=0, le=86_400)] = 60.0
+    """How long a worker waits at its start for Temporal, the namespace, and the workers that it needs."""
+    no_worker_wait_s: Annotated[float, Field(ge=1, le=86_400)] = 300.0
+    """How long a step waits for a worker of its task queue before a person is asked."""
+    busy_wait_s: Annotated[float, Field(ge=1, le=30 * 86_400)] = 14_400.0
+    """How long a step waits for a free slot where all workers of its task queue are busy, before a person is asked."""
     max_cached_workflows: Annotated[int, Field(ge=0)] = 1000
 
 

@@ -76,7 +76,7 @@ class Delivery:
         report = await self._points.do(
             ExecutionActivities.execute,
             lambda: ExecuteRequest(scope=record.scope, key=key, expected_tree=record.state.tree),
-            ActivityOptions(summary, limit + GRACE, self._queue, busy_for=limit),
+            ActivityOptions(summary, limit + GRACE, self._queue),
         )
         record.apply(state_changes.with_report, report)
         record.log_drift(report.drift)

@@ -53,6 +53,7 @@ class EpisodeRecord:
             workspace=self.request.workspace,
             worktree=self.request.worktree,
             request=self.state.request,
+            home=self.request.queues.home,
             within=self.request.within,
         )
 
@@ -69,6 +70,11 @@ class EpisodeRecord:
     def amend(self, request: EpisodeRequest) -> None:
         """Go on with another request."""
         self.request = request
+
+    def bind(self, home: str) -> None:
+        """Note the host that has the workspace, by its task queue."""
+        queues = self.request.queues
+        self.request = self.request.evolve(queues=queues.evolve(home=home or queues.home))
 
     def close(self, status: str) -> None:
         """Say how the episode ended."""

@@ -106,8 +106,12 @@ class SafePoints:
                 if failure.drift is not None:
                     await self._settle_drift(failure.drift)
                     continue
-                unserved = AlertKind.NO_EXECUTOR if failure.no_worker else None
-                await self.ask(make_question(QuestionKind.FATAL, failure.reason), alert=unserved)
+                await self.ask_about(failure)
+
+    async def ask_about(self, failure: ActivityFailedError) -> None:
+        """Wait for a person because an activity could not be run; then it is run again."""
+        unserved = AlertKind.NO_EXECUTOR if failure.no_worker else None
+        await self.ask(make_question(QuestionKind.FATAL, failure.reason), alert=unserved)
 
     async def _run(self, method: Callable[[Any, Any], Any], request: Any, options: ActivityOptions) -> Any:
         known = options.work or Work(what=options.summary, limit_s=options.timeout.total_seconds())

@@ -40,7 +40,7 @@ from workflows.episode.proof import Proof
 from workflows.episode.record import EpisodeRecord
 from workflows.episode.safe_points import EpisodeOver, RunOver, SafePoints
 from workflows.episode.workspace import Workspace
-from workflows.shared.activities import NO_WORKER_TIMEOUT, ActivityRunner
+from workflows.shared.activities import NOTICE, ActivityRunner
 from workflows.shared.inbox import Inbox
 from workflows.shared.metering import count_episode
 from workflows.shared.questions import Questions
@@ -53,7 +53,7 @@ ITERATION = SearchAttributeKey.for_int("TightloopIteration")
 class EpisodeWorkflow:
     """One goal pursued to an outcome. Its history is the checkpoint and replay log."""
 
-    no_worker_timeout: ClassVar[timedelta] = NO_WORKER_TIMEOUT
+    notice: ClassVar[timedelta] = NOTICE
 
     # Handlers may run before `run` does, so the state has to be there when the instance is.
     @workflow.init
@@ -66,7 +66,7 @@ class EpisodeWorkflow:
         self._first_iteration = state.iteration
         self._record = EpisodeRecord(asked, state, episode_id=workflow.info().workflow_id)
         self._questions = Questions(asked=state.asked)
-        self._runner = ActivityRunner(no_worker_timeout=self.no_worker_timeout)
+        self._runner = ActivityRunner(lambda: self._record.request.queues, notice=self.notice)
         self._operator = Operator(self._record, self._questions, self._runner.interrupt)
         self._points = SafePoints(self._record, self._operator, self._questions, self._runner)
         self._workspace = Workspace(self._record, self._points, self._runner)
@@ -264,7 +264,8 @@ class EpisodeWorkflow:
             status=status,
             work=self._points.work,
         )
-        return seen.evolve(pause_requested=self._operator.pause_wanted is not None and record.is_open)
+        wanted = self._operator.pause_wanted is not None and record.is_open
+        return seen.evolve(pause_requested=wanted, waits_for=self._runner.waits_for)
 
     @workflow.query(description="Checkpoints, newest last, also discarded ones")
     def checkpoints(self) -> list[CheckpointRecord]:

@@ -3,7 +3,7 @@
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
-from activities.workspace.activity import CloseRequest, OpenRequest, RestoreRequest, WorkspaceActivities
+from activities.workspace.activity import CloseRequest, Opened, OpenRequest, RestoreRequest, WorkspaceActivities
 from tightloop.episode.checkpoint import RECENT_LIMIT
 from tightloop.episode.loop import state_changes
 from tightloop.episode.model import EpisodeInput, EpisodeOutcome, EpisodePhase, RestoreTarget
@@ -33,25 +33,9 @@ class Workspace:
             ApplicationError: it cannot be opened; people were told.
         """
         record = self._record
-        try:
-            opened = await self._runner.run(
-                WorkspaceActivities.open_workspace,
-                OpenRequest(
-                    scope=record.scope,
-                    episode=record.request,
-                    # Unlike the run id it stays the same after a reset: the workspace is claimed once.
-                    opening=workflow.info().original_execution_run_id,
-                    is_new=not given.goes_on and is_first_use(),
-                ),
-                ActivityOptions("check and claim the workspace", OPEN_TIMEOUT, record.request.queues.workspace),
-            )
-        except ActivityFailedError as failure:
-            if self._runner.interrupted:
-                self._points.leave_if_wanted()
-            if failure.id_taken:
-                mark_refused()
-            await self._points.alert_failure(failure.reason)
-            raise ApplicationError(failure.reason, type="WorkspaceError", non_retryable=True) from failure
+        while (opened := await self._try_to_open(given)) is None:
+            pass
+        record.bind(opened.home)
         made = opened.checkpoint.evolve(event_id=workflow.info().get_current_history_length())
         record.replace(
             record.state.evolve(
@@ -62,6 +46,30 @@ class Workspace:
             )
         )
         record.log("opened", f"{made.id}: " + ("; ".join(opened.notes) or "the workspace is ready"))
+
+    async def _try_to_open(self, given: EpisodeInput) -> Opened | None:
+        """Open it. None: no worker took it, a person was asked, and it is to be tried again."""
+        record = self._record
+        request = OpenRequest(
+            scope=record.scope,
+            episode=record.request,
+            # Unlike the run id it stays the same after a reset: the workspace is claimed once.
+            opening=workflow.info().original_execution_run_id,
+            is_new=not given.goes_on and is_first_use(),
+        )
+        options = ActivityOptions("check and claim the workspace", OPEN_TIMEOUT, record.request.queues.workspace)
+        try:
+            return await self._runner.run(WorkspaceActivities.open_workspace, request, options)
+        except ActivityFailedError as failure:
+            if self._runner.interrupted:
+                self._points.leave_if_wanted()
+            if failure.no_worker:
+                await self._points.ask_about(failure)
+                return None
+            if failure.id_taken:
+                mark_refused()
+            await self._points.alert_failure(failure.reason)
+            raise ApplicationError(failure.reason, type="WorkspaceError", non_retryable=True) from failure
 
     async def go_back(self, target: RestoreTarget) -> None:
         """Continue from a checkpoint, state and files."""

@@ -82,8 +82,6 @@ class Attempt:
     since: datetime
     touches_tree: bool = False
     writes: bool = False
-    busy_for: timedelta = timedelta()
-    """How long the workers of the queue may be busy with other attempts."""
     task: asyncio.Task[None] | None = None
     watchdog: asyncio.Task[None] | None = None
     ended_by: str = ""
@@ -100,8 +98,7 @@ class Attempt:
 
     def options(self, summary: str, timeout: timedelta) -> ActivityOptions:
         """Return how an activity of the attempt is run: on the host of the workspace."""
-        queue = self.plan.queues.workspace
-        return ActivityOptions(summary, timeout, queue, busy_for=self.busy_for, instant=self.instant)
+        return ActivityOptions(summary, timeout, self.plan.queues.workspace, instant=self.instant)
 
 
 async def run_attempt(attempt: Attempt, activities: ActivityRunner) -> StepResult:

@@ -116,6 +116,8 @@ class PlanContext:
     def begin(self, opened: OpenedPlan, graph: Graph) -> None:
         """Note what opening a new plan has found."""
         progress = self.progress
+        queues = self.request.queues
+        self.request = self.request.evolve(queues=queues.evolve(home=opened.home or queues.home))
         progress.plan, progress.base_tree, progress.tree = opened.plan, opened.tree, opened.tree
         progress.begin(graph.head.budget, graph.head.hypotheses)
         progress.count_usage(opened.usage, opened.api_calls)
@@ -267,6 +269,7 @@ class PlanContext:
             plan=self.progress.plan,
             revision=self.progress.revision,
             base_tree=self.progress.base_tree,
+            home=self.request.queues.home,
             within=self.request.within,
             put_back=self.progress.put_back,
         )

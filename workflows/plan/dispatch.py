@@ -93,8 +93,6 @@ class Dispatch:
         self._ended: deque[tuple[Attempt, StepResult | ActivityFailedError | None]] = deque()
         self._rate = StartRate(context.wake, context.now)
         self._busy_since: datetime | None = None
-        self._busy_s = 0.0
-        """Time limits of all that runs."""
 
     # -- what runs ----------------------------------------------------------------------------------
 
@@ -201,10 +199,8 @@ class Dispatch:
             since=context.now(),
             touches_tree=touches,
             writes=node.access is Access.WRITES,
-            busy_for=timedelta(seconds=self._busy_s),
         )
         self._running[attempt.name] = attempt
-        self._busy_s += _seconds(attempt)
         self._context.count_attempt()
         attempt.task = asyncio.create_task(self._carry_out(attempt))
         attempt.task.add_done_callback(lambda task: self._report_broken(attempt, task))
@@ -275,7 +271,6 @@ class Dispatch:
         while self._ended:
             attempt, ended = self._ended.popleft()
             del self._running[attempt.name]
-            self._busy_s -= _seconds(attempt)
             number = context.schedule.find(attempt.name)
             if number is None:
                 continue
@@ -362,10 +357,6 @@ class Dispatch:
         if problem is None:
             return failure
         return StepFailure(failure_class=FailureClass.POLICY, reason=f"{failure.reason}; {problem}")
-
-
-def _seconds(attempt: Attempt) -> float:
-    return 0.0 if attempt.timeout is None else attempt.timeout.total_seconds()
 
 
 def _summary(name: str, node: Node) -> str:

@@ -93,11 +93,15 @@ class Opening:
             is_new=is_first_use() and not context.replaces,
         )
         options = context.on_host("check the plan and claim the workspace", limit)
-        try:
-            return await self._waiting.run_once(PlanActivities.open_plan, request, options)
-        except ActivityFailedError as failure:
-            if failure.id_taken:
-                mark_refused()
-            if context.request.depth == 1:
-                await self._alerts.send_last(context.alert(AlertKind.FAILED, failure.reason))
-            raise ApplicationError(failure.reason, type="PlanNotOpened", non_retryable=True) from failure
+        while True:
+            try:
+                return await self._waiting.run_once(PlanActivities.open_plan, request, options)
+            except ActivityFailedError as failure:
+                if failure.no_worker:
+                    await self._waiting.ask_about(failure)
+                    continue
+                if failure.id_taken:
+                    mark_refused()
+                if context.request.depth == 1:
+                    await self._alerts.send_last(context.alert(AlertKind.FAILED, failure.reason))
+                raise ApplicationError(failure.reason, type="PlanNotOpened", non_retryable=True) from failure

@@ -93,12 +93,20 @@ class Waiting:
             try:
                 return await self.run_once(method, request(), options)
             except ActivityFailedError as failure:
-                self._dispatch.pause_for(failure)
-                while self._questions.is_paused:
-                    self.check()
-                    await self.next_event()
-                self.check()
+                await self.ask_about(failure)
                 await self.keep_edits()
+
+    async def ask_about(self, failure: ActivityFailedError) -> None:
+        """Wait for a person because an activity could not be run.
+
+        Raises:
+            PlanEnd: nobody answered in time, or they ended the plan.
+        """
+        self._dispatch.pause_for(failure)
+        while self._questions.is_paused:
+            self.check()
+            await self.next_event()
+        self.check()
 
     async def run_once(self, method: Callable[[Any, A], R], request: A, options: ActivityOptions) -> R:
         """Run one activity, and stop it when the plan is cancelled.

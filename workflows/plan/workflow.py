@@ -34,7 +34,7 @@ from workflows.plan.recovery import Recovery
 from workflows.plan.reporting import PlanReporting
 from workflows.plan.revisions import Revisions
 from workflows.plan.waiting import NAMES_SHOWN, Waiting
-from workflows.shared.activities import NO_WORKER_TIMEOUT, RETRIES_IN_TIME, ActivityRunner
+from workflows.shared.activities import NOTICE, RETRIES_IN_TIME, ActivityRunner
 from workflows.shared.alerts import Alerts
 from workflows.shared.inbox import Inbox
 from workflows.shared.parent_notice import ParentNotice
@@ -46,7 +46,7 @@ from workflows.shared.refusal import refusals
 class PlanWorkflow:
     """A graph of steps carried out to an outcome. Its history is the log of what was done."""
 
-    no_worker_timeout = NO_WORKER_TIMEOUT
+    notice = NOTICE
 
     # Handlers may run before `run` does, so the progress has to be there when the instance is.
     @workflow.init
@@ -56,7 +56,9 @@ class PlanWorkflow:
         self._context = context = PlanContext(request, plan_id=info.workflow_id)
         self._inbox = Inbox(request.sealed_as, request.heard) if request else Inbox(None, Heard())
         queue, running = context.request.queues.workspace, dict[str, Attempt]()
-        activities = ActivityRunner(no_worker_timeout=self.no_worker_timeout, retry_policy=RETRIES_IN_TIME)
+        self._activities = activities = ActivityRunner(
+            lambda: context.request.queues, notice=self.notice, retry_policy=RETRIES_IN_TIME
+        )
         alerts = Alerts(queue, context.scope, lambda text: context.log("alert", detail=text), context.wake)
         self._open_questions = waiting = Questions(context.progress.questions, context.progress.asked)
         parent = ParentNotice(is_child=info.parent is not None, is_first_run=info.continued_run_id is None)
@@ -157,7 +159,7 @@ class PlanWorkflow:
     @workflow.query(description="Where the plan is, what it waits for and what it has spent")
     def status(self) -> PlanStatus:
         """Return a snapshot."""
-        return self._reporting.snapshot()
+        return self._reporting.snapshot().evolve(waits_for=self._activities.waits_for)
 
     @workflow.query(description="All steps, 500 a page: 1")
     def steps(self, page: int = 1) -> StepPage:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar, overload
 
 from temporalio import workflow
@@ -11,10 +11,13 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, TimeoutType, is_cancelled_exception
 from temporalio.exceptions import TimeoutError as TemporalTimeoutError
 
+from activities.staffing.activity import LookRequest, Staffing, StaffingActivities
+from tightloop.episode.model import Queues, wait_for_worker
 from tightloop.episode.work import Work
-from tightloop.errors import IdTakenError
+from tightloop.errors import IdTakenError, WorkspaceElsewhereError
 from tightloop.safety.drift import Drift, DriftError
 from tightloop.safety.seal import RefusedPayload
+from tightloop.value import counted
 
 # What a killed worker did runs again after this time and the first retry interval.
 HEARTBEAT_TIMEOUT = timedelta(seconds=3)
@@ -29,8 +32,11 @@ RESTORE_TIMEOUT = timedelta(minutes=15)
 CLOSE_TIMEOUT = timedelta(minutes=5)
 GRACE = timedelta(minutes=2)
 """Added to the limits that an executor or a check keeps itself."""
-NO_WORKER_TIMEOUT = timedelta(minutes=5)
-"""How long an activity may wait for a worker on a task queue of its own."""
+NOTICE = timedelta(seconds=20)
+"""So long an activity waits on another task queue than the workflow's before it is looked who works there."""
+LOOK_TIMEOUT = timedelta(seconds=30)
+LOOK_AGAIN = timedelta(minutes=10)
+"""Workers that were busy may be gone by then."""
 
 # Temporal's own default never gives up: what cannot succeed would never come before a person.
 RETRIES = RetryPolicy(
@@ -64,8 +70,6 @@ class ActivityOptions:
     timeout: timedelta
     queue: str = ""
     """Task queue; empty for the workflow's own, where activities start eagerly."""
-    busy_for: timedelta = timedelta()
-    """How long the workers of that queue may rightly be busy with something else."""
     work: Work | None = None
     """What a person is told that it does; None: its summary and its limit."""
     instant: bool = False
@@ -90,17 +94,27 @@ class ActivityFailedError(Exception):
 
 
 class ActivityRunner:
-    """Runs activities and remembers those that are running, so that they can be stopped."""
+    """Runs activities on the host of the workspace and remembers those that are running, so that they can be stopped.
+
+    The workflow's own task queue is tried first, because activities start eagerly there. Once that has reached another
+    host than the workspace's, they go to the task queue of its home.
+    """
 
     def __init__(
-        self, *, no_worker_timeout: timedelta = NO_WORKER_TIMEOUT, retry_policy: RetryPolicy = RETRIES
+        self, queues: Callable[[], Queues], *, notice: timedelta = NOTICE, retry_policy: RetryPolicy = RETRIES
     ) -> None:
-        self._no_worker_timeout = no_worker_timeout
-        self._retry_policy = retry_policy
-        # A dictionary, because the order of a set could differ in replay.
+        self._queues, self._notice, self._retry_policy = queues, notice, retry_policy
+        self._other_hosts = False
+        # Dictionaries, because the order of a set could differ in replay.
+        self._waits: dict[tuple[datetime, str], None] = {}
         self._running: dict[workflow.ActivityHandle[Any], None] = {}
         self.interrupted = False
         """Whether what ran last was stopped on purpose."""
+
+    @property
+    def waits_for(self) -> str:
+        """Where a step waits, for which it was looked for workers; Temporal knows whether it has begun meanwhile."""
+        return next((wait_for_worker(since, queue) for since, queue in self._waits), "")
 
     def interrupt(self) -> None:
         """Cancel what is running; `run` then fails when the activity has really stopped."""
@@ -133,32 +147,131 @@ class ActivityRunner:
         )
 
     async def _run_once(self, method: Callable[[Any, Any], Any], request: Any, options: ActivityOptions) -> Any:
-        patience = self._no_worker_timeout + options.busy_for
-        handle: workflow.ActivityHandle[Any] = workflow.start_activity_method(
+        queue, asked = self._place(options), list[str]()
+        while True:
+            try:
+                return await self._run_on(queue, method, request, options)
+            except ActivityError as error:
+                cause = error.cause
+                if isinstance(cause, ApplicationError) and cause.type == RefusedPayload.__name__:
+                    return RefusedPayload(cause.message)
+                if not isinstance(cause, ApplicationError) or cause.type != WorkspaceElsewhereError.__name__:
+                    raise _failure(error, options) from error
+                asked.append(queue)
+                queue = self._elsewhere(options, cause, asked)
+
+    async def _run_on(
+        self, queue: str, method: Callable[[Any, Any], Any], request: Any, options: ActivityOptions
+    ) -> Any:
+        """Run an activity on a task queue; where its workers are busy, wait for them."""
+        since, notice = workflow.now(), self._notice
+        try:
+            while True:
+                try:
+                    return await self._settle(self._start(method, request, options, queue, notice))
+                except ActivityError as error:
+                    if not found_no_worker(error):
+                        raise
+                    self._waits[since, queue] = None
+                    notice = await self._look(request, queue, error.activity_type, since)
+        finally:
+            self._waits.pop((since, queue), None)
+
+    def _start(
+        self, method: Callable[[Any, Any], Any], request: Any, options: ActivityOptions, queue: str, notice: timedelta
+    ) -> workflow.ActivityHandle[Any]:
+        return workflow.start_activity_method(
             method,
             request,
             activity_id=new_activity_id(),
-            task_queue=options.queue or None,
+            task_queue=queue or None,
             start_to_close_timeout=options.timeout,
             # Temporal does not retry this timeout: waiting longer for a worker is decided by the workflow.
-            schedule_to_start_timeout=patience if options.queue else None,
+            schedule_to_start_timeout=notice if queue else None,
             heartbeat_timeout=None if options.instant else HEARTBEAT_TIMEOUT,
             retry_policy=RETRIES if options.instant else self._retry_policy,
             # Nothing else may touch the tree before the activity has really stopped.
             cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
             summary=options.summary or None,
         )
+
+    async def _settle(self, handle: workflow.ActivityHandle[Any]) -> Any:
+        """Wait for an activity, which `interrupt` stops."""
         self._running[handle], self.interrupted = None, False
         try:
             return await handle
         except ActivityError as error:
             if is_cancelled_exception(error) and not self.interrupted:
                 raise asyncio.CancelledError from error
-            if isinstance(error.cause, ApplicationError) and error.cause.type == RefusedPayload.__name__:
-                return RefusedPayload(error.cause.message)
-            raise _failure(error, options, patience) from error
+            raise
         finally:
             del self._running[handle]
+
+    # -- where, and by whom ---------------------------------------------------------------------------
+
+    def _place(self, options: ActivityOptions) -> str:
+        queues = self._queues()
+        return queues.home if self._other_hosts and options.queue in ("", queues.workspace) else options.queue
+
+    def _elsewhere(self, options: ActivityOptions, cause: ApplicationError, asked: list[str]) -> str:
+        """Return the task queue to try next, after workers that have not the workspace.
+
+        Raises:
+            ActivityFailedError: there is none.
+        """
+        queues = self._queues()
+        if options.queue not in ("", queues.workspace):
+            raise ActivityFailedError(
+                f"{cause.message}. The worker of task queue {options.queue!r} reads and writes what lies there: start "
+                "it on that host with the same TIGHTLOOP_HOME, or leave this queue out of the settings"
+            )
+        self._other_hosts = True
+        homes = [queues.home] if queues.home else [str(home) for home in cause.details]
+        if not homes:
+            raise ActivityFailedError(
+                f"{cause.message}, and no worker opens workspaces. Start one of role workspace or all on the host that "
+                "has this one, then resume",
+                no_worker=True,
+            )
+        left = [home for home in homes if home not in asked]
+        if not left:
+            raise ActivityFailedError(f"{cause.message}. Asked: {', '.join(filter(None, asked)) or 'no other host'}")
+        return left[0]
+
+    async def _look(self, request: Any, queue: str, activity: str, since: datetime) -> timedelta:
+        """Look who works on a task queue, where nobody took an activity for a while.
+
+        Returns:
+            How long to wait until the next look.
+
+        Raises:
+            ActivityFailedError: it has waited as long as the settings allow.
+        """
+        # Local: the slots of ordinary activities may be what is waited for.
+        looking = workflow.start_local_activity_method(
+            StaffingActivities.look_for_workers,
+            LookRequest(scope=request.scope, queue=queue),
+            activity_id=new_activity_id(),
+            schedule_to_close_timeout=LOOK_TIMEOUT,
+            retry_policy=RETRIES,
+        )
+        try:
+            staff: Staffing = await self._settle(looking)
+        except ActivityError as error:
+            if self.interrupted:
+                raise _failure(error, ActivityOptions("", LOOK_TIMEOUT, queue)) from error
+            return self._notice
+        waited = workflow.now() - since
+        if waited < staff.patience:
+            return min(staff.patience - waited, LOOK_AGAIN)
+        after = f"within {waited.total_seconds():.0f} s"
+        if staff.workers:
+            busy = f"{counted(staff.workers, 'worker')} on task queue {queue!r} had no free slot for {activity} {after}"
+            raise ActivityFailedError(f"{busy}. Start another one, or resume to wait on", no_worker=True)
+        raise ActivityFailedError(
+            f"no worker on task queue {queue!r} took {activity} {after}. Start one for this queue, then resume",
+            no_worker=True,
+        )
 
 
 def new_activity_id() -> str:
@@ -166,15 +279,9 @@ def new_activity_id() -> str:
     return workflow.uuid4().hex[:16]
 
 
-def _failure(error: ActivityError, options: ActivityOptions, patience: timedelta) -> ActivityFailedError:
+def _failure(error: ActivityError, options: ActivityOptions) -> ActivityFailedError:
     """Return why an activity failed, in the activity's own words where it said so."""
     cause = error.cause
-    if found_no_worker(error):
-        return ActivityFailedError(
-            f"no worker on task queue {options.queue!r} took {error.activity_type} within "
-            f"{patience.total_seconds():g} s. Start one for this queue, then resume",
-            no_worker=True,
-        )
     if isinstance(cause, TemporalTimeoutError) and cause.type is TimeoutType.START_TO_CLOSE:
         reason = f"{error.activity_type} did not end within {options.timeout.total_seconds():g} s"
         return ActivityFailedError(reason, timed_out=True)

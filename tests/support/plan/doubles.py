@@ -28,6 +28,7 @@ from activities.plan.requests import (
     VerifyPlanRequest,
 )
 from activities.proof.requests import AcceptRequest, BeginRequest, Begun, Proved, ProveRequest
+from activities.staffing.activity import StaffingActivities
 from activities.workspace.activity import Adopted, AdoptRequest
 from tightloop.artifact import ArtifactRef
 from tightloop.client import TightloopClient
@@ -45,7 +46,8 @@ from tightloop.plan.result import StepFailure, StepResult, StepStatus
 from tightloop.plan.text.reading import read_plan
 from tightloop.question import Question, QuestionKind
 from worker.build import workflow_runner
-from worker.interceptor import ActivityInterceptor
+from worker.hosting.interceptor import ActivityInterceptor
+from worker.hosting.staff import TemporalStaff
 from workflows.episode.workflow import EpisodeWorkflow
 from workflows.plan.attempts import ACTIVITIES
 from workflows.plan.workflow import PlanWorkflow
@@ -345,6 +347,12 @@ class ScriptedPlanActivities:
         return AlertsSent()
 
 
+def impatient_look(client: Client, task_queue: str) -> Callable[..., Any]:
+    """Return the activity that looks for workers; a person is asked after 5 s without one."""
+    staff = TemporalStaff(client, task_queue)
+    return StaffingActivities(staff, timedelta(seconds=5), timedelta(minutes=5)).look_for_workers
+
+
 @asynccontextmanager
 async def plan_worker(
     client: Client,
@@ -355,11 +363,12 @@ async def plan_worker(
     cached: int = 1_000,
 ) -> AsyncIterator[None]:
     """Run a worker with these workflows and activities."""
+    looking = impatient_look(client, task_queue)
     async with Worker(
         client,
         task_queue=task_queue,
         workflows=workflows,
-        activities=activities,
+        activities=[*activities, looking],
         workflow_runner=workflow_runner(),
         interceptors=[ActivityInterceptor()],
         max_cached_workflows=cached,

@@ -13,7 +13,7 @@ from workflows.plan.workflow import PlanWorkflow
 class ImpatientPlan(PlanWorkflow):
     """Waits a few seconds for a worker in place of minutes."""
 
-    no_worker_timeout = timedelta(seconds=5)
+    notice = timedelta(seconds=2)
 
     @workflow.init
     def __init__(self, request: PlanInput | None = None) -> None:

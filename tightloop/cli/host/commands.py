@@ -1,5 +1,8 @@
 """The commands about this host: server and workers, replay, checks, settings."""
 
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +15,7 @@ from tightloop.cli.host.server_part import Role, become_worker
 from tightloop.cli.render.terminal import coloured, show, show_json, table
 from tightloop.cli.session import AsJson, session_of
 from tightloop.client import TightloopClient
+from tightloop.client.installation.setup import connect_and_set_up
 from tightloop.client.ui_session import signed_in, temporal_variables
 from tightloop.errors import EpisodeNotFoundError
 
@@ -106,6 +110,33 @@ def _findings_table(findings: list[Finding]) -> Any:
         name, found, fix = map(Text, (finding.name, finding.found, "" if finding.ok else finding.fix))
         made.add_row(name, coloured(state), found, fix)
     return made
+
+
+@app.command(rich_help_panel=HOST)
+def setup(
+    context: typer.Context,
+    namespace: Annotated[
+        str | None,
+        typer.Option(help="Namespace, made if it is missing. Default: that of the settings, which must exist."),
+    ] = None,
+    retention: Annotated[
+        int | None, typer.Option(min=1, help="Days for which histories of closed episodes are kept. Default: as it is.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be made.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Set a namespace of Temporal up: search attributes, retention. What is there already stays."""
+    session = session_of(context)
+    if namespace:
+        session = replace(session, namespace=namespace)
+    days = None if retention is None else timedelta(days=retention)
+    create = namespace is not None
+    parts = asyncio.run(connect_and_set_up(session.settings, create=create, retention=days, dry_run=dry_run))
+    if as_json:
+        show_json([vars(part) for part in parts])
+        return
+    for part in parts:
+        typer.echo(f"{part.name}: {part.done.value}{f' ({part.detail})' if part.detail else ''}")
 
 
 @app.command(rich_help_panel=HOST)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from tightloop.cli.host.server_part import described
 from tightloop.cli.session import Session
-from tightloop.client import TightloopClient, registration_command
+from tightloop.client import Poller, TightloopClient
+from tightloop.client.execution import setup_command
 from tightloop.client.keys import key_file, ring_of
 from tightloop.errors import SettingsError, TightloopError
 from tightloop.host import state_folder, state_home
@@ -95,32 +96,41 @@ async def _service(settings: Settings) -> list[Finding]:
         client = await TightloopClient.connect(settings=settings)
     except TightloopError as error:
         return [Finding("Temporal server", False, error.message, "tightloop up, or correct temporal.address")]
-    queues = dict.fromkeys(queue for queue in (settings.temporal.task_queue, *dict(settings.queues).values()) if queue)
     where = f"{address}, namespace {settings.temporal.namespace}"
-    rows = [Finding("Temporal server", True, where), await _attributes(client)]
-    return rows + [await _workers(client, queue) for queue in queues]
+    rows = [Finding("Temporal server", True, where), await _attributes(client, settings)]
+    return rows + await _workers(client)
 
 
-async def _attributes(client: TightloopClient) -> Finding:
+async def _attributes(client: TightloopClient, settings: Settings) -> Finding:
     name = "search attributes"
     try:
         missing = await client.missing_search_attributes()
     except TightloopError as error:
         return Finding(name, False, error.message, "ask who runs the namespace", needed=False)
     if missing:
-        fix = f"tightloop up, or: {registration_command(missing)}"
-        return Finding(name, False, f"unknown to the server: {', '.join(missing)}", fix)
+        fix = setup_command(settings.temporal.address, settings.temporal.namespace)
+        return Finding(name, False, f"missing, or of another type: {', '.join(missing)}", fix)
     return Finding(name, True, "registered")
 
 
-async def _workers(client: TightloopClient, queue: str) -> Finding:
-    name = f"workers on {queue}"
+async def _workers(client: TightloopClient) -> list[Finding]:
+    """Look whether an episode would find every worker that it needs."""
     try:
-        pollers = await client.pollers(queue)
+        found = await client.topology()
     except TightloopError as error:
-        return Finding(name, False, error.message, "tightloop up")
-    who = ", ".join(sorted(poller.identity for poller in pollers))
-    return Finding(name, bool(pollers), who or "nobody polled in the last minute", "tightloop up")
+        return [Finding("workers", False, error.message, "tightloop up")]
+    by_queue = {found.main_queue: found.workflows, **found.named}
+    rows = [
+        Finding(f"workers on {queue}", bool(pollers), _names(pollers) or "nobody", "tightloop up")
+        for queue, pollers in by_queue.items()
+    ]
+    shown = ", ".join(f"{home}{' (this host)' if home == found.home else ''}" for home in found.homes)
+    return [*rows, Finding("workers for workspaces", bool(found.homes), shown or "nobody", "tightloop up")]
+
+
+def _names(pollers: tuple[Poller, ...]) -> str:
+    busy = {poller.identity for poller in pollers if poller.free_slots == 0}
+    return ", ".join(sorted(f"{p.identity} (all slots taken)" if p.identity in busy else p.identity for p in pollers))
 
 
 def _model_key(settings: Settings) -> Finding:

@@ -46,6 +46,7 @@ def plan_rows(status: PlanStatus) -> list[tuple[str, str | Text]]:
         ("plan", status.title + (f", revision {status.revision}" if status.revision > 1 else "")),
         ("workspace", status.workspace),
         ("phase", status.phase.value),
+        ("waits for", status.waits_for),
         ("steps", counts_line(status.counts) if status.counts else ""),
         *(("running", f"{line.id} (attempt {line.attempt})") for line in status.running[:LINES_SHOWN]),
         *(("failed", f"{name}: {why}") for name, why in list(failed)[:LINES_SHOWN]),
@@ -63,7 +64,8 @@ def plan_line(status: PlanStatus) -> str:
     """Return the state on one line, for the last line of `watch`."""
     running = ", ".join(line.id for line in status.running[:RUNNING_SHOWN])
     more = f" and {len(status.running) - RUNNING_SHOWN} more" if len(status.running) > RUNNING_SHOWN else ""
-    parts = [counts_line(status.counts), f"now: {running}{more}" if running else "", status.phase.value]
+    waits = f"waits for {status.waits_for}" if status.waits_for else ""
+    parts = [counts_line(status.counts), f"now: {running}{more}" if running else "", status.phase.value, waits]
     return "  ".join(part for part in parts if part)
 
 

@@ -38,7 +38,9 @@ async def status_of(calls: Calls, workflow_id: str) -> Status:
     if seen.frozen:
         return _outline(seen)
     if seen.is_open:
-        return _with_work(await calls.query(workflow_id, "status", STATUS_TYPES[seen.kind]), seen)
+        status = _with_work(await calls.query(workflow_id, "status", STATUS_TYPES[seen.kind]), seen)
+        # The workflow knows since when, but not whether a worker has taken the step in this moment.
+        return status.evolve(waits_for=seen.waits_for and (status.waits_for or seen.waits_for))
     result = await result_of(calls, seen)
     try:
         answered = await calls.query(workflow_id, "status", STATUS_TYPES[seen.kind], run_id=seen.run_id)

@@ -5,6 +5,7 @@ import temporalio.api.workflowservice.v1 as service
 from tightloop.client.calls import CALL_TIMEOUT, Calls
 from tightloop.client.encryption import has_seals
 from tightloop.client.execution import KINDS, SEALS
+from tightloop.client.installation.staffing import workers_on
 from tightloop.errors import SettingsError
 
 
@@ -19,7 +20,7 @@ async def refuse_plain_start(calls: Calls, task_queue: str) -> None:
     """
     if not calls.is_plain:
         return
-    workers = await calls.pollers(task_queue)
+    workers = await workers_on(calls, task_queue)
     if any(worker.identity.endswith(SEALS) for worker in workers) or (
         not workers and await _newest_is_sealed(calls, task_queue)
     ):

@@ -15,12 +15,18 @@ from temporalio.worker import ActivityInboundInterceptor, ActivityOutboundInterc
 
 from activities.workspace.scope import EpisodeScope
 from tightloop.client.sealing import sealing_as
-from tightloop.errors import InvalidRequestError, PlannerUnavailableError, TightloopError
+from tightloop.errors import (
+    InvalidRequestError,
+    PlannerUnavailableError,
+    TightloopError,
+    WorkspaceElsewhereError,
+)
 from tightloop.log import told
 from tightloop.safety.drift import DriftError
 from tightloop.safety.identity import check_id
 from tightloop.safety.seal import SealKind
 from tightloop.value.scrub import scrub
+from worker.hosting.home import Home
 
 logger = logging.getLogger("tightloop")
 
@@ -35,9 +41,13 @@ EXACT = frozenset(
 class ActivityInterceptor(Interceptor):
     """Wraps all activities of a worker."""
 
+    def __init__(self, home: Home | None = None) -> None:
+        """Take where the worker is; None: it takes everything."""
+        self._home = home
+
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
         """Wrap an activity."""
-        return _Inbound(next)
+        return _Inbound(next, self._home)
 
 
 class _Outbound(ActivityOutboundInterceptor):
@@ -53,6 +63,10 @@ class _Outbound(ActivityOutboundInterceptor):
 
 
 class _Inbound(ActivityInboundInterceptor):
+    def __init__(self, next: ActivityInboundInterceptor, home: Home | None) -> None:
+        super().__init__(next)
+        self._home = home
+
     def init(self, outbound: ActivityOutboundInterceptor) -> None:
         self._outbound = _Outbound(outbound)
         super().init(self._outbound)
@@ -61,11 +75,14 @@ class _Inbound(ActivityInboundInterceptor):
         # What the attempt before told must outlive this one too, should it die before it tells more.
         self._outbound.details = tuple(activity.info().heartbeat_details)
         try:
-            check_request(input.args)
+            scope = check_request(input.args)
+            if self._home is not None:
+                await self._home.check(activity.info().activity_type, scope)
             # Heartbeats are sealed in the context of the activity that sends them; its result is not a heartbeat.
             with sealing_as(SealKind.HEARTBEAT):
                 async with self._beating(in_thread=not inspect.iscoroutinefunction(input.fn)):
-                    return without_secrets(await super().execute_activity(input))
+                    result = without_secrets(await super().execute_activity(input))
+            return result if self._home is None else self._home.bind(result)
         except TightloopError as error:
             logger.warning("%s: %s", activity.info().activity_type, told(error))
             raise as_application_error(error) from error
@@ -94,8 +111,10 @@ class _Inbound(ActivityInboundInterceptor):
                 activity.heartbeat(*self._outbound.details)
 
 
-def check_request(arguments: Sequence[Any]) -> None:
-    """Refuse an activity that no workflow of ours asks for, or that names another workflow than the one that asks.
+def check_request(arguments: Sequence[Any]) -> EpisodeScope:
+    """Return the scope of an activity.
+
+    Refuse one that no workflow of ours asks for, or that names another workflow than the one that asks.
 
     Ids become parts of paths and of git refs.
 
@@ -113,6 +132,7 @@ def check_request(arguments: Sequence[Any]) -> None:
         check_id(scope.within)
     if not Path(scope.workspace).is_absolute() or "\0" in scope.workspace:
         raise InvalidRequestError(f"the workspace {scope.workspace[:200]!r} is not an absolute path")
+    return scope
 
 
 def without_secrets(result: Any) -> Any:
@@ -123,9 +143,12 @@ def without_secrets(result: Any) -> Any:
 def as_application_error(error: TightloopError) -> ApplicationError:
     """Return the Temporal failure for one of our errors; its type is the class name."""
     delay = error.retry_after if isinstance(error, PlannerUnavailableError) else None
+    details: tuple[Any, ...] = error.homes if isinstance(error, WorkspaceElsewhereError) else ()
+    if isinstance(error, DriftError):
+        details = (error.drift,)
     return ApplicationError(
         scrub(error.message),
-        *([error.drift] if isinstance(error, DriftError) else []),
+        *details,
         type=type(error).__name__,
         non_retryable=not error.retryable,
         next_retry_delay=delay,

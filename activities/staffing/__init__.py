@@ -1,0 +1,1 @@
+"""Whether a task queue has workers."""

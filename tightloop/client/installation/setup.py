@@ -1,0 +1,197 @@
+"""Sets a namespace up for tightloop: search attributes, retention, the namespace itself. Idempotent."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+
+from google.protobuf.duration_pb2 import Duration
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.namespace.v1 import NamespaceConfig
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
+from temporalio.api.workflowservice.v1 import (
+    DescribeNamespaceRequest,
+    RegisterNamespaceRequest,
+    UpdateNamespaceRequest,
+)
+from temporalio.service import RPCError, RPCStatusCode
+
+from tightloop.client.calls import CALL_TIMEOUT, Calls
+from tightloop.client.connection import connect
+from tightloop.client.encryption import PLAIN_CONVERTER
+from tightloop.client.execution import SEARCH_ATTRIBUTES, TEMPORAL, registration_command
+from tightloop.errors import SettingsError
+from tightloop.settings import Settings
+
+DENIED = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.UNIMPLEMENTED)
+"""How a server answers who may not use its operator API."""
+_TYPE = "INDEXED_VALUE_TYPE_"
+
+
+class Done(StrEnum):
+    """What became of a part of the setup."""
+
+    THERE = "there already"
+    MADE = "made"
+    WOULD = "would be made"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of the setup."""
+
+    name: str
+    done: Done
+    detail: str = ""
+
+
+class NotAllowedError(SettingsError):
+    """Temporal refuses this connection the rights for the setup; the message has the command for who has them."""
+
+
+async def connect_and_set_up(
+    settings: Settings, *, create: bool = False, retention: timedelta | None = None, dry_run: bool = False
+) -> tuple[Part, ...]:
+    """Set the namespace of the settings up over a connection of its own; see `set_up`."""
+    calls = Calls(await connect(settings, PLAIN_CONVERTER))
+    return await set_up(calls, create=create, retention=retention, dry_run=dry_run)
+
+
+async def set_up(
+    calls: Calls, *, create: bool = False, retention: timedelta | None = None, dry_run: bool = False
+) -> tuple[Part, ...]:
+    """Set the namespace of a connection up, and return what was done.
+
+    Args:
+        calls: the connection.
+        create: make the namespace where it is missing.
+        retention: how long histories of closed episodes are kept; None: as it is.
+        dry_run: only look.
+
+    Raises:
+        SettingsError: the namespace is missing, or has an attribute of ours with another type.
+        NotAllowedError: Temporal does not permit it.
+    """
+    made = await _namespace(calls, create, retention, dry_run)
+    if made.done is Done.WOULD:
+        return (made, Part("search attributes", Done.WOULD, ", ".join(SEARCH_ATTRIBUTES)))
+    parts = [made, await _attributes(calls, dry_run)]
+    if retention is not None and made.done is Done.THERE:
+        parts.append(await _retention(calls, retention, dry_run))
+    return tuple(parts)
+
+
+async def wrong_search_attributes(calls: Calls) -> dict[str, str]:
+    """Return the search attributes of ours that the namespace lacks, with the wrong type of each or an empty string.
+
+    Raises:
+        NotAllowedError: Temporal does not permit to look.
+    """
+    request = ListSearchAttributesRequest(namespace=calls.client.namespace)
+    async with _allowed(calls, _by_hand(calls)):
+        answer = await calls.client.operator_service.list_search_attributes(request, timeout=CALL_TIMEOUT)
+    return _wrong({name: IndexedValueType.Name(kind) for name, kind in answer.custom_attributes.items()})
+
+
+def _wrong(found: Mapping[str, str]) -> dict[str, str]:
+    kinds = {name: found.get(name, "").removeprefix(_TYPE).capitalize() for name in SEARCH_ATTRIBUTES}
+    return {name: kind for name, kind in kinds.items() if kind != SEARCH_ATTRIBUTES[name]}
+
+
+async def _attributes(calls: Calls, dry_run: bool) -> Part:
+    name, wrong = "search attributes", await wrong_search_attributes(calls)
+    where = (calls.address, calls.client.namespace)
+    mistyped = {name: kind for name, kind in wrong.items() if kind}
+    if mistyped:
+        has = ", ".join(f"{name} is {kind} in place of {SEARCH_ATTRIBUTES[name]}" for name, kind in mistyped.items())
+        raise SettingsError(
+            f"the namespace {where[1]!r} has search attributes of ours with another type: {has}. Their stored "
+            f"values are lost where you replace them: {registration_command(*where, wrong)}"
+        )
+    if not wrong or dry_run:
+        shown = ", ".join(wrong or SEARCH_ATTRIBUTES)
+        return Part(name, Done.WOULD if wrong else Done.THERE, shown)
+    types = {name: IndexedValueType.Value(f"{_TYPE}{SEARCH_ATTRIBUTES[name].upper()}") for name in wrong}
+    request = AddSearchAttributesRequest(namespace=where[1], search_attributes=types)
+    async with _allowed(calls, registration_command(*where, wrong)):
+        try:
+            await calls.client.operator_service.add_search_attributes(request, timeout=CALL_TIMEOUT)
+        except RPCError as error:
+            # Another process has added them at the same moment.
+            if error.status is not RPCStatusCode.ALREADY_EXISTS:
+                raise
+    return Part(name, Done.MADE, ", ".join(wrong))
+
+
+async def _namespace(calls: Calls, create: bool, retention: timedelta | None, dry_run: bool) -> Part:
+    name, namespace = "namespace", calls.client.namespace
+    try:
+        async with calls.bounded("", CALL_TIMEOUT):
+            await find_namespace(calls)
+        return Part(name, Done.THERE, namespace)
+    except SettingsError:
+        if not create:
+            raise
+    if dry_run:
+        return Part(name, Done.WOULD, namespace)
+    kept = retention or timedelta(days=30)
+    request = RegisterNamespaceRequest(namespace=namespace, workflow_execution_retention_period=_duration(kept))
+    command = f"operator namespace create --address {calls.address} --retention {kept.days}d -n {namespace}"
+    async with _allowed(calls, f"{TEMPORAL} {command}"):
+        await calls.client.workflow_service.register_namespace(request, timeout=CALL_TIMEOUT)
+    return Part(name, Done.MADE, f"{namespace}, histories are kept for {kept.days} days")
+
+
+async def find_namespace(calls: Calls) -> timedelta:
+    """Return how long the namespace keeps histories of closed workflows.
+
+    Raises:
+        RPCError: it is missing, or access is refused.
+    """
+    request = DescribeNamespaceRequest(namespace=calls.client.namespace)
+    answer = await calls.client.workflow_service.describe_namespace(request, timeout=CALL_TIMEOUT)
+    return answer.config.workflow_execution_retention_ttl.ToTimedelta()
+
+
+async def _retention(calls: Calls, wanted: timedelta, dry_run: bool) -> Part:
+    name, namespace = "retention", calls.client.namespace
+    async with calls.bounded("", CALL_TIMEOUT):
+        found = await find_namespace(calls)
+    if found == wanted:
+        return Part(name, Done.THERE, f"{wanted.days} days")
+    shown = f"{wanted.days} days in place of {found.days}"
+    if dry_run:
+        return Part(name, Done.WOULD, shown)
+    config = NamespaceConfig(workflow_execution_retention_ttl=_duration(wanted))
+    command = f"operator namespace update --address {calls.address} --retention {wanted.days}d -n {namespace}"
+    async with _allowed(calls, f"{TEMPORAL} {command}"):
+        await calls.client.workflow_service.update_namespace(
+            UpdateNamespaceRequest(namespace=namespace, config=config), timeout=CALL_TIMEOUT
+        )
+    return Part(name, Done.MADE, shown)
+
+
+@asynccontextmanager
+async def _allowed(calls: Calls, remedy: str) -> AsyncIterator[None]:
+    """Say who can do it, where Temporal does not permit it to us."""
+    async with calls.bounded("", CALL_TIMEOUT):
+        try:
+            yield
+        except RPCError as error:
+            if error.status not in DENIED:
+                raise
+            raise NotAllowedError(
+                f"Temporal at {calls.address} does not permit that ({error.message}). "
+                f"Ask somebody who may to run: {remedy}"
+            ) from error
+
+
+def _by_hand(calls: Calls) -> str:
+    return registration_command(calls.address, calls.client.namespace)
+
+
+def _duration(value: timedelta) -> Duration:
+    made = Duration()
+    made.FromTimedelta(value)
+    return made

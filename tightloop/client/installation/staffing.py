@@ -1,0 +1,89 @@
+"""Who works on which task queue, as Temporal knows it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import temporalio.api.taskqueue.v1 as taskqueue
+import temporalio.api.workflowservice.v1 as service
+from temporalio.api.enums.v1 import TaskQueueType, WorkerStatus
+from temporalio.api.worker.v1 import WorkerHeartbeat
+from temporalio.service import RPCError, RPCStatusCode
+
+from tightloop.client.calls import CALL_TIMEOUT, Calls
+from tightloop.client.execution import moment
+
+POLLER_FRESH = timedelta(seconds=70)
+"""A poll lasts up to 60 s; who did not poll for longer than this is gone, though Temporal still lists it."""
+# Servers before 1.29 keep no list of workers, and a role may be forbidden to read it.
+_NO_LIST = (RPCStatusCode.UNIMPLEMENTED, RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.INVALID_ARGUMENT)
+
+
+@dataclass(frozen=True)
+class Poller:
+    """A worker process on a task queue."""
+
+    identity: str
+    last_seen: datetime | None
+    free_slots: int | None = None
+    """For activities; None where the worker does not say."""
+    runs_workflows: bool = False
+
+
+async def workers_on(calls: Calls, queue: str) -> tuple[Poller, ...]:
+    """Return who works on a task queue, without those that are gone.
+
+    A worker with all slots taken does not poll, so that Temporal forgets its polls; its heartbeats tell of it.
+    """
+    found: dict[str, Poller] = {}
+    kinds = (TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW)
+    for kind in kinds:
+        request = service.DescribeTaskQueueRequest(
+            namespace=calls.client.namespace, task_queue=taskqueue.TaskQueue(name=queue), task_queue_type=kind
+        )
+        async with calls.bounded("", CALL_TIMEOUT):
+            answer = await calls.client.workflow_service.describe_task_queue(request, timeout=CALL_TIMEOUT)
+        for poller in answer.pollers:
+            runs = kind is TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
+            found[poller.identity] = Poller(poller.identity, moment(poller.last_access_time), runs_workflows=runs)
+    oldest = datetime.now(UTC) - POLLER_FRESH
+    found = {name: one for name, one in found.items() if one.last_seen is not None and one.last_seen > oldest}
+    beats = await _heartbeats(calls, f"TaskQueue = '{queue}'")
+    for beat in beats:
+        if beat.status != WorkerStatus.WORKER_STATUS_RUNNING:
+            found.pop(beat.worker_identity, None)
+    for beat in _alive(beats):
+        found[beat.worker_identity] = Poller(
+            beat.worker_identity,
+            moment(beat.heartbeat_time),
+            beat.activity_task_slots_info.current_available_slots,
+            beat.workflow_poller_info.current_pollers > 0,
+        )
+    return tuple(found.values())
+
+
+async def homes(calls: Calls, main_queue: str) -> tuple[str, ...]:
+    """Return the task queues of all hosts that have a worker for workspaces, see `tightloop.host.home_queue`."""
+    beats = await _heartbeats(calls, f"TaskQueue STARTS_WITH '{main_queue}-workspace-'")
+    return tuple(sorted({beat.task_queue for beat in _alive(beats)}))
+
+
+async def _heartbeats(calls: Calls, query: str) -> list[WorkerHeartbeat]:
+    request = service.ListWorkersRequest(namespace=calls.client.namespace, query=query, page_size=1_000)
+    async with calls.bounded("", CALL_TIMEOUT):
+        try:
+            answer = await calls.client.workflow_service.list_workers(request, timeout=CALL_TIMEOUT)
+        except RPCError as error:
+            if error.status in _NO_LIST:
+                return []
+            raise
+    return [info.worker_heartbeat for info in answer.workers_info]
+
+
+def _alive(beats: Iterable[WorkerHeartbeat]) -> list[WorkerHeartbeat]:
+    oldest = datetime.now(UTC) - POLLER_FRESH
+    return [
+        beat
+        for beat in beats
+        if beat.status == WorkerStatus.WORKER_STATUS_RUNNING and (moment(beat.heartbeat_time) or oldest) > oldest
+    ]

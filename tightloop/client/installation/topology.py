@@ -1,0 +1,59 @@
+"""Whether the workers that are there can carry an episode: every role that it needs, on its task queue."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tightloop.client.calls import Calls
+from tightloop.client.installation.staffing import Poller, homes, workers_on
+from tightloop.host import home_queue
+from tightloop.settings import Settings
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The workers of an installation."""
+
+    main_queue: str
+    main: tuple[Poller, ...]
+    """On the task queue of the episodes."""
+    homes: tuple[str, ...]
+    """Task queues of the hosts with a worker for workspaces."""
+    home: str
+    """Task queue of this host and state home."""
+    named: Mapping[str, tuple[Poller, ...]]
+    """Workers on the task queues that the settings name, by queue."""
+
+    @property
+    def workflows(self) -> tuple[Poller, ...]:
+        """The workers that run workflows."""
+        return tuple(poller for poller in self.main if poller.runs_workflows)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What an episode would wait for, each as a sentence that says what to start."""
+        said = []
+        if not self.workflows:
+            said.append(
+                f"nobody runs workflows on task queue {self.main_queue!r}. Start a worker of role workflows or all"
+            )
+        if not self.homes:
+            said.append("no worker opens workspaces. Start one of role workspace or all on the host that has them")
+        said += [
+            f"nobody works on task queue {queue!r}, which the settings name under queues. Start a worker for it, or "
+            "leave it out"
+            for queue, pollers in self.named.items()
+            if not pollers
+        ]
+        return tuple(said)
+
+
+async def topology_of(calls: Calls, settings: Settings) -> Topology:
+    """Return who works where."""
+    main, home = settings.temporal.task_queue, home_queue(settings)
+    found = await homes(calls, main)
+    # A server that keeps no list of workers knows those of a task queue.
+    if home not in found and await workers_on(calls, home):
+        found = (*found, home)
+    wanted = {queue for queue in dict(settings.queues).values() if queue and queue != main}
+    named = {queue: await workers_on(calls, queue) for queue in sorted(wanted)}
+    return Topology(main, await workers_on(calls, main), found, home, named)
