@@ -137,8 +137,8 @@ async def _namespace(calls: Calls, create: bool, retention: timedelta | None, dr
         return Part(name, Done.WOULD, namespace)
     kept = retention or timedelta(days=30)
     request = RegisterNamespaceRequest(namespace=namespace, workflow_execution_retention_period=_duration(kept))
-    command = f"operator namespace create --address {calls.address} --retention {kept.days}d -n {namespace}"
-    async with _allowed(calls, f"{TEMPORAL} {command}"):
+    words = f"operator namespace create --address {calls.address} --retention {kept.days}d -n {namespace}"
+    async with _allowed(calls, f"{TEMPORAL} {words}"):
         await calls.client.workflow_service.register_namespace(request, timeout=CALL_TIMEOUT)
     return Part(name, Done.MADE, f"{namespace}, histories are kept for {kept.days} days")
 
@@ -164,8 +164,8 @@ async def _retention(calls: Calls, wanted: timedelta, dry_run: bool) -> Part:
     if dry_run:
         return Part(name, Done.WOULD, shown)
     config = NamespaceConfig(workflow_execution_retention_ttl=_duration(wanted))
-    command = f"operator namespace update --address {calls.address} --retention {wanted.days}d -n {namespace}"
-    async with _allowed(calls, f"{TEMPORAL} {command}"):
+    words = f"operator namespace update --address {calls.address} --retention {wanted.days}d -n {namespace}"
+    async with _allowed(calls, f"{TEMPORAL} {words}"):
         await calls.client.workflow_service.update_namespace(
             UpdateNamespaceRequest(namespace=namespace, config=config), timeout=CALL_TIMEOUT
         )
@@ -173,7 +173,7 @@ async def _retention(calls: Calls, wanted: timedelta, dry_run: bool) -> Part:
 
 
 @asynccontextmanager
-async def _allowed(calls: Calls, remedy: str) -> AsyncIterator[None]:
+async def _allowed(calls: Calls, command: str) -> AsyncIterator[None]:
     """Say who can do it, where Temporal does not permit it to us."""
     async with calls.bounded("", CALL_TIMEOUT):
         try:
@@ -183,7 +183,7 @@ async def _allowed(calls: Calls, remedy: str) -> AsyncIterator[None]:
                 raise
             raise NotAllowedError(
                 f"Temporal at {calls.address} does not permit that ({error.message}). "
-                f"Ask somebody who may to run: {remedy}"
+                f"Ask somebody who may to run: {command}"
             ) from error
 
 
