@@ -95,7 +95,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     if not names:
         return ""
     more = f" and {len(names) - CANDIDATES_SHOWN} more" if len(names) > CANDIDATES_SHOWN else ""
-    return f"Known: {', '.join(names[:CANDIDATES_SHOWN])}{more}"
+    # The nearest ones first: of a long list only the start is shown.
+    near = (
+        get_close_matches(word, names, n=CANDIDATES_SHOWN, cutoff=0.0) if len(more) > 0 and len(names) <= 1_000 else []
+    )
+    shown = [*near, *(name for name in names if name not in near)][:CANDIDATES_SHOWN]
+    return f"Known: {', '.join(shown)}{more}"
 
 
 class TightloopError(Exception):

@@ -16,9 +16,8 @@ from tightloop.plan.request import INPUT_CHARACTERS, SOURCE_BYTES, PlanRequest
 from tightloop.plan.result import EvidenceNote
 from tightloop.plan.rules.budgeting import bounded, narrowest
 from tightloop.plan.rules.guard import tightened
-from tightloop.plan.text.reading import read_plan
 from tightloop.plan.text.writing import write_plan
-from tightloop.plan.validation.validate import validate
+from tightloop.plan.validation.validate import check_text
 
 ID_CHARACTERS = 60
 
@@ -52,8 +51,9 @@ def read_plan_file(work: Work, file: str, inputs: Mapping[str, Any]) -> Plan:
     text = read_text(work.root, file)
     if text is None:
         raise InvalidRequestError(f"the tree has no plan file {file!r}. Check its name")
-    read = read_plan(text, name=file)
-    if wrong := tuple(problem for problem in validate(read) if problem.is_error):
+    read, problems = check_text(text, name=file)
+    wrong = tuple(problem for problem in problems if problem.is_error)
+    if read is None or wrong:
         raise PlanError(wrong)
     plan = read.plan
     if unknown := sorted(set(inputs) - set(plan.inputs)):

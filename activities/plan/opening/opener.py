@@ -35,8 +35,8 @@ from tightloop.plan.engine.revision import diff_plans, find_refusals
 from tightloop.plan.request import PlanRequest
 from tightloop.plan.rules.budgeting import merge_stated, narrowest
 from tightloop.plan.stored import StoredPlan
-from tightloop.plan.text.reading import ReadPlan, read_plan
-from tightloop.plan.validation.validate import validate
+from tightloop.plan.text.reading import ReadPlan, decode
+from tightloop.plan.validation.validate import check_text
 from tightloop.value import shorten
 
 NOTES_LIMIT = 20
@@ -239,10 +239,7 @@ class PlanOpener:
             raise InvalidRequestError(
                 f"the plan file {place} is larger than {READ_BYTES} bytes. Split it into subplans"
             )
-        try:
-            return WrittenPlan(text=place.read_text("utf-8")), asked.file
-        except UnicodeDecodeError as error:
-            raise InvalidRequestError(f"the plan file {place} is not UTF-8 text (byte {error.start})") from error
+        return WrittenPlan(text=decode(place.read_bytes(), name=asked.file)), asked.file
 
     def _prompts_of(self, scope: PlanScope, text: str) -> str:
         """Return the version of the prompts where a model wrote this text for a run before: it stays the model's."""
@@ -269,11 +266,8 @@ def check_plan(source: str, name: str, capabilities: frozenset[str]) -> tuple[Re
     Raises:
         PlanError: it is wrong.
     """
-    try:
-        read = read_plan(source, name=name)
-    except PlanError as error:
-        raise PlanError(error.problems[:PROBLEMS_LIMIT]) from error
-    problems = validate(read, capabilities=capabilities)
-    if wrong := tuple(problem for problem in problems if problem.is_error):
+    read, problems = check_text(source, name=name, capabilities=capabilities)
+    wrong = tuple(problem for problem in problems if problem.is_error)
+    if read is None or wrong:
         raise PlanError(wrong[:PROBLEMS_LIMIT])
-    return read, tuple(str(problem) for problem in (*read.warnings, *problems))
+    return read, tuple(str(problem) for problem in problems)

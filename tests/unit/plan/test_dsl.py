@@ -95,7 +95,7 @@ def test_what_has_no_word_of_its_own_is_written_as_fields() -> None:
         ("task a\n  needs: b\n  on success -> b\n  on success -> c\n", "4:3: 'on success' twice."),
         ("plan p\nplan q\n", "2:1: a second `plan` header."),
         ("task a kind:tool kind:tool\n", "1:18: 'kind' twice in one header. Remove one."),
-        ("task a\n  needs: [b\n", "not YAML"),
+        ("task a\n  needs: [b\n", "2:10: a bracket is not closed"),
         ('task a "bad \\q"\n', "1:9: the title"),
         ("task a\n  on failure -> \n", "2:3: 'on failure ->' names no step. Write an id behind it."),
     ],

@@ -11,8 +11,9 @@ from tests.support.plan.strategies import plans
 from tightloop.errors import PlanError, Position
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import Capability, Recovery, StepKind
-from tightloop.plan.text.reading import TEXT_BYTES, ReadPlan, read_plan
+from tightloop.plan.text.reading import TEXT_BYTES, ReadPlan, decode, read_plan
 from tightloop.plan.text.writing import FORMS, write_plan
+from tightloop.plan.validation.validate import check_text
 
 SEEDS = Path(__file__).parents[2] / "data" / "plans"
 
@@ -240,31 +241,31 @@ steps:
         ),
         (
             "id: p\nsteps:\n- {id: a, timeout_s: soon}\n",
-            "p.yaml:3:22: 'timeout_s' must be a valid number, unable to parse string as a number, not 'soon'",
+            "p.yaml:3:22: 'timeout_s' is not a duration: 'soon' in step 'a'. A duration is a number of",
         ),
         (
             "id: p\nsteps:\n- {id: a, title: 5}\n",
             "p.yaml:3:18: 'title' must be a text, not 5 in step 'a'. Put it in quotes: \"5\".",
         ),
         ("id: p\nsteps: 5\n", "p.yaml:2:8: 'steps' must be a list, not 5. Write `steps: [...]`."),
-        ("id: p\nsteps:\n- [a]\n", "p.yaml:3:3: 'steps.0' must be fields (`key: value`), not a list."),
+        ("id: p\nsteps:\n- [a]\n", "p.yaml:3:3: item 1 of 'steps' must be fields (`key: value`), not a list."),
         ("id: p\nid: q\n", "p.yaml:2:1: field 'id' occurs twice (first in line 1). Remove one."),
         ("id: p\n\tsteps: []\n", "Indent with spaces, not with tabs."),
         (
             "id: p: q\n",
-            "not YAML: mapping values are not allowed in this context. Put a text that holds ': ' in quotes.",
+            "p.yaml:1:6: a second ': ' in a line, or a line that is indented too far. Put a text",
         ),
         ("id: !!python/name:os.system x\n", "p.yaml:1:5: tag 'tag:yaml.org,2002:python/name:os.system' is not known."),
         ("id: p\n---\nid: q\n", "p.yaml:2:1: a second document begins. Write one plan in one file."),
         ("", "p.yaml: the plan is empty. Write `id:` and `steps:`."),
         ("- a\n", "p.yaml:1:1: a plan must be a mapping of fields, not a list or a text."),
         ('{"id": "p",\n "id": "q"}', "p.yaml:2:2: field 'id' occurs twice (first in line 1). Remove one."),
-        ('{"id": "p",\n "steps": [}', "p.yaml:2:12: not JSON: Expecting value."),
+        ('{"id": "p",\n "steps": [}', "p.yaml:2:11: '[' is not closed. Add `]`."),
         (
             '{"id": "p",\n "steps": [{"id": "a",\n  "kindd": 1}]}',
             "p.yaml:3:3: unknown field 'kindd' in step 'a'. Did you mean 'kind'?",
         ),
-        ('{"id": "p", "seed": NaN}', "p.yaml: not JSON: NaN is not a JSON number."),
+        ('{"id": "p", "seed": NaN}', "p.yaml:1:21: 'NaN' is not a JSON value. Write a number, or a text in quotes"),
         (
             "gates:\n- id: chek\nid: p\nsteps:\n- {id: check}\n",
             "p.yaml:2:7: 'chek' under 'gates' is not a step. Did you mean 'check'?",
@@ -297,6 +298,97 @@ def test_what_is_wrong_is_named_with_line_column_and_fix(text: str, message: str
     assert message in refusal(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "messages"),
+    [
+        (
+            '{"id": "p",\n "steps": [{"id": "a", "run": "x",},\n ]}',
+            ["2:34: a comma before '}'. Remove the comma.", "2:36: a comma before"],
+        ),
+        (
+            '{"id": "p",\n // why\n "steps": [{"id": "a" "run": "x"}]}',
+            ["2:2: JSON has no comments.", "a comma is missing"],
+        ),
+        (
+            "{'id': 'p', steps: []}",
+            ['1:2: JSON has no single quotes. Write `"id"`.', "1:13: the name steps is not in quotes."],
+        ),
+        ('{"id": "p", "steps": [{"id": "a", "cache": True}]}', ["1:44: 'True' is not JSON. Write `true`."]),
+        ('{"id": "p", "steps": [\n{"id": "a"', ["2:1: '{' is not closed. Add `}`."]),
+        ('{"id": "p", "title": "a\nb"}', ["1:22: a text does not end in its line."]),
+        ('{"id": "p", "steps": []} x', ["1:26: there is more behind the end of the JSON. Remove it."]),
+        (
+            "id: p\nsteps:\n  - id: a\n    run: x\n   needs: b\n",
+            ["5:4: the line is indented unlike the list above it."],
+        ),
+        ("id: p\nsteps:\n\t- id: a\n\t  run: x\n\t  needs: [x]\n", ["3:1: a tab", "4:1: a tab", "5:1: a tab"]),
+        ("id: p\nsteps:\n- id: a\n  run: 'make\n- id: b\n", ["4:8: a quote is not closed."]),
+        ("id: p\nsteps: [{id: a}\n", ["2:8: a bracket is not closed, or a comma is missing."]),
+        ("plan p\ntask a\n  run: x\n   needs: b\n", ["4:9: a second ': ' in a line, or a line that is indented"]),
+        (
+            "id: p\nsteps:\n- {id: a, timeout: 5 minutes}\n",
+            ["3:20: 'timeout' is not a duration: '5 minutes'", "Write `5m`."],
+        ),
+        (
+            '{"id": "p", "budget": {"time": "1h30m"}}',
+            ["1:33: 'budget.time' is not a duration: '1h30m'. Write `5400s`."],
+        ),
+        ("task a\n  timeout: soon\n", ["2:12: 'timeout' is not a duration", "`90s`, `5m`, `2h`, `1d`"]),
+        ("id: p\nmax_parallel: 0\nsteps: []\n", ["2:15: 'max_parallel' is 0; it must be at least 1."]),
+        ("id: p\nsteps:\n- {id: a, cache: maybe}\n", ["3:18: 'cache' must be true or false, not 'maybe'"]),
+        (
+            "id: p\nsteps:\n- {id: a, expect: [{prose: 7}, 5]}\n",
+            ["3:28: 'expect.item 1.prose' must be a text", "3:32: item 2"],
+        ),
+        (f"id: p\nsteps:\n- {{id: {'x' * 201}}}\n", ["is not a valid id: it has at most 200 letters"]),
+    ],
+)
+def test_slips_are_told_in_the_words_of_a_writer_of_plans(text: str, messages: list[str]) -> None:
+    said = refusal(text)
+    assert [one for one in messages if one not in said] == []
+    for jargon in ("Expecting", "mapping values", "Input should", "parse", "pydantic", "Traceback", "block mapping"):
+        assert jargon not in said
+
+
+def test_a_file_that_is_not_utf_8_is_refused_with_its_place() -> None:
+    with pytest.raises(PlanError) as refused:
+        decode("id: p\ntitle: café\n".encode("latin-1"), name="p.yaml")
+    assert refused.value.message == "p.yaml:2:11: the byte 0xe9 is not UTF-8. Save the file as UTF-8."
+    with pytest.raises(PlanError, match="the file is UTF-16, not UTF-8"):
+        decode("id: p\n".encode("utf-16"))
+
+
+def test_wrong_values_hide_nothing_else() -> None:
+    text = """id: p
+policy: {network: ["https://x.org"]}
+steps:
+- id: a
+  titel: x
+  timeout: 5 minutes
+  run: |
+    echo ${b c}
+    echo ${nobody.x} ${plan.y}
+- {id: b, needs: [aa], kind: reserch, edit: {files: [{search: x}]}, when: 1 +}
+"""
+    _, problems = check_text(text, name="p")
+    assert [(one.position.line, one.code) for one in problems] == [
+        (2, "host"),
+        (5, "unknown-field"),
+        (6, "wrong-value"),
+        (8, "expression"),
+        (9, "unknown-reference"),
+        (9, "unknown-input"),
+        (10, "unknown-step"),
+        (10, "wrong-value"),
+        (10, "missing"),
+        (10, "expression"),
+    ]
+
+
+def test_an_id_has_up_to_200_characters() -> None:
+    assert read_plan(f"id: {'p' * 200}\nsteps: [{{id: {'s' * 200}}}]\n").plan.steps[0].id == "s" * 200
+
+
 def test_all_problems_are_told_at_once_in_the_order_of_the_text() -> None:
     text = "id: p\nsteps:\n- {id: a, kind: x}\n- {id: b, foo: 1}\n- {id: c, priority: high}\n"
     assert [line.split(":")[1] for line in refusal(text).splitlines()] == ["3", "4", "5"]
@@ -308,7 +400,8 @@ def test_small_texts_that_stand_for_huge_or_deep_data_are_refused_at_once() -> N
     )
     assert "more than 1000000 values" in refusal(bomb)
     for deep in ("[" * 100_000, "- " * 50_000, "{a: " * 5_000):
-        assert "nested deeper than 100 levels" in refusal("id: " + deep) or "not YAML" in refusal("id: " + deep)
+        said = refusal("id: " + deep)
+        assert "nested deeper than 100 levels" in said or "a list cannot begin here" in said
     assert "nested deeper" in refusal('{"a": ' + "[" * 200 + "]" * 200 + "}")
     assert "has no complete anchor" in refusal("id: &x\n  a: *x\n")
     assert f"larger than {TEXT_BYTES} bytes" in refusal("#" * (TEXT_BYTES + 1))

@@ -84,7 +84,7 @@ def graph(context: typer.Context, what: FileOrId) -> None:
 def _readable(file: str) -> Plan:
     """Return the plan of a file, even with errors that only matter when it runs; those are printed."""
     found = examine(file)
-    if found.read is None:
+    if found.read is None or found.read.left_out:
         accepted(file)
     for problem in found.errors:
         remark(problem_line(problem))

@@ -7,8 +7,8 @@ from typing import Any
 
 from tightloop.cli.request import json_or_text, read_pairs
 from tightloop.errors import InvalidRequestError, PlanError, Problem, did_you_mean
-from tightloop.plan.text.reading import TEXT_BYTES, ReadPlan, read_plan
-from tightloop.plan.validation.validate import validate
+from tightloop.plan.text.reading import TEXT_BYTES, ReadPlan, decode
+from tightloop.plan.validation.validate import check_text
 
 STDIN = "-"
 STDIN_NAME = "stdin"
@@ -21,7 +21,7 @@ class Examined:
     name: str
     text: str
     read: ReadPlan | None
-    """None where the text cannot be read as a plan."""
+    """None where the text cannot be read as a plan; with errors, what can be read of it."""
     problems: tuple[Problem, ...]
 
     @property
@@ -39,37 +39,33 @@ def read_text(file: str) -> tuple[str, str]:
     """Return the name and the text of a plan file; `-` is the standard input.
 
     Raises:
-        InvalidRequestError: it cannot be read.
+        InvalidRequestError: it cannot be read; a `PlanError` where it is not UTF-8.
     """
     if file == STDIN:
         # One more than allowed shows that the text is too long, however much there is.
-        return STDIN_NAME, sys.stdin.read(TEXT_BYTES + 1)
+        return STDIN_NAME, decode(sys.stdin.buffer.read(TEXT_BYTES + 1), name=STDIN_NAME)
     path = Path(file).expanduser()
     try:
         if path.stat().st_size > TEXT_BYTES:
             raise InvalidRequestError(f"{file} is larger than {TEXT_BYTES} bytes. Split it into subplans with `file:`")
-        return file, path.read_text(encoding="utf-8")
+        return file, decode(path.read_bytes(), name=file)
     except OSError as error:
         raise InvalidRequestError(f"the plan file {file} cannot be read: {error.strerror}. Name a file") from error
-    except UnicodeDecodeError as error:
-        raise InvalidRequestError(f"the plan file {file} is not UTF-8 text (byte {error.start})") from error
 
 
 def examine(file: str) -> Examined:
     """Read a plan file and find every problem."""
     name, text = read_text(file)
-    try:
-        read = read_plan(text, name=name)
-    except PlanError as error:
-        return Examined(name, text, None, error.problems)
-    problems = (*read.warnings, *validate(read))
-    return Examined(name, text, read, tuple(sorted(problems, key=lambda one: one.position)))
+    read, problems = check_text(text, name=name)
+    return Examined(name, text, read, problems)
 
 
 def examine_any(file: str) -> Examined:
     """Examine a file; a file that cannot be read is reported as a problem."""
     try:
         return examine(file)
+    except PlanError as error:
+        return Examined(file, "", None, error.problems)
     except InvalidRequestError as error:
         return Examined(file, "", None, (Problem(message=error.message, code="unreadable", file=file),))
 

@@ -22,7 +22,8 @@ from tightloop.plan.document.action import (
 from tightloop.value import Document
 
 # Ids become parts of the ids of child workflows, and those become parts of git refs (`plan/child.py`).
-ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}(\*)?$"
+ID_CHARACTERS = 200
+ID_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{ID_CHARACTERS - 1}}}(\*)?$"
 """A step id; one that ends with `*` is a template for as many steps as `for_each` has items."""
 RESERVED_IDS = frozenset({"inputs", "plan", "item", "outputs", "hypotheses", "seed", "exit_code", "status"})
 """First words of a reference that mean something else than a step."""

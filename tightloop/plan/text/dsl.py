@@ -43,8 +43,8 @@ def is_dsl(text: str) -> bool:
     return re.match(r"(plan|task)[ \t]+[^\s:]", first) is not None
 
 
-def parse_dsl(text: str, *, depth_limit: int) -> Map:
-    """Return a plan's fields, in the spelling in which they were written.
+def parse_dsl(text: str, *, depth_limit: int, slips: list[TextError]) -> Map:
+    """Return a plan's fields, in the spelling in which they were written; `slips` as for `parse_yaml`.
 
     Raises:
         TextError: with line and column.
@@ -55,7 +55,7 @@ def parse_dsl(text: str, *, depth_limit: int) -> Map:
         found = _HEADER.fullmatch(block.header)
         if found is None:
             raise TextError(f"not a header: {block.header[:60]}", Position(block.line, 1), f"Write `{RIGHT_HEADER}`")
-        fields = _fields(block, found, depth_limit)
+        fields = _fields(block, found, depth_limit, slips)
         if found["word"] == "task":
             steps.add(fields, fields.at)
         elif plan:
@@ -85,7 +85,7 @@ def _blocks(text: str) -> list[_Block]:
     return blocks
 
 
-def _fields(block: _Block, header: re.Match[str], depth_limit: int) -> Map:
+def _fields(block: _Block, header: re.Match[str], depth_limit: int, slips: list[TextError]) -> Map:
     made = Map(Position(block.line, 1))
     made.put("id", header["id"], at=Position(block.line, header.start("id") + 1))
     if header["title"]:
@@ -97,7 +97,7 @@ def _fields(block: _Block, header: re.Match[str], depth_limit: int) -> Map:
             raise TextError(said, at, "Write \\\\ for a backslash") from error
     _attributes(made, block.line, header["rest"], header.start("rest"))
     arrows = _arrows(block)
-    body = parse_yaml("\n".join(block.body), depth_limit=depth_limit, first_line=block.line + 1)
+    body = parse_yaml("\n".join(block.body), depth_limit=depth_limit, slips=slips, first_line=block.line + 1)
     if body is not None and not isinstance(body, Map):
         at = Position(block.line + 1, 1)
         raise TextError(f"no fields below '{block.header[:60]}'", at, "Write `key: value` lines")

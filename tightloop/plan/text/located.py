@@ -52,6 +52,8 @@ class Map(dict[str, Any]):
         self.at = at
         self.keys_at: dict[str, Position] = {}
         self.values_at: dict[str, Position] = {}
+        self.written: dict[str, str] = {}
+        """Fields that were given another name -> the author's."""
 
     def put(self, key: str, value: Any, *, at: Position | None = None, key_at: Position | None = None) -> Self:
         """Set a value with its position (by default that of the mapping), and return the mapping."""
@@ -101,6 +103,7 @@ class Map(dict[str, Any]):
         if isinstance(target, Map) and field not in target:
             number = unit and isinstance(value, int | float)
             target.put(field, f"{value}{unit}" if number else value, at=at, key_at=key_at)
+            target.written[field] = old
         else:
             source.put(name, value, at=at, key_at=key_at)
 

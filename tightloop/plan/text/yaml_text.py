@@ -21,6 +21,31 @@ _WORDS = {
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
+_BLOCK = re.compile(r"(?:^|[:\-] )[|>][-+0-9]*[ \t]*(?:#.*)?$")
+_INDENT = "Give fields of one step the same indentation"
+_UNREADABLE = ("this cannot be read as YAML", "Write `key: value` lines, and texts with special characters in quotes")
+_IN_WORDS = {
+    "found unexpected end of stream": ("a quote is not closed", "Close it, or put the text below `|`"),
+    "found unexpected document indicator": ("a quote is not closed", "Close it, or put the text below `|`"),
+    "while parsing a flow": (
+        "a bracket is not closed, or a comma is missing",
+        "Close it; put texts with `,` in quotes",
+    ),
+    "unknown escape": ("a backslash that stands for nothing", "Write two of them, or put the text in single quotes"),
+    "mapping values are not allowed": (
+        "a second ': ' in a line, or a line that is indented too far",
+        "Put a text that holds ': ' in quotes; give fields of one step the same indentation",
+    ),
+    "did not find expected key": ("the line is indented unlike those that it belongs with", _INDENT),
+    "did not find expected '-'": ("the line is indented unlike the list above it", _INDENT),
+    "did not find expected <document start>": ("the line is indented unlike those before it", _INDENT),
+    "could not find expected ':'": ("a line without ': '", "Write `key: value`, or indent a text below `key: |`"),
+    "block sequence entries": ("a list cannot begin here", "Begin it in the line below its field: `- item`"),
+    "cannot start any token": ("a text begins with a character that means something else", "Put the text in quotes"),
+    "did not find expected alphabetic": ("`*` and `&` begin a name of YAML", "Put the text in quotes"),
+    "undefined alias": ("`*` begins a name that nothing has", "Put the text in quotes"),
+}
+"""What libyaml says -> what is wrong, and what to write."""
 # Bounded, because Python refuses to read integers of more than 4 300 digits (`sys.int_info`).
 _INTEGER = re.compile(r"[-+]?[0-9]{1,4000}")
 _PREFIXED = re.compile(r"0o[0-7]{1,1000}|0x[0-9a-fA-F]{1,1000}")
@@ -40,32 +65,67 @@ def plain_scalar(text: str) -> Any:
     return text
 
 
-def parse_yaml(text: str, *, depth_limit: int, first_line: int = 1) -> Any:
-    """Return the data of one YAML document; `first_line` is the number of its first line in the file.
+def parse_yaml(text: str, *, depth_limit: int, slips: list[TextError], first_line: int = 1) -> Any:
+    """Return the data of one YAML document.
+
+    Args:
+        text: without a second document.
+        depth_limit: of lists and mappings in each other.
+        slips: takes what is wrong but can be read: lines that are indented with tabs.
+        first_line: number of the first line in the file.
 
     Raises:
         TextError: it is not YAML, is too deep or too large, has a key twice, or has a tag of its own.
     """
+    text = _spaced(text, slips, first_line)
     events = yaml.parse(text, Loader=_LOADER)
     try:
         return _Builder(events, depth_limit, first_line, text.split("\n")).document()
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        at = Position(mark.line + first_line, mark.column + 1) if mark else Position()
-        said = " ".join(part for part in (error.context, error.problem) if part)
-        raise TextError(f"not YAML: {said}", at, _yaml_fix(said, text, mark)) from error
+        raise _in_words(error, text, first_line) from error
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position] if isinstance(error.position, int) else ""
+        at = Position(before.count("\n") + first_line, len(before) - before.rfind("\n"))
+        raise TextError("a character that no text has", at, "Remove the control character") from error
     except yaml.YAMLError as error:
-        raise TextError(f"not YAML: {' '.join(str(error).split())[:300]}") from error
+        raise TextError("this cannot be read as YAML", Position(first_line, 1), "Write `key: value` lines") from error
 
 
-def _yaml_fix(said: str, text: str, mark: Any) -> str:
+def _spaced(text: str, slips: list[TextError], first_line: int) -> str:
+    """Return the text with spaces for the tabs that lines are indented with, unless they are within a text block."""
+    if "\t" not in text:
+        return text
     lines = text.split("\n")
-    tab = mark and mark.line < len(lines) and lines[mark.line][mark.column :].startswith("\t")
-    if "tab character" in said or ("cannot start any token" in said and tab):
-        return "Indent with spaces, not with tabs"
-    if "mapping values are not allowed" in said:
-        return "Put a text that holds ': ' in quotes"
-    return ""
+    within = -1
+    for number, line in enumerate(lines):
+        indent = len(line) - len(line.lstrip(" "))
+        if within >= 0 and (indent > within or not line.strip()):
+            continue
+        within = indent if _BLOCK.search(line) else -1
+        if line[indent : indent + 1] == "\t" and line.strip():
+            at = Position(number + first_line, indent + 1)
+            slips.append(TextError("a tab in the indentation", at, "Indent with spaces, not with tabs"))
+            blank = len(line) - len(line.lstrip(" \t"))
+            lines[number] = line[:blank].replace("\t", "  ") + line[blank:]
+    return "\n".join(lines)
+
+
+def _in_words(error: yaml.MarkedYAMLError, text: str, first_line: int) -> TextError:
+    """Return what libyaml says in the words of a writer of plans, with the line that has to be changed."""
+    said = " ".join(part for part in (error.context, error.problem) if part)
+    mark = error.problem_mark or error.context_mark
+    message, fix = next((words for piece, words in _IN_WORDS.items() if piece in said), _UNREADABLE)
+    if error.context_mark and message.startswith(("a quote", "a bracket")):
+        # Where it begins: its end is missing somewhere behind.
+        mark = error.context_mark
+    if mark is None:
+        return TextError(message, Position(first_line, 1), fix)
+    lines = text.split("\n")
+    number, column = mark.line, mark.column
+    # At the end of the text the last line that says something is meant.
+    while number > 0 and (number >= len(lines) or not lines[number].strip()):
+        number, column = number - 1, 0
+    return TextError(message, Position(number + first_line, column + 1), fix)
 
 
 class _Builder:

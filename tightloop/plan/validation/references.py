@@ -66,9 +66,9 @@ def check_references(scope: Scope, edges: Edges) -> None:
         reader.declared()
 
 
-def _texts(step: Step, tree: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+def _texts(step: Step, tree: Any) -> Iterator[tuple[Path, str]]:
     without = frozenset(within.path for within in step.inner())
-    for field in tree:
+    for field in tree if isinstance(tree, Mapping) else ():
         if field in BEFORE or field in AFTER:
             yield from texts(tree[field], without=without, path=(field,))
 

@@ -1,7 +1,7 @@
 """What the rules of validation share: one list of steps, and the report of its problems."""
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tightloop.errors import Problem, Severity, did_you_mean
 from tightloop.plan.document.plan import Plan
@@ -22,6 +22,29 @@ def repeated(names: Iterable[str]) -> Iterator[tuple[int, str]]:
         seen.add(name)
 
 
+_OF_A_STEP = frozenset({"template", "kind", "action", "two-actions", "empty-gate", "unreachable", "unknown-output"})
+_OF_ITS_NAME = frozenset({"unknown-step", "unknown-reference", "not-needed", "no-output", "unused-compensation"})
+_OF_THE_PLAN = {
+    "inputs": frozenset({"unknown-input"}),
+    "hypotheses": frozenset({"unknown-hypothesis", "unknown-input"}),
+    "policy": frozenset({"no-network", "value", "no-approver"}),
+    "budget": frozenset({"step-budget", "fan-out", "depth"}),
+    "steps": frozenset({"no-steps", "unknown-step"}),
+}
+"""What follows from a field that could not be read: it is told once that is corrected."""
+
+
+def _explains(left_out: Path, code: str, path: Path) -> bool:
+    """Return whether a problem may only be there because a field could not be read."""
+    if path[: len(left_out)] == left_out or left_out[: len(path)] == path:
+        return True
+    if len(left_out) == 1:
+        return code in _OF_THE_PLAN.get(str(left_out[0]), ())
+    # A whole step is missing: nobody knows what it was called, and what it left.
+    whole = isinstance(left_out[-1], int)
+    return code in _OF_A_STEP or (whole and code in _OF_ITS_NAME)
+
+
 @dataclass
 class Report:
     """Collects problems with their places."""
@@ -37,19 +60,33 @@ class Report:
 
     def error(self, code: str, path: Path, message: str, suggestion: str = "") -> None:
         """Report an error."""
-        place = self.read.where(path)
-        found = Problem(message=message, suggestion=suggestion, position=place, code=code, file=self.read.name)
-        self.problems.append(found)
+        self._add(code, path, message, suggestion)
 
     def warning(self, code: str, path: Path, message: str, suggestion: str = "") -> None:
         """Report a warning."""
-        self.error(code, path, message, suggestion)
-        self.problems[-1] = replace(self.problems[-1], severity=Severity.WARNING)
+        self._add(code, path, message, suggestion, severity=Severity.WARNING)
 
     def within(self, code: str, path: Path, at: tuple[str, int], message: str, suggestion: str) -> None:
         """Report an error at a place within a text, given with the text."""
-        self.error(code, path, message, suggestion)
-        self.problems[-1] = replace(self.problems[-1], position=place_in(*at, self.problems[-1].position))
+        self._add(code, path, message, suggestion, within=at)
+
+    def _add(
+        self,
+        code: str,
+        path: Path,
+        message: str,
+        suggestion: str,
+        *,
+        severity: Severity = Severity.ERROR,
+        within: tuple[str, int] | None = None,
+    ) -> None:
+        if any(_explains(one, code, path) for one in self.read.left_out):
+            return
+        place = self.read.where(path)
+        if within:
+            place = place_in(*within, place)
+        said = {"message": message, "suggestion": suggestion, "code": code, "file": self.read.name}
+        self.problems.append(Problem(severity=severity, position=place, **said))
 
 
 @dataclass(frozen=True, kw_only=True)

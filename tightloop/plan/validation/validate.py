@@ -5,7 +5,7 @@ from dataclasses import replace
 from tightloop.errors import Problem, Severity
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import StepKind
-from tightloop.plan.text.reading import ReadPlan
+from tightloop.plan.text.reading import ReadPlan, read_parts
 from tightloop.plan.validation.edges import check_edges, longest
 from tightloop.plan.validation.references import check_references
 from tightloop.plan.validation.scope import Report, Scope, repeated
@@ -19,6 +19,16 @@ STEPS_LIMIT = 20_000
 PROBLEMS_LIMIT = 100
 UNDO = "undo-"
 """What the record of a step that was taken back begins with."""
+
+
+def check_text(
+    text: str, *, name: str = "", capabilities: frozenset[str] | None = None
+) -> tuple[ReadPlan | None, tuple[Problem, ...]]:
+    """Return a plan and all that is wrong or odd, in the order of places; with errors it must not run."""
+    read, problems = read_parts(text, name=name)
+    if read is not None:
+        problems = (*problems, *validate(read, capabilities=capabilities))
+    return read, tuple(sorted(problems, key=lambda one: one.position))
 
 
 def validate(read: ReadPlan, *, capabilities: frozenset[str] | None = None) -> tuple[Problem, ...]:
