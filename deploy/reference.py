@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import sys
 import textwrap
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from deploy.plan_examples import EXAMPLES, INTERNAL, TITLES
 from tightloop.cli.main import app
 from tightloop.settings import Settings
 
@@ -22,12 +24,25 @@ _ABOUT_SETTINGS = (
     "Where the file is, and what wins over what: [settings.md](../operate/settings.md). "
     "Each key is also an environment variable: `TIGHTLOOP_<SECTION>__<KEY>`."
 )
-_WORDS = {"string": "text", "boolean": "true or false", "integer": "whole number", "array": "list"}
+_ABOUT_PLANS = (
+    "What they do together: [plans.md](../plans.md). Fields that end with `_s` take seconds, or `90s`, `5m`, `2h`, "
+    "`1d`. A list takes a bare text as its only item. What is left out has its default."
+)
+_SECTION = re.compile(r"\bsection(?: ([A-Z]\w+))?")
+_CHOICE = re.compile(r"\^\(([a-z_|]+)\)\$")
+_WORDS = {
+    "null": "null",
+    "number": "number",
+    "string": "text",
+    "boolean": "true or false",
+    "integer": "whole number",
+    "array": "list",
+}
 
 
 def pages() -> dict[str, str]:
     """Return the text of each page by its file name."""
-    return {"settings.md": settings_page(), "cli.md": cli_page()}
+    return {"settings.md": settings_page(), "cli.md": cli_page(), "plan.md": plan_page()}
 
 
 def settings_page() -> str:
@@ -47,14 +62,50 @@ def settings_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _table(model: type[BaseModel]) -> str:
+def plan_page() -> str:
+    """Return every shape of a plan: its fields and an example of all of them."""
+    parts = [
+        "# All fields of a plan",
+        GENERATED,
+        _ABOUT_PLANS,
+    ]
+    for model, example in EXAMPLES.items():
+        table = _SECTION.sub(_linked, _table(model, without=INTERNAL))
+        parts += [f"## {TITLES[model]}", inspect.getdoc(model) or "", table, f"```yaml\n{example}\n```"]
+    return "\n\n".join(parts) + "\n"
+
+
+def _about(annotation: Any) -> str:
+    """Return what a shape that a field holds says of itself."""
+    held = annotation if isinstance(annotation, type) else None
+    held = held or next((each for each in get_args(annotation) if isinstance(each, type)), None)
+    if held is None or not issubclass(held, BaseModel):
+        return next((said for each in get_args(annotation) if (said := _about(each))), "") if held is None else ""
+    return " ".join((inspect.getdoc(held) or "").split("\n\n", maxsplit=1)[0].split()).replace("|", "\\|")
+
+
+def _linked(found: re.Match[str]) -> str:
+    title = next((title for model, title in TITLES.items() if model.__name__ == found[1]), "")
+    if not title:
+        return "values by name"
+    anchor = re.sub(r"[^a-z0-9 _-]", "", title.lower()).replace(" ", "-")
+    return f"[{title}](#{anchor})"
+
+
+def _table(model: type[BaseModel], without: frozenset[str] = frozenset()) -> str:
     meanings, properties = field_meanings(model), model.model_json_schema(mode="validation")
+    if "$ref" in properties:
+        # A model that holds itself.
+        properties = {**properties, **properties["$defs"][model.__name__]}
     rows = ["| key | is | default | meaning |", "|---|---|---|---|"]
-    for name, field in model.model_fields.items():
+    for plain, field in model.model_fields.items():
+        name = field.alias or plain
+        if name in without:
+            continue
         default = field.get_default(call_default_factory=True)
         shown = "required" if default is PydanticUndefined else f"`{_shown(default)}`"
         allowed = _allowed(properties["properties"][name], properties.get("$defs", {}))
-        rows.append(f"| `{name}` | {allowed} | {shown} | {meanings.get(name, '')} |")
+        rows.append(f"| `{name}` | {allowed} | {shown} | {meanings.get(plain) or _about(field.annotation)} |")
     return "\n".join(rows)
 
 
@@ -79,12 +130,14 @@ def _allowed(schema: dict[str, Any], models: dict[str, Any]) -> str:
         return f"`{schema['const']}`"
     if options := schema.get("anyOf") or schema.get("oneOf"):
         return " or ".join(dict.fromkeys(_allowed(option, models) for option in options))
-    kind = schema.get("type", "")
+    kind = schema.get("type", "anything")
     if kind == "object":
         inner = schema.get("additionalProperties")
         return f"by name: {_allowed(inner, models)}" if isinstance(inner, dict) else "section"
     if kind == "array":
         return f"list of {_allowed(schema['items'], models)}" if "items" in schema else "list"
+    if choice := _CHOICE.fullmatch(schema.get("pattern", "")):
+        return ", ".join(f"`{each}`" for each in choice[1].split("|"))
     low = schema.get("minimum", schema.get("exclusiveMinimum"))
     high = schema.get("maximum", schema.get("exclusiveMaximum"))
     above = "above" if "exclusiveMinimum" in schema else "from"

@@ -17,6 +17,7 @@ class Budget(CallerInput):
 
     # Tokens and cost have no default bound: where an agent does not report them, their sums are only lower bounds.
     max_iterations: int | None = 15
+    """Plan, work and check: one iteration."""
     warn_at_iteration: int | None = 12
     """Circuit breaker: from here on the planner is asked to converge."""
     max_executor_failures: int | None = 6
@@ -24,7 +25,9 @@ class Budget(CallerInput):
     max_infrastructure_retries: int | None = 200
     """Activity attempts after the first: crashes of workers and of services around us."""
     max_tokens: int | None = None
+    """Of all calls of models."""
     max_cost_usd: float | None = None
+    """Of all calls of models, as they are priced."""
     max_wall_time: timedelta | None = timedelta(hours=12)
     """Time spent working; time spent paused does not count."""
 

@@ -37,6 +37,7 @@ class Check(CallerInput):
     name: str = ""
     """Short name; by default the command itself."""
     timeout_s: float = 600.0
+    """It fails when it takes longer."""
 
     @model_validator(mode="before")
     @classmethod

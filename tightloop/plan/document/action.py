@@ -13,7 +13,9 @@ class ShellAction(Document):
     """A command in the sandbox. References in it are quoted for the shell."""
 
     run: str
+    """For `/bin/sh`."""
     environment: dict[str, str] = Field(default_factory=dict)
+    """Variables for the command; nothing of the worker is passed on."""
     folder: str = ""
     """Below the root of the tree."""
 
@@ -22,9 +24,11 @@ class FileEdit(Document):
     """One change of one file: exactly one of the ways below."""
 
     path: str
+    """Below the root of the tree."""
     search: str = ""
     """Text that must occur exactly once (or be there already as `replace`)."""
     replace: str = ""
+    """What stands in place of `search`."""
     content: str | None = None
     """The whole new file."""
     delete: bool = False
@@ -35,6 +39,7 @@ class EditAction(Document):
     """Changes of files: search and replace, whole files, or a unified diff. All or nothing; idempotent."""
 
     files: tuple[FileEdit, ...] = ()
+    """Changes one by one, instead of `diff`."""
     diff: str = ""
     """Unified diff with paths below the root, as `git diff` writes it, or one reference to such a text.
 
@@ -64,7 +69,9 @@ class HttpAction(Document):
     url: str = ""
     """Asked once, by `method`; results: `status`, `url`, `headers`, `body`, `size` and `json`."""
     method: str = "GET"
+    """Of the request to `url`."""
     headers: dict[str, str] = Field(default_factory=dict)
+    """Sent with the request to `url`."""
     secret_headers: dict[str, str] = Field(default_factory=dict)
     """Header -> environment variable of the worker that holds its value; `plans.secrets` says where each may go."""
     body: Any = None
@@ -84,20 +91,26 @@ class SearchAction(Document):
     """Ranked passages from the project and from cached documents. Result: `hits` (list)."""
 
     query: str
+    """Words, not a pattern."""
     where: str = Field(default="both", pattern="^(project|cache|both)$")
+    """The tree, the documents that were fetched, or both."""
     paths: tuple[str, ...] = ()
     """Glob patterns below the root; empty: all text files that are not ignored."""
     limit: int = Field(default=10, ge=1, le=200)
+    """Number of passages."""
 
 
 class ModelAction(Document):
     """One question to a model. With a schema the answer is checked JSON: its fields are results."""
 
     prompt: str
+    """What is asked."""
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     """JSON schema of an object."""
     model: str = ""
+    """Default: the planner's first."""
     max_output_tokens: int | None = None
+    """Default: the planner's bound."""
 
 
 class DiffReview(Document):
@@ -106,7 +119,9 @@ class DiffReview(Document):
     since: str = ""
     """Step id; empty: since the plan began."""
     max_files: int | None = None
+    """Changed files."""
     max_lines: int | None = None
+    """Added and removed lines."""
     only: tuple[str, ...] = ()
     """Glob patterns: every changed path must match one."""
     never: tuple[str, ...] = ()
@@ -117,6 +132,7 @@ class GateCheck(Document):
     """One automatic check of a gate: exactly one of the ways below; `name` is what a person reads."""
 
     name: str = ""
+    """For readers; default: the check itself."""
     command: str = ""
     """Passes with exit code 0, in the sandbox."""
     invariant: str = ""
@@ -124,6 +140,7 @@ class GateCheck(Document):
     artifact: str = ""
     """`${step.output}` that must fit `schema`, or whose claims `confirmations` counts."""
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    """JSON schema."""
     confirmations: int = 0
     """Every claim in `artifact` has at least this many sources of different hosts (or reproducible tests)."""
     diff: DiffReview | None = None
@@ -135,9 +152,13 @@ class Option(Document):
     """One answer that a person can give, with what speaks for and against it."""
 
     name: str
+    """What is typed to choose it; unique."""
     pros: tuple[str, ...] = ()
+    """For readers."""
     cons: tuple[str, ...] = ()
+    """For readers."""
     cost: str = ""
+    """For readers."""
     to: tuple[str, ...] = ()
     """Steps that start only if this option is chosen."""
 
@@ -150,14 +171,18 @@ class Approval(Document):
     count: int = Field(default=1, ge=1, le=10)
     """Different people."""
     question: str = ""
+    """What is asked; default: whether it may go on."""
     options: tuple[Option, ...] = ()
+    """Answers to choose from; default: yes or no."""
 
 
 class GateAction(Document):
     """Checks, then a person where one is asked for. A gate that does not open is a failure of class policy."""
 
     checks: tuple[GateCheck, ...] = ()
+    """All of them must pass."""
     approval: Approval | None = None
+    """Whom to ask when the checks pass."""
     window: str = ""
     """Gates with the same window are approved together."""
     evidence: tuple[str, ...] = ()
@@ -172,13 +197,16 @@ class Rule(Document):
     to: tuple[str, ...] = ()
     """Steps that start; the steps of other rows are skipped."""
     note: str = ""
+    """For readers; the name of the way that is taken."""
 
 
 class DecisionAction(Document):
     """Which of several paths is taken: by rules, by the best supported hypothesis, or by a model."""
 
     rules: tuple[Rule, ...] = ()
+    """The first that holds decides."""
     otherwise: tuple[str, ...] = ()
+    """Steps that start where nothing else decides."""
     hypotheses: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Hypothesis -> steps that start if it is the best supported one."""
     min_confidence: float = Field(default=0.6, ge=0, le=1)
@@ -186,19 +214,26 @@ class DecisionAction(Document):
     question: str = ""
     """Asked of a model, with the options."""
     options: tuple[Option, ...] = ()
+    """What a model chooses from."""
 
 
 class CheckpointAction(Document):
     """Keeps the tree and the outputs under a name."""
 
     name: str = ""
+    """Default: the id of the step."""
 
 
 class EpisodeAction(Document):
     """A coding agent works on a goal until the checks are green: a child episode."""
 
     goal: str
+    """What is to be true in the end."""
     definition_of_done: tuple[Check, ...] = ()
+    """Commands that must pass; default: those of the plan."""
     executor: str = ""
+    """Default: that of the worker's settings."""
     planner: str = ""
+    """Default: that of the worker's settings."""
     budget: Budget | None = None
+    """Default: that of the settings."""

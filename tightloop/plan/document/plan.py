@@ -24,15 +24,20 @@ class Hypothesis(Document):
     """A statement that evidence can refute."""
 
     id: str
+    """Name for `evidence`, `decision` and `${hypotheses.<id>}`."""
     statement: str = ""
+    """What is claimed, for readers."""
     prior: float = Field(default=0.5, gt=0, lt=1)
+    """How likely it is before there is evidence."""
 
 
 class ArtifactDeclaration(Document):
     """A named output of the plan."""
 
     name: str
+    """Its name in the account of the plan."""
     from_step: str
+    """Id of the step."""
     output: str = ""
     """Name of the step's output; empty: the same name."""
     type: str = "file"
@@ -43,8 +48,11 @@ class PlanBudget(Document):
     """Circuit breakers. None: unbounded, but for those that have a default."""
 
     max_wall_s: float | None = Field(default=None, gt=0)
+    """Time of work; waiting for people is not counted."""
     max_cost_usd: float | None = Field(default=None, ge=0)
+    """Of all calls of models, as they are priced."""
     max_tokens: int | None = Field(default=None, ge=0)
+    """Of all calls of models."""
     max_api_calls: int | None = Field(default=None, ge=0)
     """Calls of models, and requests of `http`."""
     # `max_steps` is what recorded histories hold; texts with that name are refused.
@@ -55,6 +63,7 @@ class PlanBudget(Document):
     max_fan_out: int = Field(default=100, ge=1, le=FAN_OUT_LIMIT)
     """Steps that one template may become."""
     max_revisions: int = Field(default=10, ge=1)
+    """Revisions of the plan, the first included."""
 
 
 class OnPlanFailure(StrEnum):
@@ -72,16 +81,25 @@ class Plan(Document):
     """A directed acyclic graph of steps."""
 
     id: str = Field(pattern=ID_PATTERN)
+    """Default: the name of the file."""
     title: str = ""
+    """For readers, in a few words."""
     description: str = ""
+    """For readers."""
     owner: str = ""
+    """Who answers for it; for readers."""
     created_at: str = ""
+    """For readers."""
     labels: tuple[str, ...] = ()
+    """For readers."""
     inputs: dict[str, Any] = Field(default_factory=dict)
     """Read as `${plan.<name>}`; a request may give other values."""
     assumptions: tuple[str, ...] = ()
+    """Prose: what it takes for granted."""
     risks: tuple[str, ...] = ()
+    """Prose: what may go wrong."""
     steps: tuple[Step, ...] = ()
+    """At least one."""
     artifacts: tuple[ArtifactDeclaration, ...] = ()
     hypotheses: tuple[Hypothesis, ...] = ()
     memory: tuple[str, ...] = ()
@@ -89,8 +107,10 @@ class Plan(Document):
     definition_of_done: tuple[Check, ...] = ()
     """Commands that must pass after the last step; the plan is not completed without them."""
     on_failure: OnPlanFailure = OnPlanFailure.ASK
+    """What follows a failure that no step recovers from."""
     # More than 100 events buffered during one workflow task make the server fail it; then the run is replayed.
     max_parallel: int = Field(default=8, ge=1, le=100)
+    """Steps at the same time."""
     budget: PlanBudget = PlanBudget()
     policy: Policy = Policy()
     seed: int = 0

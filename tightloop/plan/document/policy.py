@@ -14,13 +14,16 @@ class CommandRule(Document):
     verdict: Verdict = Verdict.DENY
     """The first rule that matches decides."""
     reason: str = ""
+    """Shown to whoever is refused or asked."""
 
 
 class Deletions(Document):
     """How much may be gone since the plan began before a step that removes more waits for a person."""
 
     files: int = Field(default=25, ge=1)
+    """Removed files."""
     lines: int = Field(default=500, ge=1)
+    """Removed lines."""
     share: float = Field(default=0.5, ge=0, le=1)
     """Of all lines; both this and `lines` have to be reached."""
 
@@ -34,6 +37,7 @@ class Policy(Document):
     protect: tuple[str, ...] = (".git/**", "**/.env", "**/*.pem", "**/id_rsa*")
     """Glob patterns that no step may change; stronger than `write`."""
     commands: tuple[CommandRule, ...] = ()
+    """Rules for commands, before those for every project."""
     network: tuple[str, ...] = ()
     """Hosts (`*.example.org`, `127.0.0.1:8080`) that `http` may ask; empty: none."""
     shell_network: bool = False

@@ -132,32 +132,41 @@ class Retry(Document):
     attempts: int = Field(default=3, ge=1, le=50)
     """All attempts, the first included."""
     initial_s: float = Field(default=1.0, ge=0)
+    """Wait before the second attempt."""
     # An infinite factor of a wait of 0 s is not a number.
     factor: float = Field(default=2.0, ge=1, allow_inf_nan=False)
+    """By which each wait is longer than the one before."""
     maximum_s: float = Field(default=60.0, ge=0)
+    """Longest wait."""
 
 
 class Watchdog(Document):
     """What happens when a step takes long: an alert, a pause, or its end."""
 
     after_s: float = Field(gt=0)
+    """Counted from the start of the attempt."""
     escalate: str = Field(default="alert", pattern="^(alert|pause|cancel)$")
+    """`cancel` ends the attempt as a failure."""
 
 
 class Prose(Document):
     """A condition that nothing checks: it is kept for people, and the result says that it is unchecked."""
 
     prose: str
+    """The sentence."""
 
 
 class FailureMode(Document):
     """A known way to fail, how to recognise it, and what to do then."""
 
     name: str
+    """Shown with the failure."""
     detect: str = ""
     """Expression over the step's own outputs, such as `"${exit_code} == 5"`; empty: any failure."""
     failure_class: FailureClass = FailureClass.LOGIC
+    """`transient` is tried again, `policy` is never sent to a planner."""
     recover: Recovery = Recovery.ASK
+    """What follows."""
     advice: str = ""
     """Prose for a person or a planner."""
 
@@ -166,6 +175,7 @@ class OnFailure(Document):
     """Which step is started when this one has failed for good."""
 
     to: str
+    """Id of the step."""
     recovers: bool = True
     """If that step completes, this one counts as recovered, and those that need it go on."""
     compensate: tuple[str, ...] = ()
@@ -187,47 +197,61 @@ class EvidenceRule(Document):
     """What the end of this step says about a hypothesis."""
 
     hypothesis: str
+    """Its id."""
     when: str = ""
     """Expression; empty: the step completed."""
     verdict: str = Field(default="supports", pattern="^(supports|refutes|neutral)$")
+    """Which way it changes the odds."""
     strength: str = Field(default="moderate", pattern="^(weak|moderate|strong)$")
+    """By how much: a factor of 1.5, 3 or 10."""
     note: str = ""
+    """For readers."""
 
 
 class StepBudget(Document):
     """What one step may spend; must fit into the plan's."""
 
     max_cost_usd: float | None = Field(default=None, ge=0)
+    """Of all attempts."""
     max_tokens: int | None = Field(default=None, ge=0)
+    """Of all attempts."""
 
 
 class SubplanAction(Document):
     """A plan within the step: a child workflow on the same tree."""
 
     steps: "tuple[Step, ...]" = ()
+    """The steps, instead of `file`."""
     file: str = ""
     """Path of a plan file below the root of the tree, instead of `steps`."""
     inputs: dict[str, Any] = Field(default_factory=dict)
+    """Read as `${plan.<name>}` within; a file may have only inputs that it declares."""
     max_parallel: int = Field(default=4, ge=1, le=100)
+    """Steps at the same time."""
 
 
 class Alternative(Document):
     """One of the ways to be tried."""
 
     name: str
+    """Unique among the alternatives."""
     note: str = ""
+    """For readers."""
     steps: "tuple[Step, ...]" = ()
+    """What is done in its worktree."""
 
 
 class BranchAction(Document):
     """Tries alternatives, each in a worktree of its own; the best one that passes the checks is taken over."""
 
     alternatives: tuple[Alternative, ...] = ()
+    """At least two."""
     checks: tuple[Check, ...] = ()
     """An alternative that fails one is out."""
     score: str = ""
     """Shell command that prints a number; higher is better. Empty: the smallest change wins."""
     max_cost_usd: float | None = Field(default=None, ge=0)
+    """Of all alternatives together."""
 
 
 class Choice(NamedTuple):
@@ -253,16 +277,23 @@ class Step(Document):
     """One unit of work with its contract. It has at most one action; without one it is a milestone."""
 
     id: str = Field(pattern=ID_PATTERN)
+    """Unique in its list; with `*` at the end a template."""
     title: str = ""
+    """For readers, and for models that do it."""
     description: str = ""
+    """For readers, and for models that do it."""
     kind: StepKind = StepKind.TOOL
+    """What it is for; `policy.approve` may name it."""
     owner: str = ""
+    """Who answers for it; for readers."""
     labels: tuple[str, ...] = ()
+    """Words that `policy.approve` may name."""
     priority: int = 0
     """Higher starts earlier among those that are ready."""
     needs: tuple[str, ...] = ()
     """Ids; a template `name-*` stands for all steps it became."""
     join: Join = Join.ALL
+    """What of `needs` is enough."""
     when: str = ""
     """Expression over inputs and outputs of `needs`; false skips the step."""
     for_each: str | tuple[Any, ...] | None = None
@@ -278,7 +309,9 @@ class Step(Document):
     effects: tuple[str, ...] = ()
     """Prose: what is different afterwards."""
     assumptions: tuple[str, ...] = ()
+    """Prose: what it takes for granted."""
     risks: tuple[str, ...] = ()
+    """Prose: what may go wrong."""
     access: Access | None = None
     """What it does to the tree; by default that of its capability."""
 

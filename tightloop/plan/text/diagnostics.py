@@ -63,14 +63,20 @@ def _real_path(loc: Sequence[str | int], tree: Any) -> tuple[Path, str]:
             if part not in tree:
                 missing = index == len(loc) - 1 and part not in _TYPES
                 return (*path, part) if missing else tuple(path), owner
-            tree = tree[part]
+            tree = _below(tree, part)
             path.append(part)
         elif isinstance(tree, Seq) and isinstance(part, int) and part < len(tree):
-            tree = tree[part]
+            tree = _below(tree, part)
             if path and path[-1] == "steps" and isinstance(tree, dict):
                 owner = f" in step '{tree.get('id', part)}'"
             path.append(part)
     return tuple(path), owner
+
+
+def _below(tree: Any, part: str | int) -> Any:
+    if isinstance(tree, dict):
+        return tree.get(part)
+    return tree[part] if isinstance(tree, list) and isinstance(part, int) and part < len(tree) else None
 
 
 def _sentence(detail: ErrorDetails, path: Path, tree: Any) -> tuple[str, str]:
@@ -122,8 +128,7 @@ def _name(path: Path, tree: Any) -> str:
         written = tree.written.get(str(part), part) if isinstance(tree, Map) else part
         if number >= start:
             parts.append(f"item {part + 1}" if isinstance(part, int) else str(written))
-        reached = (isinstance(tree, Map) and part in tree) or (isinstance(tree, Seq) and isinstance(part, int))
-        tree = tree[part] if reached else None
+        tree = _below(tree, part)
     if not parts:
         return "the plan"
     if len(parts) > 1 and parts[-1].startswith("item "):
