@@ -20,7 +20,7 @@ from worker.describe import print_description
 from worker.encryption import turn_on
 from worker.replay import account, fetch_history, read_history, replay
 from worker.rerun import print_rerun
-from worker.up import collect_less_often, run_up, run_worker
+from worker.up import collect_less_often, free, run_up, run_worker
 
 
 def main() -> int:
@@ -59,6 +59,8 @@ async def _dispatch(arguments: argparse.Namespace, settings: Settings) -> int:
         await asyncio.to_thread(print_description, settings)
     elif arguments.command == "rerun":
         return 0 if await asyncio.to_thread(print_rerun, settings) else 1
+    elif arguments.command == "gc":
+        await free(await connect(settings), arguments.older_than or settings.server.retention_days, arguments.dry_run)
     elif arguments.command == "demo":
         return await run_demo(settings, folder, settings_file=arguments.settings)
     else:
@@ -84,6 +86,9 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--encrypt", action="store_true", help="turn privacy.encrypt on: keep content out of logs, too")
     run = commands.add_parser("run", help="workers for a server that is already there")
     run.add_argument("--role", choices=roles, default=Role.ALL.value)
+    collect = commands.add_parser("gc", help="free what closed episodes left on this host")
+    collect.add_argument("--older-than", type=float, help="days since the end; default: server.retention_days")
+    collect.add_argument("--dry-run", action="store_true", help="only say what would be freed")
     commands.add_parser("rerun", help="run the commands of a proof again; JSON on standard input")
     commands.add_parser("demo", help="everything up, and one real episode on a sample repository")
     commands.add_parser("describe", help="what executors and sandboxes of this host can do, as JSON")

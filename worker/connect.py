@@ -6,6 +6,7 @@ import os
 import socket
 from datetime import timedelta
 
+from temporalio.api.workflowservice.v1 import ListWorkflowExecutionsRequest
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.runtime import LogForwardingConfig, LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 from temporalio.service import RPCError, RPCStatusCode
@@ -13,7 +14,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from tightloop.client.calls import Calls
 from tightloop.client.connection import connect as open_connection
 from tightloop.client.encryption import PLAIN_CONVERTER, data_converter
-from tightloop.client.execution import SEALS
+from tightloop.client.execution import KINDS, SEALS, Execution, read_execution
 from tightloop.errors import ServiceUnavailableError, SettingsError
 from tightloop.settings import Settings
 from worker.telemetry import Telemetry
@@ -97,6 +98,31 @@ def _runtime(settings: Settings, telemetry: Telemetry) -> Runtime:
             f"metrics cannot be served at {settings.telemetry.prometheus_bind}: {error}. Set telemetry.prometheus_bind "
             "to a free port on an address of this host, such as 127.0.0.1:9464; each worker process needs its own"
         ) from error
+
+
+async def known_workflows(client: Client) -> tuple[Execution, ...]:
+    """Return every run of episodes and plans that Temporal still knows.
+
+    Raises:
+        ServiceUnavailableError: it cannot be asked.
+    """
+    types = ", ".join(f'"{name}"' for name in KINDS)
+    found: list[Execution] = []
+    token = b""
+    while True:
+        request = ListWorkflowExecutionsRequest(
+            namespace=client.namespace, page_size=1_000, next_page_token=token, query=f"WorkflowType IN ({types})"
+        )
+        try:
+            page = await client.workflow_service.list_workflow_executions(request, retry=True)
+        except RPCError as error:
+            raise ServiceUnavailableError(
+                f"Temporal cannot be asked which episodes are open ({error.message}): nothing was freed"
+            ) from error
+        found += [await read_execution(info, client.data_converter) for info in page.executions]
+        token = page.next_page_token
+        if not token:
+            return tuple(found)
 
 
 class EndedEpisodes:

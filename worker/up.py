@@ -6,22 +6,26 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from temporalio.client import Client
 
 from activities.artifacts.sqlite import close_idle
 from activities.executor.agent.home import sweep_homes
+from activities.tracking.retention import Known, collect
 from tightloop.client.calls import Calls
+from tightloop.client.execution import Execution
 from tightloop.client.installation.setup import NotAllowedError, set_up
 from tightloop.client.keys import key_file, ring_of
 from tightloop.client.ui_session import has_sign_in, signed_in
+from tightloop.host import state_home
 from tightloop.settings import Settings
+from tightloop.value import counted
 from worker.build import PRODUCTION_RUNNER, Role, agent_homes, build_workers
-from worker.connect import connect
+from worker.connect import connect, known_workflows
 from worker.hosting.startup import need_workspaces, verify_search_attributes, warn_of_missing
 from worker.server import embedded_server, is_own
 from worker.telemetry import observed
@@ -179,6 +183,37 @@ def _greeting_beside(settings: Settings) -> str:
 
 
 _NEXT = "Start an episode from another terminal: tightloop start GOAL --done COMMAND   (Ctrl-C stops)"
+
+
+async def free(client: Client, days: float, dry_run: bool) -> None:
+    """Free what episodes left in every project of this host that ended more than so many days ago; print what."""
+    older_than = timedelta(days=days)
+    known = merged_runs(await known_workflows(client))
+    would = "would be freed" if dry_run else "freed"
+    total = 0
+    for folder in sorted((state_home() / "projects").glob("*/")):
+        freed = await asyncio.to_thread(collect, folder, known, older_than=older_than, dry_run=dry_run)
+        total += freed.size_bytes
+        parts = [counted(len(freed.episodes), "episode"), counted(freed.artifacts, "artifact")]
+        parts += [counted(freed.references, "tree"), counted(freed.rows, "row"), f"{freed.size_bytes / 1e6:.1f} MB"]
+        print(f"{freed.project}: {', '.join(parts)} {would}" + (f"; {freed.busy}" if freed.busy else ""))
+        for episode in freed.episodes:
+            print(f"  {episode}")
+    print(f"{total / 1e6:.1f} MB {would}; kept is what is open, or ended less than {days:g} days ago")
+
+
+def merged_runs(runs: Iterable[Execution]) -> dict[str, Known]:
+    """Return what Temporal knows of each workflow over all its runs."""
+    found: dict[str, Known] = {}
+    for run in runs:
+        other = found.get(run.id)
+        started = run.started or datetime.now(UTC)
+        closed = None if run.is_open else run.closed
+        if other is not None:
+            started = min(started, other.started)
+            closed = max(closed, other.closed) if closed and other.closed else None
+        found[run.id] = Known(run.id, started, closed)
+    return found
 
 
 def collect_less_often() -> None:

@@ -29,7 +29,10 @@ class LocalArtifactStore:
         try:
             private_folder(path.parent)
             # The bytes are compared instead of trusting the name, so that storing again repairs a damaged file.
-            if not (path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content):
+            if path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content:
+                # `tightloop gc` frees what was stored long ago: it is needed again from now on.
+                os.utime(path)
+            else:
                 write_durably(path, content)
         except OSError as error:
             if error.errno not in FULL:

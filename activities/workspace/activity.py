@@ -10,7 +10,7 @@ from activities.artifacts.port import ArtifactStores, get_model, put_model
 from activities.workspace.folders import store_folder_of
 from activities.workspace.port import OpenEpisodes, WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
-from activities.workspace.trail import Differ, Ledgers, TrailEvent
+from activities.workspace.trail import FREED, Differ, Ledgers, TrailEvent
 from tightloop.artifact import ArtifactRef
 from tightloop.episode.check import Check
 from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord
@@ -251,6 +251,9 @@ class WorkspaceActivities:
         if record.state is None:
             raise ArtifactMissingError(f"{record.id} has no stored state and cannot be restored")
         store = self.stores(workspace)
+        if request.closed and record.run_id == activity.info().workflow_run_id:
+            # Meant is one of before, not the one that this run made of the files as they are.
+            self._refuse_freed(workspace, owner)
         file = get_model(store, record.state, CheckpointFile)
         known: tuple[CheckpointRecord, ...] = ()
         newest: EpisodeState | None = None
@@ -280,10 +283,20 @@ class WorkspaceActivities:
             attempt=info.attempt,
         )
 
+    def _refuse_freed(self, workspace: Path, episode_id: str) -> None:
+        freed = [event.at for event in self.ledgers(workspace).events(episode_id) if event.kind == FREED]
+        if freed:
+            at = f"{freed[-1]:%Y-%m-%d %H:%M} UTC" if freed[-1] else "an unknown time"
+            raise WorkspaceError(
+                f"the checkpoints of {episode_id} were freed by tightloop gc at {at} and cannot be restored. "
+                "Start a new episode on the files as they are"
+            )
+
     def _find(self, workspace: Path, episode_id: str, checkpoint: str) -> CheckpointRecord:
         records = self.ledgers(workspace).checkpoints(episode_id)
         found = next((record for record in records if record.id == checkpoint), None)
         if found is None:
+            self._refuse_freed(workspace, episode_id)
             known = ", ".join(record.id for record in records[-10:]) or "none"
             raise WorkspaceError(f"episode {episode_id} has no checkpoint {checkpoint!r}. The last ones are: {known}")
         return found

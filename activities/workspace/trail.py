@@ -60,6 +60,10 @@ class Differ(Protocol):
         ...
 
 
+FREED = "freed"
+"""Kind of the one event that stays of an episode whose checkpoints `tightloop gc` freed."""
+
+
 class TrailEvent(Value):
     """One line of the evidence trail."""
 

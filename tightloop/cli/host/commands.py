@@ -1,6 +1,7 @@
 """The commands about this host: server and workers, replay, checks, settings."""
 
 import asyncio
+import re
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +18,7 @@ from tightloop.cli.session import AsJson, session_of
 from tightloop.client import TightloopClient
 from tightloop.client.installation.setup import connect_and_set_up
 from tightloop.client.ui_session import signed_in, temporal_variables
-from tightloop.errors import EpisodeNotFoundError
+from tightloop.errors import EpisodeNotFoundError, InvalidRequestError
 
 app = typer.Typer()
 workers = typer.Typer(help="Workers for a Temporal server of your own.", no_args_is_help=True)
@@ -37,6 +38,31 @@ def up(
     """Run the embedded Temporal server and a worker until Ctrl-C."""
     options = [*(["--role", role.value] if role else []), *(["--encrypt"] if encrypt else [])]
     become_worker(session_of(context), "up", *options, state_folder=state_folder)
+
+
+@app.command(rich_help_panel=HOST)
+def gc(
+    context: typer.Context,
+    older_than: Annotated[
+        str | None, typer.Option(help="Time since the end, such as 30d or 12h. Default: server.retention_days.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be freed.")] = False,
+) -> None:
+    """Free what closed episodes left on this host; what is open, or ended lately, is kept. Safe beside workers."""
+    options = ["--older-than", str(read_days(older_than))] if older_than else []
+    become_worker(session_of(context), "gc", *options, *(["--dry-run"] if dry_run else []))
+
+
+def read_days(text: str) -> float:
+    """Return the days of a time such as `30d` or `12h`.
+
+    Raises:
+        InvalidRequestError: it is none.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([dh])", text.strip())
+    if found is None:
+        raise InvalidRequestError(f"--older-than {text!r} is not a time. Write days or hours, such as 30d or 12h")
+    return float(found[1]) / (24 if found[2] == "h" else 1)
 
 
 @workers.command()
