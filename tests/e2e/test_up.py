@@ -1,5 +1,6 @@
 """`up`: who owns the server, also after a crash, and where its Web UI is."""
 
+import asyncio
 import http.client
 import os
 import re
@@ -7,15 +8,18 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.support.episodes import eventually
+from tests.support.episodes import APPEND, eventually, scripted
 from tests.support.stack.stack import ROOT
+from tightloop.client import TightloopClient
+from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
+from tightloop.settings import parse_settings
 from worker.server import Owner, free_port, owner_file
 
 
@@ -42,6 +46,16 @@ def first_line(process: subprocess.Popen[str]) -> str:
 def stopped(process: subprocess.Popen[str]) -> int:
     process.send_signal(signal.SIGTERM)
     return process.wait(90)
+
+
+@contextmanager
+def ended(process: subprocess.Popen[str]) -> Iterator[None]:
+    """End what a failed test leaves running: `Popen` would wait for it."""
+    try:
+        yield
+    finally:
+        if process.poll() is None:
+            process.terminate()
 
 
 def lives(pid: int) -> bool:
@@ -169,3 +183,39 @@ def test_up_works_for_a_user_whom_the_machine_does_not_know(tmp_path: Path) -> N
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "this user (uid 54321) has no home" in refused.stderr
     assert "export TIGHTLOOP_HOME=" in refused.stderr
+
+
+async def test_sigterm_hands_back_what_runs_and_the_next_up_goes_on(workspace: Path, tmp_path: Path) -> None:
+    port, ui_port = free_port(), free_port()
+    settings = parse_settings(f"temporal: {{address: '127.0.0.1:{port}', authenticate: false}}", {})
+    request = EpisodeRequest(
+        goal="write a line",
+        workspace=str(workspace),
+        definition_of_done=["test -e log.txt || { sleep 15.25; false; }"],  # type: ignore[list-item]
+        executor=scripted(APPEND),
+    )
+    variables = {
+        **os.environ,
+        "TIGHTLOOP_WORKER__GRACEFUL_SHUTDOWN_S": "1",
+        "TIGHTLOOP_SANDBOX__UNSAFE_LOCAL": "true",
+        "TIGHTLOOP_TEMPORAL__AUTHENTICATE": "false",
+    }
+    home = tmp_path / "home"
+    with start_up(home, port, ui_port, environment=variables) as up, ended(up):
+        assert "tightloop is up" in first_line(up)
+        client = await TightloopClient.connect(settings=settings)
+        episode_id = await client.start(request)
+
+        async def checking() -> bool:
+            return any("15.25" in process.info["cmdline"] for process in psutil.process_iter(["cmdline"], ""))
+
+        await eventually(checking, seconds=60)
+        server = server_of(home)
+        assert await asyncio.to_thread(stopped, up) == 0
+        assert not lives(server), "the server ends, after the worker"
+    with start_up(home, port, ui_port, environment=variables) as up, ended(up):
+        assert "tightloop is up" in first_line(up)
+        client = await TightloopClient.connect(settings=settings)
+        async with asyncio.timeout(90):
+            assert (await client.result(episode_id)).outcome is EpisodeOutcome.SUCCEEDED
+        assert await asyncio.to_thread(stopped, up) == 0

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -26,12 +25,12 @@ PROGRAMS_PER_CORE = 4
 SOON_S = 60
 
 
-def lines(workspace: Path, wanted: int, seconds: float) -> EpisodeRequest:
-    """An episode that writes so many lines, one in each iteration, which takes so long."""
+def lines(workspace: Path, done: str, seconds: float) -> EpisodeRequest:
+    """An episode that writes a line in each iteration, which takes so long."""
     return EpisodeRequest(
         goal="write many lines",
         workspace=str(workspace),
-        definition_of_done=[f"test $(cat log.txt | wc -l) -ge {wanted}"],  # type: ignore[list-item]
+        definition_of_done=[done],  # type: ignore[list-item]
         executor=scripted({"append": [{"path": "log.txt", "text": "{n}\n"}], "sleep": seconds}),
         budget=Budget(max_iterations=None, warn_at_iteration=None, max_executor_failures=None),
         repeat_error_limit=10_000,
@@ -44,13 +43,13 @@ class Pair:
 
     def __init__(self, stack: Stack) -> None:
         self._stack, self._started = stack, 0
-        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        self.workers: dict[int, subprocess.Popen[bytes]] = {}
 
     async def complete(self) -> None:
         """Start what is missing, and wait until both are ready."""
         while len(self.workers) < 2:
             process = self._stack.add_worker()
-            self.workers[f"{process.pid}@{socket.gethostname()}"] = process
+            self.workers[process.pid] = process
             self._started += 1
 
         async def ready() -> bool:
@@ -58,19 +57,19 @@ class Pair:
 
         await eventually(ready, seconds=120)
 
-    def kill(self, identity: str) -> None:
-        process = self.workers.pop(identity)
+    def kill(self, pid: int) -> None:
+        process = self.workers.pop(pid)
         process.kill()
         process.wait(60)
 
 
-async def holder(client: Client, episode_id: str) -> tuple[str, float]:
-    """Return who works on the episode now, and since when; empty between two activities."""
+async def holder(client: Client, episode_id: str) -> tuple[int, float]:
+    """Return which process works on the episode now, and since when; 0 between two activities."""
     seen = await client.get_workflow_handle(episode_id).describe()
     for pending in seen.raw_description.pending_activities:
         if pending.state == PendingActivityState.PENDING_ACTIVITY_STATE_STARTED:
-            return pending.last_worker_identity, pending.last_started_time.ToMicroseconds() / 1e6
-    return "", 0.0
+            return int(pending.last_worker_identity.partition("@")[0]), pending.last_started_time.ToMicroseconds() / 1e6
+    return 0, 0.0
 
 
 @pytest.mark.timeout(1500)
@@ -82,29 +81,36 @@ async def test_a_spare_worker_goes_on_where_the_other_was_killed(workspace: Path
         wait_for_port(stack.settings.temporal.address)
         pair = Pair(stack)
         await pair.complete()
-        client = await TightloopClient.connect(stack.settings)
+        client = await TightloopClient.connect(settings=stack.settings)
         temporal = await Client.connect(stack.settings.temporal.address)
-        episode_id = await client.start(lines(workspace, 10_000, 1.5))
+        episode_id = await client.start(lines(workspace, "test -e finished", 1.5))
         await progress(workspace, episode_id)
         for _ in range(KILLS):
             await asyncio.sleep(moments.uniform(0.0, 2.0))
 
-            async def working() -> str:
+            async def working() -> int:
                 return (await holder(temporal, episode_id))[0]
 
             victim = await eventually(working, seconds=SOON_S)
             killed = time.time()
             pair.kill(victim)
 
-            async def gone_on(victim: str = victim, killed: float = killed) -> float:
+            async def gone_on(victim: int = victim, killed: float = killed) -> float:
                 who, since = await holder(temporal, episode_id)
                 return since if who != victim and since > killed else 0.0
 
             took.append(await eventually(gone_on, seconds=SOON_S) - killed)
             await progress(workspace, episode_id)
             await pair.complete()
+        # At a safe point no delivery is under way.
+        await client.pause(episode_id)
+
+        async def waits() -> bool:
+            return bool((await client.status(episode_id)).questions)
+
+        await eventually(waits, seconds=SOON_S)
         await client.cancel(episode_id)
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(SOON_S):
             await client.result(episode_id)
     figures = check_that_nothing_was_lost_or_doubled(workspace, episode_id)
     spread = f"p50 {median(took):.1f} s, p95 {quantiles(took, n=20)[-1]:.1f} s, all {[round(one, 1) for one in took]}"
@@ -117,12 +123,14 @@ async def test_a_busy_host_is_not_taken_for_a_dead_worker(workspace: Path, tmp_p
         stack.start_server()
         wait_for_port(stack.settings.temporal.address)
         await Pair(stack).complete()
-        client = await TightloopClient.connect(stack.settings)
+        client = await TightloopClient.connect(settings=stack.settings)
         command = (sys.executable, "-c", "while True: pass")
         busy = [subprocess.Popen(command) for _ in range(PROGRAMS_PER_CORE * (os.cpu_count() or 1))]
         try:
             async with asyncio.timeout(300):
-                result = await client.result(await client.start(lines(workspace, 4, 12.0)))
+                result = await client.result(
+                    await client.start(lines(workspace, "test $(cat log.txt | wc -l) -ge 4", 12.0))
+                )
         finally:
             for program in busy:
                 program.kill()
