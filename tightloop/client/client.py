@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import AsyncGenerator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from temporalio.client import Client, Interceptor
 from temporalio.converter import DataConverter
@@ -42,6 +42,9 @@ from tightloop.plan.input import PlanInput
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE, PlanRequest, StepLine, StepPage
 from tightloop.settings import Settings
 from tightloop.settings.defaults import with_defaults
+
+if TYPE_CHECKING:
+    from tightloop.client.sync import SyncTightloopClient
 
 REPLAN_TIMEOUT = timedelta(minutes=15)
 """A planner may have to write the revision."""
@@ -99,6 +102,29 @@ class TightloopClient:
         opened = cls(await open_connection(chosen, converter, interceptors), chosen)
         await opened._calls.check_namespace()
         return opened
+
+    @classmethod
+    def sync(
+        cls,
+        target: str | None = None,
+        *,
+        namespace: str | None = None,
+        settings: Settings | None = None,
+        data_converter: DataConverter | None = None,
+        interceptors: Sequence[Interceptor] = (),
+    ) -> "SyncTightloopClient":
+        """Connect as `connect` does, with methods that need no `await`; see `SyncTightloopClient`."""
+        from tightloop.client.sync import SyncTightloopClient
+
+        return SyncTightloopClient(
+            lambda: cls.connect(
+                target,
+                namespace=namespace,
+                settings=settings,
+                data_converter=data_converter,
+                interceptors=interceptors,
+            )
+        )
 
     # -- start ----------------------------------------------------------------------------------
 
@@ -226,16 +252,24 @@ class TightloopClient:
         """
         return await status.earlier_result(self._calls, workflow_id, run_id)
 
-    async def result(self, workflow_id: str, *, patience: timedelta = PATIENCE) -> Result:
+    async def result(
+        self, workflow_id: str, *, timeout: timedelta | None = None, patience: timedelta = PATIENCE
+    ) -> Result:
         """Wait for the end and return the result, however the workflow ended.
 
-        A workflow that was cancelled or terminated in Temporal has a result, too. Bound the wait with
-        `asyncio.timeout`.
+        A workflow that was cancelled or terminated in Temporal has a result, too.
+
+        Args:
+            workflow_id: the episode or plan.
+            timeout: how long to wait; None: until it ends, which a pause may delay for days.
+            patience: how long to wait while Temporal does not answer.
 
         Raises:
+            TimeoutError: it has not ended; it goes on.
             ServiceUnavailableError: Temporal did not answer for longer than `patience` (retryable).
         """
-        return await status.end(self._calls, workflow_id, patience=patience)
+        async with asyncio.timeout(timeout.total_seconds() if timeout is not None else None):
+            return await status.end(self._calls, workflow_id, patience=patience)
 
     async def list(
         self, status: str | None = None, limit: int = 50, *, kind: Kind | str | None = None
@@ -384,7 +418,7 @@ class TightloopClient:
         """
         return await self._tell(episode_id, Kind.EPISODE, "respond", {"text": text, "by": by})
 
-    async def top_up(self, workflow_id: str, **amounts: float) -> str:
+    async def top_up(self, /, workflow_id: str, **amounts: float) -> str:
         """Raise the budget by these amounts; return the workflow's sentence.
 
         Args:

@@ -1,6 +1,8 @@
 """The connection to Temporal: made within a bound, or refused with a sentence."""
 
 import asyncio
+import atexit
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +22,7 @@ RETRY_SECONDS = 3
 """So long a call is tried again where the server cannot be reached."""
 # Fewer retries than the SDK's default: it logs from the fifth on, and `watch` has patience of its own.
 _RETRY = RetryConfig(max_retries=4, max_elapsed_time_millis=RETRY_SECONDS * 1_000)
+_EXIT_SECONDS = 0.1
 _STARTING = "not healthy yet"
 """A server that has just started says so."""
 _STARTING_WAIT = timedelta(milliseconds=100)
@@ -55,6 +58,8 @@ async def connect(
     """
     temporal = settings.temporal
     tls = tls_of(temporal)
+    atexit.unregister(_wait_for_threads)
+    atexit.register(_wait_for_threads)
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT.total_seconds()):
             while True:
@@ -79,6 +84,14 @@ async def connect(
         if temporal.encrypted:
             _check_tls(temporal.address, str(error))
         raise no_answer(temporal.address, _reason(error)) from error
+
+
+def _wait_for_threads() -> None:
+    """Let the threads of the SDK (1.35) let go of Python objects before the interpreter ends.
+
+    Else 3 of 25 programs that had connected ended in an abort after all their work was done, and none of them with it.
+    """
+    time.sleep(_EXIT_SECONDS)
 
 
 def tls_of(temporal: TemporalSettings) -> TLSConfig | bool:

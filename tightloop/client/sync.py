@@ -1,0 +1,169 @@
+"""The client without `await`, for scripts and for services that work with threads."""
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError
+from functools import wraps
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from tightloop.client.client import TightloopClient
+from tightloop.errors import InvalidRequestError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_END: Any = object()
+_CLOSE_SECONDS = 5.0
+
+
+def _blocking(
+    method: Callable[Concatenate[TightloopClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate["SyncTightloopClient", P], T]:
+    @wraps(method)
+    def call(self: "SyncTightloopClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._portal.run(lambda: method(self._client, *args, **kwargs))
+
+    return call
+
+
+def _iterating(
+    method: Callable[Concatenate[TightloopClient, P], AsyncGenerator[T]],
+) -> Callable[Concatenate["SyncTightloopClient", P], Iterator[T]]:
+    @wraps(method)
+    def call(self: "SyncTightloopClient", /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        values = method(self._client, *args, **kwargs)
+
+        async def following() -> T:
+            return await anext(values, _END)
+
+        try:
+            while (value := self._portal.run(following)) is not _END:
+                yield value
+        finally:
+            self._portal.run(values.aclose)
+
+    return call
+
+
+class SyncTightloopClient:
+    """The methods of `TightloopClient`, each of which returns when it is done; made by `TightloopClient.sync`.
+
+    One client serves any number of threads. It belongs to the process that made it: after a fork each process makes
+    its own. Besides what a method documents, each raises `InvalidRequestError` after a fork or `close`, and where it
+    would block an event loop.
+    """
+
+    def __init__(self, connect: Callable[[], Coroutine[Any, Any, TightloopClient]]) -> None:
+        """Connect, on a thread of its own."""
+        self._portal = _Portal()
+        try:
+            self._client = self._portal.run(connect)
+        except BaseException:
+            self._portal.close()
+            raise
+
+    def __enter__(self) -> "SyncTightloopClient":
+        """Return the client; the end of the block closes it."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection and its thread; calls that still wait are refused. Idempotent."""
+        self._portal.close()
+
+    start = _blocking(TightloopClient.start)
+    status = _blocking(TightloopClient.status)
+    summary = _blocking(TightloopClient.summary)
+    watch = _iterating(TightloopClient.watch)
+    result = _blocking(TightloopClient.result)
+    list = _blocking(TightloopClient.list)
+    resolve = _blocking(TightloopClient.resolve)
+    timeline = _blocking(TightloopClient.timeline)
+    request = _blocking(TightloopClient.request)
+    checkpoints = _blocking(TightloopClient.checkpoints)
+    steps = _blocking(TightloopClient.steps)
+    history = _blocking(TightloopClient.history)
+    pause = _blocking(TightloopClient.pause)
+    resume = _blocking(TightloopClient.resume)
+    cancel = _blocking(TightloopClient.cancel)
+    answer = _blocking(TightloopClient.answer)
+    respond = _blocking(TightloopClient.respond)
+    top_up = _blocking(TightloopClient.top_up)
+    amend = _blocking(TightloopClient.amend)
+    restore = _blocking(TightloopClient.restore)
+    fork = _blocking(TightloopClient.fork)
+    replan = _blocking(TightloopClient.replan)
+    run_step = _blocking(TightloopClient.run_step)
+    missing_search_attributes = _blocking(TightloopClient.missing_search_attributes)
+    pollers = _blocking(TightloopClient.pollers)
+
+
+class _Portal:
+    """An event loop on a thread of its own, to which other threads hand work."""
+
+    def __init__(self) -> None:
+        _refuse_loop()
+        self._process = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tightloop-client", daemon=True)
+        self._thread.start()
+        # Before the interpreter takes down what the thread uses.
+        atexit.register(self.close)
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Do something on the thread and return its result.
+
+        Raises:
+            InvalidRequestError: the client cannot be used here.
+        """
+        _refuse_loop()
+        if os.getpid() != self._process:
+            raise InvalidRequestError(
+                f"this client was made in process {self._process}, before it forked to {os.getpid()}; its connection "
+                "stayed there. Make one in each process, such as in post_fork of gunicorn"
+            )
+        if self._loop.is_closed():
+            raise InvalidRequestError("this client is closed. Make another one: TightloopClient.sync()")
+        future = asyncio.run_coroutine_threadsafe(work(), self._loop)
+        try:
+            return future.result()
+        except CancelledError:
+            raise InvalidRequestError("this client was closed while it waited for an answer") from None
+        finally:
+            # After Ctrl-C nobody waits for it.
+            future.cancel()
+
+    def close(self) -> None:
+        """Cancel what runs, then end the thread."""
+        if self._loop.is_closed() or os.getpid() != self._process:
+            return
+        atexit.unregister(self.close)
+        asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result(_CLOSE_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSE_SECONDS)
+        self._loop.close()
+
+    async def _cancel_all(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
+
+
+def _refuse_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise InvalidRequestError(
+        "an event loop runs in this thread, and this client would block it. Use: await TightloopClient.connect()"
+    )
