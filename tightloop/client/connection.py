@@ -2,6 +2,8 @@
 
 import asyncio
 import atexit
+import os
+import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -10,7 +12,7 @@ from typing import Any
 
 from temporalio.client import Client, Interceptor
 from temporalio.converter import DataConverter
-from temporalio.runtime import Runtime
+from temporalio.runtime import Runtime, TelemetryConfig
 from temporalio.service import RetryConfig, RPCError, TLSConfig
 
 from tightloop.errors import ServiceUnavailableError, SettingsError
@@ -23,6 +25,8 @@ RETRY_SECONDS = 3
 # Fewer retries than the SDK's default: it logs from the fifth on, and `watch` has patience of its own.
 _RETRY = RetryConfig(max_retries=4, max_elapsed_time_millis=RETRY_SECONDS * 1_000)
 _EXIT_SECONDS = 0.1
+_forked = threading.Event()
+"""This process was forked from one that may have used the SDK."""
 _STARTING = "not healthy yet"
 """A server that has just started says so."""
 _STARTING_WAIT = timedelta(milliseconds=100)
@@ -58,6 +62,9 @@ async def connect(
     """
     temporal = settings.temporal
     tls = tls_of(temporal)
+    if _forked.is_set():
+        _forked.clear()
+        _renew_runtime()
     atexit.unregister(_wait_for_threads)
     atexit.register(_wait_for_threads)
     try:
@@ -84,6 +91,15 @@ async def connect(
         if temporal.encrypted:
             _check_tls(temporal.address, str(error))
         raise no_answer(temporal.address, _reason(error)) from error
+
+
+def _renew_runtime() -> None:
+    """Give a process that was forked a runtime of its own: the SDK refuses that of the parent."""
+    Runtime.set_default(Runtime(telemetry=TelemetryConfig()), error_if_already_set=False)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked.set)
 
 
 def _wait_for_threads() -> None:
