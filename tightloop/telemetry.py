@@ -52,7 +52,7 @@ class TelemetrySettings(Document):
     `OTEL_EXPORTER_OTLP_ENDPOINT`, else none."""
     prometheus_bind: str | None = None
     """Host and port at which a worker shows its metrics to Prometheus, in place of sending them to the collector."""
-    service_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,99}$")] = "tightloop"
+    service_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")] = "tightloop"
 
     @model_validator(mode="after")
     def _addressed(self) -> "TelemetrySettings":

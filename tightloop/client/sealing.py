@@ -10,6 +10,7 @@ imported when the first payload is sealed or opened, never when this module is.
 """
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,6 @@ from temporalio.converter import (
     WithSerializationContext,
     WorkflowSerializationContext,
 )
-from temporalio.worker._command_aware_visitor import current_command_info
 
 from tightloop.client.keys import KeyRing
 from tightloop.errors import SettingsError
@@ -191,13 +191,13 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
         if not isinstance(self.context, ActivitySerializationContext):
             return _sealing.get() or SealKind.WORKFLOW
         # The SDK's only sign of who encodes: workflows work off commands, activities do not.
-        if current_command_info.get() is not None:
+        if _is_command():
             return SealKind.INPUT
         return SealKind.HEARTBEAT if _sealing.get() is SealKind.HEARTBEAT else SealKind.RESULT
 
     @property
     def _allowed(self) -> frozenset[SealKind]:
-        is_command = current_command_info.get() is not None
+        is_command = _is_command()
         if isinstance(self.context, ActivitySerializationContext):
             return frozenset({SealKind.RESULT}) if is_command else _ACTIVITY
         return frozenset({SealKind.WORKFLOW}) if is_command else _WORKFLOW
@@ -220,7 +220,7 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
             plain, seal = self._checked(payload)
         except (RefusedError, SettingsError) as error:
             metadata = {"encoding": REFUSED}
-            if current_command_info.get() is not None:
+            if _is_command():
                 metadata[RESULT_FIELD] = b"1"
             return Payload(metadata=metadata, data=str(error).encode())
         return _opened(plain, seal.text if self.strict else "")
@@ -321,6 +321,13 @@ class OperatorCodec(PayloadCodec):
         """
         codec = self._codec
         return [_opened(codec.open(payload), "") if codec else payload for payload in payloads]
+
+
+def _is_command() -> bool:
+    """Return whether a workflow's command is being encoded or decoded: the SDK's only sign of it."""
+    # A process without workers, which a client mostly is, is spared the import of them.
+    visitor = sys.modules.get("temporalio.worker._command_aware_visitor")
+    return visitor is not None and visitor.current_command_info.get() is not None
 
 
 def _opened(payload: Payload, text: str) -> Payload:

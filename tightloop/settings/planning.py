@@ -1,15 +1,16 @@
 """Settings of the planner and of plans that a model writes."""
 
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from tightloop.plan.document.plan import PlanBudget
-from tightloop.plan.document.policy import Deletions
-from tightloop.plan.rules.caution import Caution, policy_for
 from tightloop.safety.rubric import Rubric
 from tightloop.settings.section import Count, Seconds, Section
+
+if TYPE_CHECKING:
+    # The rules about commands behind it need a parser of shell scripts, which only workers do.
+    from tightloop.plan.rules.caution import Caution
 
 
 class PlannerSettings(Section):
@@ -84,13 +85,17 @@ class PlanSettings(Section):
     max_output_tokens: Count = 16_000
     """For one answer: a plan is longer than a message to an executor."""
 
-    def caution(self, programs: Iterable[str], rubric: Rubric = Rubric()) -> Caution:
+    def caution(self, programs: Iterable[str], rubric: Rubric = Rubric()) -> "Caution":
         """Return the bounds.
 
         Args:
             programs: names of programs that need no approval either.
             rubric: its bounds of deletions hold for the plans, too.
         """
+        from tightloop.plan.document.plan import PlanBudget
+        from tightloop.plan.document.policy import Deletions
+        from tightloop.plan.rules.caution import Caution, policy_for
+
         allowed = (*self.allow, *(f"{program} **" for program in programs))
         hours = self.max_wall_hours
         budget = PlanBudget(

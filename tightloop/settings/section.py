@@ -6,8 +6,8 @@ from pydantic import ConfigDict, Field
 
 from tightloop.value import Document
 
-Address = Annotated[str, Field(pattern=r"^[^\s/]+:\d{1,5}$")]
-HostRule = Annotated[str, Field(pattern=r"^(?:\*|(?:\*\.)?[\w.-]+|(?:[\w.-]+|\[[\da-fA-F:]+\]):\d{1,5})$")]
+Address = Annotated[str, Field(pattern=r"^[^\s/]+:[0-9]{1,5}$")]
+HostRule = Annotated[str, Field(pattern=r"^(?:\*|(?:\*\.)?[\w.-]+|(?:[\w.-]+|\[[\da-fA-F:]+\]):[0-9]{1,5})$")]
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 

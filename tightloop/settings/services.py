@@ -131,7 +131,7 @@ class CodecSettings(Section):
     See docs/operate/web-ui.md.
     """
 
-    listen: Annotated[str, Field(pattern=r"^([^\s/]+:\d{1,5})?$")] = ""
+    listen: Annotated[str, Field(pattern=r"^([^\s/]+:[0-9]{1,5})?$")] = ""
     """Host and port to listen at. Plain HTTP: for other hosts put a proxy with TLS before it."""
     origins: tuple[Annotated[str, Field(pattern=r"^https?://[^/\s]+$")], ...] = ()
     """Web pages that may ask, besides the Temporal UI of `temporal.ui_url`, such as https://temporal.example.com"""
