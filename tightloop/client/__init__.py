@@ -14,6 +14,7 @@ from tightloop.client.execution import CLOSED_STATUSES, OPEN_STATUSES, Kind, Run
 from tightloop.client.following.events import Event
 from tightloop.client.following.status import Result, Status
 from tightloop.client.installation.staffing import Poller
+from tightloop.client.sync import SyncTightloopClient
 from tightloop.episode.budget import Budget
 from tightloop.episode.check import Check
 from tightloop.episode.model import EpisodeRequest, EpisodeResult, EpisodeStatus
@@ -39,6 +40,7 @@ __all__ = [
     "Run",
     "Status",
     "Summary",
+    "SyncTightloopClient",
     "TightloopClient",
     "registration_command",
 ]

@@ -44,7 +44,7 @@ from tightloop.settings import Settings
 from tightloop.settings.defaults import with_defaults
 
 if TYPE_CHECKING:
-    from tightloop.client.sync import SyncTightloopClient
+    from tightloop.client import SyncTightloopClient
 
 REPLAN_TIMEOUT = timedelta(minutes=15)
 """A planner may have to write the revision."""
@@ -114,7 +114,7 @@ class TightloopClient:
         interceptors: Sequence[Interceptor] = (),
     ) -> "SyncTightloopClient":
         """Connect as `connect` does, with methods that need no `await`; see `SyncTightloopClient`."""
-        from tightloop.client.sync import SyncTightloopClient
+        from tightloop.client import SyncTightloopClient
 
         return SyncTightloopClient(
             lambda: cls.connect(

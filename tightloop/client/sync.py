@@ -106,6 +106,7 @@ class SyncTightloopClient:
     replan = _blocking(TightloopClient.replan)
     run_step = _blocking(TightloopClient.run_step)
     missing_search_attributes = _blocking(TightloopClient.missing_search_attributes)
+    topology = _blocking(TightloopClient.topology)
     pollers = _blocking(TightloopClient.pollers)
 
 
