@@ -76,6 +76,8 @@ class RunnerResult:
     usage: Usage | None = None
     api_calls: int = 0
     summary: str = ""
+    said: str = ""
+    """The end of what it printed besides its results; shown where a criterion does not hold."""
     tree: str = ""
     """The tree that it took over from a child workflow; empty: what is on disk."""
 

@@ -43,7 +43,7 @@ class WorkingTree(Protocol):
         Caches of tools, and what an attempt of ours that was cut off has left, are undone as by `ensure`.
 
         Returns:
-            None if it was; otherwise what was found: saved under a reference and undone.
+            None if it was, or but for caches; otherwise what was found: saved under a reference and undone.
 
         Raises:
             DriftError: somebody else changed files, and settings say to ask. Nothing was undone. Not retryable.

@@ -121,7 +121,8 @@ class GitWorkingTree:
         if drift.count and self._asks and not self._is_ours:
             self._keep_drift(found)
             raise DriftError(drift)
-        return self._undo(expected, found, changes, cause)
+        undone = self._undo(expected, found, changes, cause)
+        return undone if undone.count else None
 
     def settle(self, expected: str, answer: DriftAnswer) -> tuple[str, Drift | None]:
         """Do what a person decided about a drift; see the port."""

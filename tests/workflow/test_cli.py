@@ -82,3 +82,42 @@ async def test_same_commands_show_what_a_plan_waits_for_and_steer_it(
     assert "COMPLETED: all steps are done" in watched[1]
     assert report[1].startswith("# ")
     assert plan_id not in none[1]
+
+
+async def test_command_that_does_not_wait_for_people_ends_with_a_code_of_its_own(
+    client: TightloopClient, working: Working, workspace: Path, cli: Cli
+) -> None:
+    async with working():
+        await client.start(PlanRequest(workspace=str(workspace), source=GATE), new_id="plan-gated")
+        code, said = await cli("watch", "plan-gated")
+        again = await cli("watch", "plan-gated", "--no-wait", "--json")
+        await client.answer("plan-gated", "approve")
+        done = await cli("watch", "plan-gated")
+    assert code == 3, said
+    assert "plan-gated waits for a person. Answer, then follow it again: tightloop watch plan-gated" in said
+    assert "tightloop answer plan-gated approve" in said
+    assert again[0] == 3
+    assert done[0] == 0
+
+
+async def test_status_without_a_worker_says_what_is_stored_and_how_old_it_is(
+    client: TightloopClient, working: Working, workspace: Path, request_for, cli: Cli
+) -> None:
+    source = GATE + '  - {id: first, priority: 9, shell: {run: "true"}}\n'
+    async with working(ScriptedPlanner()):
+        plan_id = await client.start(PlanRequest(workspace=str(workspace), source=source))
+
+        async def is_waiting() -> bool:
+            status = await client.status(plan_id)
+            return bool(status.questions) and status.counts.get("completed") == 1
+
+        await eventually(is_waiting)
+    code, said = await cli("status", plan_id)
+    as_json = await cli("status", plan_id, "--json")
+    assert code == 0, said
+    assert "no worker answers" in said
+    assert "tightloop up" in said
+    assert "as of" in said
+    assert str(workspace) in said
+    assert "completed 1" in said
+    assert json.loads(as_json[1][as_json[1].index("{") :])["as_of"]

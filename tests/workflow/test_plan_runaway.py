@@ -179,6 +179,36 @@ async def test_plan_that_works_too_long_starts_nothing_more(playing: Playing):
     assert len(stage.scripted.names()) < 40
 
 
+async def test_person_is_asked_while_a_step_works_longer_than_the_plan_may(playing: Playing):
+    going = asyncio.Event()
+
+    async def slow(_request: RunStepRequest) -> StepResult:
+        await going.wait()
+        return done()
+
+    source = "id: p\nbudget: {max_wall_s: 1}\nsteps: [{id: a, shell: {run: x}}, {id: b, needs: [a], shell: {run: x}}]"
+    async with playing(source, {"a": slow, "b": done()}) as stage:
+        status = await stage.until(lambda status: status.status == "paused")
+        assert [line.id for line in status.running] == ["a"]
+        assert "max_wall_s is 1" in status.questions[0].title
+        going.set()
+        await stage.until(lambda status: not status.running)
+        assert stage.scripted.names().count("b") == 0
+        await stage.plans.top_up(stage.id, wall_minutes=10)
+        result = await stage.result()
+    assert result.outcome is PlanOutcome.COMPLETED
+
+
+async def test_last_step_that_works_too_long_asks_nobody_in_the_end(playing: Playing):
+    async def slow(_request: RunStepRequest) -> StepResult:
+        await asyncio.sleep(1.5)
+        return done()
+
+    async with playing("id: p\nbudget: {max_wall_s: 1}\nsteps: [{id: a, shell: {run: x}}]", {"a": slow}) as stage:
+        result = await stage.result()
+    assert result.outcome is PlanOutcome.COMPLETED
+
+
 async def test_subplan_that_contains_itself_ends_at_the_depth_of_the_outermost_plan(
     working: Working, client: TightloopClient, workspace: Path, git: Git
 ):

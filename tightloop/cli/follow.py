@@ -12,7 +12,7 @@ from tightloop.cli.render.terminal import console, on_terminal, plain, remark, s
 from tightloop.cli.render.workflow import end_lines, event_line, status_line
 from tightloop.cli.session import INTERRUPTED, Session, within
 from tightloop.client import CLOSED_STATUSES, Event, Status, TightloopClient
-from tightloop.episode.model import EpisodeOutcome
+from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
 from tightloop.errors import ServiceUnavailableError
 from tightloop.plan.request import PlanOutcome
 
@@ -25,10 +25,18 @@ LAST_EVENTS_S = 10.0
 """How long a workflow that has ended is asked for its last events."""
 
 
-def follow(session: Session, workflow_id: str, *, as_json: bool, dry_run: bool = False) -> Status | None:
-    """Follow an episode or a plan, and return its last status; it goes on after Ctrl-C."""
+def follow(
+    session: Session, workflow_id: str, *, as_json: bool, dry_run: bool = False, wait: bool | None = None
+) -> Status | None:
+    """Follow an episode or a plan, and return its last status; it goes on after Ctrl-C.
+
+    Unless it is to `wait` (by default on a terminal) it also ends when only a person can go on.
+    """
+    waits = on_terminal() if wait is None else wait
     try:
-        return session.run(lambda client: Follower(client, workflow_id, dry_run=dry_run).run(as_json=as_json))
+        return session.run(
+            lambda client: Follower(client, workflow_id, dry_run=dry_run, waits=waits).run(as_json=as_json)
+        )
     except typer.Exit as left:
         if left.exit_code == INTERRUPTED:
             remark(
@@ -38,6 +46,14 @@ def follow(session: Session, workflow_id: str, *, as_json: bool, dry_run: bool =
         raise
 
 
+def needs_person(status: Status) -> bool:
+    """Return whether nothing goes on without a person."""
+    if isinstance(status, EpisodeStatus) or status.status == "paused":
+        return status.status == "paused"
+    waiting = {wait.step for wait in status.children}
+    return bool(status.questions or waiting) and all(line.id in waiting for line in status.running)
+
+
 def _last_line(last: Status | None) -> Text:
     return Text(status_line(last) if last is not None else "", "cyan", no_wrap=True, overflow="ellipsis")
 
@@ -45,8 +61,9 @@ def _last_line(last: Status | None) -> Text:
 class Follower:
     """Shows everything until a workflow has ended, each thing once."""
 
-    def __init__(self, client: TightloopClient, workflow_id: str, *, dry_run: bool = False) -> None:
-        """Follow one workflow; of a dry run only what is not shown after it."""
+    def __init__(self, client: TightloopClient, workflow_id: str, *, dry_run: bool = False, waits: bool = True) -> None:
+        """Follow one workflow; of a dry run only what is not shown after it. It need not wait for people."""
+        self._waits = waits
         self._client = client
         self._id = workflow_id
         self._dry_run = dry_run
@@ -66,9 +83,14 @@ class Follower:
                 async for last in changes:
                     if as_json:
                         typer.echo(last.model_dump_json())
-                        continue
-                    for line in await self._news(last):
-                        out.print(line)
+                    else:
+                        for line in await self._news(last):
+                            out.print(line)
+                    if not self._waits and needs_person(last):
+                        remark(
+                            f"{self._id} waits for a person. Answer, then follow it again: tightloop watch {self._id}"
+                        )
+                        return last
                     if live is not None:
                         live.refresh()
         # The workspace is given back a moment after the workflow has told its end.

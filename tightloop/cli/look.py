@@ -7,15 +7,17 @@ from typing import Annotated
 import typer
 
 from tightloop.cli.follow import follow
+from tightloop.cli.plan.stored import with_records
 from tightloop.cli.render.episode import checkpoints_table
 from tightloop.cli.render.plan import steps_table
 from tightloop.cli.render.question import drift_lines, todo_lines
 from tightloop.cli.render.terminal import as_plain_values, remark, show, show_either, show_json
 from tightloop.cli.render.workflow import list_table, status_panel, timeline_table
-from tightloop.cli.session import AsJson, EpisodeId, Id, JsonLines, leave, session_of, within
+from tightloop.cli.session import AsJson, EpisodeId, Id, JsonLines, Wait, leave, session_of, within
 from tightloop.client import CLOSED_STATUSES, OPEN_STATUSES, Event, Kind, Status, Summary, TightloopClient
 from tightloop.client.calls import START_HINT
 from tightloop.episode.model import EpisodeStatus
+from tightloop.errors import ServiceUnavailableError
 from tightloop.plan.request import StepLine
 from tightloop.value import counted
 
@@ -69,7 +71,12 @@ def status(
     """Show the state, what waits for a person, and how to answer."""
 
     async def look(client: TightloopClient, key: str) -> tuple[Status, tuple[StepLine, ...]]:
-        return await client.status(key), await client.steps(key) if steps else ()
+        try:
+            return await client.status(key), await client.steps(key) if steps else ()
+        except ServiceUnavailableError as error:
+            found = with_records(await client.stored_status(key))
+            remark(error.message)
+            return found, ()
 
     found, lines = session_of(context).on(workflow, look)
     if as_json:
@@ -80,10 +87,10 @@ def status(
 
 
 @app.command(rich_help_panel=LOOK)
-def watch(context: typer.Context, workflow: Id, as_json: JsonLines = False) -> None:
+def watch(context: typer.Context, workflow: Id, wait: Wait = None, as_json: JsonLines = False) -> None:
     """Show every event until the end; exit code 0 on success, 1 otherwise. Ctrl-C leaves it running."""
     session = session_of(context)
-    leave(follow(session, session.run(lambda client: client.resolve(workflow)), as_json=as_json))
+    leave(follow(session, session.run(lambda client: client.resolve(workflow)), as_json=as_json, wait=wait))
 
 
 @app.command(rich_help_panel=LOOK)

@@ -22,6 +22,8 @@ from tightloop.host import load_settings
 from tightloop.settings import Settings
 
 FAILED = 1
+NEEDS_PERSON = 3
+"""Exit code of a command that does not wait for people."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it (128 + SIGINT)."""
 # The shell is blocked for as long after each Tab.
@@ -130,9 +132,10 @@ def operator() -> str:
 
 
 def leave(last: Status | None) -> None:
-    """End with exit code 1 where an episode or a plan ended without success."""
-    if last is not None and last.status in CLOSED_STATUSES and last.status not in ("succeeded", "completed"):
-        raise typer.Exit(FAILED)
+    """End with exit code 1 where an episode or a plan ended without success, with 3 where it waits for a person."""
+    if last is None or last.status in ("succeeded", "completed"):
+        return
+    raise typer.Exit(FAILED if last.status in CLOSED_STATUSES else NEEDS_PERSON)
 
 
 def complete_id(incomplete: str) -> list[tuple[str, str]]:
@@ -160,5 +163,13 @@ PlanId = Annotated[str, _id_of("a plan")]
 Checkpoint = Annotated[str, typer.Argument(metavar="CKPT", help="Checkpoint, such as ckpt-2 or 2.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, for programs.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON document per change, each on one line.")]
+Wait = Annotated[
+    bool | None,
+    typer.Option(
+        "--wait/--no-wait",
+        help="Whether to wait for people. --no-wait ends with exit code 3 when one is needed. "
+        "Default: wait on a terminal.",
+    ),
+]
 By = Annotated[str | None, typer.Option("--by", help="Who decides. Default: your user name.")]
 Reason = Annotated[str, typer.Option(help="Why; kept in the timeline.")]

@@ -17,7 +17,7 @@ from tightloop.cli.request import (
     with_iterations,
     with_timeout,
 )
-from tightloop.cli.session import AsJson, Checkpoint, EpisodeId, leave, operator, session_of, within
+from tightloop.cli.session import AsJson, Checkpoint, EpisodeId, Wait, leave, operator, session_of, within
 from tightloop.client import Kind, TightloopClient
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeStatus
 from tightloop.episode.progress.presets import Preset
@@ -78,6 +78,7 @@ def start(
     ] = False,
     file: Annotated[Path | None, typer.Option(help="Request as YAML or JSON; options override it.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow the episode until it ends.")] = False,
+    wait: Wait = None,
     as_json: AsJson = False,
 ) -> None:
     """Start an episode: one goal, pursued until its checks pass."""
@@ -104,7 +105,7 @@ def start(
     hint = "" if watch else f"\nFollow it: tightloop watch {started}"
     show_either({"id": started}, f"started {started}{hint}", as_json=as_json)
     if watch:
-        leave(follow(session, started, as_json=as_json))
+        leave(follow(session, started, as_json=as_json, wait=wait))
 
 
 async def start_and_wait(

@@ -6,7 +6,7 @@ import difflib
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import temporalio.api.common.v1 as common
@@ -38,6 +38,7 @@ from tightloop.client.execution import (
     STATUS,
     Execution,
     Kind,
+    moment,
     read_execution,
     read_work,
     registration_command,
@@ -223,6 +224,19 @@ class Calls:
         except ValueError as error:
             raise await self._frozen(workflow_id, error) from error
         return answer
+
+    async def last_event(self, workflow_id: str, run_id: str) -> datetime | None:
+        """Return when Temporal recorded the last event of a run."""
+        request = service.GetWorkflowExecutionHistoryReverseRequest(
+            namespace=self.client.namespace,
+            execution=common.WorkflowExecution(workflow_id=workflow_id, run_id=run_id),
+            maximum_page_size=1,
+        )
+        async with self.bounded(workflow_id, CALL_TIMEOUT):
+            answer = await self.client.workflow_service.get_workflow_execution_history_reverse(
+                request, timeout=CALL_TIMEOUT
+            )
+        return next((moment(event.event_time) for event in answer.history.events), None)
 
     async def signal(self, workflow_id: str, name: str, argument: Any) -> None:
         """Send a signal; Temporal keeps it until a worker takes it.

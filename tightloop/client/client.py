@@ -182,6 +182,10 @@ class TightloopClient:
         """Return a snapshot; for a closed workflow also when no worker is there."""
         return await status.status_of(self._calls, workflow_id)
 
+    async def stored_status(self, workflow_id: str) -> Status:
+        """Return what Temporal itself knows, and since when; it needs no worker, and says less than `status`."""
+        return await status.stored_status(self._calls, workflow_id)
+
     async def summary(self, workflow_id: str) -> Summary:
         """Return what Temporal itself knows, without asking a worker."""
         return (await described(self._calls, workflow_id)).summary

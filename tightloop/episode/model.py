@@ -389,6 +389,8 @@ class EpisodeStatus(Value):
     run_id: str = ""
     status: str = "running"
     """`running`, `paused`, `succeeded`, `failed`, `cancelled`; from Temporal also `terminated`."""
+    as_of: datetime | None = None
+    """When it stood so, where no worker answers and only what is stored is known; None: now."""
     phase: EpisodePhase = EpisodePhase.OPENING
     work: Work | None = None
     """What runs now; None: nothing does."""

@@ -1,7 +1,7 @@
 """What starts a plan, and what a plan leaves behind."""
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -188,6 +188,8 @@ class PlanStatus(Value):
     workspace: str = ""
     status: str = "running"
     """`running`, `paused`, `completed`, `failed`, `compensated`, `cancelled`; also `terminated`."""
+    as_of: datetime | None = None
+    """When it stood so, where no worker answers and only what is stored is known; None: now."""
     phase: PlanPhase = PlanPhase.OPENING
     revision: int = 1
     plan: ArtifactRef | None = None

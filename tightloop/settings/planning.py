@@ -76,8 +76,9 @@ class PlanSettings(Section):
     max_steps: Annotated[int, Field(ge=1, le=2_000)] = 200
     max_attempts: Count = 1_000
     """Attempts of all its steps."""
-    max_cost_usd: Annotated[float, Field(ge=0)] | None = 5.0
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_cost_usd: Annotated[float, Field(gt=0)] | None = 5.0
+    max_tokens: Annotated[int, Field(ge=1)] | None = 1_000_000
+    """Of the planning itself and of all its steps."""
     max_wall_hours: Annotated[float, Field(gt=0, le=8_760)] | None = 4.0
     max_depth: Annotated[int, Field(ge=1, le=16)] = 2
     max_fan_out: Annotated[int, Field(ge=1, le=2_500)] = 25

@@ -92,6 +92,7 @@ class Dispatch:
         self._recovery, self._alerts, self._activities = recovery, alerts, activities
         self._ended: deque[tuple[Attempt, StepResult | ActivityFailedError | None]] = deque()
         self._rate = StartRate(context.wake, context.now)
+        self._working_time: asyncio.Task[None] | None = None
         self._busy_since: datetime | None = None
 
     # -- what runs ----------------------------------------------------------------------------------
@@ -135,8 +136,14 @@ class Dispatch:
         if context.is_held:
             return
         problem = context.find_breach()
-        if problem is not None and (schedule.ready or schedule.held) and not self._questions.is_paused:
+        # Of all bounds only working time is used up by what runs already.
+        is_due = (
+            schedule.ready or schedule.held or (self.is_running and problem is not None and "max_wall_s" in problem)
+        )
+        if problem is not None and is_due and not self._questions.is_paused:
             self._questions.pause(QuestionKind.BUDGET, problem)
+        elif self.is_idle:
+            self._questions.close(self._questions.find(QuestionKind.BUDGET))
         # What a person wants started is started in a pause too.
         for name in list(context.progress.wanted):
             number = schedule.find(name)
@@ -151,12 +158,26 @@ class Dispatch:
         rate = self._rate.room(self._running)
         for number in schedule.take(min(window - schedule.running, rate)):
             self._start(number)
+        self._watch_working_time()
         if schedule.running < window and schedule.ready and self._rate.room(self._running) <= 0:
             self._rate.wait()
 
     def stop_starting(self) -> None:
         """Let no timer be left: a new run is to follow."""
         self._rate.stop()
+        if self._working_time is not None:
+            self._working_time.cancel()
+
+    def _watch_working_time(self) -> None:
+        """Have the loop look again when the working time of the plan is used up."""
+        limit, spent = self._context.progress.budget.max_wall_s, self._context.progress.spent.wall_time
+        is_watched = self._working_time is not None and not self._working_time.done()
+        if limit is not None and self._running and not is_watched and (left := limit - spent.total_seconds()) > 0:
+            self._working_time = asyncio.create_task(self._wake_after(left))
+
+    async def _wake_after(self, seconds: float) -> None:
+        await workflow.sleep(seconds, summary="working time that is left")
+        self._context.wake()
 
     def _expand_held(self) -> None:
         """Decide on templates that would become more steps than the budget allows."""

@@ -203,6 +203,8 @@ class PlanWorkflow:
             self._reporting.show(at_once=False)
             self._waiting.check()
             await self._waiting.keep_edits()
+            # Before it is decided what starts, and after it: what starts is work.
+            self._dispatch.count_time()
             self._dispatch.start_steps()
             self._dispatch.count_time()
             # While the definition of done ran, people may have changed or paused the plan.

@@ -228,7 +228,7 @@ def _judged(attempt: AttemptContext, done: RunnerResult, root: Path) -> RunnerRe
             problem = make_failure(error.message)
     lookup.status = (StepStatus.FAILED if problem else StepStatus.COMPLETED).value
     if problem is None and (why := find_unmet(step.expect, lookup, "criterion")):
-        problem = make_failure(why)
+        problem = make_failure(f"{why}; it printed: {done.said}" if done.said else why)
     # A failure mode may find a failure in a step that seems to have completed.
     problem = classify_failure(step, problem, lookup)
     lookup.status = (StepStatus.FAILED if problem else StepStatus.COMPLETED).value

@@ -15,9 +15,10 @@ from tightloop.plan.document.step import Capability, FailureClass, Step
 from tightloop.plan.engine.approval import choices, tally
 from tightloop.plan.language.reference import is_one_reference, resolve
 from tightloop.plan.rules.guard import acts_of, enclosing_policies, judge, judge_changes, judge_deletions
-from tightloop.question import Question, QuestionKind
+from tightloop.question import Question, QuestionKind, evidence_of
 from tightloop.safety.change.patch import GENERATED
 from tightloop.safety.verdict import Ruling, Verdict
+from tightloop.value.scrub import scrub
 
 # An option of its own: who approved a command before it ran has not seen what it removed.
 KEEP = Option(name="keep", pros=("the step runs again, and what it removes stays removed",))
@@ -29,11 +30,15 @@ def check_step(work: Work) -> RunnerResult | None:
     Raises:
         ReferenceMissingError: the action refers to a value that is not there.
     """
-    ruling = judge(work.plan.policy, work.step, acts_of(work.step, _action(work)))
-    return _answered(work, ruling, f"may {work.step.title or work.step.id} act?", ())
+    acts = acts_of(work.step, _action(work))
+    ruling = judge(work.plan.policy, work.step, acts)
+    shown = evidence_of(scrub("\n".join((*acts.commands, *acts.urls, *acts.paths))))
+    return _answered(work, ruling, f"may {work.step.title or work.step.id} act?", (), evidence=shown)
 
 
-def _answered(work: Work, ruling: Ruling, question: str, options: tuple[Option, ...]) -> RunnerResult | None:
+def _answered(
+    work: Work, ruling: Ruling, question: str, options: tuple[Option, ...], *, evidence: tuple[str, ...] = ()
+) -> RunnerResult | None:
     """Return a refusal, or the question of a ruling that a person has not said yes to; None: it may be."""
     if ruling.verdict is Verdict.ALLOW:
         return None
@@ -47,7 +52,9 @@ def _answered(work: Work, ruling: Ruling, question: str, options: tuple[Option, 
     if said.approved:
         return None
     title = f"{question} {ruling.reason}"
-    asked = Question(id="", kind=QuestionKind.POLICY, title=title, options=choices(options), step=work.step.id)
+    asked = Question(
+        id="", kind=QuestionKind.POLICY, title=title, evidence=evidence, options=choices(options), step=work.step.id
+    )
     return RunnerResult(question=asked, summary=f"waits for approval: {ruling.reason}")
 
 

@@ -85,7 +85,7 @@ def test_branch_is_judged_under_the_ids_that_its_alternatives_were_started_with(
     result: StepResult = plan.call("settle_children", settle)
     assert result.status is StepStatus.COMPLETED, result.failure
     assert (root / "a.txt").read_text() == "1\n2\n"
-    assert plan.record("try").outputs["do"]["stdout"] == "other.way\n"
+    assert plan.record("try").outputs["do"]["stdout"] == "other.way"
     assert list((state_folder(root) / "worktrees").iterdir()) == []
 
 

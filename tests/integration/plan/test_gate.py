@@ -67,6 +67,17 @@ def test_command_opens_the_gate_with_exit_code_0_only(workspace: Path) -> None:
     assert (passed, detail) == (False, "exit code 4: 3 tests failed")
 
 
+def test_person_at_a_gate_sees_the_commands_as_they_were_run(workspace: Path) -> None:
+    gate = {
+        "checks": [{"command": "test -f ${read.name}"}, {"name": "here", "command": "ls ${read.name}"}],
+        "approval": {},
+    }
+    question = judge(workspace, gate, values={"read.name": "app.py"}).question
+    assert question is not None
+    assert "passed: test -f app.py" in question.evidence
+    assert "passed: here (ls app.py)" in question.evidence
+
+
 def test_values_in_a_command_are_words_and_never_code(workspace: Path) -> None:
     values = {"read.name": "app.py'; touch hacked; '$(touch hacked2)"}
     for command in ("test -n ${read.name}", 'test -n "${read.name}"', "test -n '${read.name}'"):
@@ -215,7 +226,7 @@ def test_failed_check_shuts_the_gate_before_anybody_is_asked(workspace: Path) ->
     done = judge(workspace, {"checks": [{"name": "tests", "command": "false"}], "approval": {}})
     assert done.question is None
     assert done.failure is not None
-    assert done.failure.reason.startswith("the gate stays shut: FAILED: tests - exit code 1")
+    assert done.failure.reason.startswith("the gate stays shut: FAILED: tests (false) - exit code 1")
 
 
 def test_prose_is_put_to_a_person_with_checks_and_evidence(workspace: Path) -> None:

@@ -114,7 +114,7 @@ async def test_episode_works_in_the_tree_of_its_plan_and_its_result_goes_on(
     assert (workspace / "copy.txt").read_text() == "start\nline\n"
     record = open_file_records(workspace).latest(plan_id, "after")
     assert record is not None
-    assert record.outputs["stdout"] == "SUCCEEDED\n"
+    assert record.outputs["stdout"] == "SUCCEEDED"
 
 
 async def test_subplan_that_fails_fails_its_step_and_leaves_the_tree_as_it_was(

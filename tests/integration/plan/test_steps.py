@@ -54,11 +54,33 @@ class TestShell:
         assert (root / "out.txt").read_text() == "built\n"
         assert plan.tree != before
         record = plan.record("make")
-        assert record.outputs["stdout"] == "said\n"
+        assert record.outputs["stdout"] == "said"
         assert record.outputs["exit_code"] == 0
         assert (record.tree_before, record.tree_after) == (before, plan.tree)
         assert plan.artifact(record.artifacts["log"]) == b"said\naside\n"
         assert b"+built" in plan.artifact(record.artifacts["patch"])
+
+    def test_output_of_one_line_has_no_line_break(self, root: Path) -> None:
+        plan = stage(
+            root,
+            shell("one", "echo 5", expect=["${outputs.stdout} == '5'"]),
+            shell("two", "echo 5; echo 6", expect=["${outputs.stdout} == '5\n6\n'"]),
+        )
+        plan.check_done("one")
+        plan.check_done("two")
+
+    def test_criterion_that_does_not_hold_shows_what_the_command_said(self, root: Path) -> None:
+        plan = stage(root, shell("test", "echo no such module >&2; exit 3", expect=["${exit_code} == 0"]))
+        assert plan.failed("test") == (
+            "criterion does not hold: ${exit_code} == 0 (exit_code = 3); it printed: no such module"
+        )
+
+    def test_person_who_is_asked_sees_the_command_as_it_will_run(self, root: Path) -> None:
+        step = shell("ship", "cp ${plan.place} there", labels=["deploy"])
+        fields = {"inputs": {"place": "my file"}, "policy": {"approve": ["deploy"]}}
+        question = stage(root, step, plan=fields).run("ship").question
+        assert question is not None
+        assert question.evidence == ("cp 'my file' there",)
 
     def test_failing_command_leaves_nothing_behind(self, root: Path) -> None:
         plan = stage(root, shell("break", "echo half > half.txt; rm a.txt; echo no such thing >&2; exit 3"))
@@ -95,13 +117,13 @@ class TestShell:
         }
         plan = stage(root, step, plan={"seed": 42})
         plan.check_done("say")
-        assert plan.record("say").outputs["stdout"] == "42 say red\n"
+        assert plan.record("say").outputs["stdout"] == "42 say red"
 
     def test_command_runs_in_its_folder_and_nowhere_outside(self, root: Path) -> None:
         here = {"id": "here", "shell": {"run": "cat b.txt", "folder": "notes"}}
         plan = stage(root, here)
         plan.check_done("here")
-        assert plan.record("here").outputs["stdout"] == "two\n"
+        assert plan.record("here").outputs["stdout"] == "two"
         with pytest.raises(PlanError, match=r"'../..' leaves the tree"):
             stage(root, {"id": "outside", "shell": {"run": "ls", "folder": "../.."}})
 
@@ -356,7 +378,7 @@ class TestOnce:
         plan = stage(root, shell("one", "cat a.txt"), activities=activities_for(workspaces=GitWorkspaces(asks=False)))
         write(root, {"a.txt": "tampered\n", "new file": "mine\n"})
         result = plan.check_done("one")
-        assert plan.record("one").outputs["stdout"] == "one\n"
+        assert plan.record("one").outputs["stdout"] == "one"
         assert result.drift is not None
         assert result.drift.paths == ("a.txt", "new file")
         subprocess.run(result.drift.bring_back, shell=True, check=True, timeout=60)

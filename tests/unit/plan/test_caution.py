@@ -6,8 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tightloop.executor.usage import Usage
 from tightloop.plan.document.plan import Plan, PlanBudget
 from tightloop.plan.document.step import Step
+from tightloop.plan.engine.breaker import find_breach
+from tightloop.plan.request import PlanSpent
 from tightloop.plan.rules.caution import UNREVIEWED, Caution, confined, evaded, marked, objections, revised
 from tightloop.plan.rules.guard import Acts, judge
 from tightloop.safety.verdict import Verdict
@@ -35,6 +38,13 @@ budgets = st.builds(
     max_fan_out=st.integers(1, 2_500),
     max_revisions=st.integers(1, 100),
 )
+
+
+def test_planning_that_used_far_too_much_lets_nothing_start() -> None:
+    spent = PlanSpent().with_usage(Usage(input_tokens=1_800_000, output_tokens=10), 1)
+    breach = find_breach(confined(Plan(id="p"), CAUTION).budget, spent)
+    assert breach is not None
+    assert breach.startswith("1800010 tokens were used, max_tokens is 1000000")
 
 
 @given(budgets, budgets)

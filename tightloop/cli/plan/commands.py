@@ -15,7 +15,7 @@ from tightloop.cli.plan.file import Examined, accepted, problem_line, read_input
 from tightloop.cli.plan.stored import newest, plan_status
 from tightloop.cli.render.terminal import on_terminal, plain, remark, show, show_either
 from tightloop.cli.request import given
-from tightloop.cli.session import AsJson, By, JsonLines, PlanId, leave, operator, session_of
+from tightloop.cli.session import AsJson, By, JsonLines, PlanId, Wait, leave, operator, session_of
 from tightloop.cli.start import start_and_wait
 from tightloop.cli.store import Store
 from tightloop.client import Kind, TightloopClient
@@ -82,6 +82,7 @@ def run(
     goal: Annotated[str, typer.Option(help="Let a model write the plan; needs the setting plans.agent_planning.")] = "",
     plan_id: Annotated[str | None, typer.Option("--id", help="Id of the run. Default: a new one.")] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Start the plan and return at once.")] = False,
+    wait: Wait = None,
     as_json: JsonLines = False,
 ) -> None:
     """Run a plan and follow it; exit code 0 when it completed. Ctrl-C leaves it running."""
@@ -106,7 +107,7 @@ def run(
         return
     if not as_json:
         show(f"started {started}" + (" (dry run: nothing is changed)" if dry_run else ""))
-    last = follow(session, started, as_json=as_json, dry_run=dry_run)
+    last = follow(session, started, as_json=as_json, dry_run=dry_run, wait=wait)
     if dry_run and isinstance(last, PlanStatus) and not as_json:
         _show_previews(last)
     leave(last)

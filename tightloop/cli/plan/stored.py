@@ -1,5 +1,6 @@
 """The plan that a person means: the text of a file, or the newest revision of a plan that was started."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -7,9 +8,10 @@ import typer
 
 from tightloop.cli.session import complete_id
 from tightloop.cli.store import Store
-from tightloop.client import TightloopClient
+from tightloop.client import Status, TightloopClient
 from tightloop.errors import InvalidRequestError, WorkspaceError
-from tightloop.plan.request import PlanRequest, PlanStatus
+from tightloop.plan.request import PlanRequest, PlanStatus, StepLine
+from tightloop.plan.result import StepStatus
 from tightloop.plan.stored import StoredPlan
 from tightloop.plan.text.reading import read_plan
 
@@ -29,6 +31,22 @@ async def plan_status(client: TightloopClient, plan_id: str) -> PlanStatus:
     status = await client.status(plan_id)
     assert isinstance(status, PlanStatus)
     return status
+
+
+def with_records(status: Status) -> Status:
+    """Return a status that no worker gave, with what the records of a plan on this host say of its steps."""
+    if not isinstance(status, PlanStatus) or not status.workspace:
+        return status
+    store = Store(Path(status.workspace), status.plan_id)
+    found = {record.step: record for record in store.records() if not record.undone} if store.is_here else {}
+    counts = Counter(record.result.status.value for record in found.values())
+    failed = tuple(
+        StepLine(id=step, status=StepStatus.FAILED, attempt=record.attempt, failure=record.result.failure)
+        for step, record in found.items()
+        if record.result.status is StepStatus.FAILED
+    )
+    times = [moment for moment in (status.as_of, *(record.ended for record in found.values())) if moment is not None]
+    return status.evolve(counts=dict(counts), failed=failed, as_of=max(times, default=None))
 
 
 async def newest(client: TightloopClient, status: PlanStatus) -> StoredPlan:

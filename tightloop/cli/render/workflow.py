@@ -15,6 +15,9 @@ from tightloop.client import Event, Status, Summary
 from tightloop.episode.display import status_label
 from tightloop.episode.model import EpisodeStatus
 
+_OF_WORKERS = frozenset({"phase", "spent", "budget"})
+"""Rows that only a worker can tell."""
+
 
 def list_table(rows: Iterable[Summary]) -> Table:
     """Return the list of episodes and plans."""
@@ -42,8 +45,16 @@ def _age(moment: datetime | None) -> str:
 def status_panel(status: Status) -> Panel:
     """Return one episode or plan on a panel, with everything that waits for a person."""
     if isinstance(status, EpisodeStatus):
-        return panel(status.episode_id, episode_rows(status), todo_lines(status))
-    return panel(status.plan_id, plan_rows(status), todo_lines(status))
+        return panel(status.episode_id, _known(status, episode_rows(status)), todo_lines(status))
+    return panel(status.plan_id, _known(status, plan_rows(status)), todo_lines(status))
+
+
+def _known(status: Status, rows: list[tuple[str, str | Text]]) -> list[tuple[str, str | Text]]:
+    """Return the rows; where no worker answers those that are stored, and how old they are."""
+    if status.as_of is None:
+        return rows
+    as_of = f"{status.as_of.astimezone():%Y-%m-%d %H:%M:%S}; no worker answers, this is what is stored"
+    return [("as of", as_of), *(row for row in rows if row[0] not in _OF_WORKERS)]
 
 
 def status_line(status: Status) -> str:

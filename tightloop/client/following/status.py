@@ -49,6 +49,12 @@ async def status_of(calls: Calls, workflow_id: str) -> Status:
     return _closed_status(answered, seen, result)
 
 
+async def stored_status(calls: Calls, workflow_id: str) -> Status:
+    """Return what Temporal itself knows of a workflow, without asking a worker."""
+    seen = await described(calls, workflow_id)
+    return _outline(seen).evolve(as_of=await calls.last_event(workflow_id, seen.run_id))
+
+
 def _with_work(answered: Status, seen: Execution) -> Status:
     """Return a status in which the running activity says itself what it does, as far as it does."""
     if not isinstance(answered, EpisodeStatus) or answered.work is None or seen.work is None:

@@ -39,11 +39,14 @@ class Outcome:
     detail: str = ""
     timed_out: bool = False
     artifact: ArtifactRef | None = None
+    command: str = ""
+    """As it was run, where the name does not say it."""
 
     def line(self) -> str:
         """Return it as a line for a person."""
         word = {True: "passed", False: "FAILED", None: "open"}[self.passed]
-        return f"{word}: {shorten(self.name, 120)}" + (f" - {self.detail}" if self.detail else "")
+        name = f"{self.name} ({self.command})" if self.command else self.name
+        return f"{word}: {shorten(name, 120)}" + (f" - {self.detail}" if self.detail else "")
 
 
 def judge_command(work: Work, title: str, command: str, runner: CheckRunner) -> Outcome:

@@ -7,6 +7,7 @@ from typing import Any
 from activities.checks.port import CheckRunner
 from activities.plan.attempts.contract import fail_step, make_failure
 from activities.plan.port import RunnerResult, Work
+from activities.plan.quoting import shell_command
 from activities.plan.runners.gate.check import Outcome, judge_command, judge_diff, judge_invariant, judge_value
 from activities.workspace.folders import state_folder_of
 from activities.workspace.trail import Differ
@@ -33,7 +34,7 @@ class GateRunner:
     def preview(self, work: Work) -> str:
         """Return the checks, and who would be asked."""
         action = work.action(GateAction)
-        lines = [f"check {_title(check)}" for check in action.checks]
+        lines = [f"check {_title(work, check)}" for check in action.checks]
         if action.approval is not None or any(check.prose for check in action.checks):
             approval = action.approval or Approval()
             lines.append(f"ask {approval.count} of {approval.role or 'anybody'}: {_question(work, action)}")
@@ -47,14 +48,15 @@ class GateRunner:
         action = work.action(GateAction)
         outcomes: list[Outcome] = []
         for check in action.checks:
-            outcomes.append(self._judged(work, check))
+            command = _resolved(work, check.command) if check.name else ""
+            outcomes.append(replace(self._judged(work, check), command=command))
             if work.cancelled():
-                return fail_step("the gate was stopped", FailureClass.TRANSIENT, command=_told(action))
+                return fail_step("the gate was stopped", FailureClass.TRANSIENT, command=_told(work, action))
         artifacts = {f"check-{n}": one.artifact for n, one in enumerate(outcomes, 1) if one.artifact}
         done = RunnerResult(
             outputs={"checks": [{"name": one.name, "passed": one.passed, "detail": one.detail} for one in outcomes]},
             artifacts=artifacts,
-            command=_told(action),
+            command=_told(work, action),
             summary=f"{sum(one.passed is True for one in outcomes)} of {len(outcomes)} checks passed",
         )
         failed = [one for one in outcomes if one.passed is False]
@@ -67,7 +69,7 @@ class GateRunner:
         return self._asked(work, action, outcomes, done) if asks else done
 
     def _judged(self, work: Work, check: GateCheck) -> Outcome:
-        title = _title(check)
+        title = _title(work, check)
         try:
             if check.command:
                 return judge_command(work, title, check.command, self._runner)
@@ -129,13 +131,29 @@ class GateRunner:
         )
 
 
-def _title(check: GateCheck) -> str:
+def _title(work: Work, check: GateCheck) -> str:
     diff = "size and place of the change" if check.diff is not None else ""
-    return check.name or check.command or check.invariant or check.prose or check.artifact or diff or "nothing"
+    return (
+        check.name
+        or _resolved(work, check.command)
+        or check.invariant
+        or check.prose
+        or check.artifact
+        or diff
+        or "nothing"
+    )
 
 
-def _told(action: GateAction) -> str:
-    return "gate: " + "; ".join(_title(check) for check in action.checks)
+def _resolved(work: Work, command: str) -> str:
+    """Return a command as it is run."""
+    try:
+        return shell_command(command, work.lookup).shown if command else ""
+    except InvalidRequestError:
+        return command  # the check says what is missing
+
+
+def _told(work: Work, action: GateAction) -> str:
+    return "gate: " + "; ".join(_title(work, check) for check in action.checks)
 
 
 def _question(work: Work, action: GateAction) -> str:

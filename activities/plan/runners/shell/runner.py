@@ -82,13 +82,20 @@ class ShellRunner:
         code = result.exit_code if result.reason is Reason.EXITED else None
         log = work.store.put(_log(ran).encode(), name=f"log of {work.step.id}", media_type="text/plain")
         return RunnerResult(
-            outputs={"stdout": ran.stdout.decode("utf-8", "replace"), "exit_code": code},
+            outputs={"stdout": _as_output(ran.stdout), "exit_code": code},
             artifacts={"log": log},
             command=command.shown,
             # First: what no step may make is removed whether or not the command failed.
             failure=_remove_protected(work, protected) or _failure(ran, work.step),
             summary=f"exit code {code} after {result.duration_s:.1f} s" if code is not None else "",
+            said=clip(scrub(result.output.decode("utf-8", "replace")).strip(), TAIL_CHARACTERS),
         )
+
+
+def _as_output(stdout: bytes) -> str:
+    """Return the standard output; of one line without its line break, as `$(...)` in a shell."""
+    text = stdout.decode("utf-8", "replace")
+    return text[:-1] if text.find("\n") == len(text) - 1 else text
 
 
 @contextmanager
