@@ -57,7 +57,7 @@ def lent(path: Path, connect: Callable[[], sqlite3.Connection]) -> Iterator[sqli
     To close the last connection moves the whole log into the file: that took a third of a worker's processor time.
 
     Args:
-        path: the file; another one that takes its place is opened anew.
+        path: the file; another one that takes its place is opened in its turn.
         connect: opens it; `check_same_thread` must be off.
     """
     make_database(path)
