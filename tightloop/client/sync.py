@@ -81,6 +81,7 @@ class SyncTightloopClient:
 
     start = _blocking(TightloopClient.start)
     status = _blocking(TightloopClient.status)
+    stored_status = _blocking(TightloopClient.stored_status)
     summary = _blocking(TightloopClient.summary)
     watch = _iterating(TightloopClient.watch)
     events = _iterating(TightloopClient.events)

@@ -117,7 +117,7 @@ async def test_settings_in_place_of_an_address_are_refused_with_the_right_spelli
 
 
 async def test_missing_namespace_is_noticed_when_connecting(settings: Settings) -> None:
-    with pytest.raises(SettingsError, match=r"has no namespace 'nowhere'.*namespace create -n nowhere"):
+    with pytest.raises(SettingsError, match=r"has no namespace 'nowhere'.* setup --namespace nowhere"):
         await TightloopClient.connect(settings.temporal.address, namespace="nowhere")
 
 
