@@ -28,25 +28,23 @@ Arm = Callable[[Stage], Awaitable[str]]
 
 async def measure() -> Report:
     """Run the three kinds of workflow in turn, in another order every round."""
-    async with stage() as on:
-        episodes = on.worker(InstantPlanner())
-        async with episodes, _bare(on, episodes):
-            await _episode(on)
-            found: dict[str, list[list[Pass]]] = {name: [] for name in ARMS}
-            once: dict[str, list[float]] = {name: [] for name in ARMS}
-            last: dict[str, str] = {}
-            for number in range(ROUNDS):
-                progress(f"engine: round {number + 1} of {ROUNDS}")
-                order = list(ARMS)[number % len(ARMS) :] + list(ARMS)[: number % len(ARMS)]
-                for name in order:
-                    run, first = ARMS[name]
-                    begun = time.perf_counter()
-                    last[name] = await run(on)
-                    took = time.perf_counter() - begun
-                    passes = on.stopwatch.passes(last[name], first)[SETTLED:]
-                    found[name].append(passes)
-                    once[name].append(took - ITERATIONS * median(one.wall for one in passes))
-            sizes = {name: await _history(on.client, last[name], first) for name, (_, first) in ARMS.items()}
+    async with stage() as on, on.worker(InstantPlanner()) as episodes, _bare(on, episodes):
+        await _episode(on)
+        found: dict[str, list[list[Pass]]] = {name: [] for name in ARMS}
+        once: dict[str, list[float]] = {name: [] for name in ARMS}
+        last: dict[str, str] = {}
+        for number in range(ROUNDS):
+            progress(f"engine: round {number + 1} of {ROUNDS}")
+            order = list(ARMS)[number % len(ARMS) :] + list(ARMS)[: number % len(ARMS)]
+            for name in order:
+                run, first = ARMS[name]
+                begun = time.perf_counter()
+                last[name] = await run(on)
+                took = time.perf_counter() - begun
+                passes = on.stopwatch.passes(last[name], first)[SETTLED:]
+                found[name].append(passes)
+                once[name].append(took - ITERATIONS * median(one.wall for one in passes))
+        sizes = {name: await _history(on.client, last[name], first) for name, (_, first) in ARMS.items()}
     return _report(found, once, sizes)
 
 

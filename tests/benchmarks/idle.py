@@ -95,18 +95,18 @@ class EmptyDiffer:
 
 async def measure() -> Report:
     """Start batches of both kinds in turn; all of them stay in the worker's cache."""
-    async with stage() as on:
-        worker = on.worker(GivingUp(), workspaces=EmptyWorkspaces(), differ=EmptyDiffer())
-        config: Any = worker.config()
-        config |= {"task_queue": f"{on.settings.temporal.task_queue}-bare", "workflows": [BareIdle]}
-        async with worker, Worker(**config):
-            await _grown(lambda: _episodes(on, WARM))
-            await _grown(lambda: _bare(on, WARM))
-            found: dict[str, list[float]] = {"paused episode": [], "bare waiting workflow": []}
-            for number in range(BATCHES):
-                progress(f"idle: batch {number + 1} of {BATCHES}")
-                found["paused episode"].append(await _grown(lambda: _episodes(on, BATCH)) / BATCH)
-                found["bare waiting workflow"].append(await _grown(lambda: _bare(on, BATCH)) / BATCH)
+    async with (
+        stage() as on,
+        on.worker(GivingUp(), workspaces=EmptyWorkspaces(), differ=EmptyDiffer()) as worker,
+        _bare_worker(on, worker),
+    ):
+        await _grown(lambda: _episodes(on, WARM))
+        await _grown(lambda: _bare(on, WARM))
+        found: dict[str, list[float]] = {"paused episode": [], "bare waiting workflow": []}
+        for number in range(BATCHES):
+            progress(f"idle: batch {number + 1} of {BATCHES}")
+            found["paused episode"].append(await _grown(lambda: _episodes(on, BATCH)) / BATCH)
+            found["bare waiting workflow"].append(await _grown(lambda: _bare(on, BATCH)) / BATCH)
     report = Report(
         f"idle: memory of each workflow, {BATCHES} batches of {BATCH} of each kind in one worker, interleaved",
         ("kind", "kB each", "aim"),
@@ -116,6 +116,12 @@ async def measure() -> Report:
     episodes, bare = (sum(sizes) for sizes in found.values())
     report.add("ratio of all episodes to all bare", episodes / bare)
     return report
+
+
+def _bare_worker(on: Stage, worker: Worker) -> Worker:
+    config: Any = worker.config()
+    config |= {"task_queue": f"{on.settings.temporal.task_queue}-bare", "workflows": [BareIdle]}
+    return Worker(**config)
 
 
 async def _grown(start: Callable[[], Any]) -> float:

@@ -97,8 +97,7 @@ async def measure() -> Report:
     )
     async with stage() as small:
         on = replace(small, settings=_with_slots(small.settings, WINDOW))
-        worker = on.worker(InstantPlanner())
-        async with worker, _bare(on, worker):
+        async with on.worker(InstantPlanner()) as worker, _bare(on, worker):
             graph = _layers(LAYERS, WIDTH)
             await _plan(on, _layers(5, 20))
             runs = await _in_turns(on, graph)

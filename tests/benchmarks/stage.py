@@ -5,7 +5,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
 import workflows
+from activities.artifacts.sqlite import close_idle
 from activities.planner.port import Planner
 from tests.benchmarks.stopwatch import Stopwatch
 from tests.support.doubles import planned
@@ -53,16 +54,21 @@ class Stage:
     folder: Path
     stopwatch: Stopwatch
 
-    def worker(self, planner: Planner, **adapters: Any) -> Worker:
-        """Return production's worker of the role `all`, not yet running, but with this planner."""
+    @asynccontextmanager
+    async def worker(self, planner: Planner, **adapters: Any) -> AsyncIterator[Worker]:
+        """Run production's workers of the role `all` with this planner; yield the one for workflows."""
         chosen = {"planners": lambda _kind: planner, **adapters}
-        (worker,) = build_workers(
+        main, *others = build_workers(
             self.client,
             self.settings,
             adapters=replace(build_adapters(self.client, self.settings), **chosen),
             runner=PRODUCTION_RUNNER,
         )
-        return worker
+        async with AsyncExitStack() as stack:
+            stack.callback(close_idle)
+            for worker in (main, *others):
+                await stack.enter_async_context(worker)
+            yield main
 
     def workspace(self) -> Path:
         """Return a new git repository with one commit of 200 lines."""
