@@ -55,6 +55,8 @@ _NUMBER = re.compile(r"(?<![A-Za-z_\d])\d+(?:\.\d+)?")
 LINES_LIMIT = 400
 NUMBERS_LIMIT = 12
 
+# How deep a program was when it failed is not what failed: the frames of Python, and of JavaScript and Java.
+_FRAMES = re.compile(r"(?<=^Traceback \(most recent call last\):)(?:\n[ \t]+.*)+|^[ \t]+at \S.*$", re.MULTILINE)
 _PRINTED_NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.]*\w)")
 # Of 24 files: the more the better, also where "failed" is said of the rest.
 _SHARE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?:\s*/\s*\d+|\s+(?:out )?of\s+\d+|\s*%)")
@@ -120,7 +122,7 @@ class Printed(Value):
 
 def read_output(text: str) -> Printed:
     """Return what can be compared with the output of another run."""
-    lines = [without_noise(line) for line in text.split("\n")]
+    lines = [without_noise(line) for line in _FRAMES.sub("", text).split("\n")]
     marks = tuple(sorted(short_mark(line) for line in lines if line))
     return Printed(lines=marks if len(marks) <= LINES_LIMIT else (), numbers=_numbers(text))
 

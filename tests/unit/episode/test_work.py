@@ -41,8 +41,8 @@ def course(path: str, texts: Sequence[str], said: Sequence[str] = ()) -> list[Wo
         ("a.py", ["", "go()", "go()\ngo()"], [NEW, AGAIN]),
         ("a.py", ["old()\nkept()", "kept()"], [NEW]),
         ("rows.csv", ["", "1,2", "1,2\n3,4"], [NEW, NEW]),
-        ("run.log", ["", "10:00 red", "10:00 red\n11:00 red"], [NEW, NOTHING]),
-        ("tries.txt", ["", "try 1", "try 1\ntry 2"], [NEW, NOTHING]),
+        ("run.log", ["", "10:00 red", "10:00 red\n11:00 red"], [NOTHING, NOTHING]),
+        ("tries.txt", ["", "try 1", "try 1\ntry 2"], [NOTHING, NOTHING]),
         ("README.md", ["", "# How\nRun it.", "# How\nRun it.\n# Why\nIt is fast."], [NEW, NEW]),
     ],
 )

@@ -62,6 +62,18 @@ class Iteration(Value):
     checks: CheckReport | None = None
 
 
+class _Count(Value):
+    """What the failing checks count; of each number a lower one is better."""
+
+    numbers: tuple[float, ...] = ()
+    falling: tuple[bool, ...] = ()
+    """Which of them only fell so far."""
+    fell: bool = False
+    """Whether one of these fell now."""
+    rose: bool = False
+    """Whether some rose now, and none fell."""
+
+
 def mark(*parts: str) -> str:
     """Return a short signature of a text, for the memory."""
     return signature(*parts)[:MARK]
@@ -88,8 +100,8 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
     verification, report = iteration.verification, iteration.report
     ran = verification is not None
     scope = _outside(iteration)
-    numbers, falling, fell = _count_down(before, iteration)
-    went_on = _went_on(before, iteration, fell=fell)
+    count = _count_down(before, iteration)
+    went_on = _went_on(before, iteration, count)
     reported = TrackingFacts(
         files_changed=iteration.files_changed,
         executor_changed_nothing=report is not None and iteration.files_changed == 0,
@@ -116,14 +128,14 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
     plan = mark(*(f"{step.title}\n{' '.join(step.run)}" for step in steps)) if steps else ""
     now = spending(iteration.spent)
     # Another failure alone is not worth what it cost.
-    settled = reported.green or (went_on and (iteration.work is Work.NEW or reported.made_progress))
+    settled = reported.green or (went_on and (iteration.work is Work.NEW or reported.made_progress or count.fell))
     baseline = now if settled or before.at_progress is None else before.at_progress
     was_carried_out = report is not None and report.succeeded
     after = TrackerMemory(
         plans=(*before.plans, plan)[-REMEMBERED:] if plan and was_carried_out else before.plans,
         touched=iteration.touched,
-        numbers=numbers,
-        falling=falling,
+        numbers=count.numbers,
+        falling=count.falling,
         errors=errors,
         no_change=before.no_change if report is None else (before.no_change + 1) * (iteration.files_changed == 0),
         items=tuple({item.mark: item for item in items.values()}.values()),
@@ -142,17 +154,17 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
     return facts, after
 
 
-def _went_on(before: TrackerMemory, iteration: Iteration, *, fell: bool) -> bool:
+def _went_on(before: TrackerMemory, iteration: Iteration, count: _Count) -> bool:
     """Return whether the iteration brought something that was not there before."""
     verification = iteration.verification
     known = verification is None or verification.same or verification.signature[:MARK] in _plain(before.errors)
     if verification is not None and verification.progress and not known:
         return True
-    if iteration.files_changed == 0 or iteration.work is Work.NOTHING or iteration.tree_seen_before:
+    if iteration.files_changed == 0 or iteration.tree_seen_before:
         return False
-    if fell:
+    if count.fell:
         return True
-    if verification is not None and verification.regress:
+    if iteration.work is Work.NOTHING or count.rose or (verification is not None and verification.regress):
         return False
     return iteration.work is Work.NEW or not known
 
@@ -161,17 +173,20 @@ def _plain(errors: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(error.removeprefix(PROGRESS) for error in errors)
 
 
-def _count_down(before: TrackerMemory, iteration: Iteration) -> tuple[tuple[float, ...], tuple[bool, ...], bool]:
-    """Return what the failing checks count, which of it only fell so far, and whether some of that fell now."""
+def _count_down(before: TrackerMemory, iteration: Iteration) -> _Count:
     if iteration.checks is None:
-        return before.numbers, before.falling, False
+        return _Count(numbers=before.numbers, falling=before.falling)
     last = iteration.checks.failed
     numbers = tuple(number for result in last for number in result.printed.numbers)[:NUMBERS_LIMIT]
     if len(numbers) != len(before.numbers):
-        return numbers, (True,) * len(numbers), False
+        return _Count(numbers=numbers, falling=(True,) * len(numbers))
     pairs = list(zip(numbers, before.numbers, before.falling, strict=True))
-    falling = tuple(only_fell and now <= earlier for now, earlier, only_fell in pairs)
-    return numbers, falling, any(only_fell and now < earlier for now, earlier, only_fell in pairs)
+    return _Count(
+        numbers=numbers,
+        falling=tuple(only_fell and now <= earlier for now, earlier, only_fell in pairs),
+        fell=any(only_fell and now < earlier for now, earlier, only_fell in pairs),
+        rose=any(now > earlier for now, earlier, _ in pairs) and not any(now < earlier for now, earlier, _ in pairs),
+    )
 
 
 def _errors(before: TrackerMemory, verification: Verification | None, *, went_on: bool) -> tuple[str, ...]:

@@ -19,6 +19,10 @@ TOUCHED = 4 * SAMPLE
 """Lines that are remembered in all: of four changes, as many as the longest circle has."""
 REWORK_SHARE = 0.5
 """Share of the lines that are new, above which lines of the episode's own were replaced."""
+COPY_LINES = 3
+"""From so many lines on a new file that is like an earlier one but for the number in its name is a copy of it."""
+NOTE_LINES = 1
+"""So many lines that are put below a text which no check names are a note, not work."""
 _MARK = 4
 
 _COMMENT = re.compile(
@@ -44,13 +48,17 @@ class Work(StrEnum):
     """Lines that are new, or that went for the first time."""
 
 
-def weigh_work(files: Iterable[FilePatch], touched: str, said: Iterable[str]) -> tuple[Work, str]:
+def weigh_work(
+    files: Iterable[FilePatch], touched: str, said: Iterable[str], *, same_error: bool = False
+) -> tuple[Work, str]:
     """Return what a change amounts to, and what is to be remembered.
 
     Args:
         files: the change.
         touched: marks of the lines that earlier changes touched, as returned before; oldest first.
         said: what the checks run and print: a text that they name is work, not only a log.
+        same_error: the checks print the error that they printed before: a line that differs from an earlier one in
+            its numbers only is then another try.
     """
     known = {touched[at : at + _MARK] for at in range(0, len(touched), _MARK)}
     names = _DIGITS.sub("#", "\n".join(said))
@@ -59,9 +67,10 @@ def weigh_work(files: Iterable[FilePatch], touched: str, said: Iterable[str]) ->
     added = _sample(mark for side in sides for mark in side.marks(side.path, side.added))
     removed = _sample(mark for side in sides for mark in side.marks(side.was, side.removed))
     replaced = _sample(mark for side in sides for mark in side.marks(side.was, side.replaced(moved)))
+    shapes = _sample(mark for side in sides for mark in side.shapes())
     new = (added | removed) - known
-    memory = (touched + "".join(sorted(new)))[-TOUCHED * _MARK :]
-    if not new:
+    memory = (touched + "".join(sorted(new | (shapes - known))))[-TOUCHED * _MARK :]
+    if not new or (same_error and shapes and not removed and shapes <= known):
         changed = any(side.numbers or ((side.added or side.removed) and not side.is_log) for side in sides)
         return (Work.AGAIN if changed else Work.NOTHING), memory
     return (Work.REWORK if len(replaced & known) > REWORK_SHARE * len(new) else Work.NEW), memory
@@ -72,6 +81,7 @@ class _Sides:
 
     def __init__(self, file: FilePatch, *, is_log: bool) -> None:
         self.path, self.was, self.is_log = file.path, file.was or file.path, is_log
+        self.is_copy = file.new and len(file.added.texts) >= COPY_LINES
         added, removed = (Counter(filter(None, map(self._bare, lines.texts))) for lines in (file.added, file.removed))
         self.added, self.removed = added - removed, removed - added
         if file.was or file.new or file.deleted:
@@ -80,11 +90,18 @@ class _Sides:
             self.removed += Counter() if file.new else Counter([""])
         elif not file.added and not file.removed:
             self.added = Counter(["binary"])
+        if is_log and not file.new and not self.removed and len(self.added) <= NOTE_LINES:
+            self.added = Counter()
         self.numbers = self._cancel_numbers()
+
+    def shapes(self) -> Iterable[str]:
+        """Return the marks of the lines that appeared, without their numbers."""
+        return (short_mark(f"#{self.path}\n{_DIGITS.sub('#', line)}") for line in self.added)
 
     def marks(self, path: str, lines: Iterable[str]) -> Iterable[str]:
         """Return the marks of lines of this file under one of its names."""
-        place = _DIGITS.sub("#", path) if self.is_log else path
+        # A file with another number and the same text is a copy.
+        place = _DIGITS.sub("#", path) if self.is_log or self.is_copy else path
         return (short_mark(f"{place}\n{line}") for line in lines)
 
     def replaced(self, moved: Container[str]) -> Iterable[str]:
