@@ -28,7 +28,7 @@ from worker.build import PRODUCTION_RUNNER, Role, agent_homes, build_workers
 from worker.connect import connect, known_workflows
 from worker.hosting.startup import need_workspaces, verify_search_attributes, warn_of_missing
 from worker.server import embedded_server, is_own
-from worker.telemetry import observed
+from worker.telemetry import Telemetry, observed
 
 logger = logging.getLogger("tightloop")
 
@@ -97,15 +97,29 @@ def _stamps(root: Path) -> dict[Path, int]:
     return found
 
 
+async def _ready(settings: Settings, telemetry: Telemetry, role: Role) -> Client:
+    """Return a connection on which a role can work; wait for what it needs as long as the settings allow."""
+    client = await connect(settings, telemetry, wait_s=settings.worker.start_wait_s)
+    if role in (Role.ALL, Role.WORKFLOWS):
+        await verify_search_attributes(client)
+    if role in (Role.LLM, Role.GUI):
+        await need_workspaces(client, settings, role.value)
+    return client
+
+
 async def run_worker(settings: Settings, role: Role) -> None:
     """Run workers against a server that is already there, until stopped."""
     stopped = stop_event()
     async with observed(settings) as telemetry:
-        client = await connect(settings, telemetry, wait_s=settings.worker.start_wait_s)
-        if role in (Role.ALL, Role.WORKFLOWS):
-            await verify_search_attributes(client)
-        if role in (Role.LLM, Role.GUI):
-            await need_workspaces(client, settings, role.value)
+        starting = asyncio.ensure_future(_ready(settings, telemetry, role))
+        stopping = asyncio.ensure_future(stopped.wait())
+        # Also while it waits for a server.
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not starting.done():
+            starting.cancel()
+            return
+        client = starting.result()
         async with working(client, settings, role):
             logger.info("worker '%s' is ready", role.value)
             await warn_of_missing(client, settings)
