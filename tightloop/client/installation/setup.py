@@ -1,5 +1,6 @@
 """Sets a namespace up for tightloop: search attributes, retention, the namespace itself. Idempotent."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from tightloop.settings import Settings
 
 DENIED = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.UNIMPLEMENTED)
 """How a server answers who may not use its operator API."""
+KNOWN_SECONDS = 30.0
 _TYPE = "INDEXED_VALUE_TYPE_"
 
 
@@ -140,6 +142,18 @@ async def _namespace(calls: Calls, create: bool, retention: timedelta | None, dr
     words = f"operator namespace create --address {calls.address} --retention {kept.days}d -n {namespace}"
     async with _allowed(calls, f"{TEMPORAL} {words}"):
         await calls.client.workflow_service.register_namespace(request, timeout=CALL_TIMEOUT)
+    # The parts of a server learn of it one by one, within some seconds.
+    until = asyncio.get_running_loop().time() + KNOWN_SECONDS
+    while True:
+        try:
+            await wrong_search_attributes(calls)
+            break
+        except NotAllowedError:
+            break
+        except SettingsError:
+            if asyncio.get_running_loop().time() >= until:
+                raise
+        await asyncio.sleep(0.5)
     return Part(name, Done.MADE, f"{namespace}, histories are kept for {kept.days} days")
 
 
