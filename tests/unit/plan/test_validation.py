@@ -12,6 +12,7 @@ from tightloop.errors import Problem
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.text.reading import ReadPlan, read_plan
 from tightloop.plan.text.writing import write_plan
+from tightloop.plan.validation.files import find_file_cycles
 from tightloop.plan.validation.validate import validate
 
 
@@ -209,6 +210,23 @@ def test_hosts_patterns_and_words_that_mean_something_are_accepted() -> None:
 )
 def test_literal_values_are_judged_before_anything_runs(step: str, message: str) -> None:
     assert message in told(f"- {{id: a, {step}}}", "policy: {network: [a.org]}")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"a.yaml": "./a.yaml"}, "the plan includes itself: a.yaml -> a.yaml."),
+        ({"b.yaml": "c.yaml", "c.yaml": "a.yaml"}, "the plan includes itself: a.yaml -> b.yaml -> c.yaml -> a.yaml."),
+        ({"b.yaml": "c.yaml", "c.yaml": "b.yaml"}, "the plan includes itself: b.yaml -> c.yaml -> b.yaml."),
+        ({"b.yaml": "c.yaml", "c.yaml": "d.yaml"}, ""),
+    ],
+)
+def test_a_plan_that_includes_itself_through_files_is_refused(files: dict[str, str], message: str) -> None:
+    texts = {name: f"id: q\nsteps:\n- {{id: x, subplan: {{file: {file}}}}}\n" for name, file in files.items()}
+    read = read_plan(f"id: p\nsteps:\n- {{id: one, subplan: {next(iter(files))}}}\n", name="p")
+    said = "\n".join(str(one) for one in find_file_cycles(read, "a.yaml", texts.get))
+    assert message in said
+    assert bool(said) is bool(message)
 
 
 CHOICE = """

@@ -8,6 +8,7 @@ from typing import Any
 from tightloop.cli.request import json_or_text, read_pairs
 from tightloop.errors import InvalidRequestError, PlanError, Problem, did_you_mean
 from tightloop.plan.text.reading import TEXT_BYTES, ReadPlan, decode
+from tightloop.plan.validation.files import find_file_cycles
 from tightloop.plan.validation.validate import check_text
 
 STDIN = "-"
@@ -57,7 +58,25 @@ def examine(file: str) -> Examined:
     """Read a plan file and find every problem."""
     name, text = read_text(file)
     read, problems = check_text(text, name=name)
-    return Examined(name, text, read, problems)
+    if read is not None and file != STDIN:
+        problems = (*problems, *_file_cycles(read, Path(file).expanduser().resolve()))
+    return Examined(name, text, read, tuple(sorted(problems, key=lambda one: one.position)))
+
+
+def _file_cycles(read: ReadPlan, file: Path) -> tuple[Problem, ...]:
+    # Files of subplans are named from the root of the tree.
+    root = next((folder for folder in file.parents if (folder / ".git").exists()), file.parent)
+
+    def load(name: str) -> str | None:
+        place = (root / name).resolve()
+        if not place.is_relative_to(root) or not place.is_file() or place.stat().st_size > TEXT_BYTES:
+            return None
+        try:
+            return decode(place.read_bytes())
+        except (OSError, PlanError):
+            return None
+
+    return find_file_cycles(read, file.relative_to(root).as_posix(), load)
 
 
 def examine_any(file: str) -> Examined:
