@@ -252,6 +252,8 @@ class _Project:
         for name in ("ledger.db", "outbox.db"):
             with self._writing(name, transaction=False) as connection:
                 connection.execute("VACUUM")
+                # Workers keep the file open, and its log as long as it ever was.
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return count
 
     def _git(self, *arguments: str, text: bytes = b"") -> bytes:
