@@ -23,6 +23,7 @@ from tightloop.episode.check import (
     newly_failing,
     progress,
     regress,
+    unchanged,
 )
 from tightloop.episode.model import EpisodeRequest
 from tightloop.episode.work import check_work
@@ -104,6 +105,7 @@ def verification_of(store: ArtifactStore, report: CheckReport, before: CheckRepo
         progress=progress(before, report),
         regress=regress(before, report),
         same=before is not None and before.signature == report.signature,
+        unchanged=unchanged(before, report),
         newly_failing=tuple(shorten(name, 80) for name in newly_failing(before, report)[:5]),
         cpu_s=sum(measured) if (measured := [r.cpu_s for r in report.results if r.cpu_s is not None]) else None,
         report=put_model(store, report, name="checks"),

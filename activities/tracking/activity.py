@@ -209,8 +209,7 @@ def _iteration(
     said = [check.run for check in episode.definition_of_done]
     said += [result.tail for result in checks.failed] if checks else []
     files, _ = read_diff(diff, state.tree)
-    printed = any(result.printed.lines for result in checks.failed) if checks else False
-    same_error = printed and request.verification is not None and request.verification.same
+    same_error = request.verification is not None and request.verification.unchanged
     work, touched = weigh_work(files, state.memory.touched if state.memory else "", said, same_error=same_error)
     return Iteration(
         spent=state.spent,

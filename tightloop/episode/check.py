@@ -262,6 +262,14 @@ def _is_worse(old: CheckResult, new: CheckResult, *, fewer: bool = False) -> boo
     return new.counts.failed > old.counts.failed
 
 
+def unchanged(before: CheckReport | None, after: CheckReport) -> bool:
+    """Return whether what fails prints something, and nothing else than before."""
+    if before is None:
+        return False
+    old, new = ({each.run: each.printed.text for each in report.failed} for report in (before, after))
+    return old == new and any(new.values())
+
+
 def failing_text(failed: int, total: int) -> str:
     """Return how many checks fail, such as `1 of 3 checks fails`."""
     if total == 1:
@@ -301,6 +309,8 @@ class Verification(Value):
     """Worse than the report before it."""
     same: bool = False
     """The failures are those of the report before it."""
+    unchanged: bool = False
+    """They print something, and nothing else than before, numbers included."""
     newly_failing: tuple[str, ...] = ()
     drift: Drift | None = None
     """What was found instead of the expected tree; it was saved and undone."""

@@ -57,11 +57,14 @@ NUMBERS_LIMIT = 12
 
 # How deep a program was when it failed is not what failed: the frames of Python, and of JavaScript and Java.
 _FRAMES = re.compile(r"(?<=^Traceback \(most recent call last\):)(?:\n[ \t]+.*)+|^[ \t]+at \S.*$", re.MULTILINE)
-_PRINTED_NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.]*\w)")
 # Of 24 files: the more the better, also where "failed" is said of the rest.
 _SHARE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?:\s*/\s*\d+|\s+(?:out )?of\s+\d+|\s*%)")
-_BAD = re.compile(
-    r"\b(?:fail\w*|errors?|problems?|violations?|warnings?|broken|missing|left|remain\w*|to go|todo|unresolved|open)\b",
+_BAD = (
+    r"\b(?:fail\w*|errors?|problems?|violations?|warnings?|broken|missing|left|remain\w*|to go|todo|unresolved|open)\b"
+)
+# "17 passed" beside "3 failed" is no count of what is bad.
+_BAD_COUNT = re.compile(
+    rf"(?<![\w.])(\d+(?:\.\d+)?)(?![\w.]*\d)[^\d\n,;]{{0,40}}?{_BAD}|{_BAD}[ \t]*[:=#]?[ \t]*(\d+(?:\.\d+)?)\b",
     re.IGNORECASE,
 )
 
@@ -118,13 +121,16 @@ class Printed(Value):
     """Marks of all lines, without what changes from run to run; sorted; empty above `LINES_LIMIT`."""
     numbers: tuple[float, ...] = ()
     """Numbers of which a lower one is better, in the order of the text."""
+    text: str = ""
+    """Mark of the whole output with its numbers."""
 
 
 def read_output(text: str) -> Printed:
     """Return what can be compared with the output of another run."""
     lines = [without_noise(line) for line in _FRAMES.sub("", text).split("\n")]
     marks = tuple(sorted(short_mark(line) for line in lines if line))
-    return Printed(lines=marks if len(marks) <= LINES_LIMIT else (), numbers=_numbers(text))
+    whole = short_mark(without_noise(text, numbers=False)) if marks else ""
+    return Printed(lines=marks if len(marks) <= LINES_LIMIT else (), numbers=_numbers(text), text=whole)
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -132,10 +138,8 @@ def _numbers(text: str) -> tuple[float, ...]:
     for raw in text.split("\n"):
         line = without_noise(raw, numbers=False)
         shares = [float(share[1]) for share in _SHARE.finditer(line)]
-        if _BAD.search(line) and not shares:
-            found += [float(number) for number in _PRINTED_NUMBER.findall(line)]
-        else:
-            found += [-share for share in shares]
+        bad = [float(count[1] or count[2]) for count in _BAD_COUNT.finditer(line)] if not shares else []
+        found += bad or [-share for share in shares]
         if len(found) >= NUMBERS_LIMIT:
             break
     return tuple(found[:NUMBERS_LIMIT])

@@ -1,11 +1,12 @@
 """Derives the facts of an iteration from its results and from what is remembered of earlier ones."""
 
+import hashlib
 import re
 from collections.abc import Iterable
 
 from tightloop.episode.budget import Spent
 from tightloop.episode.check import CheckReport, CheckResult, Verification
-from tightloop.episode.failure import LONGEST_CIRCLE, NUMBERS_LIMIT, goes_round, signature
+from tightloop.episode.failure import LONGEST_CIRCLE, NUMBERS_LIMIT, goes_round, signature, without_noise
 from tightloop.episode.progress.tracking import ItemMemory, Spending, TrackerMemory, TrackingFacts
 from tightloop.episode.progress.work import Work
 from tightloop.executor.messages.message import PlanMessage
@@ -125,7 +126,11 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
     still_open = {text: item for text, item in items.items() if item.rounds and not (item.about and same_error)}
     # The number and the reflection of a plan do not matter: the same steps are the same plan.
     steps = iteration.plan.steps if iteration.plan and iteration.report else ()
-    plan = mark(*(f"{step.title}\n{' '.join(step.run)}" for step in steps)) if steps else ""
+    told = "\n".join(f"{step.title}\n{' '.join(step.run)}" for step in steps)
+    # "Part 9" and "part 10" are two plans.
+    plan = (
+        hashlib.sha256(without_noise(told, numbers=False).encode("utf-8", "replace")).hexdigest()[:MARK] if told else ""
+    )
     now = spending(iteration.spent)
     # Another failure alone is not worth what it cost.
     settled = reported.green or (went_on and (iteration.work is Work.NEW or reported.made_progress or count.fell))

@@ -41,7 +41,7 @@ def three_by_turns(n: int) -> Files:
 
 @stuck(
     "four versions of a dependency by turns",
-    since=5,
+    since=3,
     checks="grep -q solved lock.txt || { echo 'ResolutionImpossible'; false; }",
     iterations=16,
 )
