@@ -152,7 +152,7 @@ async def test_two_plans_within_a_plan_that_come_upon_edits_ask_once(
         await asked(client, plan_id, QuestionKind.DRIFT)
         await client.answer(plan_id, "keep")
         status = await ended(client, plan_id)
-        told = [f"{event.event} {event.text}" for event in await client.timeline(plan_id)]
+        told = [f"{event.kind} {event.text}" for event in await client.timeline(plan_id)]
     assert status.status == "completed"
     assert sum("drift: somebody else changed 2 files" in line for line in told) == 1, told
     assert (workspace / "my notes.txt").exists()
