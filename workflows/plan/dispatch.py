@@ -305,8 +305,10 @@ class Dispatch:
     def pause_for(self, failure: ActivityFailedError, step: str = "") -> None:
         """Pause because an activity could not be run; it is run again after an answer."""
         if failure.drift is not None:
-            # Without a question where it is known whose it is: the next activity puts it back.
-            if not self._context.progress.put_back:
+            # Without a question where it is known whose it is: the next activity puts it back. Nor where somebody
+            # else was asked meanwhile: then the activity began from a tree that does not count any more.
+            progress = self._context.progress
+            if not progress.put_back and failure.drift.expected == progress.tree:
                 self._questions.ask_about_drift(failure.drift)
             return
         self._context.log("stuck", step, failure.reason)
