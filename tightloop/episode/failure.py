@@ -64,7 +64,7 @@ _BAD = (
 )
 # "17 passed" beside "3 failed" is no count of what is bad.
 _BAD_COUNT = re.compile(
-    rf"(?<![\w.])(\d+(?:\.\d+)?)(?![\w.]*\d)[^\d\n,;]{{0,40}}?{_BAD}|{_BAD}[ \t]*[:=#]?[ \t]*(\d+(?:\.\d+)?)\b",
+    rf"(?<![\w.])(\d+(?:\.\d+)?)(?![\w.]*\d)[^\d\n;]{{0,40}}?{_BAD}|{_BAD}[ \t]*[:=#]?[ \t]*(\d+(?:\.\d+)?)\b",
     re.IGNORECASE,
 )
 
