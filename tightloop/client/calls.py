@@ -292,6 +292,7 @@ class Calls:
 
         Raises:
             SettingsError: it cannot be decoded here.
+            ValueError: there is none, or another than one of this kind.
         """
         request = service.GetWorkflowExecutionHistoryRequest(
             namespace=self.client.namespace,
@@ -302,7 +303,10 @@ class Calls:
             ask = self.client.workflow_service.get_workflow_execution_history
             started = (await ask(request, retry=True, timeout=CALL_TIMEOUT)).history.events[0]
             given = started.workflow_execution_started_event_attributes.input.payloads[:1]
-            found: list[T] = await self._converter(seen.id).decode(given, [kind])
+            found: list[T | None] = await self._converter(seen.id).decode(given, [kind])
+        # `null` is decoded to None, whatever the kind.
+        if not found or found[0] is None:
+            raise ValueError(f"{seen.id} was started without an input")
         return found[0]
 
     async def history(self, workflow_id: str, run_id: str) -> str:
