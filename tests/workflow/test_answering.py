@@ -15,6 +15,7 @@ from tests.support.doubles import AskingExecutor, BreakingExecutor, ScriptedPlan
 from tests.support.episodes import Working, eventually, scripted
 from tightloop.cli.main import app
 from tightloop.client import TightloopClient
+from tightloop.episode.planning import Briefing, PlannerAnswer
 from tightloop.executor.messages.message import PlannedStep
 from tightloop.question import Question, QuestionKind
 from worker.build import surroundings
@@ -44,9 +45,20 @@ KINDS: dict[QuestionKind, tuple[str, dict[str, Any]]] = {
     QuestionKind.PERMISSION: ("deny", {"executor": {"name": "asking"}}),
     QuestionKind.CRASH: ("verify", {"executor": {"name": "breaking", "on_crash": "ask"}}),
     QuestionKind.WORK: ("failed", {"executor": {"name": "person"}}),
+    QuestionKind.DRIFT: ("undo", {"definition_of_done": NEVER}),
 }
 PLANNERS = {QuestionKind.PLANNER_GAVE_UP: gives_up(), QuestionKind.ALIGNMENT: FORCE}
 Way = Callable[[Question, str], Awaitable[None]]
+
+
+def edits(workspace: Path) -> Callable[[Briefing], PlannerAnswer]:
+    """Somebody edits the workspace while a plan is made."""
+
+    def answer(_: Briefing) -> PlannerAnswer:
+        (workspace / "mine.txt").write_text("mine\n")
+        return planned()
+
+    return answer
 
 
 @pytest.fixture
@@ -94,6 +106,8 @@ async def test_every_kind_of_wait_is_answered_in_three_ways(
     option, changes = KINDS[kind]
     answer = PLANNERS.get(kind)
     planner = ScriptedPlanner(lambda _: answer) if answer is not None else ScriptedPlanner()
+    if kind is QuestionKind.DRIFT:
+        planner = ScriptedPlanner(edits(workspace))
     episode_id = await client.start(request_for(**changes))
     if kind is QuestionKind.OPERATOR:
         await client.pause(episode_id, "lunch")

@@ -150,8 +150,8 @@ async def test_the_json_that_the_web_ui_shows_is_the_answer(
 
 
 async def test_words_do_not_give_a_permission(client, working: Working, request_for, registry, signal) -> None:
-    asking = AskingExecutor()
-    async with working(**registry(asking=asking)):
+    asking, planner = AskingExecutor(), ScriptedPlanner()
+    async with working(planner, **registry(asking=asking)):
         episode_id = await client.start(request_for(executor={"name": "asking"}, **ONE_LINE))
         first = await asked(client, episode_id)
         await signal("resume", episode_id)
@@ -160,13 +160,17 @@ async def test_words_do_not_give_a_permission(client, working: Working, request_
         still = await client.status(episode_id)
         told = [f"{entry.kind}: {entry.text}" for entry in await client.timeline(episode_id)]
         await client.answer(episode_id, "allow")
+        # What was said is planned, although the checks are green by then.
+        await asked(client, episode_id, since=first)
+        await client.answer(episode_id, "allow")
         result = await client.result(episode_id)
     example = '{"question": "q1", "option": "allow"}'
     assert said == [f"the planner will read it; q1 still waits. Send answer, such as {example}"] * 3
     assert still.questions == first.questions
     assert f"refused: resume: q1 needs a decision. Send answer, such as {example}" in told
     assert result.outcome is EpisodeOutcome.SUCCEEDED
-    assert [len(order.grants) for order in asking.orders] == [0, 1]
+    assert [len(order.grants) for order in asking.orders] == [0, 1, 0, 1]
+    assert "operator: it is only a log" in planner.briefings[1].notes
 
 
 async def test_wrong_and_late_answers_get_a_sentence(client, working: Working, request_for, registry) -> None:
@@ -306,29 +310,33 @@ async def test_no_usable_executor_pauses_with_every_reason_and_another_one_fixes
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"executor": {"name": "codx"}}, r"the executor 'codx' is unknown\. Did you mean codex\? This worker has: "),
+        ({"executor": {"name": "askng"}}, r"the executor 'askng' is unknown\. Did you mean asking\? This worker has: "),
         (
-            {"executor": {"name": "scripted", "fallback": ["persn"]}},
-            r"'persn' is unknown\. Did you mean per",
+            {"executor": {"name": "scripted", "fallback": ["askng"]}},
+            r"'askng' is unknown\. Did you mean asking\?",
         ),
         ({"planner": "opnai"}, r"the planner 'opnai' is unknown\. Choose one of: auto, openai, heuristic"),
     ],
 )
-async def test_mistyped_names_are_refused_when_the_workspace_is_opened(
-    client, working: Working, request_for, change, sentence
+async def test_mistyped_names_that_only_the_worker_knows_are_refused_when_the_workspace_is_opened(
+    client, working: Working, request_for, registry, change, sentence
 ) -> None:
-    async with working():
+    async with working(**registry(asking=AskingExecutor())):
         episode_id = await client.start(request_for(**change))
         result = await client.result(episode_id)
     assert result.outcome is EpisodeOutcome.FAILED
     assert re.search(sentence, result.reason), result.reason
 
 
-async def test_a_mistyped_executor_of_a_running_episode_is_fixed(client, working: Working, request_for, cli) -> None:
-    async with working():
+async def test_a_mistyped_executor_of_a_running_episode_is_fixed(
+    client, working: Working, request_for, registry, cli
+) -> None:
+    async with working(**registry(asking=AskingExecutor())):
         episode_id = await client.start(request_for(budget={"max_iterations": 1}))
         await asked(client, episode_id)
-        await client.amend(episode_id, executor="scrpted")
+        with pytest.raises(InvalidRequestError, match=r"'scrpted' is unknown\. Did you mean 'scripted'\?"):
+            await client.amend(episode_id, executor="scrpted")
+        await client.amend(episode_id, executor="askng")
         await client.top_up(episode_id, iterations=5)
 
         async def fatal() -> EpisodeStatus | None:
@@ -339,7 +347,7 @@ async def test_a_mistyped_executor_of_a_running_episode_is_fixed(client, working
         code, out = await cli("amend", episode_id, "--executor", "scripted")
         await client.resume(episode_id)
         result = await client.result(episode_id)
-    assert "Did you mean scripted?" in status.questions[0].title
+    assert "Did you mean asking?" in status.questions[0].title
     assert code == 0, out
     assert result.outcome is EpisodeOutcome.SUCCEEDED
 
