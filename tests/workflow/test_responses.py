@@ -146,12 +146,15 @@ async def test_words_at_an_operators_pause_are_work_although_the_checks_turned_g
     async def is_executing() -> bool:
         return (await client.status(episode_id)).phase is not EpisodePhase.OPENING
 
+    async def is_paused() -> bool:
+        return (await client.status(episode_id)).status == "paused"
+
     async with working(**agent(Pausing(), HEURISTIC)):
         choice = ExecutorChoice(name="scripted")
         episode_id = await client.start(request_for(definition_of_done=["test -f log.txt && sleep 1"], executor=choice))
         paused = await eventually(is_executing)
         await client.pause(episode_id)
-        await asked(client, episode_id)
+        await eventually(is_paused)
         await client.respond(episode_id, "also write docs.md")
         result = await client.result(episode_id)
     assert paused

@@ -88,6 +88,7 @@ async def test_a_pause_during_a_long_check_asks_whether_to_end_it(
         command = ["--address", settings.temporal.address, "pause", episode_id, "--reason", "lunch"]
         said = await asyncio.to_thread(CliRunner().invoke, app, command)
         (asked,) = await eventually(waits)
+        heard = await client.respond(episode_id, "fewer lines")
         meanwhile = await client.status(episode_id)
         told = await client.answer(episode_id, answer)
         if answer == "wait":
@@ -103,7 +104,9 @@ async def test_a_pause_during_a_long_check_asks_whether_to_end_it(
         lines = [entry.text for entry in await client.timeline(episode_id)]
     assert "pauses when this has ended: check: touch half-done" in said.output
     assert f"tightloop answer {episode_id} end" in said.output
+    assert heard == "the planner will read it", "words neither end the check nor take the pause back"
     assert meanwhile.status == "running"
+    assert meanwhile.questions == (asked,)
     assert meanwhile.pause_requested
     assert asked.names == ("wait", "end")
     assert "the pause begins when this has ended: check: touch half-done" in asked.title

@@ -10,7 +10,7 @@ from tightloop.episode.loop.decisions import NextAction
 from tightloop.episode.loop.questions import CANCEL, END, WAIT, is_resumed_by_message, make_question
 from tightloop.episode.model import RestoreTarget
 from tightloop.errors import InvalidRequestError
-from tightloop.question import Answer, Question, QuestionKind
+from tightloop.question import Answer, Question, QuestionKind, is_paused
 from workflows.episode.record import EpisodeRecord
 from workflows.shared.questions import Questions
 from workflows.shared.refusal import refusals
@@ -128,7 +128,7 @@ class Operator:
         self._record.note(f"{remark.by}: {remark.text}", asks=True)
         self._record.log("response", f"{remark.by}: {remark.text}")
         waiting = self._questions.waiting
-        if not waiting:
+        if not is_paused(waiting):
             return "the planner will read it"
         if not all(map(is_resumed_by_message, waiting)):
             question = waiting[0]
