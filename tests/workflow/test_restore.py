@@ -135,6 +135,7 @@ async def test_a_reset_in_temporal_brings_the_files_back_too(
     ]  # fmt: skip
     at_reset = [briefing for briefing in planner.briefings if briefing.iteration == 3][1]
     assert at_reset.reflection is not None
+    assert "reset in Temporal" in at_reset.reflection.diagnosis
 
 
 async def test_a_reset_restores_the_tree_before_anything_else(

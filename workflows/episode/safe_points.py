@@ -170,7 +170,7 @@ class SafePoints:
     async def ask(self, question: Question, *, alert: AlertKind | None = None) -> Answer | None:
         """Wait for a person. Return the answer; None: the wait ended otherwise, such as by a larger budget."""
         # A reset run puts the files back and claims the workspace before it waits for anybody.
-        await self._reconcile_reset()
+        await self.reconcile_reset()
         asked = self._questions.ask(question)
         since = asked.since or workflow.now()
         self._record.stop_work()
@@ -228,7 +228,7 @@ class SafePoints:
     async def _pass(self) -> None:
         """Act on what people wanted meanwhile."""
         self.leave_if_wanted()
-        await self._reconcile_reset()
+        await self.reconcile_reset()
         self._tell_parent()
         await self._store_amendment()
         if pause := self._operator.take_pause():
@@ -254,7 +254,7 @@ class SafePoints:
     async def _settle_drift(self, drift: Drift) -> None:
         """Have a person decide about files that somebody else changed; those of a discarded future are put back."""
         if self._is_reset:
-            await self._reconcile_reset()
+            await self.reconcile_reset()
         else:
             await self.ask(drift_question(drift))
 
@@ -314,7 +314,7 @@ class SafePoints:
         self._is_reset = True
         self._record.timeline.begin_own()
 
-    async def _reconcile_reset(self) -> None:
+    async def reconcile_reset(self) -> None:
         """After a reset in Temporal: put the files back too, and list what was discarded."""
         record = self._record
         if not self._is_reset:
