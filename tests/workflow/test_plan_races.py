@@ -224,7 +224,7 @@ async def test_budget_raised_before_the_plan_is_open_is_raised(playing: Playing)
     assert result.outcome is PlanOutcome.COMPLETED
 
 
-@pytest.mark.parametrize("more", [{"steps": 10**400}, {"steps": 10**13}, {"wall_minutes": 1e300}])
+@pytest.mark.parametrize("more", [{"attempts": 10**400}, {"attempts": 10**13}, {"wall_minutes": 1e300}])
 async def test_bound_cannot_be_raised_beyond_all_measure(playing: Playing, more):
     async with playing(ASK, {"a": asks()}) as stage:
         await stage.waits()

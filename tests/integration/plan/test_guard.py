@@ -53,7 +53,7 @@ def refused(plan: Stage) -> str:
             "policy.commands forbids 'make deploy' (rule 'make deploy'): the pipeline does",
         ),
         (
-            {"id": "one", "http": {"url": "http://127.0.0.1:9/x"}},
+            {"id": "one", "inputs": {"at": "127.0.0.1:9"}, "http": {"url": "http://${inputs.at}/x"}},
             {"network": ["a.org"]},
             "Add '127.0.0.1:9' to allow it",
         ),
