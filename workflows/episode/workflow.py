@@ -82,8 +82,10 @@ class EpisodeWorkflow:
             if self._input.problem:
                 raise InvalidRequestError(self._input.problem)
             self._inbox.check_start()
+            # A misspelt name first: without it, what it was meant for only looks empty.
+            refuse_setup(self._input.unknown)
             self._record.request.check_values()
-            refuse_setup(self._input.unknown or self._record.request.setup_problem)
+            refuse_setup(self._record.request.setup_problem)
         self._record.start_work()
         try:
             await self._begin()

@@ -50,8 +50,8 @@ class Opening:
         if self._context.problem:
             raise InvalidRequestError(self._context.problem)
         if self._context.is_first_run:
-            self._context.request.check()
             refuse_setup(self._context.unknown)
+            self._context.request.check()
 
     async def open(self) -> None:
         """Open a new plan, or load the graph of the previous run.

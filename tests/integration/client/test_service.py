@@ -157,7 +157,8 @@ WRONG = [
     ({"definition_of_done": ["true", " "]}, "a check has no command. Put the whole command between"),
 ]
 MISSPELT = [
-    ({"workspce": "/w"}, "unknown field 'workspce'. Did you mean 'workspace'?"),
+    ({"workspce": "/w", "workspace": None}, "unknown field 'workspce'. Did you mean 'workspace'?"),
+    ({"gaol": "g", "goal": None}, "unknown field 'gaol'. Did you mean 'goal'?"),
     ({"budget": {"max_cost": 1}}, "unknown field 'budget.max_cost'. Did you mean 'max_cost_usd'?"),
     (
         {"definition_of_done": [{"run": "true", "timout_s": 1}]},
@@ -188,6 +189,7 @@ async def test_a_raw_start_is_refused_with_the_nearest_name(
 ) -> None:
     queue = settings.temporal.task_queue
     given = {"goal": "g", "workspace": str(workspace), "definition_of_done": ["true"], **change}
+    given = {name: value for name, value in given.items() if value is not None}
     async with working():
         handle = await temporal_client.start_workflow("EpisodeWorkflow", given, id=f"raw-{queue}", task_queue=queue)
         result = await client.result(handle.id)
