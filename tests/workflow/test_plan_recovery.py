@@ -280,7 +280,7 @@ async def test_workspace_that_cannot_be_used_pauses_the_plan_and_the_same_attemp
 @pytest.mark.parametrize(
     ("budget", "addition", "sentence"),
     [
-        ("{max_attempts: 2}", {"steps": 10}, "2 attempts of steps were started, max_attempts is 2"),
+        ("{max_attempts: 2}", {"attempts": 10}, "2 attempts of steps were started, max_attempts is 2"),
         ("{max_tokens: 100}", {"tokens": 1_000}, "120 tokens were used, max_tokens is 100"),
         ("{max_cost_usd: 0.1}", {"cost_usd": 5}, "0.1 USD were spent, max_cost_usd is 0.1"),
         ("{max_api_calls: 1}", {"api_calls": 50}, "1 API calls were made, max_api_calls is 1"),

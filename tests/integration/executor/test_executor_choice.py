@@ -50,7 +50,7 @@ def test_settings_of_an_agent_that_there_is_not_are_refused_with_the_nearest() -
         ("", "command", {}, ""),
         ("", "command", {"options": {"network": ["example.org"]}}, "it may reach example.org"),
         ("sandbox: {network: [example.org]}", "command", {}, "it may reach example.org"),
-        ("sandbox: {write: [/srv/out]}", "command", {}, "it may reach /srv/out"),
+        ("sandbox: {write: [/srv]}", "command", {}, "it may reach /srv"),
         ("", "claude", {}, ""),
         ("", "codex", {}, ""),
         ("", "claude", {"mode": "full"}, "the mode full has no walls"),

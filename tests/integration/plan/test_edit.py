@@ -97,10 +97,17 @@ class TestFiles:
     )
     def test_path_outside_of_the_tree_is_refused(self, root: Path, path: str) -> None:
         outside = set((root.parent).iterdir())
-        plan = opened(root, {"path": "ok.txt", "content": "x"}, {"path": path, "content": "x"})
+        # Behind a reference it is seen when the step runs; written out, when the plan is opened.
+        step = edit({"path": "ok.txt", "content": "x"}, {"path": "${inputs.path}", "content": "x"})
+        plan = stage(root, {**step, "inputs": {"path": path}})
         assert plan.run("edit").status is StepStatus.FAILED
         assert not (root / "ok.txt").exists()
         assert set(root.parent.iterdir()) == outside
+
+    @pytest.mark.parametrize("path", ["../out.txt", "/etc/out.txt", "sub/.GIT/config", ""])
+    def test_written_out_it_is_refused_when_the_plan_is_opened(self, root: Path, path: str) -> None:
+        with pytest.raises(PlanError):
+            opened(root, {"path": path, "content": "x"})
 
     def test_edit_through_a_link_is_refused(self, root: Path, tmp_path: Path) -> None:
         (tmp_path / "outside").mkdir()

@@ -122,7 +122,7 @@ class TestValues:
         plan.failed("look-2", template="look-*", item=1)
         plan.check_done("other")
         plan.check_done("join")
-        assert plan.record("join").outputs["stdout"] == "ok\nother\n"
+        assert plan.record("join").outputs["stdout"] == "okother"
 
 
 class TestFiles:

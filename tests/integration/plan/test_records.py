@@ -114,7 +114,7 @@ class TestAccount:
         archive = PlanArchive.model_validate_json(plan.artifact(ref))
         assert archive.outcome is PlanOutcome.FAILED
         assert archive.answers == {"ship": (yes,)}
-        assert archive.artifacts == {"said": "fine\n"}
+        assert archive.artifacts == {"said": "fine"}
         assert archive.records is not None
         lines = plan.artifact(archive.records).splitlines()
         assert [StepRecord.model_validate_json(line).step for line in lines] == ["good", "bad", "ship"]

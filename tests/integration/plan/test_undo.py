@@ -95,7 +95,7 @@ def test_command_that_takes_back_knows_the_outputs_of_the_step(root: Path) -> No
     plan = stage(root, step)
     plan.check_done("one")
     assert plan.undo("one").failure == ""
-    assert (root / "back").read_text() == "made-7\n"
+    assert (root / "back").read_text() == "made-7"
 
 
 def test_failing_command_leaves_the_step_as_it_is(root: Path) -> None:
