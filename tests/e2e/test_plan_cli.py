@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from tests.support.stack.stack import Stack, shared_state, wait_for_port
 from tightloop.cli.main import app
-from tightloop.host import state_folder
 
 WAIT_S = 150
 PLAN = """\
@@ -42,6 +41,7 @@ ASKING = """\
 id: asking
 steps:
   - {id: ask, gate: {approval: {question: "Go on?"}}}
+  - {id: note, needs: [ask], shell: {run: "echo on > note.txt"}}
 """
 
 
@@ -115,7 +115,7 @@ def shell(stack: Stack, tmp_path: Path) -> Shell:
 
 
 def test_a_plan_runs_in_one_shell_and_is_approved_from_another(shell: Shell, tmp_path: Path) -> None:
-    first = shell.start("plan", "run", "plan.yaml", "--set", "version=1.1", "--id", "two-shells")
+    first = shell.start("plan", "run", "plan.yaml", "--set", "version=1.1", "--id", "two-shells", "--wait")
     shell.until("two-shells", lambda status: status["questions"])
 
     shell.until_told(("list",), "running (gate)")
@@ -187,7 +187,7 @@ def test_a_failure_is_answered_and_the_plan_runs_again_without_doing_it_twice(sh
 
 
 def test_a_cancelled_plan_fails_the_shell_that_follows_it(shell: Shell) -> None:
-    follower = shell.start("plan", "run", "failing.yaml", "--id", "dropped")
+    follower = shell.start("plan", "run", "failing.yaml", "--id", "dropped", "--wait")
     shell.until("dropped", lambda status: status["questions"])
     code, out, _ = shell.run("cancel", "dropped", "--reason", "no need")
     assert (code, out) == (0, "dropped is cancelled: no need\n")
@@ -198,19 +198,24 @@ def test_a_cancelled_plan_fails_the_shell_that_follows_it(shell: Shell) -> None:
     assert (code, "tightloop plan run --again dropped" in err) == (2, True)
 
 
-def test_a_file_that_somebody_writes_meanwhile_is_saved_undone_and_told(shell: Shell) -> None:
-    follower = shell.start("plan", "run", "asking.yaml", "--id", "watched")
+def test_a_file_that_somebody_writes_meanwhile_is_asked_about_undone_and_brought_back(shell: Shell) -> None:
+    follower = shell.start("plan", "run", "asking.yaml", "--id", "watched", "--wait")
     shell.until("watched", lambda status: status["questions"])
     (shell.folder / "mine.txt").write_text("mine")
     assert shell.run("approve", "watched")[0] == 0
+    shell.until("watched", lambda status: [one["kind"] for one in status["questions"]] == ["drift"])
+    assert (shell.folder / "mine.txt").exists()
+    code, _, err = shell.run("answer", "watched", "undo")
+    assert code == 0, err
     out, _ = follower.communicate(timeout=WAIT_S)
     assert follower.returncode == 0
+    assert "somebody else changed 1 file: mine.txt. Keep or undo that?" in out
+    assert "changes made outside a pause were undone: 1 file: mine.txt" in out
     assert not (shell.folder / "mine.txt").exists()
-    found = re.search(r"were saved as tree (\w+) and undone", out)
+    found = re.search(r"bring them back: (.+)", out)
     assert found is not None, out
-    store = Path(shell.stack.environment["TIGHTLOOP_HOME"]) / "projects" / state_folder(shell.folder).name / "trees"
-    git = ("git", f"--git-dir={store}", "cat-file", "-p", f"{found[1]}:mine.txt")
-    assert subprocess.run(git, capture_output=True, check=True).stdout == b"mine"
+    subprocess.run(found[1], shell=True, check=True, timeout=60)
+    assert (shell.folder / "mine.txt").read_text() == "mine"
 
 
 def test_a_command_of_episodes_that_is_given_a_plan_says_so(shell: Shell) -> None:
