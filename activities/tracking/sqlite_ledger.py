@@ -52,9 +52,7 @@ class SqliteLedger:
 
     def is_recorded(self, episode_id: str, key: str) -> bool:
         """Return whether a checkpoint was kept under this key."""
-        with self._connected() as connection:
-            query = "SELECT 1 FROM checkpoint WHERE episode_id = ? AND key = ?"
-            return connection.execute(query, (episode_id, key)).fetchone() is not None
+        return bool(self._texts("SELECT key FROM checkpoint WHERE episode_id = ? AND key = ?", episode_id, key))
 
     def checkpoints(self, episode_id: str) -> tuple[CheckpointRecord, ...]:
         """Return all checkpoints of an episode, by number."""
@@ -75,9 +73,12 @@ class SqliteLedger:
         query = "SELECT event FROM trail WHERE episode_id = ? ORDER BY id"
         return tuple(TrailEvent.model_validate_json(text) for text in self._texts(query, episode_id))
 
-    def _texts(self, query: str, episode_id: str) -> list[str]:
+    def _texts(self, query: str, *values: str) -> list[str]:
+        # To look makes nothing: a workspace that cannot be used leaves no state.
+        if not self._path.exists():
+            return []
         with self._connected() as connection:
-            return [text for (text,) in connection.execute(query, (episode_id,))]
+            return [text for (text,) in connection.execute(query, values)]
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
