@@ -113,12 +113,18 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_ledger_of_a_newer_version_is_refused(ledger: SqliteLedger, tmp_path: Path) -> None:
-    ledger.checkpoints("one")
+    ledger.record_checkpoint("one", "k", record())
     connection = sqlite3.connect(state_folder(tmp_path) / "ledger.db")
     connection.execute("PRAGMA user_version = 99")
     connection.close()
     with pytest.raises(WorkspaceError, match=r"written by a newer tightloop \(schema 99"):
         ledger.checkpoints("one")
+
+
+def test_looking_into_a_missing_ledger_makes_nothing(ledger: SqliteLedger, tmp_path: Path) -> None:
+    assert not ledger.is_recorded("one", "k")
+    assert (ledger.checkpoints("one"), ledger.events("one")) == ((), ())
+    assert not state_folder(tmp_path).exists()
 
 
 def test_damaged_ledger_is_named(ledger: SqliteLedger, tmp_path: Path) -> None:
