@@ -13,8 +13,8 @@ from tightloop.host import private_folder
 
 # The switch takes a lock for an instant only, but every process that opens the file for the first time wants it.
 POLL_S = 0.02
-KEPT = 128
-"""Maximum idle connections; each has three files open."""
+KEPT = 16
+"""Maximum idle connections; each has three files open, and memory of its own."""
 _CREATING = threading.Lock()
 _LENDING = threading.Lock()
 _IDLE: dict[tuple[int, int], sqlite3.Connection] = {}
