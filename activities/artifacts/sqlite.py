@@ -13,7 +13,7 @@ from tightloop.host import private_folder
 
 # The switch takes a lock for an instant only, but every process that opens the file for the first time wants it.
 POLL_S = 0.02
-KEPT = 16
+KEPT = 32
 """Maximum idle connections; each has three files open, and memory of its own."""
 _CREATING = threading.Lock()
 _LENDING = threading.Lock()

@@ -20,9 +20,8 @@ class CallerInput(Value):
 
         def __init__(self, **fields: Any) -> None:
             kind = type(self)
-            for name in fields:
-                if name not in kind.model_fields:
-                    raise InvalidRequestError(f"{kind.__name__}: {_unknown(kind, name, '')}")
+            if unknown := next(unknown_fields(kind, fields), ""):
+                raise InvalidRequestError(f"{kind.__name__}: {unknown}")
             try:
                 super().__init__(**fields)
             except ValidationError as error:
