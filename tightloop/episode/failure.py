@@ -57,7 +57,9 @@ NUMBERS_LIMIT = 12
 
 # How deep a program was when it failed is not what failed: the frames of Python, and of JavaScript and Java.
 _FRAMES = re.compile(r"(?<=^Traceback \(most recent call last\):)(?:\n[ \t]+.*)+|^[ \t]+at \S.*$", re.MULTILINE)
-# Of 24 files: the more the better, also where "failed" is said of the rest.
+_PRINTED_NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.]*\w)")
+_GOOD_COUNT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?) (?:tests? )?(?:pass\w*|ok|succeed\w*|done)\b", re.IGNORECASE)
+# 9 of 24: whether that is good or bad, its course tells.
 _SHARE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?:\s*/\s*\d+|\s+(?:out )?of\s+\d+|\s*%)")
 _BAD = (
     r"\b(?:fail\w*|errors?|problems?|violations?|warnings?|broken|missing|left|remain\w*|to go|todo|unresolved|open)\b"
@@ -120,7 +122,9 @@ class Printed(Value):
     lines: tuple[str, ...] = ()
     """Marks of all lines, without what changes from run to run; sorted; empty above `LINES_LIMIT`."""
     numbers: tuple[float, ...] = ()
-    """Numbers of which a lower one is better, in the order of the text."""
+    """In the order of the text, without those that say nothing, such as times and places."""
+    better: tuple[int, ...] = ()
+    """For each number which way is better, as far as the words beside it tell: 1 up, -1 down, 0 unknown."""
     text: str = ""
     """Mark of the whole output with its numbers."""
 
@@ -130,19 +134,25 @@ def read_output(text: str) -> Printed:
     lines = [without_noise(line) for line in _FRAMES.sub("", text).split("\n")]
     marks = tuple(sorted(short_mark(line) for line in lines if line))
     whole = short_mark(without_noise(text, numbers=False)) if marks else ""
-    return Printed(lines=marks if len(marks) <= LINES_LIMIT else (), numbers=_numbers(text), text=whole)
+    numbers, better = _numbers(text)
+    return Printed(lines=marks if len(marks) <= LINES_LIMIT else (), numbers=numbers, better=better, text=whole)
 
 
-def _numbers(text: str) -> tuple[float, ...]:
-    found: list[float] = []
+def _numbers(text: str) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Return the numbers of an output, and for each which way is better: 1 up, -1 down, 0 nobody says."""
+    found: list[tuple[float, int]] = []
     for raw in text.split("\n"):
         line = without_noise(raw, numbers=False)
-        shares = [float(share[1]) for share in _SHARE.finditer(line)]
-        bad = [float(count[1] or count[2]) for count in _BAD_COUNT.finditer(line)] if not shares else []
-        found += bad or [-share for share in shares]
+        shares = {share.start(1) for share in _SHARE.finditer(line)}
+        bad = {count.start(1 if count[1] else 2) for count in _BAD_COUNT.finditer(line)}
+        good = {count.start(1) for count in _GOOD_COUNT.finditer(line)}
+        for number in _PRINTED_NUMBER.finditer(line):
+            at = number.start()
+            way = 1 if at in good else 0 if at in shares else -1 if at in bad else 0
+            found.append((float(number[0]), way))
         if len(found) >= NUMBERS_LIMIT:
             break
-    return tuple(found[:NUMBERS_LIMIT])
+    return tuple(number for number, _ in found[:NUMBERS_LIMIT]), tuple(way for _, way in found[:NUMBERS_LIMIT])
 
 
 def is_part(some: tuple[str, ...], more: tuple[str, ...]) -> bool:

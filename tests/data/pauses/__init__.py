@@ -35,8 +35,9 @@ file, return the whole of it (`"".join(f"line {i}\\n" for i in range(n))`).
 What is honest: a patient engineer who sees each diff and each output would let it go on. What is stuck: the same
 engineer would step in, because nothing that happens brings the goal nearer. Leave out what they would disagree on.
 
-Entries are in two halves: `development`, which the rules are made with, and `held_back`, which whoever changes the
-rules neither writes nor reads; it is for the figures. To run one half, or one entry by a part of its name:
+Entries are in three parts: `development`, which the rules are made with, `once_held_back`, which showed what they
+missed, and `held_back`, which whoever changes the rules neither writes nor reads; it is for the figures. To run one,
+or one entry by a part of its name:
 
     python -m pytest tests/trials/test_pauses.py -s -k development
     python -m pytest tests/trials/test_pauses.py -s -k held_back -n 2
@@ -56,7 +57,7 @@ from tightloop.episode.planning import PlannerAnswer
 
 Files = Mapping[str, str | None]
 Work = Callable[[int], Files]
-HALVES = ("development", "held_back")
+HALVES = ("development", "once_held_back", "held_back")
 SHORTEST, LONGEST = 8, 30
 
 

@@ -131,7 +131,9 @@ def test_another_failure_of_files_that_stay_as_they_are_is_chance(idle: dict[str
 
 def test_number_that_only_falls_is_progress_until_it_rises() -> None:
     def counting(*numbers: float) -> CheckReport:
-        result = CheckResult(name="c", run="c", status=CheckStatus.FAILED, printed=Printed(numbers=numbers))
+        result = CheckResult(
+            name="c", run="c", status=CheckStatus.FAILED, printed=Printed(numbers=numbers, better=(-1,) * len(numbers))
+        )
         return CheckReport(results=(result,))
 
     course_of = (9, 8, 8, 7, 9, 6)

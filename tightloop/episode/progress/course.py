@@ -21,6 +21,7 @@ ITEMS_REMEMBERED = 12
 FILES_NAMED = 20
 MARK = 12
 """Characters of a signature that are remembered."""
+BOTH_WAYS = 2
 PROGRESS = "+"
 """Before the signature of an error that was left after progress."""
 UNFINISHED = frozenset({ExecutorStatus.FAILED, ExecutorStatus.TIMED_OUT, ExecutorStatus.REFUSED})
@@ -64,15 +65,15 @@ class Iteration(Value):
 
 
 class _Count(Value):
-    """What the failing checks count; of each number a lower one is better."""
+    """What the failing checks count."""
 
     numbers: tuple[float, ...] = ()
-    falling: tuple[bool, ...] = ()
-    """Which of them only fell so far."""
-    fell: bool = False
-    """Whether one of these fell now."""
-    rose: bool = False
-    """Whether some rose now, and none fell."""
+    ways: tuple[int, ...] = ()
+    """As in the memory."""
+    better: bool = False
+    """Whether a number went on in the one way that it goes, and nothing says that this way is bad."""
+    worse: bool = False
+    """Whether a number went in its bad way, and none in a good one."""
 
 
 def mark(*parts: str) -> str:
@@ -101,7 +102,7 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
     verification, report = iteration.verification, iteration.report
     ran = verification is not None
     scope = _outside(iteration)
-    count = _count_down(before, iteration)
+    count = _count(before, iteration)
     went_on = _went_on(before, iteration, count)
     reported = TrackingFacts(
         files_changed=iteration.files_changed,
@@ -120,7 +121,7 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
         out_of_scope_share=scope[1] if scope else None,
     )
     errors = _errors(before, verification, went_on=went_on)
-    same_error = ran and _count(errors) > 1
+    same_error = ran and _times(errors) > 1
     items = _judge_items(before, iteration)
     # An item about a check that keeps failing in the same way is the same error, which has a reason of its own.
     still_open = {text: item for text, item in items.items() if item.rounds and not (item.about and same_error)}
@@ -133,14 +134,14 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
     )
     now = spending(iteration.spent)
     # Another failure alone is not worth what it cost.
-    settled = reported.green or (went_on and (iteration.work is Work.NEW or reported.made_progress or count.fell))
+    settled = reported.green or (went_on and (iteration.work is Work.NEW or reported.made_progress or count.better))
     baseline = now if settled or before.at_progress is None else before.at_progress
     was_carried_out = report is not None and report.succeeded
     after = TrackerMemory(
         plans=(*before.plans, plan)[-REMEMBERED:] if plan and was_carried_out else before.plans,
         touched=iteration.touched,
         numbers=count.numbers,
-        falling=count.falling,
+        ways=count.ways,
         errors=errors,
         no_change=before.no_change if report is None else (before.no_change + 1) * (iteration.files_changed == 0),
         items=tuple({item.mark: item for item in items.values()}.values()),
@@ -150,7 +151,7 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
         no_change_streak=after.no_change,
         open_items=tuple(still_open),
         open_for=max((item.rounds for item in still_open.values()), default=0),
-        error_count=_count(errors) if ran else 0,
+        error_count=_times(errors) if ran else 0,
         error_seen_before=ran and _came_back(errors),
         errors_alternate=ran and not reported.green and not went_on and goes_round(errors),
         plan_seen_before=bool(plan) and plan in before.plans,
@@ -167,9 +168,9 @@ def _went_on(before: TrackerMemory, iteration: Iteration, count: _Count) -> bool
         return True
     if iteration.files_changed == 0 or iteration.tree_seen_before:
         return False
-    if count.fell:
+    if count.better:
         return True
-    if iteration.work is Work.NOTHING or count.rose or (verification is not None and verification.regress):
+    if iteration.work is Work.NOTHING or count.worse or (verification is not None and verification.regress):
         return False
     return iteration.work is Work.NEW or not known
 
@@ -178,19 +179,25 @@ def _plain(errors: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(error.removeprefix(PROGRESS) for error in errors)
 
 
-def _count_down(before: TrackerMemory, iteration: Iteration) -> _Count:
+def _count(before: TrackerMemory, iteration: Iteration) -> _Count:
     if iteration.checks is None:
-        return _Count(numbers=before.numbers, falling=before.falling)
-    last = iteration.checks.failed
-    numbers = tuple(number for result in last for number in result.printed.numbers)[:NUMBERS_LIMIT]
-    if len(numbers) != len(before.numbers):
-        return _Count(numbers=numbers, falling=(True,) * len(numbers))
-    pairs = list(zip(numbers, before.numbers, before.falling, strict=True))
+        return _Count(numbers=before.numbers, ways=before.ways)
+    printed = [result.printed for result in iteration.checks.failed]
+    numbers = tuple(number for each in printed for number in each.numbers)[:NUMBERS_LIMIT]
+    good = tuple(way for each in printed for way in each.better)[:NUMBERS_LIMIT]
+    if len(numbers) != len(before.numbers) or len(before.ways) != len(numbers):
+        return _Count(numbers=numbers, ways=(0,) * len(numbers))
+    steps = [(now > earlier) - (now < earlier) for now, earlier in zip(numbers, before.numbers, strict=True)]
+    told = list(zip(steps, before.ways, good, strict=True))
     return _Count(
         numbers=numbers,
-        falling=tuple(only_fell and now <= earlier for now, earlier, only_fell in pairs),
-        fell=any(only_fell and now < earlier for now, earlier, only_fell in pairs),
-        rose=any(now > earlier for now, earlier, _ in pairs) and not any(now < earlier for now, earlier, _ in pairs),
+        ways=tuple(way if not step or way == step else step if not way else BOTH_WAYS for step, way, _ in told),
+        # Where nobody says which way is good, a number has to go the same way twice.
+        better=any(
+            step and (step == better == (way or step) or (not better and step == way)) for step, way, better in told
+        ),
+        worse=any(step and step == -better for step, _, better in told)
+        and not any(step and step == better for step, _, better in told),
     )
 
 
@@ -202,7 +209,7 @@ def _errors(before: TrackerMemory, verification: Verification | None, *, went_on
     return (*before.errors, f"{PROGRESS}{mark}" if mark and went_on else mark)[-ERRORS_REMEMBERED:]
 
 
-def _count(errors: tuple[str, ...]) -> int:
+def _times(errors: tuple[str, ...]) -> int:
     last = errors[-1] if errors else ""
     count = 0
     while last and count < len(errors) and errors[-1 - count] == last:

@@ -213,8 +213,8 @@ class TrackerMemory(Value):
     """Marks of the lines that the last changes touched; see `work.py`."""
     numbers: tuple[float, ...] = ()
     """What the failing checks counted at last; a lower number is better."""
-    falling: tuple[bool, ...] = ()
-    """Which of the numbers only fell since the failures are of the present kind."""
+    ways: tuple[int, ...] = ()
+    """Which way each number went since the failures are of the present kind: 1 up, -1 down, 0 nowhere yet, 2 both."""
     errors: tuple[str, ...] = ()
     """Signatures of the failures at the end of the last iterations, oldest first; empty text: green."""
     no_change: int = 0

@@ -29,7 +29,10 @@ _COMMENT = re.compile(
     r"^(?:#(?!\s*(?:include|define|undef|if|ifdef|ifndef|else|elif|endif|pragma|error)\b)|//|--\s|/\*|\*(?:\s|/|$)|<!--)"
 )
 _REMARK = re.compile(r"\s(?:#|//)\s.*$")
-_PROSE = re.compile(r"(?:^|/)[^./]+$|\.(?:txt|md|rst|adoc|log|out|jsonl)$", re.IGNORECASE)
+# Also names without an ending, but not those of files that build something.
+_PROSE = re.compile(
+    r"(?:^|/)(?!\w*(?:file|BUILD|WORKSPACE)$)[^./]+$|\.(?:txt|md|rst|adoc|log|out|jsonl)$", re.IGNORECASE
+)
 _SPACE = re.compile(r"(?<=\W) | (?=\W)")
 _WORD = re.compile(r"\w+")
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")
