@@ -98,6 +98,10 @@ async def changes(
     while True:
         moves = feed.moves
         status = await patiently(look, patience, feed.interval, on_silence)
+        if status.status in CLOSED_STATUSES:
+            # A workflow that was asked just before its end does not know its reason yet.
+            await end(calls, workflow_id, patience=patience)
+            status = await patiently(lambda: status_of(calls, workflow_id), patience, feed.interval, on_silence)
         # Working time is left out: it changes with every look.
         seen = status.model_dump(exclude={"spent": {"wall_time"}})
         if seen != shown:
