@@ -81,7 +81,7 @@ PASSED_THROUGH = (
 
 
 PRODUCTION_RUNNER = UnsandboxedWorkflowRunner()
-"""Reads the modules of workflows once, not for each workflow: a paused episode holds about 190 kB.
+"""Reads the modules of workflows once, not for each workflow: a paused episode holds about 220 kB.
 
 Tests and replay run workflows in the sandbox, which finds what is not deterministic.
 """

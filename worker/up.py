@@ -68,7 +68,7 @@ async def working(client: Client, settings: Settings, role: Role) -> AsyncIterat
 
 
 async def tell_of_changed_code(every: float = LOOK_SECONDS, root: Path = ROOT) -> None:
-    """Say once that the code on disk is no longer what this process runs, and what to do."""
+    """Warn once that the code on disk has changed since this process started."""
     before = await asyncio.to_thread(_stamps, root)
     while True:
         await asyncio.sleep(every)

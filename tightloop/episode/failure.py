@@ -64,7 +64,7 @@ _SHARE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?:\s*/\s*\d+|\s+(?:out )?of\s+\d
 _BAD = (
     r"\b(?:fail\w*|errors?|problems?|violations?|warnings?|broken|missing|left|remain\w*|to go|todo|unresolved|open)\b"
 )
-# "17 passed" beside "3 failed" is no count of what is bad.
+# The 17 of "3 failed, 17 passed" does not count failures.
 _BAD_COUNT = re.compile(
     rf"(?<![\w.])(\d+(?:\.\d+)?)(?![\w.]*\d)[^\d\n;]{{0,40}}?{_BAD}|{_BAD}[ \t]*[:=#]?[ \t]*(\d+(?:\.\d+)?)\b",
     re.IGNORECASE,

@@ -96,7 +96,7 @@ def _change(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
         times = f", {again} times in a row" if again > 1 else ""
         yield _reason(ReasonKind.NO_CHANGE, implied, f"the executor changed no file{times}")
     if facts.newly_failing:
-        # A long change breaks one check after the other before it mends them.
+        # A long change breaks one check after the other before it repairs them.
         implied = _MEDIUM if facts.work is Work.NEW else _LOW
         yield _reason(ReasonKind.NEWLY_FAILING, implied, f"newly failing: {_named(facts.newly_failing)}")
 
