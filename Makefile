@@ -48,7 +48,7 @@ bench: install ## figures: ratios inside one run
 docs: install ## write docs/reference from the code
 	@$(BIN)/python -m deploy.reference
 
-lock: ## resolve all versions anew into constraints.txt
+lock: ## resolve all versions again into constraints.txt
 	@$(PYTHON) deploy/bootstrap.py --lock
 
 clean: ## remove .venv and caches

@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def lock() -> int:
-    """Resolve everything anew, in a fresh environment, and write `constraints.txt`."""
+    """Resolve everything again, in a fresh environment, and write `constraints.txt`."""
     fresh = ROOT / ".venv-lock"
     venv.create(fresh, with_pip=True, clear=True)
     code = pip(fresh, "install", "--quiet", EXTRAS)

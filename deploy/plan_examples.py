@@ -205,7 +205,20 @@ steps:
       definition_of_done: [make test]
       executor: codex
       planner: heuristic
-      budget: {max_iterations: 10}""",
+      budget: {max_iterations: 10}
+      worktree: true
+      merge: {base: 4b825dc642cb6eb9a060e54bf8d69288fbee4904, tree: 496d6428b9cf92981dc9495211e6e1120fb6f2ba}""",
+    action.MergeStart: """\
+steps:
+  - id: a
+    kind: episode
+    episode:
+      goal: Resolve the conflict between a and b
+      worktree: true
+      definition_of_done: ["! grep -qE '^(<{7}|>{7})' app.py"]
+      merge:
+        base: 4b825dc642cb6eb9a060e54bf8d69288fbee4904
+        tree: 496d6428b9cf92981dc9495211e6e1120fb6f2ba""",
     Budget: """\
 steps:
   - id: a
@@ -214,7 +227,7 @@ steps:
       goal: Make the tests pass
       budget:
         {max_iterations: 10, warn_at_iteration: 8, max_executor_failures: 3, max_infrastructure_retries: 50,
-         max_tokens: 1000000, max_cost_usd: 5, max_wall_time: 7200}""",
+         max_tokens: 1000000, max_cost_usd: 5, max_wall_time: 2h}""",
     Check: "definition_of_done: [{run: make test, name: tests, timeout_s: 300}]",
     step.SubplanAction: """\
 steps:
@@ -273,7 +286,8 @@ TITLES: dict[type[BaseModel], str] = {
     action.SearchAction: "`search`", action.ModelAction: "`model`", action.GateAction: "`gate`",
     action.GateCheck: "`gate.checks`", action.DiffReview: "`gate.checks.diff`", action.Approval: "`gate.approval`",
     action.Option: "`options`", action.DecisionAction: "`decision`", action.Rule: "`decision.rules`",
-    action.CheckpointAction: "`checkpoint`", action.EpisodeAction: "`episode`", Budget: "`episode.budget`",
+    action.CheckpointAction: "`checkpoint`", action.EpisodeAction: "`episode`",
+    action.MergeStart: "`episode.merge`", Budget: "`episode.budget`",
     Check: "`definition_of_done`, `checks`",
     step.SubplanAction: "`subplan`", step.BranchAction: "`branch`", step.Alternative: "`branch.alternatives`",
     plan.PlanBudget: "`budget` of a plan", policy.Policy: "`policy`", policy.CommandRule: "`policy.commands`",

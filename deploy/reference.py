@@ -6,6 +6,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable
+from datetime import timedelta
 from enum import Enum
 from pathlib import Path
 from typing import Any, get_args
@@ -25,9 +26,21 @@ _ABOUT_SETTINGS = (
     "Each key is also an environment variable: `TIGHTLOOP_<SECTION>__<KEY>`."
 )
 _ABOUT_PLANS = (
-    "What they do together: [plans.md](../plans.md). Fields that end with `_s` take seconds, or `90s`, `5m`, `2h`, "
-    "`1d`. A list takes a bare text as its only item. What is left out has its default."
+    "What they do together: [plans.md](../plans.md). Fields that end with `_s`, and durations, take seconds, or `90s`, "
+    "`5m`, `2h`, `1d`. A list takes a bare text as its only item. What is left out has its default."
 )
+_EXIT_CODES = {
+    0: "Done. Of a command that follows (`watch`, `plan run`, `start --watch`): the episode succeeded, the plan is "
+    "completed.",
+    1: "It did not work: what was followed ended otherwise, a plan file has errors (`plan validate`), something "
+    "that is needed is missing (`doctor`), a success was not proven (`proof`, `verify`), code and history "
+    "differ (`replay`), the id is unknown, or Temporal or a worker does not answer.",
+    2: "Wrong use: an option, a value, a setting, a file that cannot be read, or a message that the episode or plan "
+    "refuses, such as one to a closed episode. Nothing was changed.",
+    3: "A person is needed: without a terminal, and with `--no-wait`, what is followed waits for an answer. It goes on "
+    "once it has one.",
+    130: "Ctrl-C. What was only followed goes on.",
+}
 _SECTION = re.compile(r"\bsection(?: ([A-Z]\w+))?")
 _CHOICE = re.compile(r"\^\(([a-z_|]+)\)\$")
 _WORDS = {
@@ -116,6 +129,8 @@ def _shown(value: Any) -> str:
         return f"[{', '.join(str(each) for each in value)}]"
     if value is None:
         return "null"
+    if isinstance(value, timedelta):
+        return f"{value / timedelta(hours=1):g}h"
     return str(value).lower() if isinstance(value, bool) else str(value) or '""'
 
 
@@ -130,6 +145,8 @@ def _allowed(schema: dict[str, Any], models: dict[str, Any]) -> str:
         return f"`{schema['const']}`"
     if options := schema.get("anyOf") or schema.get("oneOf"):
         return " or ".join(dict.fromkeys(_allowed(option, models) for option in options))
+    if schema.get("format") == "duration":
+        return "duration"
     kind = schema.get("type", "anything")
     if kind == "object":
         inner = schema.get("additionalProperties")
@@ -184,6 +201,9 @@ def cli_page() -> str:
         "`ID` is the id of an episode or of a plan, or `last`. Global options stand before the command.",
         "## tightloop",
         _parameters(top),
+        "## Exit codes",
+        "\n".join(["| | |", "|---|---|", *(f"| {code} | {when} |" for code, when in _EXIT_CODES.items())]),
+        "With `--json` they are the same; errors are sentences on standard error in any case.",
     ]
     for path, command in _commands("tightloop", top):
         arguments = " ".join(_argument(each) for each in command.params if each.param_type_name == "argument")
@@ -199,7 +219,7 @@ def _commands(path: str, group: Any) -> Iterable[tuple[str, Any]]:
         if hasattr(command, "commands"):
             yield from _commands(f"{path} {name}", command)
         else:
-            yield f"{path} {name}", command
+            yield f"{path} {name}", command.loaded
 
 
 def _argument(parameter: Any) -> str:

@@ -1,9 +1,10 @@
 """What all tests share: one real Temporal server a run, git workspaces, workers with scripted ports."""
 
+import asyncio
 import os
 import subprocess
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -16,16 +17,19 @@ import pytest
 from hypothesis import HealthCheck
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
+from typer.testing import CliRunner
 
+from activities.executor.choose import executors
 from activities.planner.port import Planner
 from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import APPEND, BoundedClient, Git, Working, scripted
 from tests.support.plan.doubles import PlanStage, Playing, Script, ScriptedPlanActivities, plan_worker
 from tests.support.temporal_server import close_run, connect_to_server, open_run
+from tightloop.cli.main import app
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeRequest
 from tightloop.settings import Settings, parse_settings
-from worker.build import Adapters, build_adapters, build_workers
+from worker.build import Adapters, build_adapters, build_workers, surroundings
 
 MOST_PROCESSES = 8
 """All of them share one Temporal server, which is busy with the tests of so many."""
@@ -190,3 +194,25 @@ def playing(temporal_client: Client, settings: Settings, plans: TightloopClient)
             yield stage
 
     return play
+
+
+@pytest.fixture
+def registry(settings: Settings) -> Callable[..., dict[str, Any]]:
+    """The executors of a worker with more of the test's own."""
+
+    def build(**more: Any) -> dict[str, Any]:
+        return {"executors": executors(surroundings(settings), more)}
+
+    return build
+
+
+@pytest.fixture
+def cli(settings: Settings) -> Callable[..., Awaitable[tuple[int, str]]]:
+    """The command line, in a thread: the worker that has to answer lives in this event loop."""
+
+    async def run(*arguments: str) -> tuple[int, str]:
+        address = ("--address", settings.temporal.address)
+        done = await asyncio.to_thread(CliRunner().invoke, app, [*address, *arguments])
+        return done.exit_code, done.output
+
+    return run

@@ -23,7 +23,8 @@
     ├── ExecutorError            not retryable  the executor cannot be started as configured
     ├── ProofError               not retryable  a proof is damaged, or proves something else
     ├── EpisodeNotFoundError     not retryable
-    └── ServiceUnavailableError  retryable      Temporal or a worker does not answer
+    ├── ProjectNotFoundError     not retryable
+    └── ServiceUnavailableError  retryable      Temporal, a worker or the database does not answer
 
 A message says what failed, with the value, then what to do.
 """
@@ -83,6 +84,11 @@ class Problem:
         parts = [part.rstrip(".") for part in (self.message, self.suggestion) if part]
         sentences = " ".join(part if part.endswith("?") else f"{part}." for part in parts)
         return f"{':'.join(place)}{': ' if place else ''}{said}{sentences}"
+
+
+def followed_by(sentence: str, more: str) -> str:
+    """Return a sentence, which may end with a question, and what follows it."""
+    return f"{sentence}{'' if sentence.endswith('?') else '.'} {more}"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -245,7 +251,11 @@ class EpisodeNotFoundError(TightloopError):
     """No episode has this id."""
 
 
+class ProjectNotFoundError(TightloopError):
+    """No project has this id."""
+
+
 class ServiceUnavailableError(TightloopError):
-    """Temporal, or a worker on the task queue, does not answer."""
+    """Temporal, a worker on the task queue, or the database does not answer."""
 
     retryable = True

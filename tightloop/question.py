@@ -5,6 +5,7 @@ Prose never decides: an answer names an option.
 """
 
 import json
+import re
 import shlex
 from collections.abc import Iterable
 from datetime import datetime
@@ -13,14 +14,39 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tightloop.errors import InvalidRequestError, did_you_mean
+from tightloop.errors import InvalidRequestError, did_you_mean, followed_by
 from tightloop.value import Document, Value, first_problem, is_path_named, shorten, split
+from tightloop.value.caller import unknown_fields
 
 TEXT_CHARACTERS = 4_000
 NAME_CHARACTERS = 80
 TITLE_CHARACTERS = 600
 EVIDENCE_LINES = 20
 EVIDENCE_CHARACTERS = 300
+TELL_THE_PLANNER = "To tell the planner something: respond"
+_TOP_UPS = {
+    "iterations": "--iterations 5",
+    "executor_failures": "--executor-failures 5",
+    "attempts": "--attempts 100",
+    "cost_usd": "--cost-usd 1",
+    "tokens": "--tokens 100000",
+    "api_calls": "--api-calls 100",
+    "wall_s": "--wall-minutes 60",
+    "wall_time": "--wall-minutes 60",
+    "fan_out": "--fan-out 100",
+    "revisions": "--revisions 5",
+}
+"""Options of `tightloop top-up` by what they raise: of a plan `max_...`, of an episode the name of a sum."""
+
+
+def top_up_options(reason: str) -> str:
+    """Return the options of `tightloop top-up` for a budget that is spent; empty where none of them raises it.
+
+    Args:
+        reason: names the bounds, such as `max_api_calls is 1` of a plan, `tokens 12 of 10` of an episode.
+    """
+    reached = (option for name, option in _TOP_UPS.items() if re.search(rf"\bmax_{name} is\b|\b{name} \d", reason))
+    return " ".join(dict.fromkeys(reached))
 
 
 class QuestionKind(StrEnum):
@@ -175,7 +201,9 @@ def is_paused(waiting: Iterable[Question]) -> bool:
     return any(question.blocks for question in waiting)
 
 
-def read_answers(value: Any, questions: tuple[Question, ...]) -> tuple[tuple[Question, Answer], ...]:
+def read_answers(
+    value: Any, questions: tuple[Question, ...], otherwise: str = TELL_THE_PLANNER
+) -> tuple[tuple[Question, Answer], ...]:
     """Read the argument of the update `answer`, and find the questions that it answers.
 
     Args:
@@ -183,6 +211,7 @@ def read_answers(value: Any, questions: tuple[Question, ...]) -> tuple[tuple[Que
             question is an id, a step, or a window for all of its questions; it may be left out where only one
             question, or one window, has this option.
         questions: what waits now.
+        otherwise: what to do where nothing waits, as a sentence.
 
     Raises:
         InvalidRequestError: nothing waits, the question is not known or not named, the option does not exist, or
@@ -196,11 +225,12 @@ def read_answers(value: Any, questions: tuple[Question, ...]) -> tuple[tuple[Que
         word = _Word.model_validate(value)
     except ValidationError as error:
         shown = questions[0].example if questions else '{"question": "q1", "option": "allow"}'
-        raise InvalidRequestError(f"answer: {first_problem(error)}. Send for example: {shown}") from None
+        said = next(unknown_fields(_Word, value), "") or first_problem(error)
+        raise InvalidRequestError(f"answer: {followed_by(said, f'Send for example: {shown}')}") from None
     wanted = word.option.strip().lower()
     answered: list[tuple[Question, Answer]] = []
     refusal: InvalidRequestError | None = None
-    for question in _find_questions(word.question.strip(), wanted, questions):
+    for question in _find_questions(word.question.strip(), wanted, questions, otherwise):
         answer = Answer(
             question=question.id,
             option=next((name for name in question.names if name.lower() == wanted), word.option),
@@ -253,14 +283,14 @@ def _check_paths(question: Question, answer: Answer) -> None:
             )
 
 
-def _find_questions(name: str, option: str, questions: tuple[Question, ...]) -> tuple[Question, ...]:
+def _find_questions(name: str, option: str, questions: tuple[Question, ...], otherwise: str) -> tuple[Question, ...]:
     """Return the question with an id or about a step, or all of a window; without a name those that have the option.
 
     Raises:
         InvalidRequestError: none is meant, or more than one is meant and they are not of one window.
     """
     if not questions:
-        raise InvalidRequestError("answer: nothing waits for an answer now. To tell the planner something: respond")
+        raise InvalidRequestError(f"answer: nothing waits for an answer now. {otherwise}")
     if name:
         meant = tuple(each for each in questions if name in (each.id, each.step))
         found = meant or tuple(each for each in questions if name == each.window)
@@ -268,6 +298,7 @@ def _find_questions(name: str, option: str, questions: tuple[Question, ...]) -> 
         found = tuple(each for each in questions if option in map(str.lower, each.names)) or questions
     if len(found) == 1 or (found and found[0].window and len({each.window for each in found}) == 1):
         return found
-    known = ", ".join(f"{each.id} ({each.step or each.kind.value})" for each in (found or questions)[:12])
+    waiting = found or questions
+    known = ", ".join(f"{each.id} ({each.step or each.kind.value})" for each in waiting[:12])
     problem = f"{name!r} is not a question that waits" if not found else "more than one question waits, name one"
-    raise InvalidRequestError(f"answer: {problem}. Waiting: {known}. Send for example: {questions[0].example}")
+    raise InvalidRequestError(f"answer: {problem}. Waiting: {known}. Send for example: {waiting[0].example}")

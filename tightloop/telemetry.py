@@ -53,6 +53,7 @@ class TelemetrySettings(Document):
     prometheus_bind: str | None = None
     """Host and port at which a worker shows its metrics to Prometheus, in place of sending them to the collector."""
     service_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")] = "tightloop"
+    """Name under which traces and metrics are stored."""
 
     @model_validator(mode="after")
     def _addressed(self) -> "TelemetrySettings":

@@ -1,4 +1,4 @@
-"""The processes of the server side: `python -m worker up | run | replay | demo | describe | rerun`."""
+"""The processes of the server side: `python -m worker up | run | replay | demo | describe | rerun | gc | ledger`."""
 
 import argparse
 import asyncio
@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 from tightloop.client.encryption import data_converter
+from tightloop.database.opening import open_ledger
+from tightloop.database.upgrading import HEAD
 from tightloop.errors import TightloopError
 from tightloop.host import load_settings, name_user, open_state_home, state_home
-from tightloop.log import set_up
+from tightloop.host.log import set_up
 from tightloop.settings import Settings
 from tightloop.value.scrub import scrub
 from worker.build import Role
@@ -18,6 +20,7 @@ from worker.connect import connect
 from worker.demo import run_demo
 from worker.describe import print_description
 from worker.encryption import turn_on
+from worker.ledger.rebuild import rebuild
 from worker.replay import account, fetch_history, read_history, replay
 from worker.rerun import print_rerun
 from worker.up import collect_less_often, free, run_up, run_worker
@@ -29,6 +32,7 @@ def main() -> int:
     logging.getLogger("temporalio").setLevel(logging.WARNING)
     # Failures of activities are logged in one line by the interceptor.
     logging.getLogger("temporalio.activity").setLevel(logging.ERROR)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     arguments = _parser().parse_args()
     try:
         name_user()
@@ -61,18 +65,35 @@ async def _dispatch(arguments: argparse.Namespace, settings: Settings) -> int:
         return 0 if await asyncio.to_thread(print_rerun, settings) else 1
     elif arguments.command == "gc":
         await free(await connect(settings), arguments.older_than or settings.server.retention_days, arguments.dry_run)
+    elif arguments.command == "ledger":
+        await _ledger(arguments.what, settings)
     elif arguments.command == "demo":
         return await run_demo(settings, folder, settings_file=arguments.settings)
     else:
-        path = Path(arguments.what)
-        if path.exists() or path.suffix == ".json":
-            history = read_history(path)
-        else:
-            history = await fetch_history(await connect(settings), arguments.what)
-        result = await replay(history, data_converter(settings), namespace=settings.temporal.namespace)
-        print(account(result))
-        return 1 if result.failure else 0
+        return await _replay(arguments.what, settings)
     return 0
+
+
+async def _replay(what: str, settings: Settings) -> int:
+    path = Path(what)
+    # A folder without a history is no export: it only happens to be called like the episode.
+    if path.is_file() or (path / "history.json").is_file() or path.suffix == ".json":
+        history = read_history(path)
+    else:
+        history = await fetch_history(await connect(settings), what)
+    result = await replay(history, data_converter(settings), namespace=settings.temporal.namespace)
+    print(account(result))
+    return 1 if result.failure else 0
+
+
+async def _ledger(what: str, settings: Settings) -> None:
+    if what == "rebuild":
+        open_state_home(state_home())
+        print(await rebuild(await connect(settings), settings))
+        return
+    database = open_ledger(settings).database
+    before = await asyncio.to_thread(database.upgrade)
+    print(f"{database}: at migration {HEAD}" + (f", was at {before}" if before not in ("", HEAD) else ""))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,6 +110,8 @@ def _parser() -> argparse.ArgumentParser:
     collect = commands.add_parser("gc", help="free what closed episodes left on this host")
     collect.add_argument("--older-than", type=float, help="days since the end; default: server.retention_days")
     collect.add_argument("--dry-run", action="store_true", help="only say what would be freed")
+    ledger = commands.add_parser("ledger", help="make the ledger again, or bring its database up to date")
+    ledger.add_argument("what", choices=("rebuild", "upgrade"))
     commands.add_parser("rerun", help="run the commands of a proof again; JSON on standard input")
     commands.add_parser("demo", help="everything up, and one real episode on a sample repository")
     commands.add_parser("describe", help="what executors and sandboxes of this host can do, as JSON")

@@ -1,6 +1,7 @@
 """Builds the workers of a role, and the adapters behind their activities."""
 
 import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -12,7 +13,6 @@ from typing import Any
 from temporalio.client import Client
 from temporalio.converter import SerializationContext, StorageDriverStoreContext
 from temporalio.worker import (
-    UnsandboxedWorkflowRunner,
     Worker,
     WorkflowInstance,
     WorkflowInstanceDetails,
@@ -33,41 +33,48 @@ from activities.executor.activity import ExecutionActivities
 from activities.executor.choose import FenceWhenNeeded, Surroundings, executors, open_gateway
 from activities.executor.port import Executors, Outboxes
 from activities.executor.sqlite_outbox import open_sqlite_outbox
+from activities.loop.tasks.choose import task_planners
+from activities.loop.tasks.port import TaskPlanners
 from activities.model.service import OPENAI_URL, ModelService
 from activities.planner.activity import PlanningActivities
-from activities.planner.choose import KINDS, planners
+from activities.planner.choose import planners
 from activities.planner.port import Planners
+from activities.planner.reflection.activity import ReflectionActivities
+from activities.planner.reflection.choose import reflectors
+from activities.planner.reflection.port import Reflectors
 from activities.planner.ruff import ProjectRuff
 from activities.proof.activity import ProofActivities
 from activities.proof.bench import LocalBench
 from activities.proof.port import Bench
-from activities.reflection.activity import ReflectionActivities
-from activities.reflection.choose import reflectors
-from activities.reflection.port import Reflectors
 from activities.safety.choose import judges
 from activities.safety.gate import Gate
 from activities.sandbox.choose import choose_sandbox
 from activities.staffing.activity import StaffingActivities
 from activities.tracking.activity import TrackingActivities
 from activities.tracking.git_differ import GitDiffer
-from activities.tracking.sqlite_ledger import open_sqlite_ledger
+from activities.tracking.record import RecordActivities
 from activities.workspace.activity import WorkspaceActivities
 from activities.workspace.git import GitWorkspaces
+from tightloop.client.execution import SEALS
+from tightloop.client.sealing import SealingCodec
+from tightloop.database.opening import open_project
 from tightloop.episode.model import EpisodeRequest
-from tightloop.errors import InvalidRequestError
 from tightloop.host import home_queue, state_home
 from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.settings import PlannerSettings, Settings
 from worker.connect import EndedEpisodes
 from worker.hosting.home import Home
 from worker.hosting.interceptor import ActivityInterceptor
+from worker.hosting.memory import LeanRunner
 from worker.hosting.staff import TemporalStaff
-from worker.metrics import measuring
+from worker.loop import loop_activities
+from worker.observing.metrics import measuring
 from worker.plan import PlanAdapters, activities_of, model_runners, plan_activities, plan_writer
 from workflows.episode.workflow import EpisodeWorkflow
+from workflows.loop.workflow import LoopWorkflow
 from workflows.plan.workflow import PlanWorkflow
 
-WORKFLOWS: list[type] = [EpisodeWorkflow, PlanWorkflow]
+WORKFLOWS: list[type] = [EpisodeWorkflow, PlanWorkflow, LoopWorkflow]
 PASSED_THROUGH = (
     "tightloop",
     "activities",
@@ -80,8 +87,8 @@ PASSED_THROUGH = (
 """Modules that workflows share with the worker: re-importing the models costs 97 ms and 1.3 MB a workflow."""
 
 
-PRODUCTION_RUNNER = UnsandboxedWorkflowRunner()
-"""Reads the modules of workflows once, not for each workflow: a paused episode holds about 220 kB.
+PRODUCTION_RUNNER = LeanRunner()
+"""Reads the modules of workflows once, not for each workflow.
 
 Tests and replay run workflows in the sandbox, which finds what is not deterministic.
 """
@@ -157,6 +164,7 @@ class Adapters(PlanAdapters):
     executors: Executors
     planners: Planners
     reflectors: Reflectors
+    task_planners: TaskPlanners
     post: Post = field(default_factory=Post)
     """Channels of alerts."""
     bench: Bench = field(default_factory=LocalBench)
@@ -206,6 +214,7 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
     around = surroundings(settings)
     choose_planner = planners(service, ProjectRuff(around.sandbox, settings.sandbox))
     choose_reflector = reflectors(service)
+    choose_task_planner = task_planners(service)
     choose_judge = judges(service, enabled=settings.alignment.judge)
 
     def kind(asked: str) -> str:
@@ -214,7 +223,7 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
     return Adapters(
         workspaces=GitWorkspaces(asks=settings.workspace.drift == "ask"),
         stores=open_local_store,
-        ledgers=open_sqlite_ledger,
+        ledgers=open_project,
         outboxes=open_sqlite_outbox,
         differ=GitDiffer(),
         checks=ProcessCheckRunner(around.sandbox, settings.sandbox),
@@ -223,6 +232,7 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
         executors=executors(around),
         planners=lambda asked: choose_planner(kind(asked)),
         reflectors=lambda asked: choose_reflector(kind(asked)),
+        task_planners=lambda asked, model: choose_task_planner(kind(asked), model),
         has_ended=EndedEpisodes(client).has_ended,
         post=post_of(settings, os.environ),
         plan_runners=model_runners(service, settings.privacy.prompt_privacy_of),
@@ -262,10 +272,12 @@ def build_workers(
     home = Home(home_queue(settings), role is not Role.WORKFLOWS, staff.homes)
     patience = (timedelta(seconds=settings.worker.no_worker_wait_s), timedelta(seconds=settings.worker.busy_wait_s))
     looking = StaffingActivities(staff, *patience).look_for_workers
+    identity = _identity(client)
     return [
         Worker(
             client,
             task_queue=spec.queue,
+            identity=identity,
             workflows=spec.workflows,
             # Workflows look for workers themselves, in a local activity.
             activities=[*spec.activities, looking] if spec.workflows else spec.activities,
@@ -286,6 +298,16 @@ def build_workers(
         )
         for spec in specs
     ]
+
+
+def _identity(client: Client) -> str:
+    """Return what the SDK makes of the process, and what clients and other workers have to know of its key.
+
+    A key is made where there is none yet: call it once the keys were compared.
+    """
+    codec = client.data_converter.payload_codec
+    key = f"{SEALS}:{codec.keys.current}" if isinstance(codec, SealingCodec) else ""
+    return f"{os.getpid()}@{socket.gethostname()}{key}"
 
 
 def _worker_specs(settings: Settings, role: Role, use: Adapters) -> list[WorkerSpec]:
@@ -310,7 +332,8 @@ def _worker_specs(settings: Settings, role: Role, use: Adapters) -> list[WorkerS
     # The workers of workflows can alert too: they are there even where no other worker is.
     alerting: list[Callable[..., Any]] = [AlertActivities(use.post, TrailMemory(use.ledgers)).send_alerts]
     executing: list[Callable[..., Any]] = [execution.hand_off, execution.execute]
-    thinking: list[Callable[..., Any]] = [planning.next_plan, reflection.reflect]
+    loop = loop_activities(use, use.task_planners, settings)
+    thinking: list[Callable[..., Any]] = [planning.next_plan, reflection.reflect, *loop.thinking]
     handling: list[Callable[..., Any]] = [
         workspace.open_workspace,
         workspace.adopt_workspace,
@@ -323,7 +346,9 @@ def _worker_specs(settings: Settings, role: Role, use: Adapters) -> list[WorkerS
         proof.prove,
         proof.accept_proof,
         tracking.track_iteration,
+        RecordActivities(use.ledgers).record,
         *activities_of(plan_activities(use)),
+        *loop.on_host,
         *alerting,
     ]
     by_role, home = queues(settings), home_queue(settings)
@@ -350,13 +375,11 @@ def _worker_specs(settings: Settings, role: Role, use: Adapters) -> list[WorkerS
 
 
 def _names_known_to(use: Adapters) -> Callable[[EpisodeRequest], None]:
-    """Return what refuses a request with a mistyped executor or planner, as far as these workers serve it."""
+    """Return what refuses a request with a mistyped executor, as far as these workers serve it."""
 
     def refuse(episode: EpisodeRequest) -> None:
         if not episode.queues.executor:
             for name in (episode.executor.name, *episode.executor.fallback):
                 use.executors(name)
-        if not episode.queues.llm and episode.planner not in KINDS:
-            raise InvalidRequestError(f"the planner {episode.planner!r} is unknown. Choose one of: {', '.join(KINDS)}")
 
     return refuse

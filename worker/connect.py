@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-import os
-import socket
 from datetime import timedelta
 
 from temporalio.api.workflowservice.v1 import ListWorkflowExecutionsRequest
@@ -14,10 +12,10 @@ from temporalio.service import RPCError, RPCStatusCode
 from tightloop.client.calls import Calls
 from tightloop.client.connection import connect as open_connection
 from tightloop.client.encryption import PLAIN_CONVERTER, data_converter
-from tightloop.client.execution import KINDS, SEALS, Execution, read_execution
+from tightloop.client.execution import KINDS, Execution, read_execution
 from tightloop.errors import ServiceUnavailableError, SettingsError
 from tightloop.settings import Settings
-from worker.telemetry import Telemetry
+from worker.observing.telemetry import Telemetry
 
 logger = logging.getLogger("tightloop")
 
@@ -41,16 +39,12 @@ async def connect(settings: Settings, telemetry: Telemetry | None = None, *, wai
         SettingsError: the keys of payloads cannot be read; or Prometheus cannot be served.
     """
     converter, observed = data_converter(settings, claims=True), telemetry or Telemetry()
-    # As the SDK makes it, and what clients have to know before they send anything.
-    identity = f"{os.getpid()}@{socket.gethostname()}{SEALS if settings.seals_payloads else ''}"
     runtime = _runtime(settings, observed)
     clock = asyncio.get_running_loop().time
     until, told = clock() + wait_s, ""
     while True:
         try:
-            client = await open_connection(
-                settings, converter, observed.interceptors, runtime=runtime, identity=identity
-            )
+            client = await open_connection(settings, converter, observed.interceptors, runtime=runtime)
             if wait_s:
                 await _need_namespace(client)
             return client
@@ -100,24 +94,25 @@ def _runtime(settings: Settings, telemetry: Telemetry) -> Runtime:
         ) from error
 
 
-async def known_workflows(client: Client) -> tuple[Execution, ...]:
-    """Return every run of episodes and plans that Temporal still knows.
+async def known_workflows(client: Client, where: str = "") -> tuple[Execution, ...]:
+    """Return every run of episodes and plans that Temporal still knows; `where` is one more condition.
 
     Raises:
         ServiceUnavailableError: it cannot be asked.
     """
     types = ", ".join(f'"{name}"' for name in KINDS)
+    query = f"WorkflowType IN ({types})" + (f" AND {where}" if where else "")
     found: list[Execution] = []
     token = b""
     while True:
         request = ListWorkflowExecutionsRequest(
-            namespace=client.namespace, page_size=1_000, next_page_token=token, query=f"WorkflowType IN ({types})"
+            namespace=client.namespace, page_size=1_000, next_page_token=token, query=query
         )
         try:
             page = await client.workflow_service.list_workflow_executions(request, retry=True)
         except RPCError as error:
             raise ServiceUnavailableError(
-                f"Temporal cannot be asked which episodes are open ({error.message}): nothing was freed"
+                f"Temporal cannot be asked which episodes are open ({error.message}): nothing was changed"
             ) from error
         found += [await read_execution(info, client.data_converter) for info in page.executions]
         token = page.next_page_token

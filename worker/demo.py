@@ -8,15 +8,16 @@ import time
 from pathlib import Path
 
 from activities.sandbox.choose import choose_sandbox
-from tightloop.alert import episode_link
 from tightloop.client import TightloopClient
-from tightloop.client.ui_session import signed_in
+from tightloop.client.sign_in.ui_session import signed_in
 from tightloop.episode.check import Check
 from tightloop.episode.display import budget_line
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeStatus
 from tightloop.errors import WorkspaceError
+from tightloop.ledger.alert import episode_link
 from tightloop.settings import Settings
 from tightloop.value import shorten
+from worker.stack.doors import page_line
 from worker.up import stack_up, stop_event
 
 SAMPLE = Path(__file__).parent.parent / "examples" / "sample"
@@ -75,9 +76,11 @@ async def run_demo(settings: Settings, folder: Path, *, settings_file: Path | No
         green = await _tell(client, episode_id, workspace)
         if sys.stdin.isatty():
             print(f"\nTry next, from another terminal:\n{_next_steps(episode_id)}\n\n{STAY_HINT}", flush=True)
+            print(page_line(settings, private=sys.stdout.isatty()), flush=True)
             await waiting
         else:
             print(f"\nTry next, after `make up`:\n{_next_steps(episode_id)}", flush=True)
+            print(f"\n{page_line(settings, private=False)}", flush=True)
         waiting.cancel()
         return 0 if green else 1
 

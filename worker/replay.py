@@ -13,7 +13,6 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client, WorkflowHistory
 from temporalio.converter import DataConverter, WorkflowSerializationContext
 from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig
-from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import (
     ExecuteWorkflowInput,
     Interceptor,
@@ -22,10 +21,13 @@ from temporalio.worker import (
     WorkflowInterceptorClassInput,
 )
 
+from tightloop.client import TightloopClient
 from tightloop.client.encryption import CheckedFailures, ScrubbedFailures, has_seals, key_ids, open_all
 from tightloop.client.sealing import REFUSED, ReadingCodec, SealingCodec
-from tightloop.episode.model import WORKFLOW_TYPE, TimelineEntry
-from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, SettingsError
+from tightloop.episode.model import WORKFLOW_TYPE
+from tightloop.episode.timeline import TimelineLine
+from tightloop.errors import InvalidRequestError, SettingsError
+from tightloop.loop.model import LOOP_WORKFLOW_TYPE
 from tightloop.plan.engine.state import PlanEvent
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE
 from worker.build import WORKFLOWS, workflow_runner
@@ -71,7 +73,7 @@ class Replayed:
 
     workflow_id: str
     events: int
-    timeline: tuple[TimelineEntry, ...]
+    timeline: tuple[TimelineLine, ...]
     failure: str = ""
     """Why the current code does not fit the history; empty if it does."""
 
@@ -83,7 +85,7 @@ def read_history(path: Path) -> WorkflowHistory:
         InvalidRequestError: the file is missing or is not a history.
     """
     try:
-        document = json.loads(path.read_text())
+        document = json.loads((path / "history.json" if path.is_dir() else path).read_text())
         document = document.get("history", document) if isinstance(document, dict) else document
         if isinstance(document, dict) and isinstance(document.get("history"), dict):
             document = document["history"]
@@ -91,7 +93,7 @@ def read_history(path: Path) -> WorkflowHistory:
         if not history.events or not history.events[0].HasField("workflow_execution_started_event_attributes"):
             raise ValueError("its first event is not WorkflowExecutionStarted")
         started = history.events[0].workflow_execution_started_event_attributes
-        if started.workflow_type.name not in (WORKFLOW_TYPE, PLAN_WORKFLOW_TYPE):
+        if started.workflow_type.name not in (WORKFLOW_TYPE, PLAN_WORKFLOW_TYPE, LOOP_WORKFLOW_TYPE):
             raise ValueError(f"it is of a {started.workflow_type.name or 'nameless'} workflow")
         # Ids of child workflows are made of it; old servers leave it out.
         return replace(history, workflow_id=started.workflow_id or path.stem)
@@ -106,17 +108,15 @@ def read_history(path: Path) -> WorkflowHistory:
 
 
 async def fetch_history(client: Client, episode_id: str) -> WorkflowHistory:
-    """Read the history of an episode, open or closed, from the server.
+    """Read the history of an episode or a plan, open or closed, from the server.
+
+    It is that of the run which `status` shows: a start that was refused under the same id does not hide it.
 
     Raises:
-        EpisodeNotFoundError: the server has no such episode.
+        EpisodeNotFoundError: the server has no such episode or plan.
     """
-    try:
-        return await client.get_workflow_handle(episode_id).fetch_history()
-    except RPCError as error:
-        if error.status is not RPCStatusCode.NOT_FOUND:
-            raise
-        raise EpisodeNotFoundError(f"no episode has the id {episode_id!r}. List all: tightloop list") from None
+    newest = (await TightloopClient(client).runs(episode_id))[-1]
+    return await client.get_workflow_handle(episode_id, run_id=newest.run_id).fetch_history()
 
 
 async def replay(
@@ -146,10 +146,12 @@ async def replay(
     result = await replayer.replay_workflow(history, raise_on_replay_failure=False)
     seen = _SEEN[-1] if _SEEN else None
     instance = seen.instance if seen else None
-    told: list[TimelineEntry | PlanEvent] = instance.timeline() if instance is not None else []
+    told: list[TimelineLine | PlanEvent] = instance.timeline() if instance is not None else []
     timeline = tuple(
-        TimelineEntry(at=entry.at, kind=entry.event, text=entry.text) if isinstance(entry, PlanEvent) else entry
+        TimelineLine(at=entry.at, kind=entry.event, text=entry.text) if isinstance(entry, PlanEvent) else entry
         for entry in told
+        # Where it leaves the history the core cancels the run, at the time zero.
+        if entry.at.timestamp() > 0
     )
     failure = _explained(history, str(result.replay_failure), seen) if result.replay_failure else ""
     return Replayed(history.workflow_id, len(history.events), timeline, failure)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterable
@@ -20,15 +21,20 @@ from tightloop.client.calls import Calls
 from tightloop.client.execution import Execution
 from tightloop.client.installation.setup import NotAllowedError, set_up
 from tightloop.client.keys import key_file, ring_of
-from tightloop.client.ui_session import has_sign_in, signed_in
+from tightloop.client.sign_in.ui_session import has_sign_in, signed_in
+from tightloop.database.opening import close_ledgers
 from tightloop.host import state_home
 from tightloop.settings import Settings
 from tightloop.value import counted
 from worker.build import PRODUCTION_RUNNER, Role, agent_homes, build_workers
 from worker.connect import connect, known_workflows
-from worker.hosting.startup import need_workspaces, verify_search_attributes, warn_of_missing
-from worker.server import embedded_server, is_own
-from worker.telemetry import Telemetry, observed
+from worker.hosting.memory import give_memory_back
+from worker.hosting.startup import need_common_keys, need_workspaces, verify_search_attributes, warn_of_missing
+from worker.ledger.ends import enter_ends
+from worker.ledger.forwarding import forwarding
+from worker.observing.telemetry import Telemetry, observed
+from worker.stack.doors import gateway_up, page_line
+from worker.stack.server import embedded_server, is_own, owner_in
 
 logger = logging.getLogger("tightloop")
 
@@ -58,13 +64,19 @@ async def working(client: Client, settings: Settings, role: Role) -> AsyncIterat
         await asyncio.to_thread(sweep_homes, agent_homes(), timedelta(days=settings.server.retention_days))
     async with AsyncExitStack() as stack:
         stack.callback(close_idle)
+        stack.callback(close_ledgers)
+        # Ends after the workers: what they do last is brought, too.
+        await stack.enter_async_context(forwarding(settings))
         for worker in build_workers(client, settings, role, runner=PRODUCTION_RUNNER):
             await stack.enter_async_context(worker)
-        looking = asyncio.create_task(tell_of_changed_code())
+        looks = [tell_of_changed_code(), give_memory_back()]
+        looks += [enter_ends(client)] if role in (Role.ALL, Role.WORKSPACE) else []
+        beside = [asyncio.create_task(one) for one in looks]
         try:
             yield
         finally:
-            looking.cancel()
+            for task in beside:
+                task.cancel()
 
 
 async def tell_of_changed_code(every: float = LOOK_SECONDS, root: Path = ROOT) -> None:
@@ -100,6 +112,7 @@ def _stamps(root: Path) -> dict[Path, int]:
 async def _ready(settings: Settings, telemetry: Telemetry, role: Role) -> Client:
     """Return a connection on which a role can work; wait for what it needs as long as the settings allow."""
     client = await connect(settings, telemetry, wait_s=settings.worker.start_wait_s)
+    await need_common_keys(client, settings)
     if role in (Role.ALL, Role.WORKFLOWS):
         await verify_search_attributes(client)
     if role in (Role.LLM, Role.GUI):
@@ -138,16 +151,17 @@ async def prepare(client: Client, retention: timedelta | None) -> None:
 async def stack_up(
     settings: Settings, folder: Path, role: Role = Role.ALL, *, settings_file: Path | None = None
 ) -> AsyncIterator[Client]:
-    """Bring up the embedded server (unless one answers already) and the workers of a role."""
+    """Bring up the embedded server (unless one answers already), the gateway and the workers of a role."""
     async with embedded_server(settings, folder, settings_file) as started, observed(settings) as telemetry:
         client = await connect(settings, telemetry)
+        await need_common_keys(client, settings)
         await prepare(client, timedelta(days=settings.server.retention_days) if started else None)
-        async with working(client, settings, role):
+        async with gateway_up(settings, settings_file), working(client, settings, role):
             yield client
 
 
 async def run_up(settings: Settings, folder: Path, role: Role, *, settings_file: Path | None = None) -> None:
-    """Run server, Web UI and workers until stopped."""
+    """Run server, Web UI, page and workers until stopped."""
     stopped = stop_event()
     async with stack_up(settings, folder, role, settings_file=settings_file):
         print(greeting(settings, folder), flush=True)
@@ -158,8 +172,9 @@ async def run_up(settings: Settings, folder: Path, role: Role, *, settings_file:
 
 def greeting(settings: Settings, folder: Path) -> str:
     """Return how to go on from here, as lines to print."""
+    page = [page_line(settings, private=sys.stdout.isatty())] if settings.gateway.enabled else []
     if not is_own(settings, folder):
-        return _greeting_beside(settings)
+        return _greeting_beside(settings, page)
     ui, hint = settings.temporal.ui_url, ""
     if has_sign_in(settings):
         # A log of ours may be read by others, and a link signs in whoever has it.
@@ -167,33 +182,39 @@ def greeting(settings: Settings, folder: Path) -> str:
         ui = signed_in(settings, ui) if sys.stdout.isatty() else ui
     lines = [
         f"tightloop is up.  Histories: {folder / 'temporal.db'}",
+        *page,
         f"Temporal Web UI: {ui}{hint}",
         _NEXT,
     ]
     if settings.seals_payloads:
         lines.insert(
-            2, 'Temporal CLI: eval "$(tightloop env)" lets it read the payloads, and send what the workers accept'
+            2 + len(page),
+            'Temporal CLI: eval "$(tightloop env)" lets it read the payloads, and send what the workers accept',
         )
         privacy, current = settings.privacy, ring_of(settings).current
         where = f"the variable {privacy.keys_env}" if privacy.keys_env else f"{key_file(privacy)}; keep a copy"
-        lines.insert(2, f"Payloads are encrypted with key {current} in {where}")
+        lines.insert(2 + len(page), f"Payloads are encrypted with key {current} in {where}")
+    noted = owner_in(folder)
+    if noted is not None and noted.owner.pid != os.getpid():
+        more = f"It was up already: the server belongs to process {noted.owner.pid}, and ends with it. "
+        lines.insert(1, f"{more}This is one more worker for it")
     return "\n".join(lines)
 
 
-def _greeting_beside(settings: Settings) -> str:
+def _greeting_beside(settings: Settings, page: list[str]) -> str:
     """Return what was found where a server that is not ours answers already."""
     at = settings.temporal
     lines = [
         f"tightloop is up, with the Temporal server that answered at {at.address} already (namespace {at.namespace}).",
-        "It is not a server of tightloop: where its histories are, and how long it keeps them, is up to it.",
+        "It was not started from this state home: where its histories are, and how long it keeps them, is up to it.",
     ]
     if at.loopback:
         host, _, port = at.address.rpartition(":")
         other = f"TIGHTLOOP_TEMPORAL__ADDRESS={host}:{int(port) + 100} "
         other += f"TIGHTLOOP_TEMPORAL__UI_URL=http://{host}:{at.ui_port + 100}"
-        lines.append(f"For a server of tightloop's own beside it, stop this and set other ports: {other} tightloop up")
+        lines.append(f"For a server of your own beside it, stop this and set other ports: {other} tightloop up")
         lines.append("Clients need the same address. In the settings file it holds for both: temporal.address")
-    return "\n".join([*lines, _NEXT])
+    return "\n".join([*lines, *page, _NEXT])
 
 
 _NEXT = "Start an episode from another terminal: tightloop start GOAL --done COMMAND   (Ctrl-C stops)"
@@ -202,18 +223,25 @@ _NEXT = "Start an episode from another terminal: tightloop start GOAL --done COM
 async def free(client: Client, days: float, dry_run: bool) -> None:
     """Free what episodes left in every project of this host that ended more than so many days ago; print what."""
     older_than = timedelta(days=days)
+    asked = datetime.now(UTC)
     known = merged_runs(await known_workflows(client))
     would = "would be freed" if dry_run else "freed"
     total = 0
     for folder in sorted((state_home() / "projects").glob("*/")):
-        freed = await asyncio.to_thread(collect, folder, known, older_than=older_than, dry_run=dry_run)
+        freed = await asyncio.to_thread(collect, folder, known, older_than=older_than, dry_run=dry_run, asked=asked)
         total += freed.size_bytes
-        parts = [counted(len(freed.episodes), "episode"), counted(freed.artifacts, "artifact")]
-        parts += [counted(freed.references, "tree"), counted(freed.rows, "row"), f"{freed.size_bytes / 1e6:.1f} MB"]
+        if not (freed.episodes or freed.artifacts or freed.references or freed.files or freed.rows or freed.busy):
+            continue
+        parts = [counted(len(freed.episodes), "workflow"), counted(freed.artifacts, "artifact")]
+        parts += [counted(freed.references, "tree"), counted(len(freed.files), "other item")]
+        parts += [counted(freed.rows, "row"), f"{freed.size_bytes / 1e6:.1f} MB"]
         print(f"{freed.project}: {', '.join(parts)} {would}" + (f"; {freed.busy}" if freed.busy else ""))
         for episode in freed.episodes:
             print(f"  {episode}")
-    print(f"{total / 1e6:.1f} MB {would}; kept is what is open, or ended less than {days:g} days ago")
+    print(
+        f"{total / 1e6:.1f} MB {would}; kept is what is open, younger than an hour, or ended less than "
+        + (f"{days:g} days ago" if days >= 1 else f"{days * 24:g} h ago")
+    )
 
 
 def merged_runs(runs: Iterable[Execution]) -> dict[str, Known]:

@@ -10,7 +10,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.alerts.port import Channel, Memory, NotDeliveredError, Post
 from activities.workspace.scope import EpisodeScope
-from tightloop.alert import ERROR_CHARACTERS, Alert, Delivery, Notice, delivery_line, episode_link, notice_of
+from tightloop.ledger.alert import ERROR_CHARACTERS, Alert, Delivery, Notice, delivery_line, episode_link, notice_of
 from tightloop.value import Value, shorten
 
 MEMORY_S = 2.0

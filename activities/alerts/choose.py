@@ -7,7 +7,7 @@ from typing import assert_never
 
 from activities.alerts.log import Log
 from activities.alerts.port import Channel, NotDeliveredError, Post
-from tightloop.alert import AlertKind, Notice
+from tightloop.ledger.alert import AlertKind, Notice
 from tightloop.settings import AlertChannel, Settings
 
 logger = logging.getLogger("tightloop")

@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape
 
 from activities.alerts.port import NotDeliveredError
 from activities.process import ProcessRequest, Reason, run_process
-from tightloop.alert import AlertKind, Notice
+from tightloop.ledger.alert import AlertKind, Notice
 from tightloop.value import clip
 
 SESSION = ("DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "XDG_RUNTIME_DIR")

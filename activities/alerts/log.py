@@ -3,9 +3,9 @@
 import logging
 from dataclasses import dataclass
 
-from tightloop.alert import AlertKind, Notice
+from tightloop.ledger.alert import AlertKind, Notice
 
-logger = logging.getLogger("tightloop.alert")
+logger = logging.getLogger("tightloop.ledger.alert")
 
 
 @dataclass(frozen=True)

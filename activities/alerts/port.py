@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Protocol
 
 from activities.workspace.scope import EpisodeScope
-from tightloop.alert import Alert, AlertKind, Delivery, Notice
+from tightloop.ledger.alert import Alert, AlertKind, Delivery, Notice
 
 
 class NotDeliveredError(Exception):

@@ -16,7 +16,7 @@ import httpx2
 
 from activities.alerts.port import NotDeliveredError
 from activities.model.certificates import certificates
-from tightloop.alert import AlertKind, Notice
+from tightloop.ledger.alert import AlertKind, Notice
 from tightloop.safety.address import is_loopback
 
 LONGEST_WAIT_S = 300.0

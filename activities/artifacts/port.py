@@ -1,19 +1,28 @@
 """The port of the artifact store."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from pydantic import BaseModel
 
-from tightloop.artifact import ArtifactRef
+from tightloop.value.artifact import ArtifactRef
 
 
 class ArtifactStore(Protocol):
     """Immutable bytes by their hash. Writing the same bytes twice is harmless."""
 
-    def put(self, content: bytes, *, name: str, media_type: str = "application/json") -> ArtifactRef:
+    def put(
+        self, content: bytes, *, name: str, media_type: str = "application/json", as_file: bool = False
+    ) -> ArtifactRef:
         """Store bytes durably and return their address.
+
+        Args:
+            content: the bytes.
+            name: what they are, for readers of the history.
+            media_type: their form.
+            as_file: people are shown its `path`; others may share a file.
 
         Raises:
             StorageFullError: no room is left; nothing was written.
@@ -26,6 +35,20 @@ class ArtifactStore(Protocol):
         Raises:
             ArtifactMissingError: the store does not hold them.
             ArtifactCorruptError: what the store holds has another hash.
+        """
+        ...
+
+    def path(self, ref: ArtifactRef) -> Path:
+        """Return where an artifact lies that was put `as_file`."""
+        ...
+
+    def together(self) -> AbstractContextManager["ArtifactStore"]:
+        """Return a store for the block; what is put there is durable when the block ends, at the cost of one put.
+
+        Nothing is stored where an exception leaves the block.
+
+        Raises:
+            StorageFullError: no room is left.
         """
         ...
 

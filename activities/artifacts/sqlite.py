@@ -1,53 +1,18 @@
-"""What ledgers and outboxes share: private SQLite files with a write-ahead log."""
+"""Lends connections to SQLite files: outboxes and packed artifacts."""
 
-import os
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from datetime import timedelta
+from contextlib import contextmanager
 from pathlib import Path
 
-from tightloop.host import private_folder
+from tightloop.database.sqlite_file import file_id, make_database
 
-# The switch takes a lock for an instant only, but every process that opens the file for the first time wants it.
-POLL_S = 0.02
 KEPT = 32
 """Maximum idle connections; each has three files open, and memory of its own."""
-_CREATING = threading.Lock()
 _LENDING = threading.Lock()
 _IDLE: dict[tuple[int, int], sqlite3.Connection] = {}
 """By device and inode; the first was given back first."""
-
-
-def make_database(path: Path) -> None:
-    """Make a missing file, empty and for its owner alone, and its folders."""
-    # The side files of SQLite get the mode of the main file. Never opens a file that is there: to close any descriptor
-    # of it would drop the locks of every SQLite connection that this process has on it (POSIX), and another process
-    # could then delete the write-ahead log.
-    with _CREATING:
-        if not path.exists():
-            private_folder(path.parent)
-            with suppress(FileExistsError):
-                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-
-
-def use_wal(connection: sqlite3.Connection, *, patience: timedelta) -> None:
-    """Switch to the write-ahead log. SQLite does not apply its busy timeout to this switch.
-
-    Raises:
-        sqlite3.OperationalError: somebody else was busy with the file for the whole time.
-    """
-    deadline = time.monotonic() + patience.total_seconds()
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
-                raise
-            time.sleep(POLL_S)
 
 
 @contextmanager
@@ -61,8 +26,7 @@ def lent(path: Path, connect: Callable[[], sqlite3.Connection]) -> Iterator[sqli
         connect: opens it; `check_same_thread` must be off.
     """
     make_database(path)
-    found = path.stat()
-    file = (found.st_dev, found.st_ino)
+    file = file_id(path)
     with _LENDING:
         connection = _IDLE.pop(file, None)
     connection = connection or connect()

@@ -11,7 +11,6 @@ from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model,
 from activities.checks.port import CheckRunner, CheckView
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
-from tightloop.artifact import ArtifactRef
 from tightloop.episode.check import (
     FAILING_LIMIT,
     Check,
@@ -29,6 +28,7 @@ from tightloop.episode.model import EpisodeRequest
 from tightloop.episode.work import check_work
 from tightloop.safety.drift import DriftCause
 from tightloop.value import Value, clip, shorten
+from tightloop.value.artifact import ArtifactRef
 from tightloop.value.scrub import scrub
 
 # Every verification stays in the history of its episode; the whole output is an artifact.
@@ -61,7 +61,7 @@ class VerificationActivities:
         """
         store = self._stores(Path(request.scope.workspace))
         checks = get_model(store, request.scope.stored_request, EpisodeRequest).definition_of_done
-        with self._workspaces.hold(request.scope) as tree:
+        with store.together() as together, self._workspaces.hold(request.scope) as tree:
             drift = tree.expect(request.expected_tree)
             results = []
             try:
@@ -69,15 +69,15 @@ class VerificationActivities:
                     activity.heartbeat(check_work(check, number, len(checks), datetime.now(UTC)))
                     expected, cancelled = request.expected_tree, activity.is_cancelled
                     results.append(
-                        run_check(self._runner, check, tree, store, expected_tree=expected, cancelled=cancelled)
+                        run_check(self._runner, check, tree, together, expected_tree=expected, cancelled=cancelled)
                     )
             finally:
                 # Before the report is made: what it says has to be about the tree that is delivered. Also where a
                 # person ends a check: what it left must not be taken for their edits.
                 touched = tree.ensure(request.expected_tree, DriftCause.DURING_CHECKS)
-        report = CheckReport(tree=request.expected_tree, results=tuple(results))
-        before = find_model(store, request.previous, CheckReport)
-        verification = verification_of(store, report, before)
+            report = CheckReport(tree=request.expected_tree, results=tuple(results))
+            before = find_model(store, request.previous, CheckReport)
+            verification = verification_of(together, report, before)
         attempt = activity.info().attempt
         return verification.evolve(
             drift=drift, touched=touched, checks_touched_tree=touched is not None, attempt=attempt

@@ -17,7 +17,6 @@ from activities.executor.port import Delivered, DeliveryState, Executors, Outbox
 from activities.workspace.folders import root_of, state_folder_of
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
-from tightloop.artifact import ArtifactRef
 from tightloop.episode.model import EpisodeRequest
 from tightloop.episode.planning import PlanRecord
 from tightloop.errors import ArtifactMissingError, ExecutorError, StorageFullError
@@ -39,6 +38,7 @@ from tightloop.executor.model import (
 )
 from tightloop.safety.drift import Drift
 from tightloop.value import Value, clip
+from tightloop.value.artifact import ArtifactRef
 
 # Room comes back by itself or by a person, so these are retried; a missing right needs a change of the setup.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

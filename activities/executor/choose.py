@@ -52,7 +52,7 @@ class ExecutorRegistry:
                     self._made[name] = self._makers[name]()
                 return self._made[name]
             except ImportError as error:
-                return NoExecutor(f"it needs {error.name}, which is not installed: pip install 'tightloop[server]'")
+                return NoExecutor(f"it needs {error.name}, which is not installed; tightloop-server brings it")
 
 
 @dataclass(frozen=True)

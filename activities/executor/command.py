@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
+from activities.artifacts.durable import file_stem
 from activities.executor.ending import (
     early_outcome,
     failed_outcome,
@@ -15,7 +16,7 @@ from activities.executor.ending import (
     limited_outcome,
     timeout_outcome,
 )
-from activities.executor.files import file_stem, held_file
+from activities.executor.files import held_file
 from activities.executor.options import read_options
 from activities.executor.port import Availability, Control, Executor
 from activities.executor.template import fill, mask_secrets

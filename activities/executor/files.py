@@ -1,6 +1,5 @@
 """Private files of deliveries, written whole or not at all."""
 
-import hashlib
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -8,13 +7,8 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
-from activities.artifacts.local import replace_file
+from activities.artifacts.durable import replace_file
 from tightloop.host import private_folder
-
-
-def file_stem(key: str) -> str:
-    """Return the name of the files of a delivery or an episode: 16 hex digits of its key."""
-    return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 def write_whole(target: Path, content: bytes) -> None:

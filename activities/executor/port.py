@@ -5,10 +5,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from tightloop.artifact import ArtifactRef
 from tightloop.errors import TightloopError
 from tightloop.executor.model import ExecutorOutcome, ExecutorReport, Progress, WorkOrder
 from tightloop.value import Value
+from tightloop.value.artifact import ArtifactRef
 
 
 class Control(Protocol):

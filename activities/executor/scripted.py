@@ -34,8 +34,8 @@ from signal import SIGKILL
 import yaml
 from pydantic import ValidationError
 
+from activities.artifacts.durable import file_stem
 from activities.executor.ending import cancelled_outcome, early_outcome, failed_outcome, timeout_outcome
-from activities.executor.files import file_stem
 from activities.executor.port import Control, Executor
 from activities.process import GRACE_S, ProcessRequest, run_process, search_path
 from activities.process.output import BoundedOutput
@@ -45,6 +45,7 @@ from tightloop.executor.script import Script, ScriptStep
 from tightloop.executor.usage import Usage
 from tightloop.host import private_folder
 from tightloop.value import clip, counted, first_problem
+from tightloop.value.caller import unknown_fields
 
 _POLL_S = 0.05
 """Between two looks at the control, which wants to be asked at least once a second."""
@@ -113,7 +114,8 @@ def read_script(order: WorkOrder) -> Script:
     try:
         return Script.model_validate(document)
     except ValidationError as error:
-        raise ExecutorError(f"the script in {source} is wrong: {first_problem(error)}") from None
+        said = next(unknown_fields(Script, document), "") or first_problem(error)
+        raise ExecutorError(f"the script in {source} is wrong: {said}") from None
 
 
 def numbered(text: str, order: WorkOrder) -> str:

@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from activities.artifacts.sqlite import lent, use_wal
+from activities.artifacts.sqlite import lent
 from activities.executor.port import Delivered, DeliveryError, DeliveryState
-from tightloop.artifact import ArtifactRef
+from tightloop.database.sqlite_file import use_wal
 from tightloop.errors import StorageFullError
 from tightloop.executor.model import ExecutorReport
 from tightloop.host import state_folder
+from tightloop.value.artifact import ArtifactRef
 
 SCHEMA_VERSION = 1
 BUSY_S = 15.0

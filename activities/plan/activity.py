@@ -11,6 +11,15 @@ from activities.checks.port import CheckRunner
 from activities.plan.attempts.attempt_runner import AttemptRunner
 from activities.plan.attempts.compensator import Compensator, RunCommand
 from activities.plan.attempts.context import ActivityRun, AttemptPorts
+from activities.plan.entries import (
+    note_begun,
+    note_closed,
+    note_compensated,
+    note_ended,
+    note_opened,
+    note_prepared,
+    note_revised,
+)
 from activities.plan.opening.opener import PlanOpener
 from activities.plan.opening.rerun_base import save_rerun_base
 from activities.plan.plan_cache import LoadedPlan
@@ -36,14 +45,13 @@ from activities.plan.requests import (
 from activities.plan.verification import run_definition_of_done
 from activities.workspace.activity import leave
 from activities.workspace.port import OpenEpisodes
-from activities.workspace.trail import Ledgers, TrailEvent
+from activities.workspace.trail import Ledger, Ledgers, this_call
 from tightloop.errors import InvalidRequestError
-from tightloop.plan.document.step import Capability
+from tightloop.plan.document.step import Access, Capability
 from tightloop.plan.engine.graph import is_plain
 from tightloop.plan.result import StepResult, StepStatus
 from tightloop.plan.rules.guard import acts_of, judge
 from tightloop.safety.verdict import Verdict
-from tightloop.value import counted, shorten
 
 CHILD_CAPABILITIES = (Capability.EPISODE, Capability.SUBPLAN, Capability.BRANCH)
 """Those that start workflows."""
@@ -99,7 +107,7 @@ class PlanActivities:
             IdTakenError: a plan of this project has had the id. Not retryable.
         """
         opened = self._opener.open(request)
-        self._trail(request.scope, "plan-opened", opened.plan.sha256[:12], key=f"opened/{request.opening}")
+        note_opened(self._ledger(request.scope), request, opened, this_call())
         return opened.evolve(attempt=activity.info().attempt)
 
     @activity.defn(no_thread_cancel_exception=True)
@@ -112,8 +120,7 @@ class PlanActivities:
         """Return the next revision, or why the text is refused. A planner, where one is asked, is paid again."""
         revised = self._opener.revise(request)
         if revised.plan is not None:
-            line = shorten(f"revision {request.scope.revision + 1}: {revised.diff}", 400)
-            self._trail(request.scope, "plan-revised", line, key=f"revised/{revised.plan.sha256}")
+            note_revised(self._ledger(request.scope), request, revised, this_call())
         return revised
 
     run_shell = _runs(Capability.SHELL, "run_shell")
@@ -140,6 +147,18 @@ class PlanActivities:
     @activity.defn(no_thread_cancel_exception=True)
     def prepare_children(self, request: RunStepRequest) -> StepRun:
         """Return the child workflows that a step starts, or its result where it starts none."""
+        prepared = self._prepare(request)
+        note_prepared(self._ledger(request.scope), request, prepared, this_call())
+        return prepared
+
+    @activity.defn(no_thread_cancel_exception=True)
+    def settle_children(self, request: SettleRequest) -> StepResult:
+        """Judge what the children of a step left, and record the attempt."""
+        result = self._settle(request)
+        note_ended(self._ledger(request.scope), request.run, result, this_call())
+        return result
+
+    def _prepare(self, request: RunStepRequest) -> StepRun:
         attempt = self._attempts.prepare(request, _activity_run(), self._ports.children.preview)
         if isinstance(attempt, StepResult):
             return StepRun(result=attempt)
@@ -148,14 +167,13 @@ class PlanActivities:
         except InvalidRequestError as error:
             return StepRun(result=self._attempts.refuse(attempt, error))
 
-    @activity.defn(no_thread_cancel_exception=True)
-    def settle_children(self, request: SettleRequest) -> StepResult:
-        """Judge what the children of a step left, and record the attempt."""
+    def _settle(self, request: SettleRequest) -> StepResult:
         attempt = self._attempts.prepare(request.run, _activity_run(), self._ports.children.preview)
         if isinstance(attempt, StepResult):
             return attempt
-        is_branch = attempt.step.capability is Capability.BRANCH
-        left = request.trees[0] if request.trees and not is_branch else ""
+        # These take a tree over themselves.
+        takes_over = attempt.step.capability is Capability.BRANCH or attempt.step.tree_access is Access.MERGES
+        left = request.trees[0] if request.trees and not takes_over else ""
 
         def act(work: Work) -> RunnerResult:
             return self._ports.children.settle(work, request)
@@ -166,9 +184,7 @@ class PlanActivities:
     def compensate_step(self, request: RunStepRequest) -> CompensationResult:
         """Take one attempt of a step back. Nothing is changed where that fails."""
         found = self._compensator.compensate(request, _activity_run(), self._run_as_written)
-        said = found.failure or counted(found.files_changed, "file")
-        key = f"compensated/{request.step}/{request.attempt}/{activity.info().workflow_run_id}"
-        self._trail(request.scope, "plan-compensated", shorten(f"{request.step}: {said}", 400), key=key)
+        note_compensated(self._ledger(request.scope), request, found, this_call())
         return found
 
     @activity.defn(no_thread_cancel_exception=True)
@@ -194,8 +210,7 @@ class PlanActivities:
         self._ports.children.tidy(scope)
         # Last: from now on another plan may change the files that the account describes.
         self._ports.workspaces.release(scope)
-        line = shorten(f"{request.outcome.value}: {request.reason}", 400)
-        self._trail(scope, "plan-closed", line, key=f"closed/{activity.info().workflow_run_id}")
+        note_closed(self._ledger(scope), request, this_call())
         return PlanClosed(archive=archive, drift=drift)
 
     def _passes(self, loaded: LoadedPlan, request: RunStepRequest) -> bool:
@@ -207,17 +222,24 @@ class PlanActivities:
         runner = self._ports.runners.get(capability)
         if runner is None:
             raise InvalidRequestError(f"this worker has no runner for steps that use {capability.value!r}")
-        return self._attempts.run(request, _activity_run(), runner.run, runner.preview)
+        note_begun(self._ledger(request.scope), request, this_call())
+        result = self._attempts.run(request, _activity_run(), runner.run, runner.preview)
+        note_ended(self._ledger(request.scope), request, result, this_call())
+        return result
 
     def _run_as_written(self, request: RunStepRequest) -> StepResult:
         step = self._ports.plans.load(request.scope).step(request.step, request.template)
         return self._run(step.capability, request)
 
-    def _trail(self, scope: PlanScope, kind: str, text: str, *, key: str) -> None:
-        self._ports.ledgers(Path(scope.workspace)).add_event(
-            TrailEvent(episode_id=scope.episode_id, kind=kind, text=text, key=key)
-        )
+    def _ledger(self, scope: PlanScope) -> Ledger:
+        return self._ports.ledgers(Path(scope.workspace))
 
 
 def _activity_run() -> ActivityRun:
-    return ActivityRun(run=activity.info().workflow_run_id or "", cancelled=activity.is_cancelled)
+    run_id = activity.info().workflow_run_id or ""
+    return ActivityRun(run=run_id, cancelled=activity.is_cancelled, is_unwanted=_is_unwanted)
+
+
+def _is_unwanted() -> bool:
+    details = activity.cancellation_details()
+    return details is not None and details.cancel_requested

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from activities.artifacts.port import ArtifactStores
 from activities.plan.requests import PlanScope
-from tightloop.artifact import ArtifactRef
 from tightloop.errors import ArtifactMissingError, InvalidRequestError
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import Step
 from tightloop.plan.engine.graph import compile_graph
 from tightloop.plan.stored import StoredPlan
+from tightloop.value.artifact import ArtifactRef
 
 PLANS_KEPT = 8
 GRAPH_CHARACTERS = 1_500_000

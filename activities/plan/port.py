@@ -11,13 +11,14 @@ from activities.artifacts.port import ArtifactStore
 from activities.plan.requests import PlanScope, RevisePlanRequest, SettleRequest, StepRun
 from activities.workspace.folders import root_of
 from activities.workspace.port import WorkingTree
-from tightloop.artifact import ArtifactRef
+from activities.workspace.store.entry import TreeMerge
 from tightloop.executor.usage import Usage
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import Step
 from tightloop.plan.request import PlanRequest
 from tightloop.plan.result import Belief, EvidenceNote, StepFailure
 from tightloop.question import Answer, Question
+from tightloop.value.artifact import ArtifactRef
 
 A = TypeVar("A", bound=BaseModel)
 
@@ -122,6 +123,13 @@ class Trees(Protocol):
 
     def undo(self, store: Path, before: str, after: str, current: str) -> Undone:
         """Take the change from `before` to `after` out of `current`, exactly and by path. No file is touched."""
+        ...
+
+    def merge(self, store: Path, base: str, ours: str, theirs: str, *, markers: bool = False) -> TreeMerge:
+        """Merge what `theirs` changed since `base` into `ours`. No file is touched.
+
+        With `markers` conflicts are written into the files, and there is a tree in any case.
+        """
         ...
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tightloop.errors import InvalidRequestError
-from tightloop.plan.language.reference import as_text, pieces
-from tightloop.safety.commands.shell import Place, find_places
+from tightloop.plan.language.command import find_place_faults, operand, place_references
+from tightloop.plan.language.reference import as_text
+from tightloop.safety.commands.places import Place
 
 VARIABLE = "TIGHTLOOP_VALUE_"
 VALUE_BYTES = 100_000
@@ -39,27 +40,33 @@ class Command:
 def shell_command(text: str, lookup: Callable[[str], Any]) -> Command:
     """Return a command whose references are replaced by variables.
 
-    A value is one word; a list of plain values is several, where it stands outside of quotes.
+    A value is one word; a list of plain values is several, where it stands outside of quotes. In arithmetic it is a
+    number, which is written out.
 
     Raises:
         ReferenceMissingError: a reference has no value.
         ExpressionError: one is malformed.
-        InvalidRequestError: a value is too large for a command or holds a zero byte, or a reference stands where the
-            shell expands nothing.
+        InvalidRequestError: a value is too large for a command, holds a zero byte, or is not a number where the shell
+            calculates; or a reference stands where the shell expands nothing.
     """
+    placed = place_references(text)
+    for _, said, hint in find_place_faults(placed):
+        raise InvalidRequestError(f"{said}. {hint}")
     variables, parts, shown = dict[str, str](), list[str](), list[str]()
-    found = list(pieces(text))
-    places = find_places([None if piece.is_reference else piece.text for piece in found])
-    for piece, (place, delimiter) in zip(found, places, strict=True):
+    for piece, (place, _), _ in placed:
         if not piece.is_reference:
             parts.append(piece.text)
             shown.append(piece.text)
             continue
         value = lookup(piece.text)
+        if place is Place.ARITHMETIC:
+            parts.append(operand(piece.text, value))
+            shown.append(parts[-1])
+            continue
         plain = isinstance(value, list | tuple) and all(not isinstance(item, dict | list | tuple) for item in value)
         words = list(value) if plain and place is Place.UNQUOTED else [value]
         names = [_stored(as_text(word), piece.text, variables) for word in words]
-        parts.append(" ".join(_expansion(name, place, delimiter) for name in names))
+        parts.append(" ".join(_expansion(name, place) for name in names))
         shown.append(" ".join(_written(as_text(word), place) for word in words))
     if sum(map(len, variables.values())) > ALL_BYTES:
         raise InvalidRequestError(f"the values in the command have more than {ALL_BYTES} bytes. Pass them by a file")
@@ -87,16 +94,11 @@ def _stored(text: str, reference: str, variables: dict[str, str]) -> str:
     return name
 
 
-def _expansion(name: str, place: Place, delimiter: str) -> str:
+def _expansion(name: str, place: Place) -> str:
     """Return how a variable is written at a place, so that it is expanded there to exactly one word."""
     if place is Place.SINGLE_QUOTED:
         # Ends the quotes, inserts the variable in double quotes, and begins them again.
         return f"'\"${{{name}}}\"'"
-    if delimiter.strip("'\"\\") != delimiter:
-        raise InvalidRequestError(
-            f"a reference stands in a here-document whose delimiter {delimiter} is quoted, where the shell replaces "
-            "nothing. Remove the quotes of the delimiter"
-        )
     return f'"${{{name}}}"' if place is Place.UNQUOTED else f"${{{name}}}"
 
 
@@ -111,3 +113,5 @@ def _written(text: str, place: Place) -> str:
             return " ".join(text.splitlines())
         case Place.DOUBLE_QUOTED | Place.HERE_DOCUMENT:
             return _SPECIAL.sub(r"\\\g<0>", text)
+        case Place.LITERAL | Place.ARITHMETIC:
+            return text

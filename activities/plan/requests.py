@@ -3,13 +3,14 @@
 from pydantic import Field
 
 from activities.workspace.scope import EpisodeScope
-from tightloop.artifact import ArtifactRef
 from tightloop.executor.usage import Usage
+from tightloop.ledger.model import WorkflowSnapshot
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.plan.result import Belief, StepResult, StepStatus
 from tightloop.question import Answer
 from tightloop.safety.drift import Drift
 from tightloop.value import Sparse, Value
+from tightloop.value.artifact import ArtifactRef
 
 
 class PlanScope(EpisodeScope):
@@ -31,6 +32,8 @@ class OpenPlanRequest(Value):
     """Original run id: a new run opens again, a reset run finds what it opened before."""
     is_new: bool = False
     """Refuse an id that this project knows already."""
+    snapshot: WorkflowSnapshot | None = None
+    """How the plan begins, for the ledger."""
 
 
 class OpenedPlan(Value):
@@ -155,6 +158,8 @@ class ClosePlanRequest(Value):
     statuses: dict[str, str] = Field(default_factory=dict)
     """At most 2 000 steps that are not completed, by id."""
     counts: dict[str, int] = Field(default_factory=dict)
+    snapshot: WorkflowSnapshot | None = None
+    """How the plan ended, for the ledger."""
 
 
 class PlanClosed(Value):
@@ -176,6 +181,8 @@ class StepRun(Value):
     """One for a subplan; one for each alternative of a branch, each in a worktree of its own."""
     names: tuple[str, ...] = ()
     """Of the alternatives."""
+    names_executor: bool = True
+    """The step says who works; else the request of the plan may."""
 
 
 class SettleRequest(Value):
@@ -191,6 +198,8 @@ class SettleRequest(Value):
     cost_usd: float = 0.0
     tokens: int = 0
     api_calls: int = 0
+    base_tree: str = ""
+    """Tree of the plan that an episode in a worktree of its own began with."""
 
     @property
     def scope(self) -> PlanScope:

@@ -16,7 +16,6 @@ from activities.safety.gate import Gate, Weighed
 from activities.safety.port import JudgeBriefing
 from activities.workspace.folders import root_of
 from activities.workspace.scope import EpisodeScope
-from tightloop.artifact import ArtifactRef
 from tightloop.episode.check import CheckReport
 from tightloop.episode.messages.plan_rules import review_plan
 from tightloop.episode.model import EpisodeRequest
@@ -32,6 +31,7 @@ from tightloop.executor.messages.message import PlanRequestMessage, render_plan
 from tightloop.executor.usage import total
 from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.value import Value, shorten
+from tightloop.value.artifact import ArtifactRef
 
 TITLE_CHARACTERS = 120
 PLAN_TIMEOUT = timedelta(minutes=10)
@@ -127,25 +127,27 @@ class PlanningActivities:
     def _record(
         self, store: ArtifactStore, answer: PlannerAnswer, prompt_privacy: PromptPrivacy, weighed: Weighed
     ) -> PlanningOutcome:
-        record = PlanRecord(
-            message=answer.message,
-            verdict=answer.verdict,
-            reason=answer.reason,
-            model=answer.model,
-            prompt_sha256=answer.prompt_sha256,
-            repair=answer.repair,
-            prompt_privacy=prompt_privacy,
-            transcript=put_text(store, answer.transcript, name="planner transcript"),
-        )
+        with store.together() as together:
+            record = PlanRecord(
+                message=answer.message,
+                verdict=answer.verdict,
+                reason=answer.reason,
+                model=answer.model,
+                prompt_sha256=answer.prompt_sha256,
+                repair=answer.repair,
+                prompt_privacy=prompt_privacy,
+                transcript=put_text(together, answer.transcript, name="planner transcript"),
+            )
+            plan, alignment = put_model(together, record, name="plan"), weighed.store(together)
         message = answer.message
         return PlanningOutcome(
             verdict=answer.verdict,
-            plan=put_model(store, record, name="plan"),
+            plan=plan,
             title=shorten(message.steps[0].title, TITLE_CHARACTERS) if message and message.steps else "",
             reason=shorten(answer.reason or (message.alignment.rationale if message else ""), 400),
             aligned=message is None or message.alignment.answer == "yes",
             findings=weighed.findings,
-            alignment=weighed.store(store),
+            alignment=alignment,
             final=message is not None and message.final,
             usage=total(spent) if (spent := [u for u in (answer.usage, weighed.usage) if u is not None]) else None,
             attempt=activity.info().attempt,

@@ -5,9 +5,8 @@ from functools import cache
 from activities.model.service import ModelService
 from activities.planner.heuristic import HeuristicPlanner, Ruff
 from activities.planner.port import Planner, Planners
+from tightloop.episode.planning import planner_problem
 from tightloop.errors import PlannerError
-
-KINDS = ("auto", "openai", "heuristic")
 
 
 def planners(service: ModelService, ruff: Ruff) -> Planners:
@@ -21,8 +20,8 @@ def planners(service: ModelService, ruff: Ruff) -> Planners:
         return OpenAIPlanner(service)
 
     def choose(kind: str) -> Planner:
-        if kind not in KINDS:
-            raise PlannerError(f"the planner '{kind}' is unknown. Choose one of: {', '.join(KINDS)}")
+        if problem := planner_problem(kind):
+            raise PlannerError(problem)
         if kind == "openai" and not service.configured:
             raise PlannerError(
                 "planner 'openai' has no key: set OPENAI_API_KEY, or the base URL of an own service, or use 'heuristic'"

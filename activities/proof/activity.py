@@ -15,11 +15,11 @@ from activities.proof.subject import subject_of
 from activities.proof.trees import HeldTrees
 from activities.workspace.folders import root_of
 from activities.workspace.port import WorkingTree, Workspaces
-from tightloop.artifact import ArtifactRef
 from tightloop.episode.check import CheckReport
 from tightloop.episode.proof import Proof, ProofVerdict
 from tightloop.episode.proof.beginning import Beginning, CheckBaseline
 from tightloop.safety.drift import DriftCause
+from tightloop.value.artifact import ArtifactRef
 
 
 class ProofActivities:

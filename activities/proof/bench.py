@@ -30,7 +30,6 @@ REMOVAL, REMOVALS = "removal of a checkout", 4
 """Name and number of the threads that remove folders while the work goes on; who closes one more removes it first."""
 HIDDEN_LIMIT = 500
 """Caches of installed programs that are hidden one by one; above that Python is told to read none."""
-READ_AT_ONCE = 200
 EVENTS_BYTES = 64 * 1024 * 1024
 _LINK = 0o120000
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -212,21 +211,20 @@ def _write_files(folder: Path, trees: Trees, files: Files) -> None:
         os.makedirs(place, exist_ok=True)  # noqa: PTH103 - paths of pathlib take as long as the files
         descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            for at in range(0, len(paths), READ_AT_ONCE):
-                part = paths[at : at + READ_AT_ONCE]
-                contents = trees.read(files[path].blob for path in part)
-                for path in part:
-                    _write_file(descriptor, path.rpartition("/")[2], files[path].mode, contents[files[path].blob])
+            for path in paths:
+                file = files[path]
+                _write_file(descriptor, path.rpartition("/")[2], file.mode, trees.pieces(file.blob))
         finally:
             os.close(descriptor)
 
 
-def _write_file(folder: int, name: str, mode: int, content: bytes) -> None:
+def _write_file(folder: int, name: str, mode: int, pieces: Iterator[bytes]) -> None:
     descriptor = os.open(name, _NEW_FILE, 0o755 if mode & 0o100 else 0o644, dir_fd=folder)
     try:
-        left = memoryview(content)
-        while left:
-            left = left[os.write(descriptor, left) :]
+        for piece in pieces:
+            left = memoryview(piece)
+            while left:
+                left = left[os.write(descriptor, left) :]
     finally:
         os.close(descriptor)
 

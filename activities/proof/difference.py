@@ -15,6 +15,7 @@ from tightloop.episode.proof.files import (
     suspicious_lines,
 )
 from tightloop.episode.proof.model import FILES_LIMIT
+from tightloop.episode.proof.same_code import is_same_code
 from tightloop.safety.scope import files_in
 
 READ_FILES = 400
@@ -35,6 +36,7 @@ class Difference:
         }
         self._guards = Guards(programs=self._programs(commands), goal_files=frozenset(files_in(goal)))
         self._guards = self._guards._replace(named_data=self._named_data())
+        self._rewritten = frozenset(self._same_code())
         self.guarded = tuple(self._guarded())
 
     def with_earlier(self, restored: Iterable[ChangedFile]) -> dict[str, TreeFile]:
@@ -65,7 +67,7 @@ class Difference:
 
     def suspicious(self) -> tuple[str, ...]:
         """Return new lines of sources that can make any check pass."""
-        guarded = {file.path for file in self.guarded}
+        guarded = {file.path for file in self.guarded} | self._rewritten
         paths = [path for path, kind in self._changed.items() if kind is not FileChange.DELETED and path not in guarded]
         old, new = self._texts(self.before, paths), self._texts(self.after, paths)
         return tuple(line for path in new for line in suspicious_lines(shown(path), old.get(path, ""), new[path]))
@@ -93,10 +95,23 @@ class Difference:
         naming = [path for path in self.before if self._guards.kind_of(path) in (FileKind.TEST, FileKind.CONFIGURATION)]
         return data_named_in([*self._commands, *self._texts(self.before, naming).values()], candidates)
 
+    def _same_code(self) -> Iterable[str]:
+        """Return Python tests and programs of the definition of done that only look different."""
+        paths = [
+            path
+            for path, change in self._changed.items()
+            if path.endswith(".py")
+            and change is FileChange.MODIFIED
+            and self.before[path].mode == self.after[path].mode
+            and (path in self._guards.programs or self._guards.kind_of(path, change) is FileKind.TEST)
+        ]
+        old, new = self._contents(self.before, paths), self._contents(self.after, paths)
+        return (path for path in old.keys() & new.keys() if is_same_code(old[path], new[path]))
+
     def _guarded(self) -> Iterable[ChangedFile]:
         for path, change in self._changed.items():
             kind = self._guards.kind_of(path, change)
-            if kind is None:
+            if kind is None or path in self._rewritten:
                 continue
             if kind is FileKind.CONFIGURATION and change is FileChange.MODIFIED and path not in self._guards.programs:
                 old, new = self.before[path], self.after[path]
@@ -106,10 +121,12 @@ class Difference:
             yield ChangedFile(path=path, kind=kind, change=change)
 
     def _texts(self, files: Files, paths: Iterable[str]) -> dict[str, str]:
+        return {path: text.decode("utf-8", "replace") for path, text in self._contents(files, paths).items()}
+
+    def _contents(self, files: Files, paths: Iterable[str]) -> dict[str, bytes]:
         wanted = [path for path in paths if path in files and files[path].mode != 0o120000][:READ_FILES]
-        contents = self._trees.read(files[path].blob for path in wanted)
-        small = {path: contents[files[path].blob] for path in wanted}
-        return {path: text.decode("utf-8", "replace") for path, text in small.items() if len(text) <= READ_BYTES}
+        contents = self._trees.read((files[path].blob for path in wanted), READ_BYTES)
+        return {path: contents[blob] for path in wanted if (blob := files[path].blob) in contents}
 
 
 def shown(path: str) -> str:

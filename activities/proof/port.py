@@ -1,6 +1,6 @@
 """The ports of the proof: trees as files, what lies beside a tree, and a bench where checks run apart from both."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -33,8 +33,12 @@ class Trees(Protocol):
         """
         ...
 
-    def read(self, blobs: Iterable[str]) -> dict[str, bytes]:
-        """Return contents by id."""
+    def read(self, blobs: Iterable[str], most_bytes: int | None = None) -> dict[str, bytes]:
+        """Return contents by id; larger ones than `most_bytes` are left out."""
+        ...
+
+    def pieces(self, blob: str) -> Iterator[bytes]:
+        """Yield the content of a file, a large one in pieces."""
         ...
 
 

@@ -1,11 +1,11 @@
 """What the activities of the proof are asked for, and what they answer."""
 
 from activities.workspace.scope import EpisodeScope
-from tightloop.artifact import ArtifactRef
 from tightloop.episode.check import Verification
 from tightloop.episode.proof import ProofRule, ProofVerdict
 from tightloop.safety.drift import Drift
 from tightloop.value import Value
+from tightloop.value.artifact import ArtifactRef
 
 
 class BeginRequest(Value):

@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 from activities.artifacts.port import ArtifactStore, find_model, get_model
 from activities.workspace.scope import EpisodeScope
-from tightloop.artifact import ArtifactRef
 from tightloop.episode.check import Check
 from tightloop.episode.model import EpisodeRequest
 from tightloop.plan.stored import StoredPlan
+from tightloop.value.artifact import ArtifactRef
 
 
 class Subject(NamedTuple):

@@ -1,7 +1,7 @@
 """Trees of a project, read from the store behind a working tree."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from activities.proof.port import TreeFile
 from activities.workspace.port import WorkingTree
@@ -18,6 +18,11 @@ class HeldTrees:
         found = self._tree.entries(tree).items()
         return {os.fsdecode(path): TreeFile(entry.mode, entry.id) for path, entry in found}
 
-    def read(self, blobs: Iterable[str]) -> dict[str, bytes]:
+    def read(self, blobs: Iterable[str], most_bytes: int | None = None) -> dict[str, bytes]:
         """Return contents by id; see the port."""
-        return {blob: self._tree.content(blob) for blob in dict.fromkeys(blobs)}
+        wanted = (blob for blob in dict.fromkeys(blobs) if most_bytes is None or self._tree.size(blob) <= most_bytes)
+        return {blob: self._tree.content(blob) for blob in wanted}
+
+    def pieces(self, blob: str) -> Iterator[bytes]:
+        """Yield the content of a file; see the port."""
+        return self._tree.pieces(blob)

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from activities.artifacts.port import ArtifactStore, put_model, put_text
 from activities.safety.port import AlignmentRecord, JudgeAnswer, JudgeBriefing, Judges
-from tightloop.artifact import ArtifactRef
 from tightloop.executor.usage import Usage
 from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.safety.rubric import RULES, Finding, Rubric, unanswered
 from tightloop.safety.verdict import Verdict
 from tightloop.value import shorten
+from tightloop.value.artifact import ArtifactRef
 
 RATIONALE_CHARACTERS = 160
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from tightloop.artifact import ArtifactRef
 from tightloop.executor.usage import Usage
 from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.safety.rubric import Finding
 from tightloop.safety.verdict import Verdict
 from tightloop.value import Value
+from tightloop.value.artifact import ArtifactRef
 
 
 class JudgeBriefing(Value):

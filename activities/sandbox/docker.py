@@ -19,6 +19,7 @@ from activities.sandbox.door.server import INSIDE, PROXY_VARIABLES, Door, open_d
 from activities.sandbox.owner import lives, this_host, this_process
 from activities.sandbox.port import MEBIBYTE, Enforcement, Limit, SandboxResult, SandboxSpec
 from activities.sandbox.visible import git_folders, project_python, state_within
+from tightloop.host import state_home
 
 NAME = "docker"
 PROGRAM = "docker"
@@ -142,7 +143,8 @@ def _run_line(spec: SandboxSpec, name: str, image: str, inside: Mapping[str, str
         yield from _bind(place, place, writable=False)
     for source, place in spec.mounts:
         yield from _bind(source, place, writable=False)
-    for state in {state for place in (spec.root, *spec.writable, *spec.readable) for state in state_within(place)}:
+    home, shown = os.path.realpath(state_home()), (spec.root, *spec.writable, *spec.readable)
+    for state in {state for place in shown for state in state_within(home, place)}:
         yield from ("--mount", _comma("type=tmpfs", f"target={state}", "tmpfs-size=1048576"))
     if door is not None:
         yield from ("--mount", _comma("type=bind", f"source={door.folder}", f"target={INSIDE}", "readonly"))

@@ -58,7 +58,8 @@ class Access:
     def states(self) -> Mapping[Path, tuple[Path, ...]]:
         """Where the state home appears in each folder that is shown."""
         shown = dict.fromkeys((*self.programs, *self.writable, *self.readable))
-        return {folder: tuple(state_within(folder)) for folder in shown}
+        home = os.path.realpath(state_home())
+        return {folder: tuple(state_within(home, folder)) for folder in shown}
 
 
 def command_access(spec: SandboxSpec, path: str, *folders: Path) -> Access:
@@ -138,12 +139,13 @@ def project_python(root: Path) -> tuple[Path, ...]:
 def path_folders(path: str, root: Path) -> tuple[Path, ...]:
     """Return the folders of a PATH outside the system and the tree, each with its libraries beside it."""
     found: list[Path] = []
+    tree, wide = root.resolve(), _wide_folders(Path.home())
     for entry in path.split(os.pathsep):
         folder = Path(entry)
         if not folder.is_absolute() or not folder.is_dir() or folder.is_relative_to(root):
             continue
         resolved = folder.resolve()
-        if in_system(resolved) or _too_wide(folder) or _too_wide(resolved) or resolved.is_relative_to(root.resolve()):
+        if in_system(resolved) or folder in wide or resolved in wide or resolved.is_relative_to(tree):
             continue
         found.append(folder)
         # Of a link the libraries lie where it leads to.
@@ -199,9 +201,9 @@ def _wide_folders(home: Path) -> frozenset[Path]:
     return frozenset(wide | {place.resolve() for place in wide})
 
 
-def state_within(shown: Path) -> Iterator[Path]:
-    """Yield where the state home appears in a folder that is shown, to be hidden there: nothing of ours is shown."""
-    home, real = os.path.realpath(state_home()), os.path.realpath(shown)
+def state_within(home: str, shown: Path) -> Iterator[Path]:
+    """Yield where the state home, a real path, appears in a folder that is shown: nothing of ours is shown."""
+    real = os.path.realpath(shown)
     if os.path.commonpath((home, real)) == real and os.path.isdir(home):  # noqa: PTH112 - no error where it cannot be seen
         yield shown / os.path.relpath(home, real)
 

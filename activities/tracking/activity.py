@@ -15,27 +15,28 @@ from activities.tracking.reading import read_diff
 from activities.workspace.folders import root_of, store_folder_of
 from activities.workspace.port import Workspaces
 from activities.workspace.scope import EpisodeScope
-from activities.workspace.trail import Differ, Ledgers, TrailEvent, TreeDiff
-from tightloop.artifact import ArtifactRef
+from activities.workspace.trail import Call, Differ, Ledger, Ledgers, TreeDiff, this_call
 from tightloop.episode.check import CheckReport, Verification
-from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.checkpoint import CheckpointRecord, Tracked
 from tightloop.episode.failure import goes_round
 from tightloop.episode.messages.plan_change import make_delta
 from tightloop.episode.messages.report import plan_request_of
-from tightloop.episode.model import CheckpointFile, EpisodeRequest, EpisodeState, Tracked
+from tightloop.episode.model import CheckpointFile, EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanRecord, PlanVerdict
 from tightloop.episode.progress.classification import RULES, classify
 from tightloop.episode.progress.course import ChangedFile, Iteration, observe
-from tightloop.episode.progress.tracking import Tracking, similarity
-from tightloop.episode.progress.work import Work, weigh_work
+from tightloop.episode.progress.tracking import TrackerMemory, Tracking, similarity
+from tightloop.episode.progress.work import Work, hear, only_tests, weigh_work
 from tightloop.executor.messages.message import PlanRequestMessage, Reflection, render_plan
 from tightloop.executor.model import ExecutorReport
+from tightloop.ledger.model import TrailEvent
 from tightloop.safety.change.patch import Change
 from tightloop.safety.change.reading import Watch
 from tightloop.safety.change.rules import review_change, still_stands
 from tightloop.safety.rubric import bounded
 from tightloop.safety.scope import announced
 from tightloop.value import Value, counted, shorten
+from tightloop.value.artifact import ArtifactRef
 
 MATERIAL_CHARACTERS = 100_000
 """Of the diff that a judge may see; the prompt bounds it further."""
@@ -101,27 +102,17 @@ class TrackingActivities:
                 lines_before=before,
                 episode=episode,
             )
-            file = self._file(store, request, diff, episode)
+            # Stored when the ledger begins to refer to it.
+            with store.together() as together:
+                file = self._file(together, request, diff, episode)
+                stored = put_model(together, file, name="checkpoint")
             record = self.ledgers(workspace).record_checkpoint(
                 request.scope.episode_id,
-                _key(request),
-                _draft(request, tracking, lines=before + diff.lines_added - diff.lines_removed).evolve(
-                    state=put_model(store, file, name="checkpoint")
-                ),
+                checkpoint_key(request, this_call().run),
+                _draft(request, tracking, lines=before + diff.lines_added - diff.lines_removed).evolve(state=stored),
             )
             tree.keep(str(record.number), record.tree)
-        status = request.report.status.value if request.report else "nothing delivered"
-        verdict = record.probability_class.value if record.probability_class else ""
-        note = f"; {shorten(diff.note, NOTE_CHARACTERS)}" if diff.note else ""
-        self.ledgers(workspace).add_event(
-            TrailEvent(
-                episode_id=request.scope.episode_id,
-                kind="iteration",
-                key=f"iteration/{_key(request)}",
-                text=f"{record.id}: iteration {record.iteration}, {status}, checks {record.checks}, {verdict}, "
-                f"{counted(diff.files_changed, 'file')}{note}",
-            )
-        )
+        note_iteration(self.ledgers(workspace), request, tracking, record, this_call())
         weighed = self._weigh(store, request, diff, episode, before)
         return Tracked(
             tracking=tracking,
@@ -193,8 +184,36 @@ class TrackingActivities:
         )
 
 
-def _key(request: TrackRequest) -> str:
-    return f"{activity.info().workflow_run_id}/{request.state.iteration}"
+def checkpoint_key(request: TrackRequest, run: str) -> str:
+    """Return the key of the checkpoint of an iteration."""
+    return f"{run}/{request.state.iteration}"
+
+
+def note_iteration(
+    ledger: Ledger, request: TrackRequest, tracking: Tracking, record: CheckpointRecord, call: Call
+) -> None:
+    """Enter what an iteration brought."""
+    status = request.report.status.value if request.report else "nothing delivered"
+    verdict = record.probability_class.value if record.probability_class else ""
+    note = f"; {tracking.note}" if tracking.note else ""
+    episode, state = request.scope.episode_id, request.state
+    ledger.add_event(
+        TrailEvent(
+            episode_id=episode,
+            kind="iteration",
+            key=f"iteration/{checkpoint_key(request, call.run)}",
+            text=f"{record.id}: iteration {record.iteration}, {status}, checks {record.checks}, {verdict}, "
+            f"{counted(tracking.files_changed, 'file')}{note}",
+            at=call.scheduled,
+        )
+    )
+    ledger.progress(
+        episode,
+        iteration=state.iteration,
+        checks=record.checks,
+        cost_usd=state.spent.cost_usd,
+        at=call.scheduled,
+    )
 
 
 def _iteration(
@@ -206,11 +225,13 @@ def _iteration(
     plan = find_model(store, state.plan, PlanRecord) if planned else None
     given = find_model(store, state.reflection, Reflection)
     checks = find_model(store, state.checks, CheckReport) if request.verification else None
-    said = [check.run for check in episode.definition_of_done]
-    said += [result.tail for result in checks.failed] if checks else []
+    printed = [result.tail for result in checks.failed] if checks else []
+    said = [check.run for check in episode.definition_of_done] + printed
     files, _ = read_diff(diff, state.tree)
     same_error = request.verification is not None and request.verification.unchanged
-    work, touched = weigh_work(files, state.memory.touched if state.memory else "", said, same_error=same_error)
+    memory = state.memory or TrackerMemory()
+    work, touched = weigh_work(files, memory.touched, said, same_error=same_error)
+    news, other, heard = hear(files, "\n".join(printed), memory.heard)
     return Iteration(
         spent=state.spent,
         roots=(str(root), request.scope.workspace),
@@ -220,7 +241,11 @@ def _iteration(
         files_changed=diff.files_changed,
         # A change that could not be read whole gets the benefit of the doubt.
         work=work if files or not diff.files_changed else Work.NEW,
+        only_tests=only_tests(files),
         touched=touched,
+        news=news,
+        other=other,
+        heard=heard,
         tree_seen_before=state.tree in state.trees[:-1],
         plan=plan.message if plan else None,
         items=given.action_items if given else (),
@@ -259,6 +284,10 @@ def _tracking(
         files_renamed=len(renames),
         memory=memory,
         went_on=facts.went_on,
+        doubtful=facts.doubtful,
+        news=facts.news,
+        unproven=facts.unproven,
+        unmoved=memory.unmoved,
         idle=facts.work is Work.NOTHING or facts.tree_seen_before,
     )
 

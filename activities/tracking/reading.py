@@ -1,7 +1,8 @@
 """Reads the patch of a change for the alignment rules, and says what the patch lacks."""
 
 from activities.workspace.trail import TreeDiff
-from tightloop.safety.change.patch import GENERATED, FilePatch, Unread, read_patch
+from tightloop.safety.change.patch import FilePatch, Unread, read_patch
+from tightloop.safety.change.tables import GENERATED
 
 NO_PATCH = "no patch"
 

@@ -1,35 +1,19 @@
-"""Frees what closed episodes left in the state folder of one project: references, trees, artifacts, deliveries.
+"""Frees what closed episodes and plans left on this host, one project at a time.
 
 Nothing newer than the first start of a workflow that is kept is touched, nor what such a workflow names, directly or
 through an artifact. Rows go last, so that a collection that was ended in the middle is finished by the next one.
 """
 
-import contextlib
-import json
-import os
-import re
-import shutil
-import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from activities.artifacts.sqlite import use_wal
-from activities.tracking.sqlite_ledger import SqliteLedger
-from activities.workspace.ownership import locked
-from activities.workspace.plain_git import store_git
-from activities.workspace.trail import FREED, TrailEvent
+from activities.tracking.leftovers import Leftovers
 from tightloop.errors import WorkspaceLockedError
-from tightloop.plan.stored import file_name
 
-LOCK_WAIT = timedelta(seconds=2)
-GIT_TIMEOUT = timedelta(minutes=30)
-BUSY_S = 15.0
-READ_BYTES = 8_000_000
-"""Larger artifacts are outputs and patches: they name no others."""
-_DIGEST = re.compile(rb"[0-9a-f]{64}")
+GRACE = timedelta(hours=1)
+"""What is younger stays in any case: of a workflow that began while Temporal was asked, nobody knows yet."""
 
 
 @dataclass(frozen=True)
@@ -42,21 +26,37 @@ class Known:
     """None: it is open."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Freed:
     """What was freed, or would be."""
 
     project: str
-    episodes: list[str] = field(default_factory=list)
+    episodes: tuple[str, ...] = ()
+    """Plans, too."""
     artifacts: int = 0
     references: int = 0
     rows: int = 0
+    files: tuple[Path, ...] = ()
+    """Homes and records of agents, records of plans, worktrees of alternatives, cached documents."""
     size_bytes: int = 0
+    """Of all but the rows."""
     busy: str = ""
-    """Why trees were left as they are."""
+    """Why trees, rows and plans were left as they are."""
 
 
-def collect(folder: Path, known: Mapping[str, Known], *, older_than: timedelta, dry_run: bool) -> Freed:
+@dataclass(frozen=True)
+class _Found:
+    """What nobody needs."""
+
+    gone: frozenset[str]
+    horizon: datetime
+    artifacts: Mapping[str, int]
+    files: Mapping[Path, int]
+
+
+def collect(
+    folder: Path, known: Mapping[str, Known], *, older_than: timedelta, dry_run: bool, asked: datetime | None = None
+) -> Freed:
     """Free what no open or kept workflow of a project needs, beside running workers.
 
     Args:
@@ -64,27 +64,47 @@ def collect(folder: Path, known: Mapping[str, Known], *, older_than: timedelta, 
         known: everything that Temporal knows, by id, also of other projects.
         older_than: what closed later than this ago is kept.
         dry_run: only say what would be freed.
+        asked: when Temporal was asked; default: now.
     """
-    project = _Project(folder)
-    before = _size(folder)
-    active, claimed = project.last_activity(), project.claimed()
-    here = {key: each for key, each in known.items() if key in active or key in claimed or project.has_plan(key)}
-    gone, horizon = choose(active, here, claimed, datetime.now(UTC) - older_than)
-    freed = Freed(folder.name, sorted(gone))
-    refs = [ref for ref in project.references() if ref.split("/")[2] in gone]
-    unneeded = project.unneeded_artifacts(gone, horizon)
-    freed.references, freed.artifacts = len(refs), len(unneeded)
+    left = Leftovers(folder)
+    cutoff = (asked or datetime.now(UTC)) - max(older_than, GRACE)
+    gone, horizon = _unneeded(left, known, cutoff)
+    artifacts, files = left.artifacts(gone, horizon), left.files(gone, horizon)
+    size = sum(artifacts.values()) + sum(files.values())
+    freed = Freed(folder.name, artifacts=len(artifacts), files=tuple(sorted(files)), size_bytes=size)
     if dry_run:
-        freed.size_bytes = sum(size for _, size in unneeded)
-        freed.rows = project.count_rows(gone)
-        return freed
-    freed.busy = project.free_trees(refs, horizon)
-    for path, _ in unneeded:
-        path.unlink(missing_ok=True)
-    if not freed.busy:
-        freed.rows = project.free_rows(gone)
-    freed.size_bytes = max(before - _size(folder), 0)
+        return _with_workflows(freed, left, gone)
+    left.free_artifacts(artifacts, horizon)
+    left.free_files(files)
+    try:
+        with left.held() as locks:
+            # Nobody begins or ends anything from here on; meanwhile somebody may have.
+            gone &= _unneeded(left, known, cutoff)[0]
+            freed = _with_workflows(freed, left, gone)
+            left.free_trees(left.references(gone), horizon, locks)
+            left.free_folders(left.folders(gone))
+            left.free_rows(gone)
+    except WorkspaceLockedError:
+        return replace(freed, busy="a working tree is in use; its trees are freed by a later run")
     return freed
+
+
+def _unneeded(left: Leftovers, known: Mapping[str, Known], cutoff: datetime) -> tuple[frozenset[str], datetime]:
+    active, claimed = left.last_activity(known), left.claimed()
+    here = {key: each for key, each in known.items() if key in active or key in claimed}
+    return choose(active, here, claimed, cutoff)
+
+
+def _with_workflows(freed: Freed, left: Leftovers, gone: frozenset[str]) -> Freed:
+    references, folders = left.references(gone), left.folders(gone)
+    return replace(
+        freed,
+        episodes=tuple(sorted(gone)),
+        references=len(references),
+        rows=left.rows(gone),
+        files=tuple(sorted((*freed.files, *folders))),
+        size_bytes=freed.size_bytes + left.tree_bytes(references) + sum(folders.values()),
+    )
 
 
 def choose(
@@ -114,189 +134,3 @@ def choose(
         if earliest == horizon:
             return frozenset(active.keys() - set(kept)), horizon
         horizon = earliest
-
-
-class _Project:
-    """The state folder of one project."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._store = folder / "trees"
-
-    def last_activity(self) -> dict[str, datetime]:
-        """Return the last sign of each episode that still keeps something."""
-        last: dict[str, datetime] = {}
-        freed: set[str] = set()
-        for (text,) in self._rows("ledger.db", "SELECT event FROM trail ORDER BY id"):
-            event = TrailEvent.model_validate_json(text)
-            if event.at is not None:
-                last[event.episode_id] = event.at
-            (freed.add if event.kind == FREED else freed.discard)(event.episode_id)
-        for key, at in self._rows("outbox.db", "SELECT episode_id, max(queued_at) FROM delivery GROUP BY episode_id"):
-            moment = datetime.fromtimestamp(float(at), UTC)
-            last[key] = max(last.get(key, moment), moment)
-        return {key: at for key, at in last.items() if key not in freed}
-
-    def claimed(self) -> frozenset[str]:
-        """Return the episodes that hold a working tree."""
-        found: set[str] = set()
-        for path in (self._folder / "claims").glob("*"):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                found.add(str(json.loads(path.read_bytes())["episode"]))
-        return frozenset(found)
-
-    def has_plan(self, key: str) -> bool:
-        """Return whether a workflow is a plan that has records here."""
-        return (self._folder / "plans" / file_name(key)).exists()
-
-    def references(self) -> list[str]:
-        """Return the names of all references of the store."""
-        if not (self._store / "HEAD").exists():
-            return []
-        done = self._git("for-each-ref", "--format=%(refname)", "refs/tightloop/")
-        return done.decode("utf-8", "surrogateescape").splitlines()
-
-    def unneeded_artifacts(self, gone: frozenset[str], horizon: datetime) -> list[tuple[Path, int]]:
-        """Return the artifacts that are older than the horizon and that nothing kept names, with their sizes."""
-        files = {
-            f"{path.parent.name}{path.name}": path
-            for path in (self._folder / "artifacts").glob("??/*")
-            if not path.name.startswith(".")
-        }
-        marked: set[str] = set()
-        todo = [digest for digest in self._named_by_kept(gone) if digest in files]
-        while todo:
-            digest = todo.pop()
-            if digest in marked:
-                continue
-            marked.add(digest)
-            path = files[digest]
-            with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_size <= READ_BYTES:
-                    todo += [each for each in _digests(path.read_bytes()) if each in files and each not in marked]
-        found = []
-        for digest in files.keys() - marked:
-            with contextlib.suppress(FileNotFoundError):
-                stat = files[digest].stat()
-                # What was stored again is as new as that.
-                if stat.st_mtime < horizon.timestamp():
-                    found.append((files[digest], stat.st_size))
-        return found
-
-    def _named_by_kept(self, gone: frozenset[str]) -> Iterator[str]:
-        for key, text in self._rows("ledger.db", "SELECT episode_id, record FROM checkpoint"):
-            if key not in gone:
-                yield from _digests(text.encode())
-        query = "SELECT episode_id, order_ref || coalesce(report, '') FROM delivery"
-        for key, text in self._rows("outbox.db", query):
-            if key not in gone:
-                yield from _digests(text.encode())
-        for path in (self._folder / "plans").rglob("*"):
-            with contextlib.suppress(OSError):
-                if path.is_file():
-                    yield from _digests(path.read_bytes())
-
-    def free_trees(self, refs: list[str], horizon: datetime) -> str:
-        """Remove references, then the objects that only they led to; pack the rest. Return why it could not be done.
-
-        Nobody adds objects meanwhile: all working trees of the project are held, and none can be claimed.
-        """
-        if not (self._store / "HEAD").exists():
-            return ""
-        try:
-            with ExitStack() as stack:
-                for path in [self._folder / "claims" / "lock", *sorted((self._folder / "locks").glob("*.lock"))]:
-                    stack.enter_context(locked(path, wait=LOCK_WAIT, what="a working tree of the project"))
-                if refs:
-                    commands = "".join(f"delete {ref}\n" for ref in refs)
-                    self._git("update-ref", "--stdin", text=commands.encode("utf-8", "surrogateescape"))
-                # They say which objects are there: the next snapshot reads every file again.
-                shutil.rmtree(self._store / "states", ignore_errors=True)
-                (self._store / "states").mkdir(mode=0o700, exist_ok=True)
-                oldest = f"{int(horizon.timestamp())} +0000"
-                self._git("pack-refs", "--all", "--prune")
-                self._git("repack", "-A", "-d", "-q", f"--unpack-unreachable={oldest}")
-                self._git("prune", f"--expire={oldest}")
-        except WorkspaceLockedError:
-            return "a working tree is in use; its trees are freed by a later run"
-        return ""
-
-    def count_rows(self, gone: Iterable[str]) -> int:
-        """Return how many rows the episodes have."""
-        return sum(1 for _ in self._of("ledger.db", "checkpoint", gone)) + sum(
-            1 for _ in self._of("outbox.db", "delivery", gone)
-        )
-
-    def _of(self, name: str, table: str, gone: Iterable[str]) -> Iterator[object]:
-        wanted = set(gone)
-        return (key for (key,) in self._rows(name, f"SELECT episode_id FROM {table}") if key in wanted)  # noqa: S608
-
-    def free_rows(self, gone: frozenset[str]) -> int:
-        """Remove the rows of episodes; one line of the trail says that they were freed."""
-        count = self.count_rows(gone)
-        if not gone:
-            return 0
-        ledger = SqliteLedger(self._folder / "ledger.db")
-        for key in sorted(gone):
-            text = "what it kept on this host was freed: tightloop gc"
-            ledger.add_event(TrailEvent(episode_id=key, kind=FREED, text=text, key=f"{FREED}/{datetime.now(UTC):%s}"))
-            with self._writing("ledger.db") as connection:
-                connection.execute("DELETE FROM checkpoint WHERE episode_id = ?", (key,))
-                connection.execute(
-                    "DELETE FROM trail WHERE episode_id = ? AND json_extract(event, '$.kind') <> ?", (key, FREED)
-                )
-            with self._writing("outbox.db") as connection:
-                within = "key IN (SELECT key FROM delivery WHERE episode_id = ?)"
-                connection.execute(f"DELETE FROM claim WHERE {within}", (key,))  # noqa: S608
-                connection.execute("DELETE FROM delivery WHERE episode_id = ?", (key,))
-        for name in ("ledger.db", "outbox.db"):
-            with self._writing(name, transaction=False) as connection:
-                connection.execute("VACUUM")
-                # Workers keep the file open, and its log as long as it ever was.
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        return count
-
-    def _git(self, *arguments: str, text: bytes = b"") -> bytes:
-        return store_git(self._store, timeout=GIT_TIMEOUT).run(*arguments, stdin=text)
-
-    def _rows(self, name: str, query: str) -> list[tuple[str, ...]]:
-        if not (self._folder / name).exists():
-            return []
-        with self._writing(name, transaction=False) as connection:
-            try:
-                return connection.execute(query).fetchall()
-            except sqlite3.OperationalError as error:
-                # Made, but nothing was ever written to it.
-                if "no such table" in str(error):
-                    return []
-                raise
-
-    @contextlib.contextmanager
-    def _writing(self, name: str, *, transaction: bool = True) -> Iterator[sqlite3.Connection]:
-        if not (self._folder / name).exists():
-            yield sqlite3.connect(":memory:")
-            return
-        connection = sqlite3.connect(self._folder / name, timeout=BUSY_S, isolation_level=None)
-        try:
-            use_wal(connection, patience=timedelta(seconds=BUSY_S))
-            if transaction:
-                connection.execute("BEGIN IMMEDIATE")
-            yield connection
-            if transaction:
-                connection.execute("COMMIT")
-        finally:
-            connection.close()
-
-
-def _digests(content: bytes) -> Iterator[str]:
-    return (found.decode() for found in _DIGEST.findall(content))
-
-
-def _size(folder: Path) -> int:
-    """Return the bytes that a folder takes on the disk."""
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += (Path(parent) / name).lstat().st_blocks * 512
-    return total

@@ -10,21 +10,16 @@ from activities.artifacts.port import ArtifactStores, get_model, put_model
 from activities.workspace.folders import store_folder_of
 from activities.workspace.port import OpenEpisodes, WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
-from activities.workspace.trail import FREED, Differ, Ledgers, TrailEvent
-from tightloop.artifact import ArtifactRef
+from activities.workspace.trail import Call, Differ, Ledger, Ledgers, this_call
 from tightloop.episode.check import Check
-from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord
-from tightloop.episode.model import (
-    CheckpointFile,
-    EpisodeOutcome,
-    EpisodeRequest,
-    EpisodeState,
-    RestoreTarget,
-)
+from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord, RestoreTarget
+from tightloop.episode.model import CheckpointFile, EpisodeOutcome, EpisodeRequest, EpisodeState
 from tightloop.errors import ArtifactMissingError, IdTakenError, WorkspaceError
 from tightloop.executor.model import ExecutorChoice
+from tightloop.ledger.model import FREED, TrailEvent, WorkflowSnapshot
 from tightloop.safety.drift import Drift, DriftAnswer, DriftCause, DriftError
 from tightloop.value import Value, counted
+from tightloop.value.artifact import ArtifactRef
 
 
 class OpenRequest(Value):
@@ -36,6 +31,8 @@ class OpenRequest(Value):
     """Original run id: a new run opens the workspace again, a reset run finds what it opened before."""
     is_new: bool = False
     """Refuse an id that this project knows already."""
+    snapshot: WorkflowSnapshot | None = None
+    """How the episode begins, for the ledger."""
 
 
 class Opened(Value):
@@ -90,6 +87,8 @@ class RestoredCheckpoint(Value):
     state: EpisodeState
     saved_tree: str | None = None
     """The tree that was on disk before; it was saved."""
+    bring_back: str = ""
+    """The command that brings that back."""
     newest: EpisodeState | None = None
     """State of the newest checkpoint, for a run that starts from the store and carries nothing."""
     known: tuple[CheckpointRecord, ...] = ()
@@ -111,6 +110,8 @@ class Reconciled(Value):
 
     discarded: tuple[CheckpointRecord, ...] = ()
     saved_tree: str | None = None
+    bring_back: str = ""
+    """The command that brings back what was saved."""
     attempt: int = 1
 
 
@@ -132,6 +133,8 @@ class CloseRequest(Value):
     reason: str = ""
     expected_tree: str = ""
     """The tree to leave behind; empty: as it is."""
+    snapshot: WorkflowSnapshot | None = None
+    """How the episode ended, for the ledger."""
 
 
 class Closed(Value):
@@ -171,7 +174,7 @@ class WorkspaceActivities:
             IdTakenError: an episode of this project has had the id.
             InvalidRequestError: the request names an executor or a planner that is not there.
         """
-        scope, key = request.scope, f"opened/{request.opening}"
+        scope, key = request.scope, opened_key(request.opening)
         workspace = Path(scope.workspace)
         store, ledger = self.stores(workspace), self.ledgers(workspace)
         # Before anything is claimed or made: worktree, claim and references go by the id.
@@ -198,7 +201,7 @@ class WorkspaceActivities:
                 ),
             )
             tree.keep(str(record.number), record.tree)
-        self._trail(scope, "opened", key=key)
+        note_opened(ledger, request, this_call())
         return Opened(
             request=stored,
             tree=record.tree,
@@ -230,13 +233,9 @@ class WorkspaceActivities:
                 return Adopted(tree=found, drift=undone, attempt=attempt)
             tree.keep(f"adopted-{found[:12]}", found)
             diff = self.differ.compare(store_folder_of(request.scope), request.expected_tree, found)
-        self._trail(
-            request.scope,
-            "adopted",
-            f"edits of a person were kept: {counted(diff.files_changed, 'file')}",
-            key=f"adopted/{found}",
-        )
-        return Adopted(tree=found, files_changed=diff.files_changed, drift=undone, attempt=attempt)
+        adopted = Adopted(tree=found, files_changed=diff.files_changed, drift=undone, attempt=attempt)
+        note_adopted(self.ledgers(Path(request.scope.workspace)), request, adopted, this_call())
+        return adopted
 
     @activity.defn(no_thread_cancel_exception=True)
     def restore_checkpoint(self, request: RestoreRequest) -> RestoredCheckpoint:
@@ -265,19 +264,18 @@ class WorkspaceActivities:
         if owner != request.scope.episode_id:
             record = self.ledgers(workspace).record_checkpoint(
                 request.scope.episode_id,
-                f"forked/{info.workflow_run_id}",
+                forked_key(info.workflow_run_id or ""),
                 record.evolve(id="", parent=None, branch=1, event_id=None, discarded=False),
             )
         with self.workspaces.hold(request.scope) as tree:
             saved = tree.ensure(record.tree)
             tree.keep(str(record.number), record.tree)
-        self._trail(
-            request.scope, "restored", f"{record.id}: {request.target.reason}", key=f"restored/{info.workflow_run_id}"
-        )
+        note_restored(self.ledgers(workspace), request, record, this_call())
         return RestoredCheckpoint(
             record=record,
             state=file.state,
             saved_tree=saved.tree if saved else None,
+            bring_back=saved.bring_back if saved else "",
             newest=newest,
             known=known,
             attempt=info.attempt,
@@ -314,10 +312,12 @@ class WorkspaceActivities:
             for record in ledger.checkpoints(request.scope.episode_id)
             if record.number > request.newest_known
         )
-        run_id = activity.info().workflow_run_id
-        self._trail(request.scope, "reset", f"{counted(len(discarded), 'checkpoint')} discarded", key=f"reset/{run_id}")
+        note_reset(ledger, request, len(discarded), this_call())
         return Reconciled(
-            discarded=discarded, saved_tree=saved.tree if saved else None, attempt=activity.info().attempt
+            discarded=discarded,
+            saved_tree=saved.tree if saved else None,
+            bring_back=saved.bring_back if saved else "",
+            attempt=activity.info().attempt,
         )
 
     @activity.defn(no_thread_cancel_exception=True)
@@ -344,18 +344,57 @@ class WorkspaceActivities:
             with self.workspaces.hold(request.scope) as tree:
                 drift = leave(tree, request.expected_tree)
         self.workspaces.release(request.scope)
-        self._trail(
-            request.scope,
-            "closed",
-            f"{request.outcome.value}: {request.reason}",
-            key=f"closed/{activity.info().workflow_run_id}",
-        )
+        note_closed(self.ledgers(Path(request.scope.workspace)), request, this_call())
         return Closed(drift=drift)
 
-    def _trail(self, scope: EpisodeScope, kind: str, text: str = "", *, key: str) -> None:
-        self.ledgers(Path(scope.workspace)).add_event(
-            TrailEvent(episode_id=scope.episode_id, kind=kind, text=text, key=key)
-        )
+
+def opened_key(opening: str) -> str:
+    """Return the key of the checkpoint that opening an episode makes."""
+    return f"opened/{opening}"
+
+
+def forked_key(run: str) -> str:
+    """Return the key of the checkpoint that an episode begins with which goes on from another's."""
+    return f"forked/{run}"
+
+
+def note_opened(ledger: Ledger, request: OpenRequest, call: Call) -> None:
+    """Enter that an episode was opened."""
+    _note(ledger, request.scope, call, "opened", key=opened_key(request.opening))
+    if request.snapshot is not None:
+        ledger.record(request.snapshot)
+
+
+def note_adopted(ledger: Ledger, request: AdoptRequest, adopted: Adopted, call: Call) -> None:
+    """Enter that edits of a person were kept, if any were."""
+    if request.scope.put_back or adopted.tree == request.expected_tree:
+        return
+    text = f"edits of a person were kept: {counted(adopted.files_changed, 'file')}"
+    _note(ledger, request.scope, call, "adopted", text, key=f"adopted/{adopted.tree}")
+
+
+def note_restored(ledger: Ledger, request: RestoreRequest, record: CheckpointRecord, call: Call) -> None:
+    """Enter that an episode went back to a checkpoint."""
+    _note(ledger, request.scope, call, "restored", f"{record.id}: {request.target.reason}", key=f"restored/{call.run}")
+
+
+def note_reset(ledger: Ledger, request: ReconcileRequest, discarded: int, call: Call) -> None:
+    """Enter that a run was reset."""
+    _note(
+        ledger, request.scope, call, "reset", f"{counted(discarded, 'checkpoint')} discarded", key=f"reset/{call.run}"
+    )
+
+
+def note_closed(ledger: Ledger, request: CloseRequest, call: Call) -> None:
+    """Enter how an episode ended."""
+    text = f"{request.outcome.value}: {request.reason}"
+    _note(ledger, request.scope, call, "closed", text, key=f"closed/{call.run}")
+    if request.snapshot is not None:
+        ledger.record(request.snapshot)
+
+
+def _note(ledger: Ledger, scope: EpisodeScope, call: Call, kind: str, text: str = "", *, key: str) -> None:
+    ledger.add_event(TrailEvent(episode_id=scope.episode_id, kind=kind, text=text, key=key, at=call.scheduled))
 
 
 def _taken(scope: EpisodeScope, known: tuple[CheckpointRecord, ...]) -> IdTakenError:

@@ -83,22 +83,24 @@ class GitWorkspaces:
         Raises:
             NotARepositoryError: the workspace is not a git working tree any more.
         """
-        with self._lock(scope):
-            processes = OwnedProcesses(state_folder_of(scope) / "locks" / f"{tree_key(root_of(scope))}.processes.json")
+        root, state, trees = root_of(scope), state_folder_of(scope), store_folder_of(scope)
+        locks, key = state / "locks", tree_key(root)
+        with tree_lock(state, root, wait=self.lock_wait):
+            processes = OwnedProcesses(locks / f"{key}.processes.json")
             # Only now: the lock is ours, so what still runs belongs to a holder that is dead.
             processes.end_all()
-            store = TreeStore(store_folder_of(scope))
+            store = TreeStore(trees)
             store.make()
-            repository = UserRepository(root_of(scope))
-            mark = state_folder_of(scope) / "locks" / f"{tree_key(root_of(scope))}.held"
+            repository = UserRepository(root)
+            mark = locks / f"{key}.held"
             is_ours = scope.put_back or mark.exists()
             mark.touch(mode=0o600)
             try:
                 yield GitWorkingTree(
-                    root_of(scope),
+                    root,
                     scope.episode_id,
                     store=store,
-                    cache=StatCache(store_folder_of(scope) / "states" / tree_key(root_of(scope)), self.states),
+                    cache=StatCache(trees / "states" / key, self.states),
                     coverage=lambda: repository.coverage(self.indexes),
                     processes=processes,
                     asks=self.asks,

@@ -1,6 +1,6 @@
 """The ports of the working tree."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -30,8 +30,8 @@ class WorkingTree(Protocol):
     def restore(self, tree: str) -> None:
         """Make the files on disk equal `tree`. What was there should be in a snapshot before."""
 
-    def ensure(self, expected: str, cause: DriftCause = DriftCause.OUTSIDE) -> Drift | None:
-        """Make sure that `expected` is on disk.
+    def ensure(self, expected: str, cause: DriftCause = DriftCause.OUTSIDE, *, step: str = "") -> Drift | None:
+        """Make sure that `expected` is on disk; with `step` a step is undone whose changes these are.
 
         Returns:
             None if it was; otherwise what was found: saved under a reference and undone.
@@ -81,6 +81,22 @@ class WorkingTree(Protocol):
 
     def content(self, blob: str) -> bytes:
         """Return the bytes of a file, or the target of a link, by its blob id.
+
+        Raises:
+            GitError: the store does not hold it.
+        """
+        ...
+
+    def pieces(self, blob: str) -> Iterator[bytes]:
+        """Yield the bytes of a file; a large one never as a whole, which would hold up everything else in the process.
+
+        Raises:
+            GitError: the store does not hold it.
+        """
+        ...
+
+    def size(self, blob: str) -> int:
+        """Return the number of bytes of a file, without reading it.
 
         Raises:
             GitError: the store does not hold it.

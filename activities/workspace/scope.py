@@ -1,8 +1,8 @@
 """The scope that all activity requests of one episode share."""
 
-from tightloop.artifact import ArtifactRef
 from tightloop.errors import ArtifactMissingError
 from tightloop.value import Sparse
+from tightloop.value.artifact import ArtifactRef
 
 
 class EpisodeScope(Sparse):

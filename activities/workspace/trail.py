@@ -1,13 +1,16 @@
 """The ports of the tracker."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
 from pydantic import Field
+from temporalio import activity
 
 from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.ledger.model import StepRow, TrailEvent, WorkflowSnapshot
 from tightloop.value import Value
 
 
@@ -60,19 +63,25 @@ class Differ(Protocol):
         ...
 
 
-FREED = "freed"
-"""Kind of the one event that stays of an episode whose checkpoints `tightloop gc` freed."""
+@dataclass(frozen=True)
+class Call:
+    """One call of an activity. All times in the ledger are those of calls, or of the workflow.
+
+    Temporal has recorded them too: `tightloop ledger rebuild` makes the same entries from a history.
+    """
+
+    run: str
+    """Run id of the workflow."""
+    scheduled: datetime
+    """When the workflow wanted it: the same for all attempts."""
+    started: datetime
+    """When the attempt began."""
 
 
-class TrailEvent(Value):
-    """One line of the evidence trail."""
-
-    episode_id: str
-    kind: str
-    text: str = ""
-    key: str = ""
-    """Makes the event unique in its episode; an event with the same key is recorded once."""
-    at: datetime | None = None
+def this_call() -> Call:
+    """Return the call that runs now; within an activity only."""
+    info = activity.info()
+    return Call(info.workflow_run_id or "", info.scheduled_time, info.started_time)
 
 
 class Ledger(Protocol):
@@ -95,6 +104,21 @@ class Ledger(Protocol):
 
     def add_event(self, event: TrailEvent) -> None:
         """Add a line to the trail, once per key."""
+
+    def record(self, snapshot: WorkflowSnapshot) -> None:
+        """Keep what a workflow says of itself; the newest wins."""
+
+    def progress(self, workflow_id: str, *, iteration: int, checks: str, cost_usd: float, at: datetime) -> None:
+        """Note how far a recorded workflow is, without a line of the trail."""
+
+    def record_steps(self, rows: Iterable[StepRow]) -> None:
+        """Keep steps of plans as they are now; older news is dropped."""
+
+    def add_steps(self, rows: Iterable[StepRow]) -> None:
+        """Add the steps of a plan that was opened or revised; what was done stays."""
+
+    def close_steps(self, plan_id: str, statuses: Mapping[str, str], *, at: datetime) -> None:
+        """Note where the steps of a plan that ended stand; those that are not named were passed as done."""
 
     def events(self, episode_id: str) -> tuple[TrailEvent, ...]:
         """Return the trail of an episode, oldest first."""

@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from activities.workspace.store.rules import RULES_BYTES, RuleList, Rules
@@ -116,7 +117,7 @@ def read_config(path: Path) -> dict[str, str]:
 
     Files that it includes are not read. A file that is too large, or not in that format, has no settings.
     """
-    return dict(_settings(_read(path, CONFIG_BYTES).decode("utf-8", "replace")))
+    return dict(_settings(_read(path, CONFIG_BYTES)))
 
 
 def read_pointer(path: Path) -> bytes:
@@ -150,7 +151,7 @@ def _user_settings(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _with_included(path: Path, folder: Path, depth: int) -> Iterator[tuple[str, str]]:
-    for name, value in _settings(_read(path, CONFIG_BYTES).decode("utf-8", "replace")):
+    for name, value in _settings(_read(path, CONFIG_BYTES)):
         yield name, value
         condition = name.removeprefix("includeif.").removesuffix(".path")
         if depth > 0 and (name == "include.path" or (condition != name and _applies(condition, path, folder))):
@@ -171,7 +172,13 @@ def _applies(condition: str, path: Path, folder: Path) -> bool:
     return rules.verdict(str(folder).lstrip("/"), folder.name, folder=True) is True
 
 
-def _settings(text: str) -> Iterator[tuple[str, str]]:
+# The same few files are read with every snapshot; what they hold seldom changes.
+@lru_cache(maxsize=16)
+def _settings(content: bytes) -> tuple[tuple[str, str], ...]:
+    return tuple(_named_values(content.decode("utf-8", "replace")))
+
+
+def _named_values(text: str) -> Iterator[tuple[str, str]]:
     section = ""
     lines = iter(text.removeprefix("\ufeff").split("\n"))
     for line in lines:

@@ -1,7 +1,7 @@
 """A held working tree: snapshot, restore and references, without touching the user's index, branch or objects."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -103,12 +103,12 @@ class GitWorkingTree:
         """
         self._go_to(tree, self.snapshot())
 
-    def ensure(self, expected: str, cause: DriftCause = DriftCause.OUTSIDE) -> Drift | None:
+    def ensure(self, expected: str, cause: DriftCause = DriftCause.OUTSIDE, *, step: str = "") -> Drift | None:
         """Make sure that `expected` is on disk; see the port."""
         found = self.snapshot()
         if found == expected:
             return None
-        return self._undo(expected, found, self._changes(expected, found), cause)
+        return self._undo(expected, found, self._changes(expected, found), cause, step=step)
 
     def expect(self, expected: str) -> Drift | None:
         """Make sure that `expected` is on disk, and ask about what a person changed; see the port."""
@@ -156,6 +156,14 @@ class GitWorkingTree:
     def content(self, blob: str) -> bytes:
         """Return the bytes of a file, or the target of a link; see the port."""
         return self._store.read(blob)
+
+    def pieces(self, blob: str) -> Iterator[bytes]:
+        """Yield the bytes of a file; see the port."""
+        return self._store.pieces(blob)
+
+    def size(self, blob: str) -> int:
+        """Return the number of bytes of a file; see the port."""
+        return self._store.size(blob)
 
     def own_process(self, pid: int) -> None:
         """Note a child process, so that the next holder ends it, its descendants and its session."""
@@ -222,9 +230,11 @@ class GitWorkingTree:
     def _changes(self, expected: str, found: str) -> list[TreeChange]:
         return self._store.changes(expected, found) if self._store.holds(expected) else []
 
-    def _undo(self, expected: str, found: str, changes: Sequence[TreeChange], cause: DriftCause) -> Drift:
+    def _undo(
+        self, expected: str, found: str, changes: Sequence[TreeChange], cause: DriftCause, *, step: str = ""
+    ) -> Drift:
         """Save what was found, restore `expected`, and return how to bring back what somebody changed."""
-        drift = describe_drift(self._root, expected, found, changes, cause, store=self._store.folder)
+        drift = describe_drift(self._root, expected, found, changes, cause, store=self._store.folder, step=step)
         self._keep_drift(found)
         self._go_to(expected, found)
         return drift

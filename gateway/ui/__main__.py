@@ -11,14 +11,14 @@ from pathlib import Path
 
 import uvicorn
 
+from gateway.access.serving import http_server, listening
 from gateway.ui.access import codec_access, ui_access
 from gateway.ui.app import application
-from gateway.ui.server import http_server, listening
 from tightloop.client.encryption import operator_codec
-from tightloop.client.ui_session import ui_token
+from tightloop.client.sign_in.ui_session import ui_token
 from tightloop.errors import SettingsError, TightloopError
 from tightloop.host import load_settings
-from tightloop.log import set_up
+from tightloop.host.log import set_up
 from tightloop.settings import Settings
 
 READY = "the sign-in listens at"
@@ -66,7 +66,7 @@ def serve(settings: Settings, *, embedded: bool) -> None:
             "`tightloop up` serves the codec beside its Web UI. For a cluster set codec.listen, such as 127.0.0.1:8234"
         )
     listener = listening(listen, name)
-    _run(http_server(application(access, codec, upstream)), listener, access.page, with_stdin=embedded)
+    _run(http_server(application(access, codec, upstream)), listener, access.site.page, with_stdin=embedded)
 
 
 def _run(server: uvicorn.Server, listener: socket.socket, page: str, *, with_stdin: bool) -> None:

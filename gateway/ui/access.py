@@ -1,99 +1,48 @@
-"""Access to the Web UI and the codec: host names, origins, tokens, links and cookies."""
+"""Access to the Web UI and the codec: one token of this installation, and links that are made with it."""
 
 import hmac
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
-from urllib.parse import urlsplit
+import json
+from http import HTTPStatus
 
-from tightloop.client.ui_session import LINK, LINK_SECONDS, ticket, ticket_time
+from starlette.responses import Response
+
+from gateway.access.body import RefusedError
+from gateway.access.rules import Access, Account, SignIn
+from gateway.access.session import Sessions
+from gateway.access.site import Site, origin_of
+from tightloop.client.sign_in.ui_session import LINK, LINK_SECONDS
+from tightloop.safety.person import Person, Role
 from tightloop.settings import LOOPBACK_HOSTS, Settings
 
+CODEC_PATH = "/codec/"
 COOKIE_SECONDS = 30 * 86_400
-AGAIN_MS = 5_000
-"""Time in which a used link works again: browsers repeat a request whose answer they lost."""
-# Browsers leave these ports out of the Host and Origin headers.
-_USUAL_PORTS = {"http": 80, "https": 443}
+_UNCHANGING = "/_app/immutable/"
+_OWNER = Account("", Person(name="operator", role=Role.ADMIN))
+_SIGN_IN = SignIn(
+    title="Temporal Web UI", command="tightloop ui", other="the token, from the file ui-token in the state folder"
+)
 
 
-def now_ms() -> int:
-    """Return the time, in ms since 1970."""
-    return time.time_ns() // 1_000_000
+class OneToken:
+    """Knows one token; whoever has it is the owner."""
 
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
 
-@dataclass(frozen=True, kw_only=True)
-class Access:
-    """The rules."""
+    async def by_token(self, token: str) -> Account | None:
+        """Return the owner, where this is the token."""
+        return _OWNER if hmac.compare_digest(token.encode("utf-8", "replace"), self._token) else None
 
-    token: str = field(repr=False)
-    page: str
-    """Origin under which people open this server. `localhost` and `127.0.0.1` differ for a browser."""
-    hosts: frozenset[str] | None
-    """Allowed values of the Host header, against DNS rebinding; None: any, since only a proxy knows its names."""
-    origins: frozenset[str] = frozenset()
-    """Pages elsewhere that may use the codec."""
-    clock: Callable[[], int] = now_ms
-    opened_ms: int = field(default_factory=now_ms)
-    _used: dict[str, int] = field(default_factory=dict, repr=False)
-    """When each link was used first."""
-
-    @property
-    def host(self) -> str:
-        """The Host header of people's browsers."""
-        return self.page.partition("://")[2]
-
-    def names(self, host: str) -> bool:
-        """Tell whether a Host header means this server."""
-        return self.hosts is None or host.lower() in self.hosts
-
-    def allows(self, authorization: str, cookies: str, host: str) -> bool:
-        """Tell whether a request proves that it knows the token: as a bearer, else by the cookie of a sign-in."""
-        if authorization:
-            scheme, _, bearer = authorization.partition(" ")
-            return scheme.lower() == "bearer" and self.knows(bearer)
-        try:
-            morsel = SimpleCookie(cookies).get(self._cookie_name)
-        except CookieError:
-            return False
-        expires = ticket_time(self.token, f"session {host.lower()}", morsel.value) if morsel is not None else None
-        return expires is not None and self.clock() < expires
-
-    def knows(self, token: str) -> bool:
-        """Tell whether this is the token."""
-        return hmac.compare_digest(token.strip().encode("utf-8", "replace"), self.token.encode())
-
-    def redeem(self, link: str) -> bool:
-        """Tell whether this is the ticket of a link that was not used before; now it is used.
-
-        A link that is older than this process is refused: its predecessor may have taken it.
-        """
-        made, now = ticket_time(self.token, LINK, link), self.clock()
-        if made is None or made < max(self.opened_ms, now - LINK_SECONDS * 1_000):
-            return False
-        return now - self._used.setdefault(link, now) < AGAIN_MS
-
-    def cookie(self, host: str) -> str:
-        """Return the Set-Cookie header of a sign-in: not the token itself, and of no use under another host name."""
-        expires = self.clock() + COOKIE_SECONDS * 1_000
-        value = ticket(self.token, f"session {host.lower()}", expires)
-        # A page of another site sends its requests to the codec without a Strict cookie. Browsers take `Secure` over
-        # plain HTTP from loopback.
-        site = "SameSite=None; Secure" if self.origins else "SameSite=Strict"
-        secure = "; Secure" if self.page.startswith("https:") and not self.origins else ""
-        return f"{self._cookie_name}={value}; Path=/; Max-Age={COOKIE_SECONDS}; HttpOnly; {site}{secure}"
-
-    @property
-    def _cookie_name(self) -> str:
-        # Cookies go to every port of a host: two servers of one person must not overwrite each other's.
-        return f"tightloop_{self.host.rpartition(':')[2] if ':' in self.host else 'ui'}"
+    async def by_subject(self, subject: str) -> Person | None:
+        """Return the owner."""
+        return _OWNER.person if subject == _OWNER.subject else None
 
 
 def ui_access(settings: Settings, token: str) -> Access:
     """Return the rules in front of the embedded server's Web UI."""
     page = origin_of(settings.temporal.ui_url)
     hosts = {page.partition("://")[2], *(f"{host}:{settings.temporal.ui_port}" for host in LOOPBACK_HOSTS)}
-    return Access(token=token, page=page, hosts=frozenset(hosts))
+    return _access(token, Site(page=page, hosts=frozenset(hosts)))
 
 
 def codec_access(settings: Settings, token: str) -> Access:
@@ -102,11 +51,39 @@ def codec_access(settings: Settings, token: str) -> Access:
     host, _, port = listen.rpartition(":")
     hosts = frozenset(f"{name}:{port}" for name in LOOPBACK_HOSTS) if host in LOOPBACK_HOSTS else None
     origins = {origin.lower() for origin in codec.origins} | {origin_of(settings.temporal.ui_url)}
-    return Access(token=token, page=f"http://{listen}", hosts=hosts, origins=frozenset(origins))
+    site = Site(
+        page=f"http://{listen}",
+        hosts=hosts,
+        origins=frozenset(origins),
+        shared=CODEC_PATH,
+        origins_setting="codec.origins",
+    )
+    return _access(token, site)
 
 
-def origin_of(url: str) -> str:
-    """Return the origin of a URL as browsers write it."""
-    parts = urlsplit(url.lower())
-    port = "" if parts.port in (None, _USUAL_PORTS.get(parts.scheme)) else f":{parts.port}"
-    return f"{parts.scheme}://{parts.hostname}{port}"
+def _access(token: str, site: Site) -> Access:
+    return Access(
+        site=site,
+        sessions=Sessions(
+            secret=token,
+            site=site,
+            purpose=LINK,
+            link_seconds=LINK_SECONDS,
+            cookie_seconds=COOKIE_SECONDS,
+            same_site="Strict",
+        ),
+        accounts=OneToken(token),
+        owner=_OWNER.subject,
+        sign_in=_SIGN_IN,
+        refusal=refusal,
+        policy="frame-ancestors 'self'",
+        cached=_UNCHANGING,
+        hint='Browser: open the link that `tightloop ui` prints; Temporal CLI: eval "$(tightloop env)"',
+    )
+
+
+def refusal(refused: RefusedError) -> Response:
+    """Return the answer of a request that is refused."""
+    headers = {"WWW-Authenticate": "Bearer"} if refused.status is HTTPStatus.UNAUTHORIZED else None
+    content = json.dumps({"error": refused.message})
+    return Response(content, refused.status, headers, "application/json")

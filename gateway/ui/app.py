@@ -13,9 +13,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 from temporalio.converter import PayloadCodec
 
-from gateway.ui.access import Access
-from gateway.ui.body import RefusedError, body_of
-from gateway.ui.guard import CODEC_PATH, Guard, refusal, sign_in_page
+from gateway.access.body import RefusedError, body_of
+from gateway.access.guard import Guard, sign_in_page
+from gateway.access.rules import Access
+from gateway.ui.access import CODEC_PATH, refusal
 from gateway.ui.payloads import ROUTES, transformed
 from gateway.ui.proxy import Proxy
 from tightloop.errors import TightloopError
@@ -42,7 +43,7 @@ def application(access: Access, codec: PayloadCodec | None, upstream: str | None
         return Response(await run_in_threadpool(transformed, codec, route, await body_of(request)), media_type=_JSON)
 
     async def signed_in(request: Request) -> Response:  # noqa: ARG001 - Starlette's signature
-        return sign_in_page("This browser is signed in.", HTTPStatus.OK)
+        return sign_in_page(access.sign_in, "This browser is signed in.", HTTPStatus.OK)
 
     routes = [Route(f"{CODEC_PATH}{{route}}", transform, methods=_METHODS)]
     proxy = None if upstream is None else Proxy(upstream)

@@ -9,7 +9,7 @@ import httpx2
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from gateway.ui.body import RefusedError, body_of
+from gateway.access.body import RefusedError, body_of
 
 CONNECTIONS = 64
 # The UI's longest request waits a minute for new events of a history.

@@ -12,7 +12,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-NAMES = ("engine", "tracker", "prompts", "long", "idle", "sandbox", "scheduler", "plan", "proof", "watchers")
+NAMES = (
+    "engine",
+    "tracker",
+    "prompts",
+    "long",
+    "idle",
+    "busy",
+    "sandbox",
+    "scheduler",
+    "plan",
+    "proof",
+    "watchers",
+    "events",
+    "ledger",
+)
 LIMIT_S = 300
 """For one benchmark, unless it says otherwise: a workflow whose code is edited meanwhile fails its tasks for ever."""
 

@@ -1,15 +1,21 @@
 """A long episode: 200 iterations over several runs, with the memory of the worker and the time of an iteration."""
 
 import gc
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from statistics import median
 
 import psutil
 from temporalio.client import Client
 
+from activities.artifacts.sqlite import close_idle
+from activities.tracking.leftovers import size_on_disk
+from activities.tracking.retention import Known, collect
 from tests.benchmarks.figures import Report, Spread, progress
 from tests.benchmarks.stage import InstantPlanner, stage
 from tests.benchmarks.stopwatch import Pass
 from tightloop.client import TightloopClient
+from tightloop.host import state_folder
 
 ITERATIONS = 200
 SAMPLED = (50, 100, 150, 200)
@@ -33,14 +39,30 @@ async def measure() -> Report:
     async with stage() as on:
         client = TightloopClient(on.client, on.settings)
         async with on.worker(InstantPlanner(look)):
-            episode_id = await client.start(on.request(ITERATIONS))
+            request = on.request(ITERATIONS)
+            episode_id = await client.start(request)
             result = await client.result(episode_id)
             status = await client.status(episode_id)
             runs = on.stopwatch.runs(episode_id)
             sizes = [await _size(on.client, episode_id, run) for run in runs]
+            kept = state_folder(Path(request.workspace))
         passes = on.stopwatch.passes(episode_id, "next_plan")
+        # As a reader of the disk finds it when no worker holds the files.
+        close_idle()
+        left = [(_files(kept), size_on_disk(kept))]
+        known = {episode_id: Known(episode_id, datetime.now(UTC) - timedelta(hours=1), None)}
+        collect(kept, known, older_than=timedelta(days=30), dry_run=False)
+        left.append((_files(kept), size_on_disk(kept)))
     assert (result.iterations, status.runs) == (ITERATIONS, len(runs))
-    return _report(memory, passes, sizes)
+    report = _report(memory, passes, sizes)
+    for title, (files, size) in zip(("", ", packed by gc"), left, strict=True):
+        report.add(f"files that the episode keeps{title}", files)
+        report.add(f"MB that it keeps{title}", size / 1e6)
+    return report
+
+
+def _files(folder: Path) -> int:
+    return sum(path.is_file() for path in folder.rglob("*"))
 
 
 async def _size(client: Client, episode_id: str, run_id: str) -> tuple[int, int]:

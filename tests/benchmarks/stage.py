@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import psutil
@@ -28,7 +28,7 @@ from tightloop.executor.model import ExecutorChoice
 from tightloop.settings import Settings, parse_settings
 from worker.build import PRODUCTION_RUNNER, build_adapters, build_workers
 from worker.connect import DATA_CONVERTER, connect
-from worker.server import server_arguments, temporal_binary, tuning_arguments
+from worker.stack.server import server_arguments, temporal_binary, tuning_arguments
 from worker.up import collect_less_often
 
 
@@ -53,6 +53,7 @@ class Stage:
     settings: Settings
     folder: Path
     stopwatch: Stopwatch
+    processor: "Callable[[], Processor]"
 
     @asynccontextmanager
     async def worker(self, planner: Planner, **adapters: Any) -> AsyncIterator[Worker]:
@@ -121,23 +122,34 @@ async def stage() -> AsyncIterator[Stage]:
             queue = f"bench-{uuid4().hex[:8]}"
             document = f"temporal: {{address: '{address}', task_queue: '{queue}'}}\nsandbox: {{unsafe_local: true}}"
             settings = parse_settings(document, {})
-            stopwatch = Stopwatch(_processor_time(folder))
+            processor = _processor_time(folder)
+            stopwatch = Stopwatch(lambda: sum(processor()))
             config = (await connect(settings)).config()
             config["interceptors"] = [stopwatch]
-            yield Stage(Client(**config), settings, folder, stopwatch)
+            yield Stage(Client(**config), settings, folder, stopwatch, processor)
 
 
-def _processor_time(folder: Path) -> Callable[[], float]:
-    """Return what tells the processor seconds of this process, of its ended children, and of the server on a folder."""
+class Processor(NamedTuple):
+    """Processor time in seconds."""
+
+    worker: float
+    """Of this process: workers and client."""
+    children: float
+    """Of its children that have ended: checks, programs, what supervises them."""
+    server: float
+
+
+def _processor_time(folder: Path) -> Callable[[], Processor]:
+    """Return what tells the processor time of this process, its children, and the server on a folder."""
     [server] = [
         process
         for process in psutil.Process().children(recursive=True)
         if any(str(folder) in word for word in process.cmdline())
     ]
 
-    def tell() -> float:
+    def tell() -> Processor:
         times, ours = server.cpu_times(), os.times()
-        return times.user + times.system + ours.user + ours.system + ours.children_user + ours.children_system
+        return Processor(ours.user + ours.system, ours.children_user + ours.children_system, times.user + times.system)
 
     return tell
 

@@ -20,7 +20,6 @@ from activities.artifacts.local import open_local_store
 from activities.artifacts.port import put_model
 from activities.tracking.activity import TrackingActivities, TrackRequest
 from activities.tracking.git_differ import GitDiffer
-from activities.tracking.sqlite_ledger import open_sqlite_ledger
 from activities.workspace.folders import store_folder_of
 from activities.workspace.git import GitWorkspaces
 from activities.workspace.scope import EpisodeScope
@@ -28,6 +27,7 @@ from tests.benchmarks.difflib_run import DIFFLIB_BOUND_S, difflib_seconds
 from tests.benchmarks.figures import Report, Spread, progress
 from tests.benchmarks.stage import git
 from tests.support.doubles import planned
+from tightloop.database.opening import open_project
 from tightloop.episode.check import Check, CheckReport, Verification, judge
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.model import EpisodeRequest, EpisodeState
@@ -228,7 +228,7 @@ class _Bench:
         self._root = root
         self._store = open_local_store(root)
         self._workspaces = GitWorkspaces()
-        self._activities = TrackingActivities(self._workspaces, open_local_store, open_sqlite_ledger, GitDiffer())
+        self._activities = TrackingActivities(self._workspaces, open_local_store, open_project, GitDiffer())
         request = EpisodeRequest(goal="change lines", workspace=str(root), definition_of_done=(Check(run="pytest -q"),))
         stored = put_model(self._store, request, name="request")
         self._scope = EpisodeScope(episode_id=f"bench-{uuid4().hex[:8]}", workspace=str(root), request=stored)

@@ -10,6 +10,7 @@ from activities.model.gateway.port import Wire
 from tests.support.agents.install import agent_program
 from tests.support.fake_model import FakeModel, say, shell
 from tests.support.stack.stack import Stack, wait_for_port
+from tests.support.stored import content_of
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.executor.model import ExecutorChoice
@@ -42,7 +43,7 @@ def settings_file(folder: Path, base_url: str) -> str:
 def places_that_hold(secret: bytes, *folders: Path) -> list[str]:
     """Files with these bytes."""
     files = (path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    return [str(path) for path in files if secret in path.read_bytes()]
+    return [str(path) for path in files if secret in content_of(path)]
 
 
 @pytest.mark.timeout(500)

@@ -251,7 +251,7 @@ async def test_http3_research_digs_into_each_gap_until_two_hosts_confirm_every_c
 
 async def test_feature_x_builds_the_option_that_a_person_chose(person: Person) -> None:
     await person.start(text_of("feature-x.yaml"))
-    assert (await person.waits_for("gate-approval")).startswith("Which way shall retries be built?")
+    assert (await person.waits_for("gate-approval")).startswith("How should retries be built?")
     plans = person.client
     await plans.answer(person.plan_id, "A", "configurable", question="gate-approval", by="maria")
     ran = await person.finish()

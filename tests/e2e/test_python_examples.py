@@ -51,7 +51,11 @@ def run(*command: str, folder: Path, environment: dict[str, str] | None = None) 
 
 
 def test_the_examples_are_found() -> None:
-    assert {name.rpartition("-")[0] for name in EXAMPLES} >= {"README.md", "docs/operate/telemetry.md"}
+    assert {name.rpartition("-")[0] for name in EXAMPLES} >= {
+        "README.md",
+        "docs/operate/telemetry.md",
+        "docs/services.md",
+    }
 
 
 def test_the_wheel_says_that_it_is_typed_and_the_examples_pass_both_type_checkers(programs: Path, folder: Path) -> None:
@@ -87,3 +91,12 @@ async def test_the_examples_run(
             command = (str(programs / "python"), file.name)
             said[file.stem] = await asyncio.to_thread(run, *command, folder=folder, environment=environment)
     assert said["readme_md_1"].startswith("SUCCEEDED")
+    services = [said[f"docs_services_md_{number}"].strip().splitlines() for number in range(1, 7)]
+    waited, followed, answered, topped_up, planned, synchronous = services
+    assert waited == ["SUCCEEDED all checks pass: 1/1"]
+    assert [line.split()[2] for line in followed] == ["opened", "iteration", "closed"]
+    assert answered == ["the answer is 'extend'; the episode goes on", "SUCCEEDED"]
+    assert topped_up[0] == "the budget is raised"
+    assert topped_up[-1].startswith("SUCCEEDED iterations=4")
+    assert [*map(str.strip, planned[1:3]), planned[-1]] == ["count completed", "report completed", "1 files"]
+    assert "SUCCEEDED" in synchronous

@@ -39,7 +39,7 @@ from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice
 from tightloop.host import state_folder
 from tightloop.settings import Settings, parse_settings
-from worker.server import free_port, temporal_binary
+from worker.stack.server import free_port, temporal_binary
 
 OTHER = 12_345
 """User id of the neighbour; it needs no entry anywhere."""
@@ -200,6 +200,7 @@ async def owner_of(place: Path, monkeypatch: pytest.MonkeyPatch, *, encrypt: boo
         "XDG_CONFIG_HOME": str(place / "config"),
         "TIGHTLOOP_TEMPORAL__ADDRESS": f"127.0.0.1:{free_port()}",
         "TIGHTLOOP_TEMPORAL__UI_URL": f"http://127.0.0.1:{free_port()}",
+        "TIGHTLOOP_GATEWAY__ENABLED": "false",
         "TIGHTLOOP_SANDBOX__UNSAFE_LOCAL": "true",
         # The default, which other tests turn off.
         "TIGHTLOOP_TEMPORAL__AUTHENTICATE": "true",
@@ -247,7 +248,8 @@ async def test_nothing_that_one_user_keeps_is_readable_by_another(
     assert json.loads(looked.stdout) == [str(place)], "the neighbour can look at all, but into nothing of ours"
     ours = state_folder(workspace)
     assert ours.is_relative_to(place / "home")
-    assert {"ledger.db", "outbox.db", "artifacts", "worktrees"} <= {path.name for path in ours.iterdir()}
+    assert {"outbox.db", "artifacts", "worktrees"} <= {path.name for path in ours.iterdir()}
+    assert (place / "home" / "ledger.db").is_file()
     # Behind a closed door, too; but modes of a checkout and of git's own files are git's.
     theirs = (ours / "worktrees" / episode_id, ours / "trees")
     open_to_others = [

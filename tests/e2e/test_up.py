@@ -20,7 +20,7 @@ from tests.support.stack.stack import ROOT
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.settings import parse_settings
-from worker.server import Owner, free_port, owner_file
+from worker.stack.server import Owner, free_port, owner_file
 
 
 def start_up(
@@ -31,6 +31,7 @@ def start_up(
         "TIGHTLOOP_HOME": str(home),
         "TIGHTLOOP_TEMPORAL__ADDRESS": f"127.0.0.1:{port}",
         "TIGHTLOOP_TEMPORAL__UI_URL": f"http://127.0.0.1:{ui_port}",
+        "TIGHTLOOP_GATEWAY__LISTEN": f"127.0.0.1:{free_port()}",
     }
     command = [*within, sys.executable, "-m", "worker", "up"]
     return subprocess.Popen(
@@ -95,6 +96,8 @@ async def test_a_second_up_uses_the_server_of_the_first_and_leaves_it_running(tm
         server = server_of(tmp_path)
         with start_up(tmp_path, port, ui_port) as second:
             assert "tightloop is up" in first_line(second)
+            told = f"It was up already: the server belongs to process {first.pid}, and ends with it."
+            assert told in first_line(second)
             assert stopped(second) == 0
         assert server_of(tmp_path) == server
         assert lives(server)
@@ -106,10 +109,10 @@ async def test_up_beside_a_server_that_is_not_its_own_says_so_and_names_no_file_
 ) -> None:
     address = temporal.client.service_client.config.target_host
     with start_up(tmp_path, int(address.rpartition(":")[2]), free_port()) as up:
-        said = "".join(first_line(up) for _ in range(5))
+        said = "".join(first_line(up) for _ in range(6))
         assert stopped(up) == 0
     assert f"with the Temporal server that answered at {address} already (namespace default)" in said
-    assert "It is not a server of tightloop" in said
+    assert "It was not started from this state home" in said
     assert "set other ports: TIGHTLOOP_TEMPORAL__ADDRESS=127.0.0.1:" in said
     assert "temporal.db" not in said
     assert "Start an episode from another terminal" in said

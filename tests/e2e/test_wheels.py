@@ -13,7 +13,7 @@ import pytest
 from tests.support.episodes import Git
 from tests.support.installed import CLIENT, ROOT, SERVER, built, installed, site_of
 from tests.support.stack.stack import FOREIGN
-from worker.server import free_port
+from worker.stack.server import free_port
 
 pytestmark = pytest.mark.timeout(400)
 OURS = ("activities", "gateway", "worker", "workflows")
@@ -37,6 +37,7 @@ def user(tmp_path: Path) -> dict[str, str]:
         "TIGHTLOOP_HOME": str(tmp_path / "state"),
         "TIGHTLOOP_TEMPORAL__ADDRESS": f"127.0.0.1:{free_port()}",
         "TIGHTLOOP_TEMPORAL__UI_URL": f"http://127.0.0.1:{free_port()}",
+        "TIGHTLOOP_GATEWAY__LISTEN": f"127.0.0.1:{free_port()}",
         "TIGHTLOOP_SANDBOX__UNSAFE_LOCAL": "true",
     }
 
@@ -85,7 +86,7 @@ def test_the_client_alone_says_how_to_get_the_server_part(
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr == (
             "error: the server part is not installed here, only the client. "
-            "Install it: pip install 'tightloop[server]'\n"
+            "Build and install tightloop-server: docs/operate/install.md\n"
         )
 
 

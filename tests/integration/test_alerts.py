@@ -21,12 +21,12 @@ from activities.alerts.desktop import Desktop
 from activities.alerts.port import NotDeliveredError, Post
 from activities.alerts.trail import TrailMemory
 from activities.alerts.webhook import Webhook
-from activities.tracking.sqlite_ledger import open_sqlite_ledger
 from activities.workspace.folders import state_folder_of
 from activities.workspace.scope import EpisodeScope
 from tests.support.alert_receiver import SECRET, Answer, Receiver, receiving
-from tightloop.alert import Alert, AlertKind, notice_of
+from tightloop.database.opening import open_project
 from tightloop.host import state_folder
+from tightloop.ledger.alert import Alert, AlertKind, notice_of
 from tightloop.settings import Settings, parse_settings
 
 ALERT = Alert(
@@ -221,7 +221,7 @@ async def test_a_desktop_program_that_fails_is_told_with_its_words(tmp_path: Pat
 
 @pytest.fixture
 def scope(workspace: Path) -> EpisodeScope:
-    (state_folder(workspace)).mkdir()
+    state_folder(workspace).mkdir(parents=True)
     return EpisodeScope(episode_id="episode-1", workspace=str(workspace))
 
 
@@ -234,7 +234,7 @@ async def send(
     post: Post, scope: EpisodeScope, alert: Alert = ALERT, *, beats: list[Any] | None = None, **info: Any
 ) -> AlertsSent:
     """Run the activity once, as a worker does; a new object each time, as after a restart."""
-    activities = AlertActivities(post, TrailMemory(open_sqlite_ledger))
+    activities = AlertActivities(post, TrailMemory(open_project))
     environment = ActivityEnvironment()
     now = datetime.now(UTC)
     environment.info = replace(
@@ -259,7 +259,7 @@ async def test_the_trail_tells_when_it_was_delivered(receiver: Receiver, scope: 
     post = post_of(settings_with(receiver), {"HOOK_SECRET": SECRET})
     late = ALERT.evolve(at=datetime.now(UTC) - timedelta(seconds=3))
     sent = await send(post, scope, late)
-    (event,) = open_sqlite_ledger(Path(scope.workspace)).events("episode-1")
+    (event,) = open_project(Path(scope.workspace)).events("episode-1")
     assert event.kind == "alert"
     assert event.at == sent.deliveries[0].at
     seconds = sent.deliveries[0].seconds
@@ -291,7 +291,7 @@ async def test_another_try_leaves_out_what_was_delivered_or_refused_for_good(
         ("b", True, 2),
         ("c", False, 1),
     ]
-    assert {event.kind for event in open_sqlite_ledger(Path(scope.workspace)).events("episode-1")} == {
+    assert {event.kind for event in open_project(Path(scope.workspace)).events("episode-1")} == {
         "alert",
         "alert_failed",
     }
@@ -310,7 +310,7 @@ async def test_the_last_try_tells_that_it_failed_in_place_of_asking_for_another(
     receiver.answers = [Answer(503)]
     sent = await send(post_of(settings_with(receiver), {"HOOK_SECRET": SECRET}), scope, **info)
     assert (sent.deliveries[0].at, sent.deliveries[0].error) == (None, "it answers 503")
-    (event,) = open_sqlite_ledger(Path(scope.workspace)).events("episode-1")
+    (event,) = open_project(Path(scope.workspace)).events("episode-1")
     assert event.kind == "alert_failed"
 
 
@@ -338,8 +338,12 @@ async def test_a_full_alert_holds_the_reason_only_where_the_settings_say_so(
     assert receiver.came[0].told["goal"] == "secret plans"
 
 
-async def test_a_damaged_ledger_keeps_no_alert_back(receiver: Receiver, scope: EpisodeScope) -> None:
-    (state_folder_of(scope) / "ledger.db").write_bytes(b"not a database, but long enough to be taken for one" * 100)
+async def test_a_damaged_ledger_keeps_no_alert_back(
+    receiver: Receiver, scope: EpisodeScope, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / "state"))
+    state_folder_of(scope).mkdir(parents=True)
+    (tmp_path / "state" / "ledger.db").write_bytes(b"not a database, but long enough to be taken for one" * 100)
     sent = await send(post_of(settings_with(receiver), {"HOOK_SECRET": SECRET}), scope)
     assert len(receiver.came) == 1
     assert sent.deliveries[0].at is not None

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,11 @@ from uuid import uuid4
 import pytest
 from temporalio import workflow
 from temporalio.api.common.v1 import WorkflowExecution
-from temporalio.api.workflowservice.v1 import PauseWorkflowExecutionRequest, ResetWorkflowExecutionRequest
+from temporalio.api.workflowservice.v1 import (
+    DeleteWorkflowExecutionRequest,
+    PauseWorkflowExecutionRequest,
+    ResetWorkflowExecutionRequest,
+)
 from temporalio.client import Client
 from temporalio.common import SearchAttributeKey
 from temporalio.contrib.pydantic import pydantic_data_converter
@@ -25,6 +29,7 @@ from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 from typer.testing import CliRunner
 
+from tightloop.cli.follow import Follower
 from tightloop.cli.main import app
 from tightloop.client import TightloopClient
 from tightloop.episode.checkpoint import CheckpointRecord
@@ -36,13 +41,12 @@ from tightloop.episode.model import (
     EpisodeResult,
     EpisodeState,
     EpisodeStatus,
-    TimelineEntry,
 )
 from tightloop.episode.timeline import RunTimeline, TimelineLine, TimelinePage
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ServiceUnavailableError, SettingsError
 from tightloop.plan.request import PlanRequest
 from tightloop.settings import Settings, parse_settings
-from worker.server import free_port, temporal_binary, tuning_arguments
+from worker.stack.server import free_port, temporal_binary, tuning_arguments
 
 STATUS = SearchAttributeKey.for_keyword("TightloopStatus")
 PAUSABLE = ["--dynamic-config-value", "frontend.WorkflowPauseEnabled=true"]
@@ -127,15 +131,15 @@ class StandIn:
         return [CheckpointRecord(id=f"ckpt-{n}", iteration=n, discarded=n == 0, tree="f" * 40) for n in range(2)]
 
     @workflow.query
-    def timeline(self) -> list[TimelineEntry]:
+    def timeline(self) -> list[TimelineLine]:
         at = workflow.info().start_time
-        return [TimelineEntry(at=at, kind=kind, text=json.dumps(word)) for kind, word in self.said]
+        return [TimelineLine(at=at, kind=kind, text=json.dumps(word)) for kind, word in self.said]
 
     @workflow.query
     def events(self, after: int = 0) -> TimelinePage:
         lines = RunTimeline()
         for entry in self.timeline():
-            lines.add(TimelineLine.of(entry))
+            lines.add(entry)
         return lines.page(after)
 
     @workflow.query
@@ -332,6 +336,29 @@ async def test_beginning_of_an_id_and_last_mean_an_episode(client: TightloopClie
         await client.resolve(first[:-1])
 
 
+async def test_an_id_of_which_temporal_deleted_the_last_run_is_not_taken_for_another(
+    client: TightloopClient, server: WorkflowEnvironment
+) -> None:
+    """Temporal deletes one run at a time."""
+    name = f"cut-{uuid4().hex}"
+    longer = await client.start(a_request(), new_id=f"{name}-more")
+    handle = server.client.get_workflow_handle(await client.start(a_request(), new_id=name))
+    await handle.terminate()
+    await client.start(a_request(), new_id=name, replace=True)
+    gone = (await handle.describe()).run_id
+    await handle.terminate()
+    where = WorkflowExecution(workflow_id=name, run_id=gone)
+    asked = DeleteWorkflowExecutionRequest(namespace=server.client.namespace, workflow_execution=where)
+    await server.client.workflow_service.delete_workflow_execution(asked)
+    async with asyncio.timeout(60):
+        while True:
+            runs = [row.run_id async for row in server.client.list_workflows(f'WorkflowId="{name}"')]
+            if len(runs) == 1 and gone not in runs and longer in [row.id for row in await client.list()]:
+                break
+            await asyncio.sleep(0.05)
+    assert await client.resolve(name) == name
+
+
 async def test_refusal_of_the_workflow_reaches_the_caller_in_its_own_words(
     client: TightloopClient, working: Working
 ) -> None:
@@ -447,6 +474,16 @@ async def test_watch_and_result_go_on_through_new_runs_resets_and_a_missing_work
     assert seen[-1].status == "succeeded"
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert all(one != two for one, two in itertools.pairwise(seen))
+
+
+async def test_who_watches_is_told_once_that_nobody_answers(
+    client: TightloopClient, hasty: TightloopClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    episode_id = await client.start(a_request())
+    with suppress(TimeoutError):
+        async with asyncio.timeout(8):
+            await Follower(hasty, episode_id).run(as_json=True)
+    assert capsys.readouterr().err.count("still trying") == 1
 
 
 async def reset(client: Client, episode_id: str) -> None:

@@ -1,18 +1,27 @@
 """The folders in which proofs run: what is in them, and that they go."""
 
+import filecmp
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+import tracemalloc
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from activities.proof.bench import REMOVAL, LocalBench
+from activities.proof.difference import Difference
 from activities.proof.port import Moved, TreeFile
+from activities.proof.trees import HeldTrees
+from activities.workspace.git import GitWorkspaces
+from activities.workspace.scope import EpisodeScope
+from tests.support.git_sample import make_repository
 
 REMOVED_WITHIN_S = 30
+LARGE = 40_000_000
 
 
 class OneTree:
@@ -23,9 +32,14 @@ class OneTree:
         del tree
         return {}
 
-    def read(self, blobs: Iterable[str]) -> dict[str, bytes]:
+    def read(self, blobs: Iterable[str], most_bytes: int | None = None) -> dict[str, bytes]:
         """Return contents by id."""
+        del most_bytes
         return {blob: os.fsencode(blob) for blob in blobs}
+
+    def pieces(self, blob: str) -> Iterator[bytes]:
+        """Yield the content of a file."""
+        yield os.fsencode(blob)
 
 
 @pytest.fixture
@@ -59,7 +73,6 @@ def test_checkout_has_bytes_modes_and_links_of_the_tree_and_no_caches(proofs: Pa
         "out": TreeFile(0o120000, str(outside)),
         "pkg/__pycache__/m.pyc": TreeFile(0o100644, "planted"),
     }
-    # More files of one folder than are read at once.
     files |= {f"many/{number}": TreeFile(0o100644, str(number)) for number in range(450)}
     (tmp_path / "project" / "out").mkdir()
     (tmp_path / "project" / "out" / "ignored").write_text("beside")
@@ -87,6 +100,30 @@ def test_closed_room_is_removed_also_where_a_check_took_its_rights_away(proofs: 
             content.chmod(0o500)
     wait_for_removals()
     assert not list(proofs.iterdir())
+
+
+def test_proof_with_a_large_file_never_has_it_in_memory(proofs: Path, tmp_path: Path) -> None:
+    assert proofs.is_dir()
+    root = make_repository(tmp_path / "large", {"a.py": "x = 1\n"})
+    scope = EpisodeScope(episode_id="ep-large", workspace=str(root))
+    workspaces = GitWorkspaces(lock_wait=timedelta(seconds=10))
+    workspaces.prepare(scope, take_over=lambda _episode: True)
+    with workspaces.hold(scope) as tree, LocalBench().room(root) as room:
+        begun = tree.snapshot()
+        with (root / "large.py").open("wb") as large:
+            large.writelines(os.urandom(LARGE // 40) for _ in range(40))
+        trees, delivered = HeldTrees(tree), tree.snapshot()
+        tracemalloc.start()
+        try:
+            change = Difference(trees, begun, delivered, "add it", ["true"])
+            assert change.suspicious() == ()
+            view = room.checkout(trees, change.after, Moved())
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert view.content is not None
+        assert filecmp.cmp(view.content / "large.py", root / "large.py", shallow=False)
+    assert most < LARGE / 4
 
 
 def test_process_that_ends_right_after_a_proof_leaves_no_checkout(proofs: Path, tmp_path: Path) -> None:

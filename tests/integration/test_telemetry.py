@@ -32,7 +32,7 @@ from tightloop.question import QuestionKind
 from tightloop.settings import parse_settings
 from tightloop.telemetry import METRICS, TelemetrySettings
 from tightloop.value import digest
-from worker.server import free_port
+from worker.stack.server import free_port
 
 FAILS = {"status": "failed", "error": "broke at balance_of(customer_47)", "summary": "tried"}
 LABEL = re.compile(r'(?!le=)\b[\w.]+="([^"]*)"')

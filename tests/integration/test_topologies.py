@@ -22,6 +22,7 @@ from tightloop.cli.main import app
 from tightloop.client import TightloopClient
 from tightloop.episode.check import Check
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, Queues
+from tightloop.errors import SettingsError
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.settings import Settings
 
@@ -239,3 +240,30 @@ async def test_doctor_names_the_role_that_is_missing(
     assert (alone.exit_code, both.exit_code) == (1, 0)
     assert found[0]["workers for workspaces"] is False
     assert (found[1]["workers for workspaces"], found[1][f"workers on {settings.temporal.task_queue}"]) == (True, True)
+
+
+async def test_workers_and_clients_that_lack_the_keys_of_the_others_are_refused(
+    hosts: Hosts, settings: Settings, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealed = settings.evolve(temporal=settings.temporal.evolve(authenticate=True))
+    # Stronger than a settings file, and set for tests.
+    monkeypatch.delenv("TIGHTLOOP_TEMPORAL__AUTHENTICATE")
+    mine, other, plain = hosts("mine"), hosts("other"), hosts("plain")
+    mine.settings.write_text(sealed.as_yaml())
+    plain.settings = tmp_path / "plain.yaml"
+    plain.settings.write_text(settings.as_yaml())
+    await mine.serve("all")
+    for host, said in ((other, "encrypts with key"), (plain, "encrypts, and works on task queue")):
+        assert await asyncio.to_thread(host.start("all").wait, READY_SECONDS) == 1
+        assert said in host.told("all")
+        assert "each would fail the episodes of the other. Copy its key file" in host.told("all")
+
+    monkeypatch.setenv("TIGHTLOOP_HOME", str(other.home))
+    with pytest.raises(SettingsError, match=r"encrypts with key .* nothing was sent. Copy the key file of the workers"):
+        await (await TightloopClient.connect(settings=sealed)).start(green(workspace))
+
+    shutil.copy(mine.home / "keys.json", other.home / "keys.json")
+    await other.serve("all")
+    client = await TightloopClient.connect(settings=sealed)
+    episode_id = await client.start(green(workspace))
+    assert (await client.result(episode_id)).outcome is EpisodeOutcome.SUCCEEDED

@@ -47,7 +47,7 @@ from tightloop.errors import InvalidRequestError
 from tightloop.settings import Settings
 from worker.build import build_adapters, build_workers
 from worker.replay import replay
-from worker.server import free_port, temporal_binary
+from worker.stack.server import free_port, temporal_binary
 
 NOBODY = 65534
 PLAIN = {"encoding": b"json/plain"}

@@ -15,11 +15,13 @@ from urllib.parse import urlencode
 
 import pytest
 
-from gateway.ui.access import AGAIN_MS, COOKIE_SECONDS, Access, now_ms, origin_of, ui_access
+from gateway.access.body import LARGEST_BYTES
+from gateway.access.session import AGAIN_MS, Sessions, now_ms
+from gateway.access.site import origin_of
+from gateway.ui.access import COOKIE_SECONDS, Access, ui_access
 from gateway.ui.app import application
-from gateway.ui.body import LARGEST_BYTES
 from tests.support.ui_server import Served, ask, serving
-from tightloop.client.ui_session import (
+from tightloop.client.sign_in.ui_session import (
     LINK,
     LINK_SECONDS,
     signed_in,
@@ -30,7 +32,7 @@ from tightloop.client.ui_session import (
 )
 from tightloop.errors import SettingsError
 from tightloop.settings import parse_settings
-from worker.server import free_port
+from worker.stack.server import free_port
 
 TOKEN = "t0ken-of-the-tests-0123456789"
 PAGE = {"Accept": "text/html", "Sec_Fetch_Dest": "document", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Site": "none"}
@@ -98,6 +100,14 @@ def access_at(address: str) -> Access:
     return ui_access(parse_settings(f"temporal: {{ui_url: 'http://{address}'}}", {}), TOKEN)
 
 
+def sessions_at(address: str) -> Sessions:
+    return access_at(address).sessions
+
+
+def has_session(sessions: Sessions, cookies: str, host: str) -> bool:
+    return sessions.subject_of(cookies, host) is not None
+
+
 @pytest.fixture(scope="module")
 def server(upstream: str) -> Iterator[Served]:
     address = f"127.0.0.1:{free_port()}"
@@ -107,7 +117,7 @@ def server(upstream: str) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def cookie(server: Served) -> str:
-    return access_at(server.address).cookie(server.address).partition(";")[0]
+    return sessions_at(server.address).cookie(server.address).partition(";")[0]
 
 
 def link() -> str:
@@ -145,35 +155,37 @@ def test_a_link_signs_in_once_and_leaves_the_address_bar(server: Served) -> None
 
 def test_a_link_is_refused_when_it_was_used_or_is_old_or_older_than_the_server() -> None:
     now = [now_ms()]
-    access = replace(access_at("127.0.0.1:1"), clock=lambda: now[0], opened_ms=now[0])
+    sessions = replace(sessions_at("127.0.0.1:1"), clock=lambda: now[0], opened_ms=now[0])
     used, kept = (ticket(TOKEN, LINK, now[0] + 1) for _ in range(2))
-    assert access.redeem(used)
+    assert sessions.redeem(used)
     now[0] += AGAIN_MS + 1
-    assert not access.redeem(used)
+    assert not sessions.redeem(used)
     now[0] += LINK_SECONDS * 1_000
-    assert not access.redeem(kept)
-    assert not access.redeem(ticket(TOKEN, LINK, access.opened_ms - 1))
-    assert access.redeem(ticket(TOKEN, LINK, now[0]))
+    assert not sessions.redeem(kept)
+    assert not sessions.redeem(ticket(TOKEN, LINK, sessions.opened_ms - 1))
+    assert sessions.redeem(ticket(TOKEN, LINK, now[0]))
 
 
 @pytest.mark.parametrize("wrong", ["", "x", "zz.zz.zz", "..", "1.2.ü", "٣.a.b", TOKEN, "0.0." + "0" * 32])
 def test_what_nobody_made_opens_nothing(server: Served, wrong: str) -> None:
-    access = access_at(server.address)
-    assert not access.redeem(wrong)
-    assert not access.allows("", f"tightloop_{server.address.rpartition(':')[2]}={wrong}", server.address)
+    sessions = sessions_at(server.address)
+    assert not sessions.redeem(wrong)
+    assert not has_session(sessions, f"tightloop_{server.address.rpartition(':')[2]}={wrong}", server.address)
     assert ask(server, f"/?{urlencode({'token': wrong})}", **PAGE).status == 401
 
 
 def test_tickets_are_for_one_purpose_one_host_and_one_time(server: Served) -> None:
-    access = access_at(server.address)
-    mine = access.cookie(server.address).partition(";")[0]
-    assert access.allows("", mine, server.address)
-    assert not access.allows("", mine, f"localhost:{server.address.rpartition(':')[2]}")
-    assert not replace(access, clock=lambda: now_ms() + COOKIE_SECONDS * 1_000 + 1).allows("", mine, server.address)
+    sessions = sessions_at(server.address)
+    mine = sessions.cookie(server.address).partition(";")[0]
+    assert has_session(sessions, mine, server.address)
+    assert not has_session(sessions, mine, f"localhost:{server.address.rpartition(':')[2]}")
+    late = replace(sessions, clock=lambda: now_ms() + COOKIE_SECONDS * 1_000 + 1)
+    assert not has_session(late, mine, server.address)
     name, _, value = mine.partition("=")
-    assert not access.redeem(value)
-    assert not access.allows("", f"{name}={link()}", server.address)
-    assert not access.allows("Bearer wrong", mine, server.address), "a bearer is judged alone"
+    assert not sessions.redeem(value)
+    assert not has_session(sessions, f"{name}={link()}", server.address)
+    alone = ask(server, "/api/v1/namespaces", Cookie=mine, Authorization="Bearer wrong", **FETCH)
+    assert alone.status == 401, "a bearer is judged alone"
     assert ticket_time("another token 0123456789", LINK, link()) is None
 
 
@@ -302,7 +314,7 @@ def test_bodies_are_bounded_and_failures_are_sentences(server: Served, cookie: s
     assert (broken.status, "broke off" in broken.json["error"]) == (502, True)
     address = f"127.0.0.1:{free_port()}"
     with serving(application(access_at(address), None, f"127.0.0.1:{free_port()}"), address) as alone:
-        mine = access_at(address).cookie(address).partition(";")[0]
+        mine = sessions_at(address).cookie(address).partition(";")[0]
         gone = ask(alone, "/", Cookie=mine, **PAGE)
     assert (gone.status, "does not answer yet" in gone.json["error"]) == (503, True)
 

@@ -18,6 +18,17 @@ from activities.executor.choose import executors
 from activities.executor.port import Executor
 from tests.support.doubles import AppendingExecutor, AskingExecutor, ScriptedPlanner, gives_up, planned
 from tests.support.episodes import APPEND, eventually, scripted
+from tests.support.loops import (
+    ObedientExecutor,
+    ScriptedTaskPlanner,
+    ended,
+    five_tasks,
+    planner_of_goals,
+    task,
+)
+from tests.support.loops import (
+    planned as planned_project,
+)
 from tests.support.plan.doubles import (
     Hanging,
     PlanStage,
@@ -30,9 +41,11 @@ from tests.support.plan.doubles import (
 )
 from tightloop.client import TightloopClient
 from tightloop.episode.budget import Budget
+from tightloop.episode.check import Check
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.control import ExecutorAmendment
 from tightloop.episode.model import EpisodePhase, EpisodeRequest
+from tightloop.loop.model import LoopRequest, LoopTask
 from tightloop.question import QuestionKind
 from tightloop.settings import parse_settings
 from worker.build import build_adapters, build_workers, surroundings
@@ -75,6 +88,25 @@ class Stage:
             for worker in build_workers(self.temporal, self._settings, adapters=adapters):
                 await stack.enter_async_context(worker)
             yield self.client
+
+    @asynccontextmanager
+    async def looping(self, *tasks: LoopTask) -> AsyncIterator[TightloopClient]:
+        """Work on a project's plan of these tasks."""
+        planner, writer = planner_of_goals(), ScriptedTaskPlanner(*tasks)
+        adapters = replace(
+            build_adapters(self.temporal, self._settings),
+            planners=lambda _kind: planner,
+            executors=lambda _name: ObedientExecutor(),
+            task_planners=lambda _kind, _model: writer,
+        )
+        async with AsyncExitStack() as stack:
+            for worker in build_workers(self.temporal, self._settings, adapters=adapters):
+                await stack.enter_async_context(worker)
+            yield self.client
+
+    def loop_request(self, *gates: str) -> LoopRequest:
+        checks = tuple(Check(run=run) for run in gates)
+        return LoopRequest(workspace=str(self.workspace), goal="make files", gates=checks)
 
     @asynccontextmanager
     async def planning(self, script: Script) -> AsyncIterator[PlanStage]:
@@ -162,6 +194,23 @@ async def restored(stage: Stage) -> str:
         await client.restore(episode_id, "ckpt-1", reason="wrong turn")
         await stage.paused(iteration=2, branch=2)
         await client.top_up(episode_id, iterations=3)
+        await client.result(episode_id)
+    return episode_id
+
+
+async def restored_while_pausing(stage: Stage) -> str:
+    """A pause is wanted when a restore is accepted, so that the next run begins with both."""
+    async with stage.working() as client:
+        episode_id = await stage.start(executor=scripted(SLOW))
+        await stage.executing()
+        await client.pause(episode_id, "lunch")
+        await client.restore(episode_id, "ckpt-0")
+
+        async def waits() -> bool:
+            return (await client.status(episode_id)).status == "paused"
+
+        await eventually(waits)
+        await client.resume(episode_id)
         await client.result(episode_id)
     return episode_id
 
@@ -368,6 +417,56 @@ async def plan_changed(stage: Stage) -> str:
     return plan.id
 
 
+_RESOLVES = r"if grep -q '^<<<<<<<' log.txt; then sed -i '/^[<=>]\{7\}/d' log.txt; else "
+CONFLICTING = (
+    task(1, f"{_RESOLVES} echo one > log.txt; fi", "grep -qx one log.txt"),
+    task(2, f"{_RESOLVES} echo two > log.txt; fi", "grep -qx two log.txt"),
+    task(3, "cat log.txt > all.txt", "test -s all.txt", 1, 2),
+)
+
+
+async def loop_with_conflict(stage: Stage) -> str:
+    """Paused as a draft, dispatched, two tasks conflict, verified."""
+    async with stage.looping(*CONFLICTING) as client:
+        plan_id = await planned_project(client, stage.loop_request("test -s all.txt", "true"))
+        await client.pause(plan_id, "lunch")
+        await eventually(lambda: _stands(client, plan_id, "paused"))
+        await client.resume(plan_id)
+        await eventually(lambda: _stands(client, plan_id, "draft"))
+        await client.dispatch(plan_id, by="ada")
+        await ended(client, plan_id)
+        await client.verify(plan_id, by="ada")
+        await client.result(plan_id)
+    return plan_id
+
+
+async def loop_failed_gate(stage: Stage) -> str:
+    """A run fails, what depends on it never begins, and a gate does not pass."""
+    broken = CONFLICTING[0].evolve(definition_of_done=())
+    async with stage.looping(broken, CONFLICTING[2].evolve(dependencies=("ptask_1",))) as client:
+        plan_id = await planned_project(client, stage.loop_request("false"))
+        await client.dispatch(plan_id)
+        await ended(client, plan_id)
+        await client.verify(plan_id)
+        await client.result(plan_id)
+    return plan_id
+
+
+async def plan_merged(stage: Stage) -> str:
+    """The plan of a round: two episodes in worktrees of their own, whose changes are merged."""
+    async with stage.looping(*five_tasks()[:2]) as client:
+        plan_id = await planned_project(client, stage.loop_request("true"))
+        await client.dispatch(plan_id)
+        await ended(client, plan_id)
+        await client.cancel(plan_id)
+        await client.result(plan_id)
+    return f"{plan_id}.dispatch-1"
+
+
+async def _stands(client: TightloopClient, plan_id: str, status: str) -> bool:
+    return (await client.summary(plan_id)).status == status
+
+
 @dataclass(frozen=True)
 class Scenario:
     """A scenario and the histories it leaves, one for each run, oldest first."""
@@ -384,6 +483,7 @@ def _scenario(play: Callable[[Stage], Awaitable[str]], *runs: str) -> Scenario:
 SCENARIOS: dict[str, Scenario] = {
     "paused_and_resumed": _scenario(paused_and_resumed),
     "restored": _scenario(restored, "before", "after"),
+    "restored_while_pausing": _scenario(restored_while_pausing, "before", "after"),
     "reset_in_temporal": _scenario(reset_in_temporal),
     "limit_hit": _scenario(limit_hit),
     "continued_as_new": _scenario(continued_as_new, "first", "second"),
@@ -398,4 +498,7 @@ SCENARIOS: dict[str, Scenario] = {
     "plan_completed": _scenario(plan_completed),
     "plan_gate_and_compensation": _scenario(plan_gate_and_compensation),
     "plan_changed": _scenario(plan_changed, "first", "second"),
+    "loop_with_conflict": _scenario(loop_with_conflict),
+    "loop_failed_gate": _scenario(loop_failed_gate),
+    "plan_merged": _scenario(plan_merged),
 }

@@ -11,7 +11,7 @@ import pytest
 
 from tightloop.client import TightloopClient
 from tightloop.client.following.status import PATIENCE
-from tightloop.episode.model import EpisodeResult
+from tightloop.episode.model import EpisodeResult, EpisodeStatus
 from tightloop.executor.model import ExecutorChoice
 from worker.build import Adapters
 
@@ -31,7 +31,8 @@ class BoundedClient(TightloopClient):
                 return await super().result(episode_id, patience=patience)
         status, timeline = await self.status(episode_id), await self.timeline(episode_id)
         told = "\n".join(f"  {entry.kind}: {entry.text}" for entry in timeline[-10:])
-        pytest.fail(f"{episode_id} is {status.status} in {status.phase} after {RESULT_SECONDS:g} s. Last:\n{told}")
+        where = f"{status.status} in {getattr(status, 'phase', '')}"
+        pytest.fail(f"{episode_id} is {where} after {RESULT_SECONDS:g} s. Last:\n{told}")
 
 
 def scripted(*steps: dict[str, Any], repeat: bool = True) -> ExecutorChoice:
@@ -51,3 +52,15 @@ async def eventually(what: Callable[[], Any], *, seconds: float = 30.0) -> Any:
             if value:
                 return value
             await asyncio.sleep(0.05)
+
+
+async def asked(client: TightloopClient, episode_id: str, *, since: EpisodeStatus | None = None) -> EpisodeStatus:
+    """Wait until the episode asks; `since`: until it asks anew."""
+
+    async def waits() -> EpisodeStatus | None:
+        status = await client.status(episode_id)
+        before = since.questions if since else ()
+        return status if status.questions and status.questions != before else None
+
+    found: EpisodeStatus = await eventually(waits, seconds=60)
+    return found

@@ -2,17 +2,19 @@
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from tests.data.pauses import Entry, entries
 from tests.support.doubles import ScriptedPlanner, planned
 from tests.support.episodes import Git, Working, scripted
 from tightloop.client import TightloopClient
 from tightloop.episode.budget import Budget
-from tightloop.episode.model import EpisodeRequest
+from tightloop.episode.model import EpisodeRequest, EpisodeStatus
 from tightloop.episode.planning import Briefing, PlannerAnswer
+from tightloop.errors import ServiceUnavailableError
 from tightloop.question import QuestionKind
 
 SELECTED = os.environ.get("TIGHTLOOP_TEST_ENTRY", "")
@@ -20,7 +22,9 @@ WITHIN = 5
 """Iterations in which an episode that is stuck has to be noticed."""
 AT_ONCE = 4
 NOTICED = frozenset({QuestionKind.REPEATED_ERROR, QuestionKind.DEVIATION, QuestionKind.PLANNER_GAVE_UP})
-_LOOK_S = 0.2
+T = TypeVar("T")
+LOOKS = 20
+_LOOK_S = 0.5
 NOTES = "".join(f"line {n}\n" for n in range(200))
 
 
@@ -43,6 +47,8 @@ class Course:
     entry: Entry
     iterations: int
     pauses: tuple[Pause, ...]
+    told: tuple[int, ...] = ()
+    """Iterations after which people were told that the checks show no progress, without a pause."""
 
     @property
     def false(self) -> tuple[Pause, ...]:
@@ -59,10 +65,23 @@ class Course:
     @property
     def noticed(self) -> bool:
         """Whether it was noticed in time that the episode is stuck."""
+        return any(pause.kind in NOTICED for pause in self._in_time)
+
+    @property
+    def seen(self) -> bool:
+        """Whether a person was asked anything in time, such as whether tests may be deleted."""
+        return bool(self._in_time)
+
+    @property
+    def heard(self) -> bool:
+        """Whether people were told or asked in time."""
         since = self.entry.since
-        return since is not None and any(
-            since <= pause.iteration <= since + WITHIN and pause.kind in NOTICED for pause in self.pauses
-        )
+        return self.seen or any(since is not None and since <= at <= since + WITHIN for at in self.told)
+
+    @property
+    def _in_time(self) -> tuple[Pause, ...]:
+        since = self.entry.since
+        return tuple(p for p in self.pauses if since is not None and since <= p.iteration <= since + WITHIN)
 
 
 @dataclass(frozen=True)
@@ -80,8 +99,28 @@ class Figures:
     @property
     def noticed(self) -> float:
         """Share of the stuck entries that were noticed in time, 0 to 1."""
-        stuck = [course for course in self.courses if course.entry.since is not None]
-        return sum(course.noticed for course in stuck) / len(stuck) if stuck else 1.0
+        return sum(course.noticed for course in self._stuck) / len(self._stuck) if self._stuck else 1.0
+
+    @property
+    def seen(self) -> float:
+        """Share of the stuck entries in which a person was asked anything in time, 0 to 1."""
+        return sum(course.seen for course in self._stuck) / len(self._stuck) if self._stuck else 1.0
+
+    @property
+    def heard(self) -> float:
+        """Share of the stuck entries in which people were told or asked in time, 0 to 1."""
+        return sum(course.heard for course in self._stuck) / len(self._stuck) if self._stuck else 1.0
+
+    @property
+    def told_in_200(self) -> float:
+        """Alerts without a pause in 200 honest iterations."""
+        total = sum(course.honest_iterations for course in self.courses)
+        told = sum(at <= course.honest_iterations for course in self.courses for at in course.told)
+        return 200 * told / total if total else 0.0
+
+    @property
+    def _stuck(self) -> list[Course]:
+        return [course for course in self.courses if course.entry.since is not None]
 
     def __str__(self) -> str:
         lines = []
@@ -95,7 +134,9 @@ class Figures:
         figures = (
             f"{honest} honest entries, {stuck} stuck ones, {total} honest iterations: "
             f"{self.false_in_200:.2f} false pauses in 200 iterations, "
-            f"{self.noticed:.1%} of the stuck noticed within {WITHIN} iterations"
+            f"{self.noticed:.1%} of the stuck noticed within {WITHIN} iterations, {self.seen:.1%} by any question, "
+            f"{self.heard:.1%} with what people were told without a pause, which happened {self.told_in_200:.1f} times "
+            "in 200 honest iterations"
         )
         return "\n".join((figures, *lines))
 
@@ -134,7 +175,13 @@ async def _course(entry: Entry, client: TightloopClient, workspace: Path) -> Cou
     )
     episode_id = await client.start(request)
     pauses: list[Pause] = []
-    while (status := await client.status(episode_id)).status in ("running", "paused"):
+
+    async def look() -> EpisodeStatus:
+        status = await client.status(episode_id)
+        assert isinstance(status, EpisodeStatus)
+        return status
+
+    while (status := await _patiently(look)).status in ("running", "paused"):
         if not status.questions:
             await asyncio.sleep(_LOOK_S)
             continue
@@ -148,7 +195,20 @@ async def _course(entry: Entry, client: TightloopClient, workspace: Path) -> Cou
     if status.status == "paused":
         await client.cancel(episode_id)
         await client.result(episode_id)
-    return Course(entry=entry, iterations=status.iteration, pauses=tuple(pauses))
+    timeline = await _patiently(lambda: client.timeline(episode_id, limit=1000))
+    lines = [event.kind for event in timeline]
+    told = tuple(lines[:at].count("iteration") for at, kind in enumerate(lines) if kind == "unmoved")
+    return Course(entry=entry, iterations=status.iteration, pauses=tuple(pauses), told=told)
+
+
+async def _patiently(look: Callable[[], Awaitable[T]]) -> T:
+    """Look again where a busy machine let a query time out: only what the episode did is measured here."""
+    for _ in range(LOOKS - 1):
+        try:
+            return await look()
+        except ServiceUnavailableError:
+            await asyncio.sleep(_LOOK_S)
+    return await look()
 
 
 def _workspace(folder: Path, entry: Entry, git: Git) -> Path:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from activities.executor.sqlite_outbox import open_sqlite_outbox
-from activities.tracking.sqlite_ledger import open_sqlite_ledger
 from tests.support.episodes import eventually, scripted
 from tests.support.model_server import ModelServer, says
 from tests.support.stack.stack import Stack, shared_state, wait_for_port
 from tightloop.client import TightloopClient
+from tightloop.database.opening import open_project
 from tightloop.episode.budget import Budget
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
@@ -59,7 +59,7 @@ def check_that_nothing_was_lost_or_doubled(workspace: Path, episode_id: str) -> 
     """Compare the files with the outbox and the ledger; returns the figures."""
     lines = Counter((workspace / "log.txt").read_text().split())
     deliveries = open_sqlite_outbox(workspace).deliveries(episode_id)
-    checkpoints = open_sqlite_ledger(workspace).checkpoints(episode_id)
+    checkpoints = open_project(workspace).checkpoints(episode_id)
     assert max(lines.values()) == 1, f"an iteration took effect more than once: {lines}"
     done = {str(d.iteration) for d in deliveries if d.report and d.report.status is ExecutorStatus.COMPLETED}
     unknown = {str(d.iteration) for d in deliveries if d.report and d.report.status is ExecutorStatus.OUTCOME_UNKNOWN}
@@ -73,7 +73,7 @@ def check_that_nothing_was_lost_or_doubled(workspace: Path, episode_id: str) -> 
 
 async def progress(workspace: Path, episode_id: str) -> None:
     """Wait until the episode has made one more checkpoint; a crash must cost time only."""
-    ledger = open_sqlite_ledger(workspace)
+    ledger = open_project(workspace)
     before = len(ledger.checkpoints(episode_id))
 
     async def more() -> bool:

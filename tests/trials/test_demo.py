@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.model_server import ModelServer, says
-from worker.server import free_port
+from worker.stack.server import free_port
 
 pytestmark = pytest.mark.timeout(450)
 ROOT = Path(__file__).parents[2]
@@ -22,6 +22,7 @@ def run_demo(home: Path, **more: str) -> subprocess.CompletedProcess[str]:
         "TIGHTLOOP_HOME": str(home),
         "TIGHTLOOP_TEMPORAL__ADDRESS": f"127.0.0.1:{free_port()}",
         "TIGHTLOOP_TEMPORAL__UI_URL": f"http://127.0.0.1:{free_port()}",
+        "TIGHTLOOP_GATEWAY__LISTEN": f"127.0.0.1:{free_port()}",
         **more,
     }
     command = [sys.executable, "-m", "worker", "demo"]

@@ -23,6 +23,7 @@ from tests.support.episodes import Git, eventually
 from tests.support.model_server import ModelServer, fails, raw, says
 from tests.support.otlp_receiver import Collector, collecting, values
 from tests.support.stack.stack import ROOT, Stack, wait_for_port
+from tests.support.stored import content_of
 from tightloop.client import TightloopClient
 from tightloop.client.keys import new_ring, write_ring
 from tightloop.client.tracing import Tracing, exporting
@@ -30,7 +31,7 @@ from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.errors import ServiceUnavailableError
 from tightloop.executor.model import ExecutorChoice
 from tightloop.host import state_folder
-from worker.server import free_port
+from worker.stack.server import free_port
 
 SECRET = "sk-" + "proj-9f3Kq2Lx71Zb84Tn56Vw"
 ODD_SECRET = "correct horse battery 4711"
@@ -124,7 +125,7 @@ async def run_through(
     async with asyncio.timeout(240):
         async for status in client.watch(episode_id):
             if status.status == "paused":
-                await client.respond(episode_id, EVERYTHING)
+                await client.answer(episode_id, "retry", EVERYTHING)
     result = await client.result(episode_id)
     assert result.outcome is EpisodeOutcome.SUCCEEDED, result.reason
     return client, episode_id
@@ -233,6 +234,10 @@ async def test_with_encryption_nothing_that_was_planted_is_seen_without_the_key_
     assert exported_in_full(collector)
     assert {"temporal.db", "worker.log", "server.log"} <= seen.keys()
     assert min(len(seen[name]) for name in ("history", "memo", "current details", "temporal.db", "worker.log")) > 50
+    # The ledger holds content by design, and no secrets.
+    ledger = {name: seen.pop(name) for name in list(seen) if "ledger.db" in name}
+    assert CODE.encode() in b"".join(ledger.values())
+    assert places(ledger, (SECRET, ODD_SECRET, EMAIL)) == []
     assert places(seen, PLANTED) == []
     assert b"next_plan: PlannerUnavailableError" in seen["worker.log"], "the log tells that the model failed"
     assert EVERYTHING in sent, "full prompts: the model saw the code"
@@ -330,8 +335,6 @@ async def test_a_project_decides_what_its_prompts_contain(
     assert "make it right, [secret:openai-key] [pii:email]" in sent
     assert "cat customer.py; test -f done.txt" in sent
     assert (CODE in sent) == (prompts == "redacted")
-    records = [path.read_text(errors="replace") for path in state_folder(project).rglob("*") if path.is_file()]
-    assert sum(f'"prompt_privacy":"{prompts}"' in text for text in records) >= 2, (
-        "the level stands in the record of each plan"
-    )
+    kept = b"".join(content_of(path) for path in state_folder(project).rglob("*") if path.is_file())
+    assert kept.count(f'"prompt_privacy":"{prompts}"'.encode()) >= 2, "the level stands in the record of each plan"
     assert os.environ.get("BILLING_PASSWORD") is None

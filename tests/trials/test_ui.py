@@ -22,7 +22,7 @@ from tests.support.stack.stack import ROOT, wait_for_port
 from tightloop.errors import SettingsError
 from tightloop.settings import parse_settings
 from worker.encryption import turn_on
-from worker.server import Owner, free_port, owner_file, temporal_binary
+from worker.stack.server import Owner, free_port, owner_file, temporal_binary
 
 pytestmark = pytest.mark.timeout(600)
 WITHOUT_KEYS = {"TIGHTLOOP_PRIVACY__ENCRYPT": "false", "TIGHTLOOP_TEMPORAL__AUTHENTICATE": "false"}
@@ -44,6 +44,7 @@ class Installation:
             "TIGHTLOOP_HOME": str(self.state),
             "TIGHTLOOP_TEMPORAL__ADDRESS": self.address,
             "TIGHTLOOP_TEMPORAL__UI_URL": f"http://{self.ui}",
+            "TIGHTLOOP_GATEWAY__ENABLED": "false",
             "TIGHTLOOP_SANDBOX__UNSAFE_LOCAL": "true",
         }
 

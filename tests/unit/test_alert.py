@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activities.alerts.webhook import signed
-from tightloop.alert import (
+from tightloop.cli.main import app
+from tightloop.episode.budget import Budget, Spent
+from tightloop.episode.failure import Failure, FailureKind, FailureStreak
+from tightloop.episode.loop.decisions import guard_rails
+from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState
+from tightloop.errors import SettingsError
+from tightloop.executor.asking import permission_question, work_question
+from tightloop.ledger.alert import (
     Alert,
     AlertKind,
     Delivery,
@@ -22,11 +29,6 @@ from tightloop.alert import (
     episode_link,
     notice_of,
 )
-from tightloop.cli.main import app
-from tightloop.episode.failure import Failure, FailureKind, FailureStreak
-from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState
-from tightloop.errors import SettingsError
-from tightloop.executor.asking import permission_question, work_question
 from tightloop.question import Question, QuestionKind
 from tightloop.settings import Settings, parse_settings
 
@@ -182,3 +184,22 @@ def test_a_wrong_channel_is_refused_with_a_sentence(text: str, sentence: str) ->
         parse_settings(f"alerts: {{channels: {text}}}", {})
     assert sentence in refused.value.message
     assert "hunter22" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("budget", "spent", "options"),
+    [
+        (Budget(max_iterations=5), Spent(iterations=5), "--iterations 5"),
+        (Budget(max_tokens=10), Spent(input_tokens=12), "--tokens 100000"),
+        (Budget(max_executor_failures=2), Spent(executor_failures=2), "--executor-failures 5"),
+        (Budget(max_wall_time=timedelta(hours=1)), Spent(wall_time=timedelta(days=1)), "--wall-minutes 60"),
+        (Budget(max_iterations=1, max_cost_usd=1), Spent(iterations=1, cost_usd=1.5), "--iterations 5 --cost-usd 1"),
+    ],
+)
+def test_spent_budget_is_answered_by_raising_every_bound_that_is_reached(
+    budget: Budget, spent: Spent, options: str
+) -> None:
+    question = guard_rails(EpisodeState(budget=budget, spent=spent)).question
+    assert question is not None
+    told = answers_to(alert(AlertKind.BUDGET, reason=question.title))
+    assert told[0] == f"tightloop top-up episode-1 {options}"

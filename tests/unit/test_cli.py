@@ -20,11 +20,11 @@ from tightloop.cli.main import app
 from tightloop.cli.render.question import todo_lines
 from tightloop.cli.render.workflow import status_line, status_panel
 from tightloop.cli.request import (
+    budget_of,
     build_request,
     json_or_text,
     read_pairs,
     read_request_file,
-    with_iterations,
     with_timeout,
 )
 from tightloop.cli.session import complete_id
@@ -69,7 +69,9 @@ def test_every_command_explains_itself(command: str) -> None:
     assert "Usage" in out
 
 
-@pytest.mark.parametrize("command", [["list"], ["status", "last"], ["pause", "x"], ["export", "x"], ["top-up", "x"]])
+@pytest.mark.parametrize(
+    "command", [["list"], ["status", "last"], ["pause", "x"], ["export", "x"], ["top-up", "x", "--iterations", "1"]]
+)
 def test_silent_server_gives_one_sentence_and_exit_code_1(command: list[str], nobody: str) -> None:
     code, out, error = run("--address", nobody, *command, *(["--json"] if command[0] == "list" else []))
     assert (code, out) == (1, "")
@@ -209,7 +211,7 @@ def test_completion_script_is_offered_for_bash() -> None:
 def test_options_win_over_the_file_and_the_file_over_the_settings() -> None:
     settings = parse_settings("budget: {max_iterations: 15, max_tokens: 9}", {})
     file = {"goal": "from the file", "workspace": "/w", "definition_of_done": ["true"], "budget": {"max_tokens": 5}}
-    request = build_request(settings, file, {"goal": "from the option", "budget": with_iterations(5)})
+    request = build_request(settings, file, {"goal": "from the option", "budget": budget_of(5)})
     assert request.goal == "from the option"
     assert (request.budget.max_iterations, request.budget.warn_at_iteration, request.budget.max_tokens) == (5, 4, 5)
 

@@ -42,6 +42,12 @@ def test_every_path_that_a_page_names_exists(page: Path) -> None:
     assert not missing, f"{page.name} names {missing}"
 
 
+def test_nobody_is_told_to_install_the_package_of_that_name_from_the_index() -> None:
+    """What is called `tightloop` on PyPI is another project."""
+    wrong = [name for name, text in product_texts() if re.search(r"pip install ['\"]?tightloop\b", text)]
+    assert not wrong
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
     wrong = []
@@ -68,6 +74,12 @@ def test_every_page_is_in_the_index() -> None:
 @pytest.mark.parametrize("name", sorted(pages()))
 def test_a_reference_is_as_the_code_is(name: str) -> None:
     assert (FOLDER / name).read_text(encoding="utf-8") == pages()[name], "write it again: make docs"
+
+
+def test_every_setting_says_what_it_means() -> None:
+    rows = [line.split(" | ") for line in (FOLDER / "settings.md").read_text().splitlines() if line.startswith("| `")]
+    assert len(rows) > 100, "the tables are read"
+    assert not [row[0].strip("| ") for row in rows if row[-1].strip("| ") == ""]
 
 
 def test_every_word_of_the_glossary_is_a_word_of_the_code() -> None:

@@ -1,23 +1,64 @@
-"""What a service that imports the client does not load."""
+"""What a service that imports the client, and what the command line for its help, does not load."""
 
+import os
 import subprocess
 import sys
 
+import pytest
+
+from tightloop.cli.commands import COMMANDS
+
 NEVER = {"temporalio.worker", "tree_sitter", "diff_match_patch", "cryptography", "typer", "rich", "opentelemetry"}
 """Only workers, the command line, or a client that seals or traces need them."""
+LATER = {"yaml", "tightloop.plan.progress", "tightloop.plan.engine", "tightloop.safety.change.tables"}
+"""Needed with a settings file, for plans, or by workers."""
+OF_COMMANDS = {"temporalio", "asyncio", "yaml", "tightloop.client", "tightloop.settings", "tightloop.value"}
+"""Needed by commands when they run; not to name them and say what they do."""
+
+
+def loaded(code: str, **variables: str) -> tuple[str, set[str]]:
+    """Return what a program prints, and the modules that it has loaded at its end."""
+    program = f"import atexit, sys; atexit.register(lambda: print('LOADED', *sys.modules)); {code}"
+    environment = {**os.environ, **variables}
+    command = (sys.executable, "-c", program)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    printed, _, modules = done.stdout.partition("LOADED")
+    return printed, set(modules.split())
+
+
+def command_line(*words: str, **variables: str) -> tuple[str, set[str]]:
+    """Return the same of the command line with these words."""
+    # `main` would end the process at once.
+    called = f"sys.argv[:] = ['tightloop', *{words!r}]; from tightloop.cli.main import app; app()"
+    return loaded(called, **variables)
 
 
 def test_the_client_loads_nothing_that_only_workers_and_the_command_line_need() -> None:
-    command = (sys.executable, "-c", "import sys, tightloop.client; print(*sys.modules)")
-    loaded = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
-    assert "tightloop.client.client" in loaded
-    assert NEVER & set(loaded) == set()
+    _, modules = loaded("import tightloop.client")
+    assert "tightloop.client.client" in modules
+    assert (NEVER | LATER) & modules == set()
 
 
 def test_the_version_is_told_without_loading_the_commands() -> None:
-    told = "import sys; sys.argv[1:] = ['--version']; from tightloop.cli import main; main(); print(*sys.modules)"
-    first, *loaded = subprocess.run(
-        (sys.executable, "-c", told), capture_output=True, text=True, check=True, timeout=60
-    ).stdout.splitlines()
-    assert first.startswith("tightloop ")
-    assert not (NEVER | {"pydantic", "temporalio"}) & set(" ".join(loaded).split())
+    printed, modules = loaded("sys.argv[1:] = ['--version']; from tightloop.cli import main; main()")
+    assert printed.startswith("tightloop ")
+    assert not (NEVER | {"pydantic", "temporalio"}) & modules
+
+
+def test_a_shell_completes_a_command_without_loading_any() -> None:
+    printed, modules = command_line(_TIGHTLOOP_COMPLETE="complete_bash", COMP_WORDS="tightloop st", COMP_CWORD="1")
+    assert printed.split() == ["start", "status"]
+    assert not ({"rich"} | OF_COMMANDS) & modules
+
+
+@pytest.mark.parametrize(("words", "named"), [(("--help",), "answer"), (("plan", "--help"), "validate")])
+def test_help_names_commands_without_loading_any(words: tuple[str, ...], named: str) -> None:
+    printed, modules = command_line(*words)
+    assert named in printed
+    assert not (OF_COMMANDS - {"tightloop.value"}) & modules
+
+
+def test_every_command_can_be_loaded() -> None:
+    for entry in COMMANDS:
+        for command in getattr(entry, "commands", {"": entry}).values():
+            assert command.loaded.help == command.help

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tightloop.errors import PlannerError
-from tightloop.log import Privacy, ScrubbingFormatter
+from tightloop.host.log import Privacy, ScrubbingFormatter
 from tightloop.value.scrub import Scrubber
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,7 @@ def test_an_error_of_ours_is_told_as_its_sentence_or_as_its_class() -> None:
 
 def test_uncaught_exceptions_of_threads_and_of_the_process_are_scrubbed_with_the_secrets_of_the_environment() -> None:
     code = (
-        "import logging, threading; from tightloop.log import set_up; set_up(logging.INFO, content=True)\n"
+        "import logging, threading; from tightloop.host.log import set_up; set_up(logging.INFO, content=True)\n"
         "def fail(): raise ValueError('in a thread: hunter two two')\n"
         "t = threading.Thread(target=fail); t.start(); t.join()\n"
         "logging.getLogger('some.library').warning('a library: %s', 'hunter two two')\n"

@@ -1,4 +1,4 @@
-"""Proofs as files: their form, held against the specification, and whatever else somebody may hand us as one."""
+"""Proofs as files: their form, compared with the specification, and whatever else somebody may hand us as one."""
 
 import base64
 import json

@@ -19,13 +19,13 @@ from activities.alerts.activity import AlertActivities
 from activities.alerts.choose import post_of
 from activities.alerts.port import Post
 from activities.alerts.trail import TrailMemory
-from activities.tracking.sqlite_ledger import open_sqlite_ledger
 from tests.support.alert_receiver import SECRET, Answer, Came, Receiver, receiving
 from tests.support.doubles import AskingExecutor, ScriptedPlanner, gives_up
 from tests.support.episodes import APPEND, Working, eventually, scripted
 from tests.support.impatient_workflow import Impatient
 from tests.support.plan.doubles import impatient_look
 from tightloop.client import TightloopClient
+from tightloop.database.opening import open_project
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, Queues
 from tightloop.question import QuestionKind
@@ -187,7 +187,7 @@ async def test_the_timeline_and_the_trail_tell_when_it_was_delivered(
         (line,) = await lines(client, episode_id)
         await client.cancel(episode_id)
         await client.result(episode_id)
-    (event,) = [event for event in open_sqlite_ledger(workspace).events(episode_id) if event.kind == "alert"]
+    (event,) = [event for event in open_project(workspace).events(episode_id) if event.kind == "alert"]
     assert line == event.text
     assert re.fullmatch(r"fatal sent to ops after \d+\.\d\d s", line)
     assert event.at is not None
@@ -352,7 +352,7 @@ async def test_a_queue_without_a_worker_alerts_that_no_executor_is_connected(
     impatient = Worker(
         temporal_client, task_queue=queue, workflows=[Impatient], workflow_runner=workflow_runner(),
         activities=[
-            AlertActivities(post_to(receiver), TrailMemory(open_sqlite_ledger)).send_alerts,
+            AlertActivities(post_to(receiver), TrailMemory(open_project)).send_alerts,
             impatient_look(temporal_client, queue),
         ],
     )  # fmt: skip
@@ -371,3 +371,23 @@ async def test_a_queue_without_a_worker_alerts_that_no_executor_is_connected(
     assert nobody not in came.body.decode()
     assert status.questions
     assert f"no worker on task queue '{nobody}'" in status.questions[0].title
+
+
+async def test_work_whose_checks_say_the_same_goes_on_and_people_and_planner_are_told_once(
+    client: TightloopClient, working: Working, request_for, receiver: Receiver
+) -> None:
+    work = [{"write": [{"path": f"part_{n}.py", "text": f"def part_{n}():\n    return {n}\n"}]} for n in range(1, 9)]
+    planner = ScriptedPlanner()
+    async with working(planner, post=post_to(receiver)):
+        request = request_for(
+            definition_of_done=["echo not yet; test -f part_8.py"], executor=scripted(*work, repeat=False)
+        )
+        episode_id = await client.start(request)
+        assert (await client.result(episode_id)).outcome is EpisodeOutcome.SUCCEEDED
+        [came] = await told(receiver, episode_id)
+        timeline = await client.timeline(episode_id)
+    assert (came.told["kind"], came.told["iteration"]) == ("unmoved", 5)
+    assert came.told["commands"][0] == f'tightloop respond {episode_id} "message for the planner"'
+    assert "paused" not in {line.kind for line in timeline}
+    warned = [brief.iteration for brief in planner.briefings if any("no progress" in n for n in brief.notes)]
+    assert warned == [6]

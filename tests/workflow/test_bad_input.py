@@ -16,10 +16,11 @@ import psutil
 import pytest
 
 from activities.artifacts.local import LocalArtifactStore
+from activities.artifacts.sqlite import close_idle
 from activities.model.service import ModelService
 from activities.planner.choose import planners
+from activities.planner.reflection.choose import reflectors
 from activities.planner.ruff import ProjectRuff
-from activities.reflection.choose import reflectors
 from activities.sandbox.unsafe import UnsafeLocal
 from tests.support.episodes import APPEND, Working, eventually, scripted
 from tests.support.git_sample import git, make_repository, on_disk, stored, write
@@ -413,6 +414,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         pytest.skip("this user may not mount a small disk")
     yield folder
+    close_idle()
     subprocess.run(["umount", str(folder)], check=True)
 
 

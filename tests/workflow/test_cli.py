@@ -1,18 +1,25 @@
 """The command line against a real worker: looking at an episode and at a plan with the same words."""
 
 import asyncio
+import contextlib
 import json
+import os
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from temporalio.testing import WorkflowEnvironment
 from typer.testing import CliRunner
 
 from tests.support.doubles import ScriptedPlanner
-from tests.support.episodes import Working, eventually
+from tests.support.episodes import Working, asked, eventually
 from tightloop.cli.main import app
 from tightloop.client import TightloopClient
+from tightloop.episode.budget import Budget
 from tightloop.plan.request import PlanRequest
+from worker.connect import DATA_CONVERTER
+from worker.stack.server import temporal_binary, tuning_arguments
 
 TWO_LINES = "test $(wc -l < log.txt) -ge 2"
 GATE = """\
@@ -121,3 +128,96 @@ async def test_status_without_a_worker_says_what_is_stored_and_how_old_it_is(
     assert str(workspace) in said
     assert "completed 1" in said
     assert json.loads(as_json[1][as_json[1].index("{") :])["as_of"]
+
+
+async def test_status_without_a_worker_names_no_branch_that_it_does_not_know(
+    client: TightloopClient, working: Working, request_for, cli: Cli
+) -> None:
+    request = request_for(definition_of_done=["test -f never"], budget=Budget(max_iterations=1))
+    async with working(ScriptedPlanner()):
+        episode_id = await client.start(request)
+        await asked(client, episode_id)
+        await client.restore(episode_id, "ckpt-0")
+
+        async def is_on_branch() -> bool:
+            status = await client.status(episode_id)
+            return status.branch == 2 and bool(status.questions)
+
+        await eventually(is_on_branch)
+        known = await cli("status", episode_id)
+    _, said = await cli("status", episode_id)
+    _, as_json = await cli("status", episode_id, "--json")
+    assert "1 on branch 2" in known[1]
+    assert "no worker answers" in said
+    assert "branch" not in said
+    assert json.loads(as_json[as_json.index("{") :])["branch"] == 0
+
+
+SERVICE = """
+import asyncio, sys
+from tightloop.client import TightloopClient
+
+async def main():
+    client = await TightloopClient.connect(sys.argv[2])
+    async for status in client.watch(sys.argv[4], on_silence=print):
+        print(status.status, flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("program", [("-m", "tightloop.cli.main"), ("-c", SERVICE)], ids=["command", "service"])
+async def test_server_that_goes_away_is_told_in_our_own_words(request_for, program: tuple[str, str]) -> None:
+    server = await WorkflowEnvironment.start_local(
+        data_converter=DATA_CONVERTER,
+        dev_server_existing_path=str(temporal_binary()),
+        dev_server_extra_args=tuning_arguments(),
+    )
+    async with server:
+        episode_id = await TightloopClient(server.client).start(request_for())
+        address = server.client.service_client.config.target_host
+        watching = await asyncio.create_subprocess_exec(
+            *(sys.executable, *program, "--address", address, "watch", episode_id),
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        assert watching.stdout is not None
+        said = bytearray(await asyncio.wait_for(watching.stdout.read(1), 30))
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(8):
+            while chunk := await watching.stdout.read(4_096):
+                said += chunk
+    watching.kill()
+    await watching.wait()
+    text = said.decode()
+    assert "does not answer" in text
+    assert "retried" not in text
+
+
+async def test_resume_and_pause_claim_no_success_for_what_they_do_not_do(
+    cli: Cli, client: TightloopClient, working: Working, request_for
+) -> None:
+    async with working():
+        episode_id = await client.start(request_for(budget=Budget(max_iterations=1)))
+        await asked(client, episode_id)
+        code, said = await cli("resume", episode_id)
+        assert code == 2
+        assert "goes on only after a decision: q1" in said
+        assert f"tightloop answer {episode_id} extend" in said
+        code, said = await cli("top-up", episode_id)
+        assert code == 2
+        assert "Give an amount, such as --iterations 5" in " ".join(said.split())
+        code, said = await cli("pause", episode_id)
+        assert (code, said.splitlines()[0]) == (0, f"{episode_id} is paused already")
+        await client.cancel(episode_id)
+        await client.result(episode_id)
+
+
+async def test_cancel_says_that_no_worker_is_there(cli: Cli, client: TightloopClient, working, request_for) -> None:
+    episode_id = await client.start(request_for())
+    code, said = await cli("cancel", episode_id)
+    assert code == 0
+    assert "ends once a worker is there: no worker answers on task queue" in " ".join(said.split())
+    async with working():
+        await client.result(episode_id)

@@ -90,7 +90,8 @@ async def test_a_definition_of_done_that_never_passes_pauses_for_a_person(client
         await client.result(episode_id)
     assert status.questions
     assert status.questions[0].kind is QuestionKind.REPEATED_ERROR
-    assert "3 times in a row" in status.questions[0].title
+    # As many as the limit.
+    assert "3 times without progress" in status.questions[0].title
     assert status.questions[0].options
 
 

@@ -134,7 +134,7 @@ async def test_whoever_follows_sees_each_event_once_through_new_runs_and_a_reset
     assert len({(event.at, event.kind, event.text) for event in told}) == len(told)
     assert [event.kind for event in told].count("opened") == 1
     # The task that made the checkpoint runs once more.
-    assert [event.kind for event in later[:3]] == ["iteration", "saved", "reset"]
+    assert [event.kind for event in later[:4]] == ["iteration", "saved", "saved", "reset"]
     assert told[-len(later) :] == later
     assert "closed" in [event.kind for event in told[-2:]]
 
@@ -162,3 +162,28 @@ async def test_events_of_a_plan_are_followed_alike(client: TightloopClient, work
         told = await client.timeline(plan_id)
     assert tuple(followed) == told
     assert {event.step for event in told} == {"", "one", "two"}
+
+
+async def test_who_terminated_an_episode_and_why_is_its_last_event(
+    client: TightloopClient, temporal: WorkflowEnvironment, working: Working, request_for: Requests
+) -> None:
+    request = request_for(definition_of_done=["test -f never"], budget=Budget(max_iterations=1))
+    async with working(ScriptedPlanner()):
+        episode_id = await client.start(request)
+        following = asyncio.create_task(all_of(client, episode_id))
+        await paused_after(client, episode_id, 1)
+        before = await client.timeline(episode_id)
+        await temporal.client.get_workflow_handle(episode_id).terminate(reason="wrong host")
+        followed = await asyncio.wait_for(following, 60)
+        told = await client.timeline(episode_id)
+        after = [await client.timeline(episode_id, after=event.cursor) for event in told]
+        [last] = await client.timeline(episode_id, limit=1)
+        await client.restore(episode_id, "ckpt-0")
+        await paused_after(client, episode_id, 1)
+        later = await client.timeline(episode_id)
+        await client.cancel(episode_id)
+    identity = temporal.client.service_client.config.identity
+    assert (last.kind, last.text) == ("terminated", f"wrong host (by {identity})")
+    assert tuple(followed) == told == (*before, last)
+    assert after == [told[number + 1 :] for number in range(len(told))]
+    assert later[: len(told)] == told

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from temporalio.common import SearchAttributeKey
@@ -13,7 +14,7 @@ from temporalio.common import SearchAttributeKey
 from tests.support.episodes import APPEND, Working, eventually, scripted
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome
-from worker.server import temporal_binary
+from worker.stack.server import temporal_binary
 
 TemporalCli = Callable[..., Awaitable["subprocess.CompletedProcess[str]"]]
 
@@ -56,6 +57,27 @@ async def test_bare_pause_and_resume_signals_work(
     assert attributes.get(SearchAttributeKey.for_keyword("TightloopStatus")) == "paused"
     assert "waits for a person" in metadata.stdout
     assert "restore_checkpoint" in metadata.stdout
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+
+
+async def test_what_temporal_started_is_found_by_its_status_while_it_runs(
+    client, temporal_client, temporal_cli, working: Working, request_for, settings, tmp_path
+):
+    go, episode_id = tmp_path / "go", f"raw-{uuid4().hex}"
+    raw = tmp_path / "request.json"
+    raw.write_text(request_for(executor=scripted(until(go))).model_dump_json())
+    start = ("--type", "EpisodeWorkflow", "--task-queue", settings.temporal.task_queue, "--input-file", str(raw))
+    async with working():
+        sent = await temporal_cli("workflow", "start", "-w", episode_id, *start)
+        assert sent.returncode == 0, sent.stderr
+        query = f'WorkflowId="{episode_id}" AND TightloopStatus="running"'
+
+        async def is_listed() -> bool:
+            return (await temporal_client.count_workflows(query)).count == 1
+
+        await eventually(is_listed)
+        go.touch()
+        result = await client.result(episode_id)
     assert result.outcome is EpisodeOutcome.SUCCEEDED
 
 
@@ -102,7 +124,7 @@ async def test_a_pause_with_a_reason_shows_it(client, temporal_cli, working: Wor
     [
         ("restore_checkpoint", '{"checkpoint": "ckpt-0"}', "Send for example"),
         ("restore_checkpoint", '"nonsense"', "the episode has no checkpoint 'nonsense'"),
-        ("top_up", '{"iteration": 5}', "top_up: iteration: Extra inputs are not permitted"),
+        ("top_up", '{"iteration": 5}', "top_up: unknown field 'iteration'. Did you mean 'iterations'?"),
         ("respond", '""', "the text is empty"),
         ("answer", '"allow"', "answer: nothing waits for an answer now"),
         ("amend_goal", "{}", "nothing is changed"),

@@ -10,7 +10,7 @@ from tests.support.plan.doubles import BASE, Hanging, Playing, done, fails, skip
 from tightloop.errors import InvalidRequestError
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.plan.result import EvidenceNote
-from worker.server import temporal_binary
+from worker.stack.server import temporal_binary
 
 DIAMOND = """
 id: diamond
@@ -234,18 +234,22 @@ async def test_failed_child_is_the_failure_of_its_step(playing: Playing):
     assert "no disk" in result.reason
 
 
-async def test_plans_are_not_nested_deeper_than_the_budget_allows(playing: Playing):
+async def test_plans_are_not_nested_deeper_than_the_budget_allows(playing: Playing, settings):
     source = """
 id: outer
 on_failure: fail
 budget: {max_depth: 1}
 steps: [{id: inner, subplan: {steps: [{id: x, shell: {run: "true"}}]}}]
 """
-    async with playing(source) as stage:
-        result = await stage.result()
+    given, queue = {"workspace": "/sample/project", "source": source}, settings.temporal.task_queue
+    async with playing(DIAMOND) as stage:
+        # As from another language: our client would refuse the text before it starts anything.
+        await stage.temporal.start_workflow("PlanWorkflow", given, id="nested", task_queue=queue)
+        result = await stage.plans.result("nested")
+        await stage.result()
     assert result.outcome is PlanOutcome.FAILED
     assert "max_depth is 1" in result.reason
-    assert stage.scripted.names() == []
+    assert "x" not in stage.scripted.names()
 
 
 async def test_child_that_a_discarded_run_left_behind_is_ended_before_the_same_one_starts(playing: Playing):
@@ -269,13 +273,18 @@ steps:
     assert result.outcome is PlanOutcome.COMPLETED
 
 
-async def test_plan_that_cannot_be_opened_fails_with_the_reason(playing: Playing):
-    async with playing("id: broken\nsteps: [{id: a, shel: {run: x}}]\n") as stage:
-        result = await stage.result()
-        status = await stage.status()
+async def test_plan_that_cannot_be_opened_fails_with_the_reason(playing: Playing, settings):
+    given = {"workspace": "/sample/project", "source": "id: broken\nsteps: [{id: a, shel: {run: x}}]\n"}
+    queue = settings.temporal.task_queue
+    async with playing(DIAMOND) as stage:
+        # As from another language: our client would refuse the text before it starts anything.
+        await stage.temporal.start_workflow("PlanWorkflow", given, id="broken", task_queue=queue)
+        result = await stage.plans.result("broken")
+        status = await stage.plans.status("broken")
+        await stage.result()
     assert result.outcome is PlanOutcome.FAILED
     assert result.reason == "2:17: unknown field 'shel' in step 'a'. Did you mean 'shell'?"
-    assert status.status == "failed"
+    assert (status.status, status.reason) == ("failed", result.reason)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +308,7 @@ async def test_request_that_cannot_work_is_refused_by_the_client(plans, changes,
         ("{}", "the workspace '' is not an absolute path"),
         (
             '{"workspace": "/x", "file": "p.yaml", "max_parallel": "many"}',
-            "max_parallel: Input should be a valid integer",
+            "max_parallel: must be a whole number",
         ),
         ('"plan.yaml"', "A right input"),
     ],

@@ -22,14 +22,14 @@ def line(*, steps: str = "abc", **budget: float | None) -> str:
 
 
 async def test_person_who_raises_the_bound_that_is_reached_lets_the_plan_go_on(playing: Playing):
-    async with playing(line(max_attempts=1)) as stage:
+    async with playing(line(max_api_calls=1), {"a": done(api_calls=1)}) as stage:
         before = await stage.paused()
-        said = await stage.plans.replan(stage.id, line(max_attempts=10), rationale="it is worth it", by="ada")
+        said = await stage.plans.replan(stage.id, line(max_api_calls=10), rationale="it is worth it", by="ada")
         result = await stage.result()
         told = await stage.told()
-    assert "max_attempts is 1" in before.questions[0].title
-    assert "max_attempts 1 -> 10" in said
-    assert "budget max_attempts 1 -> 10 (by ada)" in told
+    assert "max_api_calls is 1" in before.questions[0].title
+    assert "max_api_calls 1 -> 10" in said
+    assert "budget max_api_calls 1 -> 10 (by ada)" in told
     assert (result.outcome, stage.scripted.names()) == (PlanOutcome.COMPLETED, ["a", "b", "c"])
 
 
@@ -48,10 +48,11 @@ async def test_person_who_lowers_a_bound_stops_the_plan_where_it_is_reached(play
 
 async def test_top_up_outlasts_a_revision_that_says_nothing_else(playing: Playing):
     slow = Hanging()
-    async with playing(line(max_attempts=2), {"b": slow}) as stage:
+    script = {"a": done(api_calls=1), "b": slow, "c": done(api_calls=5)}
+    async with playing(line(max_api_calls=2), script) as stage:
         await slow.started.wait()
-        await stage.plans.top_up(stage.id, attempts=10)
-        said = await stage.plans.replan(stage.id, line(steps="abcd", max_attempts=2), by="ada")
+        await stage.plans.top_up(stage.id, api_calls=10)
+        said = await stage.plans.replan(stage.id, line(steps="abcd", max_api_calls=2), by="ada")
         slow.go.set()
         result = await stage.result()
     assert said == "revision 2 is in force. added: d"
@@ -84,11 +85,11 @@ async def test_planner_that_a_person_asks_cannot_raise_a_bound_either(playing: P
 
 
 async def test_raise_that_is_not_enough_leaves_the_plan_paused(playing: Playing):
-    async with playing(line(steps="abcd", max_attempts=2), {"a": done(api_calls=5)}) as stage:
+    async with playing(line(steps="abcd", max_api_calls=3), {"a": done(api_calls=5)}) as stage:
         await stage.paused()
-        await stage.plans.replan(stage.id, line(steps="abcd", max_attempts=3, max_api_calls=1), by="ada")
+        await stage.plans.replan(stage.id, line(steps="abcd", max_api_calls=4), by="ada")
         status = await stage.paused()
-        await stage.plans.top_up(stage.id, api_calls=100, attempts=100)
+        await stage.plans.top_up(stage.id, api_calls=100)
         result = await stage.result()
     assert status.status == "paused"
     assert status.revision == 2

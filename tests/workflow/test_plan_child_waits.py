@@ -3,6 +3,7 @@
 import asyncio
 from uuid import uuid4
 
+import pytest
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.enums.v1 import EventType, ResetReapplyExcludeType
 from temporalio.api.sdk.v1 import WorkflowMetadata
@@ -11,6 +12,7 @@ from temporalio.client import Client
 
 from activities.plan.requests import StepRun
 from tests.support.plan.doubles import Hanging, PlanStage, Playing, asks, fails
+from tightloop.errors import InvalidRequestError
 from tightloop.plan.child import ChildWait
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.question import Question, QuestionKind
@@ -59,6 +61,9 @@ async def test_gate_of_a_subplan_is_shown_by_its_plan_until_it_is_answered(playi
     async with playing(OUTER, script, children={"sub": child(INNER)}) as stage:
         inner = f"{stage.id}.sub.1"
         shown = await details_with(stage, "Release 1.2?")
+        with pytest.raises(InvalidRequestError, match=rf"waits: {inner}.*tightloop answer {inner} approve") as refused:
+            await stage.plans.answer(stage.id, "approve")
+        assert "respond" not in refused.value.message
         await stage.plans.answer(inner, "approve", question="release", by="ada")
         later = await details_with(stage, "and now?")
         await stage.plans.answer(stage.id, "approve", question="after", by="ada")

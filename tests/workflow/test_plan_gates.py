@@ -6,8 +6,8 @@ import pytest
 from temporalio.common import SearchAttributeKey
 
 from tests.support.plan.doubles import Playing, asks, done, option
-from tightloop.alert import AlertKind, Subject
 from tightloop.errors import InvalidRequestError
+from tightloop.ledger.alert import AlertKind, Subject
 from tightloop.plan.request import PlanOutcome
 
 GATE = """

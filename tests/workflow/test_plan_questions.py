@@ -41,7 +41,12 @@ def broken() -> Callable[..., Any]:
 
 KINDS: dict[QuestionKind, tuple[str, Callable[[], dict[str, Any]], dict[str, Any], str]] = {
     QuestionKind.OPERATOR: (ONE, lambda: {"a": Hanging()}, {}, "resume"),
-    QuestionKind.BUDGET: (ONE + "budget: {max_attempts: 1}\n", dict, {}, "extend"),
+    QuestionKind.BUDGET: (
+        ONE + "budget: {max_api_calls: 1}\n",
+        lambda: {"a": done(api_calls=1)},
+        {},
+        "extend",
+    ),
     QuestionKind.FATAL: (ONE, lambda: {"a": broken()}, {}, "retry"),
     QuestionKind.LIMIT: (WATCHED, lambda: {"a": Hanging()}, {}, "resume"),
     QuestionKind.GATE: (ONE, lambda: {"a": asks("may it go out?")}, {}, "approve"),

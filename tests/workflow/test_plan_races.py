@@ -189,11 +189,11 @@ steps:
 
 
 async def test_pause_of_an_operator_outlasts_the_pause_that_was_on(playing: Playing):
-    source = ASK + "budget: {max_attempts: 1}\n"
-    async with playing(source) as stage:
+    source = ASK + "budget: {max_api_calls: 1}\n"
+    async with playing(source, {"a": done(api_calls=1)}) as stage:
         await stage.paused()
         await stage.plans.pause(stage.id, "lunch", by="ada")
-        await stage.plans.top_up(stage.id, attempts=10)
+        await stage.plans.top_up(stage.id, api_calls=10)
         status = await stage.until(lambda status: [each.title for each in status.questions] == ["lunch"])
         ran = stage.scripted.names()
         await stage.plans.resume(stage.id)
@@ -214,9 +214,10 @@ async def test_person_who_resumes_ends_both_pauses(playing: Playing):
 
 async def test_budget_raised_before_the_plan_is_open_is_raised(playing: Playing):
     gate = Gate()
-    async with playing(ASK + "budget: {max_attempts: 1}\n", before_opening=gate.pass_through) as stage:
+    source, script = ASK + "budget: {max_api_calls: 1}\n", {"a": done(api_calls=1)}
+    async with playing(source, script, before_opening=gate.pass_through) as stage:
         await gate.begun.wait()
-        raised = asyncio.create_task(stage.plans.top_up(stage.id, attempts=10))
+        raised = asyncio.create_task(stage.plans.top_up(stage.id, api_calls=10))
         await asyncio.sleep(0.2)
         gate.go.set()
         await raised

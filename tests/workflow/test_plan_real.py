@@ -11,11 +11,13 @@ import pytest
 from temporalio.testing import WorkflowEnvironment
 
 from tests.support.episodes import RESULT_SECONDS, Working, eventually
+from tightloop.cli.render.plan import record_lines
 from tightloop.client import TightloopClient
+from tightloop.client.records.store import Store
 from tightloop.host import state_folder
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.settings import Settings, parse_settings
-from worker.server import temporal_binary
+from worker.stack.server import temporal_binary
 
 
 @pytest.fixture
@@ -260,9 +262,62 @@ async def test_plan_of_one_gate_waits_and_is_completed(client, working: Working,
     assert result.outcome is PlanOutcome.COMPLETED
 
 
-async def test_plan_without_steps_is_refused_or_completed_but_does_not_hang(client, working: Working, workspace):
+async def test_plan_without_steps_is_refused_and_does_not_hang(client, temporal, settings, working: Working, workspace):
+    given = {"workspace": str(workspace), "source": "id: p\nsteps: []\n"}
     async with working():
-        plan_id = await client.start(PlanRequest(workspace=str(workspace), source="id: p\nsteps: []\n"))
+        # Our client would refuse the text before it starts anything.
+        queue, plan_id = settings.temporal.task_queue, f"plan-{uuid4().hex[:6]}"
+        await temporal.client.start_workflow("PlanWorkflow", given, id=plan_id, task_queue=queue)
         result = await end_of(client, plan_id)
     assert result.outcome is PlanOutcome.FAILED
     assert "step" in result.reason
+
+
+# -- what is printed runs ----------------------------------------------------------------------------
+
+
+async def test_commands_that_show_what_changed_run_as_they_are_printed(
+    client: TightloopClient, working: Working, workspace: Path
+) -> None:
+    source = (
+        "id: p\nsteps:\n  - {id: write, shell: {run: \"echo one > 'a b.txt'\"}}\n"
+        "  - {id: last, needs: [write], edit: {files: [{path: c.txt, content: two}]}}\n"
+    )
+    async with working():
+        plan_id = await client.start(PlanRequest(workspace=str(workspace), source=source))
+        await end_of(client, plan_id)
+    store = Store(workspace, plan_id)
+    shown = [line for record in store.records("write") for line in record_lines(record, workspace)]
+    note = (store.folder / "hand-off.md").read_text()
+    of_step = next(line.partition("changed: ")[2] for line in shown if "changed: " in line)
+    whole = next(line.partition("the whole change: ")[2] for line in note.splitlines() if "the whole change" in line)
+    for command, names in ((of_step, {"a b.txt"}), (whole, {"a b.txt", "c.txt"})):
+        done = subprocess.run(command, shell=True, check=True, capture_output=True, text=True, cwd="/", timeout=60)
+        assert {name for name in ("a b.txt", "c.txt") if f"+++ b/{name}" in done.stdout} == names
+
+
+# -- failure modes of steps without results ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        "run: sleep 60, access: none, watchdog: {after_s: 1, escalate: cancel}",
+        "run: sleep 60, watchdog: {after_s: 1, escalate: cancel}",
+        "run: sleep 60, timeout_s: 1",
+        "episode: {goal: Wait, definition_of_done: ['sleep 60']}, timeout_s: 2",
+        "run: 'true', preconditions: ['${plan.n} == 2']",
+    ],
+)
+async def test_mode_for_any_failure_holds_however_a_step_fails(
+    client: TightloopClient, working: Working, workspace: Path, act: str
+) -> None:
+    source = (
+        f"id: p\ninputs: {{n: 1}}\nsteps:\n  - {{id: slow, {act}, failure_modes: [{{name: any, recover: skip}}]}}\n"
+    )
+    async with working():
+        plan_id = await client.start(PlanRequest(workspace=str(workspace), source=source + "  - {id: on, run: ls}\n"))
+        result = await end_of(client, plan_id)
+        told = [event.text for event in await client.timeline(plan_id)]
+    assert result.outcome is PlanOutcome.COMPLETED, result.reason
+    assert any("any: " in line for line in told), told

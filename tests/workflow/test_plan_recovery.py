@@ -17,9 +17,9 @@ from tests.support.plan.doubles import (
     plan_worker,
 )
 from tests.support.plan.impatient import ImpatientPlan
-from tightloop.alert import AlertKind
 from tightloop.errors import GitError, InvalidRequestError, WorkspaceError
 from tightloop.executor.usage import Usage
+from tightloop.ledger.alert import AlertKind
 from tightloop.plan.document.step import Recovery
 from tightloop.plan.request import PlanOutcome
 
@@ -190,6 +190,20 @@ async def test_failure_mode_that_says_abort_ends_the_plan_at_once(playing: Playi
     assert (result.outcome, result.reason) == (PlanOutcome.FAILED, "two: wrong branch")
 
 
+async def test_retry_of_a_person_gives_a_step_all_its_attempts_again(playing: Playing):
+    no_answer = [fails("no answer", "transient")] * 5
+    source = step(retry="{attempts: 3, initial_s: 0}").replace("on_failure: fail\n", "")
+    async with playing(source, {"a": [*no_answer, done()]}) as stage:
+        await stage.paused()
+        assert [ran.attempt for ran in stage.scripted.ran] == [1, 2, 3]
+        await stage.plans.answer(stage.id, "retry")
+        result = await stage.result()
+        timeline = [line.text for line in await stage.plans.timeline(stage.id)]
+    assert result.outcome is PlanOutcome.COMPLETED
+    assert [ran.attempt for ran in stage.scripted.ran] == [1, 2, 3, 4, 5, 6]
+    assert sum("no answer" in line for line in timeline if line.startswith("a: transient")) == 5
+
+
 async def test_service_that_asks_for_patience_gets_it(playing: Playing):
     script = {"a": [fails("429", "transient", retry_after_s=0.6), done()]}
     async with playing(step(retry="{initial_s: 0}"), script) as stage:
@@ -202,8 +216,11 @@ async def test_time_box_ends_the_tries(playing: Playing):
     script = {"a": fails("busy", "transient")}
     async with playing(step(timebox_s=5, retry="{attempts: 50, initial_s: 1, factor: 1}"), script) as stage:
         result = await stage.result()
+        timeline = [line.text for line in await stage.plans.timeline(stage.id)]
     assert result.outcome is PlanOutcome.FAILED
-    assert 2 <= len(stage.scripted.ran) <= 5
+    tries = len(stage.scripted.ran)
+    assert 2 <= tries <= 5
+    assert f"a: attempt {tries} of 50 is the last: its time box of 5 s leaves no time for another" in timeline
 
 
 async def test_step_budget_ends_the_tries(playing: Playing):
@@ -280,7 +297,7 @@ async def test_workspace_that_cannot_be_used_pauses_the_plan_and_the_same_attemp
 @pytest.mark.parametrize(
     ("budget", "addition", "sentence"),
     [
-        ("{max_attempts: 2}", {"attempts": 10}, "2 attempts of steps were started, max_attempts is 2"),
+        ("{max_attempts: 4}", {"attempts": 10}, "4 attempts of steps were started, max_attempts is 4"),
         ("{max_tokens: 100}", {"tokens": 1_000}, "120 tokens were used, max_tokens is 100"),
         ("{max_cost_usd: 0.1}", {"cost_usd": 5}, "0.1 USD were spent, max_cost_usd is 0.1"),
         ("{max_api_calls: 1}", {"api_calls": 50}, "1 API calls were made, max_api_calls is 1"),
@@ -289,12 +306,14 @@ async def test_workspace_that_cannot_be_used_pauses_the_plan_and_the_same_attemp
 async def test_spent_budget_pauses_the_plan_until_it_is_raised(playing: Playing, budget, addition, sentence):
     usage = Usage(input_tokens=60, output_tokens=0, cost_usd=0.1)
     spending = done(usage=usage, api_calls=1)
+    twice = [fails("busy", "transient"), spending]
     steps = "".join(
-        f'  - {{id: s{n}, shell: {{run: "true"}}, access: none, needs: [{f"s{n - 1}" if n else ""}]}}\n'
+        f'  - {{id: s{n}, shell: {{run: "true"}}, access: none, needs: [{f"s{n - 1}" if n else ""}], '
+        "retry: {initial_s: 0}}\n"
         for n in range(4)
     )
     source = f"id: budget\nbudget: {budget}\nsteps:\n{steps}"
-    async with playing(source, {f"s{n}": spending for n in range(4)}) as stage:
+    async with playing(source, {"s0": twice, **{f"s{n}": spending for n in range(1, 4)}}) as stage:
         status = await stage.paused()
         await stage.alerted()
         said = await stage.plans.top_up(stage.id, **addition)

@@ -82,8 +82,12 @@ steps:
 
 async def test_templates_that_feed_templates_are_stopped_by_the_number_of_attempts(playing: Playing):
     items = ", ".join(str(n) for n in range(100))
-    steps = [f"  - {{id: a0-*, for_each: [{items}]}}\n"]
-    steps += [f'  - {{id: a{n}-*, needs: ["a{n - 1}-*"], for_each: "${{a{n - 1}-*.x}}"}}\n' for n in range(1, 6)]
+    steps = [f"  - {{id: a0-*, for_each: [{items}], shell: {{run: x}}, outputs: {{x: json}}}}\n"]
+    steps += [
+        f'  - {{id: a{n}-*, needs: ["a{n - 1}-*"], for_each: "${{a{n - 1}-*.x}}", '
+        "shell: {run: x}, outputs: {x: json}}\n"
+        for n in range(1, 6)
+    ]
     source = f"id: cascade\nmax_parallel: 20\nbudget: {{max_attempts: 250}}\nsteps:\n{''.join(steps)}"
     async with playing(source) as stage:
         status = await stage.paused()

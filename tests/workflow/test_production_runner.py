@@ -1,6 +1,7 @@
 """Production's workers share the modules of workflows between all episodes: nothing may be left in them."""
 
 import asyncio
+import ctypes
 import gc
 import sys
 from collections import deque
@@ -11,6 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
+import pytest
+from temporalio.bridge.proto.workflow_activation import InitializeWorkflow
 from temporalio.client import Client
 
 from tests.support.doubles import ScriptedPlanner, gives_up
@@ -19,6 +23,7 @@ from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.settings import Settings
 from worker.build import PRODUCTION_RUNNER, build_adapters, build_workers
+from worker.hosting.memory import trim
 
 MUTABLE = (dict, list, set, bytearray, deque)
 SHARED = ("workflows", "tightloop.episode", "tightloop.plan", "tightloop.executor", "tightloop.safety")
@@ -66,7 +71,7 @@ async def test_two_episodes_of_one_worker_share_nothing_that_changes(
         assert kept_in_modules() == before
 
 
-async def test_a_paused_episode_holds_no_copy_of_the_modules(
+async def test_a_paused_episode_holds_no_copy_of_the_modules_nor_the_message_that_started_it(
     temporal_client: Client, settings: Settings, client: TightloopClient, request_for: Callable[..., EpisodeRequest]
 ) -> None:
     planner = ScriptedPlanner(lambda _briefing: gives_up())
@@ -82,6 +87,7 @@ async def test_a_paused_episode_holds_no_copy_of_the_modules(
 
         await eventually(waits)
         assert copies() == before
+        assert [one for one in gc.get_objects() if isinstance(one, InitializeWorkflow)] == []
         await client.cancel(episode_id)
         await client.result(episode_id)
 
@@ -90,3 +96,15 @@ def copies() -> int:
     gc.collect()
     modules = [one for one in gc.get_objects() if isinstance(one, ModuleType)]
     return sum(1 for one in modules if one.__name__ == "workflows.episode.workflow")
+
+
+def test_memory_between_what_is_in_use_is_given_back() -> None:
+    if not hasattr(ctypes.CDLL(None), "malloc_trim"):
+        pytest.skip("this C library gives memory back by itself, or not at all")
+    # Small enough that the C library does not map them apart; every other one stays.
+    blocks: list[bytes | None] = [b"x" * 60_000 for _ in range(2_000)]
+    blocks[::2] = [None] * 1_000
+    before = psutil.Process().memory_info().rss
+    trim()
+    assert before - psutil.Process().memory_info().rss > 40_000_000
+    assert sum(one is not None for one in blocks) == 1_000

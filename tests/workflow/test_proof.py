@@ -1,6 +1,7 @@
 """Success is proven apart from the working tree; what speaks against it is one question."""
 
 import asyncio
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,41 @@ async def test_a_changed_check_is_one_question_and_a_person_may_accept_it(
     accepted = proof_of(project, result.proof)
     assert (accepted.verdict, accepted.accepted_by) == (ProofVerdict.ACCEPTED, "ada")
     assert accepted.delivered_tree == result.tree
+
+
+UGLY = "import os, unittest\nclass T( unittest.TestCase ):\n  def test_it(self): self.assertEqual({0}, 2)\n"
+FORMATTED = """import unittest
+
+
+class T(unittest.TestCase):
+    def test_it(self) -> None:
+        self.assertEqual({0}, 2)
+"""
+
+
+@pytest.mark.parametrize(("delivered", "outcome"), [("1 + 1", "succeeded"), ("2", "paused")])
+async def test_formatting_a_test_is_no_question_unless_it_changes_what_is_tested(
+    client: TightloopClient, working: Working, request_for, workspace: Path, git, delivered: str, outcome: str
+) -> None:
+    (workspace / "tests").mkdir()
+    (workspace / "tests" / "test_it.py").write_text(UGLY.format("1 + 1"))
+    git(workspace, "add", "--all")
+    git(workspace, "commit", "--quiet", "-m", "a test")
+    change = {"write": {"path": "tests/test_it.py", "text": FORMATTED.format(delivered)}}
+    ruff = f"{sys.executable} -m ruff"
+    checks = [f"{ruff} check --isolated tests", f"{ruff} format --isolated --check tests"]
+    async with working():
+        checks.append(f"{sys.executable} -m unittest discover -q -s tests")
+        episode_id = await client.start(request_for(definition_of_done=checks, executor=scripted(change)))
+
+        async def is_over() -> EpisodeStatus | None:
+            status = await client.status(episode_id)
+            return status if status.questions or status.status not in ("running", "paused") else None
+
+        status: EpisodeStatus = await eventually(is_over, seconds=60)
+    assert status.status == outcome
+    proof = proof_of(workspace, status.proof)
+    assert {finding.rule for finding in proof.findings} == ({ProofRule.TESTS_CHANGED} if outcome == "paused" else set())
 
 
 async def test_work_goes_on_with_the_reason_and_the_same_tree_is_not_asked_about_again(

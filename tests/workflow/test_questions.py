@@ -2,70 +2,27 @@
 
 import asyncio
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from temporalio.common import SearchAttributeKey
-from typer.testing import CliRunner
 
-from activities.executor.choose import executors
 from activities.executor.sqlite_outbox import open_sqlite_outbox
-from tests.support.doubles import AppendingExecutor, AskingExecutor, ScriptedPlanner
-from tests.support.episodes import Working, eventually
-from tightloop.cli.main import app
+from tests.support.doubles import AskingExecutor, ScriptedPlanner
+from tests.support.episodes import Working, asked, eventually
 from tightloop.client import TightloopClient
-from tightloop.episode.control import ExecutorAmendment
-from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
+from tightloop.episode.model import EpisodeOutcome
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorStatus
-from tightloop.host import state_folder
 from tightloop.question import QuestionKind
-from tightloop.safety.verdict import Verdict
-from worker.build import build_adapters, surroundings
-from worker.server import temporal_binary
+from worker.stack.server import temporal_binary
 
 ACP_AGENT = Path(__file__).parents[1] / "support" / "agents" / "acp_fake_agent.py"
 ONE_LINE = {"definition_of_done": ["test -f log.txt"]}
 Door = Callable[[TightloopClient, str], Awaitable[str]]
-
-
-async def asked(client: TightloopClient, episode_id: str, *, since: EpisodeStatus | None = None) -> EpisodeStatus:
-    """Wait until the episode asks; `since`: until it asks anew."""
-
-    async def waits() -> EpisodeStatus | None:
-        status = await client.status(episode_id)
-        before = since.questions if since else ()
-        return status if status.questions and status.questions != before else None
-
-    found: EpisodeStatus = await eventually(waits)
-    return found
-
-
-@pytest.fixture
-def registry(settings) -> Callable[..., dict[str, Any]]:
-    """The executors of a worker with more of the test's own."""
-
-    def build(**more: Any) -> dict[str, Any]:
-        return {"executors": executors(surroundings(settings), more)}
-
-    return build
-
-
-@pytest.fixture
-def cli(settings) -> Callable[..., Awaitable[tuple[int, str]]]:
-    """The command line, in a thread: the worker that has to answer lives in this event loop."""
-
-    async def run(*arguments: str) -> tuple[int, str]:
-        address = ("--address", settings.temporal.address)
-        done = await asyncio.to_thread(CliRunner().invoke, app, [*address, *arguments])
-        return done.exit_code, done.output
-
-    return run
 
 
 @pytest.fixture
@@ -265,136 +222,6 @@ async def test_work_that_a_person_could_not_do_is_a_failed_iteration_and_no_fail
     assert result.spent.executor_failures == 0
     assert "NEEDS RESPONSE" in shown
     assert f"tightloop answer {episode_id} done" in shown
-
-
-async def test_a_fallback_works_where_the_first_choice_cannot(
-    client, working: Working, request_for, registry, workspace: Path
-) -> None:
-    absent = AskingExecutor(reason="it is not installed: npm install -g asking")
-    async with working(**registry(absent=absent, appending=AppendingExecutor())):
-        request = request_for()
-        choice = request.executor.evolve(name="absent", fallback=("appending",), model="m")
-        episode_id = await client.start(request_for(executor=choice))
-        result = await client.result(episode_id)
-        told = [f"{entry.kind}: {entry.text}" for entry in await client.timeline(episode_id)]
-        shown = await client.status(episode_id)
-        report = open_sqlite_outbox(workspace).deliveries(episode_id)[0].report
-    assert result.outcome is EpisodeOutcome.SUCCEEDED
-    assert report is not None
-    assert report.executor == "appending"
-    assert shown.executor == "appending in place of absent"
-    assert any("appending works in place of absent: absent: it is not installed: npm install" in line for line in told)
-
-
-async def test_no_usable_executor_pauses_with_every_reason_and_another_one_fixes_it(
-    client, working: Working, request_for, registry
-) -> None:
-    one, two = AskingExecutor(reason="no program"), AskingExecutor(reason="no key")
-    async with working(**registry(one=one, two=two)):
-        request = request_for()
-        choice = request.executor.evolve(name="one", fallback=("two",))
-        episode_id = await client.start(request_for(executor=choice))
-        status = await asked(client, episode_id)
-        changes = ExecutorAmendment(name="scripted", fallback=(), permissions=Verdict.ASK)
-        await client.amend(episode_id, executor=changes)
-        await client.resume(episode_id)
-        result = await client.result(episode_id)
-        amended = await client.request(episode_id)
-    assert status.questions
-    assert status.questions[0].kind is QuestionKind.FATAL
-    assert "one: no program; two: no key" in status.questions[0].title
-    assert result.outcome is EpisodeOutcome.SUCCEEDED
-    assert (amended.executor.name, amended.executor.permissions) == ("scripted", Verdict.ASK)
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"executor": {"name": "askng"}}, r"the executor 'askng' is unknown\. Did you mean asking\? This worker has: "),
-        (
-            {"executor": {"name": "scripted", "fallback": ["askng"]}},
-            r"'askng' is unknown\. Did you mean asking\?",
-        ),
-        ({"planner": "opnai"}, r"the planner 'opnai' is unknown\. Choose one of: auto, openai, heuristic"),
-    ],
-)
-async def test_mistyped_names_that_only_the_worker_knows_are_refused_when_the_workspace_is_opened(
-    client, working: Working, request_for, registry, change, sentence
-) -> None:
-    async with working(**registry(asking=AskingExecutor())):
-        episode_id = await client.start(request_for(**change))
-        result = await client.result(episode_id)
-    assert result.outcome is EpisodeOutcome.FAILED
-    assert re.search(sentence, result.reason), result.reason
-
-
-async def test_a_mistyped_executor_of_a_running_episode_is_fixed(
-    client, working: Working, request_for, registry, cli
-) -> None:
-    async with working(**registry(asking=AskingExecutor())):
-        episode_id = await client.start(request_for(budget={"max_iterations": 1}))
-        await asked(client, episode_id)
-        with pytest.raises(InvalidRequestError, match=r"'scrpted' is unknown\. Did you mean 'scripted'\?"):
-            await client.amend(episode_id, executor="scrpted")
-        await client.amend(episode_id, executor="askng")
-        await client.top_up(episode_id, iterations=5)
-
-        async def fatal() -> EpisodeStatus | None:
-            status = await client.status(episode_id)
-            return status if status.questions and status.questions[0].kind is QuestionKind.FATAL else None
-
-        status = await eventually(fatal)
-        code, out = await cli("amend", episode_id, "--executor", "scripted")
-        await client.resume(episode_id)
-        result = await client.result(episode_id)
-    assert "Did you mean asking?" in status.questions[0].title
-    assert code == 0, out
-    assert result.outcome is EpisodeOutcome.SUCCEEDED
-
-
-async def test_start_takes_who_works_and_how_and_says_that_nobody_is_there_yet(
-    settings, client, working: Working, workspace: Path, tmp_path: Path
-) -> None:
-    file = tmp_path / "settings.yaml"
-    file.write_text(settings.as_yaml().replace("api_key: '**********'", "api_key: ''"))
-    command = ["--settings", str(file), "start", "one line", "--workspace", str(workspace), "--done", "test -f log.txt"]
-    command += ["--executor", "person", "--fallback", "command", "--mode", "read_only", "--permissions", "ask"]
-    done = await asyncio.to_thread(CliRunner().invoke, app, [*command, "--model", "small", "--json"])
-    assert done.exit_code == 0, done.output
-    episode_id = json.loads(done.stdout)["id"]
-    async with working():
-        await asked(client, episode_id)
-        choice = (await client.request(episode_id)).executor
-        again = await asyncio.to_thread(CliRunner().invoke, app, [*command, "--id", "second", "--json"])
-        await client.cancel(episode_id)
-        await client.result(episode_id)
-    assert f"no worker polls task queue '{settings.temporal.task_queue}'; {episode_id} waits" in done.stderr
-    assert (choice.name, choice.fallback, choice.model) == ("person", ("command",), "small")
-    assert (choice.mode.value, choice.permissions.value) == ("read_only", "ask")
-    assert "no worker polls" not in again.stderr
-    assert f"{episode_id} works in {workspace}" in again.stderr.replace("\n", " ")
-
-
-async def test_without_a_model_an_executor_that_takes_whole_plans_gets_the_goal_and_what_fails(
-    client, temporal_client, settings, working: Working, request_for, workspace: Path
-) -> None:
-    heuristic = build_adapters(temporal_client, settings).planners
-    check = "echo 'the log is missing'; test -f log.txt"
-    async with working(planners=heuristic):
-        episode_id = await client.start(
-            request_for(goal="keep a log", executor={"name": "person"}, definition_of_done=[check])
-        )
-        status = await asked(client, episode_id)
-        [plan] = (state_folder(workspace) / "inbox").glob("*.md")
-        told = plan.read_text()
-        (workspace / "log.txt").write_text("by hand\n")
-        await client.answer(episode_id, "done")
-        result = await client.result(episode_id)
-    assert status.questions
-    assert "keep a log" in told
-    assert "the log is missing" in told
-    assert any(str(plan) in line for line in status.questions[0].evidence)
-    assert result.outcome is EpisodeOutcome.SUCCEEDED
 
 
 @pytest.mark.parametrize("answer", ["allow", "deny"])

@@ -56,8 +56,25 @@ async def test_a_history_that_does_not_fit_is_told_and_ends_with_1(tmp_path: Pat
     assert rows[2].endswith("activity next_plan")
     assert "ckpt-0, the last checkpoint before it (iteration 0, event 9 of run " in rows[3]
     assert "workflow.patched()" in done.stdout
+    # Nothing that the core does to the run once it has left the history.
+    assert "closed" not in done.stdout
     for raw in ("Traceback", "TMPRL1100", "WARN", "event id above", "Failure {"):
         assert raw not in done.stdout + done.stderr
+
+
+async def test_the_folder_of_an_export_is_replayed(tmp_path: Path) -> None:
+    folder = tmp_path / "letter"
+    folder.mkdir()
+    (folder / "history.json").write_text(RECORDED.read_text())
+    done = await run_replay(tmp_path, str(folder))
+    assert done.returncode == 0, done.stderr
+    assert "the current code fits the history" in done.stdout
+
+
+async def test_a_folder_named_as_an_episode_does_not_hide_it(tmp_path: Path) -> None:
+    nobody = {"TIGHTLOOP_TEMPORAL__ADDRESS": "127.0.0.1:1"}
+    done = await run_replay(tmp_path, "docs", **nobody)
+    assert "Temporal does not answer" in done.stderr
 
 
 async def test_a_worker_says_once_that_its_code_changed_and_names_the_restart(tmp_path: Path, caplog) -> None:

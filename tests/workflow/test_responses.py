@@ -6,12 +6,12 @@ import pytest
 
 from activities.executor.port import Control, Executor
 from activities.planner.heuristic import HeuristicPlanner
-from tests.support.doubles import ScriptedPlanner, claims_done, planned
-from tests.support.episodes import Working, eventually
+from tests.support.doubles import ScriptedPlanner, claims_done, gives_up, planned
+from tests.support.episodes import Working, asked, eventually
 from tightloop.client import TightloopClient
 from tightloop.episode.budget import Budget
 from tightloop.episode.fixes.ruff import RuffRules
-from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeStatus
+from tightloop.episode.model import EpisodeOutcome, EpisodePhase
 from tightloop.episode.planning import Briefing, PlannerAnswer
 from tightloop.executor.model import ExecutorChoice, ExecutorOutcome, ExecutorStatus, WorkOrder
 from tightloop.question import QuestionKind
@@ -41,15 +41,6 @@ def project(workspace: Path, git) -> Path:
     git(workspace, "add", "--all")
     git(workspace, "commit", "--quiet", "-m", "check")
     return workspace
-
-
-async def asked(client: TightloopClient, episode_id: str) -> EpisodeStatus:
-    async def is_asked() -> EpisodeStatus | None:
-        status = await client.status(episode_id)
-        return status if status.questions else None
-
-    found: EpisodeStatus = await eventually(is_asked, seconds=60)
-    return found
 
 
 def agent(executor: Executor, planner: object) -> dict[str, object]:
@@ -160,3 +151,40 @@ async def test_words_at_an_operators_pause_are_work_although_the_checks_turned_g
     assert paused
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert "True\n" in (workspace / "log.txt").read_text()
+
+
+async def test_words_to_a_planner_that_gave_up_are_read_and_choose_nothing(
+    client: TightloopClient, working: Working, request_for
+) -> None:
+    planner = ScriptedPlanner(lambda briefing: planned("once") if briefing.notes else gives_up("which parser?"))
+    async with working(planner):
+        episode_id = await client.start(request_for(definition_of_done=["test -f log.txt"]))
+        status = await asked(client, episode_id)
+        said = await client.respond(episode_id, "the one in lib", by="ada")
+        result = await client.result(episode_id)
+        told = [entry.kind for entry in await client.timeline(episode_id)]
+    assert status.questions[0].kind is QuestionKind.PLANNER_GAVE_UP
+    assert said == "the planner will read it; the episode goes on"
+    assert "ada: the one in lib" in planner.briefings[-1].notes
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+    assert "answered" not in told, "nobody chose an option"
+
+
+async def test_words_where_a_person_has_to_decide_leave_the_question_open(
+    client: TightloopClient, working: Working, request_for, workspace: Path
+) -> None:
+    def edits(briefing: Briefing) -> PlannerAnswer:
+        if briefing.iteration == 1:
+            (workspace / "mine.txt").write_text("mine\n")
+        return planned()
+
+    async with working(ScriptedPlanner(edits)):
+        episode_id = await client.start(request_for())
+        status = await asked(client, episode_id)
+        said = await client.respond(episode_id, "what is mine.txt?", by="ada")
+        still = await client.status(episode_id)
+        await client.answer(episode_id, "undo")
+        await client.result(episode_id)
+    assert (status.questions[0].kind, still.questions) == (QuestionKind.DRIFT, status.questions)
+    assert said.startswith("the planner will read it; q1 still waits. Send answer, such as ")
+    assert not (workspace / "mine.txt").exists()

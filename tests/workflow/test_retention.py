@@ -1,7 +1,9 @@
 """`tightloop gc`: what closed episodes left on this host goes, what an open or kept one needs stays."""
 
 import os
+import sqlite3
 import subprocess
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,16 +13,18 @@ from hypothesis import strategies as st
 
 from activities.artifacts.local import open_local_store
 from activities.tracking.retention import Known, choose, collect
-from activities.tracking.sqlite_ledger import open_sqlite_ledger
 from activities.workspace.ownership import tree_lock
 from tests.support.episodes import Working, eventually
+from tests.support.ledger import backdate
 from tightloop.cli.host.commands import read_days
 from tightloop.client import TightloopClient
+from tightloop.database.opening import open_project
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import CheckpointFile, EpisodeOutcome
 from tightloop.errors import InvalidRequestError
 from tightloop.host import state_folder
 from tightloop.question import QuestionKind
+from tightloop.value.artifact import PACKED
 from worker.connect import known_workflows
 from worker.up import merged_runs
 
@@ -33,6 +37,8 @@ def aged(folder: Path, days: int) -> None:
     then = datetime.now(UTC).timestamp() - days * 86_400
     for path in [*(folder / "artifacts").rglob("*"), *(folder / "trees").rglob("*")]:
         os.utime(path, (then, then))
+    with closing(sqlite3.connect(folder / "artifacts" / PACKED)) as artifacts, artifacts:
+        artifacts.execute("UPDATE artifact SET stored = ?", (then,))
 
 
 def trees(folder: Path) -> set[str]:
@@ -86,15 +92,16 @@ async def test_a_closed_episode_is_freed_and_an_open_one_keeps_all_it_needs(
         told = (await client.status(old)).questions[0].title
         await client.cancel(old)
         await client.result(old)
-    assert planned.episodes == freed.episodes == [old]
-    assert planned.artifacts == freed.artifacts > 5
+    assert planned.episodes == (old,)
+    assert freed == planned
+    assert freed.artifacts > 5
     assert freed.references > 2
     assert freed.rows > 3
     assert freed.size_bytes > 0
-    assert (again.episodes, again.artifacts, again.references) == ([], 0, 0)
+    assert (again.episodes, again.artifacts, again.references) == ((), 0, 0)
     assert f"the checkpoints of {old} were freed by tightloop gc at " in told
     store = open_local_store(workspace)
-    for record in open_sqlite_ledger(workspace).checkpoints(kept):
+    for record in open_project(workspace).checkpoints(kept):
         assert record.state is not None
         state = CheckpointFile.model_validate_json(store.get(record.state)).state
         for reference in (state.request, state.plan, state.plan_request, state.checks, state.beginning):
@@ -104,11 +111,7 @@ async def test_a_closed_episode_is_freed_and_an_open_one_keeps_all_it_needs(
 
 def _backdate(folder: Path, episode_id: str, at: datetime) -> None:
     """Let an episode have done its last thing then."""
-    import sqlite3
-
-    with sqlite3.connect(folder / "ledger.db") as ledger:
-        change = "UPDATE trail SET event = json_set(event, '$.at', ?) WHERE episode_id = ?"
-        ledger.execute(change, (at.isoformat(), episode_id))
+    backdate(folder.parent.parent, episode_id, at)
     with sqlite3.connect(folder / "outbox.db") as outbox:
         outbox.execute("UPDATE delivery SET queued_at = ? WHERE episode_id = ?", (at.timestamp(), episode_id))
 
@@ -128,7 +131,7 @@ async def test_trees_that_somebody_holds_are_left_for_a_later_run(
     free = collect(folder, known, older_than=30 * DAY, dry_run=False)
     assert busy.busy == "a working tree is in use; its trees are freed by a later run"
     assert busy.rows == 0
-    assert (free.episodes, free.busy, trees(folder)) == ([episode_id], "", set())
+    assert (free.episodes, free.busy, trees(folder)) == ((episode_id,), "", set())
 
 
 ENDS = st.none() | st.integers(0, 100)

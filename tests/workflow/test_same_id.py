@@ -10,7 +10,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from temporalio.client import WorkflowExecutionStatus
+from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.testing import WorkflowEnvironment
 from typer.testing import CliRunner
 
@@ -25,9 +25,11 @@ from tightloop.plan.request import PlanRequest
 from tightloop.settings import Settings
 from worker.build import build_adapters, build_workers
 from worker.connect import DATA_CONVERTER
-from worker.server import temporal_binary, tuning_arguments
+from worker.replay import fetch_history, replay
+from worker.stack.server import temporal_binary, tuning_arguments
 
 TWO_LINES = "test $(wc -l < log.txt) -ge 2"
+FOUR_LINES = "test $(wc -l < log.txt) -ge 4"
 PLAN = 'id: p\nsteps:\n  - {id: one, shell: {run: "echo one >> log.txt"}}\n'
 Requests = Callable[..., EpisodeRequest]
 
@@ -112,7 +114,13 @@ async def test_replacing_an_episode_keeps_what_it_left(
 
 
 async def test_raw_start_under_the_id_of_a_finished_episode_hides_nothing(
-    client: TightloopClient, working: Working, request_for: Requests, settings: Settings, workspace: Path, git: Git
+    client: TightloopClient,
+    temporal_client: Client,
+    working: Working,
+    request_for: Requests,
+    settings: Settings,
+    workspace: Path,
+    git: Git,
 ) -> None:
     async with working():
         name = await finished(client, request_for(definition_of_done=[TWO_LINES]))
@@ -122,11 +130,13 @@ async def test_raw_start_under_the_id_of_a_finished_episode_hides_nothing(
         await eventually(lambda: raw_status(client, name, WorkflowExecutionStatus.FAILED))
         status, checkpoints = await client.status(name), await client.checkpoints(name)
         [listed] = [row for row in await client.list() if row.id == name]
+        replayed = await replay(await fetch_history(temporal_client, name))
         sentence = await client.restore(name, "ckpt-1")
         await client.result(name)
         again = await client.status(name)
     assert (status.status, status.goal, listed.status) == ("succeeded", "write three lines", "succeeded")
     assert [one.id for one in checkpoints] == ["ckpt-0", "ckpt-1", "ckpt-2"]
+    assert [entry.kind for entry in replayed.timeline] == ["opened", "iteration", "iteration", "closed"]
     assert kept <= refs(workspace, git, name)
     assert "open again, from ckpt-1" in sentence
     assert (again.goal, again.status) == ("write three lines", "succeeded")
@@ -201,3 +211,56 @@ async def test_episode_started_with_temporals_own_command_line_is_listed_and_com
     assert elsewhere.exit_code == 1
     assert f"{name} works in {workspace}" in elsewhere.output
     assert "on the host of its workspace" in elsewhere.output
+
+
+async def raw_answer(client: TightloopClient, name: str) -> dict[str, object]:
+    """What `temporal workflow query --type status` prints."""
+    answer: dict[str, object] = await client._calls.client.get_workflow_handle(name).query("status")
+    return answer
+
+
+@pytest.mark.parametrize("wrong", [{"workspace": "/nowhere/at/all"}, {"goal": ""}])
+async def test_raw_start_that_is_refused_says_why_and_leaves_its_id_free(
+    client: TightloopClient, working: Working, request_for: Requests, settings: Settings, wrong: dict[str, object]
+) -> None:
+    name = f"raw-{uuid4().hex[:6]}"
+    async with working():
+        await finished(client, request_for(definition_of_done=[TWO_LINES]))
+        given = request_for(definition_of_done=[FOUR_LINES]).model_dump(mode="json")
+        for _ in range(2):
+            await start_with_temporal(settings, "EpisodeWorkflow", name, given | wrong)
+            await eventually(lambda: raw_status(client, name, WorkflowExecutionStatus.FAILED))
+        seen, reason = await raw_answer(client, name), (await client.result(name)).reason
+        last = await eventually(lambda: is_listed(client, name)) and await client.resolve("last")
+        told = [event.text for event in await client.timeline(name)]
+        await client.start(request_for(definition_of_done=[FOUR_LINES]), new_id=name)
+        again = await client.result(name)
+        with pytest.raises(IdTakenError, match="an episode, succeeded"):
+            await client.start(request_for(), new_id=name)
+        [listed] = [row for row in await client.list() if row.id == name]
+    assert (seen["status"], seen["phase"], seen["reason"]) == ("failed", "CLOSED", reason)
+    assert reason
+    assert told[-1] == f"FAILED: {reason}"
+    # Others may have begun something meanwhile.
+    assert last != name
+    assert (again.outcome.value, listed.status) == ("SUCCEEDED", "succeeded")
+
+
+async def is_listed(client: TightloopClient, name: str) -> bool:
+    return any(row.id == name and row.status == "failed" for row in await client.list())
+
+
+async def test_plan_that_is_refused_says_why_and_leaves_its_id_free(
+    client: TightloopClient, working: Working, workspace: Path, tmp_path: Path
+) -> None:
+    name = f"nightly-{uuid4().hex[:6]}"
+    async with working():
+        await client.start(PlanRequest(workspace=str(tmp_path / "missing"), source=PLAN), new_id=name)
+        refused = await client.result(name)
+        seen = await raw_answer(client, name)
+        await client.start(PlanRequest(workspace=str(workspace), source=PLAN), new_id=name)
+        again = await client.result(name)
+        status = await client.status(name)
+    assert (seen["status"], seen["phase"], seen["reason"]) == ("failed", "CLOSED", refused.reason)
+    assert "missing" in refused.reason
+    assert (again.outcome.value, status.status) == ("COMPLETED", "completed")

@@ -152,7 +152,7 @@ NOT_A_PLAN = says("I think you should look at the parser.")
 async def test_all_attempts_at_a_plan_end_in_a_question_that_says_what_came(
     client, working: Working, request_for, settings, replies: list[Reply], shown: str, told: str
 ):
-    bounds = PlannerSettings(timeout_s=2, plan_timeout_s=5)
+    bounds = PlannerSettings(timeout_s=3, plan_timeout_s=12)
     with ModelServer(*replies) as server:
         service = ModelService(api_key="k", base_url=server.url, models=("weak",), timeout_s=bounds.timeout_s)
         planner = OpenAIPlanner(service)
@@ -163,9 +163,9 @@ async def test_all_attempts_at_a_plan_end_in_a_question_that_says_what_came(
             await client.cancel(episode_id)
             await client.result(episode_id)
     assert seen.phase is EpisodePhase.PLANNING
-    assert seen.work.limit_s == 5
+    assert seen.work.limit_s == 12
     assert asked[0].kind is QuestionKind.FATAL
-    assert "no plan after 5 s and " in asked[0].title
+    assert "no plan after 12 s and " in asked[0].title
     assert told in asked[0].title
     assert f"tightloop amend {episode_id} --planner heuristic" in asked[0].title
 

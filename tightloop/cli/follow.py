@@ -2,18 +2,22 @@
 
 import asyncio
 import contextlib
+import time
 
 import typer
 from rich.live import Live
 from rich.text import Text
 
+from tightloop.cli import INTERRUPTED
 from tightloop.cli.render.question import todo_lines
 from tightloop.cli.render.terminal import console, on_terminal, plain, remark, show
 from tightloop.cli.render.workflow import end_lines, event_line, status_line
-from tightloop.cli.session import INTERRUPTED, Session, within
+from tightloop.cli.session import Session, within
 from tightloop.client import CLOSED_STATUSES, Event, Status, TightloopClient
+from tightloop.client.following.status import word_of_status
 from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
 from tightloop.errors import ServiceUnavailableError
+from tightloop.loop.model import LoopStatus, TaskState
 from tightloop.plan.request import PlanOutcome
 
 UNSHOWN = frozenset({"alert"})
@@ -21,6 +25,7 @@ UNSHOWN = frozenset({"alert"})
 UNSHOWN_DRY = UNSHOWN | {"opened", "completed", "closed"}
 FIRST_EVENTS = 80
 """Events from before that are shown at first; `tightloop timeline` shows all."""
+SILENCE_S = 60.0
 LAST_EVENTS_S = 10.0
 """How long a workflow that has ended is asked for its last events."""
 
@@ -48,8 +53,11 @@ def follow(
 
 def needs_person(status: Status) -> bool:
     """Return whether nothing goes on without a person."""
-    if isinstance(status, EpisodeStatus) or status.status == "paused":
-        return status.status == "paused"
+    if isinstance(status, EpisodeStatus) or word_of_status(status) == "paused":
+        return word_of_status(status) == "paused"
+    if isinstance(status, LoopStatus):
+        running = {task.task_id for task in status.tasks if task.state is TaskState.RUNNING}
+        return bool({"dispatch", "verify"}.intersection(status.possible)) or bool(status.children and not running)
     waiting = {wait.step for wait in status.children}
     return bool(status.questions or waiting) and all(line.id in waiting for line in status.running)
 
@@ -69,6 +77,7 @@ class Follower:
         self._dry_run = dry_run
         self._cursor = ""
         self._todo: list[str] = []
+        self._silence, self._told = "", 0.0
 
     async def run(self, *, as_json: bool) -> Status | None:
         """Print lines, and on a terminal a last line that changes; return the last status."""
@@ -77,15 +86,16 @@ class Follower:
         # Drawn once a second: the age of what runs changes without an event.
         shown = Live(get_renderable=lambda: _last_line(last), console=out, refresh_per_second=1, transient=True)
         live = shown if on_terminal() and not as_json else None
-        changes = self._client.watch(self._id, on_silence=lambda error: remark(f"{error.message} - still trying ..."))
+        changes = self._client.watch(self._id, on_silence=self._tell_silence)
         async with contextlib.aclosing(changes):
             with live or contextlib.nullcontext():
                 async for last in changes:
+                    self._silence = ""
                     if as_json:
                         typer.echo(last.model_dump_json())
                     else:
                         for line in await self._news(last):
-                            out.print(line)
+                            out.print(line, soft_wrap=True)
                     if not self._waits and needs_person(last):
                         remark(
                             f"{self._id} waits for a person. Answer, then follow it again: tightloop watch {self._id}"
@@ -97,15 +107,22 @@ class Follower:
         await within(LAST_EVENTS_S, self._client.result(self._id))
         if last is not None and not as_json:
             for line in await self._news(last):
-                out.print(line)
-            if not (self._dry_run and last.status == "completed"):
+                out.print(line, soft_wrap=True)
+            if not (self._dry_run and word_of_status(last) == "completed"):
                 show(*end_lines(last))
         return last
+
+    def _tell_silence(self, error: ServiceUnavailableError) -> None:
+        """Say that nobody answers, once and then each minute: it is looked twice a second."""
+        now = time.monotonic()
+        if error.message != self._silence or now - self._told >= SILENCE_S:
+            self._silence, self._told = error.message, now
+            remark(f"{error.message} - still trying ...")
 
     async def _news(self, status: Status) -> list[Text]:
         lines: list[Text] = []
         with contextlib.suppress(TimeoutError, ServiceUnavailableError):
-            async with asyncio.timeout(LAST_EVENTS_S if status.status in CLOSED_STATUSES else None):
+            async with asyncio.timeout(LAST_EVENTS_S if word_of_status(status) in CLOSED_STATUSES else None):
                 limit = None if self._cursor else FIRST_EVENTS
                 events = await self._client.timeline(self._id, after=self._cursor, limit=limit)
                 self._cursor = events[-1].cursor if events else self._cursor

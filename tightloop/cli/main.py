@@ -1,6 +1,5 @@
 """The command line: `tightloop COMMAND`."""
 
-import logging
 import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -10,29 +9,23 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tightloop.cli import diff, export, look, proof, start, steer
-from tightloop.cli.host import commands as host
-from tightloop.cli.host import keys
-from tightloop.cli.plan import commands as plans
-from tightloop.cli.plan.file import problem_line
-from tightloop.cli.render.terminal import complain
-from tightloop.cli.session import FAILED, INTERRUPTED, Session
+from tightloop.cli import FAILED, INTERRUPTED, WRONG_INPUT
+from tightloop.cli.commands import COMMANDS
 from tightloop.errors import InvalidRequestError, PlanError, SettingsError, TightloopError
-from tightloop.log import set_up
-
-WRONG_INPUT = 2
 
 
 class Sentences(TyperGroup):
-    """Turns our errors into one sentence and an exit code; nobody is shown a traceback."""
+    """Has all commands, and turns our errors into one sentence and an exit code; nobody is shown a traceback."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "commands": {command.name: command for command in COMMANDS}})
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:
             return super().invoke(ctx)
         except TightloopError as error:
-            for sentence in _sentences(error):
-                complain(sentence)
+            _complain(*_sentences(error))
             raise typer.Exit(WRONG_INPUT if isinstance(error, InvalidRequestError) else FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
@@ -40,13 +33,22 @@ class Sentences(TyperGroup):
         except BrokenPipeError:
             raise typer.Exit(FAILED) from None
         except OSError as error:
-            complain(f"error: the operating system refused: {error}")
+            _complain(f"error: the operating system refused: {error}")
             raise typer.Exit(FAILED) from None
+
+
+def _complain(*sentences: str) -> None:
+    from tightloop.cli.render.terminal import complain
+
+    for sentence in sentences:
+        complain(sentence)
 
 
 def _sentences(error: TightloopError) -> list[str]:
     """Return each problem as `error: what`, those of a plan file as `file:line:column: error: what`."""
     if isinstance(error, PlanError):
+        from tightloop.cli.plan.file import problem_line
+
         return [problem_line(problem) for problem in error.problems]
     lines = error.message.splitlines() if isinstance(error, SettingsError) else [error.message]
     return [f"error: {line}" for line in lines]
@@ -59,10 +61,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for part in (start, look, diff, export, proof, steer, host):
-    app.add_typer(part.app)
-app.add_typer(plans.app, name="plan", rich_help_panel=start.START)
-app.add_typer(keys.app, name="keys", rich_help_panel=host.HOST)
 
 
 def _print_version(wanted: bool) -> None:
@@ -84,16 +82,26 @@ def options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Keep the global options for the commands."""
-    context.obj = Session(settings, address, namespace)
+    """Keep the global options for the command that follows."""
+    if context.obj is not None:
+        context.obj()
+    # Not a `Session` yet: the help of a command needs none.
+    context.obj = {"settings_file": settings, "address": address, "namespace": namespace}
+
+
+def _log() -> None:
+    import logging
+
+    from tightloop.host.log import set_up
+
+    set_up(logging.WARNING, content=True)
 
 
 def main() -> None:
     """Run the command line; the entry point of the package."""
     code: Any = 0
-    set_up(logging.WARNING, content=True)
     try:
-        app()
+        app(obj=_log)
     except SystemExit as end:
         code = end.code
     # Without the interpreter's own shutdown: threads of the Temporal SDK (1.35) may still be letting go of Python

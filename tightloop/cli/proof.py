@@ -8,28 +8,27 @@ from typing import Annotated
 
 import typer
 
+from tightloop.cli import FAILED
 from tightloop.cli.host.server_part import run_again
 from tightloop.cli.render.proof import proof_lines
 from tightloop.cli.render.terminal import remark, show, show_json
-from tightloop.cli.session import FAILED, AsJson, Id, session_of
-from tightloop.cli.store import Store
+from tightloop.cli.session import AsJson, Id, session_of
 from tightloop.client import CLOSED_STATUSES, TightloopClient
 from tightloop.client.proof.envelope import MOST_BYTES, seal, to_json
 from tightloop.client.proof.signing import NoSigningKeyError, sign, signing_key
 from tightloop.client.proof.statement import Result, statement_of
 from tightloop.client.proof.verify import Point, Rules, Verified
 from tightloop.client.proof.verify import verify as verify_content
+from tightloop.client.records.store import Store
 from tightloop.episode.check import CheckStatus
 from tightloop.episode.proof import Proof
 from tightloop.errors import InvalidRequestError, ProofError
+from tightloop.loop.model import LoopResult
 from tightloop.plan.request import PlanOutcome
 
-app = typer.Typer()
-PROOF = "Prove"
 RESULT_SECONDS = 15.0
 
 
-@app.command(rich_help_panel=PROOF)
 def proof(
     context: typer.Context,
     workflow: Id,
@@ -40,7 +39,6 @@ def proof(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the signed proof.")] = False,
 ) -> None:
-    """Show how the success of an episode or a plan was proven. Exit code 1: it was not."""
     found = session_of(context).on(workflow, lambda client, key: _proof(client, key, of_run))
     statement = statement_of(found)
     if output is not None or as_json:
@@ -59,7 +57,6 @@ def proof(
         raise typer.Exit(FAILED)
 
 
-@app.command(rich_help_panel=PROOF)
 def verify(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="PROOF", help="File that `tightloop proof ID --output` wrote.")],
@@ -79,7 +76,6 @@ def verify(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Verify a proof offline. Exit code 0: proven; 1: not; 2: wrong use."""
     if alone and run:
         raise InvalidRequestError("--run needs the files, so it cannot be used with --alone")
     session = session_of(context)
@@ -97,10 +93,15 @@ def verify(
         raise typer.Exit(FAILED)
 
 
+_NO_PROOF = "{} is a project's plan: its runs are proven, each by itself. Name one of them; see: tightloop loop show"
+
+
 async def _proof(client: TightloopClient, workflow_id: str, of_run: str) -> Proof:
     summary = await client.summary(workflow_id)
     if of_run:
         earlier = await client.earlier_result(workflow_id, of_run)
+        if isinstance(earlier, LoopResult):
+            raise ProofError(_NO_PROOF.format(workflow_id))
         if earlier.proof is None:
             raise ProofError(f"run {of_run} of {workflow_id} ended {earlier.outcome} and has no proof")
         return Store(Path(summary.workspace), workflow_id).stored(earlier.proof, Proof)
@@ -108,6 +109,8 @@ async def _proof(client: TightloopClient, workflow_id: str, of_run: str) -> Proo
         raise ProofError(f"{workflow_id} is {summary.status}: it is proven at its end")
     async with asyncio.timeout(RESULT_SECONDS):
         result = await client.result(workflow_id)
+    if isinstance(result, LoopResult):
+        raise ProofError(_NO_PROOF.format(workflow_id))
     if result.proof is None:
         nothing = result.outcome is PlanOutcome.COMPLETED
         why = "there was no definition of done" if nothing else "only what succeeds is proven"

@@ -53,6 +53,20 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def read_request(
+    settings: Settings, file: Path | None, asked: dict[str, Any], *, workspace: str | None, check_timeout: float | None
+) -> EpisodeRequest:
+    """Make the request of `tightloop start` from its file and options; an option wins over the file.
+
+    Raises:
+        InvalidRequestError: a value is wrong, or the request is not complete.
+    """
+    written = read_request_file(file) if file else {}
+    checks = with_timeout(asked.get("definition_of_done") or written.get("definition_of_done"), check_timeout)
+    folder = Path(workspace or written.get("workspace") or ".").expanduser().resolve()
+    return build_request(settings, written, asked | given(definition_of_done=checks), {"workspace": str(folder)})
+
+
 def build_request(settings: Settings, *layers: dict[str, Any]) -> EpisodeRequest:
     """Merge the layers, the last on top, over the defaults of the settings, and make the request.
 
@@ -73,8 +87,10 @@ def build_request(settings: Settings, *layers: dict[str, Any]) -> EpisodeRequest
     return request
 
 
-def with_iterations(limit: int) -> dict[str, Any]:
+def budget_of(limit: int | None) -> dict[str, Any] | None:
     """Return the budget for `--max-iterations`: the planner is warned at four fifths of it."""
+    if limit is None:
+        return None
     if limit < 1:
         raise InvalidRequestError(f"--max-iterations is {limit}; it must be at least 1")
     # As 12 of the 15 of the default budget.
@@ -107,6 +123,16 @@ def read_pairs(option: str, pairs: list[str], example: str) -> dict[str, str]:
         if not separator or not name:
             raise InvalidRequestError(f"{option} {pair!r} is not name=value. For example: {option} {example}")
     return {name: value for _, name, _, value in split}
+
+
+def executor_values(pairs: list[str] | None) -> dict[str, Any] | None:
+    """Return the values of `--executor-option`.
+
+    Raises:
+        InvalidRequestError: one is not `name=value`.
+    """
+    read = read_pairs("--executor-option", pairs or [], "model=gpt-5.1")
+    return {name: json_or_text(value) for name, value in read.items()} or None
 
 
 def json_or_text(text: str) -> Any:

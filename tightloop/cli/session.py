@@ -14,18 +14,15 @@ from typing import Annotated, Any, TypeVar
 import typer
 from temporalio.client import Interceptor
 
+from tightloop.cli import FAILED, INTERRUPTED, NEEDS_PERSON
 from tightloop.cli.render.terminal import show_either
 from tightloop.client import CLOSED_STATUSES, Kind, Status, TightloopClient
-from tightloop.client.finding import LAST
+from tightloop.client.following.finding import LAST
+from tightloop.client.following.status import word_of_status
 from tightloop.errors import ServiceUnavailableError
 from tightloop.host import load_settings
 from tightloop.settings import Settings
 
-FAILED = 1
-NEEDS_PERSON = 3
-"""Exit code of a command that does not wait for people."""
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it (128 + SIGINT)."""
 # The shell is blocked for as long after each Tab.
 COMPLETION_SECONDS = 2.0
 FLUSH_SECONDS = 1.0
@@ -51,8 +48,12 @@ class Session:
         """
         return load_settings(self.settings_file).at(self.address, self.namespace)
 
-    def run(self, work: Callable[[TightloopClient], Awaitable[T]]) -> T:
+    def run(self, work: Callable[[TightloopClient], Awaitable[T]], *, compare_keys: bool = True) -> T:
         """Connect and do one thing; Ctrl-C ends it without a word.
+
+        Args:
+            work: what to do.
+            compare_keys: refuse it where the workers encrypt with keys that are not here.
 
         Raises:
             TightloopError: as the client does.
@@ -62,7 +63,11 @@ class Session:
         async def connected() -> T:
             with _traced(settings) as tracing:
                 interceptors = () if tracing is None else (tracing,)
-                return await work(await TightloopClient.connect(settings=settings, interceptors=interceptors))
+                return await work(
+                    await TightloopClient.connect(
+                        settings=settings, interceptors=interceptors, compare_keys=compare_keys
+                    )
+                )
 
         try:
             return asyncio.run(connected())
@@ -118,8 +123,7 @@ def _traced(settings: Settings) -> AbstractContextManager[Interceptor | None]:
 
 def session_of(context: typer.Context) -> Session:
     """Return the session that the global options made."""
-    found = context.find_object(Session)
-    return found or Session()
+    return Session(**(context.obj or {}))
 
 
 def operator() -> str:
@@ -133,9 +137,9 @@ def operator() -> str:
 
 def leave(last: Status | None) -> None:
     """End with exit code 1 where an episode or a plan ended without success, with 3 where it waits for a person."""
-    if last is None or last.status in ("succeeded", "completed"):
+    if last is None or word_of_status(last) in ("succeeded", "completed", "verified"):
         return
-    raise typer.Exit(FAILED if last.status in CLOSED_STATUSES else NEEDS_PERSON)
+    raise typer.Exit(FAILED if word_of_status(last) in CLOSED_STATUSES else NEEDS_PERSON)
 
 
 def complete_id(incomplete: str) -> list[tuple[str, str]]:
@@ -160,6 +164,7 @@ def _id_of(what: str) -> Any:
 Id = Annotated[str, _id_of("an episode or a plan")]
 EpisodeId = Annotated[str, _id_of("an episode")]
 PlanId = Annotated[str, _id_of("a plan")]
+LoopId = Annotated[str, _id_of("a project's plan")]
 Checkpoint = Annotated[str, typer.Argument(metavar="CKPT", help="Checkpoint, such as ckpt-2 or 2.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, for programs.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON document per change, each on one line.")]

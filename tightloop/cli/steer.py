@@ -9,28 +9,27 @@ import typer
 from tightloop.cli.render.question import todo_lines
 from tightloop.cli.session import AsJson, By, Checkpoint, EpisodeId, Id, PlanId, Reason, operator, session_of, within
 from tightloop.client import Kind, TightloopClient
+from tightloop.client.following.status import word_of_status
 from tightloop.episode.control import ExecutorAmendment
 from tightloop.episode.model import EpisodeStatus
-from tightloop.errors import InvalidRequestError
+from tightloop.errors import InvalidRequestError, ServiceUnavailableError
 from tightloop.executor.model import OnCrash
 from tightloop.plan.request import PlanStatus
 from tightloop.question import is_paused
 from tightloop.safety.verdict import Verdict
 
-app = typer.Typer()
-ANSWER, STEER = "Answer", "Steer"
 END_SECONDS = 10
 LOOK_SECONDS = 3.0
 """How long a pause waits to learn what still runs."""
 
 QuestionId = Annotated[
-    str, typer.Option("--question", help="Id of the question, or its step. Not needed where only one waits.")
+    str,
+    typer.Option("--question", help="Id of the question, or its step. Without it: the only one, or all failed steps."),
 ]
 Gate = Annotated[str, typer.Argument(metavar="GATE", help="Step or review window. Not needed where only one waits.")]
 Rationale = Annotated[str, typer.Option(help="Why; kept in the record.")]
 
 
-@app.command(rich_help_panel=ANSWER)
 def answer(
     context: typer.Context,
     workflow: Id,
@@ -43,7 +42,6 @@ def answer(
     by: By = None,
     as_json: AsJson = False,
 ) -> None:
-    """Answer a question with one of its options."""
     session_of(context).steer(
         workflow,
         lambda client, key: client.answer(key, option, _joined(text or []), question=question, by=by or operator()),
@@ -56,7 +54,6 @@ def _joined(words: list[str]) -> str:
     return words[0] if len(words) == 1 else shlex.join(words)
 
 
-@app.command(rich_help_panel=ANSWER)
 def approve(
     context: typer.Context,
     workflow: PlanId,
@@ -67,7 +64,6 @@ def approve(
     by: By = None,
     as_json: AsJson = False,
 ) -> None:
-    """Approve a gate, or all gates of a review window."""
 
     async def work(client: TightloopClient, key: str) -> str:
         if role:
@@ -85,7 +81,6 @@ def approve(
     session_of(context).steer(workflow, work, as_json=as_json, kind=Kind.PLAN)
 
 
-@app.command(rich_help_panel=ANSWER)
 def reject(
     context: typer.Context,
     workflow: PlanId,
@@ -94,7 +89,6 @@ def reject(
     by: By = None,
     as_json: AsJson = False,
 ) -> None:
-    """Reject a gate; its step then fails with class policy."""
     session_of(context).steer(
         workflow,
         lambda client, key: client.answer(key, "reject", rationale, question=gate, by=by or operator()),
@@ -103,26 +97,25 @@ def reject(
     )
 
 
-@app.command(rich_help_panel=ANSWER)
 def respond(
     context: typer.Context,
     workflow: EpisodeId,
     text: Annotated[str, typer.Argument(help="The message.")],
     as_json: AsJson = False,
 ) -> None:
-    """Send the planner of an episode a message; it decides no question."""
     session_of(context).steer(
         workflow, lambda client, key: client.respond(key, text, by=operator()), as_json=as_json, kind=Kind.EPISODE
     )
 
 
-@app.command(rich_help_panel=STEER)
 def pause(context: typer.Context, workflow: Id, reason: Reason = "", as_json: AsJson = False) -> None:
-    """Pause at the next safe point; running steps may finish."""
 
     async def work(client: TightloopClient, key: str) -> str:
+        before = await within(LOOK_SECONDS, client.status(key))
         await client.pause(key, reason, by=operator())
-        status = await within(LOOK_SECONDS, client.status(key))
+        if before is not None and before.status == "paused":
+            return "\n".join([f"{key} is paused already", *todo_lines(before)])
+        status = await within(LOOK_SECONDS, client.status(key)) if before is not None else None
         running = status.work if isinstance(status, EpisodeStatus) and not is_paused(status.questions) else None
         if running is None:
             return f"{key} pauses at its next safe point. Continue with: tightloop resume {key}"
@@ -132,7 +125,6 @@ def pause(context: typer.Context, workflow: Id, reason: Reason = "", as_json: As
     session_of(context).steer(workflow, work, as_json=as_json)
 
 
-@app.command(rich_help_panel=STEER)
 def resume(
     context: typer.Context,
     workflow: Id,
@@ -140,21 +132,25 @@ def resume(
     checkpoint: Annotated[str | None, typer.Option(help="Go back to this checkpoint of an episode first.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """End a pause that needs no decision; edits that you made meanwhile are kept."""
 
     async def work(client: TightloopClient, key: str) -> str:
         status = await within(END_SECONDS, client.status(key))
         await client.resume(key, note=note, checkpoint_id=checkpoint, by=operator())
         start = f" from {checkpoint}" if checkpoint else ""
-        if status is None or status.status == "paused":
+        is_paused_now = status is not None and word_of_status(status) == "paused"
+        if status is not None and is_paused_now and not checkpoint and not any(one.default for one in status.questions):
+            needed = (
+                f"{key} goes on only after a decision: {', '.join(one.id or one.title for one in status.questions)}"
+            )
+            raise InvalidRequestError("\n".join([needed, *todo_lines(status)]))
+        if status is None or is_paused_now:
             return f"{key} continues{start}"
         todo = todo_lines(status)
-        return "\n".join([f"{key} is {status.status} and was not paused", *todo])
+        return "\n".join([f"{key} is {word_of_status(status)} and was not paused", *todo])
 
     session_of(context).steer(workflow, work, as_json=as_json)
 
 
-@app.command("top-up", rich_help_panel=STEER)
 def top_up(
     context: typer.Context,
     workflow: Id,
@@ -169,26 +165,24 @@ def top_up(
     revisions: Annotated[int, typer.Option(help="Plan: more revisions.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Raise the budget, and continue where a spent budget is the reason for a pause."""
-    session_of(context).steer(
-        workflow,
-        lambda client, key: client.top_up(
-            key,
-            tokens=tokens,
-            cost_usd=cost_usd,
-            wall_minutes=wall_minutes,
-            iterations=iterations,
-            executor_failures=executor_failures,
-            attempts=attempts,
-            api_calls=api_calls,
-            fan_out=fan_out,
-            revisions=revisions,
-        ),
-        as_json=as_json,
-    )
+    amounts = {
+        "tokens": tokens,
+        "cost_usd": cost_usd,
+        "wall_minutes": wall_minutes,
+        "iterations": iterations,
+        "executor_failures": executor_failures,
+        "attempts": attempts,
+        "api_calls": api_calls,
+        "fan_out": fan_out,
+        "revisions": revisions,
+    }
+    if not any(amounts.values()):
+        raise InvalidRequestError(
+            "nothing is added. Give an amount, such as --iterations 5, or of a plan --attempts 100"
+        )
+    session_of(context).steer(workflow, lambda client, key: client.top_up(key, **amounts), as_json=as_json)
 
 
-@app.command(rich_help_panel=STEER)
 def amend(
     context: typer.Context,
     workflow: EpisodeId,
@@ -201,7 +195,6 @@ def amend(
     planner: Annotated[str, typer.Option(help="The new planner.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Change an episode's goal, definition of done, executor or planner."""
     others = tuple(fallback) if fallback else None
     choice = ExecutorAmendment(name=executor, fallback=others, permissions=permissions, on_crash=on_crash)
     checks = [command for command in done or () if command.strip()]
@@ -222,11 +215,9 @@ def amend(
     )
 
 
-@app.command(rich_help_panel=STEER)
 def restore(
     context: typer.Context, workflow: EpisodeId, checkpoint: Checkpoint, reason: Reason = "", as_json: AsJson = False
 ) -> None:
-    """Go back to a checkpoint, state and files; a closed episode is opened again."""
     session_of(context).steer(
         workflow,
         lambda client, key: client.restore(key, checkpoint, reason=reason, by=operator()),
@@ -235,15 +226,18 @@ def restore(
     )
 
 
-@app.command(rich_help_panel=STEER)
 def cancel(context: typer.Context, workflow: Id, reason: Reason = "", as_json: AsJson = False) -> None:
-    """End an episode or a plan for good; an episode's files stay, a plan undoes its steps where it says so."""
 
     async def work(client: TightloopClient, key: str) -> str:
         await client.cancel(key, reason, by=operator())
         result = await within(END_SECONDS, client.result(key))
         if result is None:
+            try:
+                await client.status(key)
+            except ServiceUnavailableError as error:
+                return f"{key} ends once a worker is there: {error.message}"
             return f"{key} ends as soon as its running work has stopped. Follow it: tightloop watch {key}"
-        return f"{key} is {result.outcome.value.lower()}: {result.reason}"
+        ended = result.outcome
+        return f"{key} is {ended.value.lower()}: {result.reason}"
 
     session_of(context).steer(workflow, work, as_json=as_json)

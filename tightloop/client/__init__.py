@@ -14,33 +14,76 @@ from tightloop.client.execution import CLOSED_STATUSES, OPEN_STATUSES, Kind, Run
 from tightloop.client.following.events import Event
 from tightloop.client.following.status import Result, Status
 from tightloop.client.installation.staffing import Poller
+from tightloop.client.installation.topology import Topology
 from tightloop.client.sync import SyncTightloopClient
-from tightloop.episode.budget import Budget
+from tightloop.episode.budget import Budget, Spent, TopUp
 from tightloop.episode.check import Check
-from tightloop.episode.model import EpisodeRequest, EpisodeResult, EpisodeStatus
+from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.control import ExecutorAmendment
+from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeRequest, EpisodeResult, EpisodeStatus, Queues
+from tightloop.errors import (
+    EpisodeNotFoundError,
+    IdTakenError,
+    InvalidRequestError,
+    PlanError,
+    ServiceUnavailableError,
+    SettingsError,
+    TightloopError,
+)
 from tightloop.executor.model import ExecutorChoice
-from tightloop.plan.request import PlanRequest, PlanResult, PlanStatus
+from tightloop.loop.model import LoopRequest, LoopResult, LoopState, LoopStatus, LoopTask, TaskState
+from tightloop.plan.request import PlanOutcome, PlanPhase, PlanRequest, PlanResult, PlanStatus, StepLine
+from tightloop.question import Option, Question, QuestionKind
+from tightloop.settings import Settings
 
 __all__ = [
     "CLOSED_STATUSES",
     "OPEN_STATUSES",
     "Budget",
     "Check",
+    "CheckpointRecord",
+    "EpisodeNotFoundError",
+    "EpisodeOutcome",
+    "EpisodePhase",
     "EpisodeRequest",
     "EpisodeResult",
     "EpisodeStatus",
     "Event",
+    "ExecutorAmendment",
     "ExecutorChoice",
+    "IdTakenError",
+    "InvalidRequestError",
     "Kind",
+    "LoopRequest",
+    "LoopResult",
+    "LoopState",
+    "LoopStatus",
+    "LoopTask",
+    "Option",
+    "PlanError",
+    "PlanOutcome",
+    "PlanPhase",
     "PlanRequest",
     "PlanResult",
     "PlanStatus",
     "Poller",
+    "Question",
+    "QuestionKind",
+    "Queues",
     "Result",
     "Run",
+    "ServiceUnavailableError",
+    "Settings",
+    "SettingsError",
+    "Spent",
     "Status",
+    "StepLine",
     "Summary",
     "SyncTightloopClient",
+    "TaskState",
     "TightloopClient",
+    "TightloopError",
+    "TopUp",
+    "Topology",
     "registration_command",
 ]

@@ -1,18 +1,16 @@
 """Calls to Temporal: each is bounded in time, and each failure is one sentence."""
 
 import asyncio
-import contextlib
-import difflib
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import temporalio.api.common.v1 as common
-import temporalio.api.workflow.v1 as workflow
 import temporalio.api.workflowservice.v1 as service
 from pydantic import BaseModel
+from pydantic_core import to_json
 from temporalio.client import (
     Client,
     WorkflowQueryFailedError,
@@ -26,24 +24,23 @@ from temporalio.common import (
     WorkflowIDConflictPolicy,
     WorkflowIDReusePolicy,
 )
-from temporalio.converter import DataConverter, WorkflowSerializationContext
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from tightloop.client.connection import RETRY_SECONDS, no_answer
-from tightloop.client.encryption import open_all
+from tightloop.client.connection import CALL_TIMEOUT, RETRY_SECONDS, converter_for, no_answer
 from tightloop.client.execution import (
     ITERATION,
     KINDS,
     STATUS,
     Execution,
     Kind,
-    moment,
     read_execution,
     read_work,
     registration_command,
     setup_command,
 )
+from tightloop.client.records.history import History
+from tightloop.client.records.listing import Listing
 from tightloop.client.sealing import sealing_as
 from tightloop.episode.model import TASK_TIMEOUT
 from tightloop.errors import (
@@ -57,23 +54,23 @@ from tightloop.errors import (
 from tightloop.safety.seal import SealKind
 from tightloop.value import shorten
 
-CALL_TIMEOUT = timedelta(seconds=10)
 QUERY_TIMEOUT = timedelta(seconds=5)
 """Above the sticky timeout of our workers (2 s): a query right after a crash still finds the next worker."""
 UPDATE_TIMEOUT = timedelta(seconds=20)
+MESSAGE_BYTES = 1_500_000
+"""Temporal takes values of up to 2 MB. It passes a larger update on, but the worker cannot accept it then, and the
+workflow stands still until Temporal forgets the update, about a minute later."""
 _TASK_LOST = "unexpected workflow task failure"
 """Temporal's words: the status alone, FAILED_PRECONDITION, has other causes too, such as no worker."""
 _TASK_LOST_WAIT = timedelta(milliseconds=200)
-HISTORY_TIMEOUT = timedelta(seconds=120)
 
-START_HINT = 'Start one: tightloop start "make the tests pass" --done "pytest -q", or: tightloop plan run plan.yaml'
 _GO_ON = {
-    Kind.EPISODE: "Go on from one of its checkpoints with: tightloop restore {id} CKPT, or tightloop fork {id} CKPT",
+    Kind.EPISODE: "Go on from one of its checkpoints: tightloop restore {id} CKPT, or tightloop fork {id} CKPT",
     Kind.PLAN: "Run it again, with what is done taken over: tightloop plan run --again {id}",
+    Kind.LOOP: "Make another plan: tightloop loop plan --workspace PATH",
 }
 _ARTICLE = {Kind.EPISODE: "an", Kind.PLAN: "a"}
-_REPLACE = " Or start again under it, with its checkpoints and timeline kept: --replace"
-_PAGE = 200
+_REPLACE = "; or start again under it, with its checkpoints and timeline kept: --replace"
 
 _FIRST_ATTRIBUTES = TypedSearchAttributes(
     [
@@ -86,10 +83,17 @@ T = TypeVar("T")
 
 
 class Calls:
-    """The calls of one connection."""
+    """The calls of one connection.
+
+    Attributes:
+        listing: what Temporal lists; its calls are bounded and translated as these are.
+        history: what Temporal has recorded of a run, likewise.
+    """
 
     def __init__(self, client: Client, query_timeout: timedelta = QUERY_TIMEOUT) -> None:
         self.client = client
+        self.listing = Listing(client, self.bounded)
+        self.history = History(client, self.bounded)
         self._query_timeout = query_timeout
 
     @property
@@ -125,10 +129,6 @@ class Calls:
                 "sent. Connect with the workers' settings and key file: await TightloopClient.connect()"
             )
 
-    def _converter(self, workflow_id: str) -> DataConverter:
-        place = WorkflowSerializationContext(namespace=self.client.namespace, workflow_id=workflow_id)
-        return self.client.data_converter.with_context(place)
-
     # -- one workflow ---------------------------------------------------------------------------
 
     async def describe(self, workflow_id: str) -> Execution:
@@ -148,8 +148,8 @@ class Calls:
             )
         info, pause = answer.workflow_execution_info, answer.workflow_extended_info.pause_info
         if info.type.name not in KINDS:
-            raise await self.not_found(workflow_id)
-        converter = self._converter(info.execution.workflow_id)
+            raise await self.listing.not_found(workflow_id)
+        converter = converter_for(self.client, info.execution.workflow_id)
         seen = await read_execution(info, converter, pause.reason, answer.pending_activities)
         return seen.evolve(work=await read_work(answer.pending_activities, self.client.data_converter))
 
@@ -163,13 +163,13 @@ class Calls:
         memo: dict[str, str],
         replace: bool = False,
     ) -> None:
-        """Start a workflow; only with `replace` under the id of a closed one.
+        """Start a workflow; only with `replace` under the id of a closed one that had begun.
 
         Raises:
             IdTakenError: a workflow has this id.
         """
-        reuse = WorkflowIDReusePolicy.ALLOW_DUPLICATE if replace else WorkflowIDReusePolicy.REJECT_DUPLICATE
-        try:
+
+        async def start(reuse: WorkflowIDReusePolicy) -> None:
             async with self.bounded(workflow_id, CALL_TIMEOUT):
                 with sealing_as(SealKind.START):
                     await self.client.start_workflow(
@@ -185,15 +185,32 @@ class Calls:
                         task_timeout=TASK_TIMEOUT,
                         rpc_timeout=CALL_TIMEOUT,
                     )
+
+        reuse = WorkflowIDReusePolicy.ALLOW_DUPLICATE if replace else WorkflowIDReusePolicy.REJECT_DUPLICATE
+        try:
+            return await start(reuse)
+        except WorkflowAlreadyStartedError as error:
+            if not await self._is_free(workflow_id):
+                raise await self._taken(workflow_id) from error
+        try:
+            # Should another one begin meanwhile and end well, this does not hide it.
+            await start(WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY)
         except WorkflowAlreadyStartedError as error:
             raise await self._taken(workflow_id) from error
 
+    async def _is_free(self, workflow_id: str) -> bool:
+        """Return whether nothing ever began under an id that is known."""
+        try:
+            return (await self.listing.that_counts(await self.describe(workflow_id))).refused
+        except EpisodeNotFoundError:
+            return False
+
     async def _taken(self, workflow_id: str) -> TightloopError:
         try:
-            seen = await self.describe(workflow_id)
+            seen = await self.listing.that_counts(await self.describe(workflow_id))
         except EpisodeNotFoundError:
             return IdTakenError(f"{workflow_id} is the id of a workflow of another program. Choose another id")
-        what = f"{workflow_id} exists: {_ARTICLE[seen.kind]} {seen.kind}"
+        what = f"{workflow_id} exists: {seen.kind.noun}"
         if seen.is_open:
             return IdTakenError(
                 f"{what}, {seen.status}. Choose another id, or end it first: tightloop cancel {workflow_id}. "
@@ -225,25 +242,13 @@ class Calls:
             raise await self._frozen(workflow_id, error) from error
         return answer
 
-    async def last_event(self, workflow_id: str, run_id: str) -> datetime | None:
-        """Return when Temporal recorded the last event of a run."""
-        request = service.GetWorkflowExecutionHistoryReverseRequest(
-            namespace=self.client.namespace,
-            execution=common.WorkflowExecution(workflow_id=workflow_id, run_id=run_id),
-            maximum_page_size=1,
-        )
-        async with self.bounded(workflow_id, CALL_TIMEOUT):
-            answer = await self.client.workflow_service.get_workflow_execution_history_reverse(
-                request, timeout=CALL_TIMEOUT
-            )
-        return next((moment(event.event_time) for event in answer.history.events), None)
-
     async def signal(self, workflow_id: str, name: str, argument: Any) -> None:
         """Send a signal; Temporal keeps it until a worker takes it.
 
         Raises:
-            InvalidRequestError: the workflow is closed.
+            InvalidRequestError: the workflow is closed, or the argument is too large.
         """
+        _check_size(name, argument)
         await self._refuse_plain(workflow_id)
         handle = self.client.get_workflow_handle(workflow_id)
         async with self.bounded(workflow_id, CALL_TIMEOUT):
@@ -254,9 +259,10 @@ class Calls:
         """Send an update and return the workflow's sentence.
 
         Raises:
-            InvalidRequestError: the workflow refuses, with its own sentence; or it is closed.
+            InvalidRequestError: the workflow refuses, with its own sentence; it is closed; the argument is too large.
             ServiceUnavailableError: no worker answers.
         """
+        _check_size(name, argument)
         await self._refuse_plain(workflow_id)
         try:
             async with self.bounded(workflow_id, timeout, worker=True):
@@ -286,97 +292,6 @@ class Calls:
                 await asyncio.sleep(_TASK_LOST_WAIT.total_seconds())
             else:
                 return answer
-
-    async def first_input(self, seen: Execution, kind: type[T]) -> T:
-        """Return the input of a run.
-
-        Raises:
-            SettingsError: it cannot be decoded here.
-            ValueError: there is none, or another than one of this kind.
-        """
-        request = service.GetWorkflowExecutionHistoryRequest(
-            namespace=self.client.namespace,
-            execution=common.WorkflowExecution(workflow_id=seen.id, run_id=seen.run_id),
-            maximum_page_size=1,
-        )
-        async with self.bounded(seen.id, CALL_TIMEOUT):
-            ask = self.client.workflow_service.get_workflow_execution_history
-            started = (await ask(request, retry=True, timeout=CALL_TIMEOUT)).history.events[0]
-            given = started.workflow_execution_started_event_attributes.input.payloads[:1]
-            found: list[T | None] = await self._converter(seen.id).decode(given, [kind])
-        # `null` is decoded to None, whatever the kind.
-        if not found or found[0] is None:
-            raise ValueError(f"{seen.id} was started without an input")
-        return found[0]
-
-    async def history(self, workflow_id: str, run_id: str) -> str:
-        """Return the history of a run as JSON, as Temporal's own tools write it, decrypted."""
-        handle = self.client.get_workflow_handle(workflow_id, run_id=run_id)
-        async with self.bounded(workflow_id, HISTORY_TIMEOUT):
-            history = await handle.fetch_history(rpc_timeout=CALL_TIMEOUT)
-            # The SDK leaves the payloads of a fetched history as the server has them.
-            if codec := self.client.data_converter.payload_codec:
-                for event in history.events:
-                    await open_all(event, codec)
-        return await asyncio.to_thread(history.to_json)
-
-    # -- all of them ----------------------------------------------------------------------------
-
-    async def executions(self, *, kind: Kind | None = None, only_open: bool = False) -> AsyncGenerator[Execution]:
-        """Yield the newest run of each workflow: open ones first, then the last closed.
-
-        A run that continued as new is left out, and a restored episode is listed once.
-        """
-        types = ", ".join(f'"{name}"' for name, one in KINDS.items() if kind in (None, one))
-        query = f'WorkflowType IN ({types}) AND ExecutionStatus!="ContinuedAsNew"'
-        query += " AND CloseTime IS NULL" if only_open else ""
-        seen: set[str] = set()
-        async with contextlib.aclosing(self._found(query)) as found:
-            async for info in found:
-                if info.execution.workflow_id in seen:
-                    continue
-                row = await read_execution(info, self._converter(info.execution.workflow_id))
-                # A run that was refused because of its id does not stand for the one that has it.
-                if not row.refused:
-                    seen.add(row.id)
-                    yield row
-
-    async def runs(self, workflow_id: str) -> tuple[Execution, ...]:
-        """Return all runs that Temporal still has of an id, oldest first."""
-        quoted = workflow_id.replace("\\", "\\\\").replace('"', '\\"')
-        async with contextlib.aclosing(self._found(f'WorkflowId="{quoted}"')) as found:
-            infos = [info async for info in found if info.type.name in KINDS]
-        infos.sort(key=lambda info: info.start_time.ToNanoseconds())
-        return tuple([await read_execution(info, self._converter(workflow_id)) for info in infos])
-
-    async def _found(self, query: str) -> AsyncGenerator[workflow.WorkflowExecutionInfo]:
-        token = b""
-        while True:
-            request = service.ListWorkflowExecutionsRequest(
-                namespace=self.client.namespace, page_size=_PAGE, next_page_token=token, query=query
-            )
-            async with self.bounded("", CALL_TIMEOUT):
-                page = await self.client.workflow_service.list_workflow_executions(
-                    request, retry=True, timeout=CALL_TIMEOUT
-                )
-            for info in page.executions:
-                yield info
-            token = page.next_page_token
-            if not token:
-                return
-
-    async def not_found(self, workflow_id: str, kind: Kind | None = None) -> EpisodeNotFoundError:
-        """Return the error that names the nearest known ids."""
-        known: list[str] = []
-        async with contextlib.aclosing(self.executions(kind=kind)) as found:
-            async for row in found:
-                known.append(row.id)
-                if len(known) >= _PAGE:
-                    break
-        nearest = difflib.get_close_matches(workflow_id, known, n=3, cutoff=0.5) or known[:3]
-        what = f"no {kind}" if kind else "neither an episode nor a plan"
-        hint = f". Known ids: {', '.join(nearest)}. List all: tightloop list" if nearest else f". {START_HINT}"
-        return EpisodeNotFoundError(f"{what} has the id {workflow_id!r}{hint}")
 
     # -- translation ----------------------------------------------------------------------------
 
@@ -422,7 +337,7 @@ class Calls:
                     seen = await self.describe(workflow_id)
                     go_on = _GO_ON[seen.kind].format(id=workflow_id)
                     return InvalidRequestError(f"{workflow_id} is closed and takes no more messages. {go_on}")
-                return await self.not_found(workflow_id)
+                return await self.listing.not_found(workflow_id)
             case RPCStatusCode.CANCELLED | RPCStatusCode.DEADLINE_EXCEEDED if worker:
                 return await self._no_worker(workflow_id)
             case RPCStatusCode.FAILED_PRECONDITION if "paused" in message:
@@ -460,6 +375,15 @@ class Calls:
         if not seen.frozen:
             return ServiceUnavailableError(f"Temporal's answer about {workflow_id} cannot be read: {error}")
         return InvalidRequestError(f"{workflow_id} is {seen.frozen}. {seen.unfreeze}")
+
+
+def _check_size(name: str, argument: Any) -> None:
+    size = len(to_json(argument))
+    if size > MESSAGE_BYTES:
+        raise InvalidRequestError(
+            f"{name}: the message has {size} bytes; the maximum is {MESSAGE_BYTES}. "
+            "Put long material into a file of the workspace and name it"
+        )
 
 
 def _refused_update(cause: BaseException, workflow_id: str) -> TightloopError:

@@ -1,56 +1,57 @@
 """The typed client: start, look at and steer episodes and plans."""
 
 import asyncio
-import builtins
-import contextlib
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from temporalio.client import Client, Interceptor
+from temporalio.client import Interceptor
 from temporalio.converter import DataConverter
 
-from tightloop.client import finding
-from tightloop.client.calls import QUERY_TIMEOUT, UPDATE_TIMEOUT, Calls
+from tightloop.client.calls import UPDATE_TIMEOUT
 from tightloop.client.connection import connect as open_connection
 from tightloop.client.connection import settings_for
 from tightloop.client.encryption import data_converter as converter_of
-from tightloop.client.execution import Kind, Run, Summary, memo_of
-from tightloop.client.finding import choose_id, described
-from tightloop.client.following import events, status
-from tightloop.client.following.events import Event
-from tightloop.client.following.feed import POLL_INTERVAL, Feeds
-from tightloop.client.following.status import PATIENCE, OnSilence, Result, Status
-from tightloop.client.installation import staffing
-from tightloop.client.installation.sealing import refuse_plain_start
-from tightloop.client.installation.setup import wrong_search_attributes
-from tightloop.client.installation.staffing import Poller
-from tightloop.client.installation.topology import Topology, topology_of
+from tightloop.client.execution import Kind, memo_of
+from tightloop.client.following.finding import choose_id, described
+from tightloop.client.following.viewer import Viewer
+from tightloop.client.installation.sealing import refuse_other_keys, refuse_unreadable_start
 from tightloop.episode.check import Check
-from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.checkpoint import RestoreTarget
 from tightloop.episode.control import ExecutorAmendment, read_amendment, read_restore
-from tightloop.episode.model import (
-    WORKFLOW_TYPE,
-    EpisodeInput,
-    EpisodeRequest,
-    EpisodeStatus,
-    RestoreTarget,
-)
-from tightloop.host import home_queue, load_settings
-from tightloop.plan.input import PlanInput
-from tightloop.plan.request import PLAN_WORKFLOW_TYPE, PlanRequest, StepLine, StepPage
+from tightloop.episode.model import WORKFLOW_TYPE, EpisodeInput, EpisodeRequest, EpisodeStatus
+from tightloop.host import home_queue
+from tightloop.loop.input import LoopInput
+from tightloop.loop.model import LOOP_WORKFLOW_TYPE, LoopRequest
+from tightloop.plan.request import PLAN_WORKFLOW_TYPE, PlanRequest
 from tightloop.settings import Settings
 from tightloop.settings.defaults import with_defaults
+from tightloop.value.arguments import Hint, checks_arguments
 
 if TYPE_CHECKING:
     from tightloop.client import SyncTightloopClient
+    from tightloop.plan.input import PlanInput
 
+Address = Annotated[
+    str | None,
+    Hint(
+        "Leave it out to connect with the settings in force; Settings() reads neither file nor environment. For others "
+        "write: connect(settings=...)"
+    ),
+]
+Request = Annotated[
+    EpisodeRequest | PlanRequest,
+    Hint(
+        'Make one: EpisodeRequest(goal="...", workspace="/home/me/project", definition_of_done=(Check(run="pytest"),))'
+    ),
+]
 REPLAN_TIMEOUT = timedelta(minutes=15)
 """A planner may have to write the revision."""
 
 
-class TightloopClient:
+@checks_arguments
+class TightloopClient(Viewer):
     """Starts, watches and steers episodes and plans.
 
     An id alone tells which of the two is meant. Every call is bounded in time. Besides what a method documents, each
@@ -60,29 +61,16 @@ class TightloopClient:
     while it is open, timeline, request, checkpoints and steps, and for every message that returns a sentence.
     """
 
-    def __init__(
-        self, client: Client, settings: Settings | None = None, *, query_timeout: timedelta = QUERY_TIMEOUT
-    ) -> None:
-        """Use an open connection, whose data converter must be the same as the workers'.
-
-        Args:
-            client: the connection.
-            settings: what new episodes and plans get where they do not say; None: those in force.
-            query_timeout: how long a worker may take to answer before it counts as absent.
-        """
-        self._calls = Calls(client, query_timeout)
-        self._feeds = Feeds(self._calls)
-        self._settings = settings or load_settings()
-
     @classmethod
     async def connect(
         cls,
-        target: str | None = None,
+        target: Address = None,
         *,
         namespace: str | None = None,
         settings: Settings | None = None,
         data_converter: DataConverter | None = None,
         interceptors: Sequence[Interceptor] = (),
+        compare_keys: bool = True,
     ) -> "TightloopClient":
         """Connect with the settings in force: the files and variables that the command line reads, too.
 
@@ -92,21 +80,25 @@ class TightloopClient:
             settings: in place of those in force. `Settings()` are the defaults, whatever files and variables say.
             data_converter: the same as the workers'; None: the one that the settings ask for.
             interceptors: of the caller, such as one that traces; see docs/operate/telemetry.md.
+            compare_keys: refuse to connect where the workers encrypt with keys that are not here; False: only to list.
 
         Raises:
             ServiceUnavailableError: Temporal does not answer within 5 s (retryable).
-            SettingsError: a setting is wrong, the keys of payloads cannot be read, or the namespace is missing.
+            SettingsError: a setting is wrong, the keys of payloads cannot be read or are not those of the workers, or
+                the namespace is missing.
         """
         chosen = settings_for(target, namespace, settings)
         converter = data_converter or converter_of(chosen)
         opened = cls(await open_connection(chosen, converter, interceptors), chosen)
         await opened._calls.check_namespace()
+        if compare_keys:
+            await refuse_other_keys(opened._calls, chosen.temporal.task_queue)
         return opened
 
     @classmethod
     def sync(
         cls,
-        target: str | None = None,
+        target: Address = None,
         *,
         namespace: str | None = None,
         settings: Settings | None = None,
@@ -128,9 +120,7 @@ class TightloopClient:
 
     # -- start ----------------------------------------------------------------------------------
 
-    async def start(
-        self, request: EpisodeRequest | PlanRequest, *, new_id: str | None = None, replace: bool = False
-    ) -> str:
+    async def start(self, request: Request, *, new_id: str | None = None, replace: bool = False) -> str:
         """Start an episode or a plan and return its id. What the request leaves open is as the settings say.
 
         Args:
@@ -140,7 +130,7 @@ class TightloopClient:
                 steps that were done with the same inputs are taken over.
 
         Raises:
-            InvalidRequestError: the request or the id cannot work.
+            InvalidRequestError: the request or the id cannot work; a `PlanError` where it is the text of a plan.
             IdTakenError: an episode or a plan has the id, open or closed (without `replace`); the message names it.
             SettingsError: the namespace does not know our search attributes; or its workers encrypt, and this client
                 would send plain text.
@@ -148,22 +138,44 @@ class TightloopClient:
         if isinstance(request, EpisodeRequest):
             asked = with_defaults(request, self._settings)
             return await self._start(choose_id(Kind.EPISODE, new_id), EpisodeInput.of(asked, replace=replace))
+        # It brings all that runs a plan: no client of episodes needs that.
+        from tightloop.plan.input import PlanInput
+
         plan = with_defaults(request, self._settings)
         return await self._start(choose_id(Kind.PLAN, new_id), PlanInput.of(plan, replace=replace))
 
-    async def _start(self, workflow_id: str, start: EpisodeInput | PlanInput) -> str:
+    async def plan_project(self, request: LoopRequest, *, new_id: str | None = None) -> str:
+        """Have a project inspected and planned, and return the plan's id; `dispatch` starts its tasks.
+
+        Args:
+            request: what to plan. What it leaves open is as the settings say.
+            new_id: the id; None: a new one, `plan_<uuid>`.
+
+        Raises:
+            InvalidRequestError: the request or the id cannot work.
+            IdTakenError: the id is taken; the message names by what.
+            SettingsError: as for `start`.
+        """
+        return await self._start(choose_id(Kind.LOOP, new_id), LoopInput.of(with_defaults(request, self._settings)))
+
+    async def _start(self, workflow_id: str, start: "EpisodeInput | PlanInput | LoopInput") -> str:
         start.check()
+        if not isinstance(start, EpisodeInput | LoopInput) and start.source:
+            # It brings a parser of shell scripts, which takes a while to import.
+            from tightloop.plan.validation.inputs import check_source
+
+            await asyncio.to_thread(check_source, start.source, tuple(start.inputs))
         queue = self._settings.temporal.task_queue
-        await refuse_plain_start(self._calls, queue)
+        await refuse_unreadable_start(self._calls, queue)
         if not start.queues.home and await self._is_home_of(start.workspace):
             start = start.evolve(queues=start.queues.evolve(home=home_queue(self._settings)))
         await self._calls.start(
             workflow_id,
-            PLAN_WORKFLOW_TYPE if isinstance(start, PlanInput) else WORKFLOW_TYPE,
+            _workflow_type(start),
             start,
             task_queue=queue,
             memo=memo_of(start),
-            replace=start.replace if isinstance(start, PlanInput) else start.goes_on,
+            replace=_takes_over(start),
         )
         return workflow_id
 
@@ -175,192 +187,6 @@ class TightloopClient:
         if not await asyncio.to_thread(os.path.isdir, workspace):
             return False
         return bool(await self.pollers(home_queue(self._settings)))
-
-    # -- look -----------------------------------------------------------------------------------
-
-    async def status(self, workflow_id: str) -> Status:
-        """Return a snapshot; for a closed workflow also when no worker is there."""
-        return await status.status_of(self._calls, workflow_id)
-
-    async def stored_status(self, workflow_id: str) -> Status:
-        """Return what Temporal itself knows, and since when; it needs no worker, and says less than `status`."""
-        return await status.stored_status(self._calls, workflow_id)
-
-    async def summary(self, workflow_id: str) -> Summary:
-        """Return what Temporal itself knows, without asking a worker."""
-        return (await described(self._calls, workflow_id)).summary
-
-    async def watch(
-        self,
-        workflow_id: str,
-        *,
-        poll: timedelta = POLL_INTERVAL,
-        patience: timedelta = PATIENCE,
-        on_silence: OnSilence | None = None,
-    ) -> AsyncGenerator[Status]:
-        """Yield the status now and after every change, until the workflow is closed.
-
-        It continues through new runs, resets and restarts of worker or server. All who follow one workflow with this
-        client share one call that waits at Temporal.
-
-        Args:
-            workflow_id: the episode or plan.
-            poll: shortest time between two looks.
-            patience: how long to wait while nobody answers.
-            on_silence: called for each look that nobody answered.
-
-        Raises:
-            ServiceUnavailableError: nobody answered for longer than `patience` (retryable).
-        """
-        async with self._feeds.following(workflow_id, poll) as feed:
-            changes = status.changes(self._calls, feed, workflow_id, patience=patience, on_silence=on_silence)
-            async with contextlib.aclosing(changes):
-                async for change in changes:
-                    yield change
-
-    async def events(
-        self,
-        workflow_id: str,
-        *,
-        after: str = "",
-        poll: timedelta = POLL_INTERVAL,
-        patience: timedelta = PATIENCE,
-        on_silence: OnSilence | None = None,
-    ) -> AsyncGenerator[Event]:
-        """Yield the events of all runs, then every new one until the workflow is closed; each event once.
-
-        It continues as `watch` does. To go on later, also in another process, keep the `cursor` of the last event.
-
-        Args:
-            workflow_id: the episode or plan.
-            after: the cursor of the last event that is known; empty: from the oldest event on.
-            poll: shortest time between two looks.
-            patience: how long to wait while nobody answers.
-            on_silence: called for each look that nobody answered.
-
-        Raises:
-            InvalidRequestError: it is not a cursor, or what follows it is not kept any more.
-            ServiceUnavailableError: nobody answered for longer than `patience` (retryable).
-        """
-        async with self._feeds.following(workflow_id, poll) as feed:
-            found = events.follow(self._calls, feed, workflow_id, after, patience=patience, on_silence=on_silence)
-            async with contextlib.aclosing(found):
-                async for event in found:
-                    yield event
-
-    async def earlier_result(self, workflow_id: str, run_id: str) -> Result:
-        """Return the result of a closed run, one of `runs`.
-
-        Raises:
-            InvalidRequestError: there is no such run, or it is open, or another one went on with its work.
-        """
-        return await status.earlier_result(self._calls, workflow_id, run_id)
-
-    async def result(
-        self, workflow_id: str, *, timeout: timedelta | None = None, patience: timedelta = PATIENCE
-    ) -> Result:
-        """Wait for the end and return the result, however the workflow ended.
-
-        A workflow that was cancelled or terminated in Temporal has a result, too.
-
-        Args:
-            workflow_id: the episode or plan.
-            timeout: how long to wait; None: until it ends, which a pause may delay for days.
-            patience: how long to wait while Temporal does not answer.
-
-        Raises:
-            TimeoutError: it has not ended; it goes on.
-            ServiceUnavailableError: Temporal did not answer for longer than `patience` (retryable).
-        """
-        async with asyncio.timeout(timeout.total_seconds() if timeout is not None else None):
-            return await status.end(self._calls, workflow_id, patience=patience)
-
-    async def list(
-        self, status: str | None = None, limit: int = 50, *, kind: Kind | str | None = None
-    ) -> tuple[Summary, ...]:
-        """Return episodes and plans, the newest run first.
-
-        Args:
-            status: only those with this status, one of `OPEN_STATUSES` or `CLOSED_STATUSES`.
-            limit: maximum number of rows; open workflows are preferred.
-            kind: only episodes, or only plans.
-
-        Raises:
-            InvalidRequestError: the status is unknown.
-        """
-        return await finding.newest(self._calls, status, limit, Kind(kind) if kind else None)
-
-    async def resolve(self, reference: str, *, kind: Kind | None = None) -> str:
-        """Return the id that a person means: an id, its unambiguous beginning, or `last`.
-
-        `last` is the newest one that no plan started; the beginning of a plan's id never means one of its children.
-
-        Args:
-            reference: the person's word.
-            kind: only an episode, or only a plan, is meant.
-
-        Raises:
-            EpisodeNotFoundError: nothing fits.
-            InvalidRequestError: more than one fits, or the id is that of the other kind.
-        """
-        return await finding.resolve(self._calls, reference, kind)
-
-    async def timeline(self, workflow_id: str, *, after: str = "", limit: int | None = None) -> tuple[Event, ...]:
-        """Return the events so far, those of earlier runs included, oldest first.
-
-        Args:
-            workflow_id: the episode or plan.
-            after: only those after the event with this cursor.
-            limit: at most so many: the first ones after the cursor; without one the last.
-
-        Raises:
-            InvalidRequestError: it is not a cursor, or what follows it is not kept any more.
-        """
-        if limit is not None and not after:
-            return tuple(await events.last(self._calls, workflow_id, limit))
-        found: builtins.list[Event] = []
-        async with contextlib.aclosing(events.recorded(self._calls, workflow_id, after)) as recorded:
-            async for event in recorded:
-                if limit is not None and len(found) >= limit:
-                    break
-                found.append(event)
-        return tuple(found)
-
-    async def request(self, workflow_id: str) -> EpisodeRequest | PlanRequest:
-        """Return the request; that of an episode with its amendments."""
-        seen = await described(self._calls, workflow_id)
-        asked: type[EpisodeRequest | PlanRequest] = PlanRequest if seen.kind is Kind.PLAN else EpisodeRequest
-        return await self._calls.query(workflow_id, "request", asked, run_id=seen.asked_run)
-
-    async def checkpoints(self, episode_id: str) -> tuple[CheckpointRecord, ...]:
-        """Return the checkpoints of an episode's newest run, oldest first."""
-        seen = await described(self._calls, episode_id, Kind.EPISODE)
-        records = builtins.list[CheckpointRecord]
-        return tuple(await self._calls.query(episode_id, "checkpoints", records, run_id=seen.asked_run))
-
-    async def steps(self, plan_id: str) -> tuple[StepLine, ...]:
-        """Return all steps in the order of the plan; those made from a template come last."""
-        run = (await described(self._calls, plan_id, Kind.PLAN)).asked_run
-        page = await self._calls.query(plan_id, "steps", StepPage, 1, run_id=run)
-        lines = builtins.list(page.lines)
-        for number in range(2, page.pages + 1):
-            lines += (await self._calls.query(plan_id, "steps", StepPage, number, run_id=run)).lines
-        return tuple(lines)
-
-    async def runs(self, workflow_id: str) -> tuple[Run, ...]:
-        """Return the runs that Temporal still has, oldest first."""
-        newest = await described(self._calls, workflow_id)
-        return tuple(map(Run.of, await events.runs_until(self._calls, newest)))
-
-    async def history(self, workflow_id: str, *, run_id: str = "") -> str:
-        """Return the history of a run as JSON, as Temporal's own tools write it; `tightloop replay` reads it.
-
-        Args:
-            workflow_id: the episode or plan.
-            run_id: one of `runs`; empty: the newest.
-        """
-        run_id = run_id or (await described(self._calls, workflow_id)).run_id
-        return await self._calls.history(workflow_id, run_id)
 
     # -- steer ----------------------------------------------------------------------------------
 
@@ -427,7 +253,7 @@ class TightloopClient:
 
         Args:
             workflow_id: the episode or plan.
-            amounts: fields of `TopUp` (episode) or `PlanTopUp` (plan), such as `iterations`, `steps`, `tokens`,
+            amounts: fields of `TopUp` (episode) or `PlanTopUp` (plan), such as `iterations`, `attempts`, `tokens`,
                 `cost_usd` and `wall_minutes`; zeros are left out.
 
         Raises:
@@ -504,19 +330,26 @@ class TightloopClient:
         """
         return await self._tell(plan_id, Kind.PLAN, "run_step", {"step": step, "by": by})
 
-    # -- the installation -----------------------------------------------------------------------
+    async def dispatch(self, plan_id: str, *, parallel: int | bool | None = None, by: str = "operator") -> str:
+        """Start the tasks of a project's plan. Returns the workflow's sentence.
 
-    async def missing_search_attributes(self) -> tuple[str, ...]:
-        """Return the search attributes of ours that the namespace does not know, or knows with another type."""
-        return tuple(await wrong_search_attributes(self._calls))
+        Args:
+            plan_id: the plan; a draft.
+            parallel: tasks at the same time; None: as the plan was asked for.
+            by: who dispatches.
 
-    async def pollers(self, task_queue: str) -> tuple[Poller, ...]:
-        """Return the workers of a task queue, also such as are busy with all their slots."""
-        return await staffing.workers_on(self._calls, task_queue)
+        Raises:
+            InvalidRequestError: it is not a draft; the message says what is possible.
+        """
+        return await self._tell(plan_id, Kind.LOOP, "dispatch", {"parallel": parallel, "by": by})
 
-    async def topology(self) -> Topology:
-        """Return which workers are there, and what an episode would wait for."""
-        return await topology_of(self._calls, self._settings)
+    async def verify(self, plan_id: str, *, by: str = "operator") -> str:
+        """Run the gates of a project's plan whose tasks have ended. Returns the workflow's sentence.
+
+        Raises:
+            InvalidRequestError: its tasks have not ended, or it has; the message says what is possible.
+        """
+        return await self._tell(plan_id, Kind.LOOP, "verify", {"by": by})
 
     async def _tell(
         self, workflow_id: str, kind: Kind, name: str, word: dict[str, Any], *, timeout: timedelta = UPDATE_TIMEOUT
@@ -529,3 +362,16 @@ class TightloopClient:
         newest = max((record.number for record in known), default=-1)
         word = {"checkpoint_id": checkpoint_id, "reason": reason, "by": by}
         return read_restore(word, known, newest=newest)
+
+
+def _workflow_type(start: "EpisodeInput | PlanInput | LoopInput") -> str:
+    if isinstance(start, EpisodeInput):
+        return WORKFLOW_TYPE
+    return LOOP_WORKFLOW_TYPE if isinstance(start, LoopInput) else PLAN_WORKFLOW_TYPE
+
+
+def _takes_over(start: "EpisodeInput | PlanInput | LoopInput") -> bool:
+    """Return whether it may have the id of a closed one."""
+    if isinstance(start, EpisodeInput):
+        return start.goes_on
+    return not isinstance(start, LoopInput) and start.replace

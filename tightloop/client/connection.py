@@ -3,16 +3,15 @@
 import asyncio
 import atexit
 import os
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 from temporalio.client import Client, Interceptor
-from temporalio.converter import DataConverter
-from temporalio.runtime import Runtime, TelemetryConfig
+from temporalio.converter import DataConverter, WorkflowSerializationContext
+from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig
 from temporalio.service import RetryConfig, RPCError, TLSConfig
 
 from tightloop.errors import ServiceUnavailableError, SettingsError
@@ -20,29 +19,30 @@ from tightloop.host import load_settings
 from tightloop.settings import Settings, TemporalSettings
 
 CONNECT_TIMEOUT = timedelta(seconds=5)
+CALL_TIMEOUT = timedelta(seconds=10)
 RETRY_SECONDS = 3
 """So long a call is tried again where the server cannot be reached."""
-# Fewer retries than the SDK's default: it logs from the fifth on, and `watch` has patience of its own.
+# Fewer retries than the SDK's default: `watch` has patience of its own.
 _RETRY = RetryConfig(max_retries=4, max_elapsed_time_millis=RETRY_SECONDS * 1_000)
 _EXIT_SECONDS = 0.1
-_forked = threading.Event()
-"""This process was forked from one that may have used the SDK."""
+_runtimes: dict[int, Runtime] = {}
+"""By process: after a fork the SDK refuses that of the parent."""
 _STARTING = "not healthy yet"
 """A server that has just started says so."""
+_CUT_OFF = ("connection closed", "broken pipe", "ConnectionReset")
+"""A server that refuses a client over TLS 1.3 may end the connection before its reason is read."""
 _STARTING_WAIT = timedelta(milliseconds=100)
 
+Bounded = Callable[[str, timedelta], AbstractAsyncContextManager[None]]
+"""Bounds a call about a workflow in time, and translates its failure."""
 
-def settings_for(target: Any, namespace: str | None, settings: Settings | None) -> Settings:
+
+def settings_for(target: str | None, namespace: str | None, settings: Settings | None) -> Settings:
     """Return the settings in force, or others, for an address and a namespace.
 
     Raises:
-        SettingsError: a setting is wrong; or settings were given in place of an address.
+        SettingsError: a setting is wrong.
     """
-    if isinstance(target, Settings):
-        raise SettingsError(
-            "the settings were given in place of the address. Leave them out: connect() uses those in force; "
-            "Settings() reads neither file nor environment. For others write connect(settings=...)"
-        )
     return (settings or load_settings()).at(target, namespace)
 
 
@@ -52,7 +52,6 @@ async def connect(
     interceptors: Sequence[Interceptor] = (),
     *,
     runtime: Runtime | None = None,
-    identity: str | None = None,
 ) -> Client:
     """Connect to Temporal, within `CONNECT_TIMEOUT`; with a runtime of its own for workers.
 
@@ -62,9 +61,6 @@ async def connect(
     """
     temporal = settings.temporal
     tls = tls_of(temporal)
-    if _forked.is_set():
-        _forked.clear()
-        _renew_runtime()
     atexit.unregister(_wait_for_threads)
     atexit.register(_wait_for_threads)
     try:
@@ -79,12 +75,12 @@ async def connect(
                         api_key=temporal.api_key.get_secret_value() or None,
                         # Workers keep the SDK's own patience: they outlast a restart of the server.
                         retry_config=_RETRY if runtime is None else None,
-                        runtime=runtime,
-                        identity=identity,
+                        runtime=runtime or _quiet_runtime(),
                         interceptors=interceptors,
                     )
                 except RuntimeError as error:
-                    if _STARTING not in str(error):
+                    again = (_STARTING, *(_CUT_OFF if tls else ()))
+                    if not any(word in str(error) for word in again):
                         raise
                 await asyncio.sleep(_STARTING_WAIT.total_seconds())
     except (RuntimeError, ValueError, TimeoutError, RPCError) as error:
@@ -93,13 +89,12 @@ async def connect(
         raise no_answer(temporal.address, _reason(error)) from error
 
 
-def _renew_runtime() -> None:
-    """Give a process that was forked a runtime of its own: the SDK refuses that of the parent."""
-    Runtime.set_default(Runtime(telemetry=TelemetryConfig()), error_if_already_set=False)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked.set)
+def _quiet_runtime() -> Runtime:
+    """Return this process's runtime for clients, which does not print a warning for each repeated call."""
+    process = os.getpid()
+    if process not in _runtimes:
+        _runtimes[process] = Runtime(telemetry=TelemetryConfig(logging=LoggingConfig(filter="ERROR")))
+    return _runtimes[process]
 
 
 def _wait_for_threads() -> None:
@@ -132,6 +127,12 @@ def tls_of(temporal: TemporalSettings) -> TLSConfig | bool:
         client_private_key=read.get("tls_key"),
         domain=temporal.tls_server_name or None,
     )
+
+
+def converter_for(client: Client, workflow_id: str) -> DataConverter:
+    """Return the data converter for what belongs to a workflow."""
+    place = WorkflowSerializationContext(namespace=client.namespace, workflow_id=workflow_id)
+    return client.data_converter.with_context(place)
 
 
 def no_answer(address: str, why: str) -> ServiceUnavailableError:

@@ -26,8 +26,7 @@ from temporalio.converter import (
 )
 from temporalio.exceptions import ApplicationError
 
-from tightloop.client.keys import KeyRing, ring_of
-from tightloop.client.private_file import write_private
+from tightloop.client.keys import present_ring, ring_of
 from tightloop.client.sealing import (
     ENCRYPTED,
     KEY_ID_FIELD,
@@ -39,6 +38,7 @@ from tightloop.client.sealing import (
     OperatorCodec,
     SealingCodec,
 )
+from tightloop.client.sign_in.private_file import write_private
 from tightloop.host import state_home
 from tightloop.safety.seal import RefusedPayload, SealedMessage, SealKind, read_seal
 from tightloop.settings import Settings
@@ -122,7 +122,9 @@ class CheckedFailures(ScrubbedFailures):
         if checked.HasField("timeout_failure_info"):
             checked.timeout_failure_info.ClearField("last_heartbeat_details")
         if not _is_authentic(checked, payload_converter):
-            return ApplicationError("a failure that is not authentic was reported", type=REFUSED_TYPE)
+            refused = (one for one in payloads_of(failure) if one.metadata.get("encoding") == REFUSED)
+            why = next((f": {one.data.decode('utf-8', 'replace')}" for one in refused), "")
+            return ApplicationError(f"a failure that is not authentic was reported{why}", type=REFUSED_TYPE)
         return super().from_failure(checked, payload_converter)
 
 
@@ -271,10 +273,7 @@ def _codec(settings: Settings, home: Path | None, claim: Claim | None) -> Sealin
     if not settings.seals_payloads:
         return None
 
-    def read() -> KeyRing:
-        return ring_of(settings, home)
-
-    keys = Keys(read=read)
+    keys = Keys(read=lambda: present_ring(settings, home), make=lambda: ring_of(settings, home))
     if settings.privacy.encrypt or not settings.temporal.loopback:
         keys.cipher(keys.current)  # says at once where they are missing; elsewhere the first use makes one
     return SealingCodec(keys, strict=settings.temporal.authenticate, claim=claim)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import temporalio.api.workflow.v1 as workflow
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -16,29 +16,36 @@ from temporalio.exceptions import ApplicationError
 
 from tightloop.client.encryption import open_all
 from tightloop.client.sealing import ENCRYPTED, OPENED_FIELD, SealingCodec
-from tightloop.episode.model import REFUSED, WORKFLOW_TYPE, EpisodeInput, wait_for_worker
-from tightloop.episode.work import PROBLEM_CHARACTERS, Work
+from tightloop.episode.model import REFUSED, WORKFLOW_TYPE, EpisodeInput
+from tightloop.episode.work import PROBLEM_CHARACTERS, Work, wait_for_worker
 from tightloop.errors import SettingsError
-from tightloop.plan.input import PlanInput
+from tightloop.loop.input import LoopInput
+from tightloop.loop.model import LOOP_WORKFLOW_TYPE
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE
 from tightloop.value import Value, shorten
 from tightloop.value.scrub import scrub
+
+if TYPE_CHECKING:
+    from tightloop.plan.input import PlanInput
 
 STATUS, ITERATION, PAUSE_KIND = "TightloopStatus", "TightloopIteration", "TightloopPauseKind"
 SEARCH_ATTRIBUTES = {STATUS: "Keyword", ITERATION: "Int", PAUSE_KIND: "Keyword"}
 TEMPORAL = 'eval "$(tightloop env)"; temporal'
 """Temporal's command line as a shell runs it against the server of the settings."""
 SEALS = "+sealed"
-"""End of the identity of a worker that encrypts what Temporal stores."""
-OPEN_STATUSES = ("running", "paused")
-CLOSED_STATUSES = ("succeeded", "completed", "failed", "compensated", "cancelled", "terminated", "timed_out")
-"""An episode succeeds, a plan completes; only a plan is compensated."""
+"""In the identity of a worker that encrypts what Temporal stores; `:` and the id of its current key follow."""
+OPEN_STATUSES = ("running", "paused", "draft", "dispatching", "verifying")
+"""The last three are of a project's plan."""
+CLOSED_STATUSES = (
+    "succeeded", "completed", "verified", "failed", "compensated", "cancelled", "terminated", "timed_out",
+)  # fmt: skip
+"""An episode succeeds, a plan completes, a project's plan is verified; only a plan is compensated."""
 
 # Raw numbers, because the SDK's own enum (1.35) raises ValueError on 8, a workflow paused by Temporal itself.
 RUNNING, COMPLETED, FAILED, PAUSED = 1, 2, 3, 8
 CONTINUED = "continued"
 _CLOSED_AS = {FAILED: "failed", 4: "cancelled", 5: "terminated", 6: CONTINUED, 7: "timed_out"}
-_DONE = {"episode": "succeeded", "plan": "completed"}
+_DONE = {"episode": "succeeded", "plan": "completed", "loop": "verified"}
 # A run that Temporal calls completed or failed may say more precisely how it ended.
 _ENDS = {COMPLETED: ("cancelled",), FAILED: ("compensated",)}
 _SCHEDULED = 1
@@ -48,13 +55,20 @@ _MEMO_CHARACTERS = 200
 
 
 class Kind(StrEnum):
-    """The two kinds of workflows."""
+    """The kinds of workflows."""
 
     EPISODE = "episode"
     PLAN = "plan"
+    LOOP = "loop"
+    """A project's plan."""
+
+    @property
+    def noun(self) -> str:
+        """How a sentence calls it."""
+        return {"episode": "an episode", "plan": "a plan", "loop": "a project's plan"}[self.value]
 
 
-KINDS = {WORKFLOW_TYPE: Kind.EPISODE, PLAN_WORKFLOW_TYPE: Kind.PLAN}
+KINDS = {WORKFLOW_TYPE: Kind.EPISODE, PLAN_WORKFLOW_TYPE: Kind.PLAN, LOOP_WORKFLOW_TYPE: Kind.LOOP}
 
 
 class Summary(Value):
@@ -95,7 +109,7 @@ class Execution(Summary):
     run_id: str
     is_open: bool
     refused: bool = False
-    """It was started under the id of an earlier one, and ended at once because of that."""
+    """It ended before it began, and must not hide an earlier run with its id."""
     frozen: str = ""
     """Why Temporal's own pause holds the workflow; then it answers neither queries nor updates."""
     waits_for: str = ""
@@ -140,7 +154,7 @@ async def read_execution(
     frozen = f"paused by Temporal itself{f': {pause_reason}' if pause_reason else ''}"
     kind, is_open = KINDS[info.type.name], info.status in (RUNNING, PAUSED)
     status = _status_word(kind, info.status, str(attributes.get(STATUS, "")))
-    waits = is_open if kind is Kind.PLAN else status == "paused"
+    waits = status == "paused" if kind is Kind.EPISODE else is_open
     return Execution(
         id=info.execution.workflow_id,
         kind=kind,
@@ -223,9 +237,12 @@ def _waits_for(pending: Iterable[workflow.PendingActivityInfo], main_queue: str,
     return wait_for_worker(*waiting[0]) if waiting else ""
 
 
-def memo_of(start: EpisodeInput | PlanInput) -> dict[str, str]:
+def memo_of(start: "EpisodeInput | PlanInput | LoopInput") -> dict[str, str]:
     """Return the memo that Temporal keeps for lists; secrets in the title are scrubbed."""
-    title, executor = (start.title, "") if isinstance(start, PlanInput) else (start.goal, start.executor.name)
+    if isinstance(start, EpisodeInput | LoopInput):
+        title, executor = start.goal, start.executor.name
+    else:
+        title, executor = start.title, ""
     return {"goal": scrub(title)[:_MEMO_CHARACTERS], "workspace": start.workspace, "executor": executor}
 
 

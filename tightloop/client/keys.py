@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tightloop.client.private_file import read_private, write_private
+from tightloop.client.sign_in.private_file import read_private, write_private
 from tightloop.errors import SettingsError
 from tightloop.host import state_home
 from tightloop.settings import PrivacySettings, Settings
@@ -78,6 +78,17 @@ def ring_of(settings: Settings, home: Path | None = None) -> KeyRing:
     with contextlib.suppress(FileExistsError):
         _write(path, new_ring(), replace=False)
     return read_ring(privacy, home)
+
+
+def present_ring(settings: Settings, home: Path | None = None) -> KeyRing:
+    """Return the keys that are here and make none: a ring without keys where the first use is to make them.
+
+    Raises:
+        SettingsError: as `ring_of` does.
+    """
+    privacy = settings.privacy
+    made = privacy.encrypt or privacy.keys_env or key_file(privacy, home).exists()
+    return ring_of(settings, home) if made or not settings.temporal.loopback else KeyRing("", {})
 
 
 def read_ring(privacy: PrivacySettings, home: Path | None = None) -> KeyRing:

@@ -36,6 +36,8 @@ REFUSED = b"binary/refused"
 KEY_ID_FIELD = "encryption-key-id"
 OPENED_FIELD = "tightloop-opened"
 """Metadata of a payload whose seal was checked: what the seal says."""
+UNOPENED_FIELD = "tightloop-unopened"
+"""Metadata of a payload that the codec server could not open: why, for whoever is shown it."""
 RESULT_FIELD = "tightloop-result"
 """Metadata of a refused payload: it stands for the result of an activity or a child."""
 NONCE_BYTES = 12
@@ -79,15 +81,21 @@ class _Place(NamedTuple):
 class Keys:
     """The keys as the codec needs them; those that are added to the key file later are found."""
 
-    def __init__(self, ring: KeyRing | None = None, read: Callable[[], KeyRing] | None = None) -> None:
+    def __init__(
+        self,
+        ring: KeyRing | None = None,
+        read: Callable[[], KeyRing] | None = None,
+        make: Callable[[], KeyRing] | None = None,
+    ) -> None:
         """Take the keys, or how to read them.
 
         Args:
             ring: the current key seals, all of them open; None: they are read when the first one is needed.
             read: reads the keys; asked again at most every `RELOAD_SECONDS` for a key id that the ring does not
                 hold, so that a running process can read what was sealed with a key made after its start.
+            make: asked for keys where `read` finds none and something is to be sealed; opening never makes any.
         """
-        self._known, self._read = ring, read
+        self._known, self._read, self._make = ring, read, make
         self._reloaded = -RELOAD_SECONDS
         self._ciphers: dict[str, Any] = {}
 
@@ -104,7 +112,17 @@ class Keys:
         Raises:
             SettingsError: the keys cannot be read.
         """
+        if not self._ring.current and self._make is not None:
+            self._known = self._make()
         return self._ring.current
+
+    def holds(self, key_id: str) -> bool:
+        """Return whether a key is here.
+
+        Raises:
+            SettingsError: the keys cannot be read.
+        """
+        return self._reread(key_id) is not None
 
     def cipher(self, key_id: str) -> Any:
         """Return the cipher with a key.
@@ -118,14 +136,18 @@ class Keys:
             self._ciphers[key_id] = AESGCM(self._key(key_id))
         return self._ciphers[key_id]
 
-    def _key(self, key_id: str) -> bytes:
+    def _reread(self, key_id: str) -> bytes | None:
         now = time.monotonic()
         if key_id not in self._ring.keys and self._read is not None and now - self._reloaded >= RELOAD_SECONDS:
-            self._reloaded = now
-            self._known = replace(self._ring, keys={**self._read().keys, **self._ring.keys})
-        key = self._ring.keys.get(key_id)
+            self._reloaded, found = now, self._read()
+            known = {**found.keys, **self._ring.keys}
+            self._known = replace(self._ring, current=self._ring.current or found.current, keys=known)
+        return self._ring.keys.get(key_id)
+
+    def _key(self, key_id: str) -> bytes:
+        key = self._reread(key_id)
         if key is None:
-            known = ", ".join(sorted(self._ring.keys))
+            known = ", ".join(sorted(self._ring.keys)) or "there is none"
             raise SettingsError(
                 f"a payload was sealed with key {key_id[:64]!r}, which is not among the keys here ({known}). "
                 "Copy the key file of the host that has it, or put the key into the variable of privacy.keys_env"
@@ -314,13 +336,21 @@ class OperatorCodec(PayloadCodec):
         return [codec.seal(payload, SealKind.OPERATOR) if codec else payload for payload in payloads]
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Open what is sealed, to be shown.
+        """Open what is sealed, to be shown. What cannot be opened stays sealed, with the reason in its metadata.
 
-        Raises:
-            SettingsError: a key is missing, or a payload was changed.
+        One such payload must not fail the others: Temporal's CLI asks for all rows of a list at once.
         """
         codec = self._codec
-        return [_opened(codec.open(payload), "") if codec else payload for payload in payloads]
+        return [self._shown(codec, payload) if codec else payload for payload in payloads]
+
+    def _shown(self, codec: SealingCodec, payload: Payload) -> Payload:
+        try:
+            return _opened(codec.open(payload), "")
+        except SettingsError as error:
+            marked = Payload()
+            marked.CopyFrom(payload)
+            marked.metadata[UNOPENED_FIELD] = error.message.encode()
+            return marked
 
 
 def _is_command() -> bool:

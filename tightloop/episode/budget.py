@@ -7,6 +7,7 @@ from typing import Any
 from tightloop.executor.usage import Usage
 from tightloop.value import Document, Value
 from tightloop.value.caller import CallerInput
+from tightloop.value.duration import Duration
 
 YEAR_MINUTES = 365.0 * 24 * 60
 """Maximum of one addition: infinity does not fit into a `timedelta`."""
@@ -28,8 +29,14 @@ class Budget(CallerInput):
     """Of all calls of models."""
     max_cost_usd: float | None = None
     """Of all calls of models, as they are priced."""
-    max_wall_time: timedelta | None = timedelta(hours=12)
+    max_wall_time: Duration | None = timedelta(hours=12)
     """Time spent working; time spent paused does not count."""
+
+    @property
+    def spent_at_once(self) -> str:
+        """Name of the first bound that lets nothing begin, and that no extension raises; empty: none."""
+        bounds = ((item.bound, getattr(self, item.bound)) for item in BudgetItem)
+        return next((name for name, most in bounds if most is not None and most <= type(most)()), "")
 
 
 class Spent(Value):

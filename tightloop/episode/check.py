@@ -7,10 +7,11 @@ from typing import Any
 
 from pydantic import model_validator
 
-from tightloop.artifact import ArtifactRef
-from tightloop.episode.failure import Printed, combined, is_part, read_output, signature
+from tightloop.episode.failure import combined, signature
+from tightloop.episode.failure.printed import Printed, is_part, read_output
 from tightloop.safety.drift import Drift
 from tightloop.value import Value, clip, shorten
+from tightloop.value.artifact import ArtifactRef
 from tightloop.value.caller import CallerInput
 
 TAIL_CHARACTERS = 1_200

@@ -3,9 +3,12 @@
 import re
 from datetime import datetime
 
-from tightloop.artifact import ArtifactRef
-from tightloop.episode.progress.tracking import ProbabilityClass
+from tightloop.episode.progress.tracking import ProbabilityClass, Tracking
+from tightloop.executor.usage import Usage
+from tightloop.safety.drift import Drift
+from tightloop.safety.rubric import Finding
 from tightloop.value import Value
+from tightloop.value.artifact import ArtifactRef
 
 RECENT_LIMIT = 60
 """Checkpoints that an open run carries; older ones stay in the ledger and can be restored."""
@@ -44,6 +47,32 @@ class CheckpointRecord(Value):
     def number(self) -> int:
         """The n of `ckpt-<n>`."""
         return checkpoint_number(self.id) or 0
+
+
+class RestoreTarget(Value):
+    """A checkpoint to go back to."""
+
+    checkpoint_id: str
+    reason: str = ""
+    by: str = ""
+    episode_id: str = ""
+    """The episode that owns the checkpoint, when it is not this one (fork)."""
+
+
+class Tracked(Value):
+    """What the tracker recorded of an iteration."""
+
+    tracking: Tracking
+    checkpoint: CheckpointRecord
+    plan_request: ArtifactRef | None = None
+    findings: tuple[Finding, ...] = ()
+    """What a person has to see of the change."""
+    alignment: ArtifactRef | None = None
+    """The stored evidence of the alignment check, where it found something."""
+    usage: Usage | None = None
+    """Of a model that judged."""
+    drift: Drift | None = None
+    attempt: int = 1
 
 
 def checkpoint_id(number: int) -> str:

@@ -11,12 +11,13 @@ from pydantic import BaseModel, ValidationError, field_validator
 
 from tightloop.episode.budget import TopUp
 from tightloop.episode.check import Check
-from tightloop.episode.checkpoint import CheckpointRecord, checkpoint_id, checkpoint_number
-from tightloop.episode.model import EpisodeRequest, RestoreTarget
-from tightloop.errors import InvalidRequestError
+from tightloop.episode.checkpoint import CheckpointRecord, RestoreTarget, checkpoint_id, checkpoint_number
+from tightloop.episode.model import EpisodeRequest
+from tightloop.errors import InvalidRequestError, followed_by
 from tightloop.executor.model import ExecutorChoice, OnCrash
 from tightloop.safety.verdict import Verdict
 from tightloop.value import Document, first_problem, shorten
+from tightloop.value.caller import unknown_fields
 
 TEXT_CHARACTERS = 4_000
 
@@ -92,12 +93,13 @@ def read_argument(value: Any, kind: type[M], *, what: str, example: str) -> M:
     """Read the argument of the command `what`.
 
     Raises:
-        InvalidRequestError: with the first wrong field, and the example.
+        InvalidRequestError: with the first unknown or wrong field, and the example.
     """
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise InvalidRequestError(f"{what}: {first_problem(error)}. Send for example: {example}") from None
+        said = next(unknown_fields(kind, value), "") or first_problem(error)
+        raise InvalidRequestError(f"{what}: {followed_by(said, f'Send for example: {example}')}") from None
 
 
 def read_remark(value: Any) -> Remark:
@@ -173,12 +175,21 @@ def read_amounts(value: Any, kind: type[M], *, example: str) -> M:
     if not isinstance(value, dict):
         shown = shorten(repr(value), 60)
         raise InvalidRequestError(f"top_up: it needs an object, not {shown}. Send for example: {example}")
+    for name, amount in value.items():
+        # A text would be read as the number in it, and True as 1.
+        if isinstance(amount, str | bool):
+            raise InvalidRequestError(f"top_up: {name} must be a number, not {amount!r}. Send for example: {example}")
     addition = read_argument(value, kind, what="top_up", example=example)
     # The comparison refuses NaN and infinity as well, which Python's JSON parser accepts.
     amounts = addition.model_dump().values()
     if any(not 0 <= amount < math.inf for amount in amounts) or not any(amounts):
-        raise InvalidRequestError(f"top_up: the amounts must be positive. Send for example: {example}")
+        raise InvalidRequestError(f"top_up: it needs an amount above 0. Send for example: {example}")
     return addition
+
+
+def describe_amounts(addition: Document) -> str:
+    """Return what is added, such as `2 iterations, 2.5 cost_usd`."""
+    return ", ".join(f"{amount:g} {name}" for name, amount in addition.model_dump().items() if amount)
 
 
 def read_top_up(value: Any) -> TopUp:

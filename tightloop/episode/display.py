@@ -1,10 +1,11 @@
 """The episode in words: status for programs, Markdown for the Temporal Web UI."""
 
 import json
+from collections.abc import Sequence
 
 from tightloop.episode.budget import Budget, Spent, number_text
 from tightloop.episode.checkpoint import CheckpointRecord
-from tightloop.episode.model import EpisodeRequest, EpisodeState, EpisodeStatus
+from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState, EpisodeStatus
 from tightloop.episode.work import Work
 from tightloop.question import Question, QuestionKind
 from tightloop.value import clip, shorten
@@ -12,12 +13,22 @@ from tightloop.value import clip, shorten
 # For one look in the Web UI; `tightloop checkpoints` lists them all.
 CHECKPOINTS_SHOWN = 12
 NEEDS_RESPONSE = "NEEDS RESPONSE"
+_ABOUT_THE_LAST = frozenset({QuestionKind.ALIGNMENT, QuestionKind.DEVIATION})
 _OF_EXECUTOR = frozenset({QuestionKind.PERMISSION.value, QuestionKind.WORK.value})
 
 
 def status_label(status: str, pause_kind: str | None) -> str:
     """Return the status as a person sees it: a question of the executor has a name of its own."""
     return NEEDS_RESPONSE if status == "paused" and pause_kind in _OF_EXECUTOR else status
+
+
+def way_back(state: EpisodeState, questions: tuple[Question, ...] = ()) -> str:
+    """Return the checkpoint to go back to: the one before a change that a person is asked about."""
+    last = state.last_checkpoint
+    doubted = any(question.kind in _ABOUT_THE_LAST for question in questions)
+    if last is not None and last.parent and doubted and state.phase is EpisodePhase.TRACKING:
+        return last.parent
+    return last.id if last is not None else ""
 
 
 def status_of(
@@ -51,7 +62,7 @@ def status_of(
         probability_class=state.probability_class,
         diagnosis=state.diagnosis,
         checkpoint_id=last.id if last else "",
-        way_back=state.way_back(questions),
+        way_back=way_back(state, questions),
         tree=state.tree,
         questions=questions,
         drifts=state.drifts,
@@ -89,6 +100,7 @@ def details_markdown(
     state: EpisodeState,
     questions: tuple[Question, ...] = (),
     *,
+    episode_id: str,
     status: str,
     work: Work | None = None,
 ) -> str:
@@ -111,8 +123,21 @@ def details_markdown(
         lines.append(f"- diagnosis: {state.diagnosis}")
     lines += ["", "| checkpoint | iteration | branch | class | checks | reset event |", "|---|---|---|---|---|---|"]
     lines += [_checkpoint_row(record) for record in state.checkpoints[-CHECKPOINTS_SHOWN:]]
+    if reset := reset_command(episode_id, state.checkpoints):
+        lines += ["", f"To reset in Temporal, give run and event of a checkpoint: `{reset}`"]
     lines += ["", *_actions(state, questions)]
     return "\n".join(lines)
+
+
+def reset_command(episode_id: str, records: Sequence[CheckpointRecord]) -> str:
+    """Return how Temporal's command line resets an episode to the checkpoint before the newest; empty: it cannot."""
+    known = [record for record in records if record.event_id and not record.discarded]
+    if not known:
+        return ""
+    # Without the run, Temporal takes the event for one of the newest run.
+    record = known[-2:][0]
+    where = f"--workflow-id {episode_id} --run-id {record.run_id} --event-id {record.event_id}"
+    return f'temporal workflow reset {where} --reason "back to {record.id}"'
 
 
 def question_lines(question: Question) -> list[str]:
@@ -131,12 +156,17 @@ def question_lines(question: Question) -> list[str]:
 def _checkpoint_row(record: CheckpointRecord) -> str:
     verdict = record.probability_class.value if record.probability_class else ""
     name = f"~~{record.id}~~" if record.discarded else record.id
-    event = f"{record.event_id} of run {record.run_id[:8]}" if record.event_id else ""
+    event = f"{record.event_id} of run {record.run_id}" if record.event_id else ""
     return f"| {name} | {record.iteration} | {record.branch} | {verdict} | {record.checks} | {event} |"
 
 
 def _actions(state: EpisodeState, questions: tuple[Question, ...]) -> list[str]:
-    restore = json.dumps({"checkpoint_id": state.way_back(questions) or "ckpt-0", "reason": "why"})
+    back = way_back(state, questions) or "ckpt-0"
+    if state.phase is EpisodePhase.CLOSED:
+        again = json.dumps({"restore": {"checkpoint_id": back}})
+        back = "To go back, reset it to the event of a checkpoint, or start it again under its id with its input and"
+        return [f"It has ended, and takes no messages. {back} `{again}`."]
+    restore = json.dumps({"checkpoint_id": back, "reason": "why"})
     rows = [
         (f"{option.name}: {option.effect}", "update `answer`", question.json_for(option.name))
         for question in questions

@@ -8,26 +8,27 @@ from typing import Any
 
 from pydantic import ValidationError, ValidatorFunctionWrapHandler, model_validator
 
-from tightloop.artifact import ArtifactRef
 from tightloop.episode.budget import Budget, Spent
 from tightloop.episode.check import Check, FailedCheck
-from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.checkpoint import CheckpointRecord, RestoreTarget
 from tightloop.episode.failure import NO_FAILURES, FailureStreak
-from tightloop.episode.planning import PlanVerdict, ReflectCause
+from tightloop.episode.planning import PlanVerdict, ReflectCause, planner_problem
 from tightloop.episode.progress import presets
-from tightloop.episode.progress.tracking import ProbabilityClass, Thresholds, TrackerMemory, Tracking
+from tightloop.episode.progress.tracking import ProbabilityClass, Thresholds, TrackerMemory
 from tightloop.episode.proof import ProofRule
+from tightloop.episode.timeline import TimelineLine
 from tightloop.episode.work import Work
-from tightloop.errors import InvalidRequestError
+from tightloop.errors import InvalidRequestError, followed_by
 from tightloop.executor.model import ExecutorChoice, ExecutorStatus, Grant, ResumeToken
 from tightloop.executor.options import choice_problem
-from tightloop.executor.usage import Usage
-from tightloop.question import Question, QuestionKind
+from tightloop.question import Question
 from tightloop.safety.drift import Drift
 from tightloop.safety.rubric import Finding
 from tightloop.safety.seal import Heard, Seal
 from tightloop.value import Value, first_problem
-from tightloop.value.caller import CallerInput, unknown_fields
+from tightloop.value.artifact import ArtifactRef
+from tightloop.value.caller import CallerInput, json_size, unknown_fields
+from tightloop.value.duration import Duration
 
 RIGHT_INPUT = '{"goal": "make the tests pass", "workspace": "/home/me/project", "definition_of_done": ["pytest -q"]}'
 WORKFLOW_TYPE = "EpisodeWorkflow"
@@ -35,7 +36,7 @@ WORKFLOW_TYPE = "EpisodeWorkflow"
 TASK_TIMEOUT = timedelta(seconds=5)
 """How long a worker may take for one task of a workflow, a replay included."""
 REFUSED = "refused"
-"""`TightloopStatus` of a run that must not hide an earlier one with its id."""
+"""`TightloopStatus` of a run that ended before it began: it hides no earlier one, and its id is free."""
 # Every planning prompt repeats the goal, so it must stay small beside the rest.
 GOAL_CHARACTERS = 8_000
 # The request is an input of activities: one above 2 MiB would fail the workflow task again and again instead of the
@@ -80,11 +81,6 @@ class Queues(CallerInput):
     found out when the workspace is opened. What comes to another host goes there."""
 
 
-def wait_for_worker(since: datetime, queue: str) -> str:
-    """Return where and since when a step waits, as the status shows it."""
-    return f"a worker with a free slot on task queue {queue!r} since {since:%Y-%m-%d %H:%M:%S} UTC"
-
-
 def check_run(workspace: str, pause_timeout: timedelta, counts: Mapping[str, int]) -> None:
     """Refuse what neither an episode nor a plan can run with.
 
@@ -119,6 +115,8 @@ class EpisodeRequest(CallerInput):
     """Work in a git worktree of the episode's own, in the state home."""
     within: str = ""
     """Id of the plan that holds the workspace and waits for this episode, which works in its tree."""
+    tells_parent: bool = False
+    """Tell the plan that started it what waits for a person; one that names `within` does so in any case."""
     allow: tuple[ProofRule, ...] = ()
     """What may speak against the proof of success without a question, such as `tests_changed`."""
     budget: Budget = Budget()
@@ -132,7 +130,7 @@ class EpisodeRequest(CallerInput):
     # 1 550 events, 31 an iteration (docs/reference/figures.md). Temporal suggests one at 4 096, warns at 10 240.
     iterations_per_run: int = 50
     """After this many iterations the workflow continues as new."""
-    pause_timeout: timedelta = timedelta(days=7)
+    pause_timeout: Duration = timedelta(days=7)
     """How long a pause may last before the episode fails."""
     queues: Queues = Queues()
 
@@ -153,8 +151,9 @@ class EpisodeRequest(CallerInput):
 
     @property
     def setup_problem(self) -> str:
-        """What is wrong with the commands of the checks, or with the executor and its options; empty: nothing."""
-        problems = (*(check.problem for check in self.definition_of_done), choice_problem(self.executor))
+        """What is wrong with the checks' commands, the executor and its options, or the planner; empty: nothing."""
+        checks = (check.problem for check in self.definition_of_done)
+        problems = (*checks, choice_problem(self.executor), planner_problem(self.planner))
         return next(filter(None, problems), "")
 
     def check_values(self) -> None:
@@ -178,7 +177,7 @@ class EpisodeRequest(CallerInput):
                 'Give at least one command: "definition_of_done": ["pytest -q"]'
             )
         self._check_numbers()
-        if len(self.model_dump_json()) > REQUEST_CHARACTERS:
+        if json_size(self) > REQUEST_CHARACTERS:
             raise InvalidRequestError(
                 f"the request is larger than {REQUEST_CHARACTERS} characters. Put long material into files of the "
                 "workspace and name them"
@@ -197,33 +196,15 @@ class EpisodeRequest(CallerInput):
         cost = self.budget.max_cost_usd
         if cost is not None and not math.isfinite(cost):
             raise InvalidRequestError(f"budget.max_cost_usd is {cost}; leave it out for no bound")
+        if spent := self.budget.spent_at_once:
+            raise InvalidRequestError(
+                f"budget.{spent} is {getattr(self.budget, spent)}; it must be above 0, or null (None) for no bound"
+            )
 
     @property
     def project_name(self) -> str:
         """The project's name, or the last part of the workspace path."""
         return self.project or self.workspace.rstrip("/").rpartition("/")[2]
-
-
-class RestoreTarget(Value):
-    """A checkpoint to go back to."""
-
-    checkpoint_id: str
-    reason: str = ""
-    by: str = ""
-    episode_id: str = ""
-    """The episode that owns the checkpoint, when it is not this one (fork)."""
-
-
-class TimelineEntry(Value):
-    """One line of what happened."""
-
-    at: datetime
-    kind: str
-    """`opened`, `iteration`, `paused`, `resumed`, `limit`, `restored`, `reset`, `drift`, `closed` ..."""
-    text: str
-
-
-_ABOUT_THE_LAST = frozenset({QuestionKind.ALIGNMENT, QuestionKind.DEVIATION})
 
 
 class EpisodeState(Value):
@@ -296,7 +277,7 @@ class EpisodeState(Value):
     asked: int = 0
     """Number of questions so far; their ids are never used again."""
     checkpoints: tuple[CheckpointRecord, ...] = ()
-    timeline: tuple[TimelineEntry, ...] = ()
+    timeline: tuple[TimelineLine, ...] = ()
     restore: RestoreTarget | None = None
     """Set by a run that continues as new in order to go back."""
     cancel: str | None = None
@@ -310,14 +291,6 @@ class EpisodeState(Value):
     def last_checkpoint(self) -> CheckpointRecord | None:
         """The newest checkpoint that was not discarded."""
         return next((record for record in reversed(self.checkpoints) if not record.discarded), None)
-
-    def way_back(self, questions: tuple[Question, ...] = ()) -> str:
-        """Return the checkpoint to go back to: the one before a change that a person is asked about."""
-        last = self.last_checkpoint
-        doubted = any(question.kind in _ABOUT_THE_LAST for question in questions)
-        if last is not None and last.parent and doubted and self.phase is EpisodePhase.TRACKING:
-            return last.parent
-        return last.id if last is not None else ""
 
 
 class CheckpointFile(Value):
@@ -363,7 +336,7 @@ class EpisodeInput(EpisodeRequest):
         # What tightloop itself writes has all fields, and unknown ones where it is newer than this worker.
         is_raw = isinstance(value, dict) and "sealed_as" not in value
         if is_raw and (unknown := next(unknown_fields(cls, value), "")):
-            return read.evolve(unknown=f"{unknown}. A right input: {RIGHT_INPUT}")
+            return read.evolve(unknown=followed_by(unknown, f"A right input: {RIGHT_INPUT}"))
         return read
 
 
@@ -398,6 +371,7 @@ class EpisodeStatus(Value):
     workspace: str = ""
     iteration: int = 0
     branch: int = 1
+    """0: not known, because no worker answers."""
     plan: str = ""
     executor: str = ""
     checks: str = ""
@@ -425,19 +399,3 @@ class EpisodeStatus(Value):
     runs: int = 1
     outcome: EpisodeOutcome | None = None
     reason: str = ""
-
-
-class Tracked(Value):
-    """What the tracker recorded of an iteration."""
-
-    tracking: Tracking
-    checkpoint: CheckpointRecord
-    plan_request: ArtifactRef | None = None
-    findings: tuple[Finding, ...] = ()
-    """What a person has to see of the change."""
-    alignment: ArtifactRef | None = None
-    """The stored evidence of the alignment check, where it found something."""
-    usage: Usage | None = None
-    """Of a model that judged."""
-    drift: Drift | None = None
-    attempt: int = 1

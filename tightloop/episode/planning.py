@@ -2,13 +2,24 @@
 
 from enum import StrEnum
 
-from tightloop.artifact import ArtifactRef
 from tightloop.episode.check import CheckReport
+from tightloop.errors import did_you_mean
 from tightloop.executor.messages.message import PlanMessage, PlanRequestMessage, Reflection
 from tightloop.executor.usage import Usage
 from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.safety.rubric import Finding
-from tightloop.value import Value
+from tightloop.value import Value, shorten
+from tightloop.value.artifact import ArtifactRef
+
+PLANNERS = ("auto", "openai", "heuristic")
+"""`auto`: `openai` where a key is present, else `heuristic`, which needs none."""
+
+
+def planner_problem(name: str) -> str:
+    """Return what is wrong with the name of a planner; empty: nothing."""
+    if name in PLANNERS:
+        return ""
+    return f"the planner {shorten(name, 60)!r} is unknown. {did_you_mean(name, PLANNERS)}"
 
 
 class PlanVerdict(StrEnum):

@@ -18,7 +18,7 @@ class TimelineLine(Value):
 
     at: datetime
     kind: str
-    """`opened`, `iteration`, `paused`, `resumed`, `limit`, `restored`, `reset`, `drift`, `closed` ..."""
+    """`opened`, `iteration`, `paused`, `resumed`, `limit`, `restored`, `reset`, `drift`, `closed`, `terminated` ..."""
     step: str = ""
     """Of a plan."""
     text: str = ""

@@ -81,3 +81,8 @@ def checks_work(checks: Sequence[Check], kind: str = "check") -> Work:
     plural = "" if len(checks) == 1 else "s"
     what = f"{kind}{plural}: {shorten(names, WHAT_CHARACTERS)}"
     return Work(what=what, limit_s=sum(check.timeout_s for check in checks), ends_early=True)
+
+
+def wait_for_worker(since: datetime, queue: str) -> str:
+    """Return where and since when a step waits, as the status shows it."""
+    return f"a worker with a free slot on task queue {queue!r} since {since:%Y-%m-%d %H:%M:%S} UTC"

@@ -4,15 +4,15 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from tightloop.artifact import ArtifactRef
 from tightloop.executor.messages.message import PlanMessage
 from tightloop.executor.usage import Usage
 from tightloop.question import Question
 from tightloop.safety.drift import Drift
 from tightloop.safety.verdict import Verdict
 from tightloop.value import Value
+from tightloop.value.artifact import ArtifactRef
 from tightloop.value.caller import CallerInput
 
 SUMMARY_CHARACTERS = 500
@@ -47,7 +47,10 @@ class OnCrash(StrEnum):
 
 
 class ExecutorChoice(CallerInput):
-    """Which executor does the work, and how it is set up."""
+    """Which executor does the work, and how it is set up.
+
+    A plain string is taken as the name: `"codex"`.
+    """
 
     name: str = "command"
     fallback: tuple[str, ...] = ()
@@ -72,6 +75,11 @@ class ExecutorChoice(CallerInput):
     """Maximum of events of one delivery: an agent that exceeds it runs in circles and is stopped."""
     max_model_calls: int | None = None
     """Of one delivery; kept by the model gateway."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
 
 
 class ResumeToken(Value):

@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic import ValidationError, ValidatorFunctionWrapHandler, model_validator
 
+from tightloop.errors import followed_by
 from tightloop.plan.progress import PlanProgress
 from tightloop.plan.request import RIGHT_PLAN_INPUT, PlanRequest
 from tightloop.safety.seal import Heard, Seal
@@ -38,7 +39,7 @@ class PlanInput(PlanRequest):
         # As in `EpisodeInput`.
         is_raw = isinstance(value, dict) and "sealed_as" not in value
         if is_raw and (unknown := next(unknown_fields(cls, value), "")):
-            return read.evolve(unknown=f"{unknown}. A right input: {RIGHT_PLAN_INPUT}")
+            return read.evolve(unknown=followed_by(unknown, f"A right input: {RIGHT_PLAN_INPUT}"))
         return read
 
     @property

@@ -5,7 +5,6 @@ from datetime import datetime, timedelta
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tightloop.artifact import ArtifactRef
 from tightloop.executor.usage import Usage
 from tightloop.plan.document.plan import Hypothesis, PlanBudget
 from tightloop.plan.engine.hypothesis import initial_beliefs, update_beliefs
@@ -13,13 +12,14 @@ from tightloop.plan.engine.state import PlanEvent, ScheduleState, UndoEntry
 from tightloop.plan.request import PlanPhase, PlanSpent
 from tightloop.plan.result import Belief, EvidenceNote, StepFailure, StepResult
 from tightloop.question import Answer, Question
-from tightloop.safety.drift import Drift, DriftAnswer, with_drift
-from tightloop.value import Value, shorten
+from tightloop.safety.drift import Drift, DriftAnswer, is_news, with_drift
+from tightloop.value import Value, abridge
+from tightloop.value.artifact import ArtifactRef
 
 TIMELINE_LIMIT = 200
 """Entries that are kept; the ledger and the records hold all."""
 FAILURES_LIMIT = 500
-DETAIL_CHARACTERS = 200
+DETAIL_CHARACTERS = 600
 
 
 class Doubt(Value):
@@ -52,6 +52,8 @@ class PlanProgress(BaseModel):
     """When the first attempt of an unsettled step with a time box began."""
     due: dict[str, datetime] = Field(default_factory=dict)
     """When the next attempt of a step that backs off begins."""
+    earlier: dict[str, int] = Field(default_factory=dict)
+    """Attempts of a step before a person had it begin again, which do not count any more."""
     failures: dict[str, StepFailure] = Field(default_factory=dict)
     """Last failure of steps that have not completed since; at most `FAILURES_LIMIT`."""
     questions: tuple[Question, ...] = ()
@@ -102,14 +104,17 @@ class PlanProgress(BaseModel):
 
     def log(self, at: datetime, event: str, step: str = "", detail: str = "") -> None:
         """Add a line to the timeline."""
-        self.timeline.append(PlanEvent(at=at, event=event, step=step, detail=shorten(detail, DETAIL_CHARACTERS)))
+        self.timeline.append(PlanEvent(at=at, event=event, step=step, detail=abridge(detail, DETAIL_CHARACTERS)))
         if len(self.timeline) > TIMELINE_LIMIT:
             del self.timeline[0]
 
     def note_drift(self, drift: Drift | None) -> bool:
         """Keep what was found on disk, for people to see. Return whether there is something to say."""
-        before, self.drifts = self.drifts, with_drift(self.drifts, drift)
-        return self.drifts is not before
+        if drift is None:
+            return False
+        told = is_news(self.drifts, drift)
+        self.drifts = with_drift(self.drifts, drift)
+        return told
 
     def begin(self, budget: PlanBudget, hypotheses: tuple[Hypothesis, ...]) -> None:
         """Take what a plan states about itself when it is opened."""
@@ -163,7 +168,7 @@ class PlanProgress(BaseModel):
 
     def settle(self, step: str, *, spent: bool = True) -> None:
         """Forget what only mattered while the step was under way, and by default what it spent."""
-        for notes in (self.failures, self.first_starts, self.due, self.answers):
+        for notes in (self.failures, self.first_starts, self.due, self.answers, self.earlier):
             notes.pop(step, None)
         if spent:
             self.step_spent.pop(step, None)

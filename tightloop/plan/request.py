@@ -7,17 +7,19 @@ from typing import Any
 
 from pydantic import Field
 
-from tightloop.artifact import ArtifactRef
 from tightloop.episode.model import Queues, check_run
 from tightloop.episode.proof import ProofRule
 from tightloop.errors import InvalidRequestError
+from tightloop.executor.model import ExecutorChoice
 from tightloop.executor.usage import Usage
 from tightloop.plan.child import ChildWait
 from tightloop.plan.result import Belief, StepFailure, StepStatus
 from tightloop.question import Question
 from tightloop.safety.drift import Drift
 from tightloop.value import Value
-from tightloop.value.caller import CallerInput
+from tightloop.value.artifact import ArtifactRef
+from tightloop.value.caller import CallerInput, json_size
+from tightloop.value.duration import Duration
 
 PLAN_WORKFLOW_TYPE = "PlanWorkflow"
 RIGHT_PLAN_INPUT = '{"workspace": "/home/me/project", "file": "plans/refactor.yaml"}'
@@ -70,8 +72,12 @@ class PlanRequest(CallerInput):
     """What may speak against proofs without a question, such as `tests_changed`; also for episodes and plans within."""
     dry_run: bool = False
     """Show what each step would do; nothing is changed."""
-    pause_timeout: timedelta = timedelta(days=30)
+    pause_timeout: Duration = timedelta(days=30)
     queues: Queues = Queues()
+    executor: ExecutorChoice | None = None
+    """Of episode steps that name none; None: as the settings say."""
+    notes_steps: bool = False
+    """Tell the workflow around this plan where its steps stand."""
     depth: int = 1
     """1 for a plan of its own; a subplan has its parent's and one more."""
     within: str = ""
@@ -101,7 +107,7 @@ class PlanRequest(CallerInput):
         if (size := len(self.source.encode())) > SOURCE_BYTES:
             most = f"the plan has {size} bytes; the maximum of a message is {SOURCE_BYTES}"
             yield f'{most}. Put it into a file and name that: "file": "plans/big.yaml"'
-        if len(str(self.inputs)) > INPUT_CHARACTERS:
+        if json_size(self, {"inputs"}) > INPUT_CHARACTERS:
             yield f"the inputs have more than {INPUT_CHARACTERS} characters. Put large values into files of the tree"
         if self.max_parallel is not None and not 1 <= self.max_parallel <= 100:
             yield f"max_parallel is {self.max_parallel}; it must be 1 to 100"
@@ -155,7 +161,7 @@ class PlanResult(Value):
     proof: ArtifactRef | None = None
     """The stored `Proof` of a completed plan with a definition of done."""
     record: ArtifactRef | None = None
-    """The stored account of the plan (`PlanArchive`)."""
+    """The stored account of the plan (`PlanArchive`), with the values of the plan's `artifacts`."""
     outputs: dict[str, Any] = Field(default_factory=dict)
     """Of a subplan: counts of its lists; values are in its records."""
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic import Field
 
-from tightloop.artifact import ArtifactRef
 from tightloop.executor.usage import Usage
 from tightloop.plan.document.step import FailureClass, Recovery
 from tightloop.question import Answer, Question
 from tightloop.safety.drift import Drift
 from tightloop.value import Sparse, Value
+from tightloop.value.artifact import ArtifactRef
 
 # Thousands of results lie in one history, which Temporal ends at 50 MB.
 REASON_CHARACTERS = 500

@@ -7,12 +7,12 @@ from typing import Any
 
 from pydantic import Field
 
-from tightloop.artifact import ArtifactRef
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import walk
 from tightloop.plan.request import PlanOutcome
 from tightloop.question import Answer
 from tightloop.value import Value
+from tightloop.value.artifact import ArtifactRef
 
 DRY_RUN = "dry-run"
 """Stands for the inputs of a record that only shows what would be done."""

@@ -13,7 +13,7 @@ PATHS_LISTED = 100
 LINES_LISTED = 18
 PATHS_SHOWN = 5
 DRIFTS_KEPT = 5
-"""Drifts that status shows, the newest last."""
+"""Drifts of one cause that status shows, the newest last."""
 
 
 class DriftCause(StrEnum):
@@ -25,6 +25,8 @@ class DriftCause(StrEnum):
     """They were found after an attempt that was cut off, which may have written them."""
     DURING_CHECKS = "during_checks"
     """They were changed while checks ran, by these or by somebody else."""
+    DURING_STEP = "during_step"
+    """They were changed while a step ran whose changes are undone, by the step or by somebody else."""
 
 
 class Drift(Value):
@@ -43,6 +45,8 @@ class Drift(Value):
     since: datetime | None = None
     """When the first of the files that are there was changed."""
     cause: DriftCause = DriftCause.OUTSIDE
+    step: str = ""
+    """Of a plan, with `DURING_STEP`."""
     bring_back: str = ""
     """The command that brings back what was undone; empty: the files are on disk as they were found."""
 
@@ -69,6 +73,8 @@ class Drift(Value):
                 return f"what was found after an attempt that was cut off was {done}: {self.named}"
             case DriftCause.DURING_CHECKS:
                 return f"what changed while checks ran was {done}: {self.named}"
+            case DriftCause.DURING_STEP:
+                return f"what changed while {self.step} ran was undone with it: {self.named}"
             case DriftCause.OUTSIDE:
                 return f"changes made outside a pause were {done}: {self.named}"
 
@@ -78,12 +84,30 @@ class Drift(Value):
         return (self.sentence, *((f"  bring them back: {self.bring_back}",) if self.bring_back else ()))
 
 
-def with_drift(known: tuple[Drift, ...], drift: Drift | None) -> tuple[Drift, ...]:
-    """Return what people are shown: the last drifts. Left out are caches, and what checks leave every time."""
-    is_known = drift is None or any((one.cause, one.paths) == (drift.cause, drift.paths) for one in known)
-    if drift is None or not drift.count or (is_known and drift.cause is DriftCause.DURING_CHECKS):
+def with_drift(known: tuple[Drift, ...], drift: Drift) -> tuple[Drift, ...]:
+    """Return what people are shown: the last drifts of each cause, but for caches.
+
+    Of what checks leave every time only the last one: its command brings back what lay there last. Of what each
+    attempt of a step leaves alike, too: the command is the same.
+    """
+    if not drift.count:
         return known
-    return (*known, drift)[-DRIFTS_KEPT:]
+    kept = [one for one in known if not _is_repeated(one, drift)]
+    same = [one for one in kept if one.cause is drift.cause]
+    if len(same) >= DRIFTS_KEPT:
+        kept.remove(same[0])
+    return (*kept, drift)
+
+
+def is_news(known: tuple[Drift, ...], drift: Drift) -> bool:
+    """Return whether the timeline has to tell of a drift: of caches not, and of what is repeated once."""
+    return bool(drift.count) and not any(_is_repeated(one, drift) for one in known)
+
+
+def _is_repeated(one: Drift, by: Drift) -> bool:
+    if by.cause is DriftCause.DURING_STEP:
+        return (one.cause, one.step, one.bring_back) == (by.cause, by.step, by.bring_back)
+    return by.cause is DriftCause.DURING_CHECKS and (one.cause, one.paths) == (by.cause, by.paths)
 
 
 class DriftAnswer(Value):

@@ -25,6 +25,6 @@ def check_id(text: str) -> None:
     """
     if not is_id(text):
         raise InvalidRequestError(
-            f"{text[:LONGEST]!r} cannot be the id of an episode or a plan: it needs letters, digits, '-', '_' or "
+            f"{text[:LONGEST]!r} cannot be the id of an episode or a plan: it needs a-z, A-Z, 0-9, '-', '_' or "
             "single '.', starting with a letter or digit. Start it under another id"
         )

@@ -76,6 +76,7 @@ class Rubric(Value):
     """Bounds of the rules, and which of them are off."""
 
     enabled: bool = True
+    """Look for these things at all."""
     allow: tuple[str, ...] = ()
     """Rules that are off, by the names that pauses show, such as `publishes`."""
     cpu_minutes: _Minutes = 10.0
@@ -87,6 +88,7 @@ class Rubric(Value):
     deleted_share: Annotated[float, Field(ge=0, le=1)] = 0.5
     """This share of all lines, once `deleted_lines` are gone, is reported."""
     deleted_lines: _Count = 500
+    """Deleted lines below which `deleted_share` is not looked at."""
     suppressions: _Count = 5
     """This many more comments that silence a linter than were removed are reported."""
 

@@ -8,11 +8,13 @@ from tightloop.settings.alerts import AlertChannel, AlertSettings
 from tightloop.settings.bounds import AlignmentSettings, BudgetSettings, TrackingSettings
 from tightloop.settings.document import Settings, combined_settings, parse_settings
 from tightloop.settings.execution import AgentSettings, ExecutorSettings, SandboxSettings, WorkspaceSettings
+from tightloop.settings.gateway import GatewaySettings
 from tightloop.settings.planning import PlannerSettings, PlanSettings
 from tightloop.settings.privacy import PrivacySettings, ProjectPrivacy
 from tightloop.settings.services import (
     LOOPBACK_HOSTS,
     CodecSettings,
+    DatabaseSettings,
     QueueSettings,
     ServerSettings,
     TemporalSettings,
@@ -27,7 +29,9 @@ __all__ = [
     "AlignmentSettings",
     "BudgetSettings",
     "CodecSettings",
+    "DatabaseSettings",
     "ExecutorSettings",
+    "GatewaySettings",
     "PlanSettings",
     "PlannerSettings",
     "PrivacySettings",

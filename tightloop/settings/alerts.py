@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, WithJsonSchema, model_validator
 
-from tightloop.alert import AlertKind
+from tightloop.ledger.alert import AlertKind
 from tightloop.settings.section import Section
 
 KindOfAlert = Annotated[AlertKind, WithJsonSchema({"type": "string", "enum": [kind.value for kind in AlertKind]})]
@@ -18,6 +18,7 @@ class AlertChannel(Section):
     """One way to a person."""
 
     type: Literal["webhook", "desktop", "log"]
+    """A signed HTTP request, a notification on the worker's desktop, or a line in its log."""
     kinds: tuple[KindOfAlert, ...] = ()
     """Kinds of alerts for this channel; empty: all."""
     url: str = ""

@@ -19,11 +19,15 @@ class BudgetSettings(Section):
     """Default budget of an episode. Empty (null): unbounded."""
 
     max_iterations: Count | None = 15
+    """Plan, work and check: one iteration."""
     warn_at_iteration: Count | None = 12
     """From here on the planner is asked to converge."""
     max_executor_failures: Count | None = 6
+    """Deliveries in the whole episode that failed, timed out or ended with an unknown outcome."""
     max_tokens: Count | None = None
+    """Of all calls of models; agents that do not report theirs are not counted."""
     max_cost_usd: Annotated[float, Field(gt=0)] | None = None
+    """Of all calls of models, as they are priced."""
     max_wall_hours: Annotated[float, Field(gt=0, le=8_760)] | None = 12.0
     """Time spent working; time spent paused does not count."""
 

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from tightloop.episode.model import EpisodeRequest
+from tightloop.loop.model import LoopRequest
 from tightloop.plan.request import PlanRequest
 from tightloop.settings.document import Settings
 
-Request = TypeVar("Request", EpisodeRequest, PlanRequest)
+Request = TypeVar("Request", EpisodeRequest, PlanRequest, LoopRequest)
 
 
 def with_defaults(request: Request, settings: Settings) -> Request:
@@ -15,9 +16,10 @@ def with_defaults(request: Request, settings: Settings) -> Request:
 
     What was given stays, also in the parts: of a budget with one bound the other bounds come from the settings.
     """
-    if isinstance(request, EpisodeRequest):
+    if isinstance(request, EpisodeRequest | LoopRequest):
         given = request.model_dump(exclude_unset=True)
-        request = type(request).model_validate(layered(_defaults(settings), given))
+        known = {name: value for name, value in _defaults(settings).items() if name in type(request).model_fields}
+        request = type(request).model_validate(layered(known, given))
     return request.evolve(queues=settings.queues.fill(request.queues))
 
 

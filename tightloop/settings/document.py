@@ -3,17 +3,25 @@
 import re
 from collections.abc import Iterable, Mapping
 
-import yaml
 from pydantic import ValidationError
 
 from tightloop.errors import SettingsError
 from tightloop.settings.alerts import AlertSettings
 from tightloop.settings.bounds import AlignmentSettings, BudgetSettings, TrackingSettings
 from tightloop.settings.execution import ExecutorSettings, SandboxSettings, WorkspaceSettings
+from tightloop.settings.gates import GateSettings
+from tightloop.settings.gateway import GatewaySettings
 from tightloop.settings.layers import read_layers
 from tightloop.settings.planning import PlannerSettings, PlanSettings
 from tightloop.settings.privacy import PrivacySettings
-from tightloop.settings.services import CodecSettings, QueueSettings, ServerSettings, TemporalSettings, WorkerSettings
+from tightloop.settings.services import (
+    CodecSettings,
+    DatabaseSettings,
+    QueueSettings,
+    ServerSettings,
+    TemporalSettings,
+    WorkerSettings,
+)
 from tightloop.telemetry import TelemetrySettings
 from tightloop.value import Document
 
@@ -37,8 +45,11 @@ class Settings(Document):
     budget: BudgetSettings = BudgetSettings()
     tracking: TrackingSettings = TrackingSettings()
     alignment: AlignmentSettings = AlignmentSettings()
+    gates: GateSettings = GateSettings()
     privacy: PrivacySettings = PrivacySettings()
     codec: CodecSettings = CodecSettings()
+    database: DatabaseSettings = DatabaseSettings()
+    gateway: GatewaySettings = GatewaySettings()
     alerts: AlertSettings = AlertSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
 
@@ -68,6 +79,8 @@ class Settings(Document):
 
     def as_yaml(self) -> str:
         """Return the settings as a document, secrets masked."""
+        import yaml
+
         # In the order of the sections above, as a reader expects them.
         text = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
         return _URL_PASSWORD.sub("://**********@", text)

@@ -15,6 +15,7 @@ class AgentSettings(Section):
     arguments: tuple[str, ...] = ()
     """Added to the command line."""
     model: str = ""
+    """Name of the model, as the agent wants it; empty: the agent's own default."""
     base_url: str = ""
     """Of the model provider; empty: the agent's own default."""
     api_key_env: str = ""
@@ -32,6 +33,7 @@ class ExecutorSettings(Section):
     """Default executor, and what executors may do."""
 
     default: str = Field(default="command", min_length=1)
+    """Who does the work where a request names nobody: `command`, `person`, or an agent."""
     fallback: tuple[str, ...] = ()
     """Executors to use, in this order, where the chosen one is not installed or has no key."""
     agents: dict[str, AgentSettings] = Field(default_factory=dict)
@@ -57,6 +59,7 @@ class ExecutorSettings(Section):
     """Template of a command that takes the whole plan, with `{plan_file}` and `{workspace}`. Empty: the steps
     are run."""
     wall_limit_s: Seconds = 3600.0
+    """Longest time of one delivery."""
     idle_limit_s: Seconds = 900.0
     """Longest time without any output."""
     on_crash: Literal["ask", "retry", "verify"] = "retry"
@@ -86,10 +89,14 @@ class SandboxSettings(Section):
     """Hosts that commands and agents may reach, besides the model of an agent: `example.org`, `*.example.org` (those
     below it), `host:port` (that one, also where it is private or on this host), `*` (every public one). Empty: none."""
     cores: Annotated[float, Field(gt=0, le=256)] = 1.0
+    """Processor cores of one command."""
     memory_mb: Annotated[int, Field(ge=64)] = 1024
+    """Memory of one command, with everything that it starts."""
     processes: Annotated[int, Field(ge=8)] = 256
+    """Processes and threads of one command at the same time."""
     disk_mb: Annotated[int, Field(ge=64)] = 8192
     """What one command, or one delivery to an agent, may add to the working tree and the other writable folders."""
     read: tuple[str, ...] = ()
     """More absolute paths that commands may read."""
     write: tuple[str, ...] = ()
+    """More absolute paths that commands may change."""

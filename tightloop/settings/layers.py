@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -143,6 +142,9 @@ def sections_of(name: str, text: str) -> frozenset[str]:
 
 
 def _sections(name: str, text: str) -> dict[str, Any]:
+    # A client without a settings file needs no YAML.
+    import yaml
+
     document = name or "the settings"
     try:
         content = yaml.safe_load(text)
@@ -174,6 +176,8 @@ def _from_text(schema: Mapping[str, Any], text: str) -> Any:
 
 
 def _read(text: str) -> Any:
+    import yaml
+
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError):

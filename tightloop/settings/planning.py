@@ -32,6 +32,7 @@ class PlannerSettings(Section):
     """For all calls and attempts at one plan together, without the waits that the service asks for. After that a person
     is asked."""
     max_output_tokens: Count = 4000
+    """For one answer."""
     corrections: int = Field(default=2, ge=0, le=10)
     """Maximum number of times an answer that does not follow the template is sent back."""
     context_characters: int = Field(default=24_000, ge=8_000)
@@ -74,15 +75,21 @@ class PlanSettings(Section):
     network: tuple[HostPattern, ...] = ()
     """Hosts that its `http` steps may ask."""
     max_steps: Annotated[int, Field(ge=1, le=2_000)] = 200
+    """Steps of one plan."""
     max_attempts: Count = 1_000
     """Attempts of all its steps."""
     max_cost_usd: Annotated[float, Field(gt=0)] | None = 5.0
+    """Of the planning itself and of all its steps, as they are priced. Empty (null): unbounded."""
     max_tokens: Annotated[int, Field(ge=1)] | None = 1_000_000
     """Of the planning itself and of all its steps."""
     max_wall_hours: Annotated[float, Field(gt=0, le=8_760)] | None = 4.0
+    """Time spent working; time spent waiting for a person does not count. Empty (null): unbounded."""
     max_depth: Annotated[int, Field(ge=1, le=16)] = 2
+    """Plans within plans, this one included."""
     max_fan_out: Annotated[int, Field(ge=1, le=2_500)] = 25
+    """Steps that one template may become."""
     max_revisions: Count = 5
+    """Revisions of the plan, the first included."""
     max_output_tokens: Count = 16_000
     """For one answer: a plan is longer than a message to an executor."""
 

@@ -16,6 +16,7 @@ class ProjectPrivacy(Section):
     """Privacy of the workspaces under one folder."""
 
     prompts: PromptPrivacyLevel = PromptPrivacy.FULL
+    """What prompts about these workspaces may contain."""
 
 
 class PrivacySettings(Section):

@@ -17,6 +17,7 @@ class TemporalSettings(Section):
     address: Address = "127.0.0.1:7233"
     """Host and port of the frontend."""
     namespace: str = Field(default="default", min_length=1)
+    """Namespace of the episodes. `tightloop setup` prepares one."""
     task_queue: str = Field(default="tightloop", min_length=1)
     """Task queue of the episodes."""
     ui_url: str = "http://127.0.0.1:8233"
@@ -80,7 +81,9 @@ class QueueSettings(Section):
     workspace: str = ""
     """Git, checks and artifacts: the host that has the working tree."""
     llm: str = ""
+    """Calls of models, other than those of agents."""
     executor: str = ""
+    """Executors, such as coding agents."""
 
     def fill(self, asked: Queues) -> Queues:
         """Return the task queues of a request, with these for those that it leaves out."""
@@ -114,6 +117,7 @@ class WorkerSettings(Section):
     busy_wait_s: Annotated[float, Field(ge=1, le=30 * 86_400)] = 14_400.0
     """How long a step waits for a free slot where all workers of its task queue are busy, before a person is asked."""
     max_cached_workflows: Annotated[int, Field(ge=0)] = 1000
+    """Workflows that a worker keeps in memory. Further ones are replayed from their histories when they go on."""
 
 
 class ServerSettings(Section):
@@ -135,3 +139,19 @@ class CodecSettings(Section):
     """Host and port to listen at. Plain HTTP: for other hosts put a proxy with TLS before it."""
     origins: tuple[Annotated[str, Field(pattern=r"^https?://[^/\s]+$")], ...] = ()
     """Web pages that may ask, besides the Temporal UI of `temporal.ui_url`, such as https://temporal.example.com"""
+
+
+class DatabaseSettings(Section):
+    """Where the ledger of several hosts is read. The one of this host, in its state home, is always written."""
+
+    url: SecretStr = SecretStr("")
+    """PostgreSQL, such as postgresql://db.example.com/tightloop. Workers bring the rows of their hosts there,
+    and the page and the API read there. Empty: the file in the state home. With a password better given as
+    `TIGHTLOOP_DATABASE__URL` than in a file."""
+
+    @model_validator(mode="after")
+    def _is_postgresql(self) -> "DatabaseSettings":
+        url = self.url.get_secret_value()
+        if url and not url.startswith(("postgresql://", "postgres://")):
+            raise ValueError("url has to begin with postgresql://, such as postgresql://db.example.com/tightloop")
+        return self

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from tightloop.errors import InvalidRequestError, did_you_mean
-from tightloop.value import Value, first_problem
+from tightloop.value import Value, first_problem, shorten
 
 
 class CallerInput(Value):
@@ -18,8 +18,13 @@ class CallerInput(Value):
     # Type checkers see the fields as arguments.
     if not TYPE_CHECKING:
 
-        def __init__(self, **fields: Any) -> None:
+        def __init__(self, *given: Any, **fields: Any) -> None:
             kind = type(self)
+            if given:
+                first = next(iter(kind.model_fields))
+                raise InvalidRequestError(
+                    f"{kind.__name__}: its fields are given by name, such as {kind.__name__}({first}={given[0]!r})"
+                )
             if unknown := next(unknown_fields(kind, fields), ""):
                 raise InvalidRequestError(f"{kind.__name__}: {unknown}")
             try:
@@ -29,6 +34,22 @@ class CallerInput(Value):
 
         # Else pydantic would call it for what it reads, too.
         __init__.__pydantic_base_init__ = True
+
+
+def json_size(value: BaseModel, fields: set[str] | None = None) -> int:
+    """Return how many characters a value, or some of its fields, has as JSON.
+
+    Raises:
+        InvalidRequestError: it holds an object that JSON does not have.
+    """
+    try:
+        return len(value.model_dump_json(include=fields))
+    except ValueError as error:
+        why = str(error).removeprefix("Error serializing to JSON: ")
+        raise InvalidRequestError(
+            f"the request cannot be sent as JSON: {shorten(why, 120)}. "
+            "Give texts, numbers, True, False, None, lists and dicts"
+        ) from None
 
 
 def unknown_fields(model: type[BaseModel], document: Any, above: str = "") -> Iterator[str]:

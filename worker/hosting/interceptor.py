@@ -21,7 +21,7 @@ from tightloop.errors import (
     TightloopError,
     WorkspaceElsewhereError,
 )
-from tightloop.log import told
+from tightloop.host.log import told
 from tightloop.safety.drift import DriftError
 from tightloop.safety.identity import check_id
 from tightloop.safety.seal import SealKind

@@ -6,7 +6,8 @@ import logging
 from temporalio.client import Client
 
 from tightloop.client.calls import Calls
-from tightloop.client.execution import registration_command, setup_command
+from tightloop.client.execution import SEALS, registration_command, setup_command
+from tightloop.client.installation.sealing import find_stranger
 from tightloop.client.installation.setup import NotAllowedError, wrong_search_attributes
 from tightloop.client.installation.staffing import workers_on
 from tightloop.client.installation.topology import topology_of
@@ -36,6 +37,29 @@ async def verify_search_attributes(client: Client) -> None:
         raise SettingsError(
             f"the namespace {client.namespace!r} lacks the search attributes {', '.join(wrong)}, or has them with "
             f"another type. Set it up once: {setup_command(*where)}; or by hand: {registration_command(*where, wrong)}"
+        )
+
+
+async def need_common_keys(client: Client, settings: Settings) -> None:
+    """Refuse to work beside workers that cannot read what this one writes, or the other way round.
+
+    They would take each other's tasks, and fail the episodes.
+
+    Raises:
+        SettingsError: another worker on the task queue encrypts with a key that is not here, or only one of them does.
+    """
+    calls, queue = Calls(client), settings.temporal.task_queue
+    others = await workers_on(calls, queue)
+    found = find_stranger(calls, others)
+    unlike = [one.identity for one in others if (SEALS in one.identity) is calls.is_plain]
+    if unlike:
+        found = f"worker {unlike[0].partition(SEALS)[0]} {'encrypts' if calls.is_plain else 'does not encrypt'}"
+    if found:
+        raise SettingsError(
+            f"{found}, and works on task queue {queue!r}, too: each would fail the episodes of the "
+            "other. Copy its key file (keys.json) and use its settings (temporal.authenticate, privacy), give this one "
+            "a queue of its own (temporal.task_queue) or a server of its own (temporal.address), or stop the other "
+            "one; Temporal may list it for a minute after it was killed"
         )
 
 

@@ -6,7 +6,7 @@ from temporalio import workflow
 
 from activities.checks.activity import VerificationActivities, VerifyRequest
 from activities.planner.activity import NextPlanRequest, PlanningActivities
-from activities.reflection.activity import ReflectionActivities, ReflectRequest
+from activities.planner.reflection.activity import ReflectionActivities, ReflectRequest
 from activities.tracking.activity import TrackingActivities, TrackRequest
 from tightloop.episode.check import Verification
 from tightloop.episode.loop import decisions, state_changes

@@ -5,10 +5,9 @@ from typing import Any
 
 from tightloop.episode import control
 from tightloop.episode.budget import topped_up
+from tightloop.episode.checkpoint import RestoreTarget
 from tightloop.episode.loop import decisions
-from tightloop.episode.loop.decisions import NextAction
-from tightloop.episode.loop.questions import CANCEL, END, WAIT, is_resumed_by_message, make_question
-from tightloop.episode.model import RestoreTarget
+from tightloop.episode.loop.questions import CANCEL, END, WAIT, is_ended_by_message, make_question
 from tightloop.errors import InvalidRequestError
 from tightloop.question import Answer, Question, QuestionKind, is_paused
 from workflows.episode.record import EpisodeRecord
@@ -65,7 +64,9 @@ class Operator:
 
     def pause(self, reason: Any) -> None:
         """Ask for a pause; asking twice, or while a question waits, is harmless."""
-        if self.pause_wanted is None and not self._questions.waiting and self._record.is_open:
+        # A restore that is accepted ends the wait for an answer, but not the wish for a pause.
+        is_asked = bool(self._questions.waiting) and self.restore_wanted is None
+        if self.pause_wanted is None and not is_asked and self._record.is_open:
             remark = control.read_remark(reason)
             text = remark.text or "paused by an operator"
             self.pause_wanted = make_question(QuestionKind.OPERATOR, text, by=remark.by)
@@ -74,7 +75,7 @@ class Operator:
         """Choose the default of what waits, or take back a pause that has not begun; go back to a checkpoint."""
         if (isinstance(note, str) and note.startswith("ckpt-")) or (isinstance(note, dict) and "checkpoint_id" in note):
             try:
-                self._refuse_when_closed()
+                self.check_restore(note)
                 self.restore(note)
             except InvalidRequestError as error:
                 self._record.log("refused", error.message)
@@ -122,19 +123,32 @@ class Operator:
         known = self._record.state.checkpoints
         return control.read_restore(target, known, newest=max((record.number for record in known), default=-1))
 
+    def check_restore(self, target: Any) -> None:
+        """Refuse to go back where that cannot happen any more, or where to is unknown.
+
+        Raises:
+            InvalidRequestError: with the reason.
+        """
+        self._refuse_when_closed()
+        if self.cancel_wanted is not None:
+            raise InvalidRequestError(
+                "the episode is being cancelled. Once it is closed, restore opens it again from a checkpoint"
+            )
+        self.read_restore(target)
+
     def respond(self, message: Any) -> str:
-        """Give the planner a message. It ends a wait that needs neither a decision nor a report."""
+        """Give the planner a message. It ends a wait after which the planner is asked, and chooses no option."""
         remark = control.read_response(message)
         self._record.note(f"{remark.by}: {remark.text}", asks=True)
         self._record.log("response", f"{remark.by}: {remark.text}")
         waiting = self._questions.waiting
         if not is_paused(waiting):
             return "the planner will read it"
-        if not all(map(is_resumed_by_message, waiting)):
+        if not all(map(is_ended_by_message, waiting)):
             question = waiting[0]
             return f"the planner will read it; {question.id} still waits. Send answer, such as {question.example}"
-        for question, answer in self._questions.answer_by_default(by=remark.by):
-            self._take(question, answer)
+        for question in waiting:
+            self._questions.close(question.id)
         return "the planner will read it; the episode goes on"
 
     def answer(self, value: Any) -> str:
@@ -145,11 +159,12 @@ class Operator:
 
     def top_up(self, addition: Any) -> str:
         """Raise the bounded items of the budget; a wait for that ends where it is enough."""
-        state = self._record.state
-        self._record.replace(state.evolve(budget=topped_up(state.budget, control.read_top_up(addition))))
-        self._record.log("topped up", str(addition))
-        if decisions.guard_rails(self._record.state).action is not NextAction.CONTINUE:
-            return "the budget is raised, but another bound is still reached"
+        state, added = self._record.state, control.read_top_up(addition)
+        self._record.replace(state.evolve(budget=topped_up(state.budget, added)))
+        self._record.log("topped up", control.describe_amounts(added))
+        still = decisions.guard_rails(self._record.state).question
+        if still is not None:
+            return f"the budget is raised, but {still.title}"
         for question in self._questions.waiting:
             if question.kind is QuestionKind.BUDGET:
                 self._questions.close(question.id)

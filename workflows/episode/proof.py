@@ -4,7 +4,6 @@ from datetime import timedelta
 
 from activities.proof.activity import ProofActivities
 from activities.proof.requests import AcceptRequest, BeginRequest, ProveRequest
-from tightloop.artifact import ArtifactRef
 from tightloop.episode.check import Verification
 from tightloop.episode.loop import state_changes
 from tightloop.episode.loop.questions import ACCEPT, make_question
@@ -12,6 +11,8 @@ from tightloop.episode.model import EpisodeOutcome, EpisodePhase
 from tightloop.episode.proof import ProofVerdict
 from tightloop.episode.work import PROOF, checks_work
 from tightloop.question import QuestionKind
+from tightloop.safety.drift import DriftCause
+from tightloop.value.artifact import ArtifactRef
 from workflows.episode.record import EpisodeRecord
 from workflows.episode.safe_points import EpisodeOver, SafePoints
 from workflows.shared.activities import GRACE, HAND_OFF_TIMEOUT, OPEN_TIMEOUT, ActivityOptions
@@ -77,7 +78,10 @@ class Proof:
         if proved.verdict is not ProofVerdict.DOUBTED:
             raise EpisodeOver(EpisodeOutcome.SUCCEEDED, f"all checks pass: {record.state.checks_text}")
         tree = record.state.tree
-        answer = await self._points.ask(make_question(QuestionKind.PROOF, proved.title, evidence=proved.evidence))
+        # Checks may have seen what was undone after them; the fresh checkout never does.
+        undone = (drift for drift in record.state.drifts if drift.cause is DriftCause.DURING_CHECKS)
+        evidence = (*(drift.sentence for drift in undone if drift.expected == tree), *proved.evidence)
+        answer = await self._points.ask(make_question(QuestionKind.PROOF, proved.title, evidence=evidence))
         if record.state.checked_tree != record.state.tree or record.state.tree != tree:
             return
         if answer is None or answer.option != ACCEPT:

@@ -8,9 +8,10 @@ from temporalio import workflow
 
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.loop import state_changes
+from tightloop.episode.loop.state_changes import COMMAND_CHARACTERS, LINE_CHARACTERS
 from tightloop.episode.model import EpisodeRequest, EpisodeState
-from tightloop.episode.timeline import RunTimeline, TimelineLine
-from tightloop.safety.drift import Drift, with_drift
+from tightloop.episode.timeline import RunTimeline
+from tightloop.safety.drift import Drift, is_news, with_drift
 
 P = ParamSpec("P")
 
@@ -22,6 +23,7 @@ class EpisodeRecord:
         request: what was asked for, with amendments.
         state: what the episode remembers.
         status: `running`, or how it ended.
+        reason: why it ended.
         timeline: what this run has logged.
     """
 
@@ -35,7 +37,7 @@ class EpisodeRecord:
     ) -> None:
         """Restore the state that the previous run left."""
         self.episode_id, self.request, self.state = episode_id, request, state
-        self.status = "running"
+        self.status, self.reason = "running", ""
         self.timeline = RunTimeline()
         self._now = now
         self._working_since: datetime | None = None
@@ -76,15 +78,14 @@ class EpisodeRecord:
         queues = self.request.queues
         self.request = self.request.evolve(queues=queues.evolve(home=home or queues.home))
 
-    def close(self, status: str) -> None:
+    def close(self, status: str, reason: str) -> None:
         """Say how the episode ended."""
-        self.status = status
+        self.status, self.reason = status, reason
 
-    def log(self, kind: str, text: str) -> None:
-        """Add a line to the timeline."""
-        self.state = state_changes.with_entry(self.state, self._now(), kind, text)
-        added = self.state.timeline[-1]
-        self.timeline.add(TimelineLine(at=added.at, kind=added.kind, text=added.text))
+    def log(self, kind: str, text: str, *, bound: int = LINE_CHARACTERS) -> None:
+        """Add a line to the timeline, of so many characters at most."""
+        self.state = state_changes.with_entry(self.state, self._now(), kind, text, bound=bound)
+        self.timeline.add(self.state.timeline[-1])
 
     def note(self, text: str, *, asks: bool = False) -> None:
         """Keep a message for the planner; one that asks for work is planned before the episode ends."""
@@ -92,15 +93,19 @@ class EpisodeRecord:
 
     def log_drift(self, drift: Drift | None) -> None:
         """Note what was found on disk that the work had not left."""
-        drifts = with_drift(self.state.drifts, drift)
-        if drift is not None and drifts is not self.state.drifts:
-            self.state = self.state.evolve(drifts=drifts)
-            self.log("drift", drift.sentence)
+        if drift is None:
+            return
+        lines = drift.report if is_news(self.state.drifts, drift) else ()
+        self.state = self.state.evolve(drifts=with_drift(self.state.drifts, drift))
+        for line in lines:
+            self.log("drift", line.strip(), bound=COMMAND_CHARACTERS)
 
-    def log_saved(self, tree: str | None) -> None:
-        """Note where files are kept that going back would have lost."""
+    def log_saved(self, tree: str | None, bring_back: str) -> None:
+        """Note where files are kept that going back would have lost, and the command that brings them back."""
         if tree is not None:
             self.log("saved", f"the files as they were before going back are kept as tree {tree[:12]}")
+            if bring_back:
+                self.log("saved", f"bring them back: {bring_back}", bound=COMMAND_CHARACTERS)
 
     # -- working time: waiting for people does not count -------------------------------------------
 

@@ -1,27 +1,29 @@
 """Safe points: where an episode runs one activity, and where people step in between two of them."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, overload
 
 from temporalio import workflow
 
 from activities.workspace.activity import AdoptRequest, AmendRequest, ReconcileRequest, WorkspaceActivities
-from tightloop.alert import Alert, AlertKind, alert_kind, alert_of
-from tightloop.episode.checkpoint import RECENT_LIMIT, merge
+from tightloop.episode.checkpoint import RECENT_LIMIT, RestoreTarget, merge
 from tightloop.episode.display import details_markdown
 from tightloop.episode.loop import decisions, state_changes
 from tightloop.episode.loop.questions import drift_question, end_question, make_question, read_drift_answer
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase
 from tightloop.episode.planning import ReflectCause
 from tightloop.episode.work import Work
+from tightloop.ledger.alert import Alert, AlertKind, alert_kind, alert_of
 from tightloop.plan.child import waits_of
 from tightloop.question import Answer, Question, QuestionKind, is_paused
 from tightloop.safety.drift import Drift, DriftAnswer
 from tightloop.value import counted
 from workflows.episode.operator import Operator
 from workflows.episode.record import EpisodeRecord
+from workflows.episode.recording import EpisodeRecording
 from workflows.shared.activities import (
     HAND_OFF_TIMEOUT,
     RESTORE_TIMEOUT,
@@ -36,6 +38,9 @@ from workflows.shared.reporter import Reporter
 
 A = TypeVar("A")
 R = TypeVar("R")
+
+_FILES_FIRST_PATCH = "files-before-pause"
+"""A pause waits until the files are back. Without it the pause came first, and the restore undid its edits."""
 
 
 class EpisodeOver(Exception):  # noqa: N818 - it ends the loop, it is not an error
@@ -57,19 +62,29 @@ class SafePoints:
         work: what the activity that runs now does.
     """
 
-    def __init__(self, record: EpisodeRecord, operator: Operator, questions: Questions, runner: ActivityRunner) -> None:
+    def __init__(
+        self,
+        record: EpisodeRecord,
+        operator: Operator,
+        questions: Questions,
+        runner: ActivityRunner,
+        recording: EpisodeRecording,
+    ) -> None:
         self._record, self._operator, self._questions, self._runner = record, operator, questions, runner
+        self._recording = recording
         self._reporter = Reporter(self._details)
         self._alerts = Alerts(
             record.request.queues.workspace, lambda: record.scope, lambda text: record.log("alert", text)
         )
         info = workflow.info()
         self._notice = ParentNotice(
-            is_child=info.parent is not None and bool(record.request.within), is_first_run=not info.continued_run_id
+            is_child=info.parent is not None and bool(record.request.within or record.request.tells_parent),
+            is_first_run=not info.continued_run_id,
         )
         self.work: Work | None = None
         self._ending: str | None = None
         self._is_reset = self._putting_back = False
+        self._restoring: RestoreTarget | None = None
         # A reset is announced in no other way: the run that it makes gets a new random seed.
         workflow.register_random_seed_callback(self._on_reset)
 
@@ -92,6 +107,23 @@ class SafePoints:
         await self._pass()
         return await self._insist(method, request, options)
 
+    @contextmanager
+    def restoring(self, target: RestoreTarget) -> Iterator[None]:
+        """Let an accepted restore come before a pause: what is edited in that pause is then kept."""
+        self._restoring = target
+        with self._replacing_files() if workflow.patched(_FILES_FIRST_PATCH) else nullcontext():
+            yield
+        self._restoring = None
+
+    @contextmanager
+    def _replacing_files(self) -> Iterator[None]:
+        """Hold back pauses, and keep no edits of what is about to be replaced."""
+        before, self._putting_back = self._putting_back, True
+        try:
+            yield
+        finally:
+            self._putting_back = before
+
     async def _insist(
         self, method: Callable[[Any, Any], Any], request: Callable[[], Any], options: ActivityOptions
     ) -> Any:
@@ -111,7 +143,8 @@ class SafePoints:
     async def ask_about(self, failure: ActivityFailedError) -> None:
         """Wait for a person because an activity could not be run; then it is run again."""
         unserved = AlertKind.NO_EXECUTOR if failure.no_worker else None
-        await self.ask(make_question(QuestionKind.FATAL, failure.reason), alert=unserved)
+        waits = f"the restore to {self._restoring.checkpoint_id} waits: " if self._restoring else ""
+        await self.ask(make_question(QuestionKind.FATAL, waits + failure.reason), alert=unserved)
 
     async def _run(self, method: Callable[[Any, Any], Any], request: Any, options: ActivityOptions) -> Any:
         known = options.work or Work(what=options.summary, limit_s=options.timeout.total_seconds())
@@ -126,6 +159,7 @@ class SafePoints:
                 self._operator.take_answer(self._ending)
                 self._ending = None
                 self._reporter.call_for("")
+                self._recording.show()
 
     def offer_to_end(self) -> None:
         """Ask whether a pause that is wanted ends what runs now, where that costs nothing but time."""
@@ -135,6 +169,7 @@ class SafePoints:
             asked = self._questions.ask(end_question(self.work, workflow.now()))
             self._ending = asked.id
             self._reporter.call_for(asked.kind.value, paused=False)
+            self._recording.show()
 
     def enter(self, phase: EpisodePhase) -> None:
         """Note where the episode is; what runs next shows it."""
@@ -145,6 +180,13 @@ class SafePoints:
         self._record.replace(self._record.state.evolve(phase=EpisodePhase.CLOSED))
         self._reporter.close(self._record.status)
 
+    def refuse(self, reason: str, *, is_new: bool) -> None:
+        """Show that the episode could not begin."""
+        self._record.close("failed", reason)
+        self._record.log("closed", f"{EpisodeOutcome.FAILED.value}: {reason}")
+        self._record.replace(self._record.state.evolve(phase=EpisodePhase.CLOSED))
+        self._reporter.refuse(is_new=is_new)
+
     # -- people -------------------------------------------------------------------------------------
 
     def leave_if_wanted(self) -> None:
@@ -153,7 +195,10 @@ class SafePoints:
         if workflow.cancellation_reason() is not None:
             raise asyncio.CancelledError
         if self._operator.cancel_wanted is not None:
-            raise EpisodeOver(EpisodeOutcome.CANCELLED, self._operator.cancel_wanted or "cancelled")
+            reason = self._operator.cancel_wanted or "cancelled"
+            if dropped := self._operator.restore_wanted or self._restoring:
+                reason += f"; the restore to {dropped.checkpoint_id} was not carried out, the files are as they were"
+            raise EpisodeOver(EpisodeOutcome.CANCELLED, reason)
         if self._operator.restore_wanted is not None:
             raise RunOver
 
@@ -179,14 +224,16 @@ class SafePoints:
         if told := alert or alert_kind(asked):
             self._alerts.send(self._alert(told, since, asked))
         self._tell_parent()
+        self._recording.show()
         await self._until_answered(asked)
         self._questions.close(asked.id)
         self._record.start_work()
         answer = self._operator.take_answer(asked.id)
-        self._record.apply(state_changes.with_wait_ended)
+        self._record.apply(state_changes.with_wait_ended, asked, answer)
         if answer is not None:
             self._record.apply(state_changes.with_answer, asked, answer, first=self._record.request.budget)
         self._reporter.call_for("")
+        self._recording.show()
         if not self._operator.is_leaving:
             about_drift = asked.kind is QuestionKind.DRIFT and answer is not None
             await self._adopt(read_drift_answer(asked, answer) if about_drift and answer else None)
@@ -206,6 +253,12 @@ class SafePoints:
             reason = f"nobody answered within {patience}: {asked.title}"
             await self.alert_failure(reason)
             raise EpisodeOver(EpisodeOutcome.FAILED, reason) from None
+
+    def tell(self, what: str) -> None:
+        """Tell people and the planner something that nobody has to decide."""
+        self._record.log("unmoved", what)
+        self._record.note(f"The loop noticed: {what}.")
+        self._alerts.send(self._alert(AlertKind.UNMOVED, workflow.now(), None, what))
 
     async def alert_failure(self, reason: str) -> None:
         """Tell people that the episode fails."""
@@ -231,13 +284,17 @@ class SafePoints:
         await self.reconcile_reset()
         self._tell_parent()
         await self._store_amendment()
+        if self._operator.pause_wanted is None or (self._putting_back and workflow.patched(_FILES_FIRST_PATCH)):
+            return
         if pause := self._operator.take_pause():
             await self.ask(pause)
 
     def _details(self) -> str:
         record, questions = self._record, self._questions.waiting
         status = "paused" if is_paused(questions) else record.status
-        return details_markdown(record.request, record.state, questions, status=status, work=self.work)
+        return details_markdown(
+            record.request, record.state, questions, episode_id=record.episode_id, status=status, work=self.work
+        )
 
     def _alert(self, kind: AlertKind, at: datetime, question: Question | None, reason: str = "") -> Alert:
         record, happened = self._record, (at, reason or (question.title if question else ""))
@@ -320,14 +377,14 @@ class SafePoints:
         if not self._is_reset:
             return
         self._is_reset = False
-        # The parent heard of waits that belong to the discarded future.
+        # The parent and the ledger heard of waits that belong to the discarded future.
         self._notice.tell_again()
         if record.state.request is None:
             return
+        self._recording.show_again()
         newest = max((each.number for each in record.state.checkpoints), default=-1)
         # A safe point would pause first: without the claim, and what is on disk would then be adopted.
-        self._putting_back = True
-        try:
+        with self._replacing_files():
             outcome = await self._insist(
                 WorkspaceActivities.reconcile_reset,
                 lambda: ReconcileRequest(scope=record.scope, expected_tree=record.state.tree, newest_known=newest),
@@ -335,8 +392,6 @@ class SafePoints:
                     "the run was reset: put the files back", RESTORE_TIMEOUT, record.request.queues.workspace
                 ),
             )
-        finally:
-            self._putting_back = False
         record.replace(
             record.state.evolve(
                 branch=max([record.state.branch, *(each.branch for each in outcome.discarded)]) + 1,
@@ -345,7 +400,7 @@ class SafePoints:
                 reflect_detail="the run was reset in Temporal to an earlier event",
             )
         )
-        record.log_saved(outcome.saved_tree)
+        record.log_saved(outcome.saved_tree, outcome.bring_back)
         record.log(
             "reset", f"reset in Temporal: {counted(len(outcome.discarded), 'checkpoint')} discarded, files put back"
         )

@@ -27,10 +27,9 @@ from tightloop.episode.model import (
     EpisodeResult,
     EpisodeState,
     EpisodeStatus,
-    TimelineEntry,
 )
 from tightloop.episode.planning import PlanVerdict
-from tightloop.episode.timeline import TimelinePage
+from tightloop.episode.timeline import TimelineLine, TimelinePage
 from tightloop.errors import InvalidRequestError
 from tightloop.question import is_paused
 from workflows.episode.delivery import Delivery
@@ -38,6 +37,7 @@ from workflows.episode.iteration import Iteration
 from workflows.episode.operator import Operator
 from workflows.episode.proof import Proof
 from workflows.episode.record import EpisodeRecord
+from workflows.episode.recording import EpisodeRecording
 from workflows.episode.safe_points import EpisodeOver, RunOver, SafePoints
 from workflows.episode.workspace import Workspace
 from workflows.shared.activities import NOTICE, ActivityRunner
@@ -45,6 +45,7 @@ from workflows.shared.inbox import Inbox
 from workflows.shared.metering import count_episode
 from workflows.shared.questions import Questions
 from workflows.shared.refusal import refusals, refuse_setup
+from workflows.shared.reporter import STATUS, is_first_use
 
 ITERATION = SearchAttributeKey.for_int("TightloopIteration")
 
@@ -68,8 +69,9 @@ class EpisodeWorkflow:
         self._questions = Questions(asked=state.asked)
         self._runner = ActivityRunner(lambda: self._record.request.queues, notice=self.notice)
         self._operator = Operator(self._record, self._questions, self._runner.interrupt)
-        self._points = SafePoints(self._record, self._operator, self._questions, self._runner)
-        self._workspace = Workspace(self._record, self._points, self._runner)
+        self._recording = EpisodeRecording(self._record, self.status)
+        self._points = SafePoints(self._record, self._operator, self._questions, self._runner, self._recording)
+        self._workspace = Workspace(self._record, self._points, self._runner, self._recording)
         self._proof = Proof(self._record, self._points)
         self._iteration = Iteration(self._record, self._points, self._proof)
         self._delivery = Delivery(self._record, self._points)
@@ -78,14 +80,12 @@ class EpisodeWorkflow:
     async def run(self, request: EpisodeInput | None = None) -> EpisodeResult:
         """Pursue the goal until the checks are green, a bound is reached or a person ends it."""
         del request  # `__init__` has read it
-        with refusals():
-            if self._input.problem:
-                raise InvalidRequestError(self._input.problem)
-            self._inbox.check_start()
-            # A misspelt name first: without it, what it was meant for only looks empty.
-            refuse_setup(self._input.unknown)
-            self._record.request.check_values()
-            refuse_setup(self._record.request.setup_problem)
+        try:
+            with refusals():
+                self._check_start()
+        except ApplicationError as refusal:
+            self._points.refuse(refusal.message, is_new=is_first_use() and not self._input.goes_on)
+            raise
         self._record.start_work()
         try:
             await self._begin()
@@ -103,11 +103,21 @@ class EpisodeWorkflow:
 
     # -- the order of things ------------------------------------------------------------------------
 
+    def _check_start(self) -> None:
+        if self._input.problem:
+            raise InvalidRequestError(self._input.problem)
+        self._inbox.check_start()
+        # A misspelt name first: without it, what it was meant for only looks empty.
+        refuse_setup(self._input.unknown)
+        self._record.request.check_values()
+        refuse_setup(self._record.request.setup_problem)
+
     async def _begin(self) -> None:
         """Open the workspace of a new episode, or go back to the checkpoint that this run is for."""
         target = self._record.state.restore or self._input.restore
         if self._record.state.request is None:
             await self._workspace.open(self._input)
+        self._recording.show()
         if target is not None:
             await self._workspace.go_back(target)
 
@@ -119,7 +129,8 @@ class EpisodeWorkflow:
         await steps.wait_for_budget()
         before = record.state
         record.apply(state_changes.begin_iteration)
-        workflow.upsert_search_attributes([ITERATION.value_set(record.state.iteration)])
+        # With the status, since a raw start brought none.
+        workflow.upsert_search_attributes([ITERATION.value_set(record.state.iteration), STATUS.value_set("running")])
         plan = await steps.plan()
         report = await self._delivery.deliver(plan) if plan.verdict is PlanVerdict.PLANNED else None
         verification = await steps.verify() if plan.verdict is not PlanVerdict.MALFORMED else None
@@ -131,6 +142,8 @@ class EpisodeWorkflow:
             await self._points.follow(decision)
         if decision.action is NextAction.SUCCEED:
             await self._proof.succeed()
+        elif decision.action is NextAction.CONTINUE and (told := decisions.worth_telling(record.state, record.request)):
+            self._points.tell(told)
 
     async def _end(self, outcome: EpisodeOutcome, reason: str) -> EpisodeResult:
         self._record.count_work()
@@ -141,7 +154,7 @@ class EpisodeWorkflow:
         return result
 
     async def _close(self, outcome: EpisodeOutcome, reason: str) -> None:
-        self._record.close(outcome.value.lower())
+        self._record.close(outcome.value.lower(), reason)
         self._record.log("closed", f"{outcome.value}: {reason}")
         await self._workspace.close(outcome, reason)
         count_episode(outcome, self._record.state.spent)
@@ -158,6 +171,7 @@ class EpisodeWorkflow:
     async def _continue_as_new(self) -> NoReturn:
         """Follow this run with a new one; handlers finish first, and what they were told goes along."""
         self._record.count_work()
+        await self._recording.settle()
         # Without this wait 38 of 40 updates that came during a continuation failed; with it none did.
         await workflow.wait_condition(workflow.all_handlers_finished)
         request, state = self._record.request, self._record.state
@@ -243,7 +257,7 @@ class EpisodeWorkflow:
 
     @restore_checkpoint.validator
     def _check_restore(self, target: Any = None) -> None:
-        self._operator.check(self._operator.read_restore, self._inbox.read(target))
+        self._operator.check(self._operator.check_restore, self._inbox.read(target))
 
     @property
     def place(self) -> str:
@@ -267,7 +281,7 @@ class EpisodeWorkflow:
             work=self._points.work,
         )
         wanted = self._operator.pause_wanted is not None and record.is_open
-        return seen.evolve(pause_requested=wanted, waits_for=self._runner.waits_for)
+        return seen.evolve(pause_requested=wanted, waits_for=self._runner.waits_for, reason=record.reason)
 
     @workflow.query(description="Checkpoints, newest last, also discarded ones")
     def checkpoints(self) -> list[CheckpointRecord]:
@@ -275,7 +289,7 @@ class EpisodeWorkflow:
         return list(self._record.state.checkpoints)
 
     @workflow.query(description="What happened, newest last")
-    def timeline(self) -> list[TimelineEntry]:
+    def timeline(self) -> list[TimelineLine]:
         """Return the last events."""
         return list(self._record.state.timeline)
 

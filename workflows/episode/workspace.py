@@ -4,10 +4,11 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 from activities.workspace.activity import CloseRequest, Opened, OpenRequest, RestoreRequest, WorkspaceActivities
-from tightloop.episode.checkpoint import RECENT_LIMIT
+from tightloop.episode.checkpoint import RECENT_LIMIT, RestoreTarget
 from tightloop.episode.loop import state_changes
-from tightloop.episode.model import EpisodeInput, EpisodeOutcome, EpisodePhase, RestoreTarget
+from tightloop.episode.model import EpisodeInput, EpisodeOutcome, EpisodePhase
 from workflows.episode.record import EpisodeRecord
+from workflows.episode.recording import EpisodeRecording
 from workflows.episode.safe_points import SafePoints
 from workflows.shared.activities import (
     CLOSE_TIMEOUT,
@@ -17,14 +18,16 @@ from workflows.shared.activities import (
     ActivityOptions,
     ActivityRunner,
 )
-from workflows.shared.reporter import is_first_use, mark_refused
+from workflows.shared.reporter import is_first_use
 
 
 class Workspace:
     """Claims the workspace and gives it back."""
 
-    def __init__(self, record: EpisodeRecord, points: SafePoints, runner: ActivityRunner) -> None:
-        self._record, self._points, self._runner = record, points, runner
+    def __init__(
+        self, record: EpisodeRecord, points: SafePoints, runner: ActivityRunner, recording: EpisodeRecording
+    ) -> None:
+        self._record, self._points, self._runner, self._recording = record, points, runner, recording
 
     async def open(self, given: EpisodeInput) -> None:
         """Check and claim the workspace of a new episode.
@@ -56,6 +59,7 @@ class Workspace:
             # Unlike the run id it stays the same after a reset: the workspace is claimed once.
             opening=workflow.info().original_execution_run_id,
             is_new=not given.goes_on and is_first_use(),
+            snapshot=self._recording.first,
         )
         options = ActivityOptions("check and claim the workspace", OPEN_TIMEOUT, record.request.queues.workspace)
         try:
@@ -66,9 +70,8 @@ class Workspace:
             if failure.no_worker:
                 await self._points.ask_about(failure)
                 return None
-            if failure.id_taken:
-                mark_refused()
             await self._points.alert_failure(failure.reason)
+            self._points.refuse(failure.reason, is_new=request.is_new)
             raise ApplicationError(failure.reason, type="WorkspaceError", non_retryable=True) from failure
 
     async def go_back(self, target: RestoreTarget) -> None:
@@ -76,23 +79,24 @@ class Workspace:
         record = self._record
         self._points.enter(EpisodePhase.RESTORING)
         known = () if target.episode_id else record.state.checkpoints
-        found = await self._points.do(
-            WorkspaceActivities.restore_checkpoint,
-            lambda: RestoreRequest(
-                scope=record.scope,
-                target=target,
-                record=next((each for each in known if each.id == target.checkpoint_id), None),
-                closed=record.state.restore is None and not target.episode_id,
-            ),
-            ActivityOptions(f"restore {target.checkpoint_id}", RESTORE_TIMEOUT, record.request.queues.workspace),
-        )
+        with self._points.restoring(target):
+            found = await self._points.do(
+                WorkspaceActivities.restore_checkpoint,
+                lambda: RestoreRequest(
+                    scope=record.scope,
+                    target=target,
+                    record=next((each for each in known if each.id == target.checkpoint_id), None),
+                    closed=record.state.restore is None and not target.episode_id,
+                ),
+                ActivityOptions(f"restore {target.checkpoint_id}", RESTORE_TIMEOUT, record.request.queues.workspace),
+            )
         current = state_changes.reopen(record.state, found.newest, found.known)
         record.replace(state_changes.restore_state(current, found.state, found.record))
         if target.episode_id:
             # What lies beside the tree is another's; the tests of the beginning are those of the first episode.
             record.replace(record.state.evolve(beginning=None, inherited=found.state.beginning))
         record.apply(state_changes.with_retries, found.attempt)
-        record.log_saved(found.saved_tree)
+        record.log_saved(found.saved_tree, found.bring_back)
         why = f"back to {target.checkpoint_id}" + (f": {target.reason}" if target.reason else "")
         record.replace(record.state.evolve(reflect_detail=why))
         record.log("restored", f"{why} (by {target.by or 'operator'}), branch {record.state.branch}")
@@ -102,11 +106,18 @@ class Workspace:
         record = self._record
         if record.state.request is None:
             return
+        await self._recording.settle()
         keep = record.state.tree if outcome is EpisodeOutcome.SUCCEEDED else ""
         try:
             closed = await self._runner.run(
                 WorkspaceActivities.close_workspace,
-                CloseRequest(scope=record.scope, outcome=outcome, reason=reason, expected_tree=keep),
+                CloseRequest(
+                    scope=record.scope,
+                    outcome=outcome,
+                    reason=reason,
+                    expected_tree=keep,
+                    snapshot=self._recording.last,
+                ),
                 ActivityOptions(f"close: {outcome.value}", CLOSE_TIMEOUT, record.request.queues.workspace),
             )
             record.log_drift(closed.drift if closed is not None else None)

@@ -7,10 +7,10 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 from activities.plan.requests import OpenedPlan, PlanScope, RevisedPlan
-from tightloop.alert import GOAL_SHOWN, Alert, AlertKind, Subject, alert_key
 from tightloop.episode.failure import signature
 from tightloop.episode.timeline import RunTimeline, TimelineLine
 from tightloop.errors import InvalidRequestError
+from tightloop.ledger.alert import GOAL_SHOWN, Alert, AlertKind, Subject, alert_key
 from tightloop.plan.control import PlanTopUp, extended
 from tightloop.plan.document.plan import OnPlanFailure
 from tightloop.plan.engine.breaker import find_breach
@@ -23,7 +23,7 @@ from tightloop.plan.request import RIGHT_PLAN_INPUT, PlanPhase, PlanRequest
 from tightloop.plan.rules.budgeting import carry_over_bounds, changed_bounds
 from tightloop.question import Question
 from tightloop.safety.drift import Drift, DriftAnswer
-from tightloop.value import counted, shorten
+from tightloop.value import abridge, counted, shorten
 from workflows.shared.activities import ActivityOptions
 
 REASON_CHARACTERS = 600
@@ -52,6 +52,7 @@ class PlanContext:
         is_ending: messages of people are refused.
         is_woken: the loop has something to look at.
         attempts: attempts, and steps taken back, in this run.
+        is_adopting: edits of people are being taken over into the tree.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class PlanContext:
         self.is_ending = False
         self.attempts = 0
         self._schedule: Schedule | None = None
+        self.is_adopting = False
         self._holds = 0
         self.is_woken = False
 
@@ -198,6 +200,13 @@ class PlanContext:
         """Count what makes the history of this run longer."""
         self.attempts += 1
 
+    def try_afresh(self, step: str, number: int) -> None:
+        """Begin a failed step again, with all the attempts and the time that it had at first."""
+        attempts = self.schedule.attempt(number)
+        self.schedule.reopen(number)
+        self.progress.settle(step)
+        self.progress.earlier[step] = attempts
+
     # -- progress -----------------------------------------------------------------------------------
 
     def log(self, event: str, step: str = "", detail: str = "") -> None:
@@ -214,11 +223,16 @@ class PlanContext:
     def log_drift(self, drift: Drift | None, step: str = "") -> None:
         """Note what was found on disk that the steps had not left."""
         if self.progress.note_drift(drift) and drift is not None:
-            self.log("drift", step, drift.sentence)
+            for line in drift.report:
+                self.log("drift", step, line.strip())
 
     def expect_own_leftovers(self, expected: bool = True) -> None:
         """Note that what is on disk was left by work of this plan which was stopped or discarded, or not any more."""
         self.progress.put_back = expected
+
+    def adopt(self, adopting: bool = True) -> None:
+        """Note that edits of people are being taken over into the tree, or not any more."""
+        self.is_adopting = adopting
 
     def decide_drift(self, answer: DriftAnswer | None) -> None:
         """Note what a person decided about files that somebody else changed."""
@@ -289,6 +303,6 @@ class PlanContext:
             step=step,
             question=question,
             options=options,
-            reason=shorten(reason, REASON_CHARACTERS),
+            reason=abridge(reason, REASON_CHARACTERS),
             goal=shorten(self.title, GOAL_SHOWN),
         )

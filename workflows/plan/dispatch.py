@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from temporalio import workflow
 
 from activities.plan.requests import RunStepRequest
-from tightloop.alert import AlertKind
+from tightloop.ledger.alert import AlertKind
 from tightloop.plan.document.step import Access, Capability, FailureClass, Watchdog
 from tightloop.plan.engine.approval import choices
 from tightloop.plan.engine.breaker import find_breach, find_fan_out_breach, find_step_overspend
@@ -18,7 +18,7 @@ from tightloop.plan.engine.state import UndoEntry
 from tightloop.plan.request import PlanSpent
 from tightloop.plan.result import StepFailure, StepResult, StepStatus
 from tightloop.question import Question, QuestionKind
-from workflows.plan.attempts import CHILDREN, Attempt, failed, run_attempt
+from workflows.plan.attempts import CHILDREN, Attempt, Merging, failed, run_attempt
 from workflows.plan.context import PlanContext
 from workflows.plan.questions import PlanQuestions
 from workflows.plan.recovery import Recovery
@@ -92,6 +92,7 @@ class Dispatch:
         self._recovery, self._alerts, self._activities = recovery, alerts, activities
         self._ended: deque[tuple[Attempt, StepResult | ActivityFailedError | None]] = deque()
         self._rate = StartRate(context.wake, context.now)
+        self._merging = Merging(context, running)
         self._working_time: asyncio.Task[None] | None = None
         self._busy_since: datetime | None = None
 
@@ -220,6 +221,7 @@ class Dispatch:
             since=context.now(),
             touches_tree=touches,
             writes=node.access is Access.WRITES,
+            merges=node.access is Access.MERGES,
         )
         self._running[attempt.name] = attempt
         self._context.count_attempt()
@@ -245,16 +247,20 @@ class Dispatch:
     async def _carry_out(self, attempt: Attempt) -> None:
         ended: StepResult | ActivityFailedError | None
         try:
-            ended = self._refuse_too_deep(attempt) or await run_attempt(attempt, self._activities)
+            ended = self._refuse_too_deep(attempt) or await run_attempt(attempt, self._activities, self._merging)
         except ActivityFailedError as failure:
             ended = failure
         # Cancelled by its watchdog it has failed; by the end of the plan it has no outcome.
         except asyncio.CancelledError:
             ended = failed(FailureClass.TRANSIENT, attempt.ended_by) if attempt.ended_by else None
+        else:
+            if attempt.ended_by and isinstance(ended, StepResult) and ended.status is StepStatus.FAILED:
+                ended = ended.evolve(failure=failed(FailureClass.TRANSIENT, attempt.ended_by).failure)
         finally:
             if attempt.watchdog is not None:
                 attempt.watchdog.cancel()
-        if attempt.children and attempt.writes and not (isinstance(ended, StepResult) and ended.tree):
+        is_unknown = not (isinstance(ended, StepResult) and ended.tree)
+        if attempt.writes and (attempt.children or attempt.is_lost) and is_unknown:
             self._context.expect_own_leftovers()
         self._ended.append((attempt, ended))
         self._context.wake()
@@ -332,6 +338,7 @@ class Dispatch:
             if isinstance(ended, StepResult) and ended.status in (StepStatus.COMPLETED, StepStatus.SKIPPED):
                 self._settle(attempt, number, ended)
             else:
+                context.log_drift(ended.drift if isinstance(ended, StepResult) else None, attempt.name)
                 context.log("stopped", attempt.name)
                 context.schedule.resume(number)
         self._running.clear()
@@ -355,6 +362,8 @@ class Dispatch:
             self._questions.ask_for_step(name, question)
         elif result.status is StepStatus.FAILED:
             failure = result.failure or StepFailure(failure_class=FailureClass.LOGIC, reason="it gave no reason")
+            if node.catch_all is not None and not failure.mode:
+                failure = node.catch_all.applied_to(failure)
             failure = self._within_budget(name, node, result, failure)
             self._recovery.fail(name, number, failure, attempt=attempt.number)
         else:

@@ -5,12 +5,12 @@ from temporalio.exceptions import ApplicationError
 
 from activities.plan.activity import PlanActivities
 from activities.plan.requests import ClosePlanRequest, LoadPlanRequest
-from tightloop.alert import AlertKind
+from tightloop.ledger.alert import AlertKind
 from tightloop.plan.document.plan import OnPlanFailure
 from tightloop.plan.engine.graph import Graph
 from tightloop.plan.request import PlanOutcome, PlanPhase, PlanResult
 from tightloop.plan.result import StepStatus
-from tightloop.value import shorten
+from tightloop.value import abridge
 from workflows.plan.compensation import Compensation
 from workflows.plan.context import PlanContext, PlanEnd
 from workflows.plan.dispatch import Dispatch
@@ -72,7 +72,7 @@ class Ending:
             ApplicationError: the plan failed; its details hold the result.
         """
         context = self._context
-        context.close(outcome.value.lower(), shorten(reason, REASON_CHARACTERS))
+        context.close(outcome.value.lower(), abridge(reason, REASON_CHARACTERS))
         self._dispatch.count_time()
         result = PlanResult(outcome=outcome, reason=context.reason)
         if context.is_open:
@@ -103,6 +103,8 @@ class Ending:
         context, progress, schedule = self._context, self._context.progress, self._context.schedule
         counts, record = schedule.counts(), None
         left = [number for number in range(len(schedule)) if schedule.status(number) is not StepStatus.COMPLETED]
+        # Before the last word is taken: a record that is sent meanwhile would be newer than it.
+        await self._reporting.settle()
         request = ClosePlanRequest(
             scope=context.scope(),
             outcome=outcome,
@@ -110,6 +112,7 @@ class Ending:
             expected_tree="" if context.request.dry_run else progress.tree,
             statuses={schedule.name(number): schedule.status(number).value for number in left[:STATUSES_LIMIT]},
             counts=counts,
+            snapshot=self._reporting.last,
         )
         try:
             options = context.on_host(f"close: {outcome.value}", CLOSE_TIMEOUT)

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from temporalio import workflow
 
-from tightloop.episode.control import Remark, read_remark
+from tightloop.episode.control import Remark, describe_amounts, read_remark
 from tightloop.episode.loop.questions import read_drift_answer
 from tightloop.errors import InvalidRequestError
 from tightloop.plan import control
@@ -157,8 +157,7 @@ class Handlers:
         name = said.step
         number = schedule.find(name)
         if number is not None and schedule.status(number) is StepStatus.FAILED:
-            schedule.reopen(number)
-            self._context.progress.settle(name)
+            self._context.try_afresh(name, number)
             self._asking.close([one for one in self._asking.find(QuestionKind.FAILED_STEP) if one.step == name])
         self._context.progress.want(name)
         self._context.log("wanted", name, f"by {said.by}")
@@ -170,8 +169,9 @@ class Handlers:
         # Before the plan is open its own budget is not known.
         await self._until_open()
         context = self._context
-        context.add_budget(self.check(control.read_plan_top_up, value))
-        context.log("topped up", detail=str(value))
+        added = self.check(control.read_plan_top_up, value)
+        context.add_budget(added)
+        context.log("topped up", detail=describe_amounts(added))
         still = context.find_breach()
         if still is None:
             self._asking.close(self._asking.find(QuestionKind.BUDGET))
@@ -222,9 +222,9 @@ class Handlers:
         if number is None or question.chosen not in (RETRY.name, SKIP.name):
             return
         if question.chosen == RETRY.name:
-            context.schedule.reopen(number)
-        else:
-            context.schedule.finish(number, StepStatus.SKIPPED)
+            context.try_afresh(question.step, number)
+            return
+        context.schedule.finish(number, StepStatus.SKIPPED)
         context.progress.settle(question.step)
 
     async def _replan(self, questions: list[Question], answer: Answer) -> str:

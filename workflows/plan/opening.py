@@ -7,21 +7,23 @@ from temporalio.exceptions import ApplicationError
 
 from activities.plan.activity import PlanActivities
 from activities.plan.requests import LoadPlanRequest, OpenedPlan, OpenPlanRequest
-from tightloop.alert import AlertKind
 from tightloop.errors import InvalidRequestError
+from tightloop.ledger.alert import AlertKind
 from tightloop.plan.engine.graph import Graph
-from tightloop.plan.request import PlanPhase
-from tightloop.value import shorten
+from tightloop.plan.request import PlanOutcome, PlanPhase
+from tightloop.value import abridge, shorten
 from tightloop.value.scrub import scrub
 from workflows.plan.context import PlanContext, PlanEnd
+from workflows.plan.ending import REASON_CHARACTERS
 from workflows.plan.proof import PlanProof
 from workflows.plan.recovery import Recovery
 from workflows.plan.reporting import PlanReporting
 from workflows.plan.waiting import Waiting
 from workflows.shared.activities import OPEN_TIMEOUT, ActivityFailedError
 from workflows.shared.alerts import Alerts
+from workflows.shared.recording import begins
 from workflows.shared.refusal import refuse_setup
-from workflows.shared.reporter import is_first_use, mark_refused
+from workflows.shared.reporter import is_first_use
 
 OPEN_WITH_PLANNER_TIMEOUT = timedelta(minutes=60)
 
@@ -52,6 +54,18 @@ class Opening:
         if self._context.is_first_run:
             refuse_setup(self._context.unknown)
             self._context.request.check()
+
+    @property
+    def _is_new(self) -> bool:
+        return is_first_use() and not self._context.replaces
+
+    def refuse(self, reason: str) -> None:
+        """Show that the plan could not begin."""
+        context = self._context
+        context.close("failed", abridge(reason, REASON_CHARACTERS))
+        context.log("closed", detail=f"{PlanOutcome.FAILED.value}: {context.reason}")
+        context.set_phase(PlanPhase.CLOSED)
+        self._reporting.refuse(is_new=self._is_new)
 
     async def open(self) -> None:
         """Open a new plan, or load the graph of the previous run.
@@ -90,7 +104,8 @@ class Opening:
             scope=context.scope(),
             request=context.request,
             opening=opening,
-            is_new=is_first_use() and not context.replaces,
+            is_new=self._is_new,
+            snapshot=begins("plan", context.title or context.request.goal),
         )
         options = context.on_host("check the plan and claim the workspace", limit)
         while True:
@@ -100,8 +115,7 @@ class Opening:
                 if failure.no_worker:
                     await self._waiting.ask_about(failure)
                     continue
-                if failure.id_taken:
-                    mark_refused()
                 if context.request.depth == 1:
                     await self._alerts.send_last(context.alert(AlertKind.FAILED, failure.reason))
+                self.refuse(failure.reason)
                 raise ApplicationError(failure.reason, type="PlanNotOpened", non_retryable=True) from failure

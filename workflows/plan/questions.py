@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
-from tightloop.alert import AlertKind, alert_kind
 from tightloop.episode.loop.questions import ACCEPT, ACCEPT_EFFECT, KEEP, UNDO, WORK, drift_question
+from tightloop.ledger.alert import AlertKind, alert_kind
 from tightloop.plan.result import StepFailure, StepStatus
 from tightloop.question import Option, Question, QuestionKind
 from tightloop.safety.drift import Drift
@@ -20,6 +20,7 @@ APPROVALS = frozenset({QuestionKind.GATE, QuestionKind.POLICY, QuestionKind.CLAR
 
 RESUME = Option(name="resume", effect="steps start again; your edits of files are kept")
 RETRY = Option(name="retry", effect="it is tried again; your edits of files are kept")
+RETRY_STEP = RETRY.evolve(effect="it is tried again, with all its attempts; your edits of files are kept")
 EXTEND = Option(name="extend", effect="each bound that is reached is raised by what the plan states for it")
 CANCEL = Option(name="cancel", effect="the plan ends as cancelled")
 SKIP = Option(name="skip", effect="the plan goes on as if the step had been skipped")
@@ -86,7 +87,7 @@ class PlanQuestions:
             id="",
             kind=QuestionKind.FAILED_STEP,
             title=f"{step} failed: {failure.reason}",
-            options=(RETRY, SKIP, FAIL, *self._replan),
+            options=(RETRY_STEP, SKIP, FAIL, *self._replan),
             default=RETRY.name,
             blocks=step,
             step=step,

@@ -8,7 +8,7 @@ from typing import Any
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
-from tightloop.plan.engine.recovery import Route, RouteAction, choose_route
+from tightloop.plan.engine.recovery import Route, RouteAction, choose_route, is_out_of_time
 from tightloop.plan.result import StepFailure, StepStatus
 from workflows.plan.compensation import Compensation
 from workflows.plan.context import PlanContext, PlanEnd
@@ -76,16 +76,21 @@ class Recovery:
         progress.note_failure(name, failure)
         self._context.log("failed", name, f"{failure.failure_class.value}: {failure.reason}")
         asked = progress.replans.get(name, 0)
+        attempt -= progress.earlier.get(name, 0)
         way = self._route(name, number, failure, attempt=attempt, may_replan=asked < AUTOMATIC_REPLANS)
         self._follow(name, number, failure, way)
 
     def _route(self, name: str, number: int, failure: StepFailure, *, attempt: int, may_replan: bool) -> Route:
         context, now = self._context, self._context.now()
+        node, elapsed = context.schedule.node(number), now - context.progress.first_starts.get(name, now)
+        if is_out_of_time(node, failure, attempt=attempt, elapsed=elapsed):
+            why = f"its time box of {node.timebox_s or 0:g} s leaves no time for another"
+            context.log("timebox", name, f"attempt {attempt} of {node.retry.attempts} is the last: {why}")
         return choose_route(
-            context.schedule.node(number),
+            node,
             failure,
             attempt=attempt,
-            elapsed=now - context.progress.first_starts.get(name, now),
+            elapsed=elapsed,
             replan_allowed=may_replan and context.has_planner and not context.request.dry_run,
             on_plan_failure=context.schedule.graph.head.on_failure,
         )

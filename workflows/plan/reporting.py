@@ -5,20 +5,24 @@ from datetime import timedelta
 
 from temporalio import workflow
 
-from tightloop.plan.child import WAITS_LIMIT, ChildNote, ChildWait, waits_of
+from tightloop.ledger.model import WorkflowSnapshot
+from tightloop.plan.child import WAITS_LIMIT, ChildNote, ChildWait, StepNote, waits_of
 from tightloop.plan.display import plan_details
 from tightloop.plan.request import PlanPhase, PlanStatus, StepLine, StepPage
 from tightloop.plan.result import StepStatus
 from tightloop.question import QuestionKind
+from tightloop.value import shorten
 from workflows.plan.attempts import Attempt
 from workflows.plan.context import PlanContext
 from workflows.plan.questions import THE_PLAN
-from workflows.shared.parent_notice import ParentNotice
+from workflows.shared.parent_notice import ParentNotice, StepNotice
 from workflows.shared.questions import Questions
+from workflows.shared.recording import GOAL_CHARACTERS, Recording, Seen
 from workflows.shared.reporter import Reporter
 
 LINES_LIMIT = 100
 PAGE_LINES = 500
+NOTE_CHARACTERS = 300
 SHOW_INTERVAL = timedelta(seconds=2)
 """Shortest time between two refreshes of the details; what a person waits for follows at once."""
 
@@ -37,9 +41,16 @@ class PlanReporting:
         """Begin with nothing shown; `is_idle` tells whether nothing is left to do without an answer."""
         self._context, self._questions, self._running = context, questions, running
         self._is_idle, self._parent = is_idle, parent
+        self._steps = StepNotice() if context.request.notes_steps else None
         self._child_waits: dict[str, tuple[ChildWait, ...]] = {}
         kind, paused = self._attention()
         self._reporter = Reporter(self._details, called_for=kind, paused=paused, every=SHOW_INTERVAL)
+        self._recording = Recording(
+            lambda: context.request.queues.home or context.request.queues.workspace,
+            context.scope,
+            self._seen,
+            self._row,
+        )
 
     def hear(self, note: ChildNote) -> None:
         """Take note of what waits in a workflow that a running step started."""
@@ -60,6 +71,8 @@ class PlanReporting:
         """Tell the plan around this one again what waits here: the run was reset."""
         self._parent.tell_again()
         self.show()
+        if self._context.is_open:
+            self._recording.show_again()
 
     def enter(self, phase: PlanPhase) -> None:
         """Begin a phase."""
@@ -71,17 +84,54 @@ class PlanReporting:
         context = self._context
         self._child_waits = self._heard()
         within = self._waits_within()
-        if context.request.depth > 1 and context.status == "running" and not context.is_ending:
+        self.note_steps()
+        is_within = context.request.depth > 1 or context.request.notes_steps
+        if is_within and context.status == "running" and not context.is_ending:
             self._parent.tell((*waits_of(context.plan_id, self._questions.waiting), *within)[:WAITS_LIMIT])
         if at_once and context.status == "running":
             kind, paused = self._attention()
             self._reporter.call_for(kind, paused=paused)
         else:
             self._reporter.show(at_once=at_once)
+        # A plan that ends is recorded by what closes its workspace.
+        if context.is_open and context.status == "running":
+            self._recording.show()
+
+    @property
+    def last(self) -> WorkflowSnapshot:
+        """How the plan ended, for the ledger."""
+        return self._row().evolve(closed=workflow.now())
+
+    async def settle(self) -> None:
+        """Wait a little for what the ledger is being told."""
+        await self._recording.settle()
+
+    def note_steps(self) -> None:
+        """Tell the loop around this plan where the steps stand, where it wants to know."""
+        if self._steps is None or not self._context.is_open or self._context.is_ending:
+            return
+        schedule, progress = self._context.schedule, self._context.progress
+        notes = []
+        for number in range(len(schedule)):
+            name = schedule.name(number)
+            failure = progress.failures.get(name)
+            notes.append(
+                StepNote(
+                    step=name,
+                    status=schedule.status(number),
+                    attempt=schedule.attempt(number),
+                    reason=shorten(failure.reason, NOTE_CHARACTERS) if failure is not None else "",
+                )
+            )
+        self._steps.tell(notes)
 
     def close(self) -> None:
         """Show how the plan ended."""
         self._reporter.close(self._context.status)
+
+    def refuse(self, *, is_new: bool) -> None:
+        """Show that the plan could not begin."""
+        self._reporter.refuse(is_new=is_new)
 
     def snapshot(self) -> PlanStatus:
         """Return where the plan stands."""
@@ -122,6 +172,26 @@ class PlanReporting:
         lines = tuple(self._line(schedule.name(number)) for number in shown)
         return StepPage(lines=lines, page=page, pages=pages, total=len(numbers))
 
+    def _seen(self) -> Seen:
+        status = "paused" if self._attention()[1] else self._context.status
+        return (status, *(question.id for question in self._questions.waiting))
+
+    def _row(self) -> WorkflowSnapshot:
+        status, parent, request = self.snapshot(), workflow.info().parent, self._context.request
+        return WorkflowSnapshot(
+            id=status.plan_id,
+            kind="plan",
+            status=status.status,
+            parent=parent.workflow_id if parent else "",
+            goal=shorten(status.title or request.goal, GOAL_CHARACTERS),
+            phase=status.phase.value,
+            cost_usd=status.spent.cost_usd,
+            run=self._context.progress.runs,
+            at=workflow.now(),
+            questions=status.questions,
+            details=status.model_dump(mode="json"),
+        )
+
     def _attention(self) -> tuple[str, bool]:
         """Return the kind of the question that matters most, and whether the plan goes on only with an answer."""
         waiting = self._questions.waiting
@@ -134,6 +204,16 @@ class PlanReporting:
         if failed and self._context.is_open and self._is_idle():
             return QuestionKind.FAILED_STEP.value, True
         return waiting[0].kind.value, False
+
+    @property
+    def answer_elsewhere(self) -> str:
+        """Where an answer is to be sent that nothing of the plan itself waits for, as a sentence."""
+        waits = self._waits_within()
+        if not waits:
+            return f"Where it stands: tightloop status {self._context.plan_id}"
+        example = f"tightloop answer {waits[0].workflow_id} {waits[0].question.names[0]}"
+        where = ", ".join(dict.fromkeys(wait.workflow_id for wait in waits))
+        return f"What its steps started waits: {where}. Answer there, for example: {example}"
 
     def _waits_within(self) -> tuple[ChildWait, ...]:
         """Return what waits in the workflows of the steps that run."""

@@ -138,11 +138,15 @@ class Waiting:
             context.keep_edits(False)
         if is_written:
             return  # its tree holds them
-        adopted = await self.run(
-            WorkspaceActivities.adopt_workspace,
-            lambda: AdoptRequest(scope=context.scope(), expected_tree=progress.tree, drift=progress.drift),
-            context.on_host(_summary(progress), RESTORE_TIMEOUT),
-        )
+        context.adopt()
+        try:
+            adopted = await self.run(
+                WorkspaceActivities.adopt_workspace,
+                lambda: AdoptRequest(scope=context.scope(), expected_tree=progress.tree, drift=progress.drift),
+                context.on_host(_summary(progress), RESTORE_TIMEOUT),
+            )
+        finally:
+            context.adopt(False)
         if progress.put_back:
             context.expect_own_leftovers(False)
             return

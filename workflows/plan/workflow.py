@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from temporalio import workflow
-from temporalio.exceptions import is_cancelled_exception
+from temporalio.exceptions import ApplicationError, is_cancelled_exception
 
 from tightloop.episode.timeline import TimelinePage
 from tightloop.plan import control
@@ -60,7 +60,9 @@ class PlanWorkflow:
             lambda: context.request.queues, notice=self.notice, retry_policy=RETRIES_IN_TIME
         )
         alerts = Alerts(queue, context.scope, lambda text: context.log("alert", detail=text), context.wake)
-        self._open_questions = waiting = Questions(context.progress.questions, context.progress.asked)
+        self._open_questions = waiting = Questions(
+            context.progress.questions, context.progress.asked, otherwise=lambda: self._reporting.answer_elsewhere
+        )
         parent = ParentNotice(is_child=info.parent is not None, is_first_run=info.continued_run_id is None)
         self._reporting = PlanReporting(context, waiting, running, lambda: self._dispatch.is_idle, parent)
         self._questions = PlanQuestions(context, waiting, alerts, self._reporting.show)
@@ -82,9 +84,13 @@ class PlanWorkflow:
     async def run(self, request: PlanInput | None = None) -> PlanResult:
         """Carry the plan out until its steps are done and verified, or a failure or a person ends it."""
         del request  # `__init__` has it
-        with refusals():
-            self._opening.check()
-            self._inbox.check_start()
+        try:
+            with refusals():
+                self._opening.check()
+                self._inbox.check_start()
+        except ApplicationError as refusal:
+            self._opening.refuse(refusal.message)
+            raise
         try:
             return await self._or_continue_as_new(self._carry_out())
         except BaseException as error:
@@ -147,7 +153,7 @@ class PlanWorkflow:
     def _check_run_step(self, word: Any = None) -> None:
         self._handlers.check(self._handlers.read_step, self._inbox.read(word))
 
-    @workflow.update(description='Raise the budget, and go on if that is enough: {"cost_usd": 1, "steps": 100}')
+    @workflow.update(description='Raise the budget, and go on if that is enough: {"cost_usd": 1, "attempts": 100}')
     async def top_up(self, addition: Any = None) -> str:
         """Raise bounds of the plan."""
         return await self._handlers.top_up(self._inbox.take(addition))
@@ -207,6 +213,7 @@ class PlanWorkflow:
             self._dispatch.count_time()
             self._dispatch.start_steps()
             self._dispatch.count_time()
+            self._reporting.note_steps()
             # While the definition of done ran, people may have changed or paused the plan.
             if self._nothing_left and await self._is_done() and self._nothing_left:
                 return
@@ -249,6 +256,7 @@ class PlanWorkflow:
             self._dispatch.count_time()
             self._recovery.stop_backing_off()
             progress = self._context.progress
+            await self._reporting.settle()
             await workflow.wait_condition(lambda: workflow.all_handlers_finished() or progress.cancel is not None)
             if progress.cancel is not None:
                 self._revisions.stop()

@@ -12,8 +12,8 @@ from temporalio.exceptions import ActivityError, ApplicationError, TimeoutType, 
 from temporalio.exceptions import TimeoutError as TemporalTimeoutError
 
 from activities.staffing.activity import LookRequest, Staffing, StaffingActivities
-from tightloop.episode.model import Queues, wait_for_worker
-from tightloop.episode.work import Work
+from tightloop.episode.model import Queues
+from tightloop.episode.work import Work, wait_for_worker
 from tightloop.errors import IdTakenError, WorkspaceElsewhereError
 from tightloop.safety.drift import Drift, DriftError
 from tightloop.safety.seal import RefusedPayload

@@ -11,7 +11,7 @@ from temporalio.exceptions import ActivityError
 
 from activities.alerts.activity import AlertActivities, AlertsSent, SendAlertsRequest
 from activities.workspace.scope import EpisodeScope
-from tightloop.alert import Alert, delivery_line
+from tightloop.ledger.alert import Alert, delivery_line
 from tightloop.safety.seal import RefusedPayload
 from workflows.shared.activities import HEARTBEAT_TIMEOUT, found_no_worker, new_activity_id
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from temporalio import workflow
 
-from tightloop.question import Answer, Question, QuestionKind, read_answers
+from tightloop.question import TELL_THE_PLANNER, Answer, Question, QuestionKind, read_answers
 from workflows.shared.metering import count_pause
 
 Answered = tuple[tuple[Question, Answer], ...]
@@ -24,13 +24,17 @@ class Questions:
         waiting: tuple[Question, ...] = (),
         asked: int = 0,
         *,
+        otherwise: Callable[[], str] = lambda: TELL_THE_PLANNER,
         now: Callable[[], datetime] = workflow.now,
         count: Callable[[QuestionKind], None] = count_pause,
     ) -> None:
-        """Restore the questions of the previous run: those that were open, and how many had been asked."""
+        """Restore the questions of the previous run: those that were open, and how many had been asked.
+
+        `otherwise` says what to do in place of an answer where nothing waits.
+        """
         self._waiting = {question.id: question for question in waiting}
         self.asked = asked
-        self._now, self._count = now, count
+        self._otherwise, self._now, self._count = otherwise, now, count
 
     @property
     def waiting(self) -> tuple[Question, ...]:
@@ -59,7 +63,7 @@ class Questions:
         Raises:
             InvalidRequestError: it answers nothing; the sentence shows a right answer.
         """
-        return read_answers(value, self.waiting)
+        return read_answers(value, self.waiting, self._otherwise())
 
     def answer(self, value: Any) -> Answered:
         """Take the argument of the update `answer`.

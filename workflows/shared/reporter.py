@@ -20,11 +20,6 @@ def is_first_use() -> bool:
     return info.parent is None and info.continued_run_id is None
 
 
-def mark_refused() -> None:
-    """Show that this run was refused because of its id: it must not hide the one that has the id."""
-    workflow.upsert_search_attributes([STATUS.value_set(REFUSED)])
-
-
 class Reporter:
     """Shows the state of a workflow, no more often than needed."""
 
@@ -80,3 +75,7 @@ class Reporter:
         """Show how the workflow ended."""
         self._upsert([STATUS.value_set(status), PAUSE_KIND.value_unset()])
         self.show()
+
+    def refuse(self, *, is_new: bool) -> None:
+        """Show that nothing began; a run that is the first under its id leaves it free, and hides no earlier one."""
+        self.close(REFUSED if is_new else "failed")

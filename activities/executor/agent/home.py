@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path, PurePosixPath
 
-from activities.executor.files import file_stem, remove_old, write_whole
+from activities.artifacts.durable import file_stem
+from activities.executor.files import remove_old, write_whole
 from tightloop.errors import ExecutorError
 from tightloop.host import private_folder
 

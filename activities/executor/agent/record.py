@@ -11,7 +11,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from activities.executor.files import file_stem, remove_old, write_whole
+from activities.artifacts.durable import file_stem
+from activities.executor.files import remove_old, write_whole
 from activities.process.output import BoundedOutput
 from tightloop.executor.model import EventKind, ExecutorEvent, ExecutorOutcome
 from tightloop.host import private_folder

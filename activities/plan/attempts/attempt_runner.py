@@ -10,7 +10,7 @@ from pathlib import Path
 
 from temporalio.exceptions import CancelledError
 
-from activities.plan.attempts.beside import move
+from activities.plan.attempts.beside import move, own_paths, without_own
 from activities.plan.attempts.context import ActivityRun, AttemptContext, AttemptPorts
 from activities.plan.attempts.contract import classify_failure, fail_step, find_unmet, make_failure
 from activities.plan.attempts.outputs import collect_outputs, find_unfit
@@ -30,7 +30,7 @@ from tightloop.plan.language.expression import parse_expression
 from tightloop.plan.language.reference import resolve
 from tightloop.plan.result import StepFailure, StepRecord, StepResult, StepStatus
 from tightloop.plan.stored import DRY_RUN, file_name
-from tightloop.safety.drift import Drift
+from tightloop.safety.drift import Drift, DriftCause
 from tightloop.value.scrub import scrub
 
 # What the plan's author wrote is wrong: a failure of the step. Other errors are the worker's, and Temporal tries again.
@@ -49,7 +49,7 @@ class AttemptRunner:
         """Make an attempt from its beginning to its end. Idempotent: the result of one that was made is returned again.
 
         Raises:
-            CancelledError: the activity was cancelled; what was written is undone.
+            CancelledError: the activity was cut off.
             WorkspaceLockedError: another attempt holds the tree. Retryable.
         """
         attempt = self.prepare(request, call, preview)
@@ -82,7 +82,7 @@ class AttemptRunner:
         Raises:
             DriftError: somebody else changed files; nothing was done. Not retryable.
         """
-        if attempt.step.tree_access is not Access.WRITES:
+        if not attempt.step.tree_access.changes_tree:
             return write_record(attempt, self._acted(attempt, act, attempt.work))
         with self._ports.workspaces.hold(attempt.request.scope) as tree:
             # Held until now by the same attempt of a worker that was thought dead: it may have come to its end.
@@ -94,10 +94,12 @@ class AttemptRunner:
             try:
                 done = self._acted(attempt, act, replace(attempt.work, tree=tree, started=tree.own_process))
             except CancelledError:
-                # Nobody else would: the workflow does not learn what a cancelled attempt has written.
-                if left is None:
-                    tree.restore(before)
-                raise
+                # What is left by one that was cut off otherwise is undone, and told, by whoever holds the tree next.
+                if left is not None or not attempt.call.is_unwanted():
+                    raise
+                undone = tree.ensure(before, DriftCause.DURING_STEP, step=attempt.step.id)
+                stopped = make_failure("it was stopped", FailureClass.TRANSIENT)
+                return StepResult(status=StepStatus.FAILED, tree=before, failure=stopped, drift=undone)
             if left is None:
                 return self._settle_tree(attempt, done, tree, tree.snapshot())
             return self._settle_tree(attempt, done, tree, done.tree or left, beside=True)
@@ -186,10 +188,13 @@ class AttemptRunner:
             return write_record(attempt, done, tree=after, tree_after=after)
         if after != before:
             tree.keep(f"{name}.failed", after)
+            step = attempt.step.id
             if beside:
-                attempt.drift = move(tree, self._ports.trees, store, after, before)
+                attempt.drift = move(tree, self._ports.trees, store, after, before, undone_step=step)
             else:
-                tree.restore(before)
+                own = own_paths(attempt.step, done.outputs, done.command)
+                undone = tree.ensure(before, DriftCause.DURING_STEP, step=step)
+                attempt.drift = without_own(undone, after, paths, own) or attempt.drift
         return write_record(attempt, done, tree=before, tree_after=after)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from activities.plan.attempts.beside import move
+from activities.plan.attempts.beside import move, own_paths, without_own
 from activities.plan.attempts.context import ActivityRun, AttemptContext, AttemptPorts
 from activities.plan.attempts.contract import make_failure
 from activities.plan.attempts.policy_check import check_changes, check_command
@@ -20,7 +20,8 @@ from tightloop.plan.document.action import ShellAction
 from tightloop.plan.document.step import Compensation, Step
 from tightloop.plan.language.reference import resolve
 from tightloop.plan.result import StepRecord, StepResult, StepStatus
-from tightloop.value import Value, shorten
+from tightloop.safety.drift import DriftCause
+from tightloop.value import Value, abridge
 from tightloop.value.scrub import scrub
 
 CONFLICTS_SHOWN = 10
@@ -108,7 +109,10 @@ class Compensator:
                 f"step {record.step!r} cannot be taken back: later steps changed the same places of {shown}"
                 f"{f' and {more} more' if more > 0 else ''}. Nothing was changed. Take those steps back first",
             )
-        drift = move(tree, self._ports.trees, store, request.expected_tree, undone.tree)
+        trees, before = self._ports.trees, request.expected_tree
+        drift = move(tree, trees, store, before, undone.tree, undone_step=record.step)
+        own = own_paths(attempt.step, record.outputs, record.command)
+        drift = without_own(drift, before, trees.changed(store, record.tree_before, record.tree_after), own)
         return CompensationResult(tree=undone.tree, files_changed=undone.files, drift=drift)
 
     def _run_compensation_command(
@@ -127,16 +131,17 @@ class Compensator:
         except (InvalidRequestError, ExpressionError) as error:
             return _failed(request, f"step {record.step!r} cannot be taken back: {error.message}"), RunnerResult()
         after = tree.snapshot()
+        paths = self._ports.trees.changed(store_folder_of(request.scope), before, after)
         code = done.outputs.get("exit_code")
         if done.failure is not None or code != 0:
-            tree.restore(before)
             why = done.failure.reason if done.failure is not None else f"exit code {code}"
-            return _failed(request, f"the command that takes step {record.step!r} back failed: {why}"), done
-        paths = self._ports.trees.changed(store_folder_of(request.scope), before, after)
-        if refusal := check_changes(work.plan, paths):
-            tree.restore(before)
-            return _failed(request, f"step {record.step!r} cannot be taken back: {refusal}"), done
-        return CompensationResult(tree=after, files_changed=len(paths)), done
+            found = _failed(request, f"the command that takes step {record.step!r} back failed: {why}")
+        elif refusal := check_changes(work.plan, paths):
+            found = _failed(request, f"step {record.step!r} cannot be taken back: {refusal}")
+        else:
+            return CompensationResult(tree=after, files_changed=len(paths)), done
+        undone = tree.ensure(before, DriftCause.DURING_STEP, step=f"undo-{record.step}")
+        return found.evolve(drift=undone), done
 
 
 def _run_compensation_step(attempt: AttemptContext, run_step: RunStep) -> CompensationResult | None:
@@ -162,4 +167,4 @@ def _run_compensation_step(attempt: AttemptContext, run_step: RunStep) -> Compen
 
 
 def _failed(request: RunStepRequest, reason: str) -> CompensationResult:
-    return CompensationResult(tree=request.expected_tree, failure=shorten(scrub(reason), REASON_CHARACTERS))
+    return CompensationResult(tree=request.expected_tree, failure=abridge(scrub(reason), REASON_CHARACTERS))

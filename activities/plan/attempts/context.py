@@ -41,6 +41,9 @@ class ActivityRun:
     run: str
     """Workflow run; an activity that is tried again has the same."""
     cancelled: Callable[[], bool] = lambda: False
+    """It is to stop, also where its worker ends."""
+    is_unwanted: Callable[[], bool] = lambda: False
+    """The workflow has cancelled it, and waits for its result."""
 
 
 @dataclass(kw_only=True)

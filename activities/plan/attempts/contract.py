@@ -9,14 +9,14 @@ from tightloop.errors import ExpressionError, ReferenceMissingError
 from tightloop.plan.document.step import FailureClass, FailureMode, Prose, Step
 from tightloop.plan.language.expression import parse_expression
 from tightloop.plan.result import REASON_CHARACTERS, StepFailure
-from tightloop.value import shorten
+from tightloop.value import abridge, shorten
 from tightloop.value.scrub import scrub
 
 
 def make_failure(reason: str, failure_class: FailureClass = FailureClass.LOGIC) -> StepFailure:
     """Return a failure whose reason may go into the history."""
     # Scrubbed before it is cut: what is left of a cut secret has no form to know it by.
-    return StepFailure(failure_class=failure_class, reason=shorten(scrub(reason), REASON_CHARACTERS))
+    return StepFailure(failure_class=failure_class, reason=abridge(scrub(reason), REASON_CHARACTERS))
 
 
 def fail_step(reason: str, failure_class: FailureClass = FailureClass.LOGIC, **found: Any) -> RunnerResult:

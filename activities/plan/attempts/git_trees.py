@@ -7,7 +7,8 @@ from pathlib import Path
 
 from activities.plan.port import Undone
 from activities.workspace.plain_git import store_git
-from activities.workspace.store.entry import EXECUTABLE, REGULAR, Entry, TreeChange
+from activities.workspace.store.entry import EXECUTABLE, REGULAR, Entry, TreeChange, TreeMerge, folders_above
+from activities.workspace.store.merge import merge_trees
 from activities.workspace.store.objects import TreeStore
 from tightloop.errors import GitError
 
@@ -31,6 +32,14 @@ class GitTrees:
         git = store_git(store)
         text, whole = git.head("diff-tree", *options, before, after, limit_bytes=PATCH_BYTES, timeout=PATCH_TIME)
         return text if whole else text + b"\n[tightloop: the rest is left out; compare the trees with git diff]\n"
+
+    def merge(self, store: Path, base: str, ours: str, theirs: str, *, markers: bool = False) -> TreeMerge:
+        """Merge what `theirs` changed since `base` into `ours`; see the port.
+
+        Raises:
+            GitError: a tree is not in the store. Retryable.
+        """
+        return merge_trees(TreeStore(store), base, ours, theirs, markers=markers)
 
     def undo(self, store: Path, before: str, after: str, current: str) -> Undone:
         """Take the change from `before` to `after` out of `current`.
@@ -67,8 +76,8 @@ def _collisions(present: Mapping[bytes, Entry], wanted: Mapping[bytes, Entry | N
     gone = {path for path, entry in wanted.items() if entry is None}
     left = (present.keys() | wanted.keys()) - gone
     added = [path for path in wanted if path not in gone and path not in present]
-    below_file = [path for path in added if any(folder in left for folder in _folders(path))]
-    folders = {folder for path in left for folder in _folders(path)} if added else set()
+    below_file = [path for path in added if any(folder in left for folder in folders_above(path))]
+    folders = {folder for path in left for folder in folders_above(path)} if added else set()
     return [*below_file, *(path for path in added if path in folders)]
 
 
@@ -103,8 +112,3 @@ def _merged(store: TreeStore, now: str, after: str, before: str) -> str | None:
         raise GitError(f"git merge-file failed (exit code {outcome.code}): {outcome.error}")
     with store.adding() as sink:
         return sink.add("blob", outcome.out).hex()
-
-
-def _folders(path: bytes) -> list[bytes]:
-    parts = path.split(b"/")
-    return [b"/".join(parts[:length]) for length in range(1, len(parts))]

@@ -67,10 +67,11 @@ def _output(name: str, source: str, results: Mapping[str, Any], root: Path) -> A
         if text is None:
             raise InvalidRequestError(f"output {name!r}: the step left no file {path.strip()!r}")
         return text if kind == "file" else _json(name, text, path.strip())
-    if source == "json":
-        return _json(name, str(results.get("stdout", "")), "its standard output")
+    parts = source.split(".")
+    if parts[0] == "json" and "stdout" in results:
+        results = {**results, "json": _json(name, str(results["stdout"]), "its standard output")}
     try:
-        return follow(results, source.split("."), name=source)
+        return follow(results, parts, name=source)
     except ReferenceMissingError:
         known = ", ".join(sorted(results)) or "none"
         raise InvalidRequestError(

@@ -16,7 +16,7 @@ from tightloop.plan.engine.approval import choices, tally
 from tightloop.plan.language.reference import is_one_reference, resolve
 from tightloop.plan.rules.guard import acts_of, enclosing_policies, judge, judge_changes, judge_deletions
 from tightloop.question import Question, QuestionKind, evidence_of
-from tightloop.safety.change.patch import GENERATED
+from tightloop.safety.change.tables import GENERATED
 from tightloop.safety.verdict import Ruling, Verdict
 from tightloop.value.scrub import scrub
 

@@ -3,10 +3,12 @@
 import json
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from activities.plan.attempts.context import AttemptContext
+from activities.plan.attempts.contract import classify_failure
 from activities.plan.attempts.outputs import count_items
 from activities.plan.attempts.references import pack
 from activities.plan.port import RunnerResult
@@ -29,6 +31,9 @@ def write_record(
 ) -> StepResult:
     """Record an attempt and return what the workflow learns of it."""
     outputs = dict(done.outputs)
+    if done.failure is not None and not done.failure.mode:
+        # What stopped it before it acted, or was found in what it changed, is a failure of the step, too.
+        done = replace(done, failure=classify_failure(attempt.step, done.failure, attempt.lookup))
     result = StepResult(
         status=status or _status(done),
         tree=tree,

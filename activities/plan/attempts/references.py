@@ -9,11 +9,11 @@ from activities.artifacts.port import ArtifactStore
 from activities.plan.plan_cache import LoadedPlan
 from activities.plan.records.file_records import FileRecords
 from activities.plan.requests import PlanScope, RunStepRequest
-from tightloop.artifact import ArtifactRef
 from tightloop.errors import ReferenceMissingError
 from tightloop.plan.document.step import Step
 from tightloop.plan.language.reference import find_references, follow, resolve, split_reference
 from tightloop.value import counted
+from tightloop.value.artifact import ArtifactRef
 
 ALTERNATES = 20
 """Longest chain of steps that stand in for each other."""

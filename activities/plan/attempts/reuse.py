@@ -25,6 +25,9 @@ def is_cacheable(step: Step) -> bool:
     if step.search is not None and step.search.where != "project":
         # The cache of documents is not the tree's; a search in it is quick.
         return False
+    if step.tree_access is Access.MERGES:
+        # Its tree holds what other steps merged before it.
+        return False
     # Git steps find out themselves what is done: the branch that is checked out may be another one now.
     return step.cache and step.kind is not StepKind.COMPENSATION and step.capability is not Capability.GIT
 

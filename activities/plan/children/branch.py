@@ -17,12 +17,12 @@ from activities.plan.quoting import shell_command
 from activities.plan.requests import SettleRequest, StepRun
 from activities.workspace.folders import store_folder_of
 from activities.workspace.port import WorkingTree
-from tightloop.artifact import ArtifactRef
 from tightloop.episode.check import Check
 from tightloop.plan.document.step import Alternative, BranchAction
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.plan.rules.budgeting import bounded
 from tightloop.value import clip, counted, shorten
+from tightloop.value.artifact import ArtifactRef
 from tightloop.value.scrub import scrub
 
 TAIL_CHARACTERS = 200

@@ -14,11 +14,14 @@ from activities.plan.children.child_plan import (
     read_plan_file,
     read_plan_inputs,
 )
+from activities.plan.children.own_worktree import OwnWorktree
 from activities.plan.children.worktrees import Worktrees
 from activities.plan.port import RunnerResult, Work
+from activities.plan.quoting import shell_command
 from activities.plan.requests import PlanScope, SettleRequest, StepRun
 from activities.workspace.port import Workspaces
 from tightloop.episode.budget import Budget
+from tightloop.episode.check import Check
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice
@@ -46,6 +49,7 @@ class StepChildren:
         self._settings = settings
         self._worktrees = Worktrees(workspaces)
         self._branches = BranchRunner(self._worktrees, checks)
+        self._own = OwnWorktree(self._worktrees)
 
     def prepare(self, work: Work) -> StepRun:
         """Return what is to be started; see the port. The tree on disk is the expected one then.
@@ -54,11 +58,12 @@ class StepChildren:
             InvalidRequestError: it cannot be started as it is written; the message says why.
             DriftError: somebody else changed files. Not retryable.
         """
-        if work.step.tree_access is not Access.WRITES and not _only_reads(work.step):
+        merges = work.step.tree_access is Access.MERGES
+        if work.step.tree_access is not Access.WRITES and not merges and not _only_reads(work.step):
             raise InvalidRequestError(
                 f"step {work.step.id!r} starts a workflow in the tree: leave out 'access', or set it to 'writes'"
             )
-        if work.expected_tree:
+        if work.expected_tree and not merges:
             with self._workspaces.hold(work.scope) as tree:
                 tree.expect(work.expected_tree)
         if work.step.capability is Capability.BRANCH:
@@ -71,9 +76,10 @@ class StepChildren:
             request = EpisodeRequest(
                 goal=str(work.resolve(action.goal)),
                 workspace=scope.workspace,
-                definition_of_done=action.definition_of_done or work.plan.definition_of_done,
-                worktree=scope.worktree,
-                within=scope.holder,
+                definition_of_done=_checks(work, action) or work.plan.definition_of_done,
+                worktree=scope.worktree or merges,
+                within="" if merges else scope.holder,
+                tells_parent=merges,
                 **{name: value for name, value in said.items() if value},
             )
             request = with_defaults(request, self._settings)
@@ -86,9 +92,11 @@ class StepChildren:
                 ),
             )
             request.check()
+            if merges:
+                self._own.prepare(work)
             # Of these the plan's own hold.
             fields: dict[str, object] = request.model_dump(mode="json", exclude={"queues", "pause_timeout", "allow"})
-            return StepRun(episode=fields)
+            return StepRun(episode=fields, names_executor=bool(action.executor))
         return StepRun(plans=(_subplan(work),))
 
     def preview(self, work: Work) -> str:
@@ -129,11 +137,18 @@ class StepChildren:
                 evidence=evidence,
                 summary=shorten(f"{child} ended {outcome}" + (f": {reason}" if reason else ""), 200),
             )
+            if work.step.tree_access is Access.MERGES:
+                done = self._own.settle(work, request, done)
         return replace(done, usage=used, api_calls=request.api_calls)
 
     def tidy(self, scope: PlanScope) -> None:
         """Remove the worktrees that children of a plan left. Idempotent."""
         self._worktrees.remove_all(scope)
+
+
+def _checks(work: Work, action: EpisodeAction) -> tuple[Check, ...]:
+    """Return the checks of an episode, with values in place of references."""
+    return tuple(check.evolve(run=shell_command(check.run, work.lookup).script) for check in action.definition_of_done)
 
 
 def _subplan(work: Work) -> PlanRequest:
@@ -146,7 +161,7 @@ def _subplan(work: Work) -> PlanRequest:
         inputs = {**read_plan_inputs(work), **given}
         plan = build_inner_plan(work, action.steps, name=f"{work.plan.id}.{work.step.id}", inputs=inputs)
     plan = plan.evolve(max_parallel=min(action.max_parallel, plan.max_parallel))
-    writer = next((one for one in plan.steps if one.tree_access is Access.WRITES), None)
+    writer = next((one for one in plan.steps if one.tree_access.changes_tree), None)
     if writer is not None and _only_reads(work.step):
         raise InvalidRequestError(
             f"step {work.step.id!r} only reads the tree, but step {writer.id!r} within it writes. "

@@ -29,15 +29,16 @@ from activities.plan.requests import (
 from activities.workspace.activity import leave
 from activities.workspace.folders import root_of
 from activities.workspace.port import OpenEpisodes, WorkingTree
-from tightloop.artifact import ArtifactRef
 from tightloop.errors import ArtifactMissingError, IdTakenError, InvalidRequestError, PlanError, WorkspaceError
 from tightloop.plan.engine.revision import diff_plans, find_refusals
 from tightloop.plan.request import PlanRequest
 from tightloop.plan.rules.budgeting import merge_stated, narrowest
 from tightloop.plan.stored import StoredPlan
 from tightloop.plan.text.reading import ReadPlan, decode
+from tightloop.plan.validation.inputs import check_inputs
 from tightloop.plan.validation.validate import check_text
 from tightloop.value import shorten
+from tightloop.value.artifact import ArtifactRef
 
 NOTES_LIMIT = 20
 PROBLEMS_LIMIT = 50
@@ -159,6 +160,9 @@ class PlanOpener:
         plan = read.plan
         if asked.max_parallel is not None:
             plan = plan.evolve(max_parallel=asked.max_parallel)
+        # A planner may do without some; a run before may have had them.
+        if request.is_new and not asked.goal:
+            check_inputs(asked.inputs, plan.inputs)
         unknown = sorted(set(asked.inputs) - set(plan.inputs))
         said = [f"the plan has no input {name!r}" for name in unknown if plan.inputs]
         stored = StoredPlan(

@@ -1,6 +1,7 @@
 """The account of a plan that has ended: revisions, records, decisions, and two texts for people."""
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from activities.artifacts.port import ArtifactStore, get_model, put_model
@@ -8,11 +9,11 @@ from activities.plan.plan_cache import LoadedPlan
 from activities.plan.records.account_text import render_hand_off, render_postmortem
 from activities.plan.records.file_records import FileRecords, RevisionFact, revision_fact_name
 from activities.plan.requests import ClosePlanRequest
-from tightloop.artifact import ArtifactRef
 from tightloop.episode.check import CheckReport
 from tightloop.plan.stored import PlanArchive
 from tightloop.question import Answer
 from tightloop.value import Value
+from tightloop.value.artifact import ArtifactRef
 
 
 class ChecksFact(Value):
@@ -53,7 +54,7 @@ def store_account(
         checks=_checks(request, records, store),
         artifacts=_declared(loaded, records, scope.episode_id),
     )
-    note = render_hand_off(archive, loaded.plan, now).encode()
+    note = render_hand_off(archive, loaded.plan, now, Path(scope.workspace)).encode()
     archive = archive.evolve(hand_off=store.put(note, name="hand-off note", media_type="text/markdown"))
     if (story := render_postmortem(archive, loaded.plan, now)) is not None:
         postmortem = store.put(story.encode(), name="postmortem", media_type="text/markdown")

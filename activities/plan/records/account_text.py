@@ -1,28 +1,30 @@
 """The two texts that a plan leaves for people: the hand-off note and the postmortem."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
+from tightloop.host import diff_command
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.request import PlanOutcome
 from tightloop.plan.result import StepRecord, StepStatus
 from tightloop.plan.stored import PlanArchive
 from tightloop.question import Answer
-from tightloop.value import shorten
+from tightloop.value import abridge, shorten
 from tightloop.value.scrub import scrub
 
 LINES_SHOWN = 200
-LINE_CHARACTERS = 400
+LINE_CHARACTERS = 800
 _SETTLED = frozenset({StepStatus.SKIPPED.value, StepStatus.COMPENSATED.value, StepStatus.RECOVERED.value})
 """Statuses of steps that are not completed and that nobody has to look after."""
 
 
-def render_hand_off(archive: PlanArchive, plan: Plan, records: Sequence[StepRecord]) -> str:
+def render_hand_off(archive: PlanArchive, plan: Plan, records: Sequence[StepRecord], workspace: Path) -> str:
     """Return Markdown: how it ended, what was done, what is open, who decided what, where everything is."""
     titles = {step.id: step.title or step.id for step in plan.steps}
     done = [record for record in records if record.result.status is StepStatus.COMPLETED and not record.undone]
     places = ["records of all attempts: the folder `steps` beside this note"]
     if archive.base_tree and archive.tree:
-        places.append(f"the whole change: git diff {archive.base_tree} {archive.tree}")
+        places.append(f"the whole change: {diff_command(workspace, archive.base_tree, archive.tree)}")
     parts = [
         f"# {archive.title}: {archive.outcome.value.lower()}",
         archive.reason,
@@ -55,7 +57,7 @@ def render_postmortem(archive: PlanArchive, plan: Plan, records: Sequence[StepRe
     ]
     parts = [
         f"# Postmortem: {archive.title}",
-        f"The plan ended as {archive.outcome.value.lower()}. {archive.reason}".strip(),
+        f"The plan ended as {archive.outcome.value.lower()}" + (f": {archive.reason}" if archive.reason else "."),
         section("What failed", [_failure(record, titles) for record in failed]),
         section("What was taken back", [_line(record, titles) for record in taken_back]),
         section("Evidence", evidence),
@@ -75,7 +77,7 @@ def section(title: str, lines: Iterable[str], limit: int = LINES_SHOWN) -> str:
     items = list(lines)
     if not items:
         return ""
-    shown = [f"- {shorten(' '.join(line.split()), LINE_CHARACTERS)}" for line in items[:limit]]
+    shown = [f"- {abridge(' '.join(line.split()), LINE_CHARACTERS)}" for line in items[:limit]]
     more = [f"- and {len(items) - limit} more"] if len(items) > limit else []
     return "\n".join([f"## {title}", "", *shown, *more])
 

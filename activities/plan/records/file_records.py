@@ -14,13 +14,13 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from activities.artifacts.local import FULL, write_durably
-from tightloop.artifact import ArtifactRef
+from activities.artifacts.durable import FULL, write_durably
 from tightloop.errors import ArtifactCorruptError, StorageFullError
 from tightloop.host import private_folder, state_folder
 from tightloop.plan.result import StepRecord, StepStatus
 from tightloop.plan.stored import DRY_RUN, file_name
 from tightloop.value import Value
+from tightloop.value.artifact import ArtifactRef
 
 # A record that was replaced is `0001.<part of its hash>.json`.
 _CURRENT = re.compile(r"\d+\.json")

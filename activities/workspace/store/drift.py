@@ -22,24 +22,26 @@ def describe_drift(
     cause: DriftCause,
     *,
     store: Path | None = None,
+    step: str = "",
 ) -> Drift:
     """Return what a person is told of changes, before they are undone; caches of tools are left out.
 
     With a `store` they are about to be undone, and the drift has the command that brings them back.
     """
     listed = [change for change in changes if not is_cache(_shown(change.path))]
-    # What checks leave behind travels with each of their results.
-    of_checks = cause is DriftCause.DURING_CHECKS
+    # What checks leave behind travels with each of their results, and that of failed steps with every attempt.
+    is_short = cause in (DriftCause.DURING_CHECKS, DriftCause.DURING_STEP)
     seen = [(change, _changed_at(root, change)) for change in listed[:PATHS_LISTED]]
     times = [moment for _, moment in seen if moment is not None]
     return Drift(
         tree=found,
         expected=expected,
-        paths=tuple(_shown(change.path) for change, _ in seen[: PATHS_SHOWN if of_checks else PATHS_LISTED]),
+        paths=tuple(_shown(change.path) for change, _ in seen[: PATHS_SHOWN if is_short else PATHS_LISTED]),
         count=len(listed),
-        lines=() if of_checks else tuple(_line(change, moment) for change, moment in seen[:LINES_LISTED]),
+        lines=() if is_short else tuple(_line(change, moment) for change, moment in seen[:LINES_LISTED]),
         since=min(times, default=None),
         cause=cause,
+        step=step,
         bring_back="" if store is None else _command(store, root, expected, found),
     )
 
@@ -97,4 +99,5 @@ def _command(store: Path, root: Path, expected: str, found: str) -> str:
     # `diff-tree` obeys no setting of the user that changes the form of a patch.
     trees = f"{expected[:DIGITS]} {found[:DIGITS]}"
     source = f"git --git-dir={shlex.quote(str(store))} diff-tree -p --binary {trees}"
-    return f"{source} | git -C {shlex.quote(str(root))} apply --whitespace=nowarn"
+    # File by file: what cannot be applied, as it was changed since, is left beside it as `.rej`.
+    return f"{source} | git -C {shlex.quote(str(root))} apply --reject --whitespace=nowarn"

@@ -1,6 +1,7 @@
 """Names and kinds of what a tree holds."""
 
 import stat
+from dataclasses import dataclass
 from typing import NamedTuple
 
 REGULAR, EXECUTABLE, LINK, FOLDER = 0o100644, 0o100755, 0o120000, 0o040000
@@ -23,6 +24,24 @@ class TreeChange(NamedTuple):
     path: bytes
     before: Entry | None
     after: Entry | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeMerge:
+    """The changes of two trees in one."""
+
+    tree: str = ""
+    """Empty where there are conflicts and no markers were asked for."""
+    conflicts: tuple[str, ...] = ()
+    """Paths that both sides changed in the same places, sorted."""
+    beside: tuple[str, ...] = ()
+    """With markers: files that hold the other side of a conflict which no text can show."""
+
+
+def folders_above(path: bytes) -> list[bytes]:
+    """Return the folders on the way to a file."""
+    parts = path.split(b"/")
+    return [b"/".join(parts[:length]) for length in range(1, len(parts))]
 
 
 def file_mode(mode: int) -> int:

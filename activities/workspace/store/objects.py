@@ -19,7 +19,7 @@ from pathlib import Path
 import pygit2
 from pygit2.enums import ConfigLevel, ObjectType, RepositoryOpenFlag
 
-from activities.artifacts.local import FULL
+from activities.artifacts.durable import FULL
 from activities.workspace.store.entry import EMPTY_TREE, FOLDER, Entry, TreeChange
 from activities.workspace.store.pack import PackFile
 from tightloop.errors import GitError, StorageFullError, WorkspaceError

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from activities.artifacts.local import replace_file
+from activities.artifacts.durable import replace_file
 from activities.workspace.store.entry import FOLDER, Entry
 from activities.workspace.store.objects import tree_content
 from tightloop.host import private_folder

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from activities.artifacts.local import FULL
+from activities.artifacts.durable import FULL
 from activities.workspace.store.entry import file_mode
 from activities.workspace.store.objects import DEPTH_LIMIT, STREAMED_BYTES, ObjectSink
 from activities.workspace.store.rules import RULES_BYTES, RuleList, Rules

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -112,7 +113,7 @@ async def test_a_plan_gets_the_queues_of_the_settings(in_force: Settings, worksp
 
 async def test_settings_in_place_of_an_address_are_refused_with_the_right_spelling() -> None:
     spelling: Any = Settings()
-    with pytest.raises(SettingsError, match=r"neither file nor environment.*settings="):
+    with pytest.raises(InvalidRequestError, match=r"neither file nor environment.*settings="):
         await TightloopClient.connect(spelling)
 
 
@@ -124,8 +125,8 @@ async def test_missing_namespace_is_noticed_when_connecting(settings: Settings) 
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: EpisodeRequest(goal=3), "EpisodeRequest: goal: Input should be a valid string, not 3"),
-        (lambda: EpisodeRequest(workspace=None), "EpisodeRequest: workspace: Input should be a valid string, not None"),
+        (lambda: EpisodeRequest(goal=3), "EpisodeRequest: goal: must be a text, not 3"),
+        (lambda: EpisodeRequest(workspace=None), "EpisodeRequest: workspace: must be a text, not null"),
         (lambda: EpisodeRequest(workspce="/w"), "unknown field 'workspce'. Did you mean 'workspace'?"),
         (lambda: PlanRequest(sorce="x"), "unknown field 'sorce'. Did you mean 'source'?"),
         (lambda: Budget(max_cost=5), "unknown field 'max_cost'. Did you mean 'max_cost_usd'?"),
@@ -150,7 +151,7 @@ WRONG = [
     ),
     (
         {"executor": {"name": "claude", "options": {"max_turns": "many"}}},
-        "the options of the executor claude are wrong: max_turns: Input should be a valid integer",
+        "the options of the executor claude are wrong: max_turns: must be a whole number",
     ),
     ({"executor": {"name": "person", "options": {"x": 1}}}, "the executor person has no option 'x'. It has none"),
     ({"definition_of_done": ["pytest -k 'slow"]}, "has a quote that is not closed. Put the whole command between"),
@@ -280,3 +281,23 @@ async def test_a_plain_start_goes_on_where_nobody_encrypts(
     async with working():
         episode_id = await plain.start(request_for())
         assert (await plain.result(episode_id)).outcome is EpisodeOutcome.SUCCEEDED
+
+
+async def test_a_message_that_temporal_cannot_carry_is_refused_and_the_episode_goes_on(
+    temporal_client: Client, settings: Settings, working: Working, request_for
+) -> None:
+    client = TightloopClient(temporal_client, settings)
+    async with working():
+        episode_id = await client.start(request_for(executor=ExecutorChoice(name="person")))
+        async with asyncio.timeout(30):
+            async for status in client.watch(episode_id):
+                if status.questions:
+                    break
+        for send in (client.respond, client.pause, client.cancel):
+            with pytest.raises(InvalidRequestError, match=r"the message has 3000\d\d\d bytes; the maximum is 1500000"):
+                await send(episode_id, "x" * 3_000_000)
+        assert "the planner will read it" in await client.respond(episode_id, "x" * 1_000_000)
+        with pytest.raises(TimeoutError, match=rf"{episode_id} has not ended within 0:00:00.1\d*; it goes on"):
+            await client.result(episode_id, timeout=timedelta(milliseconds=100))
+        await client.cancel(episode_id)
+        assert (await client.result(episode_id)).outcome is EpisodeOutcome.CANCELLED

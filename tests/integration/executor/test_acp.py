@@ -363,7 +363,7 @@ def test_what_a_dead_attempt_had_reached_is_known(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"argv": "agent"}, "the options of the executor acp are wrong: argv: Input should be a valid tuple"),
+        ({"argv": "agent"}, "the options of the executor acp are wrong: argv: must be a list"),
         ({"arg": ["agent"]}, "the executor acp has no option 'arg'. Did you mean 'argv'"),
     ],
 )

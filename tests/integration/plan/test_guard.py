@@ -43,8 +43,12 @@ def refused(plan: Stage) -> str:
 @pytest.mark.parametrize(
     ("step", "policy", "said"),
     [
-        (edit("docs/c.md"), {"write": ["src"]}, "policy.write (src) does not cover docs/c.md"),
-        (edit("app/.ENV"), {}, "policy.protect covers app/.ENV"),
+        (
+            edit("${inputs.at}", inputs={"at": "docs/c.md"}),
+            {"write": ["src"]},
+            "policy.write (src) does not cover docs/c.md",
+        ),
+        (edit("${inputs.at}", inputs={"at": "app/.ENV"}), {}, "policy.protect covers app/.ENV"),
         (shell("git push --force origin main"), {}, "rule rewrites_history refuses"),
         (shell("touch done; rm -rf ~"), {}, "rule destructive_command refuses"),
         (

@@ -12,13 +12,16 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from activities.artifacts.local import open_local_store
+from activities.plan.attempts.outputs import collect_outputs
 from activities.plan.port import RunnerResult
 from activities.plan.runners.web.http import HttpRunner
 from activities.sandbox.door.addresses import Resolve, system_addresses
 from tests.support.fake_site import FakeSite, Page, html, redirect
 from tests.support.plan.work import work_for
+from tests.support.stored import content_of
 from tightloop.host import state_folder
-from tightloop.plan.document.step import FailureClass
+from tightloop.plan.document.step import FailureClass, Step
 from tightloop.plan.rules.network import judge_url
 
 SECRET = "tok-4711-very-secret"
@@ -58,8 +61,15 @@ def test_answer_is_kept_with_status_text_and_json(tmp_path: Path, site: FakeSite
     assert (done.outputs["status"], done.outputs["json"], done.outputs["body"]) == (200, {"n": 3}, '{"n": 3}')
     assert done.api_calls == 1
     assert done.command == f"GET {site.url('/facts')}"
-    stored = state_folder(tmp_path) / "artifacts" / done.artifacts["answer"].sha256[:2]
-    assert (stored / done.artifacts["answer"].sha256[2:]).read_bytes() == b'{"n": 3}'
+    assert open_local_store(tmp_path).get(done.artifacts["answer"]) == b'{"n": 3}'
+
+
+def test_json_of_an_answer_and_what_is_in_it_can_be_given_names(tmp_path: Path, site: FakeSite) -> None:
+    site.pages["/facts"] = Page(body=b'{"n": 3}', media_type="application/json")
+    http = {"url": site.url("/facts")}
+    step = Step.model_validate({"id": "ask", "http": http, "outputs": {"facts": "json", "number": "json.n"}})
+    outputs = collect_outputs(step, ask(tmp_path, site, http).outputs, tmp_path)
+    assert (outputs["facts"], outputs["number"]) == ({"n": 3}, 3)
 
 
 def test_body_and_headers_are_sent_as_written(tmp_path: Path, site: FakeSite) -> None:
@@ -89,7 +99,7 @@ def test_secret_is_sent_but_appears_nowhere_else(tmp_path: Path, site: FakeSite)
     assert SECRET not in repr(done)
     assert "X-Key from $SITE_TOKEN" in done.command
     folders = (tmp_path, state_folder(tmp_path))
-    written = b"".join(path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file())
+    written = b"".join(content_of(path) for folder in folders for path in folder.rglob("*") if path.is_file())
     assert b"you are [secret:known]" in written
     assert SECRET.encode() not in written
 

@@ -75,3 +75,41 @@ def test_variables_of_the_shell_stay_its_own() -> None:
 def test_value_that_no_command_can_take_is_refused(value: str) -> None:
     with pytest.raises(InvalidRequestError, match="does not fit into a command"):
         shell_command("echo ${v}", lambda _: value)
+
+
+ARITHMETIC = [
+    "echo $(( ${v} + 1 ))",
+    "echo $((${v}+1))",
+    'echo "$((${v} + 1))"',
+    "x=$((1+${v})); echo $x",
+    "cat <<EOF\n$((${v} + 1))\nEOF\n",
+    "cat <<EOF\n$(( (${v}) + 1 ))\nEOF\n",
+    "test $((2*(${v}))) -gt -99 && echo $(( $(echo ${v}) + 1 ))",
+]
+
+
+@pytest.mark.parametrize("value", [3, "3", " 3\n", -3, "0"])
+@pytest.mark.parametrize("script", ARITHMETIC)
+def test_number_is_written_out_where_the_shell_calculates(script: str, value: object) -> None:
+    command = shell_command(script, lambda _: value)
+    assert printed_by(command.text, command.variables) == f"{int(str(value)) + 1}\n"
+    # What is shown to people and recorded is what ran.
+    assert printed_by(command.shown, {}) == f"{int(str(value)) + 1}\n"
+
+
+@pytest.mark.parametrize("value", ["three", "a[$(touch made)]", "010", 3.5, True, None, [1], "", 2**63])
+@pytest.mark.parametrize("script", [*ARITHMETIC, "for ((i=0; i<${v}; i++)); do :; done", "[[ ${v} -eq 1 ]]"])
+def test_shell_calculates_with_whole_numbers_only(script: str, value: object) -> None:
+    with pytest.raises(InvalidRequestError, match="where the shell calculates with whole numbers"):
+        shell_command(script, lambda _: value)
+
+
+def printed_by(text: str, variables: dict[str, str]) -> str:
+    done = subprocess.run(
+        ("/bin/sh", "-c", text),
+        env={"PATH": "/usr/bin:/bin", **variables},
+        capture_output=True,
+        check=True,
+        timeout=20,
+    )
+    return done.stdout.decode()

@@ -10,6 +10,7 @@ from activities.model.service import ModelService
 from tests.support.fake_site import FakeSite, Page, html
 from tests.support.model_server import ModelServer, says
 from tests.support.plan.stage import Stage, activities_for
+from tests.support.stored import content_of
 from tightloop.host import state_folder
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import FailureClass
@@ -137,7 +138,7 @@ def test_research_goes_from_links_to_a_decision_with_evidence(
     assert chosen.chosen == ("build",)
     assert len(model.requests) == 1
     assert site.visits[0].headers["x-key"] == KEY
-    written = b"".join(path.read_bytes() for path in (state_folder(workspace)).rglob("*") if path.is_file())
+    written = b"".join(content_of(path) for path in (state_folder(workspace)).rglob("*") if path.is_file())
     assert KEY.encode() not in written
 
 

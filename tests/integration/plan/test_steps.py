@@ -60,6 +60,11 @@ class TestShell:
         assert plan.artifact(record.artifacts["log"]) == b"said\naside\n"
         assert b"+built" in plan.artifact(record.artifacts["patch"])
 
+    def test_what_is_in_the_json_of_its_output_can_be_given_a_name(self, root: Path) -> None:
+        plan = stage(root, shell("count", 'echo \'{"n": {"m": 3}}\'', outputs={"number": "json.n.m"}))
+        plan.check_done("count")
+        assert plan.record("count").outputs["number"] == 3
+
     def test_output_of_one_line_has_no_line_break(self, root: Path) -> None:
         plan = stage(
             root,

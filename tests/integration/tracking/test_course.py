@@ -11,16 +11,18 @@ from activities.artifacts.local import open_local_store
 from activities.artifacts.port import put_model
 from activities.tracking.activity import TrackingActivities, TrackRequest
 from activities.tracking.git_differ import GitDiffer
-from activities.tracking.sqlite_ledger import open_sqlite_ledger
 from activities.workspace.git import GitWorkspaces
 from activities.workspace.scope import EpisodeScope
+from tightloop.database.opening import open_project
 from tightloop.episode.check import Check, CheckReport, FailedCheck, Verification, judge, newly_failing, progress
+from tightloop.episode.loop.questions import make_question
 from tightloop.episode.loop.state_changes import begin_iteration, with_tracking, with_wait_ended
 from tightloop.episode.model import EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanRecord, PlanVerdict, ReflectCause, ReflectionRecord
 from tightloop.episode.progress.tracking import ProbabilityClass, ReasonKind, Tracking
 from tightloop.executor.messages.message import PlanMessage, PlannedStep, Reflection
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
+from tightloop.question import QuestionKind
 
 PATIENCE = timedelta(seconds=60)
 """Enough for every comparison here, however busy the machine is."""
@@ -35,7 +37,7 @@ class Episode:
         self._store = open_local_store(root)
         self._workspaces = GitWorkspaces()
         differ = GitDiffer(compare_bound=patience, lines_bound=patience)
-        self._activities = TrackingActivities(self._workspaces, open_local_store, open_sqlite_ledger, differ)
+        self._activities = TrackingActivities(self._workspaces, open_local_store, open_project, differ)
         request = EpisodeRequest(goal="make it green", workspace=str(root), definition_of_done=(PYTEST,))
         stored = put_model(self._store, request, name="request")
         self._scope = EpisodeScope(episode_id="course", workspace=str(root), request=stored)
@@ -180,7 +182,7 @@ def test_guessing_without_progress_is_counted_until_a_person_steps_in(episode: E
     ]
     assert [ReasonKind.COST in kinds(tracking) for tracking in found] == [False, False, False, False, True]
     assert "no check got better for 4 iterations" in str(found[-1].reasons)
-    episode.state = with_wait_ended(episode.state)
+    episode.state = with_wait_ended(episode.state, make_question(QuestionKind.DEVIATION, "left its course"), None)
     after = episode.iterate({"a.py": "six\n"}, plan("try six"), failing="test_a.py::test_six")
     assert after.probability_class is ProbabilityClass.HIGH
 

@@ -12,21 +12,21 @@ from activities.artifacts.port import get_model, put_model
 from activities.model.prompt import SMALLEST_CONTEXT
 from activities.model.service import ModelService
 from activities.planner.activity import NextPlanRequest, PlanningActivities
-from activities.reflection.activity import ReflectionActivities, ReflectRequest
-from activities.reflection.choose import reflectors
-from activities.reflection.openai import PROMPTS, OpenAIReflector
-from activities.reflection.rules import RuleReflector, rule_reflection
+from activities.planner.reflection.activity import ReflectionActivities, ReflectRequest
+from activities.planner.reflection.choose import reflectors
+from activities.planner.reflection.openai import PROMPTS, OpenAIReflector
+from activities.planner.reflection.rules import RuleReflector, rule_reflection
 from activities.workspace.scope import EpisodeScope
 from tests.data.reflections.corpus import cases
 from tests.support.doubles import ScriptedPlanner
 from tests.support.model_server import ModelServer, Reply, fails, hangs, out_of_quota, rate_limited, raw, says
-from tightloop.artifact import ArtifactRef
 from tightloop.episode.check import Check, CheckReport, judge
 from tightloop.episode.messages.plan_change import make_delta
 from tightloop.episode.model import CheckpointFile, EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanRecord, ReflectCause, ReflectionBriefing, ReflectionRecord
 from tightloop.executor.messages.message import PlanMessage, PlannedStep, PlanRequestMessage, Reflection, render_plan
 from tightloop.safety.prompt_privacy import PromptPrivacy
+from tightloop.value.artifact import ArtifactRef
 
 OUTPUT = "E   assert 1 == 2\nFAILED tests/test_a.py::test_a\n1 failed in 0.1s"
 CHECKS = CheckReport(

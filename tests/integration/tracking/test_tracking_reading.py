@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from activities.tracking.reading import read_diff
-from activities.tracking.sqlite_ledger import open_sqlite_ledger
 from activities.workspace.trail import FileChange, TreeDiff
 from tests.integration.tracking.test_course import Episode, plan
+from tightloop.database.opening import open_project
 from tightloop.safety.verdict import Verdict
 
 LARGE = "".join(f"a line of text, number {number}\n" for number in range(90_000))
@@ -29,7 +29,7 @@ def test_a_file_that_is_too_large_for_the_patch_is_left_to_a_person(episode: Epi
     assert (item.verdict, item.where) == (Verdict.ASK, "data/big.txt")
     assert item.evidence.startswith("201 of 90201 changed lines were read by the rules: the patch holds 1 of 2 changed")
     assert "cut at 2000000 bytes" in tracking.note
-    events = open_sqlite_ledger(episode.root).events("course")
+    events = open_project(episode.root).events("course")
     assert "cut at 2000000 bytes" in events[-1].text
 
 

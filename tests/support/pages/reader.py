@@ -12,7 +12,7 @@ from typing import IO
 
 from tests.support.pages.blocks import Block, Command, commands_of
 from tests.support.stack.stack import FOREIGN, ROOT
-from worker.server import free_port
+from worker.stack.server import free_port
 
 COMMAND_S = 400
 READY_S = 180
@@ -103,7 +103,7 @@ class Reader:
 
     def _environment(self) -> dict[str, str]:
         if not hasattr(self, "_ports"):
-            self._ports = free_port(), free_port()
+            self._ports = free_port(), free_port(), free_port()
         return {
             **{
                 name: value
@@ -114,6 +114,7 @@ class Reader:
             "COLUMNS": "160",
             "TIGHTLOOP_TEMPORAL__ADDRESS": f"127.0.0.1:{self._ports[0]}",
             "TIGHTLOOP_TEMPORAL__UI_URL": f"http://127.0.0.1:{self._ports[1]}",
+            "TIGHTLOOP_GATEWAY__LISTEN": f"127.0.0.1:{self._ports[2]}",
             "GIT_CONFIG_NOSYSTEM": "1",
         }
 

@@ -29,8 +29,8 @@ from activities.plan.requests import (
 )
 from activities.proof.requests import AcceptRequest, BeginRequest, Begun, Proved, ProveRequest
 from activities.staffing.activity import StaffingActivities
+from activities.tracking.record import Recorded, RecordRequest
 from activities.workspace.activity import Adopted, AdoptRequest
-from tightloop.artifact import ArtifactRef
 from tightloop.client import TightloopClient
 from tightloop.episode.check import Verification
 from tightloop.episode.proof import ProofVerdict
@@ -45,6 +45,7 @@ from tightloop.plan.request import PlanRequest, PlanResult, PlanStatus
 from tightloop.plan.result import StepFailure, StepResult, StepStatus
 from tightloop.plan.text.reading import read_plan
 from tightloop.question import Question, QuestionKind
+from tightloop.value.artifact import ArtifactRef
 from worker.build import workflow_runner
 from worker.hosting.interceptor import ActivityInterceptor
 from worker.hosting.staff import TemporalStaff
@@ -141,6 +142,7 @@ class ScriptedPlanActivities:
         """`+name` and `-name` as steps begin and end."""
         self.taken_back: list[str] = []
         self.alerts: list[SendAlertsRequest] = []
+        self.recorded: list[RecordRequest] = []
         self.revisions: list[RevisePlanRequest] = []
         self.closed: list[ClosePlanRequest] = []
         self.settled: list[SettleRequest] = []
@@ -185,6 +187,7 @@ class ScriptedPlanActivities:
             self.close_plan,
             self.adopt_workspace,
             self.send_alerts,
+            self.record,
         ]
 
     def names(self) -> list[str]:
@@ -339,6 +342,12 @@ class ScriptedPlanActivities:
         """Find what a person made of the tree."""
         tree, self.edited = self.edited or request.expected_tree, None
         return Adopted(tree=tree, files_changed=int(tree != request.expected_tree))
+
+    @activity.defn
+    async def record(self, request: RecordRequest) -> Recorded:
+        """Keep what the ledger would be told."""
+        self.recorded.append(request)
+        return Recorded()
 
     @activity.defn
     async def send_alerts(self, request: SendAlertsRequest) -> AlertsSent:

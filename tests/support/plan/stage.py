@@ -24,15 +24,15 @@ from activities.plan.requests import (
 )
 from activities.sandbox.choose import choose_sandbox
 from activities.tracking.git_differ import GitDiffer
-from activities.tracking.sqlite_ledger import open_sqlite_ledger
 from activities.workspace.git import GitWorkspaces
-from tightloop.artifact import ArtifactRef
+from tightloop.database.opening import open_project
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import Capability, Step
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.plan.result import StepRecord, StepResult, StepStatus
 from tightloop.plan.text.writing import write_plan
 from tightloop.settings import SandboxSettings
+from tightloop.value.artifact import ArtifactRef
 from worker.plan import PlanAdapters, plan_activities
 
 PLAN_ID = "plan-0123456789ab"
@@ -47,7 +47,7 @@ def activities_for(runners: Mapping[Capability, Runner] | None = None, **parts: 
             **{
                 "workspaces": GitWorkspaces(),
                 "stores": open_local_store,
-                "ledgers": open_sqlite_ledger,
+                "ledgers": open_project,
                 "checks": ProcessCheckRunner(sandbox, SANDBOX),
                 "sandbox": sandbox,
                 "sandbox_settings": SANDBOX,

@@ -50,7 +50,7 @@ def plans(draw: st.DrawFn, *, min_steps: int = 1, max_steps: int = 8) -> Plan:
         "definition_of_done": draw(st.lists(st.sampled_from(["make test", {"run": "true", "name": "ok"}]), max_size=2)),
         "max_parallel": draw(st.integers(1, 8)),
         "on_failure": draw(st.sampled_from(["ask", "fail", "compensate"])),
-        "policy": {"network": ["127.0.0.1"], "write": draw(st.sampled_from([["**"], ["src/**"]]))},
+        "policy": {"network": ["127.0.0.1"], "write": draw(st.sampled_from([["**"], ["*.txt", "src/**"]]))},
         "budget": {"max_wall_s": 10**6, "max_cost_usd": draw(st.sampled_from([None, 5.0]))},
         "labels": draw(st.lists(WORDS, max_size=2)),
     }

@@ -11,7 +11,7 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 
 from tightloop.episode.check import Verification
-from tightloop.episode.model import Tracked
+from tightloop.episode.checkpoint import Tracked
 from tightloop.episode.planning import PlanningOutcome, ReflectionOutcome
 from tightloop.executor.model import ExecutorReport
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from tightloop.settings import Settings, parse_settings
-from worker.server import free_port, server_arguments, temporal_binary
+from worker.stack.server import free_port, server_arguments, temporal_binary
 
 ROOT = Path(__file__).parents[3]
 FOREIGN = ("OPENAI_", "OTEL_", "TIGHTLOOP_")
@@ -35,6 +35,8 @@ class Stack:
             # Said, because commands in the process of the test would speak plainly.
             "TIGHTLOOP_TEMPORAL__AUTHENTICATE": "true",
             "TIGHTLOOP_TEMPORAL__UI_URL": f"http://127.0.0.1:{ui_port}",
+            # Those that need the page start it themselves.
+            "TIGHTLOOP_GATEWAY__ENABLED": "false",
             "TIGHTLOOP_SANDBOX__UNSAFE_LOCAL": "true",
             **(environment or {}),
         }

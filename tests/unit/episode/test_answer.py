@@ -15,7 +15,7 @@ from tightloop.episode.display import details_markdown, status_label
 from tightloop.episode.loop.decisions import after_execution
 from tightloop.episode.loop.questions import alignment_question, make_question
 from tightloop.episode.loop.state_changes import begin_iteration, with_answer, with_grant, with_plan, with_report
-from tightloop.episode.model import EpisodeRequest, EpisodeState
+from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanningOutcome, PlanVerdict
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.asking import permission_question, report_on_work, work_question
@@ -157,10 +157,10 @@ def test_answers_are_read_as_people_write_them(question: Question, value: Any, o
 @pytest.mark.parametrize(
     ("question", "value", "sentence"),
     [
-        (PERMISSION, None, "answer: the input: Input should be a valid dictionary"),
+        (PERMISSION, None, "answer: the input: must be fields"),
         (PERMISSION, "done", "'done' is not an option of q1 ('rm -rf build'). Options: allow, deny"),
         (WORK, "allow", "Options: done, failed, refused"),
-        (WORK, {"allow": True}, "answer: allow: Extra inputs are not permitted"),
+        (WORK, {"allow": True}, "answer: unknown field 'allow'. Known: by, option, question, text. Send for example: "),
         (PERMISSION, "", "'' is not an option"),
     ],
 )
@@ -223,12 +223,19 @@ def test_a_question_without_content_says_at_least_that() -> None:
 @pytest.mark.parametrize("question", [PERMISSION, WORK, ALIGNMENT, BUDGET], ids=lambda question: question.kind.value)
 def test_the_details_show_the_json_of_every_option(question: Question) -> None:
     waiting = (question.evolve(id="q1"),)
-    text = details_markdown(EpisodeRequest(goal="g"), EpisodeState(), waiting, status="paused")
+    text = details_markdown(EpisodeRequest(goal="g"), EpisodeState(), waiting, episode_id="e", status="paused")
     shown = [line.split("`")[-2] for line in text.splitlines() if "update `answer`" in line]
     options = [read_answers(json.loads(value), waiting)[0][1].option for value in shown]
     assert tuple(options) == question.names
     assert question.title in text
     assert ("a bare `resume` does not end this" in text) == (not question.default)
+
+
+def test_the_details_of_what_has_ended_offer_no_message() -> None:
+    ended = EpisodeState(phase=EpisodePhase.CLOSED)
+    text = details_markdown(EpisodeRequest(goal="g"), ended, episode_id="e", status="succeeded")
+    assert not any(word in text for word in ("signal `", "update `"))
+    assert '{"restore": {"checkpoint_id": "ckpt-0"}}' in text
 
 
 def test_only_a_question_of_the_executor_needs_a_response() -> None:
@@ -248,5 +255,5 @@ def test_an_amendment_may_change_who_works() -> None:
     assert (rules.executor.name, rules.executor.model) == ("codx", "m")
     assert (rules.executor.fallback, rules.executor.permissions.value) == ((), "ask")
     assert read_amendment({"planner": "heuristic"}).applied(request).planner == "heuristic"
-    with pytest.raises(InvalidRequestError, match=r"executor\.nam: Extra inputs"):
+    with pytest.raises(InvalidRequestError, match=r"unknown field 'executor\.nam'\. Did you mean 'name'\?"):
         read_amendment({"executor": {"nam": "codex"}})

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tightloop.episode.budget import Spent
 from tightloop.episode.check import CheckReport, CheckResult, CheckStatus, FailedCheck, Verification
-from tightloop.episode.failure import Printed
+from tightloop.episode.failure.printed import Printed
 from tightloop.episode.progress.course import (
     ERRORS_REMEMBERED,
     ITEMS_REMEMBERED,
@@ -74,7 +74,7 @@ def delivered(verification: Verification | None = None, **more: Any) -> Iteratio
 
 
 def test_same_failure_is_counted_once_it_is_not_new() -> None:
-    found, _ = course(*(delivered(red(mark)) for mark in "aabbaa"))
+    found, _ = course(*(delivered(red(mark), news=place in (0, 2)) for place, mark in enumerate("aabbaa")))
     assert [facts.error_count for facts in found] == [1, 1, 1, 1, 1, 2]
     assert [facts.error_seen_before for facts in found] == [False, False, False, False, True, False]
 
@@ -92,8 +92,13 @@ def test_what_progress_left_is_not_yet_the_same_failure_again() -> None:
 
 
 def test_failures_that_go_round_are_noticed_while_the_trees_differ() -> None:
-    found, _ = course(*(delivered(red(mark)) for mark in "abcabcabc"))
+    found, _ = course(*(delivered(red(mark), news=place < 3) for place, mark in enumerate("abcabcabc")))
     assert [facts.errors_alternate for facts in found] == [False] * 8 + [True]
+
+
+def test_circle_with_progress_in_it_is_none() -> None:
+    found, _ = course(*(delivered(work=work) for work in (Work.AGAIN, Work.AGAIN, Work.NEW) * 4))
+    assert not any(facts.errors_alternate for facts in found)
 
 
 def test_iteration_without_checks_has_no_error_and_forgets_none() -> None:
@@ -120,7 +125,7 @@ def test_new_work_goes_on_while_the_checks_say_the_same() -> None:
 
 def test_new_work_that_makes_the_checks_worse_is_not_what_was_wanted() -> None:
     found, _ = course(*(delivered(red(str(n), regress=True), work=Work.NEW) for n in range(4)))
-    assert not any(facts.went_on for facts in found)
+    assert not any(facts.moved for facts in found)
 
 
 @pytest.mark.parametrize("idle", [{"work": Work.NOTHING}, {"tree_seen_before": True}, {"files_changed": 0}])
@@ -129,7 +134,7 @@ def test_another_failure_of_files_that_stay_as_they_are_is_chance(idle: dict[str
     assert not any(facts.went_on for facts in found)
 
 
-def test_number_that_only_falls_is_progress_until_it_rises() -> None:
+def test_count_that_is_lower_than_ever_before_is_progress() -> None:
     def counting(*numbers: float) -> CheckReport:
         result = CheckResult(
             name="c", run="c", status=CheckStatus.FAILED, printed=Printed(numbers=numbers, better=(-1,) * len(numbers))
@@ -138,7 +143,30 @@ def test_number_that_only_falls_is_progress_until_it_rises() -> None:
 
     course_of = (9, 8, 8, 7, 9, 6)
     found, _ = course(*(delivered(red("a", same=True), checks=counting(n), work=Work.AGAIN) for n in course_of))
-    assert [facts.went_on for facts in found] == [False, True, False, True, False, False]
+    assert [facts.went_on for facts in found] == [False, True, False, True, False, True]
+
+
+def test_another_failure_without_new_work_is_doubtful_and_its_echo_is_none() -> None:
+    told = (("a", True), ("b", True), ("c", False))
+    found, _ = course(*(delivered(red(mark), work=Work.REWORK, news=news) for mark, news in told))
+    assert [(facts.went_on, facts.doubtful) for facts in found] == [(True, True), (True, True), (False, False)]
+
+
+@pytest.mark.parametrize(
+    ("one", "proven"),
+    [
+        (delivered(red("a", same=True), work=Work.NEW), False),
+        (delivered(red("b"), work=Work.NEW), False),
+        (delivered(red("b"), work=Work.NEW, news=True), True),
+        (delivered(red("b", progress=True), work=Work.NEW), True),
+        (delivered(red("b", progress=True), work=Work.AGAIN), True),
+    ],
+)
+def test_new_work_is_a_promise_until_the_checks_show_that_it_helps(one: Iteration, proven: bool) -> None:
+    (facts,), memory = course(one)
+    assert (facts.went_on, facts.unproven, facts.moved) == (True, not proven, proven)
+    assert course(delivered(red("a", same=True)), one)[1].unmoved == (1 if proven else 2)
+    assert memory.unmoved == 1
 
 
 def test_same_plan_again_is_noticed_whatever_its_number_and_reflection() -> None:
@@ -254,6 +282,13 @@ def test_spending_is_counted_from_the_last_checks_that_got_better() -> None:
     assert found[2].since_progress.wall_time == timedelta(minutes=30)
 
 
+def test_iterations_are_counted_from_the_one_in_which_the_checks_showed_progress() -> None:
+    same, unchecked, other = delivered(), Iteration(report=DONE), delivered(red("b", progress=True))
+    counts = [course(*passes)[1].unmoved for passes in ([same] * 3, [same, unchecked, same], [same, other, same])]
+    assert counts == [3, 3, 2]
+    assert course(same, same, delivered(GREEN))[1].unmoved == 0
+
+
 def test_episode_that_is_older_than_the_memory_is_not_charged_for_its_past() -> None:
     facts, memory = observe(None, delivered(spent=Spent(iterations=9, input_tokens=10**7)))
     assert facts.since_progress == Spending()
@@ -265,6 +300,7 @@ def test_person_who_stepped_in_starts_the_count_anew() -> None:
     _, memory = course(delivered(red("a"), plan=plan("x")), delivered(red("a"), plan=plan("y")))
     fresh = reset_counts(memory, Spent(iterations=2, input_tokens=70))
     assert (fresh.errors, fresh.plans, fresh.at_progress) == ((), (), Spending(iterations=2, tokens=70))
+    assert reset_counts(TrackerMemory(heard="abcd", unmoved=4), Spent()).heard == "abcd", "old words are no news"
     assert reset_counts(memory, Spent(), keep_plans=True).plans == memory.plans
     assert reset_counts(None, Spent(), keep_plans=True).plans == ()
 

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightloop.artifact import reference
 from tightloop.episode.budget import Budget, Spent
 from tightloop.episode.check import Check, FailedCheck, Verification
-from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord, checkpoint_id
+from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord, Tracked, checkpoint_id
 from tightloop.episode.failure import Failure, FailureKind, FailureStreak
 from tightloop.episode.loop.decisions import (
     CONTINUE,
@@ -25,6 +24,7 @@ from tightloop.episode.loop.decisions import (
     is_complete,
     may_continue_as_new,
 )
+from tightloop.episode.loop.questions import ALLOW, REFUSE, make_question
 from tightloop.episode.loop.state_changes import (
     NOTES_LIMIT,
     TIMELINE_LIMIT,
@@ -50,14 +50,14 @@ from tightloop.episode.model import (
     EpisodePhase,
     EpisodeRequest,
     EpisodeState,
-    Tracked,
 )
 from tightloop.episode.planning import PlanningOutcome, PlanVerdict, ReflectCause, ReflectionOutcome
 from tightloop.episode.progress.tracking import ProbabilityClass, Reason, ReasonKind, Tracking
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice, ExecutorReport, ExecutorStatus, LimitHit, ResumeToken
 from tightloop.executor.usage import Usage
-from tightloop.question import QuestionKind
+from tightloop.question import Answer, QuestionKind
+from tightloop.value.artifact import reference
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 REQUEST = EpisodeRequest(goal="make it green", workspace="/home/ada/shop", definition_of_done=(Check(run="pytest"),))
@@ -178,7 +178,7 @@ def test_same_error_three_times_in_a_row_pauses() -> None:
     decision = after_tracking(after_iterations(red(), red(), red()), REQUEST)
     assert decision.question is not None
     assert decision.question.kind is QuestionKind.REPEATED_ERROR
-    assert decision.question.title == "the same error 3 times in a row: the check fails: pytest"
+    assert decision.question.title == "the same error 3 times without progress: the check fails: pytest"
 
 
 def test_other_error_or_something_new_between_ends_the_streak() -> None:
@@ -192,7 +192,7 @@ def test_five_iterations_that_bring_nothing_pause_whatever_their_errors() -> Non
     decision = after_tracking(after_iterations(*causes), REQUEST)
     assert decision.question is not None
     assert decision.question.kind is QuestionKind.REPEATED_ERROR
-    assert decision.question.title == "5 iterations in a row brought nothing new: the check fails: pytest"
+    assert decision.question.title == "5 iterations without progress brought nothing new: the check fails: pytest"
 
 
 def test_three_iterations_that_leave_the_files_as_they_were_pause() -> None:
@@ -206,7 +206,7 @@ def test_iteration_that_got_better_is_not_counted_as_a_failure_of_what_is_still_
     assert after_tracking(after_iterations(better, red("fewer"), red("fewer")), REQUEST) == CONTINUE
     decision = after_tracking(after_iterations(better, red("fewer"), red("fewer"), red("fewer")), REQUEST)
     assert decision.question is not None
-    assert decision.question.title == "the same error 3 times in a row: the check fails: pytest"
+    assert decision.question.title == "the same error 3 times without progress: the check fails: pytest"
 
 
 def test_two_low_iterations_in_a_row_pause_with_the_reason() -> None:
@@ -255,9 +255,29 @@ def test_fatal_executor_pauses_at_once_and_limits_pause_at_the_third() -> None:
 
 def test_person_who_resumes_gives_every_counter_a_new_start() -> None:
     state = after_iterations(red(), red(), red(), verdict=ProbabilityClass.LOW)
-    after = with_wait_ended(state.evolve(limit_strikes=3))
+    asked = make_question(QuestionKind.REPEATED_ERROR, "the same error")
+    after = with_wait_ended(state.evolve(limit_strikes=3), asked, None)
     assert (after.failures.count, after.low_streak, after.limit_strikes) == (0, 0, 0)
     assert after.spent == state.spent
+
+
+def test_person_who_allows_a_finding_has_not_looked_at_the_course() -> None:
+    state = after_iterations(red(), red())
+    asked = make_question(QuestionKind.ALIGNMENT, "tests are deleted")
+    allowed = Answer(question=asked.id, option=ALLOW, by="ada")
+    assert with_wait_ended(state, asked, allowed).failures.count == 2
+    assert with_wait_ended(state, asked, allowed.evolve(option=REFUSE)).failures.count == 0
+
+
+def test_five_doubtful_iterations_pause_where_three_without_anything_new_do() -> None:
+    state, paused = EpisodeState(), []
+    for number in range(1, 6):
+        tracking = Tracking(went_on=True, doubtful=True, files_changed=1)
+        tracked = Tracked(tracking=tracking, checkpoint=record(number))
+        state = with_tracking(with_verification(begin_iteration(state), red()), tracked, red())
+        paused.append(after_tracking(state, REQUEST).action is NextAction.ASK)
+    assert paused == [False] * 4 + [True]
+    assert "the same error 5 times without progress" in str(after_tracking(state, REQUEST).question)
 
 
 # what an iteration adds
@@ -493,8 +513,8 @@ def test_any_input_is_read_or_carries_its_problem(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "start"),
     [
-        ("make it green", "the input: Input should be"),
-        ({"goal": 7}, "goal: Input should be a valid string, not 7."),
+        ("make it green", "the input: must be"),
+        ({"goal": 7}, "goal: must be a text, not 7."),
         ({"goal": "g", "budget": {"max_iterations": "many"}}, "budget.max_iterations: "),
     ],
 )

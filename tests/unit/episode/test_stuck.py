@@ -5,12 +5,13 @@ from hypothesis import strategies as st
 
 from tests.unit.episode.test_episode import GREEN, REQUEST, record
 from tightloop.episode.check import Check, CheckReport, FailedCheck, Verification, judge, progress, regress
-from tightloop.episode.loop.decisions import NextAction, after_tracking
+from tightloop.episode.checkpoint import Tracked
+from tightloop.episode.loop.decisions import NextAction, after_tracking, worth_telling
 from tightloop.episode.loop.state_changes import begin_iteration, with_tracking, with_verification
-from tightloop.episode.model import EpisodeState, Tracked
+from tightloop.episode.model import EpisodeState
 from tightloop.episode.progress.course import Iteration, observe
-from tightloop.episode.progress.tracking import Tracking
-from tightloop.episode.progress.work import Work, weigh_work
+from tightloop.episode.progress.tracking import TrackerMemory, Tracking
+from tightloop.episode.progress.work import Work, hear, weigh_work
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
 from tightloop.question import QuestionKind
 from tightloop.safety.change.patch import FilePatch, Lines
@@ -21,6 +22,12 @@ CHECK = Check(run="make test")
 
 def paused_at(course: list[tuple[str, str]]) -> int | None:
     """Return the iteration that pauses; each step is the text of a file and what the check prints about it."""
+    return followed(course)[1]
+
+
+def followed(course: list[tuple[str, str]]) -> tuple[int | None, int | None]:
+    """Return the first iteration after which people are told of the checks, and the one that pauses."""
+    told: int | None = None
     state, before, text = EpisodeState(baseline_red=True), CheckReport(), ""
     for number, (after_text, output) in enumerate(course):
         result = judge(CHECK, tree=after_text, exit_code=1, timed_out=False, duration_s=0.1, output=output)
@@ -37,7 +44,9 @@ def paused_at(course: list[tuple[str, str]]) -> int | None:
         )
         if number:
             patch = FilePatch("a.py", added=Lines(after_text.split("\n")), removed=Lines(text.split("\n")))
-            work, touched = weigh_work([patch], state.memory.touched if state.memory else "", ())
+            known = state.memory or TrackerMemory()
+            work, touched = weigh_work([patch], known.touched, ())
+            news, other, heard = hear([patch], output, known.heard)
             seen = after_text in state.trees[:-1]
             state = with_verification(begin_iteration(state), verification)
             iteration = Iteration(
@@ -45,6 +54,9 @@ def paused_at(course: list[tuple[str, str]]) -> int | None:
                 files_changed=int(after_text != text),
                 work=work,
                 touched=touched,
+                news=news,
+                other=other,
+                heard=heard,
                 tree_seen_before=seen,
                 report=DONE,
                 verification=verification,
@@ -54,6 +66,9 @@ def paused_at(course: list[tuple[str, str]]) -> int | None:
             tracking = Tracking(
                 files_changed=iteration.files_changed,
                 went_on=facts.went_on,
+                doubtful=facts.doubtful,
+                unproven=facts.unproven,
+                unmoved=memory.unmoved,
                 idle=work is Work.NOTHING or seen,
                 memory=memory,
             )
@@ -63,9 +78,11 @@ def paused_at(course: list[tuple[str, str]]) -> int | None:
                 question = after_tracking(state, REQUEST).question
                 assert question is not None
                 assert question.kind is QuestionKind.REPEATED_ERROR
-                return number
+                return told, number
+            if told is None and worth_telling(state, REQUEST):
+                told = number
         before, text = report, after_text
-    return None
+    return told, None
 
 
 words = st.from_regex(r"[a-z]{3,9}", fullmatch=True)
@@ -96,6 +113,35 @@ def test_circle_of_trees_with_the_same_output_always_pauses(circle: list[str], o
     found = paused_at(course)
     assert found is not None
     assert found <= len(circle) + 5
+
+
+@given(distinct, st.lists(words, min_size=1, max_size=3, unique=True), st.data())
+def test_new_lines_do_not_hide_that_the_checks_show_no_progress(
+    names: list[str], failures: list[str], data: st.DataObject
+) -> None:
+    """Whatever is written, in whatever order known failures come back, and with whatever numbers: people hear of it."""
+    said = [f"{word.upper()} failed at line 1" for word in ("it", *failures)]
+    for _ in range(6):
+        failure, number = data.draw(st.sampled_from(failures)), data.draw(st.integers(min_value=0, max_value=99))
+        said.append(f"{failure.upper()} failed at line {number}")
+    course = [("\n".join(f"def {names[0]}_{n}(): ..." for n in range(at)), output) for at, output in enumerate(said)]
+    told, paused = followed(course)
+    noticed = told if told is not None else paused
+    assert noticed is not None
+    assert noticed <= len(failures) + 5
+
+
+@given(distinct)
+def test_failure_that_is_another_one_each_time_is_progress_where_work_is_behind_it(names: list[str]) -> None:
+    course = [
+        ("\n".join(f"def done_{n}(): ..." for n in range(at)), f"cannot find {name}") for at, name in enumerate(names)
+    ]
+    assert followed(course) == (None, None)
+
+
+def test_less_is_enough_for_a_pause_where_people_were_told_before() -> None:
+    texts = ["", "a()", "a()\nb()", "a()\nb()\nc()", "a()\nb()\nd()", "a()\nb()\nc()", "a()\nb()\nd()", "a()\nb()\nc()"]
+    assert followed([(text, "it does not start") for text in texts]) == (5, 6)
 
 
 def test_green_is_not_a_failure() -> None:

@@ -2,14 +2,17 @@
 
 import json
 import shlex
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import typer
 
-from tightloop.alert import Alert, AlertKind, Subject, alert_key, notice_of
 from tightloop.cli.main import app
 from tightloop.episode.model import EpisodePhase
+from tightloop.ledger.alert import Alert, AlertKind, Subject, alert_key, notice_of
+from tightloop.plan.document.plan import PlanBudget
+from tightloop.plan.engine.breaker import find_breach
+from tightloop.plan.request import PlanSpent
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -39,7 +42,7 @@ def alert(kind: AlertKind, **more: object) -> Alert:
             AlertKind.BUDGET,
             ("extend", "cancel"),
             "Plan plan-1 spent its budget and waits",
-            "tightloop top-up plan-1 --cost-usd 1",
+            "tightloop answer plan-1 extend --question q1",
         ),
         (
             AlertKind.FATAL,
@@ -85,3 +88,18 @@ def test_alert_comes_back_from_temporal_as_it_went():
     for one in (alert(AlertKind.GATE), alert(AlertKind.FATAL, subject="episode", phase=EpisodePhase.PLANNING)):
         read = Alert.model_validate_json(one.model_dump_json())
         assert (read, f"{read.phase}") == (one, f"{one.phase}")
+
+
+@pytest.mark.parametrize(
+    ("budget", "spent", "command"),
+    [
+        (PlanBudget(max_api_calls=1), PlanSpent(api_calls=1), "tightloop top-up plan-1 --api-calls 100"),
+        (PlanBudget(max_cost_usd=1), PlanSpent(cost_usd=2), "tightloop top-up plan-1 --cost-usd 1"),
+        (PlanBudget(max_attempts=3), PlanSpent(attempts=3), "tightloop top-up plan-1 --attempts 100"),
+        (PlanBudget(max_tokens=9), PlanSpent(tokens=9), "tightloop top-up plan-1 --tokens 100000"),
+        (PlanBudget(max_wall_s=9), PlanSpent(wall_time=timedelta(days=1)), "tightloop top-up plan-1 --wall-minutes 60"),
+    ],
+)
+def test_notice_of_a_spent_budget_raises_the_bound_that_is_reached(budget, spent, command):
+    reason = find_breach(budget, spent)
+    assert notice_of(alert(AlertKind.BUDGET, reason=reason, options=("extend", "cancel"))).commands[0] == command

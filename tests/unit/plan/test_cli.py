@@ -10,15 +10,14 @@ import pytest
 from rich.console import Console, RenderableType
 from typer.testing import CliRunner
 
-from tightloop.artifact import reference
 from tightloop.cli.main import app
 from tightloop.cli.plan.file import read_inputs
 from tightloop.cli.plan.text import in_order
 from tightloop.cli.render.plan import record_lines
 from tightloop.cli.render.question import todo_lines
 from tightloop.cli.render.workflow import end_lines, event_line, status_panel
-from tightloop.cli.store import Store
 from tightloop.client import Event
+from tightloop.client.records.store import Store
 from tightloop.errors import ArtifactCorruptError, InvalidRequestError, WorkspaceError
 from tightloop.host import state_folder
 from tightloop.plan.document.action import Option
@@ -29,6 +28,7 @@ from tightloop.plan.result import StepFailure, StepRecord, StepResult, StepStatu
 from tightloop.plan.text.reading import read_plan
 from tightloop.question import Answer, Question, QuestionKind
 from tightloop.question import Option as Choice
+from tightloop.value.artifact import reference
 
 COMMANDS = ("validate", "graph", "show", "run", "replan", "run-step")
 PLAN = """\
@@ -166,6 +166,9 @@ def test_show_of_one_step_and_of_an_unknown_one(plan_file: str) -> None:
     code, _, err = run("show", plan_file, "--step", "fxi")
     assert code == 2
     assert "Did you mean 'fix'?" in err
+    code, out, err = run("show", plan_file, "--step", "fix", "--as", "json")
+    assert (code, out) == (2, "")
+    assert "For one step with its attempts use --json" in err
 
 
 @pytest.mark.parametrize("form", ["yaml", "json", "dsl"])
@@ -337,7 +340,7 @@ def test_an_attempt_is_shown_with_what_it_left() -> None:
         ended=NOW + timedelta(seconds=2),
         undone=True,
     )
-    lines = "\n".join(record_lines(record))
+    lines = "\n".join(record_lines(record, Path()))
     assert "attempt 3: failed (taken back)" in lines
     assert "2.0 s, revision 2" in lines
     assert "failure: transient: no answer" in lines

@@ -22,11 +22,11 @@ from tightloop.question import Option as Choice
     [
         (read_replan, {"source": "x" * 1_000_001}, "replan: the text has 1000001 bytes"),
         (read_step_word, " ", "run_step: no step is named"),
-        (read_step_word, None, "run_step: step: Field required"),
+        (read_step_word, None, "run_step: step is missing"),
         (read_plan_top_up, None, "top_up: it needs an object, not None"),
-        (read_plan_top_up, {}, "the amounts must be positive"),
-        (read_plan_top_up, {"cost_usd": -1}, "the amounts must be positive"),
-        (read_plan_top_up, {"cost_usd": float("inf")}, "the amounts must be positive"),
+        (read_plan_top_up, {}, "it needs an amount above 0"),
+        (read_plan_top_up, {"cost_usd": -1}, "it needs an amount above 0"),
+        (read_plan_top_up, {"cost_usd": float("inf")}, "it needs an amount above 0"),
     ],
 )
 def test_wrong_word_is_refused_with_a_sentence(read, value, sentence):
@@ -76,7 +76,7 @@ def test_child_has_an_id_that_git_takes_as_a_name():
 
 def test_unreadable_input_becomes_a_problem_in_place_of_an_error():
     read = PlanInput.model_validate({"workspace": "/x", "source": "x", "max_parallel": "many"})
-    assert read.problem.startswith("max_parallel: Input should be a valid integer")
+    assert read.problem.startswith("max_parallel: must be a whole number")
     assert "A right input" in read.problem
 
 

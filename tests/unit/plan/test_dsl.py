@@ -90,7 +90,7 @@ def test_what_has_no_word_of_its_own_is_written_as_fields() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('task a "open\n', "1:8: "),
+        ('task a "open\n', "1:8: the quote of a title is not closed."),
         ("task a\n  - x\n", "2:1: no fields below 'task a'. Write `key: value` lines."),
         ("task a\n  needs: b\n  on success -> b\n  on success -> c\n", "4:3: 'on success' twice."),
         ("plan p\nplan q\n", "2:1: a second `plan` header."),

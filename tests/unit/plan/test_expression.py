@@ -76,6 +76,8 @@ def test_expression_has_the_value_that_a_reader_expects(text: str, expected: Any
         ("${exit_code}.real", 1, "value['field']"),
         ("().__class__", 1, "a field is not read with a dot"),
         ("__import__('os')", 1, "function '__import__' is unknown"),
+        ("os.path.exists('x')", 1, "function 'os.path.exists' is unknown"),
+        ("'a'.upper()", 1, "function 'upper' is unknown"),
         ("(lambda: 1)()", 1, "function '?' is unknown"),
         ("[x for x in ${collect.sources}]", 1, "fields of all items"),
         ("matches('a', '(')", 1, "unclosed group"),

@@ -218,6 +218,8 @@ steps:
             "id: p\nsteps:\n- id: a\n  titel: x\n",
             "p.yaml:4:3: unknown field 'titel' in step 'a'. Did you mean 'title'?",
         ),
+        ("id: p\nmax_wall: 5m\n", "p.yaml:2:1: unknown field 'max_wall'. Write `budget: {max_wall_s: ...}`."),
+        ("id: p\nsteps:\n- {id: a, prompt: x}\n", "unknown field 'prompt' in step 'a'. Write `model: {prompt: ...}`."),
         ("id: p\nstep: []\n", "p.yaml:2:1: unknown field 'step'. Did you mean 'steps'?"),
         (
             "id: p\nsteps:\n- {id: a, kind: reserch}\n",
@@ -247,6 +249,14 @@ steps:
             "id: p\nsteps:\n- {id: a, title: 5}\n",
             "p.yaml:3:18: 'title' must be a text, not 5 in step 'a'. Put it in quotes: \"5\".",
         ),
+        ("id: p\nsteps:\n- {id: a, rnu: make}\n", "unknown field 'rnu' in step 'a'. Did you mean 'run'?"),
+        ("id: p\nsteps:\n- {id: a, env: {A: b}}\n", "Write `shell: {run: ..., environment: {NAME: value}}`."),
+        ("id: p\nsteps:\n- {id: a, shell: {run: x, env: {A: b}}}\n", "'env' in step 'a'. Write `environment`."),
+        ("id: p\nsteps:\n- {id: a, depends: b}\n", "unknown field 'depends' in step 'a'. Write `needs:`."),
+        ("id: p\nsteps:\n- {id: a, matrix: [1]}\n", "Write `for_each: [...]` in a step with an id such as `build-*`"),
+        ("id: p\nsteps:\n- {name: a}\n", "unknown field 'name'. Write `id:`, or `title:` for readers."),
+        ("id: p\nsteps:\n- {name: a}\n", "'id' is missing. Add `id:`."),
+        ("id: p\nsteps:\n- {id: a, decision: {rules: [{if: x}]}}\n", "'if' in step 'a'. Write `when`."),
         ("id: p\nsteps: 5\n", "p.yaml:2:8: 'steps' must be a list, not 5. Write `steps: [...]`."),
         ("id: p\nsteps:\n- [a]\n", "p.yaml:3:3: item 1 of 'steps' must be fields (`key: value`), not a list."),
         ("id: p\nid: q\n", "p.yaml:2:1: field 'id' occurs twice (first in line 1). Remove one."),
@@ -286,7 +296,7 @@ steps:
             "plan p\ntask a\n  on sucess -> b\n",
             "p.yaml:3:3: 'on sucess' is not an end of a step. Did you mean 'success'?",
         ),
-        ("task a\nrun: make\n", "p.yaml:2:1: not a header: run: make."),
+        ("task a\nrun: make\n", "p.yaml:2:1: not a header: run: make. Indent it"),
         ("task a\nplan p\n", "p.yaml:2:1: the `plan` header comes after a task. Put it first."),
         (
             "plan p\n\ntask a kind:tool\n  needs: b\n  kind: model\n",
@@ -296,6 +306,11 @@ steps:
 )
 def test_what_is_wrong_is_named_with_line_column_and_fix(text: str, message: str) -> None:
     assert message in refusal(text)
+
+
+def test_steps_under_their_names_are_one_mistake() -> None:
+    said = "p.yaml:2:1: 'steps' must be a list, not fields. Begin each step with `- id: NAME`."
+    assert refusal("id: p\nsteps:\n  build: {run: make}\n  test: {run: make test}\n") == said
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tightloop.errors import Problem
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.text.reading import ReadPlan, read_plan
 from tightloop.plan.text.writing import write_plan
-from tightloop.plan.validation.files import find_file_cycles
+from tightloop.plan.validation.files import find_file_cycles, find_missing, find_unknown_inputs
 from tightloop.plan.validation.validate import validate
 
 
@@ -39,7 +39,7 @@ def test_valid_plans_are_valid_in_every_form(plan: Plan) -> None:
             "- {id: a, needs: [c]}\n- {id: b, needs: [a]}\n- {id: c, needs: [b]}",
             "p:3:19: cycle: a -> b -> c -> a. Take one of these edges out: none can be first.",
         ),
-        ("- {id: a, needs: [a]}", "p:3:19: cycle: a -> a."),
+        ("- {id: a, needs: [a]}", "p:3:19: 'a' waits for itself. Take its own id out."),
         (
             "- {id: a, needs: [b]}\n- {id: b}\n- {id: c, on_success: [d]}\n- {id: d, on_success: [c]}",
             "cycle: c -> d -> c.",
@@ -52,7 +52,7 @@ def test_valid_plans_are_valid_in_every_form(plan: Plan) -> None:
             "- {id: build}\n- {id: b, needs: [biuld]}",
             "p:4:19: 'b' needs 'biuld', which is not a step. Did you mean 'build'?",
         ),
-        ("- {id: a, on_success: [x]}", "p:3:24: 'a' leads to 'x', which is not a step. Known: a."),
+        ("- {id: a, on_success: [x]}", "p:3:24: 'a' leads to 'x', which is not a step."),
         (
             "- {id: look-*, for_each: [1]}\n- {id: b, needs: [look-1]}",
             "p:4:19: 'b' needs 'look-1', which is not a step. Write 'look-*'",
@@ -73,6 +73,15 @@ def test_valid_plans_are_valid_in_every_form(plan: Plan) -> None:
         ),
         ("- {id: a, kind: decision}", "p:3:17: 'a' is of kind decision but has no `decision:`."),
         ("- {id: a, kind: model}", "p:3:17: warning: 'a' is of kind model but has no `model:`."),
+        (
+            "- {id: test, needs: [tests]}\n- {id: tent}",
+            "'test' needs 'tests', which is not a step. Did you mean 'tent'?",
+        ),
+        (
+            "- {id: a, gate: {approval: {options: [{name: x}, {name: y}, {name: x}]}}}",
+            "option 'x' occurs twice in 'a': nobody could choose the second one. Rename one.",
+        ),
+        ("- {id: a, edit: {files: [{path: a/.env, delete: true}]}}", "p:3:33: 'a': policy.protect covers a/.env"),
         ("- {id: a, shell: {run: ' '}}", "p:3:25: 'a' runs an empty command."),
         ("- {id: a, timeout_s: inf}", "p:3:22: 'timeout_s' of 'a' is inf s; the maximum is 1e+09 s."),
         ("- {id: a, edit: {}}", "p:3:11: 'a' must have either `files` or `diff`."),
@@ -141,7 +150,8 @@ def test_what_makes_no_sense_is_told_with_its_place(steps: str, message: str) ->
     [
         ("network: ['https://a.org/x']", "p:3:21: 'https://a.org/x' is an address, not a host. Write `a.org`."),
         ("network: ['http://a.org:8080/x']", "Write `a.org:8080`."),
-        ("network: [a.org/x]", "'a.org/x' does not name a host. Write a host such as `a.org`, or `host:port`."),
+        ("network: [a.org/x]", "'a.org/x' does not name a host. Write a host such as `a.org`, or `example.org:8443`."),
+        ("network: ['host:port']", "Write a host such as `*.example.org`, or `example.org:8443`."),
         ("network: ['*']", "'*' does not name a host. Write a host such as `*.example.org`"),
         ("network: ['a.org:99999']", "'a.org:99999' has a port that does not exist. Ports are from 1 to 65535."),
         ("network: ['*.a.org:80']", "'*.a.org:80' never fits"),
@@ -229,6 +239,57 @@ def test_a_plan_that_includes_itself_through_files_is_refused(files: dict[str, s
     assert bool(said) is bool(message)
 
 
+def test_what_a_plan_names_has_to_be_there_or_to_be_made_by_it() -> None:
+    tree = {"": ["src", "plans"], "plans": ["ship.yaml"], "src": ["app"]}
+    text = """id: p
+policy: {write: ["scr/**", "out/**", "src/app/*.py"]}
+steps:
+- {id: sub, subplan: {file: plans/shop.yaml}}
+- {id: here, subplan: {file: plans/ship.yaml}}
+- {id: build, shell: {run: make, folder: src/lib}}
+- {id: later, needs: [build], shell: {run: make, folder: src/lib}}
+- {id: look, shell: {run: ls}, access: reads}
+- {id: seen, needs: [look], shell: {run: make, folder: lib}}
+- {id: of-data, subplan: {file: "plans/${plan.x}.yaml"}}
+"""
+    said = [str(one) for one in find_missing(read_plan(text, name="p"), tree.get)]
+    hint = "Write its path from the root of the tree."
+    assert said == [
+        "p:2:19: warning: policy.write covers 'scr', which is not there yet. Did you mean 'src'?",
+        "p:4:29: 'sub' runs the plan 'plans/shop.yaml', which is not there. Did you mean 'ship.yaml'?",
+        "p:6:42: 'build' runs in the folder 'src/lib', which is not there. " + hint,
+        "p:7:58: warning: 'later' runs in the folder 'src/lib', which is not there yet. " + hint,
+        "p:9:56: 'seen' runs in the folder 'lib', which is not there. " + hint,
+    ]
+
+
+def test_inputs_for_a_plan_in_a_file_have_to_be_those_that_it_has() -> None:
+    files = {
+        "sub.yaml": "id: sub\ninputs: {word: none}\nsteps: [{id: a, run: 'echo ${plan.word}'}]\n",
+        "half.yaml": "id: [",
+    }
+    text = """id: p
+steps:
+- {id: right, subplan: {file: sub.yaml, inputs: {word: a}}}
+- {id: wrong, subplan: {file: ./sub.yaml, inputs: {wrod: a}}}
+- {id: build, run: make}
+- {id: later, needs: build, subplan: {file: sub.yaml, inputs: {worrd: a}}}
+- {id: unread, subplan: {file: half.yaml, inputs: {x: a}}}
+- {id: missing, subplan: {file: other.yaml, inputs: {x: a}}}
+"""
+    assert [str(one) for one in find_unknown_inputs(read_plan(text, name="p"), files.get)] == [
+        "p:4:52: 'wrong' gives the input 'wrod', which sub.yaml does not have. Did you mean 'word'?",
+        "p:6:64: warning: 'later' gives the input 'worrd', which sub.yaml does not have. Did you mean 'word'?",
+    ]
+
+
+def test_a_scope_that_contradicts_itself_is_refused() -> None:
+    said = told("- {id: a}", "policy: {write: [docs], protect: [docs]}")
+    assert "p:4:18: 'docs' stands in policy.protect too, which is stronger: no step may change that." in said
+    said = told("- {id: a, edit: {files: [{path: b.md, delete: true}]}}", "policy: {write: [docs]}")
+    assert "p:3:33: 'a': policy.write (docs) does not cover b.md. Change only what it covers, or widen it." in said
+
+
 CHOICE = """
 - id: pick
   decision: {rules: [{when: "1 == 1", to: [left]}], otherwise: [right]}
@@ -264,6 +325,10 @@ def test_success_and_failure_of_one_step_are_exclusive_too() -> None:
         (
             "- {id: a, shell: {run: x}}\n- {id: b, shell: {run: 'y ${a.stdout}'}}",
             "p:4:27: '${a.stdout}' is read, but 'b' does not need 'a'. Add 'a' to its needs.",
+        ),
+        (
+            "- {id: a, shell: {run: x}}\n- {id: b, shell: {run: 'y ${a.stdotu}'}}",
+            "p:4:27: 'a' has no output 'stdotu' (in 'b'). Did you mean 'stdout'?",
         ),
         (
             "- {id: a, shell: {run: x}}\n- {id: b, needs: [a], when: '${a.stduot} == 1'}",
@@ -304,6 +369,11 @@ def test_success_and_failure_of_one_step_are_exclusive_too() -> None:
             "- {id: a, shell: {run: x}, expect: [\"'exit code is 0'\"]}",
             "p:3:38: ''exit code is 0'' of 'a' looks at nothing, so it says the same after every attempt. Write",
         ),
+        ("- {id: a, gate: {checks: [make test]}}", "Write `command: ...` for a command. Write an expression such as"),
+        ("- {id: a, shell: {run: x}, outputs: {n: josn}}", "p:3:41: output 'n' of 'a' is from 'josn'"),
+        ("- {id: a, shell: {run: x}, outputs: {n: josn}}", "Did you mean 'json'?"),
+        ("- {id: a, edit: {files: [{path: x, content: y}]}, outputs: {n: json}}", "which the step does not have."),
+        ("- {id: a, needs: [d]}\n- {id: d-*, for_each: [1], run: x}", "Did you mean 'd-*'?"),
         ("- {id: a, gate: {checks: [looks good]}}", "p:3:33: expression 'looks good' of 'a'"),
         (
             "- {id: a, search: {query: x}, expect: ['${exit_code} == 0']}",
@@ -357,7 +427,7 @@ def test_steps_within_subplans_and_alternatives_are_checked_where_they_stand() -
 """
     said = told(steps)
     assert "p:7:23: 'a' needs 'b', which is not a step." in said
-    assert "p:11:41: cycle: a -> a." in said
+    assert "p:11:41: 'a' waits for itself." in said
     assert "p:12:47: '${outer.stdout}' names neither a step nor a value" in said
 
 
@@ -453,3 +523,63 @@ def test_ten_thousand_steps_take_time_in_proportion() -> None:
 
     small, large = min(seconds(1_000) for _ in range(3)), seconds(10_000)
     assert large < 40 * small + 0.5
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ("- {id: a, run: 'rm -rf /'}", "p:3:17: warning: 'a': rule destructive_command refuses 'rm -rf /'."),
+        (
+            "- {id: a, run: 'echo ${plan.who} && rm -rf /'}",
+            "p:3:17: warning: 'a': rule destructive_command refuses 'echo ${...} && rm -rf /'.",
+        ),
+        (
+            "- {id: a, run: 'echo A=${plan.who} > .env'}",
+            "p:3:17: warning: 'a': policy.protect covers .env: no step may",
+        ),
+        (
+            "- {id: a, run: make, compensate: {run: 'rm -rf ~'}}",
+            "p:3:41: warning: 'a': rule destructive_command refuses",
+        ),
+        (
+            "- {id: a, gate: {checks: [{command: 'rm -rf /'}]}}",
+            "p:3:38: warning: 'a': rule destructive_command refuses",
+        ),
+        (
+            "- {id: a, run: make, compensate: {run: 'git checkout -- b.txt || rm -f b.txt'}}",
+            "p:3:41: warning: 'a' runs `git checkout`, but `.git` is read-only for commands. Use the action `git`",
+        ),
+        (
+            "- {id: a, episode: {goal: x, definition_of_done: ['rm -rf /']}}",
+            "'a': rule destructive_command refuses 'rm -rf /'.",
+        ),
+        (
+            "- id: a\n  run: |\n    cat > out <<'END'\n    Dear ${plan.who}\n    END",
+            "p:6:10: 'a': a reference stands in a here-document whose delimiter 'END' is quoted",
+        ),
+        (
+            "- {id: a, inputs: {n: many}, run: 'echo $(( ${inputs.n} + 1 ))'}",
+            "p:3:45: 'a': '${inputs.n}' is 'many' where the shell calculates with whole numbers. Give a whole number",
+        ),
+        (
+            "- {id: a, run: 'echo $(( ${plan.who} + 1 ))'}",
+            "p:3:17: warning: 'a': '${plan.who}' is 'Ada' where the shell calculates with whole numbers.",
+        ),
+    ],
+)
+def test_command_that_is_known_to_fail_is_found_before_the_plan_runs(steps: str, message: str) -> None:
+    assert message in told(steps, "inputs: {who: Ada}")
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        "- {id: a, run: 'rm -rf ${plan.who}/'}",
+        "- {id: a, run: 'echo $(( ${plan.n} + 1 ))'}",
+        "- {id: a, run: 'echo hello > ${plan.who}'}",
+        "- {id: a, run: 'make ${plan.who}'}",
+    ],
+)
+def test_command_that_depends_on_a_value_is_judged_when_it_runs(steps: str) -> None:
+    rules = "policy: {write: [src/**], commands: [{match: make Ada, verdict: allow}, {match: make *, verdict: deny}]}"
+    assert told(steps, f"inputs: {{who: src/ada, n: 3}}\n{rules}") == ""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.alignment import KEYS, Case, File, cases
-from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.checkpoint import CheckpointRecord, Tracked
 from tightloop.episode.loop.decisions import (
     NextAction,
     after_planning,
@@ -20,7 +20,7 @@ from tightloop.episode.loop.decisions import (
 from tightloop.episode.loop.questions import alignment_question
 from tightloop.episode.loop.state_changes import with_answer, with_plan, with_tracking
 from tightloop.episode.messages.plan_rules import review_plan
-from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState, Tracked
+from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanningOutcome, PlanVerdict
 from tightloop.episode.progress.tracking import Tracking
 from tightloop.executor.messages.message import Alignment, PlanMessage, PlannedStep

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from temporalio.exceptions import ApplicationError
 
-from tightloop.alert import Alert
 from tightloop.errors import InvalidRequestError
+from tightloop.ledger.alert import Alert
 from tightloop.plan.document.plan import Plan, PlanBudget
 from tightloop.plan.document.step import Capability, FailureClass
 from tightloop.plan.engine.approval import choices

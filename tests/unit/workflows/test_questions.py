@@ -63,6 +63,14 @@ def test_an_answer_names_the_question_by_id_by_step_or_by_its_option(questions: 
         questions.answer("approve")
 
 
+def test_an_answer_to_one_of_several_gates_is_shown_how_to_name_one(questions: Questions) -> None:
+    for each in (failed("build"), gate("release"), gate("deploy")):
+        questions.ask(each)
+    example = r'Waiting: q2 \(release\), q3 \(deploy\). Send for example: {"question": "q2", "option": "approve"}'
+    with pytest.raises(InvalidRequestError, match=example):
+        questions.read("approve")
+
+
 def test_the_json_that_is_shown_is_an_answer(questions: Questions) -> None:
     opened = questions.ask(gate("release"))
     assert opened.json_for("reject") == '{"question": "q1", "option": "reject"}'

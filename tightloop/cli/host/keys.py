@@ -8,23 +8,17 @@ from tightloop.client.keys import key_file, new_ring, read_ring, write_ring
 from tightloop.errors import SettingsError
 from tightloop.settings import PrivacySettings
 
-app = typer.Typer(help="Keys that encrypt and authenticate what Temporal stores.", no_args_is_help=True)
-
 _KEEP = "Keep a copy of it in a safe place: without it the histories it encrypted cannot be read"
 
 
-@app.command()
 def new(context: typer.Context) -> None:
-    """Make the key file with a first key."""
     privacy = _of_a_file(session_of(context).settings.privacy)
     path, ring = key_file(privacy), new_ring()
     write_ring(path, ring)
     show(f"made key {ring.current} in {path}. {_KEEP}")
 
 
-@app.command("list")
 def list_keys(context: typer.Context, as_json: AsJson = False) -> None:
-    """List the ids of the keys, the current one first."""
     ring = read_ring(session_of(context).settings.privacy)
     if as_json:
         show_json([{"id": key_id, "current": key_id == ring.current} for key_id in ring.ids])
@@ -33,9 +27,7 @@ def list_keys(context: typer.Context, as_json: AsJson = False) -> None:
         show(f"{key_id}{'  current' if key_id == ring.current else ''}")
 
 
-@app.command()
 def rotate(context: typer.Context) -> None:
-    """Add a new current key; the old ones stay, for what they encrypted."""
     privacy = _of_a_file(session_of(context).settings.privacy)
     path, ring = key_file(privacy), read_ring(privacy).rotated()
     write_ring(path, ring, replace=True)

@@ -28,12 +28,20 @@ class Role(StrEnum):
 
 def become_worker(session: Session, *arguments: str, state_folder: Path | None = None) -> NoReturn:
     """Replace this process by the server part, so that signals and exit codes are its own."""
-    command = [*_worker(), *_options(session)]
-    if state_folder is not None:
-        command += ["--state-folder", str(state_folder)]
+    options = [] if state_folder is None else ["--state-folder", str(state_folder)]
+    become_server_part(session, "worker", *options, *arguments)
+
+
+def become_server_part(session: Session, module: str, *arguments: str) -> NoReturn:
+    """Replace this process by a module of the server part.
+
+    Raises:
+        ServiceUnavailableError: it is not installed here.
+    """
+    command = [*_command(module), *_options(session), *arguments]
     # exec drops what is still in the buffers of Python.
     sys.stdout.flush()
-    os.execve(sys.executable, [*command, *arguments], _environment(session))  # noqa: S606
+    os.execve(sys.executable, command, _environment(session))  # noqa: S606
 
 
 def described(session: Session) -> dict[str, Any]:
@@ -42,7 +50,7 @@ def described(session: Session) -> dict[str, Any]:
     Raises:
         ServiceUnavailableError: the server part is not installed here, or does not answer.
     """
-    command = [*_worker(), *_options(session), "describe"]
+    command = [*_command("worker"), *_options(session), "describe"]
     try:
         done = subprocess.run(
             command, env=_environment(session), capture_output=True, text=True, timeout=DESCRIBE_SECONDS, check=False
@@ -63,7 +71,7 @@ def run_again(session: Session, root: Path, content: Path, commands: tuple[str, 
     Raises:
         ServiceUnavailableError: the server part is not installed here, or cannot run them.
     """
-    command = [*_worker(), *_options(session), "rerun"]
+    command = [*_command("worker"), *_options(session), "rerun"]
     wanted = json.dumps({"root": str(root), "content": str(content), "commands": commands})
     done = subprocess.run(command, env=_environment(session), input=wanted, capture_output=True, text=True, check=False)
     try:
@@ -74,11 +82,12 @@ def run_again(session: Session, root: Path, content: Path, commands: tuple[str, 
     return results
 
 
-def _worker() -> tuple[str, ...]:
-    command = server_command("worker")
+def _command(module: str) -> tuple[str, ...]:
+    command = server_command(module)
     if command is None:
         raise ServiceUnavailableError(
-            "the server part is not installed here, only the client. Install it: pip install 'tightloop[server]'"
+            "the server part is not installed here, only the client. "
+            "Build and install tightloop-server: docs/operate/install.md"
         )
     return command
 

@@ -10,26 +10,19 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from tightloop.cli.follow import follow
-from tightloop.cli.plan import check as plan_check
 from tightloop.cli.plan.file import Examined, accepted, problem_line, read_inputs
 from tightloop.cli.plan.stored import newest, plan_status
 from tightloop.cli.render.terminal import on_terminal, plain, remark, show, show_either
 from tightloop.cli.request import given
 from tightloop.cli.session import AsJson, By, JsonLines, PlanId, Wait, leave, operator, session_of
 from tightloop.cli.start import start_and_wait
-from tightloop.cli.store import Store
 from tightloop.client import Kind, TightloopClient
+from tightloop.client.records.store import Store
 from tightloop.episode.proof import ProofRule
 from tightloop.errors import InvalidRequestError
 from tightloop.plan.request import SOURCE_BYTES, PlanRequest, PlanStatus
 from tightloop.value.scrub import scrub
 
-app = typer.Typer(
-    help="Plans: steps with their contracts, run as a graph. A first one: tightloop plan run plan.yaml. "
-    "The other commands (status, watch, answer, cancel, ...) take the id of a plan, too.",
-    no_args_is_help=True,
-)
-RUN = "Run"
 _SECRET = re.compile(r"\[secret:[^\]]+\]")
 
 
@@ -61,13 +54,17 @@ class Wanted:
             )
 
 
-@app.command(rich_help_panel=RUN)
 def run(
     context: typer.Context,
     file: Annotated[str | None, typer.Argument(metavar="FILE", help="Plan file; '-' is the standard input.")] = None,
     workspace: Annotated[str | None, typer.Option(help="Top of the git working tree. Default: this folder.")] = None,
     values: Annotated[
-        list[str] | None, typer.Option("--set", help="Value of an input as name=value, the value as JSON. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Value of an input as name=value: a text where the plan's own value is one (version=1.10), else JSON "
+            "(3, true, [1, 2]), or a text where it is not JSON. Repeatable.",
+        ),
     ] = None,
     again: Annotated[
         str | None, typer.Option(metavar="ID", help="Run a closed plan again; completed steps are taken over.")
@@ -85,7 +82,6 @@ def run(
     wait: Wait = None,
     as_json: JsonLines = False,
 ) -> None:
-    """Run a plan and follow it; exit code 0 when it completed. Ctrl-C leaves it running."""
     options = given(dry_run=dry_run or None, worktree=worktree or None, max_parallel=max_parallel, allow=allow)
     wanted = Wanted(file, again, plan_id, workspace, values or [], goal, options)
     wanted.check()
@@ -144,7 +140,10 @@ async def _request(client: TightloopClient, wanted: Wanted, text: Examined | Non
     if text is not None:
         fields.update(_text_fields(wanted.file or "", text.text))
     inputs = read_inputs(wanted.values, known)
-    inputs = {**fields.get("inputs", {}), **inputs} if wanted.again else inputs
+    if wanted.again:
+        # The text may have lost an input since.
+        kept = {name: value for name, value in fields["inputs"].items() if known is None or name in known}
+        inputs = kept | inputs
     absolute = Path(folder or ".").expanduser().resolve()
     request = PlanRequest(**{**fields, "workspace": str(absolute), "inputs": inputs, **wanted.options})
     return request, plan_id
@@ -169,7 +168,6 @@ def _show_previews(status: PlanStatus) -> None:
         show(Syntax(text, "diff", background_color="default") if is_diff and on_terminal() else Text(text))
 
 
-@app.command(rich_help_panel=RUN)
 def replan(
     context: typer.Context,
     workflow: PlanId,
@@ -180,7 +178,6 @@ def replan(
     by: By = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change a running plan; completed and running steps stay as they are."""
     source = accepted(file)[0].text if file is not None else ""
     session_of(context).steer(
         workflow,
@@ -190,7 +187,6 @@ def replan(
     )
 
 
-@app.command("run-step", rich_help_panel=RUN)
 def run_step(
     context: typer.Context,
     workflow: PlanId,
@@ -198,10 +194,6 @@ def run_step(
     by: By = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start one step now, even during a pause, or a failed one again."""
     session_of(context).steer(
         workflow, lambda client, key: client.run_step(key, step, by=by or operator()), as_json=as_json, kind=Kind.PLAN
     )
-
-
-app.add_typer(plan_check.app)

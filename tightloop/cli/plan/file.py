@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from tightloop.cli.request import json_or_text, read_pairs
-from tightloop.errors import InvalidRequestError, PlanError, Problem, did_you_mean
+from tightloop.errors import InvalidRequestError, PlanError, Problem
 from tightloop.plan.text.reading import TEXT_BYTES, ReadPlan, decode
-from tightloop.plan.validation.files import find_file_cycles
+from tightloop.plan.validation.files import find_file_cycles, find_missing, find_unknown_inputs
+from tightloop.plan.validation.inputs import check_inputs
 from tightloop.plan.validation.validate import check_text
 
 STDIN = "-"
@@ -59,11 +60,11 @@ def examine(file: str) -> Examined:
     name, text = read_text(file)
     read, problems = check_text(text, name=name)
     if read is not None and file != STDIN:
-        problems = (*problems, *_file_cycles(read, Path(file).expanduser().resolve()))
+        problems = (*problems, *_file_problems(read, Path(file).expanduser().resolve()))
     return Examined(name, text, read, tuple(sorted(problems, key=lambda one: one.position)))
 
 
-def _file_cycles(read: ReadPlan, file: Path) -> tuple[Problem, ...]:
+def _file_problems(read: ReadPlan, file: Path) -> tuple[Problem, ...]:
     # Files of subplans are named from the root of the tree.
     root = next((folder for folder in file.parents if (folder / ".git").exists()), file.parent)
 
@@ -76,7 +77,17 @@ def _file_cycles(read: ReadPlan, file: Path) -> tuple[Problem, ...]:
         except (OSError, PlanError):
             return None
 
-    return find_file_cycles(read, file.relative_to(root).as_posix(), load)
+    def names(folder: str) -> list[str] | None:
+        place = (root / folder).resolve()
+        if not place.is_relative_to(root) or not place.is_dir():
+            return None
+        try:
+            return [one.name for one in place.iterdir()]
+        except OSError:
+            return None
+
+    own = file.relative_to(root).as_posix()
+    return (*find_file_cycles(read, own, load), *find_missing(read, names), *find_unknown_inputs(read, load))
 
 
 def examine_any(file: str) -> Examined:
@@ -125,10 +136,8 @@ def read_inputs(pairs: list[str], known: dict[str, Any] | None) -> dict[str, Any
         InvalidRequestError: the `=` is missing, or the plan has no such input.
     """
     values = read_pairs("--set", pairs, "target=staging")
-    for name in values:
-        if known is not None and name not in known:
-            hint = did_you_mean(name, known) or "The plan has no inputs: write them under `inputs:`"
-            raise InvalidRequestError(f"--set {name}: the plan has no input of this name. {hint}")
+    if known is not None:
+        check_inputs(values, known)
     # Else `--set version=1.10` would become the number 1.1.
     texts = {name for name, value in (known or {}).items() if isinstance(value, str)}
     return {name: value if name in texts else json_or_text(value) for name, value in values.items()}

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from tightloop.cli.session import complete_id
-from tightloop.cli.store import Store
 from tightloop.client import Status, TightloopClient
+from tightloop.client.records.store import Store
 from tightloop.errors import InvalidRequestError, WorkspaceError
 from tightloop.plan.request import PlanRequest, PlanStatus, StepLine
 from tightloop.plan.result import StepStatus

@@ -75,6 +75,7 @@ def step_text(step: Step, status: StepStatus | None = None) -> str:
     said_by_kind = step.capability is Capability.NONE or step.capability.value == step.kind.value
     how = "" if said_by_kind else f" by {step.capability.value}"
     access = {"none": "leaves the tree alone", "reads": "reads the tree", "writes": "writes the tree"}
+    access["merges"] = "works in a worktree of its own"
     title = f'  "{step.title}"' if step.title else ""
     said = f"  [{status.value}]" if status else ""
     head = f"{step.id}{title}  {step.kind.value}{how}, {access[step.tree_access.value]}{said}"

@@ -36,7 +36,7 @@ def checkpoints_table(records: Iterable[CheckpointRecord]) -> Table:
 def episode_rows(status: EpisodeStatus) -> list[tuple[str, str | Text]]:
     """Return the names and values of a panel."""
     label = status_label(status.status, status.questions[0].kind.value if status.questions else None)
-    iteration = f"{status.iteration} on branch {status.branch}"
+    iteration = str(status.iteration) + (f" on branch {status.branch}" if status.branch else "")
     return [
         ("status", coloured(label + (", pause requested" if status.pause_requested else ""))),
         ("goal", status.goal),

@@ -1,12 +1,14 @@
 """Shows plans: their state, steps, attempts and end."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
 from tightloop.cli.render.question import drift_lines
 from tightloop.cli.render.terminal import coloured, plain, table
+from tightloop.host import diff_command
 from tightloop.plan.display import counts_line
 from tightloop.plan.request import PlanSpent, PlanStatus, StepLine
 from tightloop.plan.result import StepRecord
@@ -83,8 +85,8 @@ def plan_end_lines(status: PlanStatus) -> list[str]:
     return [*lines, f"Run it again, with what is done taken over: tightloop plan run --again {status.plan_id}"]
 
 
-def record_lines(record: StepRecord) -> list[str]:
-    """Return one attempt of a step with its inputs, outputs and decisions."""
+def record_lines(record: StepRecord, workspace: Path) -> list[str]:
+    """Return one attempt of a step in a workspace with its inputs, outputs and decisions."""
     result = record.result
     took = f", {(record.ended - record.started).total_seconds():.1f} s" if record.started and record.ended else ""
     when = f" at {record.ended.astimezone():%Y-%m-%d %H:%M:%S}" if record.ended else ""
@@ -96,7 +98,7 @@ def record_lines(record: StepRecord) -> list[str]:
     rows += [(f"input {name}", str(value)) for name, value in record.inputs.items()]
     rows += [(f"output {name}", str(value)) for name, value in record.outputs.items()]
     rows += [
-        (f"artifact {name}", f"{ref.size_bytes} bytes, artifacts/{ref.sha256[:2]}/{ref.sha256[2:]}")
+        (f"artifact {name}", f"{ref.size_bytes} bytes, {ref.sha256} (tightloop export ID --out FOLDER)")
         for name, ref in record.artifacts.items()
     ]
     rows += [
@@ -104,7 +106,7 @@ def record_lines(record: StepRecord) -> list[str]:
     ]
     rows += [("answer", f"{answer.option} by {answer.by} {answer.text}".rstrip()) for answer in record.answers]
     if record.tree_before != record.tree_after:
-        rows.append(("changed", f"git diff {record.tree_before[:12]} {record.tree_after[:12]}"))
+        rows.append(("changed", diff_command(workspace, record.tree_before, record.tree_after)))
     return [
         f"attempt {record.attempt}: {result.status.value}{marked}{when}{took}, revision {record.revision}",
         *(f"   {name}: {_cut(text)}" for name, text in rows if text),

@@ -3,40 +3,31 @@
 import shlex
 from collections.abc import Iterable
 
+from tightloop.cli.render.loop import loop_todo_lines
 from tightloop.client import Status
 from tightloop.episode.model import EpisodeStatus
+from tightloop.loop.model import LoopStatus
 from tightloop.plan.request import PlanStatus
-from tightloop.question import Question, QuestionKind
+from tightloop.question import Question, QuestionKind, top_up_options
 from tightloop.safety.drift import Drift
 from tightloop.value import counted
 
 QUESTIONS_SHOWN = 12
 _TEXTS = {"done": "what I did", "failed": "why", "refused": "why", "deny": "why", "reject": "why"}
 """Options that say little without a text."""
-# By the name of the bound, which the title of the question quotes.
-_TOP_UPS = {
-    "max_attempts": "--attempts 100",
-    "max_cost_usd": "--cost-usd 1",
-    "max_tokens": "--tokens 100000",
-    "max_api_calls": "--api-calls 100",
-    "max_wall_s": "--wall-minutes 60",
-    "max_fan_out": "--fan-out 100",
-    "max_revisions": "--revisions 5",
-}
-_EPISODE_TOP_UP = "--iterations 5"
 
 
 def todo_lines(status: Status) -> list[str]:
     """Return everything that waits for a person, with the commands that answer it; empty where nothing waits."""
+    if isinstance(status, LoopStatus):
+        return loop_todo_lines(status)
     name = status.episode_id if isinstance(status, EpisodeStatus) else status.plan_id
-    other_top_up = _EPISODE_TOP_UP if isinstance(status, EpisodeStatus) else ""
     questions = status.questions
     lines: list[str] = []
     for question in questions[:QUESTIONS_SHOWN]:
         lines += question_lines(name, question, alone=len(questions) == 1)
-        bound = next((option for bound, option in _TOP_UPS.items() if bound in question.title), other_top_up)
-        if bound and question.kind is QuestionKind.BUDGET:
-            lines.append(f"  tightloop top-up {name} {bound}")
+        if question.kind is QuestionKind.BUDGET and (more := top_up_options(question.title)):
+            lines.append(f"  tightloop top-up {name} {more}")
     if len(questions) > QUESTIONS_SHOWN:
         lines.append(f"... and {counted(len(questions) - QUESTIONS_SHOWN, 'more question')}")
     commands: list[str] = []

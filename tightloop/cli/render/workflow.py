@@ -8,12 +8,14 @@ from rich.table import Table
 from rich.text import Text
 
 from tightloop.cli.render.episode import episode_end_lines, episode_line, episode_rows
+from tightloop.cli.render.loop import loop_end_lines, loop_line, loop_rows
 from tightloop.cli.render.plan import plan_end_lines, plan_line, plan_rows
 from tightloop.cli.render.question import todo_lines
 from tightloop.cli.render.terminal import coloured, panel, plain, table
 from tightloop.client import Event, Status, Summary
 from tightloop.episode.display import status_label
 from tightloop.episode.model import EpisodeStatus
+from tightloop.loop.model import LoopStatus
 
 _OF_WORKERS = frozenset({"phase", "spent", "budget"})
 """Rows that only a worker can tell."""
@@ -46,6 +48,8 @@ def status_panel(status: Status) -> Panel:
     """Return one episode or plan on a panel, with everything that waits for a person."""
     if isinstance(status, EpisodeStatus):
         return panel(status.episode_id, _known(status, episode_rows(status)), todo_lines(status))
+    if isinstance(status, LoopStatus):
+        return panel(status.plan_id, _known(status, loop_rows(status)), todo_lines(status))
     return panel(status.plan_id, _known(status, plan_rows(status)), todo_lines(status))
 
 
@@ -59,12 +63,17 @@ def _known(status: Status, rows: list[tuple[str, str | Text]]) -> list[tuple[str
 
 def status_line(status: Status) -> str:
     """Return the state on one line."""
-    line = episode_line(status) if isinstance(status, EpisodeStatus) else plan_line(status)
+    if isinstance(status, LoopStatus):
+        line = loop_line(status)
+    else:
+        line = episode_line(status) if isinstance(status, EpisodeStatus) else plan_line(status)
     return plain(line.replace("\n", " "))
 
 
 def end_lines(status: Status) -> list[str]:
     """Return how an episode or a plan ended, and how to continue."""
+    if isinstance(status, LoopStatus):
+        return loop_end_lines(status)
     return episode_end_lines(status) if isinstance(status, EpisodeStatus) else plan_end_lines(status)
 
 

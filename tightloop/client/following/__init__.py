@@ -1,1 +1,1 @@
-"""Following an episode or a plan: its status, its events, and what tells that there is something new."""
+"""Looking at episodes and plans: the one that is meant, its status, its events, and what tells of something new."""

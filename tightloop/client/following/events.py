@@ -12,8 +12,8 @@ from temporalio.client import WorkflowQueryFailedError
 
 from tightloop.client.calls import Calls
 from tightloop.client.execution import Execution
-from tightloop.client.finding import described
 from tightloop.client.following.feed import Feed
+from tightloop.client.following.finding import described
 from tightloop.client.following.status import OnSilence, patiently
 from tightloop.episode.timeline import OWN, TimelineLine, TimelinePage
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError
@@ -67,10 +67,10 @@ def read_cursor(cursor: str) -> Place | None:
 
 
 async def runs_until(calls: Calls, newest: Execution) -> list[Execution]:
-    """Return all runs up to the newest one, oldest first; without those that were refused because of their id."""
+    """Return all runs up to the newest one, oldest first; without those that were refused at their beginning."""
     found: list[Execution] = []
     for _ in range(_LISTING_TRIES):
-        found = [run for run in await calls.runs(newest.id) if not run.refused]
+        found = [run for run in await calls.listing.runs(newest.id) if not run.refused or run.run_id == newest.run_id]
         ids = [run.run_id for run in found]
         if newest.run_id in ids:
             return found[: ids.index(newest.run_id) + 1]
@@ -85,28 +85,36 @@ class EventReader:
     calls: Calls
     workflow_id: str
 
-    async def page(self, place: Place, *, newest: bool) -> Page:
-        """Return the next events of a run.
+    async def page(self, place: Place, newest: Execution) -> Page:
+        """Return the next events of a run; the last one is that of Temporal, where it ended the run by itself.
 
         Raises:
             InvalidRequestError: what follows the place is not kept any more.
             ServiceUnavailableError: no worker answers.
         """
+        is_newest = place.run_id == newest.run_id
         try:
             found = await self.calls.query(self.workflow_id, "events", TimelinePage, place.lines, run_id=place.run_id)
         except ServiceUnavailableError as error:
-            if newest or not isinstance(error.__cause__, WorkflowQueryFailedError):
+            if is_newest or not isinstance(error.__cause__, WorkflowQueryFailedError):
                 raise
             # The code has changed since: what later runs tell must not be out of reach because of that.
             return [], place, False
         if 0 < place.lines < found.oldest:
             raise _too_old(self.workflow_id, place)
+        lines = list(found.lines)
+        has_more = found.start + len(lines) < found.end
+        if not has_more and not (is_newest and newest.is_open):
+            forced = await self.calls.history.forced_end(self.workflow_id, place.run_id)
+            # The workflow does not count this line: whoever has read it is one ahead.
+            if forced is not None and place.lines > found.end:
+                return [], place, False
+            lines += [forced] if forced else []
         events = [
             Event.of(line, run_id=place.run_id, cursor=str(Place(place.run_id, found.start + number)))
-            for number, line in enumerate(found.lines, start=1)
+            for number, line in enumerate(lines, start=1)
         ]
-        after = Place(place.run_id, found.start + len(events))
-        return events, after, after.lines < found.end
+        return events, Place(place.run_id, found.start + len(events)), has_more
 
     async def runs(self, newest: Execution) -> list[str]:
         """Return the ids of all runs up to the newest one, oldest first."""
@@ -139,7 +147,7 @@ async def recorded(calls: Calls, workflow_id: str, after: str) -> AsyncGenerator
     reader, newest = EventReader(calls, workflow_id), await described(calls, workflow_id)
     place = await reader.begin(newest, read_cursor(after))
     while True:
-        events, place, more = await reader.page(place, newest=place.run_id == newest.run_id)
+        events, place, more = await reader.page(place, newest)
         for event in events:
             yield event
         if not more:
@@ -156,7 +164,7 @@ async def last(calls: Calls, workflow_id: str, limit: int) -> list[Event]:
     for run_id in reversed(runs):
         place, more, own = Place(run_id, 0 if run_id == runs[0] else OWN), True, list[Event]()
         while more:
-            events, place, more = await reader.page(place, newest=run_id == newest.run_id)
+            events, place, more = await reader.page(place, newest)
             own += events
         found[:0] = own
         if len(found) >= limit:
@@ -180,7 +188,7 @@ async def follow(
         if place is NOWHERE:
             place = await patient(partial(reader.begin, newest, wanted))
         is_newest = place.run_id == newest.run_id
-        ask = partial(reader.page, place, newest=is_newest)
+        ask = partial(reader.page, place, newest)
         # With what was seen before: a page from before the end would lack the last events.
         name = ("events", place, newest.run_id, newest.is_open)
         events, place, more = await patient(partial(feed.look, name, ask))

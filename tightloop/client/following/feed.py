@@ -48,6 +48,8 @@ class Feed:
         """Return what `ask` answers; asked once for all who look between two moves. An error is not kept."""
         if name not in self._looks:
             self._looks[name] = asyncio.ensure_future(ask())
+            # Where all have left, nobody else would take an error, and asyncio would print it.
+            self._looks[name].add_done_callback(lambda done: done.cancelled() or done.exception())
         asked: asyncio.Future[T] = self._looks[name]
         try:
             # Whoever asked first may leave before the others have their answer.

@@ -11,12 +11,15 @@ from temporalio.exceptions import ApplicationError, CancelledError, TerminatedEr
 from temporalio.exceptions import TimeoutError as TemporalTimeoutError
 from temporalio.service import RPCError
 
-from tightloop.client.calls import CALL_TIMEOUT, Calls
+from tightloop.client.calls import Calls
+from tightloop.client.connection import CALL_TIMEOUT
 from tightloop.client.execution import CLOSED_STATUSES, CONTINUED, Execution, Kind
-from tightloop.client.finding import described
 from tightloop.client.following.feed import POLL_INTERVAL, Feed
+from tightloop.client.following.finding import described
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeResult, EpisodeStatus
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError
+from tightloop.loop.model import LoopResult, LoopState, LoopStatus
+from tightloop.loop.states import word_of
 from tightloop.plan.request import PlanOutcome, PlanPhase, PlanResult, PlanStatus
 from tightloop.question import Question, QuestionKind
 
@@ -26,10 +29,30 @@ PATIENCE = timedelta(minutes=10)
 OnSilence = Callable[[ServiceUnavailableError], None]
 T = TypeVar("T")
 
-Status = EpisodeStatus | PlanStatus
-Result = EpisodeResult | PlanResult
-STATUS_TYPES: dict[Kind, type[Status]] = {Kind.EPISODE: EpisodeStatus, Kind.PLAN: PlanStatus}
-RESULT_TYPES: dict[Kind, type[Result]] = {Kind.EPISODE: EpisodeResult, Kind.PLAN: PlanResult}
+Status = EpisodeStatus | PlanStatus | LoopStatus
+Result = EpisodeResult | PlanResult | LoopResult
+STATUS_TYPES: dict[Kind, type[Status]] = {
+    Kind.EPISODE: EpisodeStatus,
+    Kind.PLAN: PlanStatus,
+    Kind.LOOP: LoopStatus,
+}
+RESULT_TYPES: dict[Kind, type[Result]] = {
+    Kind.EPISODE: EpisodeResult,
+    Kind.PLAN: PlanResult,
+    Kind.LOOP: LoopResult,
+}
+
+
+def word_of_status(status: Status) -> str:
+    """Return a status as lists show it: one of `OPEN_STATUSES` or `CLOSED_STATUSES`."""
+    return word_of(status) if isinstance(status, LoopStatus) else status.status
+
+
+def _loop_state(word: str) -> LoopState:
+    try:
+        return LoopState(word.upper())
+    except ValueError:
+        return {"paused": LoopState.RUNNING, "timed_out": LoopState.FAILED}.get(word, LoopState.CANCELLED)
 
 
 async def status_of(calls: Calls, workflow_id: str) -> Status:
@@ -38,7 +61,8 @@ async def status_of(calls: Calls, workflow_id: str) -> Status:
     if seen.frozen:
         return _outline(seen)
     if seen.is_open:
-        status = _with_work(await calls.query(workflow_id, "status", STATUS_TYPES[seen.kind]), seen)
+        asked: Status = await calls.query(workflow_id, "status", STATUS_TYPES[seen.kind])
+        status = _with_work(asked, seen)
         # The workflow knows since when, but not whether a worker has taken the step in this moment.
         return status.evolve(waits_for=seen.waits_for and (status.waits_for or seen.waits_for))
     result = await result_of(calls, seen)
@@ -52,7 +76,7 @@ async def status_of(calls: Calls, workflow_id: str) -> Status:
 async def stored_status(calls: Calls, workflow_id: str) -> Status:
     """Return what Temporal itself knows of a workflow, without asking a worker."""
     seen = await described(calls, workflow_id)
-    return _outline(seen).evolve(as_of=await calls.last_event(workflow_id, seen.run_id))
+    return _outline(seen).evolve(as_of=await calls.history.last_event(workflow_id, seen.run_id))
 
 
 def _with_work(answered: Status, seen: Execution) -> Status:
@@ -79,7 +103,9 @@ async def result_of(calls: Calls, seen: Execution) -> Result:
 
 async def earlier_result(calls: Calls, workflow_id: str, run_id: str) -> Result:
     """Return the result of a closed run; see `TightloopClient.earlier_result`."""
-    ended = {run.run_id: run for run in await calls.runs(workflow_id) if not run.is_open and run.status != CONTINUED}
+    ended = {
+        run.run_id: run for run in await calls.listing.runs(workflow_id) if not run.is_open and run.status != CONTINUED
+    }
     if run_id not in ended:
         known = ", ".join(ended) or "none"
         raise InvalidRequestError(f"{workflow_id} has no run {run_id!r} with a result. Runs with one: {known}")
@@ -98,16 +124,16 @@ async def changes(
     while True:
         moves = feed.moves
         status = await patiently(look, patience, feed.interval, on_silence)
-        if status.status in CLOSED_STATUSES:
+        if word_of_status(status) in CLOSED_STATUSES:
             # A workflow that was asked just before its end does not know its reason yet.
             await end(calls, workflow_id, patience=patience)
             status = await patiently(lambda: status_of(calls, workflow_id), patience, feed.interval, on_silence)
         # Working time is left out: it changes with every look.
-        seen = status.model_dump(exclude={"spent": {"wall_time"}})
+        seen = status.model_dump(exclude={"spent": {"wall_time"}, "updated_at": True})
         if seen != shown:
             shown = seen
             yield status
-        if status.status in CLOSED_STATUSES:
+        if word_of_status(status) in CLOSED_STATUSES:
             return
         await feed.moved(moves)
 
@@ -153,11 +179,31 @@ def _outline(seen: Execution) -> Status:
     questions = (pause,) if seen.frozen else ()
     if seen.kind is Kind.PLAN:
         return PlanStatus.of(seen, plan_id=seen.id, title=seen.goal, questions=questions)
-    return EpisodeStatus.of(seen, episode_id=seen.id, questions=questions)
+    if seen.kind is Kind.LOOP:
+        return LoopStatus(
+            plan_id=seen.id,
+            workspace=seen.workspace,
+            goal=seen.goal,
+            status=_loop_state(seen.status),
+            questions=questions,
+            created_at=seen.started,
+        )
+    return EpisodeStatus.of(seen, episode_id=seen.id, branch=0, questions=questions)
 
 
 def _closed_status(answered: Status, seen: Execution, result: Result) -> Status:
     """Return the workflow's last status with what Temporal recorded of its end."""
+    if isinstance(answered, LoopStatus) and isinstance(result, LoopResult):
+        return answered.evolve(
+            status=result.outcome,
+            reason=result.reason,
+            questions=(),
+            children=(),
+            tasks=result.tasks or answered.tasks,
+            gate_result=result.gate_result or answered.gate_result,
+            tree=result.tree or answered.tree,
+        )
+    assert not isinstance(result, LoopResult)
     # Temporal ended these by itself: its word is more precise than the result that we make of it.
     by_temporal = seen.status in ("terminated", "timed_out") or (
         seen.kind is Kind.EPISODE and seen.status == "cancelled"
@@ -196,9 +242,13 @@ def _closed_status(answered: Status, seen: Execution, result: Result) -> Status:
 
 def _failed_result(cause: BaseException, seen: Execution) -> Result:
     """Return the result of a workflow that did not complete."""
-    if isinstance(cause, ApplicationError) and cause.type in ("PlanFailed", "EpisodeFailed") and cause.details:
+    if (
+        isinstance(cause, ApplicationError)
+        and cause.type in ("PlanFailed", "EpisodeFailed", "LoopFailed")
+        and cause.details
+    ):
         return RESULT_TYPES[seen.kind].model_validate(cause.details[0])
-    # Cancelling and terminating are done by hand. Both enums have these two values.
+    # Cancelling and terminating are done by hand. All enums have these two values.
     outcome = "CANCELLED" if isinstance(cause, CancelledError | TerminatedError) else "FAILED"
     if isinstance(cause, CancelledError):
         reason = "cancelled in Temporal"
@@ -208,6 +258,8 @@ def _failed_result(cause: BaseException, seen: Execution) -> Result:
         reason = "it ran into a time limit that was set in Temporal"
     else:
         reason = cause.message if isinstance(cause, ApplicationError) else str(cause)
+    if seen.kind is Kind.LOOP:
+        return LoopResult(outcome=LoopState(outcome), reason=reason)
     if seen.kind is Kind.PLAN:
         return PlanResult(outcome=PlanOutcome(outcome), reason=reason)
     return EpisodeResult(outcome=EpisodeOutcome(outcome), reason=reason, iterations=seen.iteration)

@@ -18,8 +18,8 @@ from temporalio.api.workflowservice.v1 import (
 )
 from temporalio.service import RPCError, RPCStatusCode
 
-from tightloop.client.calls import CALL_TIMEOUT, Calls
-from tightloop.client.connection import connect
+from tightloop.client.calls import Calls
+from tightloop.client.connection import CALL_TIMEOUT, connect
 from tightloop.client.encryption import PLAIN_CONVERTER
 from tightloop.client.execution import SEARCH_ATTRIBUTES, TEMPORAL, registration_command
 from tightloop.errors import SettingsError

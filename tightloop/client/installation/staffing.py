@@ -10,8 +10,9 @@ from temporalio.api.enums.v1 import TaskQueueType, WorkerStatus
 from temporalio.api.worker.v1 import WorkerHeartbeat
 from temporalio.service import RPCError, RPCStatusCode
 
-from tightloop.client.calls import CALL_TIMEOUT, Calls
-from tightloop.client.execution import moment
+from tightloop.client.calls import Calls
+from tightloop.client.connection import CALL_TIMEOUT
+from tightloop.client.execution import SEALS, moment
 
 POLLER_FRESH = timedelta(seconds=70)
 """A poll lasts up to 60 s; who did not poll for longer than this is gone, though Temporal still lists it."""
@@ -28,6 +29,16 @@ class Poller:
     free_slots: int | None = None
     """For activities; None where the worker does not say."""
     runs_workflows: bool = False
+
+    @property
+    def process(self) -> str:
+        """Process id and host."""
+        return self.identity.partition(SEALS)[0]
+
+
+def is_fresh(worker: Poller) -> bool:
+    """Return whether a worker has polled lately."""
+    return worker.last_seen is not None and worker.last_seen > datetime.now(UTC) - POLLER_FRESH
 
 
 async def workers_on(calls: Calls, queue: str) -> tuple[Poller, ...]:
@@ -46,8 +57,7 @@ async def workers_on(calls: Calls, queue: str) -> tuple[Poller, ...]:
         for poller in answer.pollers:
             runs = kind is TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
             found[poller.identity] = Poller(poller.identity, moment(poller.last_access_time), runs_workflows=runs)
-    oldest = datetime.now(UTC) - POLLER_FRESH
-    found = {name: one for name, one in found.items() if one.last_seen is not None and one.last_seen > oldest}
+    found = {name: one for name, one in found.items() if is_fresh(one)}
     beats = await _heartbeats(calls, f"TaskQueue = '{queue}'")
     for beat in beats:
         if beat.status != WorkerStatus.WORKER_STATUS_RUNNING:

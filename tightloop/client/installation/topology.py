@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tightloop.client.calls import Calls
+from tightloop.client.installation.sealing import find_stranger
 from tightloop.client.installation.staffing import Poller, homes, workers_on
 from tightloop.host import home_queue
 from tightloop.settings import Settings
@@ -22,6 +23,8 @@ class Topology:
     """Task queue of this host and state home."""
     named: Mapping[str, tuple[Poller, ...]]
     """Workers on the task queues that the settings name, by queue."""
+    stranger: str = ""
+    """Which worker of the main queue encrypts with a key that is not here, as the start of a sentence."""
 
     @property
     def workflows(self) -> tuple[Poller, ...]:
@@ -56,4 +59,5 @@ async def topology_of(calls: Calls, settings: Settings) -> Topology:
         found = (*found, home)
     wanted = {queue for queue in dict(settings.queues).values() if queue and queue != main}
     named = {queue: await workers_on(calls, queue) for queue in sorted(wanted)}
-    return Topology(main, await workers_on(calls, main), found, home, named)
+    there = await workers_on(calls, main)
+    return Topology(main, there, found, home, named, find_stranger(calls, there))

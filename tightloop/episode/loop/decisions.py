@@ -149,19 +149,37 @@ def after_tracking(state: EpisodeState, request: EpisodeRequest) -> Decision:
     return CONTINUE
 
 
+def worth_telling(state: EpisodeState, request: EpisodeRequest) -> str:
+    """Return what people and the planner should know though it is no reason to wait; empty where there is nothing.
+
+    It is told once: the checks do not show whether the work is of use, and both can look at it.
+    """
+    unmoved = state.memory.unmoved if state.memory else 0
+    if unmoved != request.repeat_error_limit + OTHER_CAUSES:
+        return ""
+    names = ", ".join(map(str, state.failed_checks[:3]))
+    return f"the checks have shown no progress for {unmoved} iterations: {names}"
+
+
 def _stuck(streak: FailureStreak, limit: int) -> str:
     """Return in words why nothing came of the last iterations; empty where another one may help."""
     if streak.last is None:
         return ""
     if streak.count >= limit:
-        return f"the same error {counted(streak.count, 'time')} in a row: {streak.last.summary}"
+        return f"the same error {counted(streak.times, 'time')} without progress: {streak.last.summary}"
     if streak.idle >= limit:
         return (
             f"{counted(streak.idle, 'iteration')} in a row left nothing in the files that had not been there before: "
             f"{streak.last.summary}"
         )
     if streak.fruitless >= limit + OTHER_CAUSES:
-        return f"{streak.fruitless} iterations in a row brought nothing new: {streak.last.summary}"
+        return f"{streak.iterations} iterations without progress brought nothing new: {streak.last.summary}"
+    # People were told one iteration ago that the checks do not move: now less is enough.
+    if streak.unmoved > limit + OTHER_CAUSES and streak.fruitless >= limit / 2:
+        return (
+            f"the checks have shown no progress for {streak.unmoved} iterations, and the last ones brought little that "
+            f"is new: {streak.last.summary}"
+        )
     return ""
 
 

@@ -102,6 +102,18 @@ def read_drift_answer(question: Question, answer: Answer) -> DriftAnswer:
     return DriftAnswer(tree=question.fingerprint, keep=answer.option != UNDO, words=words)
 
 
-def is_resumed_by_message(asked: Question) -> bool:
-    """Return whether a message to the planner ends the wait: it needs neither a decision nor a report."""
-    return bool(asked.default) and asked.kind is not QuestionKind.WORK
+_PLANNER_NEXT = frozenset(
+    {
+        QuestionKind.OPERATOR,
+        QuestionKind.REPEATED_ERROR,
+        QuestionKind.DEVIATION,
+        QuestionKind.PLANNER_GAVE_UP,
+        QuestionKind.PROOF,
+    }
+)
+"""After these a planner is asked next. All others need a decision: a delivery again, files, money, a permission."""
+
+
+def is_ended_by_message(asked: Question) -> bool:
+    """Return whether a message to the planner ends the wait. It chooses no option: the planner reads it and plans."""
+    return asked.kind in _PLANNER_NEXT

@@ -2,28 +2,22 @@
 
 from datetime import datetime, timedelta
 
-from tightloop.artifact import ArtifactRef
 from tightloop.episode.budget import Budget, extended, should_converge
 from tightloop.episode.check import Verification
-from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord, discard_after, merge
-from tightloop.episode.failure import LONGEST_CIRCLE, NO_FAILURES, FailureStreak
+from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord, Tracked, discard_after, merge
+from tightloop.episode.failure import LONGEST_CIRCLE, NO_FAILURES, Failure, FailureStreak
 from tightloop.episode.loop.decisions import failure_of
 from tightloop.episode.loop.questions import ALLOW, EXTEND, REFUSE, WORK
-from tightloop.episode.model import (
-    EpisodeOutcome,
-    EpisodePhase,
-    EpisodeResult,
-    EpisodeState,
-    TimelineEntry,
-    Tracked,
-)
+from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeResult, EpisodeState
 from tightloop.episode.planning import PlanningOutcome, PlanVerdict, ReflectCause, ReflectionOutcome
 from tightloop.episode.progress.course import reset_counts
 from tightloop.episode.progress.tracking import ProbabilityClass, Tracking
+from tightloop.episode.timeline import TimelineLine
 from tightloop.executor.model import SUCCESSES, ExecutorReport, ExecutorStatus, Grant
 from tightloop.question import Answer, Question, QuestionKind
 from tightloop.safety.rubric import OVERRULED_LIMIT, unanswered
 from tightloop.value import counted, shorten
+from tightloop.value.artifact import ArtifactRef
 
 # The state is an input of each new run and an answer of queries: every list in it is bounded.
 TIMELINE_LIMIT = 80
@@ -31,16 +25,25 @@ NOTES_LIMIT = 5
 GRANTS_LIMIT = 100
 FAILED_SHOWN = 5
 # Two rounds of the longest circle that `goes_round` recognises.
+LINE_CHARACTERS = 240
+COMMAND_CHARACTERS = 2_000
+"""Of a line that is a command with paths: one that is cut is of no use."""
 TREES_REMEMBERED = 2 * LONGEST_CIRCLE
+DOUBTFUL_WEIGHT = 0.6
+"""What an iteration counts of which nobody can tell whether it helped; one that brought nothing counts 1."""
+NEWS_WEIGHT = 0.4
+"""The same, where the checks fail in a way that they never did."""
 NOT_A_FAILURE = SUCCESSES | {ExecutorStatus.LIMIT_HIT, ExecutorStatus.CANCELLED, ExecutorStatus.NEEDS_PERSON}
 """Ends of a delivery that are not counted as a failure of the executor."""
 DELIVERED_AGAIN = frozenset({ExecutorStatus.LIMIT_HIT, ExecutorStatus.NEEDS_PERSON, ExecutorStatus.FATAL})
 """Ends after which the same plan is delivered again, from where the executor was."""
 
 
-def with_entry(state: EpisodeState, at: datetime, kind: str, text: str) -> EpisodeState:
+def with_entry(
+    state: EpisodeState, at: datetime, kind: str, text: str, *, bound: int = LINE_CHARACTERS
+) -> EpisodeState:
     """Add a line to the timeline; the oldest lines go first when it is full."""
-    entry = TimelineEntry(at=at, kind=kind, text=shorten(text, 240))
+    entry = TimelineLine(at=at, kind=kind, text=shorten(text, bound))
     return state.evolve(timeline=(*state.timeline, entry)[-TIMELINE_LIMIT:])
 
 
@@ -167,7 +170,7 @@ def with_tracking(state: EpisodeState, tracked: Tracked, verification: Verificat
     """Take in the tracker's record and update everything that guards against going in circles."""
     tracking = tracked.tracking
     failure = failure_of(state, verification, changed=tracking.files_changed > 0)
-    streak = NO_FAILURES if failure is None or tracking.went_on else state.failures.plus(failure, idle=tracking.idle)
+    streak = _failures_after(state.failures, failure, tracking)
     # A class above LOW ends the streak; what is new ends the failures even where checks still fail.
     low = tracking.probability_class is ProbabilityClass.LOW
     cause, detail = _reflection_needed(tracking, streak)
@@ -190,10 +193,21 @@ def with_tracking(state: EpisodeState, tracked: Tracked, verification: Verificat
     )
 
 
+def _failures_after(streak: FailureStreak, failure: Failure | None, tracking: Tracking) -> FailureStreak:
+    if failure is None or (tracking.went_on and not (tracking.doubtful or tracking.unproven)):
+        return NO_FAILURES
+    if tracking.unproven:
+        after = streak.eased()
+    else:
+        weight = NEWS_WEIGHT if tracking.news else DOUBTFUL_WEIGHT if tracking.doubtful else 1
+        after = streak.plus(failure, weight=weight, idle=tracking.idle)
+    return after.evolve(unmoved=tracking.unmoved)
+
+
 def _reflection_needed(tracking: Tracking, streak: FailureStreak) -> tuple[ReflectCause | None, str]:
     reasons = [r.detail for r in tracking.reasons if r.implies is not ProbabilityClass.HIGH]
-    if streak.last is not None and streak.count >= 2:
-        again = f"{streak.count} times in a row: {streak.last.summary}"
+    if streak.last is not None and streak.times >= 2 and not tracking.unproven:
+        again = f"{streak.times} times in a row: {streak.last.summary}"
         return ReflectCause.REPEATED_FAILURE, shorten("; ".join((again, *reasons)), 400)
     if tracking.probability_class is not ProbabilityClass.HIGH:
         return ReflectCause.PROBABILITY_CLASS, shorten("; ".join(reasons), 400)
@@ -214,8 +228,10 @@ def with_reflection(state: EpisodeState, outcome: ReflectionOutcome) -> EpisodeS
     )
 
 
-def with_wait_ended(state: EpisodeState) -> EpisodeState:
+def with_wait_ended(state: EpisodeState, question: Question, answer: Answer | None) -> EpisodeState:
     """End a wait for a person: they stepped in, so what was counted towards it is counted from zero."""
+    if question.kind is QuestionKind.ALIGNMENT and answer is not None and answer.option == ALLOW:
+        return state  # what is harmless may still lead nowhere
     return state.evolve(
         failures=NO_FAILURES, low_streak=0, limit_strikes=0, memory=reset_counts(state.memory, state.spent)
     )

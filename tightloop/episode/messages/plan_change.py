@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from diff_match_patch import diff_match_patch
 
-from tightloop.artifact import ArtifactRef
 from tightloop.value import Value
+from tightloop.value.artifact import ArtifactRef
 
 SEARCH_S = 0.15
 """After this time the rest counts as replaced; plans are small, a usual search takes a few milliseconds."""

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from tightloop.episode.budget import Spent
 from tightloop.episode.check import CheckReport, CheckResult, Verification
-from tightloop.episode.failure import LONGEST_CIRCLE, NUMBERS_LIMIT, goes_round, signature, without_noise
+from tightloop.episode.failure import LONGEST_CIRCLE, goes_round, signature, without_noise
+from tightloop.episode.progress.numbers import Count, follow
 from tightloop.episode.progress.tracking import ItemMemory, Spending, TrackerMemory, TrackingFacts
 from tightloop.episode.progress.work import Work
 from tightloop.executor.messages.message import PlanMessage
@@ -21,7 +22,6 @@ ITEMS_REMEMBERED = 12
 FILES_NAMED = 20
 MARK = 12
 """Characters of a signature that are remembered."""
-BOTH_WAYS = 2
 PROGRESS = "+"
 """Before the signature of an error that was left after progress."""
 UNFINISHED = frozenset({ExecutorStatus.FAILED, ExecutorStatus.TIMED_OUT, ExecutorStatus.REFUSED})
@@ -48,8 +48,16 @@ class Iteration(Value):
     files_changed: int = 0
     """May be more than are listed in `changed`."""
     work: Work = Work.AGAIN
+    only_tests: bool = False
+    """It only adds tests."""
     touched: str = ""
     """What is remembered of the lines that were touched, with this change."""
+    news: bool = False
+    """The checks use a word that they never used before, and that this change did not bring."""
+    other: bool = False
+    """They print what they never printed before, if only another number."""
+    heard: str = ""
+    """What is remembered of the words of the checks, with this run."""
     tree_seen_before: bool = False
     plan: PlanMessage | None = None
     """The plan that was delivered, or that claims that nothing is left to do."""
@@ -64,18 +72,6 @@ class Iteration(Value):
     checks: CheckReport | None = None
 
 
-class _Count(Value):
-    """What the failing checks count."""
-
-    numbers: tuple[float, ...] = ()
-    ways: tuple[int, ...] = ()
-    """As in the memory."""
-    better: bool = False
-    """Whether a number went on in the one way that it goes, and nothing says that this way is bad."""
-    worse: bool = False
-    """Whether a number went in its bad way, and none in a good one."""
-
-
 def mark(*parts: str) -> str:
     """Return a short signature of a text, for the memory."""
     return signature(*parts)[:MARK]
@@ -85,7 +81,8 @@ def reset_counts(memory: TrackerMemory | None, spent: Spent, *, keep_plans: bool
     """Return the memory after a person stepped in: what is counted towards a class starts at zero."""
     plans = memory.plans if memory and keep_plans else ()
     touched = memory.touched if memory and not keep_plans else ""
-    return TrackerMemory(plans=plans, touched=touched, at_progress=spending(spent))
+    heard = memory.heard if memory else ""
+    return TrackerMemory(plans=plans, touched=touched, heard=heard, at_progress=spending(spent))
 
 
 def spending(spent: Spent) -> Spending:
@@ -99,19 +96,52 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
     """Return what classifies an iteration, without the trees, and the memory for the next iteration."""
     # An episode older than the memory is not charged for what it spent before.
     before = memory or TrackerMemory(at_progress=Spending() if iteration.spent.iterations <= 1 else None)
-    verification, report = iteration.verification, iteration.report
-    ran = verification is not None
-    scope = _outside(iteration)
     count = _count(before, iteration)
-    went_on = _went_on(before, iteration, count)
-    reported = TrackingFacts(
+    facts = _with_gain(_reported(iteration), before, iteration, count)
+    items = _judge_items(before, iteration)
+    plan = _plan_mark(iteration)
+    errors = _errors(before, iteration.verification, went_on=facts.went_on)
+    now = spending(iteration.spent)
+    after = TrackerMemory(
+        plans=(*before.plans, plan)[-REMEMBERED:] if plan and _carried_out(iteration) else before.plans,
+        touched=iteration.touched,
+        numbers=count.numbers,
+        ways=count.ways,
+        best=count.best,
+        heard=iteration.heard,
+        errors=errors,
+        no_change=(before.no_change + 1) * (iteration.files_changed == 0) if iteration.report else before.no_change,
+        unmoved=_unmoved(before, facts),
+        items=tuple({item.mark: item for item in items.values()}.values()),
+        at_progress=now if _settled(facts, count) or before.at_progress is None else before.at_progress,
+    )
+    ran = iteration.verification is not None
+    # An item about a check that keeps failing in the same way is the same error, which has a reason of its own.
+    same_error = ran and _times(errors) > 1
+    still_open = {text: item for text, item in items.items() if item.rounds and not (item.about and same_error)}
+    return facts.evolve(
+        no_change_streak=after.no_change,
+        open_items=tuple(still_open),
+        open_for=max((item.rounds for item in still_open.values()), default=0),
+        error_count=_times(errors) if ran else 0,
+        error_seen_before=ran and _came_back(errors),
+        errors_alternate=ran and not facts.green and not facts.went_on and goes_round(_since_progress(errors)),
+        plan_seen_before=bool(plan) and plan in before.plans,
+        since_progress=now.since(after.at_progress or now),
+    ), after
+
+
+def _reported(iteration: Iteration) -> TrackingFacts:
+    """Return what the iteration's own results say."""
+    verification, report = iteration.verification, iteration.report
+    scope = _outside(iteration)
+    return TrackingFacts(
         files_changed=iteration.files_changed,
         executor_changed_nothing=report is not None and iteration.files_changed == 0,
         checks_failed=verification.failed_count if verification and verification.total else None,
         newly_failing=verification.newly_failing if verification else (),
         made_progress=verification is not None and verification.progress,
         work=iteration.work,
-        went_on=went_on,
         tree_seen_before=iteration.tree_seen_before,
         claimed_done=iteration.claimed_done,
         outcome_unknown=report is not None and report.status is ExecutorStatus.OUTCOME_UNKNOWN,
@@ -120,85 +150,80 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
         out_of_scope=scope[0] if scope else (),
         out_of_scope_share=scope[1] if scope else None,
     )
-    errors = _errors(before, verification, went_on=went_on)
-    same_error = ran and _times(errors) > 1
-    items = _judge_items(before, iteration)
-    # An item about a check that keeps failing in the same way is the same error, which has a reason of its own.
-    still_open = {text: item for text, item in items.items() if item.rounds and not (item.about and same_error)}
+
+
+def _plan_mark(iteration: Iteration) -> str:
+    """Return the signature of the plan; empty where nothing was delivered."""
     # The number and the reflection of a plan do not matter: the same steps are the same plan.
     steps = iteration.plan.steps if iteration.plan and iteration.report else ()
     told = "\n".join(f"{step.title}\n{' '.join(step.run)}" for step in steps)
     # "Part 9" and "part 10" are two plans.
-    plan = (
-        hashlib.sha256(without_noise(told, numbers=False).encode("utf-8", "replace")).hexdigest()[:MARK] if told else ""
-    )
-    now = spending(iteration.spent)
-    # Another failure alone is not worth what it cost.
-    settled = reported.green or (went_on and (iteration.work is Work.NEW or reported.made_progress or count.better))
-    baseline = now if settled or before.at_progress is None else before.at_progress
-    was_carried_out = report is not None and report.succeeded
-    after = TrackerMemory(
-        plans=(*before.plans, plan)[-REMEMBERED:] if plan and was_carried_out else before.plans,
-        touched=iteration.touched,
-        numbers=count.numbers,
-        ways=count.ways,
-        errors=errors,
-        no_change=before.no_change if report is None else (before.no_change + 1) * (iteration.files_changed == 0),
-        items=tuple({item.mark: item for item in items.values()}.values()),
-        at_progress=baseline,
-    )
-    facts = reported.evolve(
-        no_change_streak=after.no_change,
-        open_items=tuple(still_open),
-        open_for=max((item.rounds for item in still_open.values()), default=0),
-        error_count=_times(errors) if ran else 0,
-        error_seen_before=ran and _came_back(errors),
-        errors_alternate=ran and not reported.green and not went_on and goes_round(errors),
-        plan_seen_before=bool(plan) and plan in before.plans,
-        since_progress=now.since(baseline),
-    )
-    return facts, after
+    text = without_noise(told, numbers=False)
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:MARK] if told else ""
 
 
-def _went_on(before: TrackerMemory, iteration: Iteration, count: _Count) -> bool:
-    """Return whether the iteration brought something that was not there before."""
+def _carried_out(iteration: Iteration) -> bool:
+    return iteration.report is not None and iteration.report.succeeded
+
+
+def _settled(facts: TrackingFacts, count: Count) -> bool:
+    """Return whether the iteration was worth what it cost; another failure alone is not."""
+    return facts.green or (facts.went_on and (facts.work is Work.NEW or facts.made_progress or count.better))
+
+
+def _with_gain(facts: TrackingFacts, before: TrackerMemory, iteration: Iteration, count: Count) -> TrackingFacts:
+    """Say what the iteration brought toward green checks: progress that they show, a promise, a doubt, or nothing.
+
+    Progress is measured against the best that there was, not against the last run: what was lost and comes back is
+    none. New work alone is a promise (`unproven`), something that is new without work a doubt (`doubtful`).
+    """
     verification = iteration.verification
     known = verification is None or verification.same or verification.signature[:MARK] in _plain(before.errors)
-    if verification is not None and verification.progress and not known:
-        return True
+    if facts.made_progress and not known:
+        return facts.evolve(went_on=True)
     if iteration.files_changed == 0 or iteration.tree_seen_before:
-        return False
+        return facts
     if count.better:
+        return facts.evolve(went_on=True)
+    if _is_damage(iteration, count):
+        # A long change breaks one thing after the other before it repairs them.
+        large = iteration.work is Work.NEW
+        return facts.evolve(went_on=large, doubtful=large)
+    if iteration.work is Work.NOTHING and not count.lowest:
+        return facts
+    # More lines after new work may be a list of what is done, or of what is broken: their words tell nothing.
+    news = iteration.news and not known and not _is_longer(iteration, count)
+    # A text that no check names, and after which they print something else, is one that they read.
+    read = iteration.work is Work.DOUBTFUL and iteration.other
+    if iteration.work is Work.NEW or read or count.lowest:
+        return facts.evolve(went_on=True, unproven=not (news or facts.made_progress))
+    something = news or iteration.other or iteration.work is Work.DOUBTFUL
+    return facts.evolve(went_on=something, doubtful=something, news=news)
+
+
+def _is_damage(iteration: Iteration, count: Count) -> bool:
+    """Return whether the checks are worse: a test that is written before its code fails, and breaks nothing."""
+    verification = iteration.verification
+    if verification is not None and verification.newly_failing:
         return True
-    if iteration.work is Work.NOTHING or count.worse or (verification is not None and verification.regress):
-        return False
-    return iteration.work is Work.NEW or not known
+    longer = iteration.work is not Work.NEW and _is_longer(iteration, count)
+    return longer or (count.worse and not iteration.only_tests)
+
+
+def _is_longer(iteration: Iteration, count: Count) -> bool:
+    verification = iteration.verification
+    return verification is not None and verification.regress and not (count.kept or iteration.only_tests)
 
 
 def _plain(errors: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(error.removeprefix(PROGRESS) for error in errors)
 
 
-def _count(before: TrackerMemory, iteration: Iteration) -> _Count:
+def _count(before: TrackerMemory, iteration: Iteration) -> Count:
+    known = Count(numbers=before.numbers, ways=before.ways, best=before.best)
     if iteration.checks is None:
-        return _Count(numbers=before.numbers, ways=before.ways)
-    printed = [result.printed for result in iteration.checks.failed]
-    numbers = tuple(number for each in printed for number in each.numbers)[:NUMBERS_LIMIT]
-    good = tuple(way for each in printed for way in each.better)[:NUMBERS_LIMIT]
-    if len(numbers) != len(before.numbers) or len(before.ways) != len(numbers):
-        return _Count(numbers=numbers, ways=(0,) * len(numbers))
-    steps = [(now > earlier) - (now < earlier) for now, earlier in zip(numbers, before.numbers, strict=True)]
-    told = list(zip(steps, before.ways, good, strict=True))
-    return _Count(
-        numbers=numbers,
-        ways=tuple(way if not step or way == step else step if not way else BOTH_WAYS for step, way, _ in told),
-        # Where nobody says which way is good, a number has to go the same way twice.
-        better=any(
-            step and (step == better == (way or step) or (not better and step == way)) for step, way, better in told
-        ),
-        worse=any(step and step == -better for step, _, better in told)
-        and not any(step and step == better for step, _, better in told),
-    )
+        return known
+    return follow(known, (result.printed for result in iteration.checks.failed))
 
 
 def _errors(before: TrackerMemory, verification: Verification | None, *, went_on: bool) -> tuple[str, ...]:
@@ -207,6 +232,18 @@ def _errors(before: TrackerMemory, verification: Verification | None, *, went_on
     mark = "" if verification.green else verification.signature[:MARK]
     # What is left after progress is not yet the same error again: the first fruitless iteration counts as the first.
     return (*before.errors, f"{PROGRESS}{mark}" if mark and went_on else mark)[-ERRORS_REMEMBERED:]
+
+
+def _unmoved(before: TrackerMemory, facts: TrackingFacts) -> int:
+    if facts.green:
+        return 0
+    # A failure that is news is a sign of progress, also where the work behind it is not new.
+    return 1 if facts.moved or facts.news else before.unmoved + 1
+
+
+def _since_progress(errors: tuple[str, ...]) -> tuple[str, ...]:
+    last = max((at for at, error in enumerate(errors) if error.startswith(PROGRESS)), default=-1)
+    return errors[last + 1 :]
 
 
 def _times(errors: tuple[str, ...]) -> int:

@@ -89,6 +89,12 @@ class TrackingFacts(Value):
     """What the change amounts to."""
     went_on: bool = False
     """It brought something that was not there before: work, better checks, or failures of another kind."""
+    doubtful: bool = False
+    """Nobody can tell whether that helps."""
+    news: bool = False
+    """The checks fail in a way that they never did, though no new work is behind it."""
+    unproven: bool = False
+    """It is new work, and the checks do not show whether that helps."""
     scope_announced: bool = False
     """The plan said which files it would change."""
     out_of_scope: tuple[str, ...] = ()
@@ -121,6 +127,11 @@ class TrackingFacts(Value):
         """Whether checks ran and all passed."""
         return self.checks_failed == 0
 
+    @property
+    def moved(self) -> bool:
+        """Whether the checks show that it helped."""
+        return self.went_on and not (self.doubtful or self.unproven)
+
 
 class Thresholds(CallerInput):
     """Where the classes begin. Calibrated on `tests/data/deviation`, by `calibrate.py` there."""
@@ -129,6 +140,7 @@ class Thresholds(CallerInput):
     high_from: float = 0.6
     """Ratio from which the class is HIGH."""
     medium_from: float = 0.4
+    """Ratio from which the class is MEDIUM."""
     growth_keeps: float = 0.95
     """A change that keeps this share of the lines before is growth: a low ratio then means new files, not lost ones."""
     scope_share_medium: float = 0.4
@@ -138,6 +150,7 @@ class Thresholds(CallerInput):
     open_items_medium: int = 2
     """Iterations that an action item was open; twice as many where a check got better."""
     open_items_low: int = 5
+    """The same, for LOW."""
     no_change_low: int = 2
     """Deliveries in a row that changed nothing."""
     same_error_low: int = 3
@@ -145,8 +158,11 @@ class Thresholds(CallerInput):
     iterations_per_progress: int | None = 4
     """What may be spent until a check gets better; None: unbounded."""
     tokens_per_progress: int | None = 2_000_000
+    """The same, in tokens."""
     cost_usd_per_progress: float | None = 5.0
+    """The same, in US dollars."""
     hours_per_progress: float | None = 2.0
+    """The same, in hours of work."""
     cost_low_factor: float = 2.0
     """Multiple of one of these four bounds that is LOW."""
     reasons_low: int = 3
@@ -212,12 +228,18 @@ class TrackerMemory(Value):
     touched: str = ""
     """Marks of the lines that the last changes touched; see `work.py`."""
     numbers: tuple[float, ...] = ()
-    """What the failing checks counted at last; a lower number is better."""
+    """What the failing checks counted at last."""
     ways: tuple[int, ...] = ()
-    """Which way each number went since the failures are of the present kind: 1 up, -1 down, 0 nowhere yet, 2 both."""
+    """As in `numbers.Count`."""
+    best: tuple[float, ...] = ()
+    """As in `numbers.Count`."""
+    heard: str = ""
+    """Marks of the words of the failing checks; see `work.py`."""
     errors: tuple[str, ...] = ()
     """Signatures of the failures at the end of the last iterations, oldest first; empty text: green."""
     no_change: int = 0
+    unmoved: int = 0
+    """Iterations since the checks last showed progress, with the one in which they did."""
     items: tuple[ItemMemory, ...] = ()
     at_progress: Spending | None = None
     """What was spent when the checks last got better or were green; None: not known yet."""
@@ -247,6 +269,14 @@ class Tracking(Value):
     """For the next iteration."""
     went_on: bool = False
     """The iteration brought something new."""
+    doubtful: bool = False
+    """Nobody can tell whether that helps."""
+    news: bool = False
+    """It is doubtful, and the checks fail in a way that they never did."""
+    unproven: bool = False
+    """It is new work, and the checks do not show whether that helps."""
+    unmoved: int = 0
+    """As in the memory."""
     idle: bool = False
     """It left nothing in the tree that had not been there before."""
 

@@ -1,8 +1,8 @@
 """What is kept of the beginning of an episode: what the checks said then, and what was installed."""
 
-from tightloop.artifact import ArtifactRef
 from tightloop.episode.proof.report import Observation
 from tightloop.value import Value
+from tightloop.value.artifact import ArtifactRef
 
 
 class CheckBaseline(Value):

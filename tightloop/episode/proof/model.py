@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
 
-from tightloop.artifact import ArtifactRef
 from tightloop.episode.check import Check, CheckStatus
 from tightloop.value import Value
+from tightloop.value.artifact import ArtifactRef
 
 NAMES_LIMIT = 50
 """Names of tests of one kind in a report; the digest covers all."""

@@ -8,12 +8,15 @@ from tightloop.episode.budget import Budget
 from tightloop.episode.check import Check
 from tightloop.value import Document
 
+TREE_PATTERN = r"^[0-9a-f]{40}$"
+"""Id of a git tree."""
+
 
 class ShellAction(Document):
     """A command in the sandbox. References in it are quoted for the shell."""
 
     run: str
-    """For `/bin/sh`."""
+    """For `/bin/sh`. References are quoted for it; a list becomes one word for each item, within quotes its JSON."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Variables for the command; nothing of the worker is passed on."""
     folder: str = ""
@@ -201,7 +204,10 @@ class Rule(Document):
 
 
 class DecisionAction(Document):
-    """Which of several paths is taken: by rules, by the best supported hypothesis, or by a model."""
+    """Which of several paths is taken: by rules, by the best supported hypothesis, or by a model.
+
+    `${id.chosen}` is the list of the ids of the steps that start, `${id.option}` the name of the option or hypothesis.
+    """
 
     rules: tuple[Rule, ...] = ()
     """The first that holds decides."""
@@ -224,6 +230,15 @@ class CheckpointAction(Document):
     """Default: the id of the step."""
 
 
+class MergeStart(Document):
+    """A change that could not be merged, for the episode that resolves it."""
+
+    base: str = Field(pattern=TREE_PATTERN)
+    """Tree that the change began with."""
+    tree: str = Field(pattern=TREE_PATTERN)
+    """Tree that it left."""
+
+
 class EpisodeAction(Document):
     """A coding agent works on a goal until the checks are green: a child episode."""
 
@@ -237,3 +252,8 @@ class EpisodeAction(Document):
     """Default: that of the worker's settings."""
     budget: Budget | None = None
     """Default: that of the settings."""
+    worktree: bool = False
+    """Work in a git worktree that begins with the files of now, beside other steps that do so; a three-way merge takes
+    the changes over in the order of the plan. A conflict fails the step, and its tree is kept."""
+    merge: MergeStart | None = None
+    """With `worktree`: begin with this change merged in, its conflicts between markers."""

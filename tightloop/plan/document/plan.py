@@ -32,7 +32,7 @@ class Hypothesis(Document):
 
 
 class ArtifactDeclaration(Document):
-    """A named output of the plan."""
+    """A named output of the plan: `account.artifacts` of `tightloop export ID --out FILE.json` has its value."""
 
     name: str
     """Its name in the account of the plan."""
@@ -57,7 +57,7 @@ class PlanBudget(Document):
     """Calls of models, and requests of `http`."""
     # `max_steps` is what recorded histories hold; texts with that name are refused.
     max_attempts: int = Field(default=20_000, ge=1, validation_alias=AliasChoices("max_attempts", "max_steps"))
-    """Attempts of steps, of all kinds."""
+    """Attempts of steps, of all kinds; at least as many as the plan has steps."""
     max_depth: int = Field(default=4, ge=1, le=16)
     """Plans within plans, this one included."""
     max_fan_out: int = Field(default=100, ge=1, le=FAN_OUT_LIMIT)

@@ -76,11 +76,18 @@ ACTIONS = tuple(capability for capability in Capability if capability is not Cap
 
 
 class Access(StrEnum):
-    """What a step does to the working tree; writers run alone, readers together."""
+    """What a step does to the working tree; writers run alone, readers and those that merge together."""
 
     NONE = "none"
     READS = "reads"
     WRITES = "writes"
+    MERGES = "merges"
+    """It works in a worktree of its own, and its changes are merged into the tree when it ends."""
+
+    @property
+    def changes_tree(self) -> bool:
+        """Whether the tree may be another one after it."""
+        return self in (Access.WRITES, Access.MERGES)
 
 
 # A checkpoint writes: a step that ran beside it could change files while its tree is taken.
@@ -223,7 +230,7 @@ class SubplanAction(Document):
     steps: "tuple[Step, ...]" = ()
     """The steps, instead of `file`."""
     file: str = ""
-    """Path of a plan file below the root of the tree, instead of `steps`."""
+    """Path of a plan file from the root of the tree, wherever the outer plan's file lies; instead of `steps`."""
     inputs: dict[str, Any] = Field(default_factory=dict)
     """Read as `${plan.<name>}` within; a file may have only inputs that it declares."""
     max_parallel: int = Field(default=4, ge=1, le=100)
@@ -277,7 +284,8 @@ class Step(Document):
     """One unit of work with its contract. It has at most one action; without one it is a milestone."""
 
     id: str = Field(pattern=ID_PATTERN)
-    """Unique in its list; with `*` at the end a template."""
+    """Unique in its list; with `*` at the end a template. None of `inputs`, `plan`, `item`, `outputs`, `hypotheses`,
+    `seed`, `exit_code`, `status`: in references these mean something else."""
     title: str = ""
     """For readers, and for models that do it."""
     description: str = ""
@@ -301,7 +309,8 @@ class Step(Document):
     inputs: dict[str, Any] = Field(default_factory=dict)
     """Values; text may hold references such as `${collect.sources}`."""
     outputs: dict[str, str] = Field(default_factory=dict)
-    """Name -> where from: `stdout`, `json` (of stdout), `file:<path>`, `json:<path>`, or a result of the action."""
+    """Name -> where from: `stdout`, `json` (of stdout; `json.<field>` within it), `file:<path>`, `json:<path>`, or a
+    result of the action."""
     preconditions: tuple[str | Prose, ...] = ()
     """Expressions that must hold before it acts, or `prose:`."""
     expect: tuple[str | Prose, ...] = ()
@@ -357,6 +366,8 @@ class Step(Document):
         """What the step does to the working tree."""
         if self.access is not None:
             return self.access
+        if self.episode is not None and self.episode.worktree:
+            return Access.MERGES
         capability = self.capability
         if capability in _WRITERS:
             return Access.WRITES

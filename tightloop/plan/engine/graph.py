@@ -14,6 +14,7 @@ from tightloop.plan.document.step import (
     Access,
     Capability,
     Join,
+    Recovery,
     Retry,
     Step,
     StepBudget,
@@ -21,7 +22,8 @@ from tightloop.plan.document.step import (
     Watchdog,
 )
 from tightloop.plan.language.reference import head_of, is_one_reference
-from tightloop.value import Value, shorten
+from tightloop.plan.result import REASON_CHARACTERS, StepFailure
+from tightloop.value import Value, abridge, shorten
 
 # Titles become summaries of activities in the history.
 TITLE_CHARACTERS = 80
@@ -31,6 +33,18 @@ ON_SUCCESS: Final = 1
 ON_CHOICE: Final = 2
 ON_FAILURE: Final = 4
 """Bits of a conditional edge: what makes its target start."""
+
+
+class CatchAll(Value):
+    """The failure mode of a step that stands for any failure."""
+
+    name: str
+    recover: Recovery
+
+    def applied_to(self, failure: StepFailure) -> StepFailure:
+        """Return a failure that nobody has looked at yet, as a failure of this mode."""
+        reason = abridge(f"{self.name}: {failure.reason}", REASON_CHARACTERS)
+        return failure.evolve(reason=reason, mode=self.name, recover=self.recover)
 
 
 class Node(Value):
@@ -59,6 +73,8 @@ class Node(Value):
     timeout_s: float = 600.0
     timebox_s: float | None = None
     watchdog: Watchdog | None = None
+    catch_all: CatchAll | None = None
+    """What follows where an attempt ended without its results, by which other failure modes are recognised."""
     compensates: bool = False
     """Something has to be done to take it back."""
     own_compensation: bool = False
@@ -223,7 +239,8 @@ def _node(step: Step, index: Mapping[str, int], values: Mapping[str, Any]) -> No
         timeout_s=step.timeout_s,
         timebox_s=step.timebox_s,
         watchdog=step.watchdog,
-        compensates=access is Access.WRITES if step.compensate is None else not step.compensate.none,
+        catch_all=_catch_all(step),
+        compensates=access.changes_tree if step.compensate is None else not step.compensate.none,
         own_compensation=step.compensate is not None and bool(step.compensate.run or step.compensate.step),
         template=step.id.endswith("*"),
         items=items,
@@ -231,6 +248,11 @@ def _node(step: Step, index: Mapping[str, int], values: Mapping[str, Any]) -> No
         budget=step.budget,
         plain=is_plain(step),
     )
+
+
+def _catch_all(step: Step) -> CatchAll | None:
+    mode = next((mode for mode in step.failure_modes if not mode.detect), None)
+    return None if mode is None else CatchAll(name=shorten(mode.name, TITLE_CHARACTERS), recover=mode.recover)
 
 
 def is_plain(step: Step) -> bool:

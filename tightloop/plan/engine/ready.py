@@ -4,12 +4,14 @@ from heapq import heappop, heappush
 
 from tightloop.plan.document.step import Access
 
+_READING = (Access.READS, Access.MERGES)
+
 
 class ReadyQueue:
-    """Three heaps, one for each access, and how many of each access run.
+    """A heap for each access, and how many of each access run.
 
-    Writers run alone among those that touch the tree. While the best waiting step among those is a writer, no reader
-    starts before it: the readers that run end, and it starts.
+    Writers run alone among those that touch the tree; those that merge count as readers, as they work elsewhere. While
+    the best waiting step among those is a writer, no reader starts before it: the readers that run end, and it starts.
     """
 
     def __init__(self) -> None:
@@ -28,7 +30,7 @@ class ReadyQueue:
 
     def take(self, number: int, access: Access) -> bool:
         """Take out one step; False where it is not queued, or may not touch the tree now."""
-        writing, reading = self._running[Access.WRITES] > 0, self._running[Access.READS] > 0
+        writing, reading = self._running[Access.WRITES] > 0, any(self._running[access] for access in _READING)
         # Only writers exclude readers: several readers see the same tree.
         busy = access is not Access.NONE and (writing or (reading and access is Access.WRITES))
         if busy or number not in self._queued:
@@ -65,7 +67,7 @@ class ReadyQueue:
                 heads.append((heap[0], access))
         writer_waits = False
         for (_, number), access in sorted(heads):
-            if not (writer_waits and access is Access.READS) and self.take(number, access):
+            if not (writer_waits and access in _READING) and self.take(number, access):
                 return number
             writer_waits = writer_waits or access is Access.WRITES
         return None

@@ -66,14 +66,10 @@ def choose_route(
         replan_allowed: a planner may be asked now.
         on_plan_failure: of the plan.
     """
-    wanted = failure.recover
-    if wanted is None and failure.failure_class is FailureClass.TRANSIENT:
-        wanted = Recovery.RETRY
+    wanted = _wanted(failure)
     if wanted is Recovery.RETRY:
-        wait = backoff_s(node.retry, attempt)
-        in_time = node.timebox_s is None or elapsed.total_seconds() + wait < node.timebox_s
-        if attempt < node.retry.attempts and in_time:
-            return Route(action=RouteAction.RETRY, after_s=wait)
+        if attempt < node.retry.attempts and _is_in_time(node, attempt, elapsed):
+            return Route(action=RouteAction.RETRY, after_s=backoff_s(node.retry, attempt))
         wanted = None
     # Both enumerations have the same values for these.
     last = RouteAction(on_plan_failure.value)
@@ -86,6 +82,22 @@ def choose_route(
     if node.alternate is not None and not (may_replan and wanted is Recovery.REPLAN):
         return Route(action=RouteAction.ALTERNATE, to=node.alternate, compensate=node.take_back)
     return Route(action=RouteAction.REPLAN if may_replan else last)
+
+
+def is_out_of_time(node: Node, failure: StepFailure, *, attempt: int, elapsed: timedelta) -> bool:
+    """Return whether nothing but its time box keeps a step from another attempt."""
+    may_retry = _wanted(failure) is Recovery.RETRY and attempt < node.retry.attempts
+    return may_retry and not _is_in_time(node, attempt, elapsed)
+
+
+def _wanted(failure: StepFailure) -> Recovery | None:
+    if failure.recover is None and failure.failure_class is FailureClass.TRANSIENT:
+        return Recovery.RETRY
+    return failure.recover
+
+
+def _is_in_time(node: Node, attempt: int, elapsed: timedelta) -> bool:
+    return node.timebox_s is None or elapsed.total_seconds() + backoff_s(node.retry, attempt) < node.timebox_s
 
 
 def backoff_s(retry: Retry, attempt: int) -> float:

@@ -56,7 +56,7 @@ class PlanEvent(Value):
     """`opened`, `completed`, `failed`, `waits`, `approved`, `paused`, `revised`, `compensated`, `closed` ..."""
     step: str = ""
     detail: str = ""
-    """At most 200 characters."""
+    """At most 600 characters."""
 
     @property
     def text(self) -> str:

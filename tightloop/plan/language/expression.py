@@ -126,7 +126,10 @@ def _call_refusal(node: ast.Call, source: Source) -> str:
             return ""
         return f"{name} needs a reference" + (" and a value" if name == "default" else "")
     if name not in FUNCTIONS or name.startswith(MARK):
-        return f"the function '{name or '?'}' is unknown: there are {', '.join((*FUNCTIONS, *LAZY))}"
+        shown = ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else "?"
+        if MARK in shown:
+            shown = shown.rpartition(".")[2]
+        return f"the function '{shown}' is unknown: there are {', '.join((*FUNCTIONS, *LAZY))}"
     least, most, _ = FUNCTIONS[name]
     if node.keywords or not least <= count <= most:
         return f"{name} takes {least if least == most else f'{least} to {most}'} values, not {count}"

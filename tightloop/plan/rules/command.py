@@ -7,6 +7,7 @@ from types import MappingProxyType
 from tightloop.plan.document.policy import CommandRule
 from tightloop.safety.commands.effects import exceeds, loads_code, needs_judging
 from tightloop.safety.commands.judge import check_script, find_violations_in_words, read_scripts
+from tightloop.safety.commands.places import PLACEHOLDER
 from tightloop.safety.commands.shell import AS_ROOT, Assignment, Call, plain
 from tightloop.safety.commands.violations import LOADS_CODE, UNREADABLE
 from tightloop.safety.glob import match_words
@@ -57,6 +58,24 @@ def judge_command(
     for one in dict.fromkeys((*check_script(text, is_strict=True), *blamed)):
         if one.topic is not Topic.COST and (one not in excused or one in blamed):
             found.append(_violated(one, command))
+    return strictest(found)
+
+
+def judge_known_part(command: str, rules: Sequence[CommandRule]) -> Ruling:
+    """Return the ruling on the simple commands of a script that hold no placeholder of a reference.
+
+    What a reference stands for is judged when its step starts; the rest is the same then.
+    """
+    reading = read_scripts(plain(command))
+    known = [call for call in reading.calls if not any(PLACEHOLDER in word for word in (call.name, *call.words))]
+    found: list[Ruling] = []
+    for call in known:
+        rule = _deciding(rules, call)
+        if rule is not None:
+            found.append(Ruling() if rule.verdict is Verdict.ALLOW else _ruled(rule, call))
+            continue
+        broken = (one for one in find_violations_in_words((call.name, *call.words)) if one.topic is not Topic.COST)
+        found += [_violated(one, command) for one in broken]
     return strictest(found)
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 from tightloop.plan.document.policy import Policy
 from tightloop.plan.document.step import Capability, Step
-from tightloop.plan.rules.command import judge_command
+from tightloop.plan.rules.command import judge_command, judge_known_part
 from tightloop.plan.rules.network import judge_url
 from tightloop.safety.change.patch import read_patch
 from tightloop.safety.commands.effects import written_paths
+from tightloop.safety.commands.places import PLACEHOLDER
 from tightloop.safety.commands.shell import plain
 from tightloop.safety.glob import find_excess, fits
 from tightloop.safety.verdict import Ruling, Verdict, strictest
@@ -66,6 +67,24 @@ def judge(policy: Policy, step: Step, acts: Acts) -> Ruling:
     if excess := find_excess_of(policies):
         return excess
     return strictest(verdict for one in policies for verdict in _verdicts(one, step, acts))
+
+
+def judge_command_of_plan(policy: Policy, command: str, folder: str = "") -> Ruling:
+    """Return the ruling on a command of a plan before it runs: on what is the same whatever references stand for.
+
+    Args:
+        policy: of the plan.
+        command: with a placeholder for each reference.
+        folder: below the root, in which it starts; alike.
+    """
+    is_known = PLACEHOLDER not in command
+    rules = policy.commands
+    found = [judge_command(command, rules) if is_known else judge_known_part(command, rules)]
+    written = written_paths(plain(command), folder)
+    certain = tuple(path for path in written.certain if PLACEHOLDER not in path)
+    found += _protected(policy, (*certain, *(path for path in written.possible if PLACEHOLDER not in path)))
+    found += _unscoped(policy, _outside_folders(policy, certain))
+    return strictest(found)
 
 
 def judge_changes(policy: Policy, paths: Iterable[str]) -> Ruling:
@@ -141,8 +160,7 @@ def _verdicts(policy: Policy, step: Step, acts: Acts) -> Iterator[Ruling]:
         yield judge_command(command, policy.commands, acts.environment)
         written = written_paths(plain(command), acts.folder)
         yield from _protected(policy, (*written.certain, *written.possible))
-        # A folder that is written to is a file of it.
-        yield from _unscoped(policy, tuple(path for path in written.certain if not fits(policy.write, f"{path}/any")))
+        yield from _unscoped(policy, _outside_folders(policy, written.certain))
     for url in acts.urls:
         if refusal := judge_url(url, policy.network).refusal:
             yield Ruling(Verdict.DENY, "policy.network", refusal)
@@ -151,6 +169,11 @@ def _verdicts(policy: Policy, step: Step, acts: Acts) -> Iterator[Ruling]:
     if asked is not None and step.capability is not Capability.GATE:
         reason = f"step {step.id!r} ({step.title or step.kind.value}) waits: policy.approve names {asked!r}"
         yield Ruling(Verdict.ASK, "policy.approve", reason)
+
+
+def _outside_folders(policy: Policy, paths: Iterable[str]) -> tuple[str, ...]:
+    """Return the paths but for folders that may be written to: a file of them is what is written."""
+    return tuple(path for path in paths if not fits(policy.write, f"{path}/any"))
 
 
 def _of_paths(policy: Policy, paths: tuple[str, ...]) -> Iterator[Ruling]:

@@ -59,7 +59,7 @@ def find_entry_fault(entry: str) -> tuple[str, str] | None:
     if found is None:
         bare = re.split(r"[/?#]", text.rpartition("@")[2])[0].strip("*.")
         meant = bare if _ENTRY.fullmatch(bare) else "*.example.org"
-        return f"'{entry}' does not name a host", f"Write a host such as `{meant}`, or `host:port`"
+        return f"'{entry}' does not name a host", f"Write a host such as `{meant}`, or `example.org:8443`"
     if found["port"] and not 0 < int(found["port"]) < 65_536:
         return f"'{entry}' has a port that does not exist", "Ports are from 1 to 65535"
     if found["below"] and found["port"]:

@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 from tightloop.errors import Problem, did_you_mean
 from tightloop.plan.document.step import ID_CHARACTERS
 from tightloop.plan.text.located import Map, Path, Seq, position
-from tightloop.plan.text.spelling import DURATION_UNITS
+from tightloop.value.duration import UNITS
 
 # A reader corrects the first ones and runs again.
 PROBLEMS_LIMIT = 50
@@ -68,7 +68,7 @@ def _real_path(loc: Sequence[str | int], tree: Any) -> tuple[Path, str]:
         elif isinstance(tree, Seq) and isinstance(part, int) and part < len(tree):
             tree = _below(tree, part)
             if path and path[-1] == "steps" and isinstance(tree, dict):
-                owner = f" in step '{tree.get('id', part)}'"
+                owner = f" in step '{tree['id']}'" if "id" in tree else ""
             path.append(part)
     return tuple(path), owner
 
@@ -88,7 +88,7 @@ def _sentence(detail: ErrorDetails, path: Path, tree: Any) -> tuple[str, str]:
     if kind in ("enum", "literal_error"):
         known = _EXPECTED.findall(str(detail.get("ctx", {}).get("expected", "")))
         return f"{name} is {shown}", did_you_mean(str(value), known)
-    if str(last).endswith("_s") and not kind.endswith(("than", "equal")):
+    if (str(last).endswith("_s") or kind.startswith("time_delta")) and not kind.endswith(("than", "equal")):
         return f"{name} is not a duration: {shown}", _duration(value)
     if kind == "string_pattern_mismatch" and last == "id":
         fit = _UNFIT.sub("-", str(value)).strip("-._")[:ID_CHARACTERS]
@@ -111,7 +111,9 @@ def _of_type(detail: ErrorDetails, name: str, shown: str, last: str) -> tuple[st
     if kind == "string_type" and isinstance(value, bool | int | float):
         return f"{name} must be a text, not {shown}", f'Put it in quotes: "{shown}"'
     if kind in ("tuple_type", "list_type"):
-        return f"{name} must be a list, not {shown}", f"Write `{last or name}: [...]`"
+        are_steps = last == "steps" and isinstance(value, dict)
+        fix = "Begin each step with `- id: NAME`" if are_steps else f"Write `{last or name}: [...]`"
+        return f"{name} must be a list, not {shown}", fix
     if kind in ("model_type", "dict_type", "model_attributes_type"):
         return f"{name} must be fields (`key: value`), not {shown}", ""
     if kind == "value_error":
@@ -140,7 +142,7 @@ def _duration(value: Any) -> str:
     rule = "A duration is a number of seconds, or `90s`, `5m`, `2h`, `1d`"
     parts = _AMOUNT.findall(value) if isinstance(value, str) else []
     whole = "".join(f"{number}{unit}" for number, unit in parts).lower()
-    units = [DURATION_UNITS.get(unit[:1].lower() if unit.lower() != "ms" else "") for _, unit in parts]
+    units = [UNITS.get(unit[:1].lower() if unit.lower() != "ms" else "") for _, unit in parts]
     if not parts or None in units or len(whole) != len(_BETWEEN.sub("", value.lower())):
         return rule
     if len(parts) == 1:

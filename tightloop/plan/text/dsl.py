@@ -54,7 +54,9 @@ def parse_dsl(text: str, *, depth_limit: int, slips: list[TextError]) -> Map:
     for block in _blocks(text):
         found = _HEADER.fullmatch(block.header)
         if found is None:
-            raise TextError(f"not a header: {block.header[:60]}", Position(block.line, 1), f"Write `{RIGHT_HEADER}`")
+            is_field = re.match(r"[a-z_]+:|on[ _]\w+\s*->", block.header) is not None
+            fix = "Indent it: fields stand below their header" if is_field else f"Write `{RIGHT_HEADER}`"
+            raise TextError(f"not a header: {block.header[:60]}", Position(block.line, 1), fix)
         fields = _fields(block, found, depth_limit, slips)
         if found["word"] == "task":
             steps.add(fields, fields.at)
@@ -112,6 +114,8 @@ def _attributes(made: Map, line: int, rest: str, start: int) -> None:
         if word[0].startswith("#"):
             return
         at = Position(line, start + word.start() + 1)
+        if word[0].startswith('"'):
+            raise TextError("the quote of a title is not closed", at, f"Write `{RIGHT_HEADER}`")
         found = _ATTRIBUTE.fullmatch(word[0])
         if found is None:
             raise TextError(f"'{word[0][:60]}' in a header is not `key:value`", at, f"Write `{RIGHT_HEADER}`")

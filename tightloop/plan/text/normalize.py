@@ -1,6 +1,7 @@
 """Rewrites a document into the fields of `Plan` by the tables in `spelling`, and finds the fields that do not exist."""
 
 import re
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, get_args, get_origin
 
@@ -11,11 +12,11 @@ from tightloop.plan.document.action import GateCheck
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import Step, SubplanAction
 from tightloop.plan.text.located import Map, Seq, entries, seq
-from tightloop.plan.text.spelling import COMMAND_NAMES, DURATION_UNITS, GONE, ID_LISTS, IGNORED, MAIN_FIELD, RENAMED
+from tightloop.plan.text.spelling import COMMAND_NAMES, GONE, ID_LISTS, IGNORED, MAIN_FIELD, RENAMED
+from tightloop.value.duration import read_seconds
 
 HINTS_LIMIT = 25
 """Finding the closest name takes milliseconds; a text with more unknown fields than this is not a plan."""
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)")
 
 
 def normalize(plan: Map) -> list[Problem]:
@@ -52,7 +53,7 @@ class _Normalizer:
             # Before the steps are walked: they are given fields here.
             self._merge_gates(fields)
         if owner is Step:
-            where = f" in step '{fields.get('id', '')}'"
+            where = f" in step '{fields['id']}'" if "id" in fields else ""
             _normalize_step(fields)
         for name in list(fields):
             if name in shapes:
@@ -61,9 +62,18 @@ class _Normalizer:
                 at = fields.take(name)[2]
                 self._warn(f"'{name}' is not read{where}", at, f"Remove it: {ignored[name]}", "ignored")
             else:
-                known = {*shapes, *(one for one in names if "." not in one)}
-                hint = GONE.get(owner, {}).get(name, "")
+                commands = COMMAND_NAMES if owner is Step else ()
+                known = {*shapes, *commands, *(one for one in names if "." not in one)}
+                hint = GONE.get(owner, {}).get(name) or self._place_within(name, owner, known)
                 self._unknown(f"unknown field '{name}'{where}", fields.keys_at[name], name, known, hint)
+
+    def _place_within(self, name: str, owner: type[BaseModel], known: set[str]) -> str:
+        """Return where a field belongs that one of the parts of a model has, or has nearly; empty: nowhere nearer."""
+        if len(self.problems) >= HINTS_LIMIT:
+            return ""
+        inside = _inside(owner)
+        [nearest] = get_close_matches(name, {*known, *inside}, n=1, cutoff=0.6) or [name]
+        return "" if nearest in known or nearest not in inside else f"Write `{inside[nearest]}: {{{nearest}: ...}}`"
 
     def _merge_gates(self, plan: Map) -> None:
         """Give what stands under `gates:` to the steps with the same ids."""
@@ -81,11 +91,11 @@ class _Normalizer:
 
     def _value(self, fields: Map, name: str, owner: type[BaseModel], where: str) -> None:
         value, at, (inner, is_list) = fields[name], fields.values_at[name], _shapes(owner)[name]
-        if isinstance(value, str) and name.endswith("_s") and (found := _DURATION.fullmatch(value.strip())):
-            fields[name] = float(found[1]) * DURATION_UNITS[found[2]]
+        if isinstance(value, str) and name.endswith("_s") and (seconds := read_seconds(value)) is not None:
+            fields[name] = seconds
         elif isinstance(value, str) and is_list and inner is not Step:
             fields[name] = value = _ids(value, at) if (owner, name) in ID_LISTS else seq([value], at)
-        if inner is None:
+        if inner is None or (is_list and isinstance(value, Map)):
             return
         if is_list and isinstance(value, Seq):
             for number, item_at in enumerate(value.items_at):
@@ -137,6 +147,13 @@ def _shapes(owner: type[BaseModel]) -> dict[str, tuple[type[BaseModel] | None, b
         field.alias or name: (_model_in(field.annotation), get_origin(field.annotation) is tuple)
         for name, field in owner.model_fields.items()
     }
+
+
+@cache
+def _inside(owner: type[BaseModel]) -> dict[str, str]:
+    """Return for each field of the parts of a model the first part that has it."""
+    parts = [(name, inner) for name, (inner, is_list) in _shapes(owner).items() if inner and not is_list]
+    return {field: part for part, inner in reversed(parts) for field in _shapes(inner)}
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

@@ -30,12 +30,29 @@ RENAMED: Mapping[type[BaseModel], Mapping[str, str]] = {
 COMMAND_NAMES = ("run", "command")
 """On a step: the command of `shell`."""
 _RUN_STATE = {"status": "the run knows it", "state": "the run knows it"}
+_FOR_EACH = "Write `for_each: [...]` in a step with an id such as `build-*`, and `${item}` for one of them"
 GONE: Mapping[type[BaseModel], Mapping[str, str]] = {
+    plan.Plan: {"name": "Write `id:`, or `title:` for readers", "plan": "Write `id:`"},
     step.Step: {
+        "name": "Write `id:`, or `title:` for readers",
+        "if": "Write `when:` with an expression",
+        "cmd": "Write `run:`",
+        "script": "Write `run:`",
+        "env": "Write `shell: {run: ..., environment: {NAME: value}}`",
+        "environment": "Write `shell: {run: ..., environment: {NAME: value}}`",
+        "cwd": "Write `shell: {run: ..., folder: ...}`",
+        "folder": "Write `shell: {run: ..., folder: ...}`",
+        "depends": "Write `needs:`",
+        "dependencies": "Write `needs:`",
+        "continue_on_error": "Write `failure_modes: [{name: any, recover: skip}]`",
+        "matrix": _FOR_EACH,
+        "loop": _FOR_EACH,
         "fetch": "Write `http: {urls: [...]}`",
         "using": "Remove it and name the action: `shell: make`, `model: ...`, `search: ...`",
     },
     plan.PlanBudget: {"max_steps": "Write `max_attempts`"},
+    action.ShellAction: {"env": "Write `environment`", "cwd": "Write `folder`", "cmd": "Write `run`"},
+    action.Rule: {"if": "Write `when`", "then": "Write `to`"},
 }
 """Fields that are refused, and what to write in their place."""
 IGNORED: Mapping[type[BaseModel], Mapping[str, str]] = {
@@ -60,5 +77,3 @@ MAIN_FIELD: Mapping[type[BaseModel], str] = {
 """The field that a bare text stands for: `shell: make`."""
 ID_LISTS = frozenset({(step.Step, "needs"), (step.Step, "on_success"), (step.OnFailure, "compensate")})
 """Lists that may be written as `a b` or `a, b`; all others take a bare text as their only item."""
-DURATION_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
-"""What may follow the number in fields that end with `_s`, in seconds."""

@@ -76,7 +76,7 @@ def named_step(scope: Scope, name: str) -> int | None:
 
 def _edges(scope: Scope, place: int, step: Step) -> Iterator[Edge]:
     for number, name in enumerate(step.needs):
-        source = _known(scope, name, scope.at(place, "needs", number), f"'{step.id}' needs")
+        source = _known(scope, name, scope.at(place, "needs", number), step.id, "needs")
         if source is not None:
             yield Edge(source, place, scope.at(place, "needs", number))
         if name in step.needs[:number] and number < 100:
@@ -91,20 +91,20 @@ def _edges(scope: Scope, place: int, step: Step) -> Iterator[Edge]:
         named += [((*choice.path, number), name, "choice", option) for number, name in enumerate(choice.to)]
     for fields, name, kind, option in named:
         path = scope.at(place, *fields)
-        target = _known(scope, name, path, f"'{step.id}' leads to")
+        target = _known(scope, name, path, step.id, "leads to")
         if target is not None:
             yield Edge(place, target, path, kind, option)
 
 
-def _known(scope: Scope, name: str, path: Path, said: str) -> int | None:
+def _known(scope: Scope, name: str, path: Path, own: str, said: str) -> int | None:
     if name in scope.index:
         return scope.index[name]
     template = named_step(scope, name)
     if template is not None:
         hint = f"Write '{scope.steps[template].id}': it stands for all steps that the template becomes"
     else:
-        hint = scope.report.closest(name, scope.index)
-    scope.report.error("unknown-step", path, f"{said} '{name}', which is not a step", hint)
+        hint = scope.report.closest(name, scope.index, but=own)
+    scope.report.error("unknown-step", path, f"'{own}' {said} '{name}', which is not a step", hint)
     return None
 
 
@@ -127,6 +127,11 @@ def _cycles(edges: Edges) -> None:
         first = cycle.index(min(cycle))
         cycle = [*cycle[first:], *cycle[:first]]
         closing = next(edge for edge in edges.into[cycle[0]] if edge.source == cycle[-1])
+        if len(cycle) == 1:
+            said = f"'{scope.steps[cycle[0]].id}' waits for itself"
+            scope.report.error("cycle", closing.path, said, "Take its own id out")
+            left.difference_update(cycle)
+            continue
         names = [scope.steps[one].id for one in (*cycle, cycle[0])]
         shown = names if len(names) <= 12 else [*names[:6], "...", *names[-5:]]
         hint = "Take one of these edges out: none can be first"
@@ -180,7 +185,7 @@ def _alternates(edges: Edges) -> None:
         taken_back = failed.on_failure.compensate if failed.on_failure else ()
         for number, name in enumerate(taken_back):
             path = scope.at(edge.source, "on_failure", "compensate", number)
-            other = _known(scope, name, path, f"'{failed.id}' takes back")
+            other = _known(scope, name, path, failed.id, "takes back")
             if other not in (None, edge.source) and not edges.before[edge.source] >> (other or 0) & 1:
                 said = f"'{failed.id}' takes back '{name}', which may not be done before it"
                 scope.report.error("compensates-stranger", path, said, f"Add '{name}' to the needs of '{failed.id}'")

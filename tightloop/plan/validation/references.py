@@ -6,7 +6,7 @@ from typing import Any
 from tightloop.errors import ExpressionError
 from tightloop.plan.document.step import ACTIONS, RESERVED_IDS, Capability, Step
 from tightloop.plan.language.expression import parse_expression
-from tightloop.plan.language.nearest import nearest_expression
+from tightloop.plan.language.nearest import PROSE_HINT, nearest_expression
 from tightloop.plan.language.reference import Piece, is_one_reference, scan
 from tightloop.plan.text.located import Path, texts
 from tightloop.plan.validation.edges import Edges, named_step
@@ -111,6 +111,8 @@ class _Reader:
             hint = nearest_expression(text) if text.strip() else error.suggestion
             # What is wrong within a call or a pattern is said best by itself.
             known = "" if error.problem.startswith(_UNREADABLE) else error.suggestion
+            if path[:2] == ("gate", "checks") and hint == PROSE_HINT:
+                hint = f"Write `command: ...` for a command. {hint}"
             self._malformed(path, text, ExpressionError(error.problem, error.column, known or hint), "expression")
             return
         if not names and path[0] not in _MAY_BE_CONSTANT:
@@ -136,10 +138,11 @@ class _Reader:
         results = results_of(self._step)
         for name, source in self._step.outputs.items():
             word = source.partition(".")[0]
-            if results is None or word in results or word == "json" or source.startswith(("file:", "json:")):
+            known = results | {"json"} if results and "stdout" in results else results
+            if known is None or word in known or source.startswith(("file:", "json:")):
                 continue
             said = f"output '{name}' of '{self._step.id}' is from '{source}', which the step does not have"
-            hint = self._scope.report.closest(word, results) if results else ""
+            hint = self._scope.report.closest(word, known) if known else ""
             at = self._scope.at(self._place, "outputs", name)
             self._scope.report.error("unknown-output", at, said, hint or "Write `file:<path>`")
 
@@ -157,7 +160,7 @@ class _Reader:
             self._reserved(path, parts, text)
             return
         known = {*self._scope.index, *RESERVED_IDS}
-        hint = self._scope.report.closest(".".join(parts[:-1]) or name, known)
+        hint = self._scope.report.closest(".".join(parts[:-1]) or name, known, but=self._step.id)
         if path[:2] == ("shell", "run") and len(parts) == 1:
             hint = f"Write $${{{name}}} for the shell's own variable"
         self._tell("unknown-reference", path, f"'${{{name}}}' names neither a step nor a value", hint, (name, text))
@@ -168,10 +171,11 @@ class _Reader:
         if other == self._place and path[0] != "compensate":
             hint = "Write `${outputs.<name>}`, `${exit_code}` or `${status}` for its own results"
             self._tell("own-reference", path, f"'${{{name}}}' refers to the step itself", hint, (name, text))
-        elif other != self._place and not self._before >> other & 1:
+            return
+        if other != self._place and not self._before >> other & 1:
             said = f"'${{{name}}}' is read, but '{self._step.id}' does not need '{source.id}'"
             self._tell("not-needed", path, said, f"Add '{source.id}' to its needs", (name, text))
-        elif not rest:
+        if not rest:
             hint = f"Write `${{{source.id}.{next(iter(sorted(_outputs(source))), 'output')}}}`"
             self._tell("no-output", path, f"'${{{name}}}' names a step, not one of its outputs", hint, (name, text))
         elif results_of(source) is not None and rest[0] not in _outputs(source):

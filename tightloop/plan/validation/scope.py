@@ -53,10 +53,14 @@ class Report:
     problems: list[Problem] = field(default_factory=list)
     suggested: int = 0
 
-    def closest(self, name: str, known: Collection[str]) -> str:
-        """Return a suggestion for a misspelt id; empty after `SUGGESTIONS_LIMIT` of them."""
+    def closest(self, name: str, known: Collection[str], *, but: str = "") -> str:
+        """Return a suggestion for a misspelt id, never the step `but`; empty after `SUGGESTIONS_LIMIT` of them."""
         self.suggested += 1
-        return did_you_mean(name, known) if self.suggested <= SUGGESTIONS_LIMIT else ""
+        if self.suggested > SUGGESTIONS_LIMIT:
+            return ""
+        if f"{name}-*" in known:
+            return f"Did you mean '{name}-*'?"
+        return did_you_mean(name, [one for one in known if one != but] if but else known)
 
     def error(self, code: str, path: Path, message: str, suggestion: str = "") -> None:
         """Report an error."""

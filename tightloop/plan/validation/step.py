@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from tightloop.plan.document.step import ACTIONS, RESERVED_IDS, Capability, Step, StepKind
+from tightloop.plan.document.step import ACTIONS, RESERVED_IDS, Access, Capability, Step, StepKind
+from tightloop.plan.rules.guard import judge_changes
 from tightloop.plan.text.located import Path
 from tightloop.plan.validation.scope import Scope, repeated
 from tightloop.plan.validation.values import find_value_faults
@@ -62,6 +63,7 @@ def check_step(scope: Scope, place: int) -> None:
     _check_gate(scope, place, step)
     _check_budget(scope, place, step)
     _check_names(scope, place, step)
+    _check_edits(scope, place, step)
 
 
 def _check_action(scope: Scope, place: int, step: Step) -> None:
@@ -103,6 +105,8 @@ def _faults(step: Step) -> Iterator[tuple[Path, str, str]]:
         yield ("git",), f"'{step.id}' does nothing with git", "Write `branch`, `commit` or `pull_request`"
     if step.subplan and bool(step.subplan.steps) == bool(step.subplan.file):
         yield ("subplan",), f"'{step.id}' must have either `steps` or `file`", ""
+    yield from _worktree_faults(step)
+    yield from _option_faults(step)
     yield from _decision_faults(step)
     yield from _branch_faults(step)
     undo = step.compensate
@@ -124,6 +128,29 @@ def _texts(step: Step) -> Iterator[tuple[Path, str, str]]:
             yield ("episode", "definition_of_done", number, "run"), check.run, "has a check without a command"
     for number, check in enumerate(step.branch.checks if step.branch else ()):
         yield ("branch", "checks", number, "run"), check.run, "has a check without a command"
+
+
+def _worktree_faults(step: Step) -> Iterator[tuple[Path, str, str]]:
+    is_own = step.episode is not None and step.episode.worktree
+    if is_own and step.access not in (None, Access.MERGES):
+        said = f"'{step.id}' works in a worktree of its own, so its access cannot be '{step.tree_access.value}'"
+        yield ("access",), said, "Leave out 'access'"
+    if not is_own and step.access is Access.MERGES:
+        said = f"'{step.id}' has access 'merges', but is no episode in a worktree of its own"
+        yield ("access",), said, "Write `worktree: true` in its `episode`, or another access"
+    if step.episode is not None and step.episode.merge is not None and not is_own:
+        yield ("episode", "merge"), f"'{step.id}' merges a change outside of a worktree", "Add `worktree: true`"
+
+
+def _option_faults(step: Step) -> Iterator[tuple[Path, str, str]]:
+    approval = step.gate.approval if step.gate else None
+    for way, options in (
+        (("decision", "options"), step.decision.options if step.decision else ()),
+        (("gate", "approval", "options"), approval.options if approval else ()),
+    ):
+        for number, name in repeated(one.name.strip() for one in options):
+            said = f"option '{name}' occurs twice in '{step.id}': nobody could choose the second one"
+            yield (*way, number, "name"), said, "Rename one"
 
 
 def _decision_faults(step: Step) -> Iterator[tuple[Path, str, str]]:
@@ -170,7 +197,12 @@ def _check_gate(scope: Scope, place: int, step: Step) -> None:
                 report.error("patterns", (*path, "diff", field), f"check {number + 1} of gate '{step.id}': {excess}")
         if check.diff and check.diff.since and check.diff.since not in scope.index:
             said = f"check {number + 1} of gate '{step.id}' compares with '{check.diff.since}', which is not a step"
-            report.error("unknown-step", (*path, "diff", "since"), said, report.closest(check.diff.since, scope.index))
+            report.error(
+                "unknown-step",
+                (*path, "diff", "since"),
+                said,
+                report.closest(check.diff.since, scope.index, but=step.id),
+            )
     prose = any(check.prose for check in gate.checks)
     if prose and not (gate.approval and gate.approval.role):
         said = f"gate '{step.id}' has a check that only a person can make, but names no role"
@@ -194,6 +226,14 @@ def _check_budget(scope: Scope, place: int, step: Step) -> None:
         report.error("no-network", scope.at(place, step.capability.value), said, hint)
 
 
+def _check_edits(scope: Scope, place: int, step: Step) -> None:
+    for number, file in enumerate(step.edit.files if step.edit else ()):
+        refusal = "" if "${" in file.path else judge_changes(scope.plan.policy, (file.path,)).reason
+        if refusal:
+            said, _, hint = refusal.partition(". ")
+            scope.report.error("scope", scope.at(place, "edit", "files", number, "path"), f"'{step.id}': {said}", hint)
+
+
 def _check_names(scope: Scope, place: int, step: Step) -> None:
     report, known = scope.report, {one.id for one in scope.plan.hypotheses}
     named: list[tuple[Path, str, str]] = [
@@ -212,7 +252,7 @@ def _check_names(scope: Scope, place: int, step: Step) -> None:
         path = scope.at(place, "compensate", "step")
         if undo not in scope.index:
             said = f"'{step.id}' is taken back by '{undo}', which is not a step"
-            report.error("unknown-step", path, said, report.closest(undo, scope.index))
+            report.error("unknown-step", path, said, report.closest(undo, scope.index, but=step.id))
         elif scope.steps[scope.index[undo]].kind is not StepKind.COMPENSATION:
             said = f"'{step.id}' is taken back by '{undo}', which is not of kind compensation"
             report.error("compensation-kind", path, said, f"Write `kind: compensation` in '{undo}'")

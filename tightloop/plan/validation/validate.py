@@ -6,6 +6,7 @@ from tightloop.errors import Problem, Severity
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import StepKind
 from tightloop.plan.text.reading import ReadPlan, read_parts
+from tightloop.plan.validation.commands import check_commands
 from tightloop.plan.validation.edges import check_edges, longest
 from tightloop.plan.validation.references import check_references
 from tightloop.plan.validation.scope import Report, Scope, repeated
@@ -65,6 +66,7 @@ def _check_scope(scope: Scope) -> None:
     scope = replace(scope, index=_index(scope))
     for place in range(len(scope.steps)):
         check_step(scope, place)
+        check_commands(scope, place)
     edges = check_edges(scope)
     check_references(scope, edges)
     most_s = scope.plan.budget.max_wall_s

@@ -158,7 +158,15 @@ def check_policy(policy: Policy, steps: tuple[Step, ...], report: Report) -> Non
             report.error(
                 "command-rule", path, said, f"Write a rule for what stands on each side of `{found[0].strip()}`"
             )
+    _check_scopes(policy, report)
     _check_approve(policy, steps, report)
+
+
+def _check_scopes(policy: Policy, report: Report) -> None:
+    for number, pattern in enumerate(policy.write):
+        if pattern in policy.protect:
+            said = f"'{pattern}' stands in policy.protect too, which is stronger: no step may change that"
+            report.error("scope", ("policy", "write", number), said, "Take it out of one of them")
 
 
 def _check_approve(policy: Policy, steps: tuple[Step, ...], report: Report) -> None:

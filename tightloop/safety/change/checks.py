@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from tightloop.safety.change.patch import EXAMPLE, GENERATED, TEST, FilePatch, Line, Lines
+from tightloop.safety.change.patch import FilePatch, Line, Lines
 from tightloop.safety.change.reading import Reading, Seen
-from tightloop.safety.change.tables import PATTERNS, WORDS
+from tightloop.safety.change.tables import EXAMPLE, GENERATED, PATTERNS, TEST, WORDS
 from tightloop.safety.rubric import Finding, Rubric
 from tightloop.safety.scope import outside
 from tightloop.value import counted

@@ -7,8 +7,6 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple, overload
 
-from tightloop.safety.change.tables import PATTERNS
-
 LINE_CHARACTERS = 2_000
 """A longer line is read in pieces that overlap by `OVERLAP_CHARACTERS`, or half of it."""
 OVERLAP_CHARACTERS = 200
@@ -248,8 +246,3 @@ def _unescaped(found: re.Match[bytes]) -> bytes:
 def _named(head: dict[str, str], key: str) -> str:
     path = head.get(key, "")
     return "" if path == "/dev/null" else re.sub(r"^[ab]/", "", path)
-
-
-TEST = PATTERNS["test"]
-EXAMPLE = PATTERNS["example"]
-GENERATED = PATTERNS["generated"]

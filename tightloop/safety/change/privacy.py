@@ -4,9 +4,9 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 
-from tightloop.safety.change.patch import EXAMPLE, GENERATED, TEST, Line
+from tightloop.safety.change.patch import Line
 from tightloop.safety.change.reading import Marked, OutOfTimeError, Seen
-from tightloop.safety.change.tables import PATTERNS
+from tightloop.safety.change.tables import EXAMPLE, GENERATED, PATTERNS, TEST
 from tightloop.safety.rubric import Finding
 from tightloop.value.scrub import scrub
 

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 from tightloop.safety.change.checks import ci_kept, configs_kept, suppressions, tests_kept
 from tightloop.safety.change.licences import ecosystem_of, licence_mark, licence_of, named
-from tightloop.safety.change.patch import EXAMPLE, GENERATED, Change, FilePatch, Line
+from tightloop.safety.change.patch import Change, FilePatch, Line
 from tightloop.safety.change.privacy import may_be_private, personal, secret_files, secrets
 from tightloop.safety.change.reading import OutOfTimeError, Reading, Seen, Watch, marked, tell
 from tightloop.safety.change.scripts import scripts
-from tightloop.safety.change.tables import PATTERNS, VIOLATIONS, WORDS
+from tightloop.safety.change.tables import EXAMPLE, GENERATED, PATTERNS, VIOLATIONS, WORDS
 from tightloop.safety.rubric import Finding, Rubric, bounded, cost, fingerprint_of, make_finding
 from tightloop.safety.scope import LOCK_FILES, outside
 from tightloop.safety.verdict import Verdict

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from tightloop.safety.change.patch import EXAMPLE, GENERATED, TEST, Line
+from tightloop.safety.change.patch import Line
 from tightloop.safety.change.reading import Seen, tell
-from tightloop.safety.change.tables import PATTERNS, WORDS
+from tightloop.safety.change.tables import EXAMPLE, GENERATED, PATTERNS, TEST, WORDS
 from tightloop.safety.commands.judge import check_script
 from tightloop.safety.commands.shell import plain
 from tightloop.safety.commands.suspects import may_violate

@@ -2,9 +2,8 @@
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,7 +31,7 @@ _REFERENCE = re.compile(r"\$\{[\w-]+(?:\.[\w-]+|\[[\w-]*\])+\}")
 """A reference of a plan, such as `${collect.sources[0]}`. In bash it is a bad substitution, which runs nothing."""
 _CHANGED = re.compile(r"\s*(?:\[[^\]]*\]\s*)?[^\w\s]{0,2}=(?!=)")
 _FOREIGN = re.compile(r"[^\x01-\x7f]")
-_NESTING = frozenset({"command_substitution", "process_substitution", "subshell", "compound_statement", "do_group"})
+NESTING = frozenset({"command_substitution", "process_substitution", "subshell", "compound_statement", "do_group"})
 _SUBSTITUTIONS = frozenset({"command_substitution", "process_substitution"})
 _REDIRECTS = frozenset({"file_redirect", "heredoc_redirect", "herestring_redirect"})
 _COMMANDS = frozenset({"command", "declaration_command", "unset_command", "test_command"})
@@ -99,7 +98,7 @@ def _language() -> "Language":
     return Language(tree_sitter_bash.language())
 
 
-def _parse(text: str) -> "Node":
+def parse(text: str) -> "Node":
     """Return the root of a tree whose places in bytes are places in the text.
 
     Other than ASCII is hidden from the parser: tree-sitter-bash 0.25.1 calls isdigit() with any code point, which reads
@@ -119,13 +118,13 @@ def read_script(text: str) -> Script:
     """
     is_cut = len(text) > LONGEST
     text = _FIELDS.sub(" ", text[:LONGEST].replace("\r\n", "\n").replace("\\\n", " "))
-    root = _parse(text)
+    root = parse(text)
     reader = _Reader(text)
     # A list and no recursion: scripts may be nested deeper than the stack of Python.
     waiting = [(root, 0, 0)]
     while waiting:
         node, level, scope = waiting.pop()
-        if node.type in _NESTING and (level := level + 1) > DEEPEST:
+        if node.type in NESTING and (level := level + 1) > DEEPEST:
             return Script(tuple(reader.commands), is_complete=False, is_too_deep=True)
         if node.type in _SUBSTITUTIONS:
             scope = node.start_byte + 1
@@ -349,41 +348,3 @@ def _past_options(wrapper: str, words: list[str]) -> list[str]:
             break
         rest = rest[2:] if rest[0] in WITH_VALUE.get(wrapper, ()) else rest[1:]
     return rest
-
-
-class Place(StrEnum):
-    """Where in a script a text stands: how a shell reads it depends on that."""
-
-    UNQUOTED = "unquoted"
-    SINGLE_QUOTED = "single quoted"
-    DOUBLE_QUOTED = "double quoted"
-    COMMENT = "comment"
-    HERE_DOCUMENT = "here-document"
-
-
-_PLACES = {
-    "raw_string": Place.SINGLE_QUOTED,
-    "ansi_c_string": Place.SINGLE_QUOTED,
-    "string": Place.DOUBLE_QUOTED,
-    "comment": Place.COMMENT,
-    "heredoc_body": Place.HERE_DOCUMENT,
-    **dict.fromkeys(_NESTING, Place.UNQUOTED),
-}
-
-
-def find_places(texts: Sequence[str | None]) -> list[tuple[Place, str]]:
-    """Return the place of each text of a script, and the delimiter as written of a here-document; None is any word."""
-    pieces = ["any_word" if text is None else text for text in texts]
-    text = "".join(pieces)
-    root = _parse(text)
-    found: list[tuple[Place, str]] = []
-    at = 0
-    for piece in pieces:
-        node = root.descendant_for_byte_range(at, at + len(piece))
-        while node is not None and node.type not in _PLACES:
-            node = node.parent
-        place = _PLACES[node.type] if node is not None else Place.UNQUOTED
-        start = node.parent.children[1] if place is Place.HERE_DOCUMENT and node is not None and node.parent else None
-        found.append((place, text[start.start_byte : start.end_byte] if start is not None else ""))
-        at += len(piece)
-    return found

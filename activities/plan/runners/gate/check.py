@@ -12,7 +12,6 @@ from activities.plan.records.file_records import open_file_records
 from activities.plan.runners.model.schema import problems_with
 from activities.workspace.folders import store_folder_of
 from activities.workspace.trail import Differ, TreeDiff
-from tightloop.artifact import ArtifactRef
 from tightloop.episode.check import Check
 from tightloop.plan.document.action import DiffReview, GateAction, GateCheck, ShellAction
 from tightloop.plan.document.step import Step, StepKind
@@ -23,6 +22,7 @@ from tightloop.plan.rules.network import independent_hosts
 from tightloop.safety.scope import ALTERNATIVES, outside
 from tightloop.safety.verdict import Verdict
 from tightloop.value import clip, counted, shorten
+from tightloop.value.artifact import ArtifactRef
 from tightloop.value.scrub import scrub
 
 TAIL_CHARACTERS = 300
@@ -65,7 +65,7 @@ def judge_command(work: Work, title: str, command: str, runner: CheckRunner) -> 
     result = runner.run(check, work.root, cancelled=work.cancelled, started=work.started)
     # Evidence is shown to people, and travels further than the records.
     output = scrub(result.output.decode("utf-8", "replace"))
-    kept = work.store.put(output.encode(), name=shorten(title, 100), media_type="text/plain")
+    kept = work.store.put(output.encode(), name=shorten(title, 100), media_type="text/plain", as_file=True)
     if result.exit_code == 0:
         return Outcome(title, True, artifact=kept)
     if result.timed_out:
@@ -142,7 +142,7 @@ def judge_diff(work: Work, title: str, review: DiffReview, differ: Differ) -> Ou
     if not tree:
         return Outcome(title, False, "the gate does not see the tree: set its access to reads")
     diff = differ.compare(store_folder_of(work.scope), base, tree)
-    patch = work.store.put(diff.patch, name="change", media_type="text/x-diff")
+    patch = work.store.put(diff.patch, name="change", media_type="text/x-diff", as_file=True)
     problems = _beyond(diff, review)
     size = f"{counted(diff.files_changed, 'file')}, {counted(diff.lines_added + diff.lines_removed, 'line')}"
     return Outcome(title, not problems, shorten("; ".join(problems) or size, TAIL_CHARACTERS), artifact=patch)

@@ -9,15 +9,14 @@ from activities.plan.attempts.contract import fail_step, make_failure
 from activities.plan.port import RunnerResult, Work
 from activities.plan.quoting import shell_command
 from activities.plan.runners.gate.check import Outcome, judge_command, judge_diff, judge_invariant, judge_value
-from activities.workspace.folders import state_folder_of
 from activities.workspace.trail import Differ
-from tightloop.artifact import ArtifactRef
 from tightloop.errors import InvalidRequestError
 from tightloop.plan.document.action import Approval, GateAction, GateCheck
 from tightloop.plan.document.step import FailureClass
 from tightloop.plan.engine.approval import Tally, choices, tally
 from tightloop.question import Question, QuestionKind
 from tightloop.value import shorten
+from tightloop.value.artifact import ArtifactRef
 
 LINES_LIMIT = 20
 LINE_CHARACTERS = 200
@@ -118,10 +117,7 @@ class GateRunner:
             evidence=(
                 *lines[1:],
                 *(shorten(one.line(), LINE_CHARACTERS) for one in outcomes[:LINES_LIMIT]),
-                *(
-                    f"{ref.name}: {state_folder_of(work.scope)}/artifacts/{ref.sha256[:2]}/{ref.sha256[2:]}"
-                    for ref in found
-                ),
+                *(f"{ref.name}: {work.store.path(ref)}" for ref in found),
             ),
             options=choices(approval.options),
             role=approval.role,
@@ -168,4 +164,5 @@ def _evidence(work: Work, text: str) -> ArtifactRef:
     value: Any = work.resolve(text)
     plain = isinstance(value, str)
     content = value if plain else json.dumps(value, ensure_ascii=False, indent=1)
-    return work.store.put(content.encode(), name=text, media_type="text/plain" if plain else "application/json")
+    kind = "text/plain" if plain else "application/json"
+    return work.store.put(content.encode(), name=text, media_type=kind, as_file=True)

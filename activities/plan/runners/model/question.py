@@ -16,11 +16,11 @@ from activities.plan.attempts.outputs import find_unfit
 from activities.plan.port import RunnerResult, Work
 from activities.plan.runners.model.schema import problems_with, schema_problem, strict
 from activities.plan.runners.waiting import run_until
-from tightloop.artifact import ArtifactRef
 from tightloop.errors import PlannerError, PlannerUnavailableError
 from tightloop.plan.document.step import FailureClass
 from tightloop.plan.language.reference import resolve
 from tightloop.safety.prompt_privacy import PromptPrivacy
+from tightloop.value.artifact import ArtifactRef
 
 PROMPTS = Path(__file__).parents[2] / "prompts"
 _WRITTEN_BY_THE_AUTHOR = ("plan.", "seed")

@@ -13,12 +13,12 @@ from activities.plan.runners.web.document import Readable, readable
 from activities.plan.runners.web.ranking import Source, source_score
 from activities.plan.runners.web.request import WebAnswer, WebError, WebRequest, send
 from activities.workspace.folders import state_folder_of
-from tightloop.artifact import ArtifactRef
 from tightloop.plan.document.action import HttpAction
 from tightloop.plan.document.step import FailureClass
 from tightloop.plan.result import StepFailure
 from tightloop.plan.rules.network import judge_url
 from tightloop.value import counted, shorten
+from tightloop.value.artifact import ArtifactRef
 
 URLS_LIMIT = 200
 EXCERPT_CHARACTERS = 400

@@ -17,7 +17,7 @@ from tightloop.executor.limit_matcher import detect
 from tightloop.plan.document.step import FailureClass
 from tightloop.plan.result import REASON_CHARACTERS, StepFailure
 from tightloop.plan.rules.network import host_of, judge_url
-from tightloop.value import shorten
+from tightloop.value import abridge, shorten
 from tightloop.value.scrub import scrub
 
 BODY_BYTES = 10_000_000
@@ -45,7 +45,7 @@ class WebError(Exception):
         super().__init__(reason)
         self.failure = StepFailure(
             failure_class=failure_class,
-            reason=shorten(scrub(reason), REASON_CHARACTERS),
+            reason=abridge(scrub(reason), REASON_CHARACTERS),
             retry_after_s=retry_after_s,
         )
         self.requests = requests

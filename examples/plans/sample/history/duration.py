@@ -12,7 +12,7 @@ def seconds(text: str) -> int:
         elif letter in UNITS and digits:
             total, digits = total + int(digits) * UNITS[letter], ""
         else:
-            raise ValueError(f"{text!r} is no duration")
+            raise ValueError(f"{text!r} is not a duration")
     if digits or not text:
-        raise ValueError(f"{text!r} is no duration")
+        raise ValueError(f"{text!r} is not a duration")
     return total

@@ -10,5 +10,5 @@ def seconds(text: str) -> int:
     """Return the seconds of a duration."""
     part = _PART.match(text)
     if part is None:
-        raise ValueError(f"{text!r} is no duration")
+        raise ValueError(f"{text!r} is not a duration")
     return int(part[1]) * UNITS[part[2]]

@@ -1,0 +1,1 @@
+"""Running the gates of a project."""

@@ -1,0 +1,1 @@
+"""Looking at a project before it is planned."""

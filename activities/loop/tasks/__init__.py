@@ -1,0 +1,1 @@
+"""The tasks of a project's plan: who writes them, and what became of them."""

@@ -1,0 +1,109 @@
+"""Asks a language model for the tasks of a project's plan."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from activities.loop.tasks.port import TaskAnswer, TaskBriefing
+from activities.model.asking import PromptedAsker, Unusable
+from activities.model.prompt_privacy import WITHHELD
+from activities.model.service import ModelService
+from tightloop.episode.check import Check
+from tightloop.loop.decomposition import find_task_problem, task_id
+from tightloop.loop.model import DESCRIPTION_CHARACTERS, TASKS_LIMIT, LoopTask
+from tightloop.safety.prompt_privacy import PromptPrivacy
+from tightloop.value import Value, shorten
+from tightloop.value.scrub import scrub
+
+PROMPTS = Path(__file__).parent / "prompts"
+
+
+def _listed(value: object) -> object:
+    """Accept what models write instead of a list: nothing, or the only item."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+class _Task(Value):
+    id: str
+    description: str
+    priority: int = 1
+    needs: Annotated[list[str], BeforeValidator(_listed)] = Field(default_factory=list)
+    checks: Annotated[list[str], BeforeValidator(_listed)] = Field(default_factory=list)
+
+
+class _Tasks(Value):
+    """The answer; `prompts/answer.json` is its schema."""
+
+    tasks: list[_Task] = Field(default_factory=list)
+    gave_up: str | None = ""
+
+
+class ModelTaskPlanner:
+    """Asks a model, and checks what it answers."""
+
+    def __init__(self, service: ModelService) -> None:
+        self._asker = PromptedAsker(service, PROMPTS, "tasks")
+
+    async def plan(self, briefing: TaskBriefing) -> TaskAnswer:
+        """Return the tasks; see the port."""
+        exchange = await self._asker.ask(
+            "plan.md", cleared(briefing), briefing.prompt_privacy, lambda value: self._read(value, briefing)
+        )
+        tasks = exchange.value or ()
+        gave_up = "the model knows no way to divide it" if exchange.value is not None else exchange.failure
+        # An answer that gives up is read as no tasks, with its own words.
+        said = next((task.message for task in tasks if task.message), "")
+        return TaskAnswer(
+            tasks=() if said else tasks,
+            problem=shorten(said or ("" if tasks else gave_up), 2_000),
+            model=exchange.model,
+            usage=exchange.usage,
+            transcript=exchange.transcript,
+        )
+
+    def _read(self, value: dict[str, Any], briefing: TaskBriefing) -> tuple[LoopTask, ...]:
+        answer = _Tasks.model_validate(value)
+        if answer.gave_up and not answer.tasks:
+            return (LoopTask(task_id=task_id(1), description="", message=answer.gave_up),)
+        if not answer.tasks:
+            raise Unusable("`tasks` is empty: give at least one, or say in `gave_up` why there can be none")
+        if value == self._asker.example:
+            raise Unusable("the example came back: make tasks for the goal of the briefing")
+        ids = {task.id: task_id(number) for number, task in enumerate(answer.tasks[: TASKS_LIMIT + 1], start=1)}
+        if len(ids) < len(answer.tasks[: TASKS_LIMIT + 1]):
+            raise Unusable("two tasks have the same `id`")
+        known = {check.run: check for check in briefing.checks}
+        tasks = tuple(_task(task, ids, known) for task in answer.tasks[: TASKS_LIMIT + 1])
+        if problem := find_task_problem(tasks):
+            raise Unusable(problem)
+        if not known:
+            raise Unusable("the project has no checks that could tell when a task is done: say so in `gave_up`")
+        return tasks
+
+
+def cleared(briefing: TaskBriefing) -> TaskBriefing:
+    """Return what may be put into a prompt, by the level that the briefing names."""
+    if briefing.prompt_privacy is PromptPrivacy.FULL:
+        return briefing
+    packet = briefing.packet
+    if briefing.prompt_privacy is PromptPrivacy.SUMMARY:
+        # Names and counts stay; subjects of commits and what checks printed may quote anything.
+        packet = packet.evolve(
+            history=(WITHHELD,) if packet.history else (), failures=(WITHHELD,) if packet.failures else ()
+        )
+    return scrub.model(briefing.evolve(packet=packet))
+
+
+def _task(task: _Task, ids: dict[str, str], known: dict[str, Check]) -> LoopTask:
+    # A model names commands; only those of the project are run. Without any of them all have to pass.
+    checks = tuple(known[run] for run in dict.fromkeys(task.checks) if run in known) or tuple(known.values())
+    return LoopTask(
+        task_id=ids[task.id],
+        description=shorten(task.description.strip(), DESCRIPTION_CHARACTERS),
+        priority=min(max(task.priority, 1), 1_000),
+        dependencies=tuple(ids.get(each, each) for each in dict.fromkeys(task.needs)),
+        definition_of_done=checks,
+    )

@@ -1,0 +1,92 @@
+"""`python -m gateway`: the page and the HTTP API of this installation."""
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import uvicorn
+
+from gateway.access.serving import http_server, listening
+from gateway.server import application
+from tightloop.client import TightloopClient
+from tightloop.database.opening import open_ledger
+from tightloop.errors import ServiceUnavailableError, TightloopError
+from tightloop.host import load_settings, open_state_home
+from tightloop.host.log import set_up
+from tightloop.settings import Settings
+
+READY = "the gateway listens at"
+AGAIN_SECONDS = 1.0
+CONNECTIONS = 1_024
+"""Most are streams of open pages: one each browser."""
+
+
+def main() -> int:
+    """Run; errors of ours are one sentence."""
+    set_up(logging.INFO, content=False)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    parser = argparse.ArgumentParser(prog="python -m gateway", description=__doc__)
+    parser.add_argument("--settings", type=Path, help="settings file")
+    parser.add_argument("--embedded", action="store_true", help="end when standard input ends")
+    arguments = parser.parse_args()
+    try:
+        settings = load_settings(arguments.settings)
+        open_state_home()
+        asyncio.run(serve(settings, embedded=arguments.embedded))
+    except TightloopError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+async def serve(settings: Settings, *, embedded: bool = False) -> None:
+    """Answer until SIGTERM, SIGINT, or with `embedded` the end of standard input.
+
+    Raises:
+        TightloopError: Temporal or the database does not answer, a key cannot be used, or the address is taken.
+    """
+    listener = listening(settings.gateway.address(settings.temporal), "gateway.listen")
+    with listener:
+        client = await _connected(settings)
+        ledger = open_ledger(settings)
+        # Here rather than with the first request: a database of another release is a reason not to start.
+        await asyncio.to_thread(ledger.last_event)
+        await _run(
+            settings, http_server(application(ledger, client, settings), CONNECTIONS), listener, embedded=embedded
+        )
+
+
+async def _connected(settings: Settings) -> TightloopClient:
+    """Return a connection; wait for Temporal as long as workers do."""
+    clock = asyncio.get_running_loop().time
+    until = clock() + settings.worker.start_wait_s
+    while True:
+        try:
+            return await TightloopClient.connect(settings=settings)
+        except ServiceUnavailableError:
+            if clock() > until:
+                raise
+            await asyncio.sleep(AGAIN_SECONDS)
+
+
+async def _run(settings: Settings, server: uvicorn.Server, listener: socket.socket, *, embedded: bool) -> None:
+    def at_the_end_of_stdin() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        server.should_exit = True
+
+    if embedded:
+        threading.Thread(target=at_the_end_of_stdin, daemon=True).start()
+    print(f"{READY} {settings.gateway.page(settings.temporal)}", flush=True)
+    await server.serve(sockets=[listener])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""The application below `/api`."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.types import ASGIApp
+
+from gateway.access.body import Bounded
+from gateway.http.problems import RESPONSES, Problem, handle_problems
+from gateway.http.routes import episodes, loops, overview, plans, schemas
+from gateway.http.routes.steering import steering
+from gateway.http.scope import Services
+
+VERSION = "1"
+_ABOUT = (
+    "Start, watch and steer episodes, plans and loops. Names are camelCase; times are UTC; errors are "
+    "application/problem+json and say what to do. Make a token: tightloop token create NAME --role operator"
+)
+
+
+def api(services: Services) -> ASGIApp:
+    """Return the API; the guard must stand before it."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await services.hub.close()
+
+    app = FastAPI(
+        title="tightloop",
+        version=VERSION,
+        description=_ABOUT,
+        lifespan=lifespan,
+        openapi_url="/api/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        responses=RESPONSES,
+        generate_unique_id_function=_name,
+        redirect_slashes=False,
+    )
+    app.state.services = services
+    for router in (overview.router, schemas.router, episodes.router, plans.router, loops.router):
+        app.include_router(router, prefix="/api")
+    app.include_router(steering("episodes"), prefix="/api")
+    app.include_router(steering("plans"), prefix="/api")
+    handle_problems(app)
+    _describe(app)
+    return Bounded(app)
+
+
+def _name(route: APIRoute) -> str:
+    noun = next((part for part in route.path.split("/")[2:3] if part in ("episodes", "plans")), "")
+    name = route.name
+    return name if not noun or noun[:-1] in name or noun in name else f"{name}_{noun[:-1]}"
+
+
+def _describe(app: FastAPI) -> None:
+    """Add to the document what FastAPI does not know: the shape of problems, and the token."""
+    document = app.openapi()
+    components = document.setdefault("components", {})
+    schemas_of = components.setdefault("schemas", {})
+    schemas_of["Problem"] = Problem.model_json_schema(by_alias=True, ref_template="#/components/schemas/{model}")
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas_of.pop(unused, None)
+    components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{"token": []}]
+    app.openapi_schema = document

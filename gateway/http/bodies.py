@@ -1,0 +1,242 @@
+"""Bodies of requests and answers that are the API's own."""
+
+from typing import Annotated
+
+from fastapi import Path, Query
+from pydantic import Field
+
+from gateway.http.camel import Body, Shown, shown
+from tightloop.client import Event
+from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.model import EpisodeStatus
+from tightloop.ledger.model import EvidenceLine, InboxItem, WorkflowLine
+from tightloop.plan.request import PlanStatus
+from tightloop.value.artifact import ArtifactRef
+
+TEXT_CHARACTERS = 4_000
+LARGEST_AMOUNT = 10**9
+
+Text = Annotated[str, Field(max_length=TEXT_CHARACTERS, pattern=r"^[^\x00]*$")]
+Name = Annotated[str, Field(max_length=200, pattern=r"^[^\x00]*$")]
+Workspace = Annotated[
+    str,
+    Field(
+        max_length=1_000,
+        pattern=r"^/[^\x00]*$",
+        description="Absolute path of the top of a git working tree, on the host of its worker.",
+        examples=["/home/me/orders"],
+    ),
+]
+Amount = Annotated[int, Field(ge=0, le=LARGEST_AMOUNT)]
+Sum = Annotated[float, Field(ge=0, le=LARGEST_AMOUNT, allow_inf_nan=False)]
+
+WorkflowId = Annotated[
+    str, Path(alias="workflowId", max_length=200, description="Id of an episode or a plan.", examples=["nightly-1"])
+]
+ProjectId = Annotated[
+    str,
+    Path(
+        alias="projectId",
+        max_length=80,
+        pattern=r"^[A-Za-z0-9-]+$",
+        description="Id of a project.",
+        examples=["orders-0123456789abcdef"],
+    ),
+]
+ProjectFilter = Annotated[
+    str,
+    Query(
+        max_length=80,
+        pattern=r"^[A-Za-z0-9-]*$",
+        description="Only of this project.",
+        examples=["orders-0123456789abcdef"],
+    ),
+]
+Limit = Annotated[int, Query(ge=1, le=500, description="Maximum number of items.")]
+Cursor = Annotated[
+    str,
+    Query(
+        max_length=1_000,
+        pattern=r"^[A-Za-z0-9_.-]*$",
+        description="Where the page begins: `cursor` of the page before.",
+    ),
+]
+
+Line = shown(WorkflowLine, without=frozenset({"details"}))
+EpisodeDetails = shown(EpisodeStatus)
+PlanDetails = shown(PlanStatus)
+Artifact = shown(ArtifactRef)
+
+
+class CheckBody(Body):
+    """One command of the definition of done."""
+
+    run: Annotated[str, Field(min_length=1, max_length=TEXT_CHARACTERS, pattern=r"^[^\x00]*\S[^\x00]*$")]
+    name: Name = ""
+    timeout_s: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = 600.0
+    """It fails when it takes longer."""
+
+
+class Pause(Body):
+    """Why it pauses."""
+
+    reason: Text = Field(default="", examples=["wait for the release"])
+
+
+class Resume(Body):
+    """How it goes on."""
+
+    note: Text = Field(default="", examples=["released"])
+    checkpoint_id: Name | None = Field(default=None, examples=["ckpt-2"])
+    """Of an episode: go on from there."""
+
+
+class Cancel(Body):
+    """Why it ends."""
+
+    reason: Text = ""
+
+
+class Respond(Body):
+    """Something for the planner; it decides nothing."""
+
+    text: Text = Field(min_length=1, examples=["The flaky test is known, leave it"])
+
+
+class Answer(Body):
+    """The answer to a question."""
+
+    option: Name = Field(min_length=1, examples=["allow"])
+    text: Text = ""
+    """What was done, or why."""
+    question: Name = ""
+    """Its id, step or window; not needed where only one question has the option."""
+
+
+class Approval(Body):
+    """Why a gate is approved."""
+
+    text: Text = ""
+    option: Name = "approve"
+    """Of a gate with options of its own: the one to choose."""
+
+
+class EpisodeTopUp(Body):
+    """What is added to the budget of an episode."""
+
+    iterations: Amount = Field(default=0, examples=[5])
+    executor_failures: Amount = 0
+    infrastructure_retries: Amount = 0
+    tokens: Amount = 0
+    cost_usd: Sum = 0.0
+    wall_minutes: Sum = 0.0
+
+
+class PlanTopUpBody(Body):
+    """What is added to the budget of a plan."""
+
+    attempts: Amount = Field(default=0, examples=[10])
+    api_calls: Amount = 0
+    fan_out: Amount = 0
+    revisions: Amount = 0
+    tokens: Amount = 0
+    cost_usd: Sum = 0.0
+    wall_minutes: Sum = 0.0
+
+
+class Restore(Body):
+    """Where to go back to."""
+
+    checkpoint_id: Name = Field(min_length=1, examples=["ckpt-2"])
+    reason: Text = ""
+
+
+class Fork(Body):
+    """Where the new episode begins."""
+
+    checkpoint_id: Name = Field(min_length=1, examples=["ckpt-2"])
+    id: Name | None = None
+    """Of the new episode; only with a token for all projects."""
+
+
+class Done(Shown):
+    """What became of a message."""
+
+    id: str
+    message: str = Field(examples=["the pause begins at the next safe point"])
+
+
+class Started(Shown):
+    """What was started, and where it is."""
+
+    id: str = Field(examples=["episode-1f2e3d4c5b6a"])
+    href: str = Field(examples=["/api/episodes/episode-1f2e3d4c5b6a"])
+
+
+class Lines(Shown):
+    """A page of a list, the newest start first."""
+
+    items: list[Line]  # type: ignore[valid-type]
+    cursor: str = ""
+    """Where the next page begins; empty: this is the last one."""
+
+
+class Timeline(Shown):
+    """Events, oldest first."""
+
+    items: list[shown(Event)]  # type: ignore[valid-type]
+    cursor: str = ""
+    """Ask for what follows with it."""
+
+
+class Trail(Shown):
+    """Lines of the evidence trail, oldest first."""
+
+    items: list[shown(EvidenceLine)]  # type: ignore[valid-type]
+    after: int = 0
+    """Ask for what follows with it."""
+
+
+class Checkpoints(Shown):
+    """Checkpoints, oldest first."""
+
+    items: list[shown(CheckpointRecord)]  # type: ignore[valid-type]
+
+
+class Artifacts(Shown):
+    """References to what is stored."""
+
+    items: list[Artifact]  # type: ignore[valid-type]
+
+
+class ChangedFile(Shown):
+    """How many lines of one file changed; null: it is binary."""
+
+    path: str
+    added: int | None = None
+    removed: int | None = None
+
+
+class Diff(Shown):
+    """What changed between two checkpoints."""
+
+    before: str
+    after: str
+    files: list[ChangedFile]
+    patch: str = ""
+    """The unified diff, cut where it is very long."""
+    cut: bool = False
+    plan_change: str = ""
+
+
+class Waiting(shown(InboxItem)):  # type: ignore[misc]
+    """A question that waits for a person, and where the answer goes."""
+
+    answer_href: str
+    """POST `{"question": ..., "option": ...}` to it."""
+
+
+class Inbox(Shown):
+    """What waits for a person, oldest first."""
+
+    items: list[Waiting]

@@ -1,0 +1,179 @@
+"""Episodes: start, list, status, checkpoints, differences, and the messages that only they take."""
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Body, Query
+from pydantic import Field
+from starlette.responses import Response
+
+from gateway.http.bodies import (
+    CheckBody,
+    Checkpoints,
+    Cursor,
+    Diff,
+    Done,
+    Fork,
+    Limit,
+    Line,
+    Lines,
+    ProjectFilter,
+    ProjectId,
+    Respond,
+    Restore,
+    Started,
+    WorkflowId,
+    Workspace,
+)
+from gateway.http.camel import body, given, shown
+from gateway.http.once import InOnce, at
+from gateway.http.reading import read_diff
+from gateway.http.routes.steering import Parent, Part, Status, done, list_page, told
+from gateway.http.scope import EPISODES, InScope, Scope, check_id_choice, check_workspace, details_of, workspace_of
+from tightloop.client import EpisodeRequest
+from tightloop.episode.model import GOAL_CHARACTERS, EpisodeStatus
+from tightloop.ledger.model import WorkflowFilter
+
+_OURS = frozenset({"within", "queues"})
+"""Fields that only plans and operators of workers set."""
+_AnyEpisode = body(EpisodeRequest, "AnyEpisode", without=_OURS | {"workspace"})
+EXAMPLE = {"goal": "Get the tests green", "workspace": "/home/me/orders", "definitionOfDone": [{"run": "pytest -q"}]}
+OF_PROJECT = {name: value for name, value in EXAMPLE.items() if name != "workspace"}
+NewId = Annotated[
+    str | None,
+    Query(max_length=100, description="Id of the new one; only with a token for all projects.", examples=["nightly-1"]),
+]
+Checkpoint = Annotated[str, Query(max_length=20, pattern=r"^(ckpt-)?[0-9]{1,7}$", examples=["ckpt-1"])]
+
+
+class Episode(Line):  # type: ignore[misc, valid-type]
+    """An episode as it last was."""
+
+    details: shown(EpisodeStatus)  # type: ignore[valid-type]
+    """What its workflow said then; with `fresh=true` what it says now."""
+
+
+class EpisodeOfProject(_AnyEpisode):  # type: ignore[misc, valid-type]
+    """What an episode is to reach, and how that is checked."""
+
+    goal: Annotated[str, Field(min_length=1, max_length=GOAL_CHARACTERS, pattern=r"^[^\x00]*\S[^\x00]*$")]
+    definition_of_done: Annotated[list[CheckBody], Field(min_length=1)]
+    """Commands; all of them have to exit with 0."""
+    planner: Literal["auto", "openai", "heuristic"] = "auto"
+
+
+class EpisodeBody(EpisodeOfProject):
+    """An episode in a workspace."""
+
+    workspace: Workspace
+
+
+router = APIRouter(tags=["episodes"])
+
+
+@router.post("/episodes", status_code=201, response_model=Started)
+async def start_episode(
+    scope: InScope,
+    once: InOnce,
+    sent: Annotated[EpisodeBody, Body(openapi_examples={"tests": {"value": EXAMPLE}})],
+    id: NewId = None,
+) -> Response:
+    """Start an episode in a workspace. What is left out is as the settings say."""
+    request = EpisodeRequest.model_validate(given(sent))
+    await check_workspace(scope, request.workspace)
+    return await _start(scope, once, request, id)
+
+
+@router.post("/projects/{projectId}/episodes", status_code=201, response_model=Started)
+async def start_episode_of_project(
+    scope: InScope,
+    once: InOnce,
+    project_id: ProjectId,
+    sent: Annotated[EpisodeOfProject, Body(openapi_examples={"tests": {"value": OF_PROJECT}})],
+    id: NewId = None,
+) -> Response:
+    """Start an episode in the workspace of a project."""
+    project = await asyncio.to_thread(scope.ledger.project, project_id)
+    request = EpisodeRequest.model_validate({**given(sent), "workspace": project.workspace})
+    return await _start(scope, once, request, id)
+
+
+async def _start(scope: Scope, once: InOnce, request: EpisodeRequest, new_id: str | None) -> Response:
+    check_id_choice(scope, new_id)
+
+    async def start(derived: str | None) -> str:
+        return await scope.client.start(request, new_id=new_id or derived)
+
+    return await once.start("episode", start, at("episodes"))
+
+
+@router.get("/episodes", response_model=Lines)
+def episodes(
+    scope: InScope,
+    project: ProjectFilter = "",
+    status: Status = "",
+    text: Part = "",
+    parent: Parent = None,
+    cursor: Cursor = "",
+    limit: Limit = 50,
+) -> Any:
+    """List episodes, the newest start first."""
+    wanted = WorkflowFilter(project=project, kind="episode", status=status, text=text, parent=parent)
+    return list_page(scope, wanted, cursor, limit)
+
+
+@router.get("/episodes/{workflowId}", response_model=Episode)
+async def episode(
+    scope: InScope,
+    workflow_id: WorkflowId,
+    fresh: Annotated[bool, Query(description="Ask the workflow itself, which needs a worker.")] = False,
+) -> Any:
+    """Return an episode as it last was."""
+    found = await scope.find(workflow_id, EPISODES, now=fresh)
+    return await details_of(scope, found, EpisodeStatus, fresh=fresh)
+
+
+@router.get("/episodes/{workflowId}/checkpoints", response_model=Checkpoints)
+async def checkpoints(scope: InScope, workflow_id: WorkflowId) -> Any:
+    """Return the checkpoints, oldest first."""
+    found = await scope.find(workflow_id, EPISODES)
+    return {"items": await asyncio.to_thread(scope.ledger.checkpoints, found.id)}
+
+
+@router.get("/episodes/{workflowId}/diff", response_model=Diff)
+async def diff(scope: InScope, workflow_id: WorkflowId, before: Checkpoint, after: Checkpoint) -> Any:
+    """Return what changed between two checkpoints; only where the workspace is on the host of the gateway."""
+    found = await scope.find(workflow_id, EPISODES)
+    records = await asyncio.to_thread(scope.ledger.checkpoints, found.id)
+    workspace = await workspace_of(scope, found)
+    return await asyncio.to_thread(read_diff, workspace, found.id, (before, after), records)
+
+
+@router.post("/episodes/{workflowId}/respond", response_model=Done)
+async def respond(scope: InScope, workflow_id: WorkflowId, sent: Respond) -> Any:
+    """Tell the planner something. It grants nothing: that is what `answer` is for."""
+    found = await scope.find(workflow_id, EPISODES, now=True)
+    work = scope.client.respond(found.id, sent.text, by=scope.person.name)
+    return done(found, await told(scope, found, "respond", work))
+
+
+@router.post("/episodes/{workflowId}/restore", response_model=Done)
+async def restore(scope: InScope, workflow_id: WorkflowId, sent: Restore) -> Any:
+    """Go back to a checkpoint, state and files; a closed episode is opened again."""
+    found = await scope.find(workflow_id, EPISODES, now=True)
+    work = scope.client.restore(found.id, sent.checkpoint_id, reason=sent.reason, by=scope.person.name)
+    return done(found, await told(scope, found, "restore", work))
+
+
+@router.post("/episodes/{workflowId}/fork", status_code=201, response_model=Started)
+async def fork(scope: InScope, once: InOnce, workflow_id: WorkflowId, sent: Fork) -> Response:
+    """Start a new episode from a checkpoint, in a git worktree of its own."""
+    check_id_choice(scope, sent.id)
+    found = await scope.find(workflow_id, EPISODES, now=True)
+
+    async def start(derived: str | None) -> str:
+        new_id = sent.id or derived
+        work = scope.client.fork(found.id, sent.checkpoint_id, new_id, by=scope.person.name)
+        return str(await told(scope, found, "fork", work))
+
+    return await once.start("episode", start, at("episodes"))

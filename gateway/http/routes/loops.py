@@ -1,0 +1,136 @@
+"""Plans of the project loop, with the bodies and names of requirement LO-3: plan, dispatch, verify, status."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Query
+from pydantic import Field
+from starlette.responses import Response
+
+from gateway.http.bodies import CheckBody, Name, ProjectId, Text, WorkflowId
+from gateway.http.camel import Body as Sent
+from gateway.http.camel import given
+from gateway.http.loop_plan import Dispatched, LoopPlan, Verified, dispatched, loop_plan, verified
+from gateway.http.once import InOnce
+from gateway.http.routes.steering import told
+from gateway.http.scope import EPISODES, Found, InScope, Scope
+from tightloop.errors import InvalidRequestError
+from tightloop.loop.model import TASKS_LIMIT, LoopRequest, LoopState, LoopStatus
+
+WAIT_SECONDS = 20
+LOOK_SECONDS = 0.3
+LOOP = ("loop",)
+Wait = Annotated[
+    int, Query(ge=0, le=60, description="Seconds to wait for what it started; then the answer says where it is.")
+]
+EXAMPLE = {"packetId": "pkt_0123456789abcdef", "model": "claude-sonnet-4-20250514"}
+
+
+class PlanProject(Sent):
+    """What to plan; without anything: what the project shows as open."""
+
+    packet_id: Annotated[str, Field(pattern=r"^(pkt_[0-9a-f]{16})?$")] = ""
+    """A packet that was made before, of this project."""
+    model: Name = ""
+    """Empty: as the settings say."""
+    goal: Text = ""
+    episode: Name = ""
+    """Inspect this finished episode in place of the project."""
+    gates: list[CheckBody] = Field(default_factory=list)
+    """Empty: those of the settings, or detected."""
+
+
+class Dispatch(Sent):
+    """How the tasks run."""
+
+    parallel: bool | Annotated[int, Field(ge=1, le=TASKS_LIMIT)] = True
+    """Whether tasks run beside each other, or how many."""
+
+
+class Verify(Sent):
+    """Nothing is asked for."""
+
+
+router = APIRouter(tags=["plans"])
+
+
+@router.post("/projects/{projectId}/plan", status_code=201, response_model=LoopPlan)
+async def plan_project(
+    scope: InScope,
+    once: InOnce,
+    project_id: ProjectId,
+    sent: Annotated[PlanProject, Body(openapi_examples={"a packet": {"value": EXAMPLE}, "the project": {"value": {}}})],
+    wait: Wait = WAIT_SECONDS,
+) -> Response:
+    """Inspect a project and plan what is to be done: its status is DRAFT until it is dispatched."""
+    project = await asyncio.to_thread(scope.ledger.project, project_id)
+    if sent.episode and (await scope.find(sent.episode, EPISODES, now=True)).project != project_id:
+        raise InvalidRequestError(f"{sent.episode} is not an episode of {project_id}. Name one of this project")
+    request = LoopRequest.model_validate({**given(sent), "workspace": project.workspace})
+
+    async def start(derived: str | None) -> str:
+        new_id = derived and derived.replace("plan-", "plan_", 1)
+        made = await scope.client.plan_project(request, new_id=new_id)
+        await _until(scope, made, lambda seen: bool(seen.tasks) or seen.status is not LoopState.DRAFT, wait)
+        return made
+
+    async def describe(made: str) -> dict[str, Any]:
+        plan = loop_plan(await _status(scope, made), scope)
+        return plan.model_dump(mode="json", by_alias=True) | {"href": f"/api/plans/{made}"}
+
+    return await once.start("plan", start, describe)
+
+
+@router.post("/plans/{workflowId}/dispatch", response_model=Dispatched)
+async def dispatch(scope: InScope, once: InOnce, workflow_id: WorkflowId, sent: Dispatch, wait: Wait = 5) -> Response:
+    """Start the tasks of a plan as runs of their own, in the order of their dependencies."""
+    found = await scope.find(workflow_id, LOOP, now=True)
+
+    async def work() -> Response:
+        await told(scope, found, "dispatch", _dispatch(scope, found, sent))
+        await _until(scope, found.id, lambda seen: seen.status is not LoopState.DISPATCHING, wait)
+        return _json(dispatched(await _status(scope, found.id)))
+
+    return await once.answer(work)
+
+
+async def _dispatch(scope: Scope, found: Found, sent: Dispatch) -> str:
+    return await scope.client.dispatch(found.id, parallel=sent.parallel, by=scope.person.name)
+
+
+@router.post("/plans/{workflowId}/verify", response_model=Verified)
+async def verify(
+    scope: InScope,
+    once: InOnce,
+    workflow_id: WorkflowId,
+    sent: Verify,  # noqa: ARG001 - LO-3 has an empty body
+    wait: Wait = WAIT_SECONDS,
+) -> Response:
+    """Run the gates of a plan whose tasks have ended. A gate that fails is not run again by itself."""
+    found = await scope.find(workflow_id, LOOP, now=True)
+
+    async def work() -> Response:
+        await told(scope, found, "verify", scope.client.verify(found.id, by=scope.person.name))
+        await _until(scope, found.id, lambda seen: seen.status is not LoopState.VERIFYING, wait)
+        return _json(verified(await _status(scope, found.id)))
+
+    return await once.answer(work)
+
+
+async def _status(scope: Scope, plan_id: str) -> LoopStatus:
+    status = await scope.client.status(plan_id)
+    assert isinstance(status, LoopStatus)
+    return status
+
+
+async def _until(scope: Scope, plan_id: str, is_there: Callable[[LoopStatus], bool], seconds: float) -> None:
+    """Wait for a state, but not for longer than a client does."""
+    clock = asyncio.get_running_loop().time
+    until = clock() + seconds
+    while clock() < until and not is_there(await _status(scope, plan_id)):
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def _json(answer: Dispatched | Verified) -> Response:
+    return Response(answer.model_dump_json(by_alias=True), media_type="application/json")

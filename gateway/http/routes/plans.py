@@ -1,0 +1,157 @@
+"""Plans of steps: start, list, status, steps, and the messages that only they take."""
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Body, Path, Query
+from starlette.responses import Response
+
+from gateway.http.bodies import (
+    Answer,
+    Approval,
+    Cursor,
+    Done,
+    Limit,
+    Line,
+    Lines,
+    ProjectFilter,
+    ProjectId,
+    Started,
+    WorkflowId,
+    Workspace,
+)
+from gateway.http.camel import Shown, body, given, shown
+from gateway.http.loop_plan import LoopPlan, loop_plan
+from gateway.http.once import InOnce, at
+from gateway.http.routes.episodes import NewId
+from gateway.http.routes.steering import Parent, Part, Status, answered, done, list_page, told
+from gateway.http.scope import PLANS, InScope, Scope, check_id_choice, check_workspace, details_of
+from tightloop.client import PlanRequest
+from tightloop.errors import InvalidRequestError
+from tightloop.ledger.model import StepRow, WorkflowFilter
+from tightloop.loop.model import LoopStatus
+from tightloop.plan.request import PlanStatus
+from tightloop.safety.person import Role
+
+_OURS = frozenset({"within", "queues", "depth", "base_tree"})
+PlanOfProject = body(PlanRequest, "PlanOfProject", without=_OURS | {"workspace"})
+SOURCE = "title: Green tests\nsteps:\n- id: test\n  kind: shell\n  run: pytest -q\n"
+EXAMPLE = {"workspace": "/home/me/orders", "source": SOURCE}
+_STEP = {"max_length": 200, "pattern": r"^[^\x00]*$", "description": "Id of a step, or of its question."}
+TaskId = Annotated[str, Path(alias="taskId", **_STEP)]
+GateId = Annotated[str, Path(alias="gateId", **_STEP)]
+
+
+class Plan(Line):  # type: ignore[misc, valid-type]
+    """A plan of steps as it last was."""
+
+    details: shown(PlanStatus)  # type: ignore[valid-type]
+
+
+class PlanBody(PlanOfProject):  # type: ignore[misc, valid-type]
+    """A plan of steps in a workspace."""
+
+    workspace: Workspace
+
+
+class Steps(Shown):
+    """The steps of a plan, in its order."""
+
+    items: list[shown(StepRow)]  # type: ignore[valid-type]
+
+
+router = APIRouter(tags=["plans"])
+
+
+@router.post("/plans", status_code=201, response_model=Started)
+async def start_plan(
+    scope: InScope,
+    once: InOnce,
+    sent: Annotated[PlanBody, Body(openapi_examples={"one step": {"value": EXAMPLE}})],
+    id: NewId = None,
+) -> Response:
+    """Start a plan of steps in a workspace: from its text, a file of the workspace, or a goal."""
+    request = PlanRequest.model_validate(given(sent))
+    await check_workspace(scope, request.workspace)
+    return await _start(scope, once, request, id)
+
+
+@router.post("/projects/{projectId}/plans", status_code=201, response_model=Started)
+async def start_plan_of_project(
+    scope: InScope,
+    once: InOnce,
+    project_id: ProjectId,
+    sent: Annotated[PlanOfProject, Body(openapi_examples={"one step": {"value": {"source": SOURCE}}})],  # type: ignore[valid-type]
+    id: NewId = None,
+) -> Response:
+    """Start a plan of steps in the workspace of a project."""
+    project = await asyncio.to_thread(scope.ledger.project, project_id)
+    request = PlanRequest.model_validate({**given(sent), "workspace": project.workspace})
+    return await _start(scope, once, request, id)
+
+
+async def _start(scope: Scope, once: InOnce, request: PlanRequest, new_id: str | None) -> Response:
+    check_id_choice(scope, new_id)
+    if scope.person.projects and (request.file.startswith("/") or ".." in request.file.split("/")):
+        raise InvalidRequestError(
+            f"the file {request.file[:120]!r} is outside the project. Name it relative to the workspace"
+        )
+
+    async def start(derived: str | None) -> str:
+        return await scope.client.start(request, new_id=new_id or derived)
+
+    return await once.start("plan", start, at("plans"))
+
+
+@router.get("/plans", response_model=Lines)
+def plans(
+    scope: InScope,
+    kind: Annotated[
+        Literal["plan", "loop"], Query(description="Plans of steps, or plans of the project loop.")
+    ] = "loop",
+    project: ProjectFilter = "",
+    status: Status = "",
+    text: Part = "",
+    parent: Parent = None,
+    cursor: Cursor = "",
+    limit: Limit = 50,
+) -> Any:
+    """List plans, the newest start first."""
+    wanted = WorkflowFilter(project=project, kind=kind, status=status, text=text, parent=parent)
+    return list_page(scope, wanted, cursor, limit)
+
+
+@router.get("/plans/{workflowId}", response_model=LoopPlan | Plan)
+async def plan(
+    scope: InScope,
+    workflow_id: WorkflowId,
+    fresh: Annotated[bool, Query(description="Ask the workflow itself, which needs a worker.")] = False,
+) -> Any:
+    """Return a plan as it last was: one of the project loop (`kind: loop`), or one of steps (`kind: plan`)."""
+    found = await scope.find(workflow_id, PLANS, now=fresh)
+    if found.kind == "loop":
+        seen = await details_of(scope, found, LoopStatus, fresh=fresh)
+        return loop_plan(seen["details"], scope)
+    return Plan.model_validate(await details_of(scope, found, PlanStatus, fresh=fresh))
+
+
+@router.get("/plans/{workflowId}/steps", response_model=Steps)
+async def steps(scope: InScope, workflow_id: WorkflowId) -> Any:
+    """Return the steps as last recorded, in the order of the plan."""
+    found = await scope.find(workflow_id, PLANS)
+    return {"items": await asyncio.to_thread(scope.ledger.steps, found.id)}
+
+
+@router.post("/plans/{workflowId}/tasks/{taskId}/run", response_model=Done)
+async def run_task(scope: InScope, workflow_id: WorkflowId, task_id: TaskId) -> Any:
+    """Start a ready step now, even during a pause, or a failed one again."""
+    found = await scope.find(workflow_id, ("plan",), now=True)
+    return done(found, await told(scope, found, "run", scope.client.run_step(found.id, task_id, by=scope.person.name)))
+
+
+@router.post("/plans/{workflowId}/gates/{gateId}/approve", response_model=Done)
+async def approve(scope: InScope, workflow_id: WorkflowId, gate_id: GateId, sent: Approval) -> Any:
+    """Approve a gate, in the name of the token. Where several people have to agree, each sends it."""
+    scope.require(Role.APPROVER)
+    found = await scope.find(workflow_id, PLANS, now=True)
+    return await answered(scope, found, Answer(option=sent.option, text=sent.text, question=gate_id))

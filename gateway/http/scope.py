@@ -1,0 +1,234 @@
+"""What one request may see and do: the person, the ledger as it exists for that person, and the workflow it means."""
+
+import asyncio
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+from fastapi import Depends, Request
+from pydantic import BaseModel
+
+from gateway.access.body import RefusedError
+from gateway.http.hub import Hub
+from gateway.http.problems import WrongStateError
+from tightloop.client import CLOSED_STATUSES, TightloopClient
+from tightloop.database.access.idempotency import IdempotencyKeys
+from tightloop.database.ledger import Ledger
+from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ProjectNotFoundError
+from tightloop.host import state_folder
+from tightloop.ledger.model import WorkflowLine
+from tightloop.loop.model import LoopStatus
+from tightloop.safety.identity import is_id
+from tightloop.safety.person import Person, Role
+from tightloop.settings import Settings
+
+EPISODES = ("episode",)
+PLANS = ("plan", "loop")
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Services:
+    """What the API works with."""
+
+    ledger: Ledger
+    client: TightloopClient
+    settings: Settings
+    keys: IdempotencyKeys
+    hub: Hub
+
+
+class Found(NamedTuple):
+    """A workflow that exists for a person."""
+
+    id: str
+    kind: str
+    project: str
+    line: WorkflowLine | None
+    """None: it has only just been started, and the ledger does not know it yet."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """One request."""
+
+    person: Person
+    services: Services
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger; projects of others do not exist in it."""
+        whole = self.services.ledger
+        return whole.limited(self.person.projects) if self.person.projects else whole
+
+    @property
+    def client(self) -> TightloopClient:
+        """The connection to Temporal."""
+        return self.services.client
+
+    def require(self, role: Role) -> None:
+        """Refuse who has a lesser role.
+
+        Raises:
+            RefusedError: the role is not enough.
+        """
+        if not self.person.role.includes(role):
+            raise RefusedError(
+                HTTPStatus.FORBIDDEN, f"{self.person.name} is {_article(self.person.role)}; this needs {_article(role)}"
+            )
+
+    async def find(self, workflow_id: str, kinds: tuple[str, ...], *, now: bool = False) -> Found:
+        """Return a workflow of these kinds.
+
+        Args:
+            workflow_id: its id.
+            kinds: `EPISODES` or `PLANS`.
+            now: Temporal is asked about it next; make sure that its newest run is in the same project.
+
+        Raises:
+            EpisodeNotFoundError: it does not exist for this person.
+        """
+        if not is_id(workflow_id):
+            raise _not_found(workflow_id, kinds)
+        try:
+            line = await asyncio.to_thread(self.ledger.workflow, workflow_id)
+            found = Found(workflow_id, line.kind, line.project, line)
+        except EpisodeNotFoundError:
+            found = await self._just_started(workflow_id, kinds)
+        if found.kind not in kinds:
+            raise _not_found(workflow_id, kinds, found.kind)
+        # An id may be used again, in another project.
+        if now and found.line is not None and self.person.projects and not await self._is_still_in(found):
+            raise _not_found(workflow_id, kinds)
+        return found
+
+    async def _just_started(self, workflow_id: str, kinds: tuple[str, ...]) -> Found:
+        try:
+            seen = await self.client.summary(workflow_id)
+        except EpisodeNotFoundError:
+            raise _not_found(workflow_id, kinds) from None
+        project = await asyncio.to_thread(project_of, seen.workspace) if seen.workspace else ""
+        if not self.person.sees(project):
+            raise _not_found(workflow_id, kinds)
+        return Found(workflow_id, seen.kind.value, project, None)
+
+    async def _is_still_in(self, found: Found) -> bool:
+        try:
+            workspace = (await self.client.summary(found.id)).workspace
+        except EpisodeNotFoundError:
+            return False
+        if not workspace:
+            return False
+        if await asyncio.to_thread(project_of, workspace) == found.project:
+            return True
+        # On another host the links in its path may lead elsewhere.
+        return (await asyncio.to_thread(self.ledger.project, found.project)).workspace == workspace
+
+
+def project_of(workspace: str) -> str:
+    """Return the id of the project in a workspace, as this host sees its path."""
+    return state_folder(Path(workspace)).name
+
+
+async def check_workspace(scope: Scope, workspace: str) -> None:
+    """Refuse to start something in a workspace of a project that does not exist for this person.
+
+    Raises:
+        ProjectNotFoundError: it does not.
+    """
+    if scope.person.projects and not scope.person.sees(await asyncio.to_thread(project_of, workspace)):
+        raise ProjectNotFoundError(
+            f"the workspace {workspace[:200]!r} is in none of the projects of this token. List them: GET /api/projects"
+        )
+
+
+def check_id_choice(scope: Scope, new_id: str | None) -> None:
+    """Refuse an id that somebody chose who may not learn which ones other projects have.
+
+    Raises:
+        InvalidRequestError: it is chosen.
+    """
+    if new_id is not None and scope.person.projects:
+        raise InvalidRequestError(
+            "only a token for all projects chooses ids. To start something once, send an Idempotency-Key"
+        )
+
+
+async def workspace_of(scope: Scope, found: Found) -> str:
+    """Return the path of the workspace that a workflow works in."""
+    told = str(found.line.details.get("workspace", "")) if found.line is not None else ""
+    return told or (await asyncio.to_thread(scope.ledger.project, found.project)).workspace
+
+
+async def details_of(scope: Scope, found: Found, kind: type[M], *, fresh: bool) -> dict[str, Any]:
+    """Return what is known of a workflow: its line, and as `details` its whole status.
+
+    Args:
+        scope: of the request.
+        found: the workflow.
+        kind: of its status.
+        fresh: ask the workflow itself.
+    """
+    line = found.line
+    if fresh or line is None:
+        status = await scope.client.status(found.id)
+        seen = await scope.client.summary(found.id)
+        first = WorkflowLine(
+            id=found.id, kind=found.kind, status=seen.status, project=found.project, goal=seen.goal,
+            executor=seen.executor, parent=seen.parent, iteration=seen.iteration, started=seen.started,
+            closed=seen.closed, at=datetime.now(UTC), questions=status.questions,
+        )  # fmt: skip
+        line = first if line is None else line.evolve(status=seen.status, at=first.at, questions=status.questions)
+        return {**_fields(line), "details": status}
+    return {**_fields(line), "details": kind.model_validate(line.details)}
+
+
+def _fields(line: WorkflowLine) -> dict[str, Any]:
+    return {name: getattr(line, name) for name in WorkflowLine.model_fields if name != "details"}
+
+
+async def refuse_state(scope: Scope, found: Found, wanted: str, error: InvalidRequestError) -> Exception:
+    """Return what to raise where a workflow refused: its state, where that is why, else its own sentence."""
+    seen = await scope.client.summary(found.id)
+    state, possible = seen.status, possible_actions(seen.status, found.kind)
+    if found.kind == "loop":
+        status = await scope.client.status(found.id)
+        assert isinstance(status, LoopStatus)
+        messages = ("answer", "pause", "resume") if status.possible else ()
+        state, possible = status.status.value, (*status.possible, *messages)
+    if wanted in possible:
+        return error
+    return WrongStateError(
+        f"{found.id} is {state}, so {wanted!r} is not possible. Possible now: {', '.join(possible) or 'nothing'}",
+        state,
+        possible,
+    )
+
+
+def possible_actions(status: str, kind: str) -> tuple[str, ...]:
+    """Return what can be done with an episode or plan in a status, as the last part of the path."""
+    if status in CLOSED_STATUSES:
+        return ("restore", "fork") if kind == "episode" else ()
+    own = ("respond", "restore", "fork") if kind == "episode" else ("run",)
+    return ("answer", "pause", "resume", "cancel", "top-up", *own)
+
+
+def scope_of(request: Request) -> Scope:
+    """Return the scope of a request that the guard let through."""
+    return Scope(request.state.person, request.app.state.services)
+
+
+InScope = Annotated[Scope, Depends(scope_of)]
+
+
+def _not_found(workflow_id: str, kinds: tuple[str, ...], other: str = "") -> EpisodeNotFoundError:
+    what, where = ("episode", "/api/plans") if kinds == EPISODES else ("plan", "/api/episodes")
+    if other:
+        return EpisodeNotFoundError(f"{workflow_id} is a {other}, not a {what}. Ask for it below {where}")
+    return EpisodeNotFoundError(f"no {what} has the id {workflow_id[:120]!r} here. List them: GET /api/{what}s")
+
+
+def _article(role: Role) -> str:
+    return f"{'an' if role.value[0] in 'aeiou' else 'a'} {role.value}"

@@ -1,0 +1,143 @@
+"""One process, one port: the guard, the API below `/api`, and the page for everything else."""
+
+import asyncio
+import getpass
+import json
+from collections.abc import Awaitable
+from http import HTTPStatus
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.access.guard import Guard
+from gateway.access.people import OWNER, People
+from gateway.access.rules import Access, SignIn
+from gateway.access.session import Sessions
+from gateway.access.site import Site, origin_of
+from gateway.http.app import api
+from gateway.http.hub import Hub
+from gateway.http.problems import refusal
+from gateway.http.scope import Services
+from gateway.web.app import web_app
+from tightloop.client import TightloopClient
+from tightloop.client.sign_in.page_session import LINK, LINK_SECONDS, PATH, page_key
+from tightloop.database.access.idempotency import IdempotencyKeys
+from tightloop.database.access.tokens import Tokens
+from tightloop.database.ledger import Ledger
+from tightloop.errors import TightloopError
+from tightloop.settings import LOOPBACK_HOSTS, Settings
+
+COOKIE_SECONDS = 12 * 3_600
+LIVE, READY = "/live", "/ready"
+READY_SECONDS = 5.0
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_SIGN_IN = SignIn(
+    title="tightloop",
+    command="tightloop open",
+    other="a token that `tightloop token create` made",
+    path=PATH,
+)
+
+_HINT = (
+    "Browser: open the link that `tightloop open` prints; programs: tightloop token create NAME --role operator, "
+    "then send Authorization: Bearer TOKEN"
+)
+
+
+def application(ledger: Ledger, client: TightloopClient, settings: Settings) -> ASGIApp:
+    """Return the whole of it, guarded."""
+    keys = IdempotencyKeys(ledger.database)
+    services = Services(ledger, client, settings, keys, Hub(ledger))
+    doors = _Doors(api(services), web_app(ledger, client, settings), services)
+    return Guard(doors, gateway_access(settings, Tokens(ledger.database)))
+
+
+def gateway_access(settings: Settings, tokens: Tokens) -> Access:
+    """Return the rules in front of the page and the API."""
+    page = origin_of(settings.gateway.page(settings.temporal))
+    listen = settings.gateway.address(settings.temporal)
+    host, _, port = listen.rpartition(":")
+    loopback = (f"{name}:{port}" for name in LOOPBACK_HOSTS) if host in LOOPBACK_HOSTS else (listen,)
+    site = Site(page=page, hosts=frozenset((page.partition("://")[2], *loopback)))
+    return Access(
+        site=site,
+        sessions=Sessions(
+            secret=page_key(),
+            site=site,
+            purpose=LINK,
+            link_seconds=LINK_SECONDS,
+            cookie_seconds=COOKIE_SECONDS,
+            # A link in a chat opens the page with its session; requests without effects alone come that way.
+            same_site="Lax",
+        ),
+        accounts=People(tokens, _owner()),
+        owner=OWNER,
+        sign_in=_SIGN_IN,
+        refusal=refusal,
+        policy=PAGE_POLICY,
+        open_paths=frozenset((LIVE, READY)),
+        cached="/assets/",
+        hint=_HINT,
+    )
+
+
+class _Doors:
+    """Sends each request to its door."""
+
+    def __init__(self, http: ASGIApp, web: ASGIApp, services: Services) -> None:
+        self._http = http
+        self._web = web
+        self._services = services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+        path = scope["path"]
+        if path in (LIVE, READY):
+            answer: ASGIApp = _alive() if path == LIVE else await self._readiness()
+        else:
+            answer = self._http if path == "/api" or path.startswith("/api/") else self._web
+        await answer(scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self._services.hub.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _readiness(self) -> Response:
+        """Say whether the database and Temporal answer; nothing else is told without a token."""
+
+        async def works(check: Awaitable[object]) -> bool:
+            try:
+                async with asyncio.timeout(READY_SECONDS):
+                    await check
+            except (TightloopError, TimeoutError):
+                return False
+            return True
+
+        database, temporal = await asyncio.gather(
+            works(asyncio.to_thread(self._services.ledger.last_event)),
+            works(self._services.client.missing_search_attributes()),
+        )
+        status = HTTPStatus.OK if database and temporal else HTTPStatus.SERVICE_UNAVAILABLE
+        content = json.dumps({"database": database, "temporal": temporal})
+        return Response(content, status, media_type="application/json")
+
+
+def _alive() -> Response:
+    return Response('{"live": true}', media_type="application/json")
+
+
+def _owner() -> str:
+    try:
+        # In a container the user id may have no name.
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "operator"

@@ -1,0 +1,1 @@
+"""The web page: inbox, episodes, plans and projects for people, on the ledger and the client."""

@@ -1,0 +1,129 @@
+"""The application of the page: its routes, and what a person sees where something is wrong."""
+
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import cast
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from gateway.access.body import RefusedError
+from gateway.web import acting, assets, pages
+from gateway.web.look import Look, Screen
+from gateway.web.rendering import Templates
+from tightloop.client import TightloopClient
+from tightloop.database.ledger import Ledger
+from tightloop.errors import EpisodeNotFoundError, ProjectNotFoundError, TightloopError
+from tightloop.settings import Settings
+
+Page = Callable[[Look, Request], Screen]
+Act = Callable[[acting.Actor, Request], Awaitable[acting.Done]]
+SAID = "tightloop_said"
+SAID_SECONDS = 20
+SAID_CHARACTERS = 600
+PROBLEMS = (HTTPException, TightloopError, RefusedError)
+PAGES: dict[str, Page] = {
+    "/": pages.inbox,
+    "/episodes": pages.episodes,
+    "/plans": pages.plans,
+    "/projects": pages.projects,
+    "/projects/{id}": pages.project,
+    "/workflows/{id}": pages.workflow,
+}
+ACTS: dict[str, Act] = {
+    "/workflows/{id}/answer": acting.answer,
+    "/workflows/{id}/pause": acting.pause,
+    "/workflows/{id}/resume": acting.resume,
+    "/workflows/{id}/cancel": acting.cancel,
+    "/workflows/{id}/respond": acting.respond,
+    "/workflows/{id}/restore": acting.restore,
+    "/workflows/{id}/fork": acting.fork,
+    "/projects/{id}/plan": acting.plan,
+    "/loops/{id}/dispatch": acting.dispatch,
+    "/loops/{id}/verify": acting.verify,
+}
+
+
+def web_app(ledger: Ledger, client: TightloopClient, settings: Settings) -> Starlette:
+    """Return the page as an application.
+
+    It trusts that a guard before it has proved who asks, and put a `Person` into `request.state.person`.
+
+    Args:
+        ledger: everything; what a person may not see is left out here.
+        client: acts for people.
+        settings: names where Temporal's Web UI is.
+    """
+    templates = Templates(settings.temporal.ui_url, settings.temporal.namespace)
+
+    def read(page: Page) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            look = Look.of(ledger, request.state.person)
+            screen = await run_in_threadpool(page, look, request)
+            return _shown(templates, look, screen, request)
+
+        return answer
+
+    def act(what: Act) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            actor = acting.Actor(Look.of(ledger, request.state.person), client)
+            try:
+                done = await what(actor, request)
+            except TightloopError as error:
+                done = acting.Done(_back(request), f"!{error.message}")
+            response = RedirectResponse(done.path, HTTPStatus.SEE_OTHER)
+            _say(response, done.said)
+            return response
+
+        return answer
+
+    async def problem(request: Request, error: Exception) -> Response:
+        status, detail = _problem(error)
+        look = Look.of(ledger, request.state.person)
+        heading = "Not found" if status == HTTPStatus.NOT_FOUND else "That did not work"
+        screen = Screen("problem.html", {"heading": heading, "detail": detail})
+        return _shown(templates, look, screen, request, status)
+
+    routes = [Route(path, read(page)) for path, page in PAGES.items()]
+    routes += [Route(path, act(what), methods=["POST"]) for path, what in ACTS.items()]
+    routes.append(Route(f"{assets.PREFIX}{{digest}}/{{name}}", assets.serve))
+    return Starlette(routes=routes, exception_handlers=dict.fromkeys(PROBLEMS, problem))
+
+
+def _shown(templates: Templates, look: Look, screen: Screen, request: Request, status: int = HTTPStatus.OK) -> Response:
+    said = request.cookies.get(SAID, "")
+    response = templates.response(screen, look, said, status)
+    if said:
+        response.delete_cookie(SAID, path="/")
+    return response
+
+
+def _say(response: Response, said: str) -> None:
+    """Keep a sentence for the next page; a query would let any link put words into this page's mouth."""
+    value = said[:SAID_CHARACTERS].encode("utf-8").hex()
+    response.set_cookie(SAID, value, max_age=SAID_SECONDS, path="/", httponly=True, samesite="lax")
+
+
+def _back(request: Request) -> str:
+    """Return the page of what was acted on."""
+    if request.url.path.startswith("/projects/"):
+        return f"/projects/{request.path_params['id']}"
+    return f"/workflows/{request.path_params['id']}"
+
+
+def _problem(error: Exception) -> tuple[int, str]:
+    if isinstance(error, HTTPException):
+        unknown = error.status_code == HTTPStatus.NOT_FOUND
+        return error.status_code, "There is no such page." if unknown else error.detail
+    if isinstance(error, RefusedError):
+        return error.status, error.message
+    status = (
+        HTTPStatus.NOT_FOUND
+        if isinstance(error, EpisodeNotFoundError | ProjectNotFoundError)
+        else HTTPStatus.UNPROCESSABLE_ENTITY
+    )
+    return status, cast(TightloopError, error).message

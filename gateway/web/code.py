@@ -1,0 +1,151 @@
+"""Reads a patch for the page: files, hunks, lines with their numbers, and coloured code."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from markupsafe import Markup, escape
+from pygments import lex
+from pygments.lexer import Lexer
+from pygments.lexers import get_lexer_for_filename
+from pygments.token import STANDARD_TYPES
+from pygments.util import ClassNotFound
+from unidiff.errors import UnidiffParseError
+from unidiff.patch import Hunk, Line, PatchedFile, PatchSet
+
+COLLAPSED_LINES = 400
+"""A longer file is folded until somebody opens it."""
+PLAIN_LINES = 5_000
+"""A longer file is shown without colours: 10 000 lines take 0.8 s."""
+NOTHING = Markup()
+SHOWN_LINES = 20_000
+"""What is behind is left out, and said so: a browser has to show it."""
+
+
+@dataclass(frozen=True)
+class CodeLine:
+    """A line on one side."""
+
+    number: int | None = None
+    """None: this side has no such line."""
+    html: Markup = NOTHING
+
+
+@dataclass(frozen=True)
+class Row:
+    """Two sides of one row."""
+
+    old: CodeLine
+    new: CodeLine
+    kind: str
+    """`same`, `removed`, `added` or `changed`."""
+
+
+@dataclass(frozen=True)
+class FileView:
+    """One changed file."""
+
+    path: str
+    was: str
+    """Its path before, if it was renamed."""
+    added: int
+    removed: int
+    hunks: tuple[tuple[str, tuple[Row, ...]], ...]
+    """The heading of each hunk and its rows, removed and added lines side by side."""
+    note: str = ""
+
+    @property
+    def folded(self) -> bool:
+        """Whether it is shown only when somebody asks."""
+        return self.added + self.removed > COLLAPSED_LINES
+
+
+def read_files(patch: str) -> tuple[FileView, ...]:
+    """Return the files of a unified diff; of one that cannot be read a single file with its text."""
+    try:
+        found = PatchSet(_from_first_file(patch))
+    except (UnidiffParseError, ValueError):
+        rows = tuple(Row(CodeLine(), CodeLine(None, escape(line)), "same") for line in patch.splitlines())
+        return (FileView("the patch as it is", "", 0, 0, (("", rows[:SHOWN_LINES]),)),)
+    views, left = [], SHOWN_LINES
+    for file in found:
+        size = sum(len(hunk) for hunk in file)
+        views.append(_view(file) if size <= left else _view(file, note="too long to be shown here; use tightloop diff"))
+        left -= min(size, left)
+    return tuple(views)
+
+
+def _from_first_file(patch: str) -> str:
+    start = 0 if patch.startswith("diff --git ") else patch.find("\ndiff --git ") + 1
+    return patch[start:]
+
+
+def _view(file: PatchedFile, *, note: str = "") -> FileView:
+    lexer = None if file.added + file.removed > PLAIN_LINES else _lexer(file.path)
+    was = file.source_file.removeprefix("a/") if file.is_rename else ""
+    if file.is_binary_file:
+        note = "a binary file"
+    hunks = () if note else tuple((_heading(hunk), tuple(_rows(hunk, lexer))) for hunk in file)
+    return FileView(file.path, was, file.added, file.removed, hunks, note)
+
+
+def _heading(hunk: Hunk) -> str:
+    return f"@@ -{hunk.source_start},{hunk.source_length} +{hunk.target_start},{hunk.target_length} @@"
+
+
+def _rows(hunk: Hunk, lexer: Lexer | None) -> Iterator[Row]:
+    old = _coloured([line.value for line in hunk.source_lines()], lexer)
+    new = _coloured([line.value for line in hunk.target_lines()], lexer)
+    removed: list[CodeLine] = []
+    added: list[CodeLine] = []
+    for line in hunk:
+        if line.is_removed:
+            removed.append(CodeLine(line.source_line_no, next(old)))
+        elif line.is_added:
+            added.append(CodeLine(line.target_line_no, next(new)))
+        elif line.is_context:
+            yield from _paired(removed, added)
+            removed, added = [], []
+            yield _unchanged(line, next(old), next(new))
+    yield from _paired(removed, added)
+
+
+def _unchanged(line: Line, old: Markup, new: Markup) -> Row:
+    return Row(CodeLine(line.source_line_no, old), CodeLine(line.target_line_no, new), "same")
+
+
+def _paired(removed: Sequence[CodeLine], added: Sequence[CodeLine]) -> Iterator[Row]:
+    for at in range(max(len(removed), len(added))):
+        old = removed[at] if at < len(removed) else CodeLine()
+        new = added[at] if at < len(added) else CodeLine()
+        kind = "changed" if old.number and new.number else "removed" if old.number else "added"
+        yield Row(old, new, kind)
+
+
+@lru_cache(maxsize=64)
+def _lexer(path: str) -> Lexer | None:
+    try:
+        return get_lexer_for_filename(path, stripnl=False, ensurenl=False)
+    except ClassNotFound:
+        return None
+
+
+def _coloured(lines: Sequence[str], lexer: Lexer | None) -> Iterator[Markup]:
+    """Yield each line as HTML; tokens that go over several lines are cut at their ends."""
+    texts = [line.rstrip("\r\n") for line in lines]
+    if lexer is None:
+        yield from map(escape, texts)
+        return
+    done = 0
+    parts: list[Markup] = []
+    for token, text in lex("\n".join(texts), lexer):
+        name = STANDARD_TYPES.get(token, "")
+        for number, piece in enumerate(text.split("\n")):
+            if number:
+                yield Markup().join(parts)
+                parts, done = [], done + 1
+            if piece:
+                parts.append(Markup('<i class="{}">{}</i>').format(name, piece) if name else escape(piece))
+    yield Markup().join(parts)
+    # A lexer that swallowed lines must not shift those that follow.
+    yield from map(escape, texts[done + 1 :])

@@ -1,0 +1,106 @@
+"""Lays out the graph of a plan: layers from left to right, as SVG coordinates.
+
+Sugiyama's method without dummy nodes (Sugiyama, Tagawa and Toda 1981): layers by the longest path, the order within
+a layer by the barycentre of the neighbours. 300 steps take about 15 ms.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 176, 40, 56, 14, 16
+SWEEPS = 4
+LABEL_CHARACTERS = 22
+
+
+@dataclass(frozen=True)
+class Node:
+    """A step as a box; `x` and `y` are its upper left corner, in SVG units."""
+
+    id: str
+    label: str
+    x: int
+    y: int
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The boxes and the lines between them."""
+
+    nodes: tuple[Node, ...]
+    paths: tuple[str, ...]
+    """`d` of an SVG path for each edge."""
+    width: int
+    height: int
+
+
+def lay_out(needs: Mapping[str, Sequence[str]]) -> Graph:
+    """Return where each step stands.
+
+    Args:
+        needs: for each step, in the order of the plan, the steps before it. Unknown names are left out; a circle,
+            which no valid plan has, is cut where it closes.
+    """
+    known = {step: [one for one in before if one in needs and one != step] for step, before in needs.items()}
+    layer = _layers(known)
+    columns: list[list[str]] = [[] for _ in range(max(layer.values(), default=-1) + 1)]
+    for step in known:
+        columns[layer[step]].append(step)
+    _order(columns, known)
+    tallest = max(map(len, columns), default=0)
+    place: dict[str, tuple[int, int]] = {}
+    for number, column in enumerate(columns):
+        top = MARGIN + (tallest - len(column)) * (HEIGHT + GAP_Y) // 2
+        for row, step in enumerate(column):
+            place[step] = (MARGIN + number * (WIDTH + GAP_X), top + row * (HEIGHT + GAP_Y))
+    nodes = tuple(Node(step, _label(step), *place[step]) for step in known)
+    paths = tuple(_path(place[before], place[step]) for step, all_before in known.items() for before in all_before)
+    width = 2 * MARGIN + len(columns) * (WIDTH + GAP_X) - GAP_X
+    return Graph(nodes, paths, max(width, 2 * MARGIN), 2 * MARGIN + max(tallest * (HEIGHT + GAP_Y) - GAP_Y, 0))
+
+
+def _layers(needs: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Return the length of the longest path to each step, without recursion: plans may be deep."""
+    found: dict[str, int] = {}
+    for first in needs:
+        path: dict[str, None] = {first: None}
+        while path:
+            step = next(reversed(path))
+            left = next((one for one in needs[step] if one not in found and one not in path), None)
+            if left is not None:
+                path[left] = None
+                continue
+            del path[step]
+            found[step] = max((found[one] + 1 for one in needs[step] if one in found), default=0)
+    return found
+
+
+def _order(columns: list[list[str]], needs: Mapping[str, Sequence[str]]) -> None:
+    followers: dict[str, list[str]] = defaultdict(list)
+    for step, before in needs.items():
+        for one in before:
+            followers[one].append(step)
+    for sweep in range(SWEEPS):
+        forward = sweep % 2 == 0
+        neighbours: Mapping[str, Sequence[str]] = needs if forward else followers
+        row = {step: number for column in columns for number, step in enumerate(column)}
+        for column in columns if forward else reversed(columns):
+            centre = {
+                step: sum(row[one] for one in near) / len(near) if (near := neighbours.get(step)) else row[step]
+                for step in column
+            }
+            column.sort(key=centre.__getitem__)
+            row.update((step, number) for number, step in enumerate(column))
+
+
+def _path(start: tuple[int, int], end: tuple[int, int]) -> str:
+    x1, y1 = start[0] + WIDTH, start[1] + HEIGHT // 2
+    x2, y2 = end[0], end[1] + HEIGHT // 2
+    bend = max((x2 - x1) // 2, 20)
+    return f"M{x1} {y1}C{x1 + bend} {y1} {x2 - bend} {y2} {x2} {y2}"
+
+
+def _label(step: str) -> str:
+    # The end of a name tells steps of a fan-out apart.
+    half = LABEL_CHARACTERS // 2
+    return step if len(step) <= LABEL_CHARACTERS else f"{step[:half]}…{step[-half + 1 :]}"

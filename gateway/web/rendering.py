@@ -1,0 +1,89 @@
+"""Fills templates; everything from outside is escaped."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.responses import HTMLResponse
+
+from gateway.web import assets, words
+from gateway.web.code import Row
+from gateway.web.look import Look, Screen
+from tightloop.safety.person import Role
+
+
+class Templates:
+    """The templates with the words that all of them use."""
+
+    def __init__(self, ui_url: str, namespace: str) -> None:
+        """Read templates once; `ui_url` is Temporal's own Web UI, empty where there is none."""
+        self._ui_url, self._namespace = ui_url.rstrip("/"), namespace
+        self._environment = Environment(
+            loader=FileSystemLoader(Path(__file__).parent / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.globals.update(
+            asset=assets.address,
+            badge_of=words.badge,
+            age=words.age,
+            duration=words.duration,
+            money=words.money,
+            moment=words.moment,
+            path_of=path_of,
+            ui_link_of=self._ui_link,
+        )
+        self._environment.filters["runs"] = _runs
+
+    def response(self, screen: Screen, look: Look, said: str, status: int) -> HTMLResponse:
+        """Return a page.
+
+        Args:
+            screen: what it shows.
+            look: who looks.
+            said: what came of the last action, in hex digits; it begins with `!` where it was refused.
+            status: of HTTP.
+        """
+        inbox = look.inbox
+        sentence = _decoded(said)
+        html = self._environment.get_template(screen.template).render(
+            **screen.content,
+            section=screen.section,
+            live=screen.live,
+            person=look.person,
+            name_of=look.name_of,
+            waiting=len(inbox),
+            asked=inbox[-1].question.title if inbox else "",
+            may_act=look.may(Role.OPERATOR),
+            said=sentence.removeprefix("!"),
+            refused=sentence.startswith("!"),
+            ui_url=self._ui_url,
+        )
+        return HTMLResponse(html, status)
+
+    def _ui_link(self, workflow_id: str) -> str:
+        return (
+            f"{self._ui_url}/namespaces/{quote(self._namespace)}/workflows/{quote(workflow_id)}" if self._ui_url else ""
+        )
+
+
+def path_of(workflow_id: str) -> str:
+    """Return the path of a workflow's page."""
+    return f"/workflows/{quote(workflow_id, safe='')}"
+
+
+def _runs(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Yield rows that follow each other and are all the same, or all changed."""
+    for _, group in groupby(rows, key=lambda row: row.kind == "same"):
+        yield list(group)
+
+
+def _decoded(said: str) -> str:
+    try:
+        return bytes.fromhex(said).decode("utf-8", "replace")
+    except ValueError:
+        return ""

@@ -1,1 +1,0 @@
-"""The half that whoever changes the rules neither writes nor reads; it is for the figures."""

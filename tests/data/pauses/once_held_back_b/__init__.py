@@ -1,0 +1,1 @@
+"""Entries by somebody who had not seen the rules; read after their first figures."""

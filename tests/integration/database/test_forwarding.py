@@ -1,0 +1,155 @@
+"""What a host recorded comes to the database of several hosts: all of it, once, and later where that is away."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.support.ledger import START, question, snapshot
+from tests.support.postgres import new_database
+from tightloop.database.engine import Database, postgres_database, sqlite_database
+from tightloop.database.forwarding import Forwarder
+from tightloop.database.ledger import Ledger
+from tightloop.database.opening import open_project
+from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.errors import ServiceUnavailableError
+from tightloop.ledger.model import ProjectLine, StepRow, TrailEvent
+from tightloop.settings import parse_settings
+from worker.ledger.forwarding import forwarding
+
+
+@pytest.fixture
+def address(postgres: str) -> Iterator[str]:
+    with new_database(postgres) as found:
+        yield found
+
+
+@pytest.fixture
+def shared(address: str) -> Iterator[Database]:
+    found = postgres_database(address)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Database:
+    return sqlite_database(tmp_path / "ledger.db")
+
+
+def forward(local: Database, shared: Database) -> None:
+    forwarder = Forwarder(local, shared)
+    while forwarder.forward():
+        pass
+
+
+def work(database: Database, count: int, project: str = "orders-1") -> None:
+    ledger = Ledger(database).opened(ProjectLine(id=project, name="orders", workspace="/src/orders", host="a"))
+    for number in range(count):
+        name = f"{project}-e{number}"
+        ledger.record(snapshot(name, number, status="paused", questions=(question(),), cost_usd=number))
+        ledger.record_checkpoint(name, "k", CheckpointRecord(id="", iteration=number))
+        ledger.record_steps([StepRow(plan_id=name, step="s", status="running", at=START)])
+        ledger.add_event(TrailEvent(episode_id=name, kind="note", text=str(number), at=START))
+
+
+def contents(database: Database) -> list[object]:
+    ledger = Ledger(database)
+    lines = ledger.workflows(limit=500).lines
+    return [
+        ledger.projects(),
+        tuple(ledger.workflow(line.id) for line in lines),
+        ledger.inbox(),
+        [ledger.checkpoints(line.id) for line in lines],
+        [ledger.steps(line.id) for line in lines],
+        [line.evolve(seq=0) for line in ledger.events(limit=5_000)],
+        [ledger.digest(line.id, START.date()) for line in ledger.projects()],
+    ]
+
+
+def test_everything_comes_once_however_often_it_is_brought(local: Database, shared: Database) -> None:
+    work(local, 150)
+    forward(local, shared)
+    assert contents(shared) == contents(local)
+    work(local, 151)
+    forward(local, shared)
+    forward(local, shared)
+    assert contents(shared) == contents(local)
+
+
+def test_two_hosts_bring_their_projects_to_one_database(local: Database, shared: Database, tmp_path: Path) -> None:
+    other = sqlite_database(tmp_path / "other.db")
+    work(local, 3)
+    work(other, 3, "shop-2")
+    for each in (local, other, local):
+        forward(each, shared)
+    assert {line.id for line in Ledger(shared).projects()} == {"orders-1", "shop-2"}
+    assert contents(shared)[5] == contents(local)[5] + contents(other)[5]  # type: ignore[operator]
+
+
+def test_what_was_freed_goes_there_too_and_an_id_may_come_back(local: Database, shared: Database) -> None:
+    work(local, 3)
+    forward(local, shared)
+    Ledger(local).of("orders-1").free(["orders-1-e0", "orders-1-e1"])
+    Ledger(local).of("orders-1").record(snapshot("orders-1-e1", 99, goal="again"))
+    forward(local, shared)
+    assert contents(shared) == contents(local)
+    assert Ledger(shared).workflow("orders-1-e1").goal == "again"
+
+
+def test_a_ledger_that_was_made_anew_or_restored_is_brought_again(
+    local: Database, shared: Database, tmp_path: Path
+) -> None:
+    work(local, 2)
+    forward(local, shared)
+    anew = sqlite_database(tmp_path / "anew.db")
+    work(anew, 3)
+    forward(anew, shared)
+    seen = contents(shared)
+    forward(anew, shared)
+    assert contents(shared) == seen
+    assert [line.id for line in Ledger(shared).workflows().lines] == [f"orders-1-e{n}" for n in (2, 1, 0)]
+
+
+def test_a_database_that_is_away_is_named(local: Database) -> None:
+    work(local, 1)
+    with pytest.raises(ServiceUnavailableError, match="does not answer"):
+        forward(local, postgres_database("postgresql://nobody@127.0.0.1:9/ledger"))
+
+
+async def eventually(condition: object, seconds: float = 60) -> None:
+    for _ in range(int(seconds * 10)):
+        if await asyncio.to_thread(condition):  # type: ignore[arg-type]
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("it did not come to that")
+
+
+async def test_a_worker_warns_once_while_the_database_is_at_another_migration_and_catches_up(
+    address: str, shared: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / "home"))
+    assert Ledger(shared).projects() == ()
+
+    def move_to(revision: str) -> None:
+        with closing(psycopg.connect(address, autocommit=True)) as connection:
+            connection.execute("UPDATE alembic_version SET version_num = %s", (revision,))
+
+    with closing(psycopg.connect(address)) as connection:
+        current = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    move_to("v9999_later")
+    project = open_project(tmp_path / "orders")
+    project.record(snapshot("one"))
+    with caplog.at_level(logging.INFO, "tightloop"):
+        async with forwarding(parse_settings(f"database: {{url: '{address}'}}", {})):
+            await eventually(lambda: "newer tightloop" in caplog.text)
+            project.record(snapshot("two"))
+            await asyncio.sleep(2)
+            assert current is not None
+            move_to(current[0])
+            await eventually(lambda: len(Ledger(shared).workflows().lines) == 2)
+            await eventually(lambda: "is up to date again" in caplog.text)
+        assert [record.levelname for record in caplog.records].count("WARNING") == 1

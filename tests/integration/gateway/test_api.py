@@ -1,0 +1,225 @@
+"""Episodes and plans over HTTP, with real workers: what services and people do."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import jsonschema
+import pytest
+
+from tests.support.episodes import APPEND, Working, eventually
+from tests.support.gateway import Gateway, gateway
+from tightloop.client import TightloopClient
+from tightloop.host import state_folder
+from tightloop.ledger.model import ProjectLine, WorkflowSnapshot
+from tightloop.safety.person import Role
+from tightloop.settings import Settings
+
+GATED = """
+id: ship
+title: Ship it
+steps:
+- {id: build, shell: {run: "true"}, access: none}
+- {id: ship, needs: [build], gate: {approval: {question: "Ship?", count: 2}}}
+"""
+
+
+def episode_at(workspace: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "goal": "write three lines",
+        "workspace": str(workspace),
+        "definitionOfDone": [{"run": "test $(cat log.txt | wc -l) -ge 3"}],
+        "executor": {"name": "scripted", "options": {"steps": [APPEND], "repeat": True}},
+        **changes,
+    }
+
+
+def operator(served: Gateway) -> httpx2.AsyncClient:
+    return served.http(served.token("anna", Role.OPERATOR))
+
+
+async def status_of(http: httpx2.AsyncClient, path: str) -> str:
+    return str((await http.get(f"{path}?fresh=true")).json()["status"])
+
+
+async def until(http: httpx2.AsyncClient, path: str, status: str) -> None:
+    async def is_it() -> bool:
+        return await status_of(http, path) == status
+
+    await eventually(is_it, seconds=90)
+
+
+async def test_an_episode_is_started_once_watched_and_forked(
+    tmp_path: Path, workspace: Path, client: TightloopClient, settings: Settings, working: Working
+) -> None:
+    async with (
+        gateway(tmp_path, client, settings) as served,
+        working(),
+        served.http(served.token("anna", Role.OPERATOR)) as http,
+    ):
+        key = {"Idempotency-Key": "nightly"}
+        first, again = [await http.post("/api/episodes", json=episode_at(workspace), headers=key) for _ in range(2)]
+        assert (first.status_code, again.status_code) == (201, 201)
+        assert first.json() == again.json()
+        assert again.headers["idempotency-replayed"] == "true"
+        other = await http.post("/api/episodes", json=episode_at(workspace, goal="another"), headers=key)
+        assert (other.status_code, other.json()["type"]) == (409, "urn:tightloop:problem:key-in-use")
+        path = first.headers["location"]
+        await until(http, path, "succeeded")
+        shown = (await http.get(f"{path}?fresh=true")).json()
+        assert shown["details"]["outcome"] == "SUCCEEDED"
+        assert shown["details"]["spent"]["iterations"] == 3
+        timeline = (await http.get(f"{path}/timeline")).json()
+        assert timeline["items"][-1]["cursor"] == timeline["cursor"]
+        assert (await http.get(f"{path}/timeline?after={timeline['cursor']}")).json()["items"] == []
+        refused = await http.post(f"{path}/pause", json={})
+        assert refused.status_code == 409
+        assert refused.json()["state"] == "succeeded"
+        assert refused.json()["possible"] == ["restore", "fork"]
+        forked = await http.post(
+            f"{path}/fork", json={"checkpointId": "ckpt-1"}, headers=key | {"Idempotency-Key": "f"}
+        )
+        assert forked.status_code == 201, forked.text
+        await until(http, forked.json()["href"], "succeeded")
+        unknown = await http.post(f"{path}/restore", json={"checkpointId": "ckpt-77"})
+        assert unknown.status_code == 422
+        assert "ckpt-3" in unknown.json()["detail"]
+
+
+async def test_files_and_artifacts_of_checkpoints_are_read(
+    tmp_path: Path, workspace: Path, client: TightloopClient, settings: Settings, working: Working
+) -> None:
+    async with (
+        gateway(tmp_path, client, settings) as served,
+        working(),
+        served.http(served.token("anna", Role.OPERATOR)) as http,
+    ):
+        path = (await http.post("/api/episodes", json=episode_at(workspace))).json()["href"]
+        await until(http, path, "succeeded")
+        episode_id = path.rpartition("/")[2]
+        project, records = record(served, workspace, episode_id), await client.checkpoints(episode_id)
+        for one in records:
+            served.ledger.of(project).record_checkpoint(episode_id, one.id, one)
+        assert [one["id"] for one in (await http.get(f"{path}/checkpoints")).json()["items"]] == [
+            one.id for one in records
+        ]
+        diff = (await http.get(f"{path}/diff?before=ckpt-0&after=2")).json()
+        assert diff["files"] == [{"path": "log.txt", "added": 2, "removed": 0}]
+        assert "+2\n" in diff["patch"]
+        found = (await http.get(f"{path}/artifacts")).json()["items"]
+        assert {"sha256", "sizeBytes"} <= found[0].keys()
+        stored = await http.get(f"{path}/artifacts/{found[0]['sha256']}")
+        assert len(stored.content) == found[0]["sizeBytes"]
+        assert stored.headers["content-disposition"].startswith("attachment")
+        assert (await http.get(f"{path}/artifacts/{'0' * 64}")).status_code == 404
+        page = (await http.get("/api/episodes?limit=1")).json()
+        assert [one["id"] for one in page["items"]] == [episode_id]
+
+
+def record(served: Gateway, workspace: Path, episode_id: str) -> str:
+    """Write what an activity of a worker records."""
+    project = state_folder(workspace).name
+    of = served.ledger.opened(ProjectLine(id=project, name="project", workspace=str(workspace)))
+    of.record(WorkflowSnapshot(id=episode_id, kind="episode", status="succeeded", at=datetime.now(UTC)))
+    return project
+
+
+async def test_two_different_people_means_two_tokens(
+    tmp_path: Path, workspace: Path, client: TightloopClient, settings: Settings, working: Working
+) -> None:
+    async with gateway(tmp_path, client, settings) as served, working():
+        roles = {"anna": Role.APPROVER, "boris": Role.APPROVER, "olga": Role.OPERATOR}
+        people = {name: served.http(served.token(name, role)) for name, role in roles.items()}
+        sent = {"workspace": str(workspace), "source": GATED}
+        started = await people["olga"].post("/api/plans", json=sent)
+        assert started.status_code == 201, started.text
+        path = started.json()["href"]
+
+        async def asks() -> bool:
+            return bool((await people["olga"].get(f"{path}?fresh=true")).json()["questions"])
+
+        await eventually(asks, seconds=90)
+        approve = f"{path}/gates/ship/approve"
+        refused = await people["olga"].post(approve, json={})
+        assert (refused.status_code, "needs an approver" in refused.json()["detail"]) == (403, True)
+        refused = await people["olga"].post(f"{path}/answer", json={"option": "approve"})
+        assert refused.status_code == 403
+        forged = await people["anna"].post(approve, json={"by": "boris"})
+        assert forged.status_code == 422, "nobody says who they are"
+        assert (await people["anna"].post(approve, json={"text": "fine"})).status_code == 200
+        twice = await people["anna"].post(approve, json={})
+        assert twice.status_code == 422
+        assert "anna has answered" in twice.json()["detail"]
+        assert (await people["boris"].post(approve, json={})).status_code == 200
+        await until(people["olga"], path, "completed")
+        told = (await people["olga"].get(f"{path}/timeline")).text
+        assert "anna" in told
+        assert "boris" in told
+        for person in people.values():
+            await person.aclose()
+
+
+async def test_a_question_is_answered_in_the_name_of_the_token(
+    tmp_path: Path, workspace: Path, client: TightloopClient, settings: Settings, working: Working
+) -> None:
+    async with (
+        gateway(tmp_path, client, settings) as served,
+        working(),
+        served.http(served.token("anna", Role.OPERATOR)) as http,
+    ):
+        never = episode_at(workspace, definitionOfDone=[{"run": "false"}], budget={"maxIterations": 2})
+        path = (await http.post("/api/episodes", json=never)).json()["href"]
+        await until(http, path, "paused")
+        nonsense = await http.post(f"{path}/answer", json={"option": "nonsense"})
+        assert (nonsense.status_code, "Options:" in nonsense.json()["detail"]) == (422, True)
+        topped = await http.post(f"{path}/top-up", json={"iterations": 1})
+        assert topped.status_code == 200, topped.text
+        assert (await http.post(f"{path}/respond", json={"text": "try the other way"})).status_code == 200
+        assert (await http.post(f"{path}/cancel", json={"reason": "enough"})).status_code == 202
+        await until(http, path, "cancelled")
+        assert "anna" in (await http.get(f"{path}/timeline")).text
+
+
+async def test_what_cannot_work_is_refused_with_what_to_do(
+    tmp_path: Path, workspace: Path, client: TightloopClient, settings: Settings
+) -> None:
+    async with gateway(tmp_path, client, settings) as served, operator(served) as http:
+        wrong: list[tuple[str, dict[str, Any], int, str]] = [
+            ("/api/episodes", episode_at(workspace, goal=""), 422, "body.goal"),
+            ("/api/episodes", episode_at(workspace, definitionOfDone=[]), 422, "body.definitionOfDone"),
+            ("/api/episodes", episode_at(workspace, gaol="x"), 422, "body.gaol"),
+            ("/api/episodes", episode_at(workspace, budget={"maxCost": 1}), 422, "maxCost"),
+            ("/api/episodes", episode_at(workspace, executor={"name": "codx"}), 422, "codex"),
+            ("/api/episodes", {**episode_at(workspace), "within": "plan-1"}, 422, "within"),
+            ("/api/plans", {"workspace": str(workspace), "source": "title: x\nsteps: [{id: a, rnu: x}]"}, 422, "run"),
+            ("/api/plans", {"workspace": str(workspace)}, 422, "exactly one of source, file and goal"),
+            ("/api/projects/nowhere-1/episodes", {"goal": "x", "definitionOfDone": [{"run": "x"}]}, 404, "no project"),
+            ("/api/episodes/nothing/pause", {}, 404, "no episode has the id 'nothing'"),
+        ]
+        for path, body, status, words in wrong:
+            answer = await http.post(path, json=body)
+            assert answer.status_code == status, f"{path} {body}: {answer.status_code} {answer.text}"
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert answer.json().keys() >= {"type", "title", "status", "detail"}
+            assert words in answer.json()["detail"], answer.text
+        method = await http.delete("/api/episodes")
+        assert (method.status_code, "POST" in method.headers["allow"]) == (405, True)
+        assert method.json()["status"] == 405
+
+
+async def test_schemas_describe_what_workflows_take(
+    tmp_path: Path, client: TightloopClient, settings: Settings
+) -> None:
+    async with gateway(tmp_path, client, settings) as served, served.http(served.token("eve", Role.VIEWER)) as http:
+        listed = (await http.get("/api/schemas")).json()["items"]
+        assert set(listed) == {"EpisodeWorkflow", "PlanWorkflow", "LoopWorkflow"}
+        for path in listed.values():
+            schema = (await http.get(path)).json()
+            jsonschema.Draft202012Validator.check_schema(schema)
+        right = {"goal": "x", "workspace": "/w", "definition_of_done": [{"run": "true"}]}
+        schema = (await http.get(listed["EpisodeWorkflow"])).json()
+        jsonschema.validate(right, schema)
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**right, "iterations_per_run": "many"}, schema)
+        assert (await http.get("/api/schemas/Nothing")).status_code == 404

@@ -1,0 +1,169 @@
+"""The page in a real browser, behind the real guard, on a real ledger."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+from temporalio.testing import WorkflowEnvironment
+
+from gateway.server import application
+from tests.support.browser import chromium, scrolls_sideways, violations
+from tests.support.seeded_ledger import ORDERS, fill
+from tests.support.ui_server import serving
+from tightloop.client import TightloopClient
+from tightloop.client.sign_in.page_session import page_link
+from tightloop.database.engine import sqlite_database
+from tightloop.database.ledger import Ledger
+from tightloop.ledger import TrailEvent
+from tightloop.settings import Settings, parse_settings
+from worker.stack.server import free_port
+
+PAGES = (
+    "/",
+    "/episodes",
+    "/episodes?status=failed",
+    "/plans",
+    "/projects",
+    f"/projects/{ORDERS}",
+    "/workflows/episode-ask",
+    "/workflows/episode-ask?tab=diff",
+    "/workflows/episode-ask?tab=plan",
+    "/workflows/episode-ask?tab=findings",
+    "/workflows/episode-ask?tab=checkpoints",
+    "/workflows/episode-ask?tab=log",
+    "/workflows/plan-refactor",
+    "/workflows/plan-refactor?tab=children",
+    "/workflows/plan_5ad9",
+    "/no-such-page",
+)
+SHAPES = [(scheme, width) for scheme in ("light", "dark") for width in (1280, 390)]
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
+    made = Ledger(sqlite_database(tmp_path_factory.mktemp("page") / "ledger.db"))
+    fill(made, tmp_path_factory.mktemp("orders"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def page_settings(temporal: WorkflowEnvironment) -> Settings:
+    address, port = temporal.client.service_client.config.target_host, free_port()
+    return parse_settings(
+        f"temporal: {{address: '{address}', authenticate: false}}\ngateway: {{listen: '127.0.0.1:{port}'}}\n", {}
+    )
+
+
+@pytest.fixture(scope="module")
+def served(ledger: Ledger, page_settings: Settings, temporal: WorkflowEnvironment) -> Iterator[Settings]:
+    client = TightloopClient(temporal.client, page_settings)
+    address = page_settings.gateway.address(page_settings.temporal)
+    with serving(application(ledger, client, page_settings), address):
+        yield page_settings
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as opened:
+        yield opened
+
+
+def signed_in(browser: Browser, settings: Settings, **options: object) -> BrowserContext:
+    context = browser.new_context(**options)  # type: ignore[arg-type]
+    context.new_page().goto(page_link(settings))
+    return context
+
+
+@pytest.fixture
+def page(browser: Browser, served: Settings) -> Iterator[Page]:
+    context = signed_in(browser, served)
+    yield context.pages[0]
+    context.close()
+
+
+@pytest.mark.parametrize(("scheme", "width"), SHAPES)
+def test_every_page_can_be_read_by_everybody(scheme: str, width: int, browser: Browser, served: Settings) -> None:
+    context = signed_in(browser, served, color_scheme=scheme, viewport={"width": width, "height": 800})
+    page, problems = context.pages[0], list[str]()
+    page.on(
+        "console", lambda said: problems.append(said.text) if said.type == "error" and "404" not in said.text else None
+    )
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    for path in PAGES:
+        page.goto(f"{base(served)}{path}")
+        problems += [f"{path}: {line}" for line in violations(page)]
+        if scrolls_sideways(page):
+            problems.append(f"{path} scrolls sideways")
+    context.close()
+    assert problems == []
+
+
+def test_who_is_not_signed_in_sees_nothing(browser: Browser, served: Settings) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    answer = page.goto(f"{base(served)}/")
+    assert answer is not None
+    assert answer.status == 401
+    assert "npm publish" not in page.content()
+    context.close()
+
+
+def test_inbox_shows_what_waits_since_when_and_what_it_blocks(page: Page) -> None:
+    card = page.locator(".card.asks").first
+    expect(card).to_contain_text("Allow `npm publish`?")
+    expect(card).to_contain_text("blocks the episode")
+    expect(card).to_contain_text(re.compile(r"\b\d+m\b"))
+    expect(card.get_by_role("button")).to_have_text(["allow", "deny", "cancel"])
+    expect(card.locator(".badge-awaiting")).to_have_text("NEEDS RESPONSE")
+    expect(page).to_have_title("(1) Inbox - tightloop")
+
+
+def test_a_new_event_is_on_the_page_without_a_click(page: Page, ledger: Ledger, served: Settings) -> None:
+    page.goto(f"{base(served)}/workflows/episode-ask?tab=log")
+    expect(page.get_by_text("the branch was pushed")).to_have_count(0)
+    page.evaluate("document.querySelector('h1').kept = true")
+    ledger.of(ORDERS).add_event(TrailEvent(episode_id="episode-ask", kind="note", text="the branch was pushed"))
+    expect(page.get_by_text("the branch was pushed")).to_be_visible(timeout=20_000)
+    assert page.evaluate("document.querySelector('h1').kept === true"), "the page was not morphed but replaced"
+
+
+def test_a_refused_answer_says_why_and_loses_nothing(page: Page) -> None:
+    page.get_by_role("button", name="deny").click()
+    expect(page.get_by_role("status").filter(has_text="episode-ask")).to_be_visible()
+    expect(page.locator(".card.asks")).to_have_count(1)
+
+
+def test_keys_move_through_the_inbox_and_stay_quiet_in_fields(page: Page) -> None:
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    assert page.evaluate("document.activeElement.closest('[data-item]') !== null")
+    page.get_by_role("textbox").first.focus()
+    page.keyboard.type("gj")
+    assert page.url.endswith("/")
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("g")
+    page.keyboard.press("p")
+    expect(page).to_have_title("(1) Plans - tightloop")
+
+
+def test_graph_and_list_say_the_same_and_zoom(page: Page, served: Settings) -> None:
+    page.goto(f"{base(served)}/workflows/plan-refactor")
+    shown = page.locator(".graph g title").all_text_contents()
+    listed = page.locator("#main ul.rows .title").all_text_contents()
+    assert [line.partition(":")[0] for line in shown] == [line.strip() for line in listed]
+    before = page.locator(".graph svg").get_attribute("viewBox")
+    page.get_by_role("button", name="Failed").click()
+    assert page.locator(".graph svg").get_attribute("viewBox") != before
+
+
+def test_what_came_of_an_action_cannot_be_put_there_by_a_link(page: Page, served: Settings) -> None:
+    page.goto(f"{base(served)}/?said=pay+now")
+    expect(page.locator(".said")).to_have_count(0)
+
+
+def base(settings: Settings) -> str:
+    """Return the origin of the page."""
+    return settings.gateway.page(settings.temporal)

@@ -1,0 +1,107 @@
+"""Finding the gates of a project, and reading what they print."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tightloop.episode.check import Check, judge
+from tightloop.loop.conflict import Conflict
+from tightloop.loop.detection import detect_gates
+from tightloop.loop.gates import GateCheck, gate_name, read_gate, report_file
+from tightloop.settings import parse_settings
+
+GATE = Check(run="make check", name="check")
+
+
+def read(output: str, code: int = 1, report: str = "", gate: Check = GATE) -> tuple[GateCheck, ...]:
+    result = judge(gate, tree="", exit_code=code, timed_out=False, duration_s=1.25, output=output)
+    return read_gate(gate, result, output, report)
+
+
+def names(package: dict[str, str] | str) -> list[str]:
+    text = package if isinstance(package, str) else json.dumps({"scripts": package})
+    return [check.name for check in detect_gates(["package.json"], {"package.json": text})]
+
+
+def test_python_project_has_ruff_format_and_tests_and_mypy_where_it_is_set_up() -> None:
+    paths = ["app.py", "tests/test_app.py", "pyproject.toml"]
+    plain = detect_gates(paths, {"pyproject.toml": ""})
+    typed = detect_gates(paths, {"pyproject.toml": "[tool.mypy]\nstrict = true"})
+    assert [check.run for check in plain] == ["ruff check .", "ruff format --check .", "pytest -q"]
+    assert [check.name for check in typed] == ["ruff", "format", "mypy", "pytest"]
+    assert [check.name for check in detect_gates(["app.py"], {})] == ["ruff", "format"], "pytest fails without tests"
+
+
+def test_node_project_has_its_own_gates_in_their_order_or_lint_and_test() -> None:
+    assert names({"gate:spec": "a", "test": "b", "gate:tier0": "c"}) == ["gate:tier0", "gate:spec"]
+    assert names({"test": "b", "lint": "c", "build": "d"}) == ["lint", "test"]
+    assert names("{broken") == names("[]") == names('{"scripts": 3}') == []
+
+
+def test_settings_name_gates_for_all_projects_or_for_one() -> None:
+    found = parse_settings("gates: {checks: [make], projects: {/home/me/a/: [{run: pytest, name: tests}]}}", {}).gates
+    assert [check.run for check in found.for_project("/home/me/b")] == ["make"]
+    assert [check.name for check in found.for_project("/home/me/a")] == ["tests"]
+
+
+@pytest.mark.parametrize(
+    ("output", "first"),
+    [
+        ("FAILED tests/a.py::test_x - assert 0\n1 failed, 2 passed in 0.1s\n", "gate:check/tests/a.py::test_x"),
+        ("TAP version 13\n1..2\nok 1 - a\nnot ok 2 - b c\n", "gate:check/b c"),
+        ("src/a.ts(3,4): error TS2322: Type 'x'\n", "gate:check/src/a.ts:3:4 TS2322"),
+        ("a.py:1:8: F401 unused import\nFound 1 error.\n", "gate:check/a.py:1:8 F401"),
+        ('<?xml version="1.0"?><s><testcase classname="A" name="t"><failure/></testcase></s>', "gate:check/A::t"),
+    ],
+)
+def test_what_failed_within_a_gate_is_named(output: str, first: str) -> None:
+    gate, inside, *_ = read(output)
+    assert (gate.name, gate.passed, gate.duration_ms) == ("gate:check", False, 1250)
+    assert (inside.name, inside.passed) == (first, False)
+
+
+def test_report_that_a_gate_wrote_wins_over_what_it_printed() -> None:
+    report = '<testsuites><testsuite><testcase name="a" time="0.5"/><testcase name="b"><error message="no"/></testcase>'
+    gate, failed, passed = read("FAILED x\n", report=report + "</testsuite></testsuites>")
+    assert (failed.name, failed.message) == ("gate:check/b", "no")
+    assert (passed.passed, passed.duration_ms) == (True, 500)
+    assert gate.message.startswith("1 failed, 1 passed")
+    assert report_file(Check(run="pytest --junitxml=out/r.xml -q")) == "out/r.xml"
+
+
+def test_exit_code_alone_decides() -> None:
+    assert read("0 failed, 3 passed in 1s", code=1)[0].passed is False
+    assert read("not ok 1 - x\nTAP version 13\n1..1", code=0)[0].passed is True
+    assert "not installed" in read("", code=127)[0].message
+
+
+def test_test_that_is_known_not_to_work_fails_nothing() -> None:
+    assert [check.passed for check in read("1..2\nok 1 - a\nnot ok 2 - b # TODO later\n", code=0)] == [True] * 3
+
+
+def test_document_with_entities_is_not_read() -> None:
+    bomb = '<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a "aaaa">]><x><testcase name="&a;"/></x>'
+    assert len(read(bomb)) == 1
+
+
+@given(st.text(max_size=400), st.integers(0, 200), st.text(max_size=100))
+def test_any_output_is_read_within_bounds(output: str, code: int, report: str) -> None:
+    gate, *within = read(output, code, report)
+    assert gate.passed == (code == 0)
+    assert len(gate.message) <= 600
+    assert len(within) <= 30
+    assert all(len(check.name) <= 200 for check in within)
+
+
+def test_name_of_a_gate_begins_with_gate_once() -> None:
+    assert gate_name(Check(run="npm run x", name="gate:web")) == "gate:web"
+    assert gate_name(Check(run="pytest -q")) == "gate:pytest -q"
+
+
+def test_check_of_a_conflict_looks_for_markers_and_files_beside() -> None:
+    check = Conflict(base="b", tree="t", paths=("a b.txt",), beside=("x.bin.theirs",)).check
+    assert not check.problem
+    assert "'a b.txt'" in check.run
+    assert "test ! -e x.bin.theirs" in check.run

@@ -1,0 +1,99 @@
+"""Which states of a project's plan allow what."""
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tightloop.client.execution import CLOSED_STATUSES, OPEN_STATUSES
+from tightloop.errors import InvalidRequestError
+from tightloop.loop import control
+from tightloop.loop.display import loop_details
+from tightloop.loop.model import LoopRequest, LoopState, LoopStatus, LoopTask, Packet, TaskState
+from tightloop.loop.packet import packet_id_of, sealed_packet
+from tightloop.loop.states import CLOSED, check_possible, word_of
+from tightloop.question import Option, Question, QuestionKind
+
+PAUSE = Question(id="q1", kind=QuestionKind.OPERATOR, title="lunch", options=(Option(name="resume", effect="go on"),))
+
+statuses = st.builds(
+    LoopStatus,
+    status=st.sampled_from(LoopState),
+    tasks=st.lists(
+        st.builds(LoopTask, task_id=st.just("ptask_1"), description=st.just("x"), state=st.sampled_from(TaskState)),
+        max_size=3,
+    ).map(tuple),
+    completed_at=st.none() | st.just(datetime(2026, 1, 1, tzinfo=UTC)),
+    questions=st.just(()) | st.just((PAUSE,)),
+)
+
+
+@given(statuses, st.sampled_from(["dispatch", "verify", "cancel"]))
+def test_refusal_names_the_state_and_what_is_possible(status: LoopStatus, wanted: str) -> None:
+    if wanted in status.possible and (wanted == "cancel" or not status.questions):
+        check_possible(status, wanted)
+        return
+    with pytest.raises(InvalidRequestError) as refusal:
+        check_possible(status, wanted)
+    said = refusal.value.message
+    assert said.startswith(f"{wanted}: ")
+    assert "paused" in said or all(each in said for each in (status.status.value, *status.possible))
+
+
+@given(statuses)
+def test_details_show_each_action_that_is_possible(status: LoopStatus) -> None:
+    shown = loop_details(status)
+    assert word_of(status) in OPEN_STATUSES + CLOSED_STATUSES
+    assert all(f"`{each}`" in shown for each in status.possible)
+    assert ("Next actions" in shown) == bool(status.possible or status.questions)
+
+
+@given(statuses)
+def test_nothing_is_possible_where_it_is_over(status: LoopStatus) -> None:
+    assert not (status.status in CLOSED and status.possible)
+
+
+@pytest.mark.parametrize(
+    ("given_", "asked", "expected"),
+    [(None, 4, 4), ({}, 4, 4), ({"parallel": True}, 3, 3), ({"parallel": False}, 4, 1), ({"parallel": 7}, 4, 7)],
+)
+def test_number_of_tasks_at_once_is_as_wanted(given_: object, asked: int, expected: int) -> None:
+    assert control.parallel_wanted(control.read_dispatch(given_), asked) == expected
+
+
+@pytest.mark.parametrize("wrong", [{"parallel": 0}, {"parallel": 51}, {"paralel": 2}, "now", 3])
+def test_wrong_argument_of_dispatch_is_refused_with_a_right_one(wrong: object) -> None:
+    with pytest.raises(InvalidRequestError, match="dispatch"):
+        control.read_dispatch(wrong)
+
+
+def test_cancel_takes_a_plain_reason() -> None:
+    assert control.read_cancel("not needed").reason == "not needed"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"workspace": "project"}, "absolute path"),
+        ({"parallel": 0}, "at least 1"),
+        ({"parallel": 51}, "1 to 50"),
+        ({"packet_id": "../x"}, "not the id of a packet"),
+        ({"packet_id": "pkt_0123456789abcdef", "episode": "ep-1"}, "not both"),
+        ({"planner": "guess"}, "unknown"),
+        ({"gates": [" "]}, "no command"),
+        ({"goal": "x" * 20_001}, "maximum"),
+    ],
+)
+def test_request_that_cannot_work_is_refused(fields: dict[str, object], said: str) -> None:
+    request = LoopRequest.model_validate({"workspace": "/home/me/project", **fields})
+    with pytest.raises(InvalidRequestError, match=said):
+        request.check()
+
+
+def test_packet_has_the_same_id_whenever_it_was_made_and_holds_no_secret() -> None:
+    first = sealed_packet(Packet(project="p", history=("a1 key sk-proj-abcdefghijklmnopqrstuvwx0123456789ABCDEF",)))
+    again = first.evolve(at=datetime(2026, 1, 1, tzinfo=UTC))
+    assert packet_id_of(again) == first.packet_id
+    assert packet_id_of(first.evolve(goal="another")) != first.packet_id
+    assert "abcdefghijklmnop" not in first.history[0]

@@ -1,0 +1,136 @@
+"""`tightloop ledger rebuild`: a ledger that was lost comes back from histories as it was."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from temporalio.testing import WorkflowEnvironment
+
+from tests.support.episodes import Working, eventually
+from tightloop.client import TightloopClient
+from tightloop.database.engine import Database
+from tightloop.database.ledger import Ledger
+from tightloop.database.opening import close_ledgers, local_database, local_ledger
+from tightloop.database.schema import METADATA
+from tightloop.episode.budget import Budget
+from tightloop.plan.request import PlanOutcome, PlanRequest
+from tightloop.settings import Settings, parse_settings
+from worker.ledger.rebuild import rebuild
+
+PLAN = """
+id: small
+title: A small plan
+steps:
+  - {id: note, title: Write it down, shell: {run: "echo line > before.txt"}}
+  - id: make
+    needs: [note]
+    episode: {goal: write two lines, definition_of_done: ["test $(cat made.txt | wc -l) -ge 2"]}
+  - {id: bad, needs: [make], shell: {run: "test -e wanted.txt"}}
+  - {id: never, needs: [bad], shell: {run: "true"}}
+  - {id: passed, needs: [make]}
+"""
+COUNTERS = frozenset({"changed", "tick", "origin"})
+"""Numbers of changes, which say nothing: a rebuild makes fewer of them."""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def settings(temporal: WorkflowEnvironment) -> Settings:
+    address = temporal.client.service_client.config.target_host
+    return parse_settings(
+        f"temporal: {{address: '{address}', task_queue: 'test-{uuid4().hex[:12]}'}}\n"
+        "worker: {sticky_timeout_s: 2, graceful_shutdown_s: 1}\n"
+        "sandbox: {unsafe_local: true}\n"
+        "executor: {argv: [sh, -c, 'cat before.txt >> made.txt']}\n",
+        {},
+    )
+
+
+def rows(database: Database) -> dict[str, list[dict[str, Any]]]:
+    """Return all rows of all tables, but for the counters, in the order of their keys."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    with database.reading() as connection:
+        for table in METADATA.sorted_tables:
+            if table.name in ("clock", "spools"):
+                continue
+            query = table.select().order_by(*table.primary_key.columns)
+            found[table.name] = [
+                {name: value for name, value in row.items() if name not in COUNTERS}
+                for row in connection.execute(query).mappings()
+            ]
+    # Activities run beside each other: which of them wrote first is chance, and when it happened is not.
+    found["events"].sort(key=lambda row: (row["at"], row["workflow_id"], row["key"]))
+    for place, row in enumerate(found["events"]):
+        row["seq"] = place
+    return found
+
+
+def differences(before: dict[str, list[dict[str, Any]]], after: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Return what differs, a line for each column."""
+    counts = [f"{name}: {len(rows)} rows, {len(after[name])}" for name, rows in before.items()]
+    found = [line for line, name in zip(counts, before, strict=True) if len(before[name]) != len(after[name])]
+    for name, old_rows in before.items():
+        for old, new in zip(old_rows, after[name], strict=False):
+            found += [f"{name}.{key}: {old[key]!r} became {new[key]!r}" for key in old if old[key] != new[key]]
+    return found
+
+
+def lose(home: Path) -> None:
+    close_ledgers()
+    for part in home.glob("ledger.db*"):
+        part.unlink()
+
+
+async def until(ledger: Ledger, count: int) -> None:
+    async def asked() -> bool:
+        return len(ledger.inbox()) == count
+
+    await eventually(asked, seconds=60)
+
+
+async def work(client: TightloopClient, request_for: Callable[..., Any], workspace: Path) -> None:
+    """Run an episode without questions, one with two, a fork, a plan with a child and a failing step."""
+    ledger = local_ledger()
+    simple = await client.start(request_for())
+    await client.result(simple)
+    asking = await client.start(request_for(definition_of_done=["test -f never"], budget=Budget(max_iterations=1)))
+    await until(ledger, 1)
+    await client.top_up(asking, iterations=1)
+    await until(ledger, 0)
+    await until(ledger, 1)
+    await client.cancel(asking)
+    await client.result(asking)
+    await client.result(await client.fork(simple, "ckpt-1"))
+    plan = await client.start(PlanRequest(workspace=str(workspace), source=PLAN))
+    await until(ledger, 1)
+    await client.answer(plan, "skip")
+    assert (await client.result(plan)).outcome is PlanOutcome.COMPLETED
+
+
+@pytest.mark.timeout(400)
+async def test_a_lost_ledger_comes_back_as_it_was(
+    client: TightloopClient,
+    temporal_client: Any,
+    working: Working,
+    request_for: Callable[..., Any],
+    settings: Settings,
+    workspace: Path,
+    home: Path,
+) -> None:
+    async with working():
+        await work(client, request_for, workspace)
+    before = rows(local_database())
+    again = await rebuild(temporal_client, settings)
+    assert differences(before, rows(local_database())) == [], "nothing was lost, so nothing changes"
+    lose(home)
+    told = await rebuild(temporal_client, settings)
+    assert differences(before, rows(local_database())) == []
+    assert told == again
+    assert told.startswith("5 workflows of this host entered")

@@ -1,0 +1,134 @@
+"""The commands of the project loop: plan, show, dispatch, verify."""
+
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tightloop.cli.follow import follow
+from tightloop.cli.options import Executor, Model, Planner, Workspace
+from tightloop.cli.render.loop import gates_table, loop_todo_lines, tasks_table
+from tightloop.cli.render.terminal import show, show_either, show_json
+from tightloop.cli.render.workflow import status_panel
+from tightloop.cli.request import given
+from tightloop.cli.session import AsJson, By, LoopId, leave, operator, session_of, within
+from tightloop.client import Check, Kind, TightloopClient
+from tightloop.errors import InvalidRequestError
+from tightloop.executor.model import ExecutorChoice
+from tightloop.loop.model import LoopRequest, LoopState, LoopStatus
+from tightloop.settings.defaults import with_defaults
+
+PLAN_SECONDS = 60.0
+"""How long `plan` waits for the tasks before it leaves."""
+Watch = Annotated[bool, typer.Option("--watch", help="Follow it until its end.")]
+
+
+def plan(
+    context: typer.Context,
+    goal: Annotated[str, typer.Argument(help="What is to be reached. Default: what fails is to pass.")] = "",
+    workspace: Workspace = None,
+    episode: Annotated[str, typer.Option(help="Inspect this episode, which has ended, in place of the project.")] = "",
+    packet: Annotated[str, typer.Option(help="Use a packet that was made before.")] = "",
+    gate: Annotated[
+        list[str] | None,
+        typer.Option(help='Command that has to pass in the end, such as "pytest -q". Repeatable. Default: detected.'),
+    ] = None,
+    parallel: Annotated[int | None, typer.Option(help="Tasks at the same time. Default: 4.")] = None,
+    planner: Planner = None,
+    model: Annotated[str, typer.Option(help="Model that divides the work.")] = "",
+    executor: Executor = None,
+    executor_model: Model = None,
+    new_id: Annotated[str | None, typer.Option("--id", help="Id of the plan. Default: a new one.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    chosen = given(name=executor, model=executor_model)
+    request = LoopRequest(
+        workspace=str(Path(workspace or ".").absolute()),
+        goal=goal,
+        episode=episode,
+        packet_id=packet,
+        model=model,
+        gates=tuple(Check(run=one) for one in gate or ()),
+        **given(parallel=parallel, planner=planner, executor=ExecutorChoice(**chosen) if chosen else None),
+    )
+    session = session_of(context)
+    request = with_defaults(request, session.settings)
+
+    async def start(client: TightloopClient) -> tuple[str, LoopStatus | None]:
+        started = await client.plan_project(request, new_id=new_id)
+        return started, await within(PLAN_SECONDS, _planned(client, started))
+
+    started, status = session.run(start)
+    if status is None:
+        said = f"{started} is being planned. Look: tightloop status {started}"
+        show_either({"id": started, "status": LoopState.DRAFT.value}, said, as_json=as_json)
+        return
+    if as_json:
+        show_json(status.model_dump(mode="json"))
+    else:
+        _show(status)
+    if status.status is LoopState.FAILED:
+        raise typer.Exit(1)
+
+
+def show_plan(context: typer.Context, workflow: LoopId, as_json: AsJson = False) -> None:
+
+    async def look(client: TightloopClient, key: str) -> LoopStatus:
+        return await _status(client, key)
+
+    status = session_of(context).on(workflow, look, Kind.LOOP)
+    if as_json:
+        show_json(status.model_dump(mode="json"))
+    else:
+        _show(status)
+
+
+def dispatch(
+    context: typer.Context,
+    workflow: LoopId,
+    parallel: Annotated[int | None, typer.Option(help="Tasks at the same time. Default: as planned.")] = None,
+    by: By = None,
+    as_json: AsJson = False,
+) -> None:
+    session_of(context).steer(
+        workflow,
+        lambda client, key: client.dispatch(key, parallel=parallel, by=by or operator()),
+        as_json=as_json,
+        kind=Kind.LOOP,
+    )
+
+
+def verify(
+    context: typer.Context, workflow: LoopId, by: By = None, watch: Watch = False, as_json: AsJson = False
+) -> None:
+    session = session_of(context)
+    session.steer(
+        workflow, lambda client, key: client.verify(key, by=by or operator()), as_json=as_json, kind=Kind.LOOP
+    )
+    if watch:
+        key = session.run(lambda client: client.resolve(workflow, kind=Kind.LOOP))
+        leave(follow(session, key, as_json=as_json))
+
+
+async def _planned(client: TightloopClient, plan_id: str) -> LoopStatus:
+    """Wait until a plan is a draft with tasks, or has ended."""
+    async with contextlib.aclosing(client.watch(plan_id)) as changes:
+        async for status in changes:
+            assert isinstance(status, LoopStatus)
+            if "dispatch" in status.possible or not status.possible:
+                return status
+    return await _status(client, plan_id)
+
+
+async def _status(client: TightloopClient, plan_id: str) -> LoopStatus:
+    status = await client.status(plan_id)
+    if not isinstance(status, LoopStatus):
+        raise InvalidRequestError(f"{plan_id} is not a project's plan")
+    return status
+
+
+def _show(status: LoopStatus) -> None:
+    checks = status.gate_result.checks if status.gate_result is not None else ()
+    parts = [tasks_table(status.tasks)] if status.tasks else []
+    show(status_panel(status), *parts, *([gates_table(checks)] if checks else []), *loop_todo_lines(status))

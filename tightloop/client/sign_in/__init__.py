@@ -1,0 +1,1 @@
+"""Files, links and sessions that sign people in to web pages."""

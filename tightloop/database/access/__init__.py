@@ -1,0 +1,1 @@
+"""Who may use the gateway, and what was asked already."""

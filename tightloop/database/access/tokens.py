@@ -1,0 +1,146 @@
+"""Bearer tokens: who has one, what it may do, and until when. Only a digest of each is kept."""
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import RowMapping, insert, select, update
+
+from tightloop.database.engine import Database
+from tightloop.database.schema import tokens
+from tightloop.errors import InvalidRequestError
+from tightloop.safety.person import Person, Role
+from tightloop.value import Value
+
+PREFIX = "tl"
+"""Lets scanners for secrets find a token that was published."""
+NAME = re.compile(r"[a-z0-9][a-z0-9._@-]{0,39}")
+"""Two names that look alike to people would count as two of them."""
+RESERVED = frozenset({"operator", "temporal", "tightloop"})
+"""Who acts where nobody is named."""
+_SECRET_BYTES = 32
+
+
+class Token(Value):
+    """What is kept of a token."""
+
+    id: str
+    name: str
+    role: Role
+    projects: tuple[str, ...] = ()
+    """Empty: all."""
+    created: datetime
+    expires: datetime | None = None
+    revoked: datetime | None = None
+
+    def is_valid(self, now: datetime) -> bool:
+        """Whether it opens anything."""
+        return self.revoked is None and (self.expires is None or now < self.expires)
+
+    @property
+    def person(self) -> Person:
+        """Who acts with it."""
+        return Person(name=self.name, role=self.role, projects=self.projects)
+
+
+class Tokens:
+    """The tokens of one installation."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def create(
+        self, name: str, role: Role, projects: Sequence[str] = (), *, lasts: timedelta | None = None
+    ) -> tuple[Token, str]:
+        """Make a token; return it and its text, which cannot be read again.
+
+        Args:
+            name: stands as `by` in what is done with it; no other valid token has it.
+            role: what it may do.
+            projects: what it sees; empty: everything.
+            lasts: until it expires; None: it does not.
+
+        Raises:
+            InvalidRequestError: the name is not one, or taken.
+        """
+        if not NAME.fullmatch(name) or name in RESERVED:
+            raise InvalidRequestError(
+                f"{name[:80]!r} cannot be the name of a token: it needs 1 to 40 of a-z, 0-9, '.', '_', '@' and '-', "
+                f"and not {', '.join(sorted(RESERVED))}. Name who has it, such as: anna, or ci-orders"
+            )
+        now = datetime.now(UTC)
+        found, secret = secrets.token_hex(6), secrets.token_urlsafe(_SECRET_BYTES)
+        token = Token(
+            id=found,
+            name=name,
+            role=role,
+            projects=tuple(dict.fromkeys(projects)),
+            created=now,
+            expires=None if lasts is None else now + lasts,
+        )
+        with self._database.writing() as connection:
+            same = connection.execute(select(tokens).where(tokens.c.name == name)).mappings()
+            if any(_read(row).is_valid(now) for row in same):
+                raise InvalidRequestError(
+                    f"a token named {name!r} is valid already. Choose another name, or: tightloop token revoke {name}"
+                )
+            row = token.model_dump() | {"projects": "\n".join(token.projects), "digest": _digest(secret)}
+            connection.execute(insert(tokens).values(row))
+        return token, f"{PREFIX}_{found}_{secret}"
+
+    def all(self) -> tuple[Token, ...]:
+        """Return all tokens, also those that are not valid any more, the oldest first."""
+        with self._database.reading() as connection:
+            return tuple(map(_read, connection.execute(select(tokens).order_by(tokens.c.created)).mappings()))
+
+    def revoke(self, name: str) -> None:
+        """End what a token opens.
+
+        Raises:
+            InvalidRequestError: no valid token has the name.
+        """
+        now = datetime.now(UTC)
+        wanted = (tokens.c.name == name, tokens.c.revoked.is_(None))
+        with self._database.writing() as connection:
+            if not connection.execute(update(tokens).where(*wanted).values(revoked=now)).rowcount:
+                raise InvalidRequestError(f"no valid token is named {name[:80]!r}. See: tightloop token list")
+
+    def find(self, text: str) -> Token | None:
+        """Return the valid token that has this text."""
+        parts = text.split("_", 2)
+        if len(parts) != 3 or parts[0] != PREFIX:
+            return None
+        row = self._row(parts[1])
+        known = "" if row is None else str(row["digest"])
+        if row is None or not hmac.compare_digest(known, _digest(parts[2])):
+            return None
+        return self._valid(row)
+
+    def by_id(self, token_id: str) -> Token | None:
+        """Return a valid token."""
+        row = self._row(token_id)
+        return None if row is None else self._valid(row)
+
+    def _row(self, token_id: str) -> RowMapping | None:
+        # PostgreSQL refuses NUL.
+        if not token_id.isalnum() or not token_id.isascii():
+            return None
+        with self._database.reading() as connection:
+            return connection.execute(select(tokens).where(tokens.c.id == token_id)).mappings().first()
+
+    @staticmethod
+    def _valid(row: RowMapping) -> Token | None:
+        token = _read(row)
+        return token if token.is_valid(datetime.now(UTC)) else None
+
+
+def _digest(secret: str) -> str:
+    # 256 random bits need no slow hash: https://cheatsheetseries.owasp.org/cheatsheets/Password_Storage_Cheat_Sheet.html
+    return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
+
+
+def _read(row: RowMapping) -> Token:
+    return Token.model_validate({**row, "projects": tuple(row["projects"].split("\n")) if row["projects"] else ()})

@@ -1,0 +1,254 @@
+"""Opens the database: SQLite in the state home, or PostgreSQL.
+
+Writers follow each other in both. SQLite knows nothing else; in PostgreSQL a lock does it, because sequences commit out
+of order, and a reader that remembers the highest number would miss rows.
+"""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from datetime import timedelta
+from enum import Enum, auto
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import DBAPIError, DisconnectionError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from tightloop.database.sqlite_file import file_id, make_database, use_wal
+from tightloop.database.upgrading import HEAD, revision_of, upgrade
+from tightloop.errors import ServiceUnavailableError, SettingsError, StorageFullError, WorkspaceError
+
+BUSY_TIMEOUT = timedelta(seconds=10)
+CONNECT_S = 5
+STATEMENT_TIMEOUT = timedelta(seconds=20)
+FREED_AT_ONCE = 500
+"""Pages: bounds how long writers wait while a file shrinks."""
+WRITERS_LOCK = 0x7469676874  # "tight"
+FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
+"""Primary result codes: SQLite reports a disk that is full as a failed write, too."""
+DAMAGED = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT})
+
+
+class Mode(Enum):
+    """What a transaction is for."""
+
+    READ = auto()
+    WRITE = auto()
+    DURABLE = auto()
+    """It is on the disk once it is committed."""
+
+
+class Database:
+    """One database. Safe for many threads; SQLite's file also for many processes."""
+
+    def __init__(self, engine: Engine, name: str, *, upgrades: bool) -> None:
+        """Take an engine.
+
+        Args:
+            engine: opens connections.
+            name: for messages; no password in it.
+            upgrades: bring an older one to the newest migration when it is first used.
+        """
+        self._engine = engine
+        self._name = name
+        self._upgrades = upgrades
+
+    def __str__(self) -> str:
+        """Return its name, without a password."""
+        return self._name
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """Open a transaction that only reads; it sees one state of everything.
+
+        Raises:
+            ServiceUnavailableError: it does not answer, or is busy. Retryable.
+            WorkspaceError: it is damaged, or at another migration than this code.
+        """
+        with self._transaction(Mode.READ) as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def writing(self, *, durable: bool = False) -> Iterator[Connection]:
+        """Open a transaction that writes; it is committed unless an exception passes.
+
+        A commit survives a crash of this process in any case. SQLite's survive a power loss too where they are
+        `durable`, with everything that was committed before; PostgreSQL's always do.
+
+        Raises:
+            StorageFullError: no room is left.
+            ServiceUnavailableError: it does not answer, or is busy. Retryable.
+            WorkspaceError: it is damaged, or at another migration than this code.
+        """
+        with self._transaction(Mode.DURABLE if durable else Mode.WRITE) as connection:
+            yield connection
+
+    def upgrade(self) -> str:
+        """Bring the database to the newest migration; return the one that it was at, empty for a new one."""
+        with self._explained(), self._begun(Mode.DURABLE) as connection:
+            before = revision_of(connection)
+            if before != HEAD:
+                self._refuse_newer(before)
+                upgrade(connection)
+            return before
+
+    def shrink(self) -> None:
+        """Give the room of removed rows back to the disk, beside writers; PostgreSQL does that by itself."""
+        if self._engine.dialect.name != "sqlite":
+            return
+        with self._explained():
+            raw = self._engine.raw_connection()
+            try:
+                cursor = raw.cursor()
+                while cursor.execute("PRAGMA freelist_count").fetchone()[0]:
+                    cursor.execute(f"PRAGMA incremental_vacuum({FREED_AT_ONCE})").fetchall()
+                # Workers keep the file open, and its log as long as it ever was.
+                cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            finally:
+                raw.close()
+
+    def close(self) -> None:
+        """Close idle connections, so that a file is complete without its log."""
+        self._engine.dispose()
+
+    @contextlib.contextmanager
+    def _transaction(self, mode: Mode) -> Iterator[Connection]:
+        with self._explained(), contextlib.ExitStack() as stack:
+            connection = stack.enter_context(self._begun(mode))
+            found = revision_of(connection)
+            if found != HEAD:
+                stack.close()
+                self._bring_up(found)
+                connection = stack.enter_context(self._begun(mode))
+            yield connection
+
+    @contextlib.contextmanager
+    def _begun(self, mode: Mode) -> Iterator[Connection]:
+        with self._engine.connect().execution_options(tightloop_mode=mode) as connection, connection.begin():
+            if mode is not Mode.READ:
+                lock_writers(connection)
+            yield connection
+
+    def _bring_up(self, found: str) -> None:
+        if self._upgrades or not found:
+            self.upgrade()
+            return
+        self._refuse_newer(found)
+        raise WorkspaceError(
+            f"the database {self} is at migration {found}, this code at {HEAD}. "
+            "Bring it up to date: tightloop ledger upgrade"
+        )
+
+    def _refuse_newer(self, found: str) -> None:
+        if found > HEAD:
+            raise WorkspaceError(
+                f"the ledger {self} was written by a newer tightloop (migration {found}, known is {HEAD}). "
+                "Upgrade this worker"
+            )
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (DBAPIError, PoolTimeoutError, DisconnectionError) as error:
+            raise self._explanation(error) from error
+
+    def _explanation(self, error: SQLAlchemyError) -> Exception:
+        """Errors that a person can do something about say what; the others (such as a busy file) are retryable."""
+        cause = error.orig if isinstance(error, DBAPIError) else None
+        said = " ".join(str(cause or error).split())
+        code: int = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the rest is detail
+        state = getattr(cause, "sqlstate", None)
+        if code in FULL or state == "53100":  # disk_full
+            return StorageFullError(f"no room for the ledger {self}: {said}. Free space there")
+        if code in DAMAGED:
+            return WorkspaceError(
+                f"the ledger {self} is damaged: {said}. Move it away, and restore it from a backup or make it again: "
+                "tightloop ledger rebuild"
+            )
+        return ServiceUnavailableError(f"the database {self} does not answer: {said}. It is asked again")
+
+
+def lock_writers(connection: Connection) -> None:
+    """Wait until no other transaction of this database writes; until the end of this one nobody else does."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": WRITERS_LOCK})
+
+
+def sqlite_database(path: Path) -> Database:
+    """Return the database in a file; it is made when it is first used."""
+    engine = create_engine(
+        URL.create("sqlite", database=str(path)),
+        pool_size=4,
+        max_overflow=60,
+        pool_timeout=BUSY_TIMEOUT.total_seconds(),
+        connect_args={"timeout": BUSY_TIMEOUT.total_seconds(), "check_same_thread": False},
+    )
+
+    @event.listens_for(engine, "do_connect")
+    def _make(*_: Any) -> None:
+        make_database(path)
+
+    @event.listens_for(engine, "connect")
+    def _opened(connection: sqlite3.Connection, record: Any) -> None:
+        # The driver begins no transaction of its own.
+        connection.isolation_level = None
+        # Only an empty file can be made so that it shrinks in steps; of another one this changes nothing.
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        # Without the write-ahead log and a busy timeout 200 writers at once got "database is locked".
+        use_wal(connection, patience=BUSY_TIMEOUT)
+        record.info["file"] = file_id(path)
+
+    @event.listens_for(engine, "checkout")
+    def _is_current(_: sqlite3.Connection, record: Any, __: Any) -> None:
+        # Another file may have been put in its place: a backup, or none.
+        if not path.exists() or record.info["file"] != file_id(path):
+            raise DisconnectionError(f"{path} is another file now")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        # A transaction that begins by reading cannot wait for the lock to write: it fails at once.
+        mode = connection.get_execution_options().get("tightloop_mode", Mode.DURABLE)
+        # In WAL mode less would lose the last checkpoints in a power loss. The rest can be made again from histories,
+        # and the disk would be waited for twice for each step of a plan.
+        connection.exec_driver_sql(f"PRAGMA synchronous = {'FULL' if mode is Mode.DURABLE else 'NORMAL'}")
+        connection.exec_driver_sql("BEGIN" if mode is Mode.READ else "BEGIN IMMEDIATE")
+
+    return Database(engine, str(path), upgrades=True)
+
+
+def postgres_database(address: str) -> Database:
+    """Return the database at an address such as `postgresql://user@host/name`; it is set up if it is empty.
+
+    Raises:
+        SettingsError: the address cannot be read.
+    """
+    try:
+        url = make_url(address).set(drivername="postgresql+psycopg")
+    except SQLAlchemyError:
+        raise SettingsError("database.url is not an address such as postgresql://user@host:5432/name") from None
+    milliseconds = int(STATEMENT_TIMEOUT.total_seconds() * 1000)
+    engine = create_engine(
+        url,
+        pool_size=4,
+        max_overflow=28,
+        pool_timeout=BUSY_TIMEOUT.total_seconds(),
+        pool_pre_ping=True,
+        connect_args={
+            "connect_timeout": CONNECT_S,
+            # A network that is cut says nothing: without this a call would wait for many minutes.
+            "tcp_user_timeout": milliseconds,
+            "options": f"-c statement_timeout={milliseconds} -c timezone=UTC",
+            "application_name": "tightloop",
+        },
+    )
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        if connection.get_execution_options().get("tightloop_mode") is Mode.READ:
+            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+
+    return Database(engine, url.render_as_string(hide_password=True).replace("+psycopg", ""), upgrades=False)

@@ -1,0 +1,106 @@
+"""Brings what this host has recorded to the database of several hosts.
+
+How far that is stands in the other database, in the transaction that brings the rows: nothing is lost or comes twice.
+"""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, Table, func, select
+
+from tightloop.database.engine import Database
+from tightloop.database.project import drop_rows
+from tightloop.database.rows import insert_missing, next_tick, upsert
+from tightloop.database.schema import (
+    checkpoints,
+    clock,
+    days,
+    events,
+    freed,
+    projects,
+    spools,
+    steps,
+    workflows,
+)
+
+WINDOW = 500
+"""Changes that are brought at once: bounds the memory, and how long other writers wait."""
+REPLACED = (projects, workflows, checkpoints, steps, days, freed)
+"""In the order in which they are written; lines of the trail are only added."""
+
+
+class Forwarder:
+    """Brings the rows of one database to another. Safe beside another process that does the same."""
+
+    def __init__(self, source: Database, target: Database) -> None:
+        """Take the ledger of this host and the database that all hosts share."""
+        self._source, self._target = source, target
+        self._known: tuple[str, int] | None = None
+
+    def forward(self) -> bool:
+        """Bring the next changes; return whether there may be more.
+
+        Raises:
+            ServiceUnavailableError: one of the databases does not answer. Retryable.
+            WorkspaceError: one of them is damaged, or at another migration than this code.
+        """
+        with self._source.reading() as connection:
+            tick, origin = connection.execute(select(clock.c.tick, clock.c.origin)).one()
+        if self._known == (origin, tick):
+            return False
+        with self._target.reading() as connection:
+            begun = _position(connection, origin)
+        # A ledger that was restored from a backup counts from an earlier number.
+        since = begun if begun <= tick else 0
+        upto, found = self._read(since)
+        with self._target.writing() as connection:
+            if _position(connection, origin) == begun:
+                _write(connection, found)
+                row = {"origin": origin, "changed": upto, "at": datetime.now(UTC)}
+                upsert(connection, spools, [row])
+        self._known = (origin, upto)
+        return bool(upto < tick)
+
+    def _read(self, since: int) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+        """Return the rows of the next window, by table, and the number of its last change."""
+        tables = (*REPLACED, events)
+        with self._source.reading() as connection:
+            tick: int = connection.execute(select(clock.c.tick)).scalar_one()
+            # Most numbers are of rows that were changed again since.
+            firsts = [
+                connection.execute(select(func.min(table.c.changed)).where(table.c.changed > since)).scalar()
+                for table in tables
+            ]
+            first = min((each for each in firsts if each is not None), default=None)
+            if first is None:
+                return tick, {}
+            upto = min(tick, first + WINDOW)
+            return upto, {table.name: _rows(connection, table, since, upto) for table in tables}
+
+
+def _position(connection: Connection, origin: str) -> int:
+    return connection.execute(select(spools.c.changed).where(spools.c.origin == origin)).scalar() or 0
+
+
+def _rows(connection: Connection, table: Table, since: int, upto: int) -> list[dict[str, Any]]:
+    query = select(table).where(table.c.changed > since, table.c.changed <= upto).order_by(table.c.changed)
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def _write(connection: Connection, found: dict[str, list[dict[str, Any]]]) -> None:
+    count = sum(len(rows) for rows in found.values())
+    if not count:
+        return
+    tick = next_tick(connection, count)
+    for row in found[freed.name]:
+        # What is still there of these was recorded later, and comes with this window or a later one.
+        drop_rows(connection, row["project"], row["workflow_id"])
+    for table in REPLACED:
+        rows = [{**row, "changed": tick + place} for place, row in enumerate(found[table.name])]
+        upsert(connection, table, rows)
+        tick += len(rows)
+    lines = [
+        {name: value for name, value in row.items() if name != "seq"} | {"changed": tick + place}
+        for place, row in enumerate(found[events.name])
+    ]
+    insert_missing(connection, events, lines, "project", "workflow_id", "key")

@@ -1,0 +1,284 @@
+"""The ledger of all projects, or of those that somebody may see."""
+
+import base64
+import json
+from collections.abc import Iterable
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    Select,
+    Table,
+    and_,
+    func,
+    literal,
+    or_,
+    select,
+    true,
+    tuple_,
+)
+
+from tightloop.database.engine import Database
+from tightloop.database.inbox import inbox_items
+from tightloop.database.project import ProjectLedger
+from tightloop.database.rows import event_line, read_step, workflow_line
+from tightloop.database.schema import Moment, checkpoints, days, events, projects, steps, workflows
+from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ProjectNotFoundError
+from tightloop.ledger.model import (
+    Digest,
+    EvidenceLine,
+    InboxItem,
+    ProjectLine,
+    StepRow,
+    WorkflowFilter,
+    WorkflowLine,
+    WorkflowPage,
+)
+
+PAGE_LIMIT = 500
+EVENTS_LIMIT = 5_000
+DIGEST_LINES = 200
+SUCCEEDED = frozenset({"succeeded", "completed", "verified"})
+_LISTED = [column for column in workflows.c if column.name != "details"]
+"""Details are long: a list of 50 would read a megabyte."""
+
+
+class Ledger:
+    """Reads the ledger; what lies in other projects than its own does not exist for it."""
+
+    def __init__(self, database: Database, only: frozenset[str] | None = None) -> None:
+        """Take the database and the projects to see; None: all."""
+        self._database = database
+        self._only = only
+
+    @property
+    def database(self) -> Database:
+        """The database that it reads."""
+        return self._database
+
+    def of(self, project: str) -> ProjectLedger:
+        """Return the ledger of one project, to write and read.
+
+        Raises:
+            ProjectNotFoundError: it is none of those that this ledger sees.
+        """
+        return self.opened(ProjectLine(id=project, name=""))
+
+    def opened(self, project: ProjectLine) -> ProjectLedger:
+        """Return the ledger of a project of which more is known than its id.
+
+        Raises:
+            ProjectNotFoundError: it is none of those that this ledger sees.
+        """
+        if self._only is not None and project.id not in self._only:
+            raise _unknown_project(project.id)
+        return ProjectLedger(self._database, project)
+
+    def limited(self, projects: Iterable[str]) -> "Ledger":
+        """Return a ledger that sees these projects only, as far as this one sees them."""
+        wanted = frozenset(projects)
+        return Ledger(self._database, wanted if self._only is None else wanted & self._only)
+
+    def projects(self) -> tuple[ProjectLine, ...]:
+        """Return the projects, those with the latest events first."""
+        with self._database.reading() as connection:
+            found = self._project_lines(connection, true())
+        return tuple(sorted(found, key=lambda line: (_or_long_ago(line.last_event), line.id), reverse=True))
+
+    def project(self, project: str) -> ProjectLine:
+        """Return a project.
+
+        Raises:
+            ProjectNotFoundError: it is not known.
+        """
+        with self._database.reading() as connection:
+            found = self._project_lines(connection, projects.c.project == project)
+        if not found:
+            raise _unknown_project(project)
+        return found[0]
+
+    def workflows(self, wanted: WorkflowFilter | None = None, *, cursor: str = "", limit: int = 50) -> WorkflowPage:
+        """Return a page of the list, the newest start first; its lines have no details.
+
+        Args:
+            wanted: which ones; None: all.
+            cursor: of the page before.
+            limit: lines of a page; at most `PAGE_LIMIT`.
+
+        Raises:
+            InvalidRequestError: the cursor is none that a page gave.
+        """
+        limit = min(max(limit, 1), PAGE_LIMIT)
+        place = (workflows.c.placed, workflows.c.id, workflows.c.project)
+        query = select(*_LISTED).where(self._sees(workflows), *_conditions(wanted or WorkflowFilter()))
+        if cursor:
+            at, *names = _read_cursor(cursor)
+            query = query.where(tuple_(*place) < tuple_(literal(at, Moment), *names))
+        query = query.order_by(*(column.desc() for column in place)).limit(limit + 1)
+        with self._database.reading() as connection:
+            rows = connection.execute(query).mappings().all()
+        lines = tuple(workflow_line(row) for row in rows[:limit])
+        return WorkflowPage(lines=lines, cursor=_cursor(rows[limit - 1]) if len(rows) > limit else "")
+
+    def workflow(self, workflow_id: str) -> WorkflowLine:
+        """Return an episode, plan or loop with its details.
+
+        Raises:
+            EpisodeNotFoundError: it is not known.
+        """
+        query = select(workflows).where(self._sees(workflows), workflows.c.id == workflow_id)
+        with self._database.reading() as connection:
+            # The same id may have been used in two projects, one after the other.
+            row = connection.execute(query.order_by(workflows.c.at.desc()).limit(1)).mappings().first()
+        if row is None:
+            raise EpisodeNotFoundError(
+                f"no episode, plan or loop {workflow_id!r} is recorded. See what there is: tightloop list"
+            )
+        return workflow_line(row)
+
+    def inbox(self, project: str = "") -> tuple[InboxItem, ...]:
+        """Return every question that waits for a person, oldest first; an empty project means all."""
+        query = select(*_LISTED).where(self._sees(workflows), workflows.c.waiting_since.is_not(None))
+        if project:
+            query = query.where(workflows.c.project == project)
+        with self._database.reading() as connection:
+            waiting = connection.execute(query.order_by(workflows.c.waiting_since, workflows.c.id)).mappings().all()
+            plans = {row["id"] for row in waiting} | {row["parent"] for row in waiting if row["parent"]}
+            found = select(steps).where(self._sees(steps), steps.c.plan_id.in_(plans))
+            rows = connection.execute(found).mappings().all() if plans else []
+        return inbox_items(waiting, [read_step(row) for row in rows])
+
+    def checkpoints(self, workflow_id: str) -> tuple[CheckpointRecord, ...]:
+        """Return the checkpoints of an episode, by number."""
+        query = select(checkpoints.c.record).where(self._sees(checkpoints), checkpoints.c.workflow_id == workflow_id)
+        with self._database.reading() as connection:
+            found = connection.scalars(query.order_by(checkpoints.c.project, checkpoints.c.number))
+            return tuple(CheckpointRecord.model_validate_json(text) for text in found)
+
+    def steps(self, plan_id: str) -> tuple[StepRow, ...]:
+        """Return the steps of a plan, in their order."""
+        query = select(steps).where(self._sees(steps), steps.c.plan_id == plan_id)
+        with self._database.reading() as connection:
+            rows = connection.execute(query.order_by(steps.c.order, steps.c.step)).mappings()
+            return tuple(read_step(row) for row in rows)
+
+    def events(
+        self, *, after: int = 0, limit: int = 500, workflow_id: str = "", project: str = ""
+    ) -> tuple[EvidenceLine, ...]:
+        """Return lines of the trail behind a number, oldest first; empty fields mean all."""
+        query = select(events).where(self._sees(events), events.c.seq > after)
+        if workflow_id:
+            query = query.where(events.c.workflow_id == workflow_id)
+        if project:
+            query = query.where(events.c.project == project)
+        query = query.order_by(events.c.seq).limit(min(max(limit, 1), EVENTS_LIMIT))
+        with self._database.reading() as connection:
+            return tuple(event_line(row) for row in connection.execute(query).mappings())
+
+    def last_event(self) -> int:
+        """Return the number of the newest line of the trail; 0: there is none."""
+        with self._database.reading() as connection:
+            return connection.execute(select(func.max(events.c.seq)).where(self._sees(events))).scalar() or 0
+
+    def digest(self, project: str, day: date) -> Digest:
+        """Return what happened in a project on a day (UTC).
+
+        Costs of what a plan started are in those of the plan.
+
+        Raises:
+            ProjectNotFoundError: it is not known.
+        """
+        self.project(project)
+        begin = datetime(day.year, day.month, day.day, tzinfo=UTC)
+        end = begin + timedelta(days=1)
+        within = (workflows.c.project == project, workflows.c.closed >= begin, workflows.c.closed < end)
+        good = func.lower(workflows.c.status).in_(sorted(SUCCEEDED))
+        done = select(workflows.c.id, workflows.c.goal).where(*within, good)
+        others = select(workflows.c.id, workflows.c.status, workflows.c.details).where(*within, ~good)
+        worked = (events.c.project == project, events.c.kind == "iteration", events.c.at >= begin, events.c.at < end)
+        by_end = (workflows.c.closed, workflows.c.id)
+        with self._database.reading() as connection:
+            ended = connection.execute(done.order_by(*by_end).limit(DIGEST_LINES)).all()
+            failed = connection.execute(others.order_by(*by_end).limit(DIGEST_LINES)).all()
+            iterations = connection.execute(select(func.count()).where(*worked)).scalar_one()
+            cost = connection.execute(_cost_of(project, day)).scalar() or 0.0
+        return Digest(
+            project=project,
+            day=day,
+            done=tuple(f"{row.id}: {row.goal}" for row in ended),
+            blocked=tuple(f"{row.id}: {_reason(row.details) or row.status}" for row in failed),
+            waiting=self.inbox(project),
+            iterations=iterations,
+            cost_usd=cost,
+        )
+
+    def _sees(self, table: Table) -> ColumnElement[bool]:
+        return true() if self._only is None else table.c.project.in_(sorted(self._only))
+
+    def _project_lines(self, connection: Connection, which: ColumnElement[bool]) -> list[ProjectLine]:
+        known = select(projects).where(self._sees(projects), which)
+        found = {row["project"]: dict(row) for row in connection.execute(known).mappings()}
+        waits = func.count(workflows.c.waiting_since)
+        running = select(workflows.c.project, func.count(), waits).where(
+            workflows.c.closed.is_(None), workflows.c.project.in_(found)
+        )
+        for project, open_ones, waiting in connection.execute(running.group_by(workflows.c.project)):
+            found[project] |= {"running": open_ones, "waiting": waiting}
+        for project, line in found.items():
+            # The newest one is found by the index; a maximum of all would read them all.
+            newest = select(events.c.at).where(events.c.project == project).order_by(events.c.seq.desc()).limit(1)
+            line["last_event"] = connection.execute(newest).scalar()
+        return [ProjectLine.model_validate({**line, "id": project}) for project, line in found.items()]
+
+
+def _conditions(wanted: WorkflowFilter) -> list[ColumnElement[bool]]:
+    given = {"project": wanted.project, "kind": wanted.kind, "status": wanted.status}
+    found: list[ColumnElement[bool]] = [workflows.c[name] == value for name, value in given.items() if value]
+    if wanted.parent is not None:
+        found.append(workflows.c.parent == wanted.parent)
+    if wanted.text:
+        columns = (workflows.c.id, workflows.c.goal)
+        found.append(or_(*(column.icontains(wanted.text, autoescape=True) for column in columns)))
+    return found
+
+
+def _reason(details: str) -> str:
+    return str(json.loads(details).get("reason") or "") if details else ""
+
+
+def _cost_of(project: str, day: date) -> Select[Any]:
+    parents = workflows.alias()
+    row = and_(workflows.c.project == days.c.project, workflows.c.id == days.c.workflow_id)
+    parent = and_(parents.c.project == days.c.project, parents.c.id == workflows.c.parent, parents.c.kind == "plan")
+    joined = days.outerjoin(workflows, row).outerjoin(parents, parent)
+    query = select(func.sum(days.c.cost_usd)).select_from(joined)
+    return query.where(days.c.project == project, days.c.day == day, parents.c.id.is_(None))
+
+
+def _cursor(row: RowMapping) -> str:
+    place = json.dumps([row["placed"].isoformat(), row["id"], row["project"]])
+    return base64.urlsafe_b64encode(place.encode()).decode().rstrip("=")
+
+
+def _read_cursor(cursor: str) -> tuple[datetime, str, str]:
+    try:
+        at, workflow_id, project = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        return datetime.fromisoformat(at), str(workflow_id), str(project)
+    except (ValueError, TypeError):
+        raise InvalidRequestError(
+            f"cursor {cursor[:80]!r} is not one that a page of the list gave. Begin again without a cursor"
+        ) from None
+
+
+def _unknown_project(project: str) -> ProjectNotFoundError:
+    return ProjectNotFoundError(
+        f"no project {project[:120]!r} is recorded. It appears with its first episode or plan: tightloop start"
+    )
+
+
+def _or_long_ago(moment: datetime | None) -> datetime:
+    return moment or datetime.min.replace(tzinfo=UTC)

@@ -1,0 +1,220 @@
+"""The tables. Every row belongs to a project; what is forwarded also has the change that wrote it last."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Date,
+    DateTime,
+    Dialect,
+    Float,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.types import TypeDecorator
+
+
+class Moment(TypeDecorator[datetime]):
+    """A moment in UTC; SQLite keeps no time zone."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Return the moment as the database keeps it."""
+        if value is None:
+            return None
+        utc = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        return utc.replace(tzinfo=None) if dialect.name == "sqlite" else utc
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
+        """Return the moment with its time zone."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Prose(TypeDecorator[str]):
+    """Text of any origin: PostgreSQL refuses NUL, and both refuse half of a surrogate pair."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002
+        """Return the text with a mark in place of what cannot be kept."""
+        if value is None:
+            return None
+        return value.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
+
+
+METADATA = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    }
+)
+
+
+def _key(name: str) -> Column[str]:
+    return Column(name, String, primary_key=True)
+
+
+def _text(name: str, kind: Any = Prose) -> Column[Any]:
+    return Column(name, kind, nullable=False, server_default="")
+
+
+def _changed() -> Column[int]:
+    return Column("changed", BigInteger, nullable=False, index=True)
+
+
+clock = Table(
+    "clock",
+    METADATA,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("tick", BigInteger, nullable=False),
+    Column("origin", String, nullable=False),
+)
+"""One row: the number of the last change of this database, and a name that no other database has."""
+
+spools = Table(
+    "spools",
+    METADATA,
+    _key("origin"),
+    Column("changed", BigInteger, nullable=False),
+    Column("at", Moment, nullable=False),
+)
+"""How far the changes of each worker's own ledger have come here."""
+
+projects = Table("projects", METADATA, _key("project"), _text("name"), _text("workspace"), _text("host"), _changed())
+
+workflows = Table(
+    "workflows",
+    METADATA,
+    _key("project"),
+    _key("id"),
+    Column("kind", String, nullable=False),
+    Column("status", String, nullable=False),
+    _text("parent", String),
+    _text("goal"),
+    _text("executor"),
+    _text("phase"),
+    Column("iteration", Integer, nullable=False),
+    _text("checks"),
+    Column("cost_usd", Float, nullable=False),
+    Column("run", Integer, nullable=False),
+    Column("at", Moment, nullable=False),
+    Column("placed", Moment, nullable=False),
+    Column("started", Moment),
+    Column("closed", Moment),
+    Column("waiting_since", Moment),
+    _text("questions", Text),
+    _text("details", Text),
+    _changed(),
+    Index(None, "project", "placed", "id"),
+    Index(None, "project", "status", "placed", "id"),
+    Index(None, "placed", "id", "project"),
+    Index(None, "status", "placed", "id", "project"),
+    Index(None, "id"),
+    Index(None, "parent"),
+    Index(None, "waiting_since"),
+    Index(None, "project", "closed", "waiting_since"),
+)
+"""Episodes, plans and loops as they last were. `placed` orders lists: the start, or when it was first heard of."""
+
+checkpoints = Table(
+    "checkpoints",
+    METADATA,
+    _key("project"),
+    _key("workflow_id"),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("key", Prose, nullable=False),
+    Column("record", Text, nullable=False),
+    _changed(),
+    UniqueConstraint("project", "workflow_id", "key"),
+)
+
+steps = Table(
+    "steps",
+    METADATA,
+    _key("project"),
+    _key("plan_id"),
+    _key("step"),
+    Column("status", String, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    _text("child_id", String),
+    _text("needs", Text),
+    _text("title"),
+    Column("order", Integer, nullable=False),
+    Column("at", Moment),
+    _changed(),
+    Index(None, "child_id"),
+)
+
+events = Table(
+    "events",
+    METADATA,
+    Column("seq", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("project", String, nullable=False),
+    Column("workflow_id", String, nullable=False),
+    Column("kind", String, nullable=False),
+    _text("text"),
+    Column("key", Prose, nullable=False),
+    Column("at", Moment, nullable=False),
+    _changed(),
+    UniqueConstraint("project", "workflow_id", "key"),
+    Index(None, "project", "seq"),
+    Index(None, "project", "workflow_id", "seq"),
+    Index(None, "workflow_id", "seq"),
+    Index(None, "project", "kind", "at"),
+    sqlite_autoincrement=True,
+)
+"""The trail. Writers of one database follow each other, so `seq` grows in the order of commits."""
+
+days = Table(
+    "days",
+    METADATA,
+    _key("project"),
+    _key("workflow_id"),
+    Column("day", Date, primary_key=True),
+    Column("cost_usd", Float, nullable=False),
+    _changed(),
+)
+"""What each workflow spent on each day (UTC)."""
+
+freed = Table("freed", METADATA, _key("project"), _key("workflow_id"), _changed())
+"""Workflows whose rows were removed: forwarded, so that they go elsewhere too."""
+
+tokens = Table(
+    "tokens",
+    METADATA,
+    Column("id", String, primary_key=True),
+    Column("name", String, nullable=False, index=True),
+    Column("role", String, nullable=False),
+    Column("projects", Text, nullable=False),
+    Column("digest", String, nullable=False),
+    Column("created", Moment, nullable=False),
+    Column("expires", Moment),
+    Column("revoked", Moment),
+)
+"""Bearer tokens of the gateway; they stay in the database that it reads, and cannot be rebuilt."""
+
+idempotency_keys = Table(
+    "idempotency_keys",
+    METADATA,
+    Column("principal", String, primary_key=True),
+    Column("key", String, primary_key=True),
+    Column("request", String, nullable=False),
+    Column("status", Integer, nullable=False),
+    Column("body", Text, nullable=False),
+    Column("created", Moment, nullable=False, index=True),
+)
+"""What requests that start something were answered."""

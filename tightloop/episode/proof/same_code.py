@@ -1,0 +1,194 @@
+"""Whether two versions of a Python file mean the same: formatters and linters change tests, not what they test."""
+
+import ast
+import io
+import re
+import tokenize
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from tightloop.episode.proof.files import DATA
+
+CHARACTERS = 200_000
+"""A longer file counts as changed: reading it takes too long."""
+_TEXT_COUNTS = re.compile(rb">>>|__doc__|PYTEST_DONT_REWRITE|getsource|getcomments|getdoc|co_firstlineno|f_lineno")
+"""Where one of these stands, docstrings, comments or line numbers decide what is tested."""
+_DIRECTIVE = re.compile(
+    r"#+\s*(?:[a-z][\w.-]*\s*:|!)|(?i:\b(?:noqa|nosec|pragma|ignore|disable|enable|skip|nosonar|noinspection)\b)"
+)
+_UNDONE = re.compile(r"(?i)\b(?:enable|on)\b")
+_LOADED = frozenset(DATA["loaded_modules"])
+_FIXTURES = frozenset({"pytest.fixture", "pytest_asyncio.fixture", "fixture"})
+_OF_UNITTEST = frozenset({"setUp", "tearDown", "setUpClass", "tearDownClass", "setUpModule", "tearDownModule"})
+_PLAIN = (ast.Name, ast.Attribute, ast.Subscript, ast.Tuple, ast.List, ast.Constant, ast.BinOp, ast.BitOr, ast.Load)
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Import = ast.Import | ast.ImportFrom
+
+
+def is_same_code(old: bytes, new: bytes) -> bool:
+    """Return whether both have one syntax tree.
+
+    Left out of it: formatting, comments and docstrings, the order of imports that stand together, annotations of
+    tests and fixtures, and imports that nothing uses, of modules that the test runner loads in any case. Comments
+    that silence a checker are not left out.
+    """
+    if old == new:
+        return True
+    if max(len(old), len(new)) > CHARACTERS or _TEXT_COUNTS.search(old) or _TEXT_COUNTS.search(new):
+        return False
+    try:
+        return not _is_silenced(old, new) and _meaning(old) == _meaning(new)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError):
+        return False
+
+
+def _is_silenced(old: bytes, new: bytes) -> bool:
+    """Return whether comments that tools obey were added, or ended earlier than before."""
+    before, after = _directives(old), _directives(new)
+    return bool(after - before) or any(_UNDONE.search(text) for _, text in before - after)
+
+
+def _directives(content: bytes) -> Counter[tuple[bool, str]]:
+    """Return comments that may be meant for a tool, and whether each stands alone on its line."""
+    tokens = tokenize.tokenize(io.BytesIO(content).readline)
+    comments = (token for token in tokens if token.type == tokenize.COMMENT)
+    return Counter(
+        (token.line.lstrip().startswith("#"), " ".join(token.string.split()))
+        for token in comments
+        if _DIRECTIVE.search(token.string)
+    )
+
+
+def _meaning(content: bytes) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = ast.parse(content)
+    tree = _Normal().visit(tree)
+    tree.body = _without_unused(tree.body)
+    tree.body = list(_in_order(tree.body))
+    return ast.dump(tree)
+
+
+class _Normal(ast.NodeTransformer):
+    """Takes out docstrings and the annotations that nobody reads, and writes equal strings equally."""
+
+    def __init__(self) -> None:
+        self._in_function = False
+
+    def visit(self, node: ast.AST) -> Any:
+        outside = self._in_function
+        if isinstance(node, _Function | ast.ClassDef):
+            self._in_function = isinstance(node, _Function)
+        if isinstance(node, _Function):
+            _drop_annotations(node)
+        if isinstance(node, _Function | ast.ClassDef | ast.Module) and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
+        found = super().visit(node)
+        self._in_function = outside
+        return found
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        node.kind = None
+        return node
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.expr:
+        self.generic_visit(node)
+        parts = [part.value for part in node.values if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+        return node if len(parts) < len(node.values) else ast.Constant("".join(parts))
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
+        self.generic_visit(node)
+        # Python never evaluates the annotations of local variables.
+        if self._in_function and node.value is not None and node.simple:
+            return ast.Assign(targets=[node.target], value=node.value)
+        return node
+
+
+def _drop_annotations(function: _Function) -> None:
+    if not _is_read_by_name(function):
+        return
+    given = function.args
+    every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+    arguments = [each for each in every if each is not None]
+    if all(map(_is_plain, (function.returns, *(each.annotation for each in arguments)))):
+        function.returns = None
+        for each in arguments:
+            each.annotation = None
+
+
+def _is_read_by_name(function: _Function) -> bool:
+    """Return whether it is a test or a fixture, of which a test runner reads the names of the arguments only."""
+    names = [ast.unparse(each.func if isinstance(each, ast.Call) else each) for each in function.decorator_list]
+    if not all(name in _FIXTURES or name.startswith("pytest.mark.") for name in names):
+        return False
+    return bool(_FIXTURES & {*names}) or function.name.startswith("test") or function.name in _OF_UNITTEST
+
+
+def _is_plain(annotation: ast.expr | None) -> bool:
+    return annotation is None or all(isinstance(node, _PLAIN) for node in ast.walk(annotation))
+
+
+def _without_unused(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Return a module without the imports of names that occur nowhere else, where loading the module does nothing."""
+    single = [each for statement in body for each in _split(statement)]
+    others = [node for each in single if not isinstance(each, _Import) for node in ast.walk(each)]
+    values = (value for node in others for _, value in ast.iter_fields(node) if isinstance(value, str))
+    used = frozenset(re.findall(r"\w+", " ".join(values)))
+    bound = Counter(_name(each) for each in single if isinstance(each, _Import))
+    loaded = _LOADED if any(map(_is_annotation, others)) else _LOADED | {"__future__"}
+    return [
+        each
+        for each in single
+        if not isinstance(each, _Import)
+        or _name(each) in used
+        or bound[_name(each)] > 1
+        or _module(each) not in loaded
+        or each.names[0].name == "*"
+    ]
+
+
+def _is_annotation(node: ast.AST) -> bool:
+    return isinstance(node, ast.AnnAssign) or any(getattr(node, name, None) for name in ("annotation", "returns"))
+
+
+def _module(each: _Import) -> str:
+    return each.names[0].name if isinstance(each, ast.Import) else "." * each.level + (each.module or "")
+
+
+def _split(statement: ast.stmt) -> list[ast.stmt]:
+    if isinstance(statement, ast.Import):
+        return [ast.Import(names=[alias]) for alias in statement.names]
+    if isinstance(statement, ast.ImportFrom):
+        return [ast.ImportFrom(statement.module, [alias], statement.level) for alias in statement.names]
+    return [statement]
+
+
+def _name(each: _Import) -> str:
+    alias = each.names[0]
+    return alias.asname or (alias.name if isinstance(each, ast.ImportFrom) else alias.name.partition(".")[0])
+
+
+def _in_order(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield a module with imports that stand together sorted, unless the last one of a name wins."""
+    together: list[_Import] = []
+    for each in body:
+        if isinstance(each, _Import):
+            together.append(each)
+        else:
+            yield from _sorted(together)
+            together = []
+            yield each
+    yield from _sorted(together)
+
+
+def _sorted(imports: list[_Import]) -> list[_Import]:
+    sources = {(_name(each), _source(each)) for each in imports}
+    is_ambiguous = len({name for name, _ in sources}) < len(sources) or "*" in {name for name, _ in sources}
+    return imports if is_ambiguous else sorted(imports, key=ast.dump)
+
+
+def _source(each: _Import) -> str:
+    alias = each.names[0]
+    return alias.name.partition(".")[0] if isinstance(each, ast.Import) and not alias.asname else ast.dump(each)

@@ -1,0 +1,229 @@
+"""Folders, settings files and name of this host.
+
+The one module of the library, besides the client and the command line, that reads files and the environment.
+"""
+
+import functools
+import hashlib
+import importlib.util
+import os
+import pwd
+import re
+import shlex
+import socket
+import stat
+import sys
+from pathlib import Path
+
+from tightloop.errors import SettingsError
+from tightloop.settings import Settings, combined_settings
+from tightloop.settings.layers import sections_of
+
+USER_FILE = "settings.yaml"
+PROJECT_FILE = "tightloop.yaml"
+PROJECT_SECTIONS = frozenset({"budget", "tracking"})
+SERVER_PART = "tightloop_server"
+HOST_NAME_CHARACTERS = 40
+PRIVATE = 0o700
+
+
+def state_home() -> Path:
+    """Return the folder for what must survive a restart: the embedded server's database, logs, sockets.
+
+    `TIGHTLOOP_HOME` wins; else it is where the platform keeps such things (XDG Base Directory Specification;
+    Application Support on macOS). It may not exist yet.
+    """
+    chosen = os.environ.get("TIGHTLOOP_HOME", "")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    return _platform_home("XDG_STATE_HOME", ".local/state") / "tightloop"
+
+
+def state_folder(workspace: Path) -> Path:
+    """Return the folder of everything that belongs to a project and is not its code: snapshots, ledger, outbox, locks.
+
+    It is in the state home and named after the real path, so that nothing of ours is read from a workspace, and
+    nothing is lost with it. It may not exist yet.
+    """
+    # Not `Path.resolve`: it raises where links lead in a circle.
+    return state_home() / "projects" / _project_name(os.path.realpath(workspace))
+
+
+# An iteration asks about thirty times.
+@functools.lru_cache(maxsize=256)
+def _project_name(real: str) -> str:
+    name = re.sub(r"[^A-Za-z0-9]+", "-", Path(real).name)[:HOST_NAME_CHARACTERS].strip("-") or "project"
+    return f"{name}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
+
+
+def open_state_home(home: Path | None = None) -> Path:
+    """Make the state home, or check the one that is there, and return it; only its owner may enter it.
+
+    Args:
+        home: another folder than `state_home()`.
+
+    Raises:
+        SettingsError: it cannot be made, belongs to another user, or others may write to it.
+    """
+    folder = home or state_home()
+    try:
+        private_folder(folder)
+        found = folder.stat()
+        if found.st_uid != os.geteuid():
+            raise SettingsError(
+                f"the state home {folder} belongs to another user (uid {found.st_uid}). "
+                "Name a folder of your own: export TIGHTLOOP_HOME=..."
+            )
+        mode = stat.S_IMODE(found.st_mode)
+        if mode & 0o022:
+            # What lies in it decides what runs: somebody else may have put it there.
+            raise SettingsError(
+                f"others may write to the state home {folder} (mode {mode:04o}). Look at what is in it, then: "
+                f"chmod 700 {folder}"
+            )
+        if mode != PRIVATE:
+            folder.chmod(PRIVATE)
+    except OSError as error:
+        raise SettingsError(
+            f"the state home {folder} cannot be used: {error.strerror or error}. "
+            "Name another folder: export TIGHTLOOP_HOME=..."
+        ) from None
+    return folder
+
+
+def store_folder(workspace: Path) -> Path:
+    """Return the bare git repository with all snapshots of a project: `refs/tightloop/<episode>/<checkpoint>`."""
+    return state_folder(workspace) / "trees"
+
+
+def diff_command(workspace: Path, before: str, after: str) -> str:
+    """Return the command that shows what differs between two kept trees of a project, from any folder."""
+    return f"git --git-dir={shlex.quote(str(store_folder(workspace)))} diff {before[:16]} {after[:16]}"
+
+
+def private_folder(folder: Path) -> Path:
+    """Make a folder of the state home, and those above it that are missing, and return it.
+
+    What it makes has mode 0700 whatever the umask is.
+    """
+    if not folder.is_dir():
+        if not folder.parent.is_dir():
+            private_folder(folder.parent)
+        try:
+            folder.mkdir(PRIVATE)
+        except FileExistsError:
+            # Made by somebody else at this moment, unless it is a file.
+            if not folder.is_dir():
+                raise
+    return folder
+
+
+def settings_files(cwd: Path) -> list[Path]:
+    """Return the settings files that exist, the user's first, then the nearest one at or above `cwd`."""
+    user = user_file()
+    start = cwd.absolute()
+    project = next((path for folder in (start, *start.parents) if (path := folder / PROJECT_FILE).is_file()), None)
+    return [path for path in (user, project) if path is not None and path.is_file()]
+
+
+def user_file() -> Path:
+    """Return where the user's own settings file is, or would be."""
+    return _platform_home("XDG_CONFIG_HOME", ".config") / "tightloop" / USER_FILE
+
+
+def load_settings(explicit: Path | None = None) -> Settings:
+    """Read the settings of this process: later files over earlier ones, then the environment.
+
+    Args:
+        explicit: the only file to read, in place of those that `settings_files` finds.
+
+    Raises:
+        SettingsError: a file cannot be read, or a setting is wrong; the message names the file.
+    """
+    files = settings_files(Path.cwd()) if explicit is None else [explicit]
+    texts = [(path, _text_of(path)) for path in files]
+    for path, text in texts:
+        if path.name == PROJECT_FILE and explicit is None:
+            # A repository must not decide which programs run, nor where keys and code are sent.
+            beyond = sorted((sections_of(str(path), text) & Settings.model_fields.keys()) - PROJECT_SECTIONS)
+            if beyond:
+                raise SettingsError(
+                    f"{path} sets {', '.join(beyond)}, but the file of a project may only set "
+                    f"{', '.join(sorted(PROJECT_SECTIONS))}. Put the rest into your own {user_file()}"
+                )
+    return combined_settings([(str(path), text) for path, text in texts], os.environ)
+
+
+def home_folder() -> Path:
+    """Return the home of this user; the state home, where a container's user has none.
+
+    Raises:
+        SettingsError: there is none, and `TIGHTLOOP_HOME` is not set.
+    """
+    try:
+        return Path.home()
+    except RuntimeError:
+        chosen = os.environ.get("TIGHTLOOP_HOME", "")
+        if not chosen:
+            raise SettingsError(
+                f"this user (uid {os.geteuid()}) has no home: HOME is not set, and the user database has no entry. "
+                "Name a folder for state and settings: export TIGHTLOOP_HOME=..."
+            ) from None
+        return Path(chosen).absolute()
+
+
+def name_user() -> None:
+    """Set HOME and USER of this process and its children where they are missing: programs refuse to start without."""
+    os.environ.setdefault("HOME", str(home_folder()))
+    if not os.environ.get("USER"):
+        try:
+            os.environ["USER"] = pwd.getpwuid(os.geteuid()).pw_name
+        except KeyError:
+            os.environ["USER"] = f"uid-{os.geteuid()}"
+
+
+def host_name() -> str:
+    """Return the name of this host, safe as a part of a task queue's name.
+
+    Only the first label counts: the domain changes with the network that a laptop is in.
+    """
+    # Task queues are compared letter by letter, and hosts report their names in any case.
+    label = socket.gethostname().lower().partition(".")[0]
+    return re.sub(r"[^a-z0-9]+", "-", label)[:HOST_NAME_CHARACTERS].strip("-") or "localhost"
+
+
+def home_queue(settings: Settings) -> str:
+    """Return the task queue of what only this host can do with this state home.
+
+    Such as `tightloop-workspace-<host>-1a2b3c`: two workers share it who share both, and it outlasts their restarts.
+    """
+    home = hashlib.sha256(os.fsencode(os.path.realpath(state_home()))).hexdigest()[:6]
+    return f"{settings.temporal.task_queue}-workspace-{settings.worker.host or host_name()}-{home}"
+
+
+def server_command(module: str) -> tuple[str, ...] | None:
+    """Return the command that runs a module of the server part, such as `worker`; None if it is not installed here."""
+    # -P: a folder `worker` in the current directory must not be taken for ours.
+    python = (sys.executable, "-P", "-m")
+    checkout = Path(__file__).parents[2]
+    if all((checkout / part).is_file() for part in ("worker/__main__.py", "workflows/episode/workflow.py")):
+        return (*python, module)
+    return (*python, SERVER_PART, module) if importlib.util.find_spec(SERVER_PART) else None
+
+
+def _platform_home(variable: str, under_home: str) -> Path:
+    given = Path(os.environ.get(variable, ""))
+    if given.is_absolute():  # the specification says to ignore a relative one
+        return given
+    if sys.platform == "darwin":
+        return home_folder() / "Library" / "Application Support"
+    return home_folder() / under_home
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"the settings file {path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"the settings file {path} is not UTF-8 text. Save it as UTF-8") from None

@@ -1,0 +1,149 @@
+"""Rows of the ledger, as they are written by activities and read by the gateway.
+
+A project's id is the name of its state folder, such as `orders-1a2b3c4d5e6f7081`.
+"""
+
+from datetime import date, datetime
+from typing import Any
+
+from pydantic import Field
+
+from tightloop.question import Question
+from tightloop.value import Value
+
+KINDS = ("episode", "plan", "loop")
+FREED = "freed"
+"""Kind of the one event that stays of a workflow whose rows `tightloop gc` freed."""
+
+
+class TrailEvent(Value):
+    """One line of the evidence trail."""
+
+    episode_id: str
+    """The episode, plan or loop."""
+    kind: str
+    """Such as `iteration`, `paused`, `plan_created`, `plan_verified`."""
+    text: str = ""
+    key: str = ""
+    """Makes the event unique in its workflow; an event with the same key is recorded once."""
+    at: datetime | None = None
+
+
+class EvidenceLine(TrailEvent):
+    """A line of the trail as it is read."""
+
+    seq: int = 0
+    """Grows with each line of the ledger; the cursor of live events."""
+    project: str = ""
+
+
+class WorkflowSnapshot(Value):
+    """What a workflow says of itself at one moment; the newest one wins."""
+
+    id: str
+    kind: str
+    """One of `KINDS`."""
+    status: str
+    """As in `tightloop list`: `running`, `paused`, `succeeded`, ...; of a loop its `LoopState`."""
+    parent: str = ""
+    goal: str = ""
+    """The goal of an episode or loop, the title of a plan; at most 200 characters."""
+    executor: str = ""
+    phase: str = ""
+    iteration: int = 0
+    checks: str = ""
+    """Passed of all, such as `2/3`."""
+    cost_usd: float = 0.0
+    run: int = 1
+    """Number of the run; with `at` it tells which snapshot is newer."""
+    at: datetime
+    started: datetime | None = None
+    closed: datetime | None = None
+    questions: tuple[Question, ...] = ()
+    details: dict[str, Any] = Field(default_factory=dict)
+    """The whole status as JSON: an `EpisodeStatus`, `PlanStatus` or `LoopStatus`."""
+
+
+class WorkflowLine(WorkflowSnapshot):
+    """A snapshot as it is read."""
+
+    project: str = ""
+    waiting_since: datetime | None = None
+    """Since when a person is needed; None: not now."""
+
+
+class WorkflowFilter(Value):
+    """Which workflows to list; empty fields mean all."""
+
+    project: str = ""
+    kind: str = ""
+    status: str = ""
+    text: str = ""
+    """Part of the id or the goal."""
+    parent: str | None = None
+    """Id of the plan whose children are listed; empty: only those without a parent; None: all."""
+
+
+class WorkflowPage(Value):
+    """A page of a list, the newest start first."""
+
+    lines: tuple[WorkflowLine, ...] = ()
+    cursor: str = ""
+    """Where the next page begins; empty: this is the last one."""
+
+
+class InboxItem(Value):
+    """One question that waits for a person."""
+
+    project: str
+    workflow_id: str
+    kind: str
+    goal: str = ""
+    executor: str = ""
+    iteration: int = 0
+    question: Question
+    since: datetime | None = None
+    blocks: int = 0
+    """Tasks or steps that cannot go on before it is answered, its own included."""
+
+
+class ProjectLine(Value):
+    """A project and what goes on in it."""
+
+    id: str
+    name: str
+    workspace: str = ""
+    host: str = ""
+    running: int = 0
+    waiting: int = 0
+    """Workflows that need a person."""
+    last_event: datetime | None = None
+
+
+class StepRow(Value):
+    """A step of a plan as last recorded."""
+
+    plan_id: str
+    step: str
+    status: str
+    attempt: int = 0
+    child_id: str = ""
+    """The workflow that it started, if any."""
+    needs: tuple[str, ...] = ()
+    title: str = ""
+    order: int = 0
+    at: datetime | None = None
+
+
+class Digest(Value):
+    """What happened in a project in one day."""
+
+    project: str
+    day: date
+    done: tuple[str, ...] = ()
+    """`id: goal` of what succeeded."""
+    blocked: tuple[str, ...] = ()
+    """`id: by what`."""
+    waiting: tuple[InboxItem, ...] = ()
+    iterations: int = 0
+    cost_usd: float = 0.0

@@ -1,0 +1,32 @@
+"""What an episode says of itself, for the ledger."""
+
+from datetime import datetime
+
+from tightloop.episode.model import EpisodeStatus
+from tightloop.ledger.model import WorkflowSnapshot
+
+
+def episode_snapshot(status: EpisodeStatus, *, parent: str, at: datetime) -> WorkflowSnapshot:
+    """Return the row of an episode.
+
+    Args:
+        status: as the query answers it.
+        parent: id of the workflow that started it, if any.
+        at: now.
+    """
+    return WorkflowSnapshot(
+        id=status.episode_id,
+        kind="episode",
+        status=status.status,
+        parent=parent,
+        goal=status.goal,
+        executor=status.executor,
+        phase=status.phase.value,
+        iteration=status.iteration,
+        checks=status.checks,
+        cost_usd=status.spent.cost_usd,
+        run=status.runs,
+        at=at,
+        questions=status.questions,
+        details=status.model_dump(mode="json"),
+    )

@@ -1,0 +1,1 @@
+"""The project loop: inspect, plan, dispatch, verify, record."""

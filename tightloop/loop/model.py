@@ -1,0 +1,257 @@
+"""What the project loop speaks of: the packet, its tasks, gates and statuses.
+
+Requirements LO-1 to LO-9. Over HTTP the fields have the seed's camelCase names; here they have Python's.
+"""
+
+import re
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from pydantic import Field
+
+from tightloop.episode.budget import Budget
+from tightloop.episode.check import Check
+from tightloop.episode.model import Queues, check_run
+from tightloop.episode.planning import planner_problem
+from tightloop.errors import InvalidRequestError
+from tightloop.executor.model import ExecutorChoice
+from tightloop.loop.conflict import Conflict
+from tightloop.plan.child import ChildWait
+from tightloop.question import Question
+from tightloop.value import Value, shorten
+from tightloop.value.artifact import ArtifactRef
+from tightloop.value.caller import CallerInput
+from tightloop.value.duration import Duration
+
+LOOP_WORKFLOW_TYPE = "LoopWorkflow"
+RIGHT_LOOP_INPUT = '{"workspace": "/home/me/project", "goal": "Add rate limits to the API"}'
+TASKS_LIMIT = 100
+"""Tasks of one plan; those that resolve conflicts come on top."""
+PARALLEL_LIMIT = 50
+GOAL_CHARACTERS = 20_000
+DESCRIPTION_CHARACTERS = 4_000
+MESSAGE_CHARACTERS = 600
+PACKET_ID = re.compile(r"pkt_[0-9a-f]{16}")
+PLAN_GENERATION = "plan_generation"
+"""Name of the check that says why there is no plan."""
+
+
+class LoopState(StrEnum):
+    """Where a project's plan is."""
+
+    DRAFT = "DRAFT"
+    """Planned, not dispatched."""
+    DISPATCHING = "DISPATCHING"
+    RUNNING = "RUNNING"
+    """Tasks run, or all of them have ended and `verify` may be called."""
+    VERIFYING = "VERIFYING"
+    VERIFIED = "VERIFIED"
+    FAILED = "FAILED"
+    """It could not be planned, or a gate did not pass."""
+    CANCELLED = "CANCELLED"
+
+
+class TaskState(StrEnum):
+    """Where a task of a project's plan is."""
+
+    CREATED = "CREATED"
+    QUEUED = "QUEUED"
+    """Dispatched; it waits for the tasks that it depends on, or for a free slot."""
+    RUNNING = "RUNNING"
+    AWAITING_RESPONSE = "AWAITING_RESPONSE"
+    """Its run waits for a person."""
+    COMPLETE = "COMPLETE"
+    ERROR = "ERROR"
+    """It could not start, or it failed."""
+    CANCELLED = "CANCELLED"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more happens to it."""
+        return self in (TaskState.COMPLETE, TaskState.ERROR, TaskState.CANCELLED)
+
+
+class CheckState(Value):
+    """One check of a project as the inspection found it."""
+
+    run: str
+    """The command."""
+    passed: bool | None = None
+    """None: it was not run, or it did not end in time."""
+    summary: str = ""
+    """What it printed about itself, such as `3 failed, 20 passed`; bounded."""
+    duration_s: float = 0.0
+
+
+class Packet(Value):
+    """What a planner needs to know of a project, bounded; its id comes from its content."""
+
+    packet_id: str = ""
+    """`pkt_` and the first 16 hex digits of the SHA-256 of the content."""
+    project: str = ""
+    source: str = ""
+    """Id of the episode that it was made from; empty: from the project itself."""
+    goal: str = ""
+    structure: tuple[str, ...] = ()
+    """Folders and files with their sizes, the largest first; bounded."""
+    checks: tuple[CheckState, ...] = ()
+    history: tuple[str, ...] = ()
+    """Subjects of the last commits."""
+    failures: tuple[str, ...] = ()
+    """What is open: failing checks and how earlier episodes ended."""
+    files: int = 0
+    lines: int = 0
+    tree: str = ""
+    """Id of the working tree that was inspected."""
+    at: datetime | None = None
+
+
+class LoopTask(Value):
+    """One task: a goal for an episode of its own, in a worktree of its own."""
+
+    task_id: str
+    """`ptask_<n>`, unique within its plan."""
+    description: str
+    priority: int = 1
+    """1 starts first."""
+    dependencies: tuple[str, ...] = ()
+    """Ids of tasks that must be complete before."""
+    definition_of_done: tuple[Check, ...] = ()
+    state: TaskState = TaskState.CREATED
+    run_id: str = ""
+    """Workflow id of its episode, once dispatched."""
+    conflict_of: str = ""
+    """Of a task that resolves a conflict: the task whose result could not be merged."""
+    conflict: Conflict | None = None
+    """Of such a task: what it begins with."""
+    message: str = ""
+    """Why it is in its state, where that needs a word."""
+
+
+class GateCheck(Value):
+    """The result of one gate, or of one check within it."""
+
+    name: str
+    """Such as `gate:pytest`, or `plan_generation`."""
+    passed: bool
+    message: str = ""
+    duration_ms: int = 0
+    running: bool = False
+    """It has not ended; `passed` says nothing yet."""
+    output: ArtifactRef | None = None
+
+
+class GateResult(Value):
+    """The result of `gate:all`."""
+
+    passed: bool = False
+    checks: tuple[GateCheck, ...] = ()
+
+
+class LoopRequest(CallerInput):
+    """Asks for a project's plan."""
+
+    workspace: str = ""
+    """Absolute path of the top of a git working tree."""
+    goal: str = ""
+    """What the project is to reach; empty: what the packet shows as open."""
+    episode: str = ""
+    """Inspect this finished episode in place of the project."""
+    packet_id: str = ""
+    """A packet that was made before; it must be of this project."""
+    model: str = ""
+    """Empty: as the settings say."""
+    planner: str = "auto"
+    executor: ExecutorChoice = ExecutorChoice()
+    gates: tuple[Check, ...] = ()
+    """Empty: those of the settings, or detected."""
+    budget: Budget = Budget()
+    """Of each task."""
+    parallel: int = 4
+    """Tasks that run at the same time."""
+    pause_timeout: Duration = timedelta(days=30)
+    """How long it waits for a person: for `dispatch`, `verify`, or an answer."""
+    queues: Queues = Queues()
+
+    def check(self) -> None:
+        """Refuse what cannot work.
+
+        Raises:
+            InvalidRequestError: with a sentence for the first wrong field.
+        """
+        check_run(self.workspace, self.pause_timeout, {"parallel": self.parallel})
+        if problem := next(self._problems(), ""):
+            raise InvalidRequestError(problem)
+
+    def _problems(self) -> Iterator[str]:
+        if self.parallel > PARALLEL_LIMIT:
+            yield f"parallel is {self.parallel}; it must be 1 to {PARALLEL_LIMIT}"
+        if len(self.goal) > GOAL_CHARACTERS:
+            yield f"the goal has {len(self.goal)} characters; the maximum is {GOAL_CHARACTERS}. Put it into a file"
+        if self.packet_id and not PACKET_ID.fullmatch(self.packet_id):
+            yield f"{shorten(self.packet_id, 60)!r} is not the id of a packet, such as pkt_0123456789abcdef"
+        if self.packet_id and self.episode:
+            yield "give a packet or an episode, not both: a packet was made of one already"
+        yield from filter(None, (planner_problem(self.planner), *(gate.problem for gate in self.gates)))
+
+
+class LoopStatus(Value):
+    """A snapshot of a project's plan, for people and programs."""
+
+    plan_id: str = ""
+    """`plan_<uuid>`: the workflow's id."""
+    project: str = ""
+    workspace: str = ""
+    goal: str = ""
+    run_id: str = ""
+    """The episode that was inspected, if any."""
+    packet_id: str = ""
+    packet: ArtifactRef | None = None
+    status: LoopState = LoopState.DRAFT
+    tasks: tuple[LoopTask, ...] = ()
+    dispatched_as: str = ""
+    """Id of the `PlanWorkflow` that runs the tasks."""
+    verify_run_id: str = ""
+    gate_result: GateResult | None = None
+    questions: tuple[Question, ...] = ()
+    """What the plan itself waits for."""
+    children: tuple[ChildWait, ...] = ()
+    """What waits for a person in its runs; `workflow_id` is where the answer is sent to."""
+    waits_for: str = ""
+    """The task queue on which a step waits for a worker or a free slot, and since when."""
+    as_of: datetime | None = None
+    """When it stood so, where no worker answers and only what is stored is known; None: now."""
+    reason: str = ""
+    tree: str = ""
+    created_at: datetime | None = None
+    updated_at: datetime | None = None
+    executed_at: datetime | None = None
+    """When dispatch was called."""
+    completed_at: datetime | None = None
+    """When all tasks had ended."""
+    verified_at: datetime | None = None
+
+    @property
+    def possible(self) -> tuple[str, ...]:
+        """Names of the updates that are accepted now."""
+        if self.status is LoopState.DRAFT:
+            # Without tasks it is still being planned.
+            return ("dispatch", "cancel") if self.tasks else ("cancel",)
+        if self.status is LoopState.RUNNING and self.completed_at is not None:
+            return ("verify", "cancel")
+        if self.status in (LoopState.DISPATCHING, LoopState.RUNNING, LoopState.VERIFYING):
+            return ("cancel",)
+        return ()
+
+
+class LoopResult(Value):
+    """What a project's plan leaves behind."""
+
+    outcome: LoopState
+    reason: str = ""
+    tasks: tuple[LoopTask, ...] = ()
+    gate_result: GateResult | None = None
+    tree: str = ""
+    details: dict[str, Any] = Field(default_factory=dict)

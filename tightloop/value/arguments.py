@@ -1,0 +1,182 @@
+"""Arguments of public functions: what is wrong is refused with a sentence before the function begins."""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from functools import wraps
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from tightloop.errors import InvalidRequestError, did_you_mean
+from tightloop.value import shorten
+
+T = TypeVar("T")
+
+_WORDS: dict[Any, str] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    timedelta: "a timedelta, such as timedelta(seconds=30)",
+    NoneType: "None",
+}
+_SHOWN = (str, bytes, int, float, bool, NoneType, list, tuple, dict, set)
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """The smallest value of an argument; in its annotation: `Annotated[int, AtLeast(1)]`."""
+
+    least: Any
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What to give instead where an argument has the wrong type."""
+
+    sentence: str
+
+
+def checks_arguments(owner: type[T]) -> type[T]:
+    """Have all public methods of a class check their arguments by their annotations (class decorator).
+
+    A wrong one raises `InvalidRequestError`; an iterator raises it when it is made, not at its first value.
+    """
+    for name, member in list(vars(owner).items()):
+        if name.startswith("_") and name != "__init__":
+            continue
+        if isinstance(member, classmethod):
+            setattr(owner, name, classmethod(_checked(member.__func__)))
+        elif inspect.isfunction(member):
+            setattr(owner, name, _checked(member))
+    return owner
+
+
+def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(function)
+    making = function.__name__ == "__init__"
+    title = function.__name__
+    if inspect.iscoroutinefunction(function):
+
+        @wraps(function)
+        async def awaited(*given: Any, **named: Any) -> Any:
+            _check(title, signature, given, named)
+            return await function(*given, **named)
+
+        return awaited
+
+    @wraps(function)
+    def called(*given: Any, **named: Any) -> Any:
+        _check(type(given[0]).__name__ if making else title, signature, given, named)
+        return function(*given, **named)
+
+    return called
+
+
+def _check(title: str, signature: inspect.Signature, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    try:
+        bound = signature.bind(*given, **named)
+    except TypeError as error:
+        raise InvalidRequestError(f"{title}: {_misfit(signature, named, str(error))}") from None
+    for name, value in list(bound.arguments.items())[1:]:
+        parameter = signature.parameters[name]
+        # What only type checkers know is written as text.
+        kind = Any if isinstance(parameter.annotation, str) else parameter.annotation
+        several = value if parameter.kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+        for one, item in several.items():
+            if problem := _problem(item, kind):
+                raise InvalidRequestError(f"{title}: {one} {problem}")
+
+
+def _misfit(signature: inspect.Signature, named: dict[str, Any], why: str) -> str:
+    names = list(signature.parameters)[1:]
+    unknown = next((name for name in named if name not in names), "")
+    if unknown and "unexpected keyword" in why:
+        near = did_you_mean(unknown, names) or "It takes none by name"
+        return f"unknown argument {unknown!r}. {near}"
+    return f"{why}. Its arguments: {', '.join(names) or 'none'}"
+
+
+def _problem(value: Any, kind: Any) -> str:
+    """Return what is wrong with a value, as the end of a sentence; empty: nothing."""
+    broken = ""
+    hints: list[str] = []
+    for one, rules in _choices(kind):
+        hints += [f". {rule.sentence}" for rule in rules if isinstance(rule, Hint)]
+        if not _fits(value, one):
+            continue
+        least = next((rule.least for rule in rules if isinstance(rule, AtLeast)), None)
+        if value is None or least is None or value >= least:
+            return "" if _is_storable(value) else "has characters that cannot be stored as UTF-8"
+        broken = f"is {value}; it must be at least {least}"
+    return broken or f"must be {_words(kind)}, not {_shown(value)}{''.join(dict.fromkeys(hints))}"
+
+
+def _choices(kind: Any, rules: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """Yield the types that are allowed, each with what is demanded of it."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        yield from _choices(parts[0], (*rules, *parts[1:]))
+    elif origin in (Union, UnionType):
+        for part in parts:
+            yield from _choices(part, rules)
+    else:
+        yield kind, rules
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    origin, parts = get_origin(kind), get_args(kind)
+    if kind is Any or kind is inspect.Parameter.empty:
+        return True
+    if origin is Literal:
+        return any(value == part and isinstance(value, type(part)) for part in parts)
+    if origin is not None and isinstance(origin, type) and issubclass(origin, Sequence):
+        # A text is a sequence, too; nobody who gives one means its letters.
+        return (
+            isinstance(value, Sequence)
+            and not isinstance(value, str)
+            and all(not _problem(item, parts[0]) for item in value)
+        )
+    if origin is not None:
+        return callable(value)
+    if kind in (None, NoneType):
+        return value is None
+    if kind in (int, float):
+        # Python counts True as 1.
+        return isinstance(value, (int, float) if kind is float else int) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _words(kind: Any) -> str:
+    """Return what a value must be, such as `text or None`."""
+    kinds = sorted((one for one, _ in _choices(kind)), key=lambda one: one is NoneType)
+    return " or ".join(dict.fromkeys(words for one in kinds for words in _words_of(one)))
+
+
+def _words_of(kind: Any) -> tuple[str, ...]:
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return tuple(map(repr, parts))
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        return (f"a list, each of it {_words(parts[0])}",)
+    if origin is not None:
+        return ("a function",)
+    if issubclass(kind, Enum):
+        return tuple(repr(each.value) for each in kind)
+    return (_WORDS.get(kind) or _with_article(kind.__name__),)
+
+
+def _with_article(name: str) -> str:
+    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, _SHOWN):
+        return shorten(repr(value), 80)
+    return _with_article(type(value).__name__)
+
+
+def _is_storable(value: Any) -> bool:
+    return not isinstance(value, str) or not any("\ud800" <= letter <= "\udfff" for letter in value)

@@ -1,0 +1,1 @@
+"""The ledger of this host beside the workers: brought to other databases, and made again from histories."""

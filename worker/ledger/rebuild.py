@@ -1,0 +1,80 @@
+"""Makes the ledger of this host again from what Temporal knows."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
+from tightloop.client.encryption import data_converter
+from tightloop.client.execution import Execution
+from tightloop.database.ledger import Ledger
+from tightloop.database.opening import local_ledger, open_project
+from tightloop.database.order import put_in_order
+from tightloop.host import home_queue, state_folder
+from tightloop.settings import Settings
+from tightloop.value import counted
+from worker.connect import known_workflows
+from worker.ledger.ends import enter_end
+from worker.ledger.entries import MAKERS
+from worker.ledger.history import Made, calls_of
+
+
+async def rebuild(client: Client, settings: Settings) -> str:
+    """Enter everything that Temporal knows of the projects of this host; what is in the ledger already stays.
+
+    Safe beside running workers. What ended so long ago that Temporal has forgotten it cannot come back.
+
+    Returns:
+        What was read, as a sentence.
+
+    Raises:
+        ServiceUnavailableError: Temporal does not answer.
+        SettingsError: a key is missing here.
+    """
+    ledger = local_ledger()
+    is_new = await asyncio.to_thread(ledger.last_event) == 0
+    converter, here = data_converter(settings), home_queue(settings)
+    runs = _by_workflow(await known_workflows(client))
+    entered: list[tuple[int, int, float]] = []
+    count = 0
+    for workflow_id, known in runs.items():
+        found = 0
+        for run in known:
+            try:
+                calls = [made async for made in calls_of(client, workflow_id, run.run_id, converter)]
+            except RPCError as error:
+                if error.status is RPCStatusCode.NOT_FOUND:  # it was removed meanwhile
+                    continue
+                raise
+            for made in calls:
+                if await asyncio.to_thread(_enter, ledger, made, here, entered):
+                    found += 1
+        if found:
+            count += 1
+            await asyncio.to_thread(enter_end, ledger, known[-1])
+    if is_new:
+        await asyncio.to_thread(put_in_order, ledger.database, entered)
+    return f"{counted(count, 'workflow')} of this host entered, of {len(runs)} that Temporal knows"
+
+
+def _by_workflow(runs: Iterable[Execution]) -> dict[str, list[Execution]]:
+    found: dict[str, list[Execution]] = defaultdict(list)
+    for run in sorted(runs, key=lambda run: (run.started is not None, run.started)):
+        found[run.id].append(run)
+    return found
+
+
+def _enter(ledger: Ledger, made: Made, here: str, entered: list[tuple[int, int, float]]) -> bool:
+    """Enter a call, if it was made on this host; note which lines of the trail it added."""
+    home = made.scope.home or getattr(made.result, "home", "") or here
+    if home != here or not state_folder(Path(made.scope.workspace)).is_dir():
+        return False
+    before = ledger.last_event()
+    MAKERS[made.activity].enter(open_project(Path(made.scope.workspace)), made.request, made.result, made.call)
+    after = ledger.last_event()
+    if after > before:
+        entered.append((before + 1, after, made.ended.timestamp()))
+    return True

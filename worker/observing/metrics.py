@@ -1,0 +1,129 @@
+"""The product's own metrics: what is counted of each activity, from its request and its result.
+
+Labels are enums and names of classes; no metric carries an id or a text. See docs/operate/telemetry.md.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from temporalio import activity
+from temporalio.client import Client
+from temporalio.common import MetricMeter
+from temporalio.exceptions import ApplicationError
+from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
+
+from activities.alerts.activity import AlertsSent, SendAlertsRequest
+from tightloop.episode.checkpoint import Tracked
+from tightloop.episode.planning import PlanningOutcome, ReflectionOutcome
+from tightloop.errors import TightloopError
+from tightloop.executor.model import ExecutorReport
+from tightloop.executor.usage import Usage
+from tightloop.telemetry import METRICS, class_name
+
+BUCKETS = {
+    # Seconds; an iteration may take 3 s to be looked at.
+    "tightloop_tracker_seconds": (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0),
+    "tightloop_call_cost_usd": (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 20.0, 100.0),
+    "tightloop_episode_cost_usd": (0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 50.0, 100.0, 500.0),
+    "tightloop_episode_tokens": (1e3, 1e4, 1e5, 3e5, 1e6, 3e6, 1e7, 1e8),
+    "tightloop_episode_minutes": (1.0, 5.0, 15.0, 60.0, 240.0, 480.0, 720.0, 1440.0),
+    "tightloop_episode_iterations": (1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 15.0, 30.0, 100.0),
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One thing to count (a whole number) or one value to put into a histogram (a float)."""
+
+    name: str
+    value: int | float
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+def samples(request: object, result: object, seconds: float) -> Iterator[Sample]:
+    """Return what is measured of an activity that ended well.
+
+    Args:
+        request: its input.
+        result: what it answered.
+        seconds: how long it took.
+    """
+    match result:
+        case Tracked():
+            status = getattr(getattr(request, "report", None), "status", None)
+            classed = result.tracking.probability_class.value
+            yield Sample("tightloop_iterations", 1, {"class": classed, "executor": status or "none"})
+            yield Sample("tightloop_tracker_seconds", float(seconds))
+            yield from _usage("judge", result.usage)
+        case PlanningOutcome():
+            yield Sample("tightloop_plans", 1, {"verdict": result.verdict.value})
+            yield from _usage("planner", result.usage)
+        case ReflectionOutcome():
+            yield from _usage("reflector", result.usage)
+        case ExecutorReport():
+            yield from _usage("executor", result.usage)
+        case AlertsSent() if isinstance(request, SendAlertsRequest):
+            for delivery in result.deliveries:
+                if not delivery.known:
+                    sent = "failed" if delivery.at is None else "sent"
+                    yield Sample("tightloop_alerts", 1, {"cause": request.alert.kind.value, "result": sent})
+
+
+def _usage(by: str, usage: Usage | None) -> Iterator[Sample]:
+    if usage is None:
+        return
+    # Providers count cached tokens among the input; here each token counts once.
+    cached = usage.cached_tokens or 0
+    counts = {"input": (usage.input_tokens or 0) - cached, "cached": cached, "output": usage.output_tokens or 0}
+    for kind, tokens in counts.items():
+        if tokens > 0:
+            yield Sample("tightloop_tokens", tokens, {"by": by, "kind": kind})
+    if usage.cost_usd is not None:
+        yield Sample("tightloop_call_cost_usd", usage.cost_usd, {"by": by})
+
+
+def measuring(client: Client) -> list[Interceptor]:
+    """Return what counts the activities of a worker of this connection; nothing where it has no metrics."""
+    runtime = client.service_client.config.runtime
+    if runtime is None or runtime.metric_meter is MetricMeter.noop:
+        return []
+    return [Measuring(runtime.metric_meter)]
+
+
+class Measuring(Interceptor):
+    """Counts what the activities of a worker do."""
+
+    def __init__(self, meter: MetricMeter) -> None:
+        self._meter = meter
+
+    def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
+        """Measure an activity."""
+        return _Inbound(next, self._meter)
+
+
+class _Inbound(ActivityInboundInterceptor):
+    def __init__(self, next: ActivityInboundInterceptor, meter: MetricMeter) -> None:
+        super().__init__(next)
+        self._meter = meter
+
+    async def execute_activity(self, input: ExecuteActivityInput) -> Any:
+        began = time.monotonic()
+        try:
+            result = await super().execute_activity(input)
+        except (TightloopError, ApplicationError) as error:
+            kind = error.type if isinstance(error, ApplicationError) else type(error).__name__
+            labels = {"activity": activity.info().activity_type, "error": class_name(kind)}
+            self._record(Sample("tightloop_activity_failures", 1, labels))
+            raise
+        for sample in samples(next(iter(input.args), None), result, time.monotonic() - began):
+            self._record(sample)
+        return result
+
+    def _record(self, sample: Sample) -> None:
+        if isinstance(sample.value, int):
+            self._meter.create_counter(sample.name, METRICS[sample.name]).add(sample.value, sample.labels)
+        else:
+            histogram = self._meter.create_histogram_float(sample.name, METRICS[sample.name])
+            histogram.record(sample.value, sample.labels)

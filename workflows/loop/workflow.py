@@ -1,0 +1,211 @@
+"""The loop workflow: inspects a project, plans it, dispatches its tasks, verifies and records.
+
+This file is the order of things; the rules are in `tightloop/loop/`.
+"""
+
+import asyncio
+from typing import Any
+
+from temporalio import workflow
+from temporalio.exceptions import ApplicationError, is_cancelled_exception
+
+from tightloop.episode.timeline import TimelineLine, TimelinePage
+from tightloop.loop import control
+from tightloop.loop.input import LoopInput
+from tightloop.loop.model import LoopRequest, LoopResult, LoopState, LoopStatus
+from tightloop.loop.tasks import cancelled
+from tightloop.safety.seal import Heard
+from workflows.loop.context import LoopContext, LoopEnd
+from workflows.loop.dispatching import Dispatching
+from workflows.loop.handlers import Handlers
+from workflows.loop.planning import Planning
+from workflows.loop.reporting import LoopReporting
+from workflows.loop.verifying import Verifying
+from workflows.loop.waiting import Waiting
+from workflows.shared.activities import NOTICE, RETRIES_IN_TIME, ActivityRunner
+from workflows.shared.inbox import Inbox
+from workflows.shared.questions import Questions
+from workflows.shared.refusal import refusals
+
+_KINDS = {
+    LoopState.VERIFIED: "plan_verified",
+    LoopState.FAILED: "plan_failed",
+    LoopState.CANCELLED: "plan_cancelled",
+}
+
+
+@workflow.defn
+class LoopWorkflow:
+    """One plan of a project, from its inspection to its verification."""
+
+    notice = NOTICE
+
+    # Handlers may run before `run` does, so the state has to be there when the instance is.
+    @workflow.init
+    def __init__(self, request: LoopInput | None = None) -> None:
+        """Begin as a draft without tasks."""
+        self._inbox = Inbox(request.sealed_as, request.heard) if request else Inbox(None, Heard())
+        self._questions = Questions()
+        self._context = context = LoopContext(request, plan_id=workflow.info().workflow_id, questions=self._questions)
+        self._activities = ActivityRunner(
+            lambda: context.request.queues, notice=self.notice, retry_policy=RETRIES_IN_TIME
+        )
+        self._reporting = LoopReporting(context)
+        self._waiting = Waiting(context, self._activities)
+        self._planning = Planning(context, self._waiting, self._reporting)
+        self._dispatching = Dispatching(context, self._waiting, self._reporting, self._activities)
+        self._verifying = Verifying(context, self._waiting, self._reporting, self._activities)
+        self._handlers = Handlers(context, self._questions, self._dispatching, self._reporting)
+
+    @workflow.run
+    async def run(self, request: LoopInput | None = None) -> LoopResult:
+        """Inspect and plan, then wait for people who dispatch and verify."""
+        del request  # `__init__` has it
+        try:
+            with refusals():
+                self._context.check()
+                self._inbox.check_start()
+        except ApplicationError as refusal:
+            self._context.close(LoopEnd(LoopState.FAILED, refusal.message))
+            self._reporting.refuse()
+            raise
+        try:
+            await self._carry_out()
+        except LoopEnd as end:
+            return await self._close(end)
+        except BaseException as error:
+            if is_cancelled_exception(error):
+                await asyncio.shield(self._close(LoopEnd(LoopState.CANCELLED, "cancelled in Temporal")))
+            raise
+        raise AssertionError("a plan ends with LoopEnd")
+
+    # -- what people say and ask ----------------------------------------------------------------------
+    # An argument too many would stop the workflow at every try, so signals take any number.
+
+    @workflow.signal(description="Start nothing new; what runs goes on. Optional: a reason as text.")
+    async def pause(self, reason: Any = None, *_more: Any) -> None:
+        """Pause; asking twice is harmless."""
+        for content in self._inbox.take_signal(reason):
+            await self._handlers.pause(content)
+
+    @workflow.signal(description="End a pause.")
+    async def resume(self, note: Any = None, *_more: Any) -> None:
+        """Go on."""
+        for content in self._inbox.take_signal(note):
+            await self._handlers.resume(content)
+
+    @workflow.signal(description="End the plan for good: what runs is stopped. Optional: a reason.")
+    def cancel(self, reason: Any = None, *_more: Any) -> None:
+        """Stop what runs and end the plan."""
+        for content in self._inbox.take_signal(reason):
+            self._handlers.cancel(content)
+
+    @workflow.signal(description="Sent by the plan of a round: what waits there for a person")
+    def child_waits(self, note: Any = None, *_more: Any) -> None:
+        """Show it here too."""
+        self._handlers.child_waits(note)
+
+    @workflow.signal(description="Sent by the plan of a round: where its steps stand")
+    def child_steps(self, note: Any = None, *_more: Any) -> None:
+        """Show it here too."""
+        self._handlers.child_steps(note)
+
+    @workflow.update(description='Start the tasks: nothing, or {"parallel": 4, "by": "ada"}')
+    def dispatch(self, word: Any = None) -> str:
+        """Start the tasks of a draft."""
+        return self._handlers.dispatch(self._inbox.take(word))
+
+    @dispatch.validator
+    def _check_dispatch(self, word: Any = None) -> None:
+        self._handlers.check("dispatch", control.read_dispatch, self._inbox.read(word))
+
+    @workflow.update(description='Run the gates: nothing, or {"by": "ada"}')
+    def verify(self, word: Any = None) -> str:
+        """Run the gates of a plan whose tasks have ended."""
+        return self._handlers.verify(self._inbox.take(word))
+
+    @verify.validator
+    def _check_verify(self, word: Any = None) -> None:
+        self._handlers.check("verify", control.read_verify, self._inbox.read(word))
+
+    @workflow.update(name="cancel", description='End the plan for good: {"reason": "why", "by": "ada"}')
+    def cancel_now(self, word: Any = None) -> str:
+        """Stop what runs and end the plan."""
+        return self._handlers.cancel_now(self._inbox.take(word))
+
+    @cancel_now.validator
+    def _check_cancel(self, word: Any = None) -> None:
+        self._handlers.check("cancel", control.read_cancel, self._inbox.read(word))
+
+    @workflow.update(description='Answer a question: {"question": "q1", "option": "resume"}; see the details')
+    async def answer(self, answer: Any = None) -> str:
+        """Answer a question of the plan itself."""
+        return await self._handlers.answer(self._inbox.take(answer))
+
+    @answer.validator
+    def _check_answer(self, answer: Any = None) -> None:
+        self._handlers.read_answer(self._inbox.read(answer))
+
+    @workflow.query(description="Where the plan is, its tasks and its gates")
+    def status(self) -> LoopStatus:
+        """Return a snapshot."""
+        return self._context.snapshot().evolve(waits_for=self._activities.waits_for)
+
+    @property
+    def place(self) -> str:
+        """Where it is, for a replay."""
+        return f"the plan is {self._context.status.status.value}"
+
+    @workflow.query(description="What happened, newest last")
+    def timeline(self) -> list[TimelineLine]:
+        """Return the last lines."""
+        return list(self._context.timeline.page(0).lines)
+
+    @workflow.query(description="What happened, a page: after so many lines; -1: all that are its own")
+    def events(self, after: int = 0) -> TimelinePage:
+        """Return a page of the lines of this run."""
+        return self._context.timeline.page(after)
+
+    @workflow.query(description="The request")
+    def request(self) -> LoopRequest:
+        """Return what was asked for."""
+        return self._context.request
+
+    # -- the order of things --------------------------------------------------------------------------
+
+    async def _carry_out(self) -> None:
+        """Carry the plan out; it ends with `LoopEnd`."""
+        context, waiting = self._context, self._waiting
+        self._reporting.show()
+        await self._planning.plan()
+        await waiting.until(lambda: context.status.status is LoopState.DISPATCHING, "dispatch")
+        await self._dispatching.run()
+        while True:
+            await waiting.until(lambda: context.is_verify_wanted, "verify")
+            await self._verifying.run()
+
+    async def _close(self, end: LoopEnd) -> LoopResult:
+        """Close the plan.
+
+        Raises:
+            ApplicationError: it failed; its details hold the result.
+        """
+        context = self._context
+        if end.state is LoopState.CANCELLED:
+            context.set_tasks(cancelled(context.status.tasks))
+        context.close(end)
+        context.log(_KINDS[end.state], end.reason)
+        self._reporting.show()
+        await self._reporting.settle()
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        status = context.status
+        result = LoopResult(
+            outcome=status.status,
+            reason=status.reason,
+            tasks=status.tasks,
+            gate_result=status.gate_result,
+            tree=status.tree,
+        )
+        if end.state is LoopState.FAILED:
+            raise ApplicationError(end.reason, result, type="LoopFailed", non_retryable=True)
+        return result

@@ -1,0 +1,80 @@
+"""Child workflows: each is started and waited for, however it ends."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+from temporalio import workflow
+from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
+from temporalio.exceptions import (
+    ApplicationError,
+    ChildWorkflowError,
+    WorkflowAlreadyStartedError,
+    is_cancelled_exception,
+)
+
+from tightloop.episode.model import (
+    TASK_TIMEOUT,
+    WORKFLOW_TYPE,
+    EpisodeInput,
+    EpisodeOutcome,
+    EpisodeRequest,
+    EpisodeResult,
+)
+from tightloop.plan.input import PlanInput
+from tightloop.plan.request import PLAN_WORKFLOW_TYPE, PlanOutcome, PlanResult
+from tightloop.safety.seal import RefusedPayload
+from tightloop.value import shorten
+from tightloop.value.scrub import scrub
+from workflows.shared.activities import ActivityFailedError
+
+ORPHAN_WAIT = timedelta(seconds=2)
+ORPHAN_TRIES = 60
+"""How often a child is started again while one of a discarded run still ends."""
+RESULT_IN_DETAILS = frozenset({"PlanFailed", "EpisodeFailed"})
+"""Failures of child workflows that have their result as a detail."""
+# From the start, so that lists show the workflow before a worker has taken its first task.
+_FIRST_ATTRIBUTES = TypedSearchAttributes(
+    [SearchAttributePair(SearchAttributeKey.for_keyword("TightloopStatus"), "running")]
+)
+
+
+async def run_child(identity: str, start: EpisodeInput | PlanInput, summary: str) -> EpisodeResult | PlanResult:
+    """Start a child workflow and wait for its end, however it ends."""
+    is_plan = isinstance(start, PlanInput)
+    result_type: type[PlanResult] | type[EpisodeResult] = PlanResult if is_plan else EpisodeResult
+    for _ in range(ORPHAN_TRIES):
+        try:
+            goal = start.goal if isinstance(start, EpisodeRequest) else start.title
+            handle: workflow.ChildWorkflowHandle[Any, EpisodeResult | PlanResult] = await workflow.start_child_workflow(
+                PLAN_WORKFLOW_TYPE if is_plan else WORKFLOW_TYPE,
+                start,
+                id=identity,
+                result_type=result_type,
+                cancellation_type=workflow.ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED,
+                parent_close_policy=workflow.ParentClosePolicy.REQUEST_CANCEL,
+                search_attributes=_FIRST_ATTRIBUTES,
+                task_timeout=TASK_TIMEOUT,
+                memo={"goal": scrub(goal)[:200], "workspace": start.workspace},
+                static_summary=shorten(summary, 150),
+            )
+            result: EpisodeResult | PlanResult | RefusedPayload = await handle
+            if isinstance(result, RefusedPayload):
+                raise ActivityFailedError(f"the result of {identity} is not authentic: {result.reason}")
+            return result
+        except WorkflowAlreadyStartedError:
+            # A reset does not apply the parent close policy: a child of the discarded run still has this id.
+            await workflow.get_external_workflow_handle(identity).cancel()
+            await workflow.sleep(ORPHAN_WAIT, summary=f"{identity} of a discarded run is ending")
+        except ChildWorkflowError as error:
+            task = asyncio.current_task()
+            if is_cancelled_exception(error) and task is not None and task.cancelling():
+                raise asyncio.CancelledError from error
+            cause = error.cause
+            if isinstance(cause, ApplicationError) and cause.details and cause.type in RESULT_IN_DETAILS:
+                return result_type.model_validate(cause.details[0])
+            reason = cause.message if isinstance(cause, ApplicationError) else str(cause or error)
+            if is_plan:
+                return PlanResult(outcome=PlanOutcome.FAILED, reason=reason)
+            return EpisodeResult(outcome=EpisodeOutcome.FAILED, reason=reason)
+    raise ActivityFailedError(f"{identity} of a discarded run does not end. End it in Temporal, then resume")
