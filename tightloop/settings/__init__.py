@@ -7,7 +7,13 @@ misspelt or out of bounds is refused with a sentence that names it and says what
 from tightloop.settings.alerts import AlertChannel, AlertSettings
 from tightloop.settings.bounds import AlignmentSettings, BudgetSettings, TrackingSettings
 from tightloop.settings.document import Settings, combined_settings, parse_settings
-from tightloop.settings.execution import AgentSettings, ExecutorSettings, SandboxSettings, WorkspaceSettings
+from tightloop.settings.execution import (
+    AgentSettings,
+    ExecutorSettings,
+    SandboxSettings,
+    WindowSettings,
+    WorkspaceSettings,
+)
 from tightloop.settings.gateway import GatewaySettings
 from tightloop.settings.planning import PlannerSettings, PlanSettings
 from tightloop.settings.privacy import PrivacySettings, ProjectPrivacy
@@ -42,6 +48,7 @@ __all__ = [
     "Settings",
     "TemporalSettings",
     "TrackingSettings",
+    "WindowSettings",
     "WorkerSettings",
     "WorkspaceSettings",
     "combined_settings",

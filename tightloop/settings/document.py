@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from tightloop.errors import SettingsError
 from tightloop.settings.alerts import AlertSettings
 from tightloop.settings.bounds import AlignmentSettings, BudgetSettings, TrackingSettings
-from tightloop.settings.execution import ExecutorSettings, SandboxSettings, WorkspaceSettings
+from tightloop.settings.execution import ExecutorSettings, SandboxSettings, WindowSettings, WorkspaceSettings
 from tightloop.settings.gates import GateSettings
 from tightloop.settings.gateway import GatewaySettings
 from tightloop.settings.layers import read_layers
@@ -41,6 +41,7 @@ class Settings(Document):
     plans: PlanSettings = PlanSettings()
     executor: ExecutorSettings = ExecutorSettings()
     workspace: WorkspaceSettings = WorkspaceSettings()
+    window: WindowSettings = WindowSettings()
     sandbox: SandboxSettings = SandboxSettings()
     budget: BudgetSettings = BudgetSettings()
     tracking: TrackingSettings = TrackingSettings()

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tightloop.settings.section import HostRule, Seconds, Section
+from tightloop.settings.section import HostRule, Pattern, Seconds, Section
 
 
 class AgentSettings(Section):
@@ -27,6 +27,24 @@ class AgentSettings(Section):
     """The agent talks to its provider through a loopback gateway and never has the key itself."""
     environment: tuple[str, ...] = ()
     """Names of more variables of the worker that the agent, and what it runs, may see."""
+
+
+class WindowSettings(Section):
+    """The editor's window that the executor `cursor-gui` may touch, on the hosts with these settings."""
+
+    driver: Literal["auto", "mac", "applescript", "x11"] = "auto"
+    """Who moves the window. `auto`: `mac` where its libraries are installed, else `applescript`; `x11` on Linux."""
+    apps: tuple[str, ...] = ("com.todesktop.230313mzl4w4u92", "Cursor")
+    """Programs whose windows count: bundle ids on macOS, window classes on X11."""
+    title: Pattern = r"(^|[-–—] ){project}( |$)"
+    """Regular expression that the title has to contain; `{project}` stands for the name of the workspace's folder.
+    Without a window that has both, nothing is touched."""
+    box: Pattern = r"^(chat input\b|composer input\b|add a follow-up|plan, )"
+    """Regular expression for the accessible name of the chat box, in any case of letters."""
+    chat_key: Annotated[str, Field(pattern=r"^[a-z0-9]+(\+[a-z0-9]+)*$")] = "mod+l"
+    """Keys that bring the focus into the chat box; `mod` is Command on macOS, Control elsewhere."""
+    transcripts: str = "~/.cursor/projects"
+    """Folder where the editor keeps the conversations of its agent."""
 
 
 class ExecutorSettings(Section):

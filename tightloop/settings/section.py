@@ -1,14 +1,25 @@
 """Base class of settings sections, and the types that several of them use."""
 
+import re
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from tightloop.value import Document
+
+
+def _compiled(pattern: str) -> str:
+    try:
+        re.compile(pattern.replace("{project}", "x"))
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+    return pattern
+
 
 Address = Annotated[str, Field(pattern=r"^[^\s/]+:[0-9]{1,5}$")]
 HostRule = Annotated[str, Field(pattern=r"^(?:\*|(?:\*\.)?[\w.-]+|(?:[\w.-]+|\[[\da-fA-F:]+\]):[0-9]{1,5})$")]
 Seconds = Annotated[float, Field(gt=0)]
+Pattern = Annotated[str, AfterValidator(_compiled)]
 Count = Annotated[int, Field(ge=1)]
 
 

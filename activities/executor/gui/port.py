@@ -1,0 +1,137 @@
+"""The ports of a hand-off: the desktop, the receipts of the agent, the ledger."""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from tightloop.errors import ExecutorError
+from tightloop.executor.handoff import HandOffState, Message, Receipt
+from tightloop.value import Value
+
+
+class DriverError(ExecutorError):
+    """The desktop did not do, or could not tell, what was asked; it may do so later."""
+
+
+class Window(Value):
+    """A window that is open."""
+
+    id: str
+    pid: int = 0
+    app: str = ""
+    """Bundle id on macOS, class of the window on X11."""
+    title: str = ""
+
+
+class Element(Value):
+    """What has the focus of the keyboard."""
+
+    role: str
+    """`text` for whatever takes several lines or one; else the platform's own word."""
+    label: str = ""
+    text: str | None = None
+    """Its whole content; None: the platform does not tell."""
+    editable: bool = False
+
+
+class Health(Value):
+    """Whether a driver can work now."""
+
+    problems: tuple[str, ...] = ()
+    """What stands in the way, each with what to do; empty: nothing."""
+    version: str = ""
+
+    @property
+    def usable(self) -> bool:
+        """Whether nothing stands in the way."""
+        return not self.problems
+
+
+class Driver(Protocol):
+    """One desktop. Blocking, from one thread at a time; every call is bounded by seconds.
+
+    All methods but `preflight` raise DriverError.
+    """
+
+    name: str
+
+    def preflight(self) -> Health:
+        """Return whether it can work: permissions, display, lock of the screen, secure input."""
+        ...
+
+    def windows(self) -> tuple[Window, ...]:
+        """Return the windows of all programs."""
+        ...
+
+    def activate(self, window: Window) -> None:
+        """Ask for a window to be brought to the front; `active` tells when it is."""
+        ...
+
+    def active(self) -> Window | None:
+        """Return the window that gets the keys."""
+        ...
+
+    def focused(self) -> Element | None:
+        """Return what has the focus in the active window; None: nothing has, or the platform does not tell."""
+        ...
+
+    def clipboard(self) -> str | None:
+        """Return the text on the clipboard; None: there is no text."""
+        ...
+
+    def set_clipboard(self, text: str) -> None:
+        """Put a text on the clipboard."""
+        ...
+
+    def press(self, chord: str) -> None:
+        """Press keys together, such as `mod+v` (Command on macOS, Control elsewhere), `enter` or `right`."""
+        ...
+
+    def texts(self, window: Window) -> tuple[str, ...]:
+        """Return the texts that a window shows, from its accessibility tree, in order, bounded; may be empty."""
+        ...
+
+    def close(self) -> None:
+        """End what the driver started."""
+        ...
+
+
+class Receipts(Protocol):
+    """What the agent's side says of hand-offs."""
+
+    @property
+    def guarded(self) -> bool:
+        """Whether it refuses a hand-off that it has already."""
+        ...
+
+    def find(self, handoff_id: str) -> Receipt | None:
+        """Return the receipt of a hand-off."""
+        ...
+
+    def busy(self) -> bool:
+        """Return whether the agent is known to be at work on something that we handed over."""
+        ...
+
+
+class Entry(Value):
+    """What the ledger has of a hand-off."""
+
+    id: str
+    state: HandOffState
+    text: str
+    receipt: Receipt | None = None
+
+
+class Ledger(Protocol):
+    """The durable record of hand-offs on this host. What it has recorded survives a power loss."""
+
+    def get(self, handoff_id: str) -> Entry | None:
+        """Return a hand-off."""
+        ...
+
+    def record(self, message: Message, state: HandOffState, receipt: Receipt | None = None) -> Entry:
+        """Record how far it has come, durably, before anything else happens."""
+        ...
+
+    def texts(self) -> Iterator[str]:
+        """Return the texts of the latest hand-offs: what may be removed from a box."""
+        ...

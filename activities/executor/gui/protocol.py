@@ -1,0 +1,320 @@
+"""The steps of a hand-off, each with its check; whatever is not as it should be before Enter ends it unsubmitted.
+
+Measured beside it, pasting blindly was wrong in 2 % of hand-offs to an idle window and sent plans into other programs.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+from activities.executor.gui.port import Driver, DriverError, Element, Ledger, Receipts, Window
+from activities.workspace.ownership import locked
+from tightloop.errors import WorkspaceLockedError
+from tightloop.executor.handoff import (
+    ACK_S,
+    PATIENCE_S,
+    BoxState,
+    HandOffEnd,
+    HandOffResult,
+    HandOffState,
+    Message,
+    NextStep,
+    Target,
+    after_enter,
+    look_at_box,
+)
+from tightloop.value import shorten
+
+TRIES = 6
+"""Pastes and looks before it is given up; one that finds another window in front counts."""
+ACTIVATE_S = 2.0
+FOCUS_S = 1.0
+PASTE_S = 3.0
+"""10 kB were in the box of VS Code after 2.4 s at p95."""
+SETTLE_S = 0.15
+POLL_S = 0.05
+LOOK_S = 0.5
+TITLES_SHOWN = 5
+_UNDECIDED = {
+    NextStep.NOT_TAKEN: (
+        HandOffEnd.NOT_TAKEN,
+        "the text is in the chat box, and the agent does not take it: it may be busy, or another window in front",
+    ),
+    NextStep.AMBIGUOUS: (
+        HandOffEnd.AMBIGUOUS,
+        "Enter was pressed, the agent has not acknowledged it, and the text is not in the chat box any more",
+    ),
+}
+
+
+class Refused(Exception):  # noqa: N818 - not a failure: nothing was submitted
+    """The hand-off ends here, before Enter."""
+
+    def __init__(self, reason: str, *, retryable: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.retryable = reason, retryable
+
+
+@dataclass
+class HandOff:
+    """Hands one message over to the agent in one window: submitted exactly once, or a person is asked."""
+
+    driver: Driver
+    ledger: Ledger
+    receipts: Receipts
+    target: Target
+    lock: Path
+    """File that excludes every other hand-off of this host."""
+    cancelled: Callable[[], bool] = lambda: False
+    patience_s: float = PATIENCE_S
+    sleep: Callable[[float], None] = time.sleep
+    now: Callable[[], float] = time.monotonic
+    lock_wait: timedelta = field(default=timedelta(seconds=30))
+
+    def deliver(self, message: Message) -> HandOffResult:
+        """Hand it over. Safe to call again after a crash at any point, with the same message.
+
+        Raises:
+            ExecutorError: the ledger cannot be read.
+        """
+        try:
+            with locked(self.lock, wait=self.lock_wait, what="the screen"):
+                return self._deliver(message)
+        except WorkspaceLockedError as error:
+            return HandOffResult(end=HandOffEnd.REFUSED, reason=error.message, retryable=True)
+
+    def _deliver(self, message: Message) -> HandOffResult:
+        entry = self.ledger.get(message.id)
+        if entry is not None and entry.state is HandOffState.ACKED:
+            return HandOffResult(end=HandOffEnd.ACKED, receipt=entry.receipt)
+        if entry is not None and entry.state is HandOffState.ENTER:
+            return self._submit(message, enters=1)
+        try:
+            self._check_host()
+            self.ledger.record(message, HandOffState.PREPARED)
+            kept = self.driver.clipboard()
+            self._land(message)
+        except Refused as refused:
+            return HandOffResult(end=HandOffEnd.REFUSED, reason=refused.reason, retryable=refused.retryable)
+        except DriverError as error:
+            return HandOffResult(end=HandOffEnd.REFUSED, reason=error.message, retryable=True)
+        self.ledger.record(message, HandOffState.ENTER)
+        result = self._submit(message, enters=0)
+        # Only now: a paste that is still pending would paste this.
+        if result.end is HandOffEnd.ACKED and kept is not None:
+            self._restore_clipboard(kept)
+        return result
+
+    def _check_host(self) -> None:
+        health = self.driver.preflight()
+        if not health.usable:
+            raise Refused("; ".join(health.problems), retryable=True)
+        if self.receipts.busy():
+            raise Refused("the agent is still at work on an earlier hand-off. Wait for it, or stop it", retryable=True)
+
+    # -- the window and the box -----------------------------------------------------------------------
+
+    def _find(self) -> Window:
+        """Return the window; it is looked for each time, since titles change with the file that is shown."""
+        windows = self.driver.windows()
+        found = [window for window in windows if self.target.matches(window.app, window.title)]
+        if len(found) == 1:
+            return found[0]
+        wanted = f"a window of {' or '.join(self.target.apps)} with the project {self.target.project!r} in its title"
+        if found:
+            titles = ", ".join(repr(shorten(window.title, 80)) for window in found[:TITLES_SHOWN])
+            raise Refused(f"{len(found)} windows could be meant: {titles}. Leave one of them open")
+        raise Refused(f"{wanted} is not open. Open the folder of the project in the editor", retryable=True)
+
+    def _focus_box(self) -> tuple[Window, Element]:
+        """Bring the focus into the chat box, and return both; nothing is pressed in another window."""
+        window = self._find()
+        if not self._is_active(window):
+            self.driver.activate(window)
+            if not self._until(lambda: self._is_active(window), ACTIVATE_S):
+                raise Refused(f"the window {shorten(window.title, 80)!r} does not come to the front", retryable=True)
+        # The shortcut may be a toggle: where the first press closes the chat, the second opens it.
+        for press in range(3):
+            wait_s = FOCUS_S if press else 0.0
+            if self._until(lambda: self._box() is not None, wait_s) and (element := self._box()):
+                return window, element
+            if press < 2 and self._is_active(window):
+                self.driver.press(self.target.chat_key)
+        seen = self.driver.focused()
+        what = f"{seen.role} {shorten(seen.label, 60)!r}" if seen else "nothing that the platform names"
+        raise Refused(
+            f"the focus is not in the chat box after {self.target.chat_key}, but in {what}. Open the chat; if it is "
+            "open, check window.box and the permissions of the accessibility tree: tightloop doctor",
+            retryable=True,
+        )
+
+    def _box(self) -> Element | None:
+        """Return the chat box, if it has the focus."""
+        element = self.driver.focused()
+        is_box = element is not None and self.target.is_box(element.role, element.label, editable=element.editable)
+        return element if is_box else None
+
+    def _is_active(self, window: Window) -> bool:
+        active = self.driver.active()
+        return active is not None and active.id == window.id
+
+    def _look(self, window: Window, message: Message) -> BoxState | None:
+        """Return what is in the box; None: it has not the focus, so nothing is known."""
+        if not self._is_active(window) or (element := self._box()) is None:
+            return None
+        if element.text is None:
+            raise Refused("the accessibility tree does not tell what is in the chat box, so nothing can be checked")
+        # Looked at twice: in between another window may have come to the front.
+        return look_at_box(element.text, message, self.ledger.texts()) if self._is_active(window) else None
+
+    # -- before Enter ---------------------------------------------------------------------------------
+
+    def _land(self, message: Message) -> None:
+        """Bring exactly this text into the box.
+
+        Raises:
+            Refused: it did not work, or somebody's draft is there.
+        """
+        pasted = False
+        last = Refused("the text did not arrive in the chat box as it was sent", retryable=True)
+        for _ in range(TRIES):
+            if self.cancelled():
+                raise Refused("stopped on request")
+            try:
+                window, _element = self._focus_box()
+            except Refused as refused:
+                if not refused.retryable:
+                    raise
+                last = refused
+                self.sleep(LOOK_S)
+                continue
+            state = self._look(window, message)
+            if state is BoxState.OURS:
+                return
+            pasted = self._correct(state, window, message, pasted=pasted)
+        raise last
+
+    def _correct(self, state: BoxState | None, window: Window, message: Message, *, pasted: bool) -> bool:
+        """Do what brings the text closer to the box; return whether a paste of ours may be in it now."""
+        match state:
+            case BoxState.EMPTY:
+                return self._paste(window, message) or pasted
+            case BoxState.LEFTOVER:
+                self._clear(window, message)
+                return pasted
+            case BoxState.FOREIGN if pasted:
+                # What a paste made of it, such as the text twice: taken back once, and looked at again.
+                self._press(window, "mod+z")
+                self.sleep(SETTLE_S)
+                return False
+            case BoxState.FOREIGN:
+                raise Refused("there is a draft in the chat box that is not ours. Send it or remove it", retryable=True)
+            case _:
+                self.sleep(POLL_S)
+                return pasted
+
+    def _paste(self, window: Window, message: Message) -> bool:
+        """Paste, and wait until the text is there; return whether the keys were pressed."""
+        self.driver.set_clipboard(message.text)
+        # It may take a while until the new owner of the clipboard answers.
+        if not self._until(lambda: self.driver.clipboard() == message.text, FOCUS_S):
+            return False
+        if self._look(window, message) is not BoxState.EMPTY or not self._press(window, "mod+v"):
+            return False
+        self.sleep(SETTLE_S)
+        self._until(lambda: self._look(window, message) not in (BoxState.EMPTY, BoxState.FOREIGN), PASTE_S)
+        return True
+
+    def _clear(self, window: Window, message: Message) -> None:
+        """Remove a text of ours; called only where the whole content of the box is one."""
+        if self._press(window, "mod+a") and self._look(window, message) is BoxState.LEFTOVER:
+            self._press(window, "backspace")
+            self.sleep(SETTLE_S)
+
+    def _press(self, window: Window, chord: str) -> bool:
+        """Press keys if the window is in front; the gap between the look and the keys is a fraction of a ms."""
+        if not self._is_active(window):
+            return False
+        self.driver.press(chord)
+        return True
+
+    # -- from Enter on --------------------------------------------------------------------------------
+
+    def _submit(self, message: Message, *, enters: int) -> HandOffResult:
+        """Press Enter until the agent has it; nothing is pasted any more.
+
+        Args:
+            message: what is in the box, or was.
+            enters: how often it was pressed already; 1 where that is not known.
+        """
+        box = BoxState.OURS if enters == 0 else None
+        since = looked = self.now()
+        while True:
+            receipt = self.receipts.find(message.id)
+            step = after_enter(
+                box,
+                acked=receipt is not None,
+                enters=enters,
+                waited_s=self.now() - since,
+                guarded=self.receipts.guarded,
+                patience_s=self.patience_s,
+            )
+            if step is NextStep.DONE:
+                self.ledger.record(message, HandOffState.ACKED, receipt)
+                return HandOffResult(end=HandOffEnd.ACKED, receipt=receipt)
+            if step in _UNDECIDED:
+                end, reason = _UNDECIDED[step]
+                return HandOffResult(end=end, reason=reason)
+            if self.cancelled():
+                return HandOffResult(end=HandOffEnd.CANCELLED, reason="stopped on request")
+            if step is NextStep.PRESS:
+                if self._press_enter(message):
+                    enters, since = enters + 1, self.now()
+                box = None
+            self.sleep(POLL_S)
+            # While the receipt is on its way, the window is left alone.
+            if self.now() - since >= (ACK_S if enters else 0) and self.now() - looked >= LOOK_S:
+                box, looked = self._look_again(message), self.now()
+
+    def _look_again(self, message: Message) -> BoxState | None:
+        try:
+            window, _element = self._focus_box()
+            return self._look(window, message)
+        except (Refused, DriverError):
+            return None
+
+    def _press_enter(self, message: Message) -> bool:
+        """Press Enter if the text is still in the box and the box has the focus; return whether it was pressed."""
+        try:
+            window, _element = self._focus_box()
+            if self._look(window, message) is not BoxState.OURS or not self._press(window, "right"):
+                return False
+            if not self._is_active(window):
+                return False
+        except (Refused, DriverError):
+            return False
+        try:
+            self.driver.press("enter")
+        except DriverError:
+            # It may have been pressed all the same: the receipt or the box will tell.
+            return True
+        return True
+
+    # -- waiting --------------------------------------------------------------------------------------
+
+    def _restore_clipboard(self, text: str) -> None:
+        try:
+            self.driver.set_clipboard(text)
+        except DriverError:
+            # The hand-off is done; what was on the clipboard is not worth a failure.
+            return
+
+    def _until(self, holds: Callable[[], bool], seconds: float) -> bool:
+        end = self.now() + seconds
+        while not holds():
+            if self.now() >= end or self.cancelled():
+                return False
+            self.sleep(POLL_S)
+        return True
