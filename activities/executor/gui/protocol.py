@@ -33,6 +33,7 @@ ACTIVATE_S = 2.0
 FOCUS_S = 1.0
 PASTE_S = 3.0
 """10 kB were in the box of VS Code after 2.4 s at p95."""
+PENDING_S = 1.0
 SETTLE_S = 0.15
 POLL_S = 0.05
 LOOK_S = 0.5
@@ -95,7 +96,8 @@ class HandOff:
             self._check_host()
             self.ledger.record(message, HandOffState.PREPARED)
             kept = self.driver.clipboard()
-            self._land(message)
+            # An attempt that died may have pasted just now, and the editor may not have shown it yet.
+            self._land(message, pending=entry is not None)
         except Refused as refused:
             return HandOffResult(end=HandOffEnd.REFUSED, reason=refused.reason, retryable=refused.retryable)
         except DriverError as error:
@@ -171,13 +173,17 @@ class HandOff:
 
     # -- before Enter ---------------------------------------------------------------------------------
 
-    def _land(self, message: Message) -> None:
+    def _land(self, message: Message, *, pending: bool) -> None:
         """Bring exactly this text into the box.
+
+        Args:
+            message: what is handed over.
+            pending: a paste of ours may be on its way to the box.
 
         Raises:
             Refused: it did not work, or somebody's draft is there.
         """
-        pasted = False
+        pasted, again = pending, pending
         last = Refused("the text did not arrive in the chat box as it was sent", retryable=True)
         for _ in range(TRIES):
             if self.cancelled():
@@ -191,15 +197,24 @@ class HandOff:
                 self.sleep(LOOK_S)
                 continue
             state = self._look(window, message)
-            if state is BoxState.OURS:
+            if state is BoxState.OURS and (not again or self._stays(window, message)):
                 return
+            again = again or pasted
             pasted = self._correct(state, window, message, pasted=pasted)
         raise last
+
+    def _stays(self, window: Window, message: Message) -> bool:
+        """Return whether the text is there for a while: where two pastes were made, a second one may still come."""
+        self._until(lambda: self._look(window, message) is not BoxState.OURS, PENDING_S)
+        return self._look(window, message) is BoxState.OURS
 
     def _correct(self, state: BoxState | None, window: Window, message: Message, *, pasted: bool) -> bool:
         """Do what brings the text closer to the box; return whether a paste of ours may be in it now."""
         match state:
             case BoxState.EMPTY:
+                # One that is late must not meet another one.
+                if pasted and self._until(lambda: self._look(window, message) is not BoxState.EMPTY, PASTE_S):
+                    return True
                 return self._paste(window, message) or pasted
             case BoxState.LEFTOVER:
                 self._clear(window, message)
@@ -229,6 +244,9 @@ class HandOff:
 
     def _clear(self, window: Window, message: Message) -> None:
         """Remove a text of ours; called only where the whole content of the box is one."""
+        # A box that lags still shows what was submitted, and empties itself.
+        if self._until(lambda: self._look(window, message) is not BoxState.LEFTOVER, PASTE_S):
+            return
         if self._press(window, "mod+a") and self._look(window, message) is BoxState.LEFTOVER:
             self._press(window, "backspace")
             self.sleep(SETTLE_S)

@@ -42,6 +42,9 @@ class Desktop:
     receipts: dict[str, Receipt] = field(default_factory=dict)
     entries: dict[str, Entry] = field(default_factory=dict)
     working: bool = False
+    shown: tuple[str, ...] = ()
+    """What the window shows."""
+    on_submit: Callable[[str], None] | None = None
     keeps_closed: bool = False
     """The chat does not open."""
 
@@ -59,6 +62,8 @@ class Desktop:
         if self.guards and identity in self.receipts:
             return
         self.submitted.append(text)
+        if self.on_submit:
+            self.on_submit(text)
         if self.acknowledges:
             self.receipts[identity] = Receipt(handoff_id=identity, conversation="c-1")
         if self.lag:
@@ -194,7 +199,7 @@ class FakeDriver:
             desktop.submit()
 
     def texts(self, window: Window) -> tuple[str, ...]:
-        return ()
+        return self.desktop.shown
 
     def close(self) -> None:
         """Nothing was started."""

@@ -1,0 +1,1 @@
+"""What Cursor tells of itself: its hooks and its transcripts."""

@@ -1,0 +1,95 @@
+"""What Cursor's hooks have recorded on this host: receipts of hand-offs, and what the agent answered."""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from activities.artifacts.durable import file_stem, replace_file
+from activities.executor.gui.cursor.transcript import find_conversation
+from tightloop.executor.handoff import Receipt
+from tightloop.host import private_folder
+from tightloop.value import Value
+
+PROMPT, ANSWER, STOP, LIMIT = "beforeSubmitPrompt", "afterAgentResponse", "stop", "limit"
+BUSY_S = 3600.0
+"""An agent that was last heard of longer ago is not waited for: its editor may have been closed."""
+
+
+class AgentEvent(Value):
+    """One event of a conversation."""
+
+    event: str
+    handoff_id: str = ""
+    text: str = ""
+    status: str = ""
+    """Of `stop`: `completed`, `aborted` or `error`."""
+
+
+class CursorEvents:
+    """Reads the files of the hooks, and Cursor's transcripts where no hook has told."""
+
+    def __init__(self, folder: Path, transcripts: Path, *, guarded: bool = True) -> None:
+        self._folder, self._transcripts, self._guarded = folder, transcripts, guarded
+        self._found: dict[str, Receipt] = {}
+
+    @property
+    def guarded(self) -> bool:
+        """Whether Cursor runs the hook that refuses a hand-off which came before."""
+        return self._guarded
+
+    def find(self, handoff_id: str) -> Receipt | None:
+        """Return the receipt of a hand-off; see the port."""
+        told = _read(self._folder / "acks" / f"{file_stem(handoff_id)}.json")
+        if told is not None:
+            return Receipt(
+                handoff_id=handoff_id,
+                conversation=str(told.get("conversation", "")),
+                transcript=str(told.get("transcript", "")),
+            )
+        path = find_conversation(self._transcripts, handoff_id)
+        return path and Receipt(handoff_id=handoff_id, transcript=str(path), source="transcript")
+
+    def busy(self) -> bool:
+        """Return whether a conversation with a hand-off of ours has no end yet; see the port."""
+        root, newest = self._folder / "events", time.time() - BUSY_S
+        for folder in root.iterdir() if root.is_dir() else ():
+            files = _files(folder)
+            if files and files[-1].stat().st_mtime > newest:
+                last = _read(files[-1]) or {}
+                if last.get("event") not in (STOP, LIMIT):
+                    return True
+        return False
+
+    def after(self, receipt: Receipt) -> tuple[AgentEvent, ...]:
+        """Return what happened in a conversation since a hand-off."""
+        events = [
+            AgentEvent.model_validate(found)
+            for path in _files(self._events(receipt))
+            if (found := _read(path)) is not None
+        ]
+        begun = [number for number, event in enumerate(events) if event.handoff_id == receipt.handoff_id]
+        return tuple(events[begun[0] + 1 :]) if begun else ()
+
+    def note_limit(self, receipt: Receipt) -> None:
+        """Record that a limit has ended the agent's turn: no hook tells so."""
+        content = json.dumps({"event": LIMIT, "conversation": receipt.conversation}).encode()
+        if receipt.conversation:
+            replace_file(private_folder(self._events(receipt)) / f"{time.time_ns():020d}-0.json", content)
+
+    def _events(self, receipt: Receipt) -> Path:
+        return self._folder / "events" / file_stem(receipt.conversation)
+
+
+def _files(folder: Path) -> Sequence[Path]:
+    # Their names begin with the time. Hidden ones are not complete yet.
+    return sorted(path for path in folder.glob("*.json") if not path.name.startswith(".")) if folder.is_dir() else []
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,1 @@
+"""The desktops that can be driven."""

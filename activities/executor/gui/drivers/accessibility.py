@@ -1,0 +1,100 @@
+"""The helper process that reads the accessibility tree on Linux, asked over its pipes with a time limit."""
+
+import importlib.util
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from importlib import resources
+from typing import Any
+
+from activities.executor.gui.port import DriverError
+
+ANSWER_S = 8.0
+START_S = 20.0
+_CHUNK = 1 << 16
+
+
+class Accessibility:
+    """Asks the helper; one that does not answer in time is ended, and the next question starts another."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._rest = b""
+
+    def start(self) -> None:
+        """Start the helper if it does not run.
+
+        Raises:
+            DriverError: there is no Python with the bindings, or no accessibility bus.
+        """
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.close()
+        python = sys.executable if importlib.util.find_spec("gi") else "/usr/bin/python3"
+        helper = resources.files("activities.executor.gui.drivers") / "atspi.py"
+        try:
+            self._process = subprocess.Popen(
+                (python, str(helper)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+        except OSError as error:
+            raise DriverError(f"{python} cannot be started: {error.strerror}. Install Python") from error
+        try:
+            self._read(START_S)
+        except DriverError:
+            self.close()
+            raise DriverError(
+                f"the accessibility tree cannot be read with {python}: apt install gir1.2-atspi-2.0 python3-gi "
+                "at-spi2-core, and start the worker in a desktop session with a D-Bus"
+            ) from None
+
+    def ask(self, what: str, pid: int) -> Any:
+        """Return the answer to a question about the windows of a process.
+
+        Raises:
+            DriverError: it did not answer in time.
+        """
+        self.start()
+        try:
+            stdin = self._running.stdin
+            assert stdin is not None
+            stdin.write(json.dumps({"do": what, "pid": pid}).encode() + b"\n")
+            stdin.flush()
+            answer = json.loads(self._read(ANSWER_S))
+        except (OSError, ValueError, DriverError) as error:
+            self.close()
+            raise DriverError(f"the accessibility tree did not answer: {error}") from error
+        if "error" in answer:
+            raise DriverError(f"the accessibility tree cannot be read: {answer['error']}")
+        return answer.get("answer")
+
+    def close(self) -> None:
+        """End the helper."""
+        process, self._process, self._rest = self._process, None, b""
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    @property
+    def _running(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None
+        return self._process
+
+    def _read(self, seconds: float) -> bytes:
+        stdout = self._running.stdout
+        assert stdout is not None
+        end, descriptor = time.monotonic() + seconds, stdout.fileno()
+        with selectors.DefaultSelector() as selector:
+            selector.register(descriptor, selectors.EVENT_READ)
+            while b"\n" not in self._rest:
+                left = end - time.monotonic()
+                if left <= 0 or not selector.select(left):
+                    raise DriverError(f"no answer within {seconds:g} s")
+                chunk = os.read(descriptor, _CHUNK)
+                if not chunk:
+                    raise DriverError("the helper has ended")
+                self._rest += chunk
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line

@@ -1,0 +1,149 @@
+"""Answers questions about the accessibility tree, one JSON object a line; run by a Python that has GObject's bindings.
+
+A process of its own, since these bindings come with the system's Python only, and a call to a program that hangs would
+hang its caller.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import gi  # type: ignore[import-not-found]
+
+gi.require_version("Atspi", "2.0")
+from gi.repository import Atspi  # type: ignore[import-not-found]  # noqa: E402
+
+MOST_NODES = 6000
+MOST_TEXTS = 400
+MOST_CHARACTERS = 2000
+TEXT_ROLES = ("entry", "text", "text box", "password text")
+OBJECT = "\ufffc"
+LAST: dict[int, tuple[Any, Any]] = {}
+
+
+def applications(pid: int) -> Iterator[Any]:
+    """Return the trees of a process."""
+    desktop = Atspi.get_desktop(0)
+    for number in range(desktop.get_child_count()):
+        found = desktop.get_child_at_index(number)
+        if found is not None and found.get_process_id() == pid:
+            # The cache is filled by events, and nobody waits for them here.
+            found.clear_cache()
+            yield found
+
+
+def walk(root: Any) -> Iterator[Any]:
+    """Return the nodes below, in the order of reading."""
+    pending, seen = [root], 0
+    while pending and seen < MOST_NODES:
+        node = pending.pop()
+        if node is None:
+            continue
+        seen += 1
+        yield node
+        try:
+            pending.extend(node.get_child_at_index(n) for n in reversed(range(node.get_child_count())))
+        except Exception:  # noqa: BLE001, S112 - nodes vanish while they are looked at
+            continue
+
+
+def has(node: Any, state: Any) -> bool:
+    """Return whether a node has a state."""
+    try:
+        return bool(node.get_state_set().contains(state))
+    except Exception:  # noqa: BLE001 - nodes vanish while they are looked at
+        return False
+
+
+def content(node: Any, depth: int = 0) -> str | None:
+    """Return the text of a node; what its text has objects for is in its children, a line each."""
+    iface = node.get_text_iface()
+    text = Atspi.Text.get_text(iface, 0, -1) if iface is not None else None
+    if text is None or OBJECT not in text or depth > 8:
+        return text
+    parts = [content(node.get_child_at_index(n), depth + 1) or "" for n in range(node.get_child_count())]
+    return "\n".join(parts) if not text.replace(OBJECT, "").strip() else text
+
+
+def frames(pid: int) -> list[Any]:
+    """Return the active windows of a process, or all of its trees where none says that it is."""
+    trees = list(applications(pid))
+    windows = [tree.get_child_at_index(n) for tree in trees for n in range(tree.get_child_count())]
+    return [window for window in windows if window and has(window, Atspi.StateType.ACTIVE)] or trees
+
+
+def focused(pid: int) -> dict[str, Any] | None:
+    """Return what has the focus."""
+    frame, node = LAST.get(pid, (None, None))
+    # Mostly it is where it was: two questions in place of hundreds.
+    if node is None or not (is_now(frame, Atspi.StateType.ACTIVE) and is_now(node, Atspi.StateType.FOCUSED)):
+        frame, node = find_focus(pid)
+        LAST[pid] = (frame, node)
+    if node is None:
+        return None
+    role = node.get_role_name()
+    return {
+        "role": "text" if role in TEXT_ROLES else role,
+        "label": node.get_name() or "",
+        "text": content(node),
+        "editable": has(node, Atspi.StateType.EDITABLE),
+    }
+
+
+def is_now(node: Any, state: Any) -> bool:
+    """Return whether a node has a state, asked anew."""
+    try:
+        node.clear_cache()
+    except Exception:  # noqa: BLE001 - nodes vanish while they are looked at
+        return False
+    return has(node, state)
+
+
+def find_focus(pid: int) -> tuple[Any, Any]:
+    """Return the window and the node that has the focus; around it others may say that they have it, too."""
+    found = (None, None)
+    for frame in frames(pid):
+        for node in walk(frame):
+            if has(node, Atspi.StateType.FOCUSED):
+                found = (frame, node)
+                if has(node, Atspi.StateType.EDITABLE):
+                    return found
+    return found
+
+
+def texts(pid: int) -> list[str]:
+    """Return what is written in the active window."""
+    found = []
+    for frame in frames(pid):
+        for node in walk(frame):
+            if has(node, Atspi.StateType.SHOWING) and not has(node, Atspi.StateType.EDITABLE):
+                text = (content(node) or node.get_name() or "").replace(OBJECT, " ").strip()
+                if text and (not found or found[-1] != text[-MOST_CHARACTERS:]):
+                    found.append(text[-MOST_CHARACTERS:])
+    return found[-MOST_TEXTS:]
+
+
+def say(line: str) -> None:
+    """Write one line."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    Atspi.init()
+    say(json.dumps({"ready": True}))
+    for line in sys.stdin:
+        asked = json.loads(line)
+        try:
+            answer = {"answer": {"focused": focused, "texts": texts}[asked["do"]](asked["pid"])}
+        except Exception as error:  # noqa: BLE001 - an edge: the caller is told
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        say(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

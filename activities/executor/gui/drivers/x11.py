@@ -1,0 +1,195 @@
+"""Drives an X11 desktop: windows by EWMH, keys by pyautogui, the clipboard by xclip, the focus by AT-SPI."""
+
+import functools
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from activities.executor.gui.drivers.accessibility import Accessibility
+from activities.executor.gui.drivers.keys import keyboard, press
+from activities.executor.gui.ledger import gui_folder
+from activities.executor.gui.port import DriverError, Element, Health, Window
+from tightloop.host import private_folder
+
+XCLIP_S = 3.0
+_Rest = ParamSpec("_Rest")
+_Result = TypeVar("_Result")
+
+
+def _x11(
+    call: Callable[Concatenate["X11Driver", _Rest], _Result],
+) -> Callable[Concatenate["X11Driver", _Rest], _Result]:
+    """Turn what the X server answers into one error; the connection is opened again the next time."""
+
+    @functools.wraps(call)
+    def wrapped(self: "X11Driver", *args: _Rest.args, **kwargs: _Rest.kwargs) -> _Result:
+        try:
+            return call(self, *args, **kwargs)
+        except DriverError:
+            raise
+        # The library raises errors of many classes, also OSError and TypeError where an answer is missing.
+        except Exception as error:
+            self.disconnect()
+            raise DriverError(f"the X server did not do it: {type(error).__name__}: {error}") from error
+
+    return wrapped
+
+
+class X11Driver:
+    """One X11 display with a window manager."""
+
+    name = "x11"
+
+    def __init__(self, display: str = "") -> None:
+        self._name = display or os.environ.get("DISPLAY", "")
+        self._display: Any = None
+        self._tree = Accessibility()
+
+    def preflight(self) -> Health:
+        """Return whether it can work; see the port."""
+        problems = []
+        if not self._name:
+            return Health(problems=("there is no display: DISPLAY is not set. Start the worker in a desktop session",))
+        if shutil.which("xclip") is None:
+            problems.append("xclip is not installed: apt install xclip")
+        for look in (self._require_manager, keyboard, self._tree.start):
+            try:
+                look()
+            except DriverError as error:
+                problems.append(error.message)
+        return Health(problems=tuple(problems), version=f"display {self._name}")
+
+    @_x11
+    def _require_manager(self) -> None:
+        if self._property(self._connect().screen().root, "_NET_SUPPORTING_WM_CHECK") is None:
+            raise DriverError(f"display {self._name} has no window manager: start one, such as openbox")
+
+    @_x11
+    def windows(self) -> tuple[Window, ...]:
+        """Return the windows that the window manager lists; see the port."""
+        root = self._connect().screen().root
+        found = self._property(root, "_NET_CLIENT_LIST")
+        if found is None:
+            raise DriverError(f"display {self._name} has no window manager: start one, such as openbox")
+        return tuple(window for number in found if (window := self._window(number)) is not None)
+
+    @_x11
+    def activate(self, window: Window) -> None:
+        """Ask the window manager for it; see the port."""
+        from Xlib import X
+        from Xlib.protocol import event
+
+        display = self._connect()
+        root = display.screen().root
+        # 2: as a pager asks; window managers ignore programs that want the focus for themselves (EWMH 1.5).
+        message = event.ClientMessage(
+            window=display.create_resource_object("window", int(window.id)),
+            client_type=display.intern_atom("_NET_ACTIVE_WINDOW"),
+            data=(32, [2, X.CurrentTime, 0, 0, 0]),
+        )
+        root.send_event(message, event_mask=X.SubstructureRedirectMask | X.SubstructureNotifyMask)
+        display.sync()
+
+    @_x11
+    def active(self) -> Window | None:
+        """Return the active window; see the port."""
+        found = self._property(self._connect().screen().root, "_NET_ACTIVE_WINDOW")
+        return self._window(found[0]) if found is not None and len(found) and found[0] else None
+
+    def focused(self) -> Element | None:
+        """Return what has the focus, by AT-SPI; see the port."""
+        window = self.active()
+        answer = self._tree.ask("focused", window.pid) if window is not None else None
+        return None if answer is None else Element.model_validate(answer)
+
+    def texts(self, window: Window) -> tuple[str, ...]:
+        """Return the texts of the program's active window; see the port."""
+        return tuple(map(str, self._tree.ask("texts", window.pid) or ()))
+
+    def clipboard(self) -> str | None:
+        """Return the text on the clipboard; see the port."""
+        done = self._xclip("-out", "-target", "UTF8_STRING", stdout=subprocess.PIPE)
+        return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
+
+    def set_clipboard(self, text: str) -> None:
+        """Put a text on the clipboard; xclip serves it until something else is put there. See the port."""
+        # Not through a pipe that it inherits: it goes to the background, and a reader would wait for its end.
+        if self._xclip("-in", stdin=text.encode()).returncode != 0:
+            raise DriverError(f"xclip cannot put a text on the clipboard of display {self._name}")
+
+    def press(self, chord: str) -> None:
+        """Press keys; see the port."""
+        self._connect()
+        press(chord)
+
+    def close(self) -> None:
+        """Close the connection and end the helper."""
+        self.disconnect()
+        self._tree.close()
+
+    def disconnect(self) -> None:
+        """Close the connection; the next call opens another one."""
+        display, self._display = self._display, None
+        if display is not None:
+            # The server may be gone already.
+            try:
+                display.close()
+            except Exception:  # noqa: BLE001
+                return
+
+    def _xclip(self, *words: str, stdin: bytes | None = None, stdout: int = subprocess.DEVNULL) -> Any:
+        try:
+            return subprocess.run(
+                ("xclip", "-selection", "clipboard", *words),
+                input=stdin,
+                stdout=stdout,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "DISPLAY": self._name},
+                timeout=XCLIP_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise DriverError(f"xclip did not answer: {type(error).__name__}. Is it installed?") from error
+
+    def _connect(self) -> Any:
+        if self._display is None:
+            self._name_authority()
+            from Xlib.display import Display
+
+            try:
+                self._display = Display(self._name)
+            except Exception as error:
+                raise DriverError(f"display {self._name} cannot be opened: {error}") from error
+        return self._display
+
+    @staticmethod
+    def _name_authority() -> None:
+        """Name an authority file: python3-xlib 0.15, which pyautogui brings, fails where there is none."""
+        given = os.environ.get("XAUTHORITY")
+        if not Path(given or "~/.Xauthority").expanduser().exists():
+            empty = private_folder(gui_folder()) / "xauthority"
+            empty.touch(0o600)
+            os.environ["XAUTHORITY"] = str(empty)
+
+    def _window(self, number: int) -> Window | None:
+        from Xlib.error import BadWindow
+
+        try:
+            window = self._connect().create_resource_object("window", number)
+            named = window.get_wm_class()
+            pid = self._property(window, "_NET_WM_PID")
+            title = self._property(window, "_NET_WM_NAME")
+            shown = title if title is not None else (window.get_wm_name() or "")
+        except BadWindow:
+            return None
+        text = shown if isinstance(shown, str) else bytes(shown).decode("utf-8", "replace")
+        return Window(id=str(number), pid=pid[0] if pid is not None else 0, app=named[1] if named else "", title=text)
+
+    def _property(self, window: Any, name: str) -> Any:
+        from Xlib import X
+
+        found = window.get_full_property(self._connect().intern_atom(name), X.AnyPropertyType)
+        return None if found is None else found.value
