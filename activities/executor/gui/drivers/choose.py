@@ -1,0 +1,38 @@
+"""The driver of a host, by what it can do; its libraries are loaded where one is used."""
+
+import importlib.util
+import os
+import sys
+
+from activities.executor.gui.port import Driver, DriverError
+from tightloop.settings import WindowSettings
+
+
+def choose_driver(settings: WindowSettings) -> Driver:
+    """Return the driver that the settings name, or the best one of this host.
+
+    Raises:
+        DriverError: there is none for this platform.
+    """
+    name = settings.driver if settings.driver != "auto" else _best()
+    if name == "mac":
+        from activities.executor.gui.drivers.mac import MacDriver
+
+        return MacDriver()
+    if name == "applescript":
+        from activities.executor.gui.drivers.applescript import AppleScriptDriver
+
+        return AppleScriptDriver()
+    if name == "x11":
+        from activities.executor.gui.drivers.x11 import X11Driver
+
+        return X11Driver()
+    raise DriverError(
+        f"no driver for windows on {sys.platform}: it takes macOS, or Linux with an X11 display (DISPLAY)"
+    )
+
+
+def _best() -> str:
+    if sys.platform == "darwin":
+        return "mac" if importlib.util.find_spec("ApplicationServices") else "applescript"
+    return "x11" if os.environ.get("DISPLAY") else ""

@@ -1,0 +1,236 @@
+"""Drives a Mac: windows and focus by the accessibility API, the clipboard by NSPasteboard, keys by pyautogui.
+
+Written from Apple's documentation; it has not run on a Mac (docs/macos.md says what to try there first).
+"""
+
+import functools
+import platform
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from activities.executor.gui.drivers.applescript import element_of, problems
+from activities.executor.gui.drivers.keys import keyboard, press
+from activities.executor.gui.port import DriverError, Element, Health, Window
+from tightloop.errors import ExecutorError
+
+MOST_NODES = 4_000
+MOST_TEXTS = 400
+MOST_CHARACTERS = 2_000
+BUILD_S = 0.5
+"""Electron needs about so long to build its tree once it is asked to."""
+MESSAGE_S = 4.0
+"""Limit of one question to another program."""
+_ERRORS = {
+    -25211: "the worker's program may not use the accessibility API: allow it in System Settings, Accessibility",
+    -25204: "the program does not answer: it may be busy",
+    -25202: "the window or the element is gone",
+}
+_NO_VALUE = frozenset({-25212, -25205})
+_Rest = ParamSpec("_Rest")
+_Result = TypeVar("_Result")
+
+
+def _native(
+    call: Callable[Concatenate["MacDriver", _Rest], _Result],
+) -> Callable[Concatenate["MacDriver", _Rest], _Result]:
+    """Turn what pyobjc raises into one error."""
+
+    @functools.wraps(call)
+    def wrapped(self: "MacDriver", *args: _Rest.args, **kwargs: _Rest.kwargs) -> _Result:
+        try:
+            return call(self, *args, **kwargs)
+        except ExecutorError:
+            raise
+        except Exception as error:
+            raise DriverError(f"macOS did not do it: {type(error).__name__}: {error}") from error
+
+    return wrapped
+
+
+class MacDriver:
+    """The desktop of the user who is logged in on this Mac."""
+
+    name = "mac"
+
+    def __init__(self) -> None:
+        try:
+            import AppKit
+            import ApplicationServices
+            import Quartz
+        except ImportError as error:
+            raise DriverError(
+                f"{error.name} is not installed: pip install pyobjc-framework-ApplicationServices, or "
+                "window.driver: applescript"
+            ) from None
+        self._kit, self._ax, self._quartz = AppKit, ApplicationServices, Quartz
+        self._asked: set[int] = set()
+
+    def preflight(self) -> Health:
+        """Return whether it can work; see the port."""
+        try:
+            keyboard()
+            session = self._session()
+            found = problems(
+                locked=bool(session.get("CGSSessionScreenIsLocked")),
+                secure_input=int(session.get("kCGSSessionSecureInputPID") or 0),
+                trusted=bool(self._ax.AXIsProcessTrusted()),
+                may_post=bool(self._quartz.CGPreflightPostEventAccess()),
+            )
+        except DriverError as error:
+            return Health(problems=(error.message,))
+        return Health(problems=found, version=f"macOS {platform.mac_ver()[0]}")
+
+    @_native
+    def windows(self) -> tuple[Window, ...]:
+        """Return the windows of all programs with a place in the Dock; see the port."""
+        regular = self._kit.NSApplicationActivationPolicyRegular
+        programs = self._kit.NSWorkspace.sharedWorkspace().runningApplications()
+        return tuple(
+            window
+            for program in programs
+            if program.activationPolicy() == regular
+            for _, window in self._elements_of(program)
+        )
+
+    @_native
+    def activate(self, window: Window) -> None:
+        """Bring a window to the front; see the port."""
+        program = self._kit.NSRunningApplication.runningApplicationWithProcessIdentifier_(window.pid)
+        if program is None:
+            raise DriverError(f"the program of the window {window.title!r} has ended")
+        element = next((one for one, found in self._elements_of(program) if found.id == window.id), None)
+        if element is None:
+            raise DriverError(f"the window {window.title!r} is gone")
+        self._ax.AXUIElementPerformAction(element, "AXRaise")
+        self._ax.AXUIElementSetAttributeValue(element, "AXMain", True)
+        program.activateWithOptions_(self._kit.NSApplicationActivateIgnoringOtherApps)
+
+    @_native
+    def active(self) -> Window | None:
+        """Return the focused window of the frontmost program; see the port."""
+        program = self._kit.NSWorkspace.sharedWorkspace().frontmostApplication()
+        if program is None:
+            return None
+        element = self._read(self._application(program.processIdentifier()), "AXFocusedWindow")
+        return self._window(program, element) if element is not None else None
+
+    @_native
+    def focused(self) -> Element | None:
+        """Return the focused element of the frontmost program; see the port."""
+        program = self._kit.NSWorkspace.sharedWorkspace().frontmostApplication()
+        if program is None:
+            return None
+        application = self._application(program.processIdentifier())
+        element = self._read(application, "AXFocusedUIElement")
+        if element is None:
+            return None
+        names = {
+            "role": "AXRole",
+            "description": "AXDescription",
+            "title": "AXTitle",
+            "placeholder": "AXPlaceholderValue",
+            "value": "AXValue",
+        }
+        found: dict[str, Any] = {name: self._read(element, attribute) for name, attribute in names.items()}
+        code, settable = self._ax.AXUIElementIsAttributeSettable(element, "AXValue", None)
+        return element_of({**found, "settable": code == 0 and bool(settable)})
+
+    @_native
+    def texts(self, window: Window) -> tuple[str, ...]:
+        """Return the static texts of a window; see the port."""
+        program = self._kit.NSRunningApplication.runningApplicationWithProcessIdentifier_(window.pid)
+        element = next((one for one, found in self._elements_of(program) if found.id == window.id), None)
+        found: list[str] = []
+        for node in self._walk(element):
+            if self._read(node, "AXRole") == "AXStaticText":
+                text = str(self._read(node, "AXValue") or "").strip()[-MOST_CHARACTERS:]
+                if text:
+                    found.append(text)
+        return tuple(found[-MOST_TEXTS:])
+
+    @_native
+    def clipboard(self) -> str | None:
+        """Return the text on the clipboard; see the port."""
+        board = self._kit.NSPasteboard.generalPasteboard()
+        text = board.stringForType_(self._kit.NSPasteboardTypeString)
+        return None if text is None else str(text)
+
+    @_native
+    def set_clipboard(self, text: str) -> None:
+        """Put a text on the clipboard; see the port."""
+        board = self._kit.NSPasteboard.generalPasteboard()
+        before = board.changeCount()
+        board.clearContents()
+        if not board.setString_forType_(text, self._kit.NSPasteboardTypeString) or board.changeCount() == before:
+            raise DriverError("the clipboard does not take the text")
+
+    def press(self, chord: str) -> None:
+        """Press keys; see the port."""
+        press(chord)
+
+    def close(self) -> None:
+        """Nothing stays open."""
+
+    def _session(self) -> dict[str, Any]:
+        session = self._quartz.CGSessionCopyCurrentDictionary()
+        if session is None:
+            raise DriverError(
+                "this process is in no desktop session: start the worker as a LaunchAgent of the user, not by ssh and "
+                "not as a daemon (docs/macos.md)"
+            )
+        return dict(session)
+
+    def _application(self, pid: int) -> Any:
+        """Return the root of a program's tree; one of Electron is asked once to build it."""
+        element = self._ax.AXUIElementCreateApplication(pid)
+        self._ax.AXUIElementSetMessagingTimeout(element, MESSAGE_S)
+        if pid not in self._asked:
+            self._asked.add(pid)
+            # Newer ones know the first; the second is for programs that do not.
+            if self._ax.AXUIElementSetAttributeValue(element, "AXManualAccessibility", True) != 0:
+                self._ax.AXUIElementSetAttributeValue(element, "AXEnhancedUserInterface", True)
+            time.sleep(BUILD_S)
+        return element
+
+    def _elements_of(self, program: Any) -> Iterator[tuple[Any, Window]]:
+        if program is None:
+            return
+        # Without a wait: most programs are none of ours, and some never answer.
+        root = self._ax.AXUIElementCreateApplication(program.processIdentifier())
+        self._ax.AXUIElementSetMessagingTimeout(root, MESSAGE_S)
+        try:
+            for element in self._read(root, "AXWindows") or ():
+                yield element, self._window(program, element)
+        except DriverError:
+            # One that does not answer must not hide the windows of the others.
+            return
+
+    def _window(self, program: Any, element: Any) -> Window:
+        pid, title = int(program.processIdentifier()), str(self._read(element, "AXTitle") or "")
+        return Window(
+            # The accessibility API has no number for a window. Two with one title are refused by the protocol.
+            id=f"{pid}:{title}",
+            pid=pid,
+            app=str(program.bundleIdentifier() or program.localizedName() or ""),
+            title=title,
+        )
+
+    def _read(self, element: Any, attribute: str) -> Any:
+        code, value = self._ax.AXUIElementCopyAttributeValue(element, attribute, None)
+        if code == 0:
+            return value
+        if code in _NO_VALUE:
+            return None
+        raise DriverError(f"{attribute} cannot be read: {_ERRORS.get(code, f'error {code} of the accessibility API')}")
+
+    def _walk(self, root: Any) -> Iterator[Any]:
+        pending, seen = [root] if root is not None else [], 0
+        while pending and seen < MOST_NODES:
+            node = pending.pop()
+            seen += 1
+            yield node
+            try:
+                pending.extend(reversed(self._read(node, "AXChildren") or ()))
+            except DriverError:
+                continue
