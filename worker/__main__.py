@@ -1,4 +1,4 @@
-"""The processes of the server side: `python -m worker up | run | replay | demo | describe | rerun | gc | ledger`."""
+"""The processes of the server side: `python -m worker COMMAND`, such as `up`, `run`, `replay` or `hooks`."""
 
 import argparse
 import asyncio
@@ -39,6 +39,9 @@ def main() -> int:
         settings = load_settings(arguments.settings)
         if arguments.command == "up" and arguments.encrypt:
             settings = turn_on(settings, arguments.settings)
+        if arguments.command == "hooks":
+            print(_hooks(arguments.what))
+            return 0
         # Again, now that the settings are known: with `privacy.encrypt` the log holds no content.
         set_up(logging.INFO, content=not settings.privacy.encrypt)
         collect_less_often()
@@ -96,6 +99,17 @@ async def _ledger(what: str, settings: Settings) -> None:
     print(f"{database}: at migration {HEAD}" + (f", was at {before}" if before not in ("", HEAD) else ""))
 
 
+def _hooks(what: str) -> str:
+    from activities.executor.gui.cursor.installation import hooks_file, hooks_problem, install, planned
+
+    if what == "show":
+        return f"{hooks_file()} would hold:\n{planned()}{hooks_problem() or 'The hooks are installed.'}"
+    open_state_home(state_home())
+    backup = install(remove=what == "remove")
+    kept = f"; what was there before is in {backup}" if backup else ""
+    return f"{hooks_file()}: {'installed' if what == 'install' else 'removed'}{kept}"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
     parser.add_argument("--settings", type=Path, help="settings file")
@@ -112,6 +126,8 @@ def _parser() -> argparse.ArgumentParser:
     collect.add_argument("--dry-run", action="store_true", help="only say what would be freed")
     ledger = commands.add_parser("ledger", help="make the ledger again, or bring its database up to date")
     ledger.add_argument("what", choices=("rebuild", "upgrade"))
+    hooks = commands.add_parser("hooks", help="Cursor's hooks, which tell of hand-offs through its window")
+    hooks.add_argument("what", choices=("show", "install", "remove"))
     commands.add_parser("rerun", help="run the commands of a proof again; JSON on standard input")
     commands.add_parser("demo", help="everything up, and one real episode on a sample repository")
     commands.add_parser("describe", help="what executors and sandboxes of this host can do, as JSON")

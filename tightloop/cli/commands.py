@@ -236,6 +236,16 @@ COMMANDS = (
         ),
     ),
     group(
+        "hooks",
+        "Cursor's hooks, which tell of plans that were handed over through its window.",
+        HOST,
+        Command(
+            "show", "host.commands:show_hooks", "Print what Cursor's file of hooks would hold; nothing is changed."
+        ),
+        Command("install", "host.commands:install_hooks", "Add ours to it; those of others stay, and a copy is kept."),
+        Command("remove", "host.commands:remove_hooks", "Take ours out of it again."),
+    ),
+    group(
         "token",
         "Bearer tokens of the HTTP API and the page.",
         HOST,

@@ -56,6 +56,18 @@ def upgrade(context: typer.Context) -> None:
     become_worker(session_of(context), "ledger", "upgrade")
 
 
+def show_hooks(context: typer.Context) -> None:
+    become_worker(session_of(context), "hooks", "show")
+
+
+def install_hooks(context: typer.Context) -> None:
+    become_worker(session_of(context), "hooks", "install")
+
+
+def remove_hooks(context: typer.Context) -> None:
+    become_worker(session_of(context), "hooks", "remove")
+
+
 def read_days(text: str, option: str = "--older-than") -> float:
     """Return the days of a time such as `30d` or `12h`, the value of an option.
 
