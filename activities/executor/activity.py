@@ -208,6 +208,8 @@ class ExecutionActivities:
         """Return how the delivery of a died attempt ended, or the order to be delivered again."""
         try:
             known = chosen.executor.reconcile(order, state_folder_of(scope))
+            if known is None and chosen.executor.continues(order, state_folder_of(scope)):
+                return order
             effects = chosen.executor.effects_outside(order)
         except ExecutorError as error:
             known, effects = None, f"not known ({error.message})"

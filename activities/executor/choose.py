@@ -93,6 +93,7 @@ def executors(around: Surroundings, more: Mapping[str, Executor] | None = None) 
         "person": PersonExecutor,
     }
     makers |= {name: partial(_agent, around, name) for name in ("codex", "cursor", *AGENTS)}
+    makers["cursor-gui"] = partial(_window, around)
     # A partial, because a lambda would see the last executor only.
     makers |= {name: partial(lambda executor: executor, executor) for name, executor in (more or {}).items()}
     registry = ExecutorRegistry(makers)
@@ -143,6 +144,14 @@ def open_gateway(spec: GatewaySpec) -> AbstractContextManager[Gateway]:
     from activities.model.gateway.server import serve_gateway
 
     return serve_gateway(spec)
+
+
+def _window(around: Surroundings) -> Executor:
+    from activities.executor.gui.drivers.choose import choose_driver
+    from activities.executor.gui.executor import CursorGuiExecutor
+    from activities.executor.gui.ledger import gui_folder
+
+    return CursorGuiExecutor(around.settings.window, gui_folder(), choose_driver)
 
 
 def _agent(around: Surroundings, name: str) -> Executor:

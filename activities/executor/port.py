@@ -49,6 +49,14 @@ class Executor(Protocol):
         del order, state_folder
         return None
 
+    def continues(self, order: WorkOrder, state_folder: Path) -> bool:
+        """Return whether `execute` goes on with what an attempt that died has begun, and does nothing twice.
+
+        Asked where `reconcile` cannot tell; then neither the order's `on_crash` nor a person decides.
+        """
+        del order, state_folder
+        return False
+
     def effects_outside(self, order: WorkOrder) -> str:
         """Return what this order may change outside the working tree and the executor's own home; empty: nothing.
 

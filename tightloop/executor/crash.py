@@ -87,3 +87,9 @@ def crash_question(crash: Crash, title: str) -> Question:
     """Return what a person is asked; a bare `resume` verifies, because only an answer may do something twice."""
     asked = f"the worker died while this was being done: {title}. Deliver it again?"
     return executor_question(QuestionKind.CRASH, asked, "\n".join(crash.sentences), _OPTIONS).evolve(default=VERIFY)
+
+
+def hand_off_question(reason: str, title: str, identity: str) -> Question:
+    """Return what a person is asked where nothing tells whether an agent has a plan; a bare `resume` verifies."""
+    asked = f"{reason}. Look at the chat: hand the plan over again? {title}"
+    return executor_question(QuestionKind.CRASH, asked, f"the hand-off: {identity}", _OPTIONS).evolve(default=VERIFY)

@@ -68,12 +68,20 @@ class CodexOptions(Document):
     """`model_reasoning_effort`, such as `low`, `medium` or `high`; empty: the model's own."""
 
 
+class CursorGuiOptions(Document):
+    """Of `cursor-gui`."""
+
+    inline: bool = False
+    """Paste the whole plan, in place of one line that names a file with it."""
+
+
 _NONE = ("person", "cursor", "codex-acp", "copilot", "cursor-acp", "gemini", "opencode")
 OPTIONS: Mapping[str, type[Document]] = {
     "acp": AcpOptions,
     "claude": ClaudeOptions,
     "codex": CodexOptions,
     "command": CommandOptions,
+    "cursor-gui": CursorGuiOptions,
     "scripted": Script,
     **dict.fromkeys(_NONE, Document),
 }

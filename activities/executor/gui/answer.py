@@ -1,0 +1,149 @@
+"""Waits for what the agent in the window has to say: its hooks first, then its transcript, then the screen."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from activities.executor.agent.lenient import local_now
+from activities.executor.ending import cancelled_outcome, failed_outcome, limited_outcome, timeout_outcome
+from activities.executor.gui.cursor.events import ANSWER, PROMPT, STOP, AgentEvent, CursorEvents
+from activities.executor.gui.cursor.transcript import answer_to
+from activities.executor.gui.port import Driver, DriverError
+from activities.executor.port import Control
+from tightloop.executor.asking import work_question
+from tightloop.executor.handoff import Receipt, Target, marker
+from tightloop.executor.limit_matcher import detect
+from tightloop.executor.model import (
+    EventKind,
+    ExecutorOutcome,
+    ExecutorStatus,
+    LimitHit,
+    Progress,
+    ResumeToken,
+    WorkOrder,
+)
+from tightloop.host import host_name
+from tightloop.value import shorten
+
+NAME = "cursor-gui"
+POLL_S = 0.3
+QUIET_S = 10.0
+"""Without news for so long, the screen is looked at for the notice of a limit."""
+TRANSCRIPT_QUIET_S = 30.0
+"""A transcript has no end: this long without a change counts as one."""
+SCREEN_TEXTS = 12
+"""Last texts of the window, where the hand-off itself has scrolled away."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """One wait for the end of a hand-off."""
+
+    order: WorkOrder
+    receipt: Receipt
+    cursor: CursorEvents
+    driver: Driver
+    target: Target
+    control: Control
+    quiet_s: float = QUIET_S
+    transcript_quiet_s: float = TRANSCRIPT_QUIET_S
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+    def wait(self) -> ExecutorOutcome:
+        """Return how the work ended; the agent goes on in its window whatever happens to this process."""
+        begun = changed = looked = self.now()
+        last: tuple[int, int] | None = None
+        while True:
+            if self.control.cancelled():
+                return cancelled_outcome().evolve(summary="the agent in the window may still be at work: stop it there")
+            events = self.cursor.after(self.receipt)
+            if outcome := self._told(events):
+                return outcome
+            news = (len(events), _modified(self.receipt.transcript))
+            if news != last:
+                last, changed = news, self.now()
+            quiet = self.now() - changed
+            if quiet >= self.quiet_s and self.now() - looked >= self.quiet_s:
+                looked = self.now()
+                if limit := self._limit_on_screen():
+                    return self._limited(limit)
+            if quiet >= self.transcript_quiet_s and (answer := self._from_transcript()):
+                return answer
+            if quiet >= self.order.executor.idle_limit_s:
+                return self._ask(quiet)
+            if self.now() - begun >= self.order.executor.wall_limit_s:
+                return timeout_outcome(self.order.executor)
+            self.control.progress(Progress(events=len(events), last=EventKind.MESSAGE if events else None))
+            self.sleep(POLL_S)
+
+    def _told(self, events: tuple[AgentEvent, ...]) -> ExecutorOutcome | None:
+        """Return what the hooks say; None: the agent is at work, as far as they know."""
+        ours: list[AgentEvent] = []
+        for event in events:
+            # Somebody else's prompt in the same conversation: what comes after it is about something else.
+            if event.event == PROMPT:
+                break
+            ours.append(event)
+        answers = [event.text for event in ours if event.event == ANSWER and event.text.strip()]
+        stop = next((event for event in ours if event.event == STOP), None)
+        if stop is None:
+            return None
+        # The notice of a limit ends a turn, and no hook names it.
+        if limit := self._limit_on_screen():
+            return self._limited(limit)
+        said = shorten(answers[-1].strip(), 400) if answers else ""
+        transcript = "\n\n".join(answers).encode()
+        if stop.status in ("completed", ""):
+            return ExecutorOutcome(
+                status=ExecutorStatus.COMPLETED, summary=said or "the agent says nothing", transcript=transcript
+            )
+        what = "stopped in the editor" if stop.status == "aborted" else f"the agent's turn ended with {stop.status!r}"
+        return failed_outcome(f"{what}{f': {said}' if said else ''}").evolve(transcript=transcript)
+
+    def _from_transcript(self) -> ExecutorOutcome | None:
+        if self.receipt.source != "transcript":
+            return None
+        answer = answer_to(Path(self.receipt.transcript), self.receipt.handoff_id).strip()
+        if not answer:
+            return None
+        return ExecutorOutcome(
+            status=ExecutorStatus.COMPLETED,
+            summary=shorten(f"from the transcript, which has no end: {answer}", 400),
+            transcript=answer.encode(),
+        )
+
+    def _limit_on_screen(self) -> LimitHit | None:
+        """Return the limit whose notice the window shows below the hand-off; a repository can quote one: low trust."""
+        try:
+            windows = [window for window in self.driver.windows() if self.target.matches(window.app, window.title)]
+            texts = self.driver.texts(windows[0]) if len(windows) == 1 else ()
+        except DriverError:
+            return None
+        name = marker(self.receipt.handoff_id)
+        mine = [number for number, text in enumerate(texts) if name in text]
+        below = texts[mine[-1] + 1 :] if mine else texts[-SCREEN_TEXTS:]
+        limit = detect("\n".join(below), now=local_now())
+        return limit and limit.evolve(source="screen", confidence=min(limit.confidence, 0.5))
+
+    def _limited(self, limit: LimitHit) -> ExecutorOutcome:
+        self.cursor.note_limit(self.receipt)
+        token = ResumeToken(adapter=NAME, session_id=self.receipt.conversation or "window", host=host_name())
+        return limited_outcome(limit, limit.evidence).evolve(resume=token)
+
+    def _ask(self, quiet_s: float) -> ExecutorOutcome:
+        question = work_question(
+            f"the agent in the window has had the plan and has told nothing for {quiet_s:.0f} s. Has it done its work?",
+            f"Look at the chat of {self.target.project}.\nThe hand-off: {marker(self.receipt.handoff_id)}",
+        )
+        return ExecutorOutcome(
+            status=ExecutorStatus.NEEDS_PERSON, summary="the agent in the window has not reported", question=question
+        )
+
+
+def _modified(path: str) -> int:
+    try:
+        return Path(path).stat().st_mtime_ns if path else 0
+    except OSError:
+        return 0

@@ -1,0 +1,174 @@
+"""The executor `cursor-gui` on a desktop in memory, with the real ledger and the real hook."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from activities.executor.gui.cursor import hook
+from activities.executor.gui.executor import CursorGuiExecutor
+from activities.executor.gui.port import Health
+from tests.support.gui.fake import EDITOR, Calls, Desktop, FakeDriver, Killed, kill
+from tests.support.orders import Supervision, order, step
+from tightloop.errors import ExecutorError
+from tightloop.executor.crash import RETRY
+from tightloop.executor.handoff import leading_marker
+from tightloop.executor.model import ErrorKind, ExecutorOutcome, ExecutorStatus
+from tightloop.question import QuestionKind
+from tightloop.settings import WindowSettings
+
+
+class Stage:
+    """An executor whose agent acknowledges by hook, and answers when the test says so."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "demo"
+        self.root.mkdir()
+        self.folder = folder / "gui"
+        (folder / "transcripts").mkdir()
+        self.desktop = Desktop(windows=[EDITOR])
+        self.desktop.on_submit = self.take
+        self.settings = WindowSettings(transcripts=str(folder / "transcripts"))
+        self.answers = True
+        self.health = Health()
+
+    def executor(self, calls: Calls | None = None, **changes: Any) -> CursorGuiExecutor:
+        def open_driver(_settings: WindowSettings) -> FakeDriver:
+            driver = FakeDriver(self.desktop, calls)
+            driver.health = self.health
+            return driver
+
+        return CursorGuiExecutor(self.settings, self.folder, open_driver, **{"refused_s": 0.0, **changes})
+
+    def run(self, calls: Calls | None = None, *, options: Any = None, cancel: int | None = None) -> ExecutorOutcome:
+        asked = order(self.root, step("true"), options=options, idle_limit_s=1.0)
+        return self.executor(calls, patience_s=1.0).execute(asked, Supervision(cancel), self.folder)
+
+    def take(self, text: str) -> None:
+        self.tell("beforeSubmitPrompt", prompt=text)
+        if self.answers:
+            self.answer()
+
+    def answer(self, status: str = "completed") -> None:
+        self.tell("afterAgentResponse", text="I have done it.")
+        self.tell("stop", status=status)
+
+    def tell(self, name: str, **fields: Any) -> None:
+        hook.handle(self.folder / "hooks", {"hook_event_name": name, "conversation_id": "c", **fields})
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+def test_plan_is_read_from_a_file_that_goes_with_the_end(stage: Stage) -> None:
+    outcome = stage.run()
+    assert (outcome.status, outcome.summary) == (ExecutorStatus.COMPLETED, "I have done it.")
+    assert stage.desktop.submitted[0].isascii()
+    assert list(stage.root.iterdir()) == []
+
+
+def test_plan_can_be_pasted_whole(stage: Stage) -> None:
+    assert stage.run(options={"inline": True}).status is ExecutorStatus.COMPLETED
+    assert stage.desktop.submitted[0].endswith("]\nthe plan: ordentlich aufräumen")
+
+
+def test_worker_that_dies_while_the_agent_works_goes_on_waiting_and_pastes_nothing(stage: Stage) -> None:
+    stage.answers = False
+    calls = Calls()
+    with pytest.raises(Killed):
+        stage.run(Calls(kinds={("press enter", 1): kill("after")}))
+    asked = order(stage.root, step("true"))
+    assert stage.executor().continues(asked, stage.folder)
+    stage.answer()
+    assert stage.run(calls).status is ExecutorStatus.COMPLETED
+    assert len(stage.desktop.submitted) == 1
+    assert "press mod+v" not in calls.names
+
+
+def test_delivery_that_never_began_is_no_continuation(stage: Stage) -> None:
+    assert not stage.executor().continues(order(stage.root, step("true")), stage.folder)
+
+
+def test_nothing_that_tells_of_the_submission_asks_a_person(stage: Stage) -> None:
+    stage.desktop.on_submit = None
+    outcome = stage.run()
+    assert outcome.status is ExecutorStatus.NEEDS_PERSON
+    assert outcome.question is not None
+    assert outcome.question.kind is QuestionKind.CRASH
+    assert RETRY in [option.name for option in outcome.question.options]
+    assert leading_marker(stage.desktop.submitted[0]) in " ".join(outcome.question.evidence)
+
+
+def test_agent_that_tells_nothing_more_asks_a_person(stage: Stage) -> None:
+    stage.answers = False
+    outcome = stage.run()
+    assert outcome.status is ExecutorStatus.NEEDS_PERSON
+    assert outcome.question is not None
+    assert outcome.question.kind is QuestionKind.WORK
+
+
+@pytest.mark.parametrize(("status", "words"), [("aborted", "stopped in the editor"), ("error", "ended with 'error'")])
+def test_turn_that_was_stopped_has_failed(stage: Stage, status: str, words: str) -> None:
+    stage.answers = False
+    take = stage.desktop.on_submit
+    assert take is not None
+
+    def on_submit(text: str) -> None:
+        take(text)
+        stage.answer(status)
+
+    stage.desktop.on_submit = on_submit
+    outcome = stage.run()
+    assert (outcome.status, words in outcome.error) == (ExecutorStatus.FAILED, True)
+
+
+def test_notice_of_a_limit_before_the_hand_off_is_none(stage: Stage) -> None:
+    take = stage.desktop.on_submit
+    assert take is not None
+
+    def on_submit(text: str) -> None:
+        stage.desktop.shown = ("Note: By default, we stop the agent after 25 tool calls.", text, "I have done it.")
+        take(text)
+
+    stage.desktop.on_submit = on_submit
+    assert stage.run().status is ExecutorStatus.COMPLETED
+
+
+def test_window_that_is_not_open_is_a_fault_of_the_setup(stage: Stage) -> None:
+    stage.desktop.windows = []
+    outcome = stage.run()
+    assert (outcome.status, outcome.error_kind) == (ExecutorStatus.FATAL, ErrorKind.CONFIG)
+    assert "Open the folder of the project in the editor" in outcome.error
+
+
+def test_order_that_is_cancelled_stops_waiting(stage: Stage) -> None:
+    stage.answers = False
+    assert stage.run(cancel=4).status is ExecutorStatus.CANCELLED
+
+
+def test_doctor_is_told_what_stands_in_the_way(stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stage.health = Health(problems=("the screen is locked: unlock it",), version="display :1")
+    seen = stage.executor().availability()
+    assert (seen.usable, seen.reason, seen.version) == (False, "the screen is locked: unlock it", "fake, display :1")
+    stage.health = Health()
+    assert stage.executor().availability().usable
+    monkeypatch.setenv("HOME", str(tmp_path))
+    stage.settings = WindowSettings(transcripts=str(tmp_path / "none"))
+    assert "tightloop hooks install" in stage.executor().availability().reason
+
+
+def test_link_of_a_hostile_repository_is_not_followed(stage: Stage, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (stage.root / ".tightloop").symlink_to(elsewhere)
+    with pytest.raises(ExecutorError, match="leads out of the working tree"):
+        stage.run()
+    assert list(elsewhere.iterdir()) == []
+    assert stage.desktop.submitted == []
+
+
+def test_unknown_option_is_refused(stage: Stage) -> None:
+    with pytest.raises(ExecutorError, match="inlin"):
+        stage.run(options={"inlin": True})
