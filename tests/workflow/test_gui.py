@@ -1,19 +1,28 @@
 """Whole episodes whose plans go through the window of an editor: the desktop is in memory, everything else is real."""
 
 import json
+import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from temporalio.client import Client
 
+from activities.alerts.choose import post_of
+from activities.executor.choose import executors
 from activities.executor.gui.cursor import hook
 from activities.executor.gui.executor import CONTINUE, CursorGuiExecutor
-from tests.support.episodes import BoundedClient, Working
+from tests.support.alert_receiver import SECRET, Came, Receiver, receiving
+from tests.support.doubles import ScriptedPlanner
+from tests.support.episodes import BoundedClient, Working, eventually
 from tests.support.gui.fake import EDITOR, Desktop, FakeDriver
-from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
+from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, Queues
 from tightloop.executor.handoff import leading_marker
-from tightloop.settings import WindowSettings
+from tightloop.settings import Settings, WindowSettings, parse_settings
+from worker.build import Role, build_adapters, build_workers, surroundings
 
 NOTICE = "Note: By default, we stop the agent after 25 tool calls. You can resume the conversation."
 
@@ -119,3 +128,50 @@ async def test_answer_that_is_only_in_the_transcript_is_enough(
         result = await client.result(await client.start(request_for(executor="cursor-gui")))
     assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 1)
     assert len(agent.desktop.submitted) == 1
+
+
+async def test_screen_that_nobody_serves_alerts_within_seconds_and_is_used_when_it_appears(
+    temporal_client: Client,
+    settings: Settings,
+    client: BoundedClient,
+    request_for: Callable[..., EpisodeRequest],
+    workspace: Path,
+    tmp_path: Path,
+) -> None:
+    agent, screen = Agent(tmp_path / "gui", workspace), f"{settings.temporal.task_queue}-screen"
+    mine = settings.evolve(queues=settings.queues.evolve(executor=screen))
+    with receiving() as receiver:
+        channel = f"alerts: {{channels: {{ops: {{type: webhook, url: '{receiver.url}', secret_env: S}}}}}}"
+        adapters = replace(
+            build_adapters(temporal_client, mine),
+            planners=lambda _kind: ScriptedPlanner(),
+            executors=executors(surroundings(mine), {"cursor-gui": agent.executor}),
+            post=post_of(parse_settings(channel, {}), {"S": SECRET}),
+        )
+        async with AsyncExitStack() as stack:
+            # The main workers would serve the queue of the executor themselves if they knew its name.
+            for worker in build_workers(temporal_client, settings, adapters=adapters):
+                await stack.enter_async_context(worker)
+            request = request_for(executor="cursor-gui", queues=Queues(executor=screen))
+            episode_id = await client.start(request)
+            await eventually(lambda: at_hand_off(client, episode_id))
+            wanted = time.time()
+            await eventually(lambda: told(receiver, episode_id), seconds=15)
+            (came,) = receiver.of(episode_id)
+            status, timeline = await client.status(episode_id), await client.timeline(episode_id)
+            for worker in build_workers(temporal_client, mine, Role.GUI, adapters):
+                await stack.enter_async_context(worker)
+            result = await client.result(episode_id)
+    assert came.told["kind"] == "no_executor"
+    assert came.at - wanted < 5
+    assert status.status == "running"
+    assert any(entry.kind == "waits" and screen in entry.text for entry in timeline)
+    assert (result.outcome, len(agent.desktop.submitted)) == (EpisodeOutcome.SUCCEEDED, 1)
+
+
+async def at_hand_off(client: BoundedClient, episode_id: str) -> bool:
+    return getattr(await client.status(episode_id), "phase", "") == "HANDING_OFF"
+
+
+async def told(receiver: Receiver, episode_id: str) -> list[Came]:
+    return receiver.of(episode_id)

@@ -41,6 +41,8 @@ R = TypeVar("R")
 
 _FILES_FIRST_PATCH = "files-before-pause"
 """A pause waits until the files are back. Without it the pause came first, and the restore undid its edits."""
+_MISSING_PATCH = "tell-missing-executor"
+"""People are told at once that nobody runs the executor. Without it they were told after `worker.no_worker_wait_s`."""
 
 
 class EpisodeOver(Exception):  # noqa: N818 - it ends the loop, it is not an error
@@ -259,6 +261,12 @@ class SafePoints:
         self._record.log("unmoved", what)
         self._record.note(f"The loop noticed: {what}.")
         self._alerts.send(self._alert(AlertKind.UNMOVED, workflow.now(), None, what))
+
+    def tell_missing(self, what: str) -> None:
+        """Tell people that nobody runs the executor; the episode waits, and goes on by itself when somebody does."""
+        if workflow.patched(_MISSING_PATCH):
+            self._record.log("waits", what)
+            self._alerts.send(self._alert(AlertKind.NO_EXECUTOR, workflow.now(), None, what))
 
     async def alert_failure(self, reason: str) -> None:
         """Tell people that the episode fails."""

@@ -67,7 +67,11 @@ class EpisodeWorkflow:
         self._first_iteration = state.iteration
         self._record = EpisodeRecord(asked, state, episode_id=workflow.info().workflow_id)
         self._questions = Questions(asked=state.asked)
-        self._runner = ActivityRunner(lambda: self._record.request.queues, notice=self.notice)
+        self._runner = ActivityRunner(
+            lambda: self._record.request.queues,
+            notice=self.notice,
+            on_missing=lambda what: self._points.tell_missing(what),
+        )
         self._operator = Operator(self._record, self._questions, self._runner.interrupt)
         self._recording = EpisodeRecording(self._record, self.status)
         self._points = SafePoints(self._record, self._operator, self._questions, self._runner, self._recording)

@@ -34,6 +34,8 @@ GRACE = timedelta(minutes=2)
 """Added to the limits that an executor or a check keeps itself."""
 NOTICE = timedelta(seconds=20)
 """So long an activity waits on another task queue than the workflow's before it is looked who works there."""
+EXECUTOR_NOTICE = timedelta(seconds=3)
+"""The same on the queue of an executor alone, such as a screen: people are told within 5 s that nobody is there."""
 LOOK_TIMEOUT = timedelta(seconds=30)
 LOOK_AGAIN = timedelta(minutes=10)
 """Workers that were busy may be gone by then."""
@@ -101,9 +103,15 @@ class ActivityRunner:
     """
 
     def __init__(
-        self, queues: Callable[[], Queues], *, notice: timedelta = NOTICE, retry_policy: RetryPolicy = RETRIES
+        self,
+        queues: Callable[[], Queues],
+        *,
+        notice: timedelta = NOTICE,
+        retry_policy: RetryPolicy = RETRIES,
+        on_missing: Callable[[str], None] = lambda _what: None,
     ) -> None:
-        self._queues, self._notice, self._retry_policy = queues, notice, retry_policy
+        """Start with nothing under way; `on_missing` is told once of each wait for an executor that nobody runs."""
+        self._queues, self._notice, self._retry_policy, self._on_missing = queues, notice, retry_policy, on_missing
         self._other_hosts = False
         # Dictionaries, because the order of a set could differ in replay.
         self._waits: dict[tuple[datetime, str], None] = {}
@@ -164,7 +172,9 @@ class ActivityRunner:
         self, queue: str, method: Callable[[Any, Any], Any], request: Any, options: ActivityOptions
     ) -> Any:
         """Run an activity on a task queue; where its workers are busy, wait for them."""
-        since, notice = workflow.now(), self._notice
+        since, notice, told = workflow.now(), self._notice, False
+        if self._is_executors_own(queue):
+            notice = min(notice, EXECUTOR_NOTICE)
         try:
             while True:
                 try:
@@ -173,7 +183,10 @@ class ActivityRunner:
                     if not found_no_worker(error):
                         raise
                     self._waits[since, queue] = None
-                    notice = await self._look(request, queue, error.activity_type, since)
+                    notice, missing = await self._look(request, queue, error.activity_type, since)
+                    if missing and not told and self._is_executors_own(queue):
+                        told = True
+                        self._on_missing(f"no worker on task queue {queue!r} takes {error.activity_type}; it waits")
         finally:
             self._waits.pop((since, queue), None)
 
@@ -238,11 +251,15 @@ class ActivityRunner:
             raise ActivityFailedError(f"{cause.message}. Asked: {', '.join(filter(None, asked)) or 'no other host'}")
         return left[0]
 
-    async def _look(self, request: Any, queue: str, activity: str, since: datetime) -> timedelta:
+    def _is_executors_own(self, queue: str) -> bool:
+        queues = self._queues()
+        return queue == queues.executor not in ("", queues.workspace, queues.home)
+
+    async def _look(self, request: Any, queue: str, activity: str, since: datetime) -> tuple[timedelta, bool]:
         """Look who works on a task queue, where nobody took an activity for a while.
 
         Returns:
-            How long to wait until the next look.
+            How long to wait until the next look, and whether nobody works there.
 
         Raises:
             ActivityFailedError: it has waited as long as the settings allow.
@@ -260,10 +277,10 @@ class ActivityRunner:
         except ActivityError as error:
             if self.interrupted:
                 raise _failure(error, ActivityOptions("", LOOK_TIMEOUT, queue)) from error
-            return self._notice
+            return self._notice, False
         waited = workflow.now() - since
         if waited < staff.patience:
-            return min(staff.patience - waited, LOOK_AGAIN)
+            return min(staff.patience - waited, LOOK_AGAIN), staff.workers == 0
         after = f"within {waited.total_seconds():.0f} s"
         if staff.workers:
             busy = f"{counted(staff.workers, 'worker')} on task queue {queue!r} had no free slot for {activity} {after}"

@@ -32,7 +32,6 @@ class CursorEvents:
 
     def __init__(self, folder: Path, transcripts: Path, *, guarded: bool = True) -> None:
         self._folder, self._transcripts, self._guarded = folder, transcripts, guarded
-        self._found: dict[str, Receipt] = {}
 
     @property
     def guarded(self) -> bool:
@@ -49,7 +48,7 @@ class CursorEvents:
                 transcript=str(told.get("transcript", "")),
             )
         path = find_conversation(self._transcripts, handoff_id)
-        return path and Receipt(handoff_id=handoff_id, transcript=str(path), source="transcript")
+        return None if path is None else Receipt(handoff_id=handoff_id, transcript=str(path), source="transcript")
 
     def busy(self) -> bool:
         """Return whether a conversation with a hand-off of ours has no end yet; see the port."""

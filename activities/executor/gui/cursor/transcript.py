@@ -62,7 +62,8 @@ def read_messages(path: Path) -> Iterator[Said]:
         except ValueError:
             continue
         if isinstance(found, dict):
-            message = found.get("message") if isinstance(found.get("message"), dict) else found
+            inner = found.get("message")
+            message: dict[str, Any] = inner if isinstance(inner, dict) else found
             role = str(found.get("role") or message.get("role") or "")
             yield Said(role, "\n".join(_texts(message.get("content", message.get("text", "")))))
 

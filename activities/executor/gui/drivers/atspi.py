@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import gi  # type: ignore[import-not-found]
+import gi
 
 gi.require_version("Atspi", "2.0")
-from gi.repository import Atspi  # type: ignore[import-not-found]  # noqa: E402
+from gi.repository import Atspi  # noqa: E402
 
 MOST_NODES = 6000
 MOST_TEXTS = 400
@@ -116,7 +116,7 @@ def find_focus(pid: int) -> tuple[Any, Any]:
 
 def texts(pid: int) -> list[str]:
     """Return what is written in the active window."""
-    found = []
+    found: list[str] = []
     for frame in frames(pid):
         for node in walk(frame):
             if has(node, Atspi.StateType.SHOWING) and not has(node, Atspi.StateType.EDITABLE):
@@ -135,11 +135,12 @@ def say(line: str) -> None:
 def main() -> None:
     """Answer until the input ends."""
     Atspi.init()
+    known: dict[str, Callable[[int], Any]] = {"focused": focused, "texts": texts}
     say(json.dumps({"ready": True}))
     for line in sys.stdin:
         asked = json.loads(line)
         try:
-            answer = {"answer": {"focused": focused, "texts": texts}[asked["do"]](asked["pid"])}
+            answer: dict[str, Any] = {"answer": known[asked["do"]](asked["pid"])}
         except Exception as error:  # noqa: BLE001 - an edge: the caller is told
             answer = {"error": f"{type(error).__name__}: {error}"}
         say(json.dumps(answer))

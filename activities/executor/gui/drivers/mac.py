@@ -7,7 +7,7 @@ import functools
 import platform
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 from activities.executor.gui.drivers.applescript import element_of, problems
 from activities.executor.gui.drivers.keys import keyboard, press
@@ -27,17 +27,14 @@ _ERRORS = {
     -25202: "the window or the element is gone",
 }
 _NO_VALUE = frozenset({-25212, -25205})
-_Rest = ParamSpec("_Rest")
-_Result = TypeVar("_Result")
+_Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
-def _native(
-    call: Callable[Concatenate["MacDriver", _Rest], _Result],
-) -> Callable[Concatenate["MacDriver", _Rest], _Result]:
+def _native(call: _Call) -> _Call:
     """Turn what pyobjc raises into one error."""
 
     @functools.wraps(call)
-    def wrapped(self: "MacDriver", *args: _Rest.args, **kwargs: _Rest.kwargs) -> _Result:
+    def wrapped(self: "MacDriver", *args: Any, **kwargs: Any) -> Any:
         try:
             return call(self, *args, **kwargs)
         except ExecutorError:
@@ -45,7 +42,7 @@ def _native(
         except Exception as error:
             raise DriverError(f"macOS did not do it: {type(error).__name__}: {error}") from error
 
-    return wrapped
+    return cast(_Call, wrapped)
 
 
 class MacDriver:

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 from activities.executor.gui.drivers.accessibility import Accessibility
 from activities.executor.gui.drivers.keys import keyboard, press
@@ -15,17 +15,14 @@ from activities.executor.gui.port import DriverError, Element, Health, Window
 from tightloop.host import private_folder
 
 XCLIP_S = 3.0
-_Rest = ParamSpec("_Rest")
-_Result = TypeVar("_Result")
+_Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
-def _x11(
-    call: Callable[Concatenate["X11Driver", _Rest], _Result],
-) -> Callable[Concatenate["X11Driver", _Rest], _Result]:
+def _x11(call: _Call) -> _Call:
     """Turn what the X server answers into one error; the connection is opened again the next time."""
 
     @functools.wraps(call)
-    def wrapped(self: "X11Driver", *args: _Rest.args, **kwargs: _Rest.kwargs) -> _Result:
+    def wrapped(self: "X11Driver", *args: Any, **kwargs: Any) -> Any:
         try:
             return call(self, *args, **kwargs)
         except DriverError:
@@ -35,7 +32,7 @@ def _x11(
             self.disconnect()
             raise DriverError(f"the X server did not do it: {type(error).__name__}: {error}") from error
 
-    return wrapped
+    return cast(_Call, wrapped)
 
 
 class X11Driver:
