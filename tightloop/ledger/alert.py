@@ -52,6 +52,8 @@ class AlertKind(StrEnum):
     """The work goes on, and the checks show no progress."""
     OVERDUE = "overdue"
     """A step of a plan takes longer than its watchdog allows."""
+    DIGEST = "digest"
+    """What happened in a project on a day; see `tightloop/ledger/digest.py`."""
 
 
 class Subject(StrEnum):
@@ -59,6 +61,7 @@ class Subject(StrEnum):
 
     EPISODE = "episode"
     PLAN = "plan"
+    PROJECT = "project"
 
 
 TITLES = {
@@ -83,6 +86,7 @@ TITLES = {
     AlertKind.FAILED: "failed",
     AlertKind.UNMOVED: "goes on, and its checks show no progress",
     AlertKind.OVERDUE: "has a step that takes longer than it should",
+    AlertKind.DIGEST: "has a digest",
 }
 
 
@@ -127,8 +131,10 @@ class Notice(Alert):
 
     def as_json(self) -> bytes:
         """Return the body of a webhook; what is empty is left out, and what the subject does not have."""
-        unknown = {"iteration", "branch"} if self.subject is Subject.PLAN else {"subject"}
+        unknown = {"subject"} if self.subject is Subject.EPISODE else {"iteration", "branch"}
         document = self.model_dump(mode="json", exclude=unknown | {"key"})
+        if self.subject is Subject.PROJECT:
+            document["project"] = document.pop("episode_id")
         filled = {name: value for name, value in document.items() if value not in ("", [], None)}
         return json.dumps({"id": self.key, **filled}, ensure_ascii=False).encode("utf-8", "replace")
 
