@@ -100,11 +100,11 @@ class Verified(Shown):
     verified_at: datetime | None = None
 
 
-def loop_plan(status: LoopStatus, scope: Scope) -> LoopPlan:
-    """Return a plan as HTTP shows it."""
+def loop_plan(status: LoopStatus, project: str, scope: Scope) -> LoopPlan:
+    """Return a plan of a project as HTTP shows it."""
     return LoopPlan(
         plan_id=status.plan_id,
-        project_id=status.project,
+        project_id=project,
         org_id=scope.services.settings.temporal.namespace,
         run_id=status.run_id or None,
         packet_id=status.packet_id or None,

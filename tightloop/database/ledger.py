@@ -22,6 +22,7 @@ from sqlalchemy import (
 )
 
 from tightloop.database.engine import Database
+from tightloop.database.forwarding import shared_id
 from tightloop.database.inbox import inbox_items
 from tightloop.database.project import ProjectLedger
 from tightloop.database.rows import event_line, read_step, workflow_line
@@ -100,6 +101,12 @@ class Ledger:
         if not found:
             raise _unknown_project(project)
         return found[0]
+
+    def id_of(self, project: str, host: str) -> str:
+        """Return the id that a project has here which has this one on its host; see `forwarding.py`."""
+        with self._database.reading() as connection:
+            # A host's own ledger has one host, whatever its name was.
+            return project if connection.dialect.name == "sqlite" else shared_id(connection, project, host)
 
     def workflows(self, wanted: WorkflowFilter | None = None, *, cursor: str = "", limit: int = 50) -> WorkflowPage:
         """Return a page of the list, the newest start first; its lines have no details.

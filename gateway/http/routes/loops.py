@@ -76,7 +76,7 @@ async def plan_project(
         return made
 
     async def describe(made: str) -> dict[str, Any]:
-        plan = loop_plan(await _status(scope, made), scope)
+        plan = loop_plan(await _status(scope, made), project_id, scope)
         return plan.model_dump(mode="json", by_alias=True) | {"href": f"/api/plans/{made}"}
 
     return await once.start("plan", start, describe)

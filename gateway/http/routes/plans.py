@@ -131,7 +131,7 @@ async def plan(
     found = await scope.find(workflow_id, PLANS, now=fresh)
     if found.kind == "loop":
         seen = await details_of(scope, found, LoopStatus, fresh=fresh)
-        return loop_plan(seen["details"], scope)
+        return loop_plan(seen["details"], found.project, scope)
     return Plan.model_validate(await details_of(scope, found, PlanStatus, fresh=fresh))
 
 
