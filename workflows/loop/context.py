@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from temporalio import workflow
 
 from activities.workspace.scope import EpisodeScope
+from tightloop.episode.check import Check
 from tightloop.episode.timeline import RunTimeline, TimelineLine
 from tightloop.errors import InvalidRequestError
 from tightloop.loop.input import LoopInput
@@ -44,6 +45,7 @@ class LoopContext:
         timeline: what has happened.
         parallel: tasks that run at the same time, once dispatched.
         is_verify_wanted: a person has called `verify`.
+        gates: those that the project had when it was planned.
         cancelled: why a person ends the plan; None: nobody does.
     """
 
@@ -66,6 +68,7 @@ class LoopContext:
         self.timeline = RunTimeline()
         self.parallel = 0
         self.is_verify_wanted = False
+        self.gates: tuple[Check, ...] = ()
         self.cancelled: str | None = None
         self.children: dict[str, tuple[ChildWait, ...]] = {}
         self._on_log: Callable[[TimelineLine], None] = lambda _line: None
@@ -106,6 +109,10 @@ class LoopContext:
     def change(self, status: LoopStatus) -> None:
         """Take another status."""
         self.status = status.evolve(updated_at=self._now())
+
+    def inspect(self, gates: tuple[Check, ...]) -> None:
+        """Note the gates that the project has before anything is done."""
+        self.gates = gates
 
     def enter(self, state: LoopState) -> None:
         """Begin a state."""

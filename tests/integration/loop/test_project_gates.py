@@ -15,8 +15,9 @@ from activities.artifacts.local import open_local_store
 from activities.checks.runner import ProcessCheckRunner
 from activities.loop.gates.activity import FindGatesRequest, GateActivities, LeaveProjectRequest, RunGateRequest
 from activities.workspace.git import GitWorkspaces
-from tests.support.git_sample import git, make_repository, scope_of
+from tests.support.git_sample import git, make_repository, scope_of, write
 from tests.support.sandboxes import sandbox_named
+from tightloop.episode.check import Check
 from tightloop.loop.model import GateCheck
 from tightloop.settings import SandboxSettings
 
@@ -115,3 +116,21 @@ def test_python_project_runs_ruff_format_mypy_and_pytest(
     assert outcome(ran["pytest"])["gate:pytest/tests/test_shop.py::test_price"] is False
     assert "1 failed, 1 passed" in ran["pytest"][0].message
     assert git(tmp_path / "repo", "status", "--porcelain") == b"", "what the tools cache is undone"
+
+
+def test_gate_stays_where_a_task_removed_what_it_was_found_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / "home"))
+    root = make_repository(tmp_path / "repo", PYTHON)
+    runner = ProcessCheckRunner(sandbox_named("unsafe-local"), SandboxSettings(unsafe_local=True))
+    gates, scope = (
+        GateActivities(GitWorkspaces(), open_local_store, runner, lambda _id: False),
+        scope_of(root, "plan_1"),
+    )
+    before = ActivityEnvironment().run(gates.find_gates, FindGatesRequest(scope=scope)).gates
+    (root / "tests" / "test_shop.py").unlink()
+    write(root, {"pyproject.toml": "", "package.json": '{"scripts": {"test": "exit 0"}}'})
+    request = FindGatesRequest(scope=scope, planned=before)
+    after = ActivityEnvironment().run(gates.find_gates, request).gates
+    assert [gate.title for gate in after] == ["ruff", "format", "mypy", "pytest", "test"]
+    named = ActivityEnvironment().run(gates.find_gates, request.evolve(asked=(Check(run="make"),))).gates
+    assert [gate.run for gate in named] == ["make"], "what people name is all"
