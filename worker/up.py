@@ -27,7 +27,7 @@ from tightloop.database.opening import close_ledgers
 from tightloop.host import state_home
 from tightloop.settings import Settings
 from tightloop.value import counted
-from worker.build import PRODUCTION_RUNNER, Role, agent_homes, build_workers
+from worker.build import PRODUCTION_RUNNER, agent_homes, build_workers
 from worker.connect import connect, known_workflows
 from worker.hosting.memory import give_memory_back
 from worker.hosting.startup import need_common_keys, need_workspaces, verify_search_attributes, warn_of_missing
@@ -35,6 +35,7 @@ from worker.ledger.digests import send_digests
 from worker.ledger.ends import enter_ends
 from worker.ledger.forwarding import forwarding
 from worker.observing.telemetry import Telemetry, observed
+from worker.specs import Role
 from worker.stack.doors import gateway_up, page_line
 from worker.stack.server import embedded_server, is_own, owner_in
 

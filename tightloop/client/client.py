@@ -20,7 +20,8 @@ from tightloop.client.installation.sealing import refuse_other_keys, refuse_unre
 from tightloop.episode.check import Check
 from tightloop.episode.checkpoint import RestoreTarget
 from tightloop.episode.control import ExecutorAmendment, read_amendment, read_restore
-from tightloop.episode.model import WORKFLOW_TYPE, EpisodeInput, EpisodeRequest, EpisodeStatus
+from tightloop.episode.input import EpisodeInput
+from tightloop.episode.model import WORKFLOW_TYPE, EpisodeRequest, EpisodeStatus
 from tightloop.host import home_queue
 from tightloop.loop.input import LoopInput
 from tightloop.loop.model import LOOP_WORKFLOW_TYPE, LoopRequest

@@ -16,12 +16,12 @@ from temporalio.exceptions import ApplicationError, is_cancelled_exception
 from tightloop.episode import control
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.display import status_of
+from tightloop.episode.input import EpisodeInput
 from tightloop.episode.loop import decisions, state_changes
 from tightloop.episode.loop.decisions import NextAction
 from tightloop.episode.loop.questions import ALLOW
 from tightloop.episode.model import (
     RIGHT_INPUT,
-    EpisodeInput,
     EpisodeOutcome,
     EpisodeRequest,
     EpisodeResult,

@@ -29,5 +29,5 @@ def choose_gates(
         if tree.size(entry.id) <= READ_BYTES
     }
     shown = detect_gates([path.decode("utf-8", "replace") for path in entries], texts)
-    known = {gate.run for gate in before}
-    return (*before, *(gate for gate in shown if gate.run not in known))
+    runs = {gate.run for gate in before}
+    return (*before, *(gate for gate in shown if gate.run not in runs))

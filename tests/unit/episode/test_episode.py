@@ -12,6 +12,7 @@ from tightloop.episode.budget import Budget, Spent
 from tightloop.episode.check import Check, FailedCheck, Verification
 from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord, Tracked, checkpoint_id
 from tightloop.episode.failure import Failure, FailureKind, FailureStreak
+from tightloop.episode.input import EpisodeInput
 from tightloop.episode.loop.decisions import (
     CONTINUE,
     SUCCEED,
@@ -43,14 +44,7 @@ from tightloop.episode.loop.state_changes import (
     with_wait_ended,
     with_working_time,
 )
-from tightloop.episode.model import (
-    GOAL_CHARACTERS,
-    EpisodeInput,
-    EpisodeOutcome,
-    EpisodePhase,
-    EpisodeRequest,
-    EpisodeState,
-)
+from tightloop.episode.model import GOAL_CHARACTERS, EpisodeOutcome, EpisodePhase, EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanningOutcome, PlanVerdict, ReflectCause, ReflectionOutcome
 from tightloop.episode.progress.tracking import ProbabilityClass, Reason, ReasonKind, Tracking
 from tightloop.errors import InvalidRequestError
