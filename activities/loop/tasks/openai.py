@@ -73,7 +73,7 @@ class ModelTaskPlanner:
         if value == self._asker.example:
             raise Unusable("the example came back: make tasks for the goal of the briefing")
         known = {check.run: check for check in briefing.checks}
-        # Checked with the ids of the model, so that it knows what the complaint is about.
+        # Checked with the ids of the model, so that it knows which task is meant.
         if problem := find_task_problem(tuple(_task(task, known) for task in answer.tasks)):
             raise Unusable(problem)
         if not known:
