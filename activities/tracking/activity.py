@@ -95,10 +95,10 @@ class TrackingActivities:
             before = request.base_lines
             if before is None:
                 before = self.differ.lines(store_folder_of(request.scope), request.base_tree)
-            tracking = _tracking(
+            tracking = tracking_of(
                 request,
                 diff,
-                _iteration(store, request, diff, tree.root, episode),
+                gather(store, request, diff, tree.root, episode),
                 lines_before=before,
                 episode=episode,
             )
@@ -216,7 +216,7 @@ def note_iteration(
     )
 
 
-def _iteration(
+def gather(
     store: ArtifactStore, request: TrackRequest, diff: TreeDiff, root: Path, episode: EpisodeRequest
 ) -> Iteration:
     """Gather what is known of the iteration from the state, the reports and the artifacts."""
@@ -257,7 +257,7 @@ def _iteration(
     )
 
 
-def _tracking(
+def tracking_of(
     request: TrackRequest, diff: TreeDiff, iteration: Iteration, *, lines_before: int, episode: EpisodeRequest
 ) -> Tracking:
     state = request.state
@@ -288,7 +288,7 @@ def _tracking(
         news=facts.news,
         unproven=facts.unproven,
         unmoved=memory.unmoved,
-        idle=facts.work is Work.NOTHING or facts.tree_seen_before,
+        idle=not diff.files_changed or facts.tree_seen_before or facts.worse,
     )
 
 

@@ -248,6 +248,8 @@ class EpisodeState(Value):
     probability_class: ProbabilityClass | None = None
     low_streak: int = 0
     failures: FailureStreak = NO_FAILURES
+    told: bool = False
+    """People and the planner were told of doubts about the course, and no progress came since."""
     trees: tuple[str, ...] = ()
     """Trees at the end of the last iterations, oldest first."""
     memory: TrackerMemory | None = None

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from tests.unit.episode.test_episode import GREEN, REQUEST, record
 from tightloop.episode.check import Check, CheckReport, FailedCheck, Verification, judge, progress, regress
 from tightloop.episode.checkpoint import Tracked
-from tightloop.episode.loop.decisions import NextAction, after_tracking, worth_telling
-from tightloop.episode.loop.state_changes import begin_iteration, with_tracking, with_verification
+from tightloop.episode.loop.decisions import NextAction, after_tracking
+from tightloop.episode.loop.state_changes import begin_iteration, with_telling, with_tracking, with_verification
 from tightloop.episode.model import EpisodeState
 from tightloop.episode.progress.course import Iteration, observe
 from tightloop.episode.progress.tracking import TrackerMemory, Tracking
@@ -69,18 +69,19 @@ def followed(course: list[tuple[str, str]]) -> tuple[int | None, int | None]:
                 doubtful=facts.doubtful,
                 unproven=facts.unproven,
                 unmoved=memory.unmoved,
-                idle=work is Work.NOTHING or seen,
+                idle=after_text == text or seen or facts.worse,
                 memory=memory,
             )
             tracked = Tracked(tracking=tracking, checkpoint=record(number).evolve(tree=after_text))
             state = with_tracking(state.evolve(executor_status=DONE.status), tracked, verification)
-            if after_tracking(state, REQUEST).action is NextAction.ASK:
-                question = after_tracking(state, REQUEST).question
-                assert question is not None
-                assert question.kind is QuestionKind.REPEATED_ERROR
+            decision = after_tracking(state, REQUEST)
+            if decision.action is NextAction.ASK:
+                assert decision.question is not None
+                assert decision.question.kind is QuestionKind.REPEATED_ERROR
                 return told, number
-            if told is None and worth_telling(state, REQUEST):
-                told = number
+            if decision.action is NextAction.TELL:
+                assert told is None, "once without progress in between"
+                told, state = number, with_telling(state)
         before, text = report, after_text
     return told, None
 
