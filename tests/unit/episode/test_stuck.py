@@ -140,9 +140,14 @@ def test_failure_that_is_another_one_each_time_is_progress_where_work_is_behind_
     assert followed(course) == (None, None)
 
 
-def test_less_is_enough_for_a_pause_where_people_were_told_before() -> None:
-    texts = ["", "a()", "a()\nb()", "a()\nb()\nc()", "a()\nb()\nd()", "a()\nb()\nc()", "a()\nb()\nd()", "a()\nb()\nc()"]
-    assert followed([(text, "it does not start") for text in texts]) == (5, 6)
+def test_doubt_pauses_where_it_comes_back_after_people_were_told() -> None:
+    tries = ["", *(f"{letter}()" for letter in "abcabdacbdab")]
+    course = [(text, "it does not start") for text in (f"limit = {n}" for n in range(len(tries)))]
+    assert followed(course) == (4, 7)
+
+
+def test_tree_that_never_changes_and_checks_that_only_get_worse_pause_at_once() -> None:
+    assert followed([("a()", "it does not start")] * 6) == (None, 3)
 
 
 def test_green_is_not_a_failure() -> None:
