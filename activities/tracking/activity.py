@@ -260,6 +260,7 @@ def gather(
 def tracking_of(
     request: TrackRequest, diff: TreeDiff, iteration: Iteration, *, lines_before: int, episode: EpisodeRequest
 ) -> Tracking:
+    """Measure and classify the iteration."""
     state = request.state
     ratio = similarity(lines_before, added=diff.lines_added, removed=diff.lines_removed)
     observed, memory = observe(state.memory, iteration)

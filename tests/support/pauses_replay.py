@@ -2,10 +2,11 @@
 
     python -m tests.support.pauses_replay [PART ...]
 
-prints the figures of each part, by default of all. It takes a minute in place of the quarter of an hour that the product
-takes, and differs from it only where people and workers come in, which no entry is about.
+prints the figures of each part, by default of all. It has the counts of the product without the time for Temporal; what
+people and workers do in between is left out, which no entry is about.
 """
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 from activities.artifacts.port import ArtifactStore, get_model, put_model
 from activities.checks.activity import verification_of
+from activities.planner.reflection.rules import rule_reflection
 from activities.tracking.activity import TrackRequest, gather, tracking_of
 from activities.tracking.git_differ import GitDiffer
 from activities.tracking.reading import read_diff
@@ -40,7 +42,6 @@ from tightloop.episode.planning import (
     ReflectionOutcome,
     ReflectionRecord,
 )
-from activities.planner.reflection.rules import rule_reflection
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
 from tightloop.question import Answer
 from tightloop.safety.change.patch import Change
@@ -97,6 +98,8 @@ class _Store:
 def watch(entry: Entry) -> tuple[Seen, ...]:
     """Do what the script of an entry says, and return what was there to see, first before the first iteration."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        # In a process of its own: the trees of the entries are not kept.
+        os.environ["XDG_STATE_HOME"] = name
         root = workspace_of(Path(name) / "project", entry, _git)
         scope = EpisodeScope(episode_id="replay", workspace=str(root))
         workspaces = GitWorkspaces()
@@ -281,9 +284,7 @@ def _outcome(answer: PlannerAnswer) -> PlanningOutcome:
 
 def _git(folder: Path, *arguments: str) -> str:
     who = ("-c", "user.name=t", "-c", "user.email=t@example.org")
-    return subprocess.run(
-        ("git", *who, *arguments), cwd=folder, check=True, stdout=subprocess.PIPE, text=True
-    ).stdout
+    return subprocess.run(("git", *who, *arguments), cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def _seen_of(part: str, name: str) -> tuple[Seen, ...]:

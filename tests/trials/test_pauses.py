@@ -6,7 +6,7 @@ import pytest
 
 from tests.data.pauses import HALVES
 from tests.support.episodes import Git, Working
-from tests.support.pauses import selected, courses_of
+from tests.support.pauses import courses_of, selected
 from tightloop.client import TightloopClient
 
 FALSE_IN_200, NOTICED = 1.0, 0.95

@@ -11,7 +11,7 @@ from tightloop.episode.loop.state_changes import begin_iteration, with_telling, 
 from tightloop.episode.model import EpisodeState
 from tightloop.episode.progress.course import Iteration, observe
 from tightloop.episode.progress.tracking import TrackerMemory, Tracking
-from tightloop.episode.progress.work import Work, hear, weigh_work
+from tightloop.episode.progress.work import hear, weigh_work
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
 from tightloop.question import QuestionKind
 from tightloop.safety.change.patch import FilePatch, Lines

@@ -156,9 +156,7 @@ def after_tracking(state: EpisodeState, request: EpisodeRequest) -> Decision:
     if unmoved != request.repeat_error_limit + OTHER_CAUSES:
         return CONTINUE
     names = ", ".join(map(str, state.failed_checks[:3]))
-    return Decision(
-        action=NextAction.TELL, tell=f"the checks have shown no progress for {unmoved} iterations: {names}"
-    )
+    return Decision(action=NextAction.TELL, tell=f"the checks have shown no progress for {unmoved} iterations: {names}")
 
 
 def _in_vain(streak: FailureStreak, limit: int) -> str:
