@@ -99,7 +99,7 @@ def watch(entry: Entry) -> tuple[Seen, ...]:
     """Do what the script of an entry says, and return what was there to see, first before the first iteration."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         # In a process of its own: the trees of the entries are not kept.
-        os.environ["XDG_STATE_HOME"] = name
+        os.environ["TIGHTLOOP_HOME"] = f"{name}/home"
         root = workspace_of(Path(name) / "project", entry, _git)
         scope = EpisodeScope(episode_id="replay", workspace=str(root))
         workspaces = GitWorkspaces()
