@@ -36,7 +36,7 @@ OLD_MODULES = (
     checks="python3 -B check.py",
     start={"check.py": COMPILES, **{f"app/{m}.py": f'def show(x):\n    print "{m}", x\n' for m in OLD_MODULES}},
     iterations=15,
-    plan=lambda n: "port the next module to Python 3",
+    plan=lambda _n: "port the next module to Python 3",
 )
 def python_two(n: int) -> Files:
     name = OLD_MODULES[n - 1]
@@ -164,7 +164,7 @@ def notebook(name: str, cleaned: int) -> str:
     checks="python3 -B check.py",
     start={"check.py": NOTEBOOKS, **{f"nb/{i:02}.ipynb": notebook(f"part{i}", 0) for i in range(8)}},
     iterations=16,
-    plan=lambda n: "strip outputs from the next cells",
+    plan=lambda _n: "strip outputs from the next cells",
 )
 def notebooks(n: int) -> Files:
     book = (n - 1) // 2
@@ -315,7 +315,7 @@ def untidy(kept: int) -> str:
     checks="sh lint.sh",
     start={"lint.sh": LINT, "src/a.py": untidy(240)},
     iterations=12,
-    plan=lambda n: "fix the next twenty findings",
+    plan=lambda _n: "fix the next twenty findings",
 )
 def lint(n: int) -> Files:
     return {"src/a.py": untidy(240 - 20 * n)}
@@ -507,7 +507,7 @@ USERS = tuple(f"src/use_{i:02}.py" for i in range(15))
     checks="! grep -rq 'UserMgr' src",
     start={path: f"from core import UserMgr\n\nmgr = UserMgr({i})\n" for i, path in enumerate(USERS)},
     iterations=15,
-    plan=lambda n: "rename UserMgr to UserStore in the next file",
+    plan=lambda _n: "rename UserMgr to UserStore in the next file",
 )
 def renaming(n: int) -> Files:
     return {USERS[n - 1]: f"from core import UserStore\n\nmgr = UserStore({n - 1})\n"}
@@ -622,7 +622,7 @@ def shims(n: int) -> Files:
         **{f"src/dead_{i:02}.py": f"def unused_{i}():\n    return {i}\n" for i in range(11)},
     },
     iterations=11,
-    plan=lambda n: "remove the next unused module",
+    plan=lambda _n: "remove the next unused module",
 )
 def dead_code(n: int) -> Files:
     return {f"src/dead_{n - 1:02}.py": None}
@@ -706,7 +706,7 @@ SUBS = (
     checks="sh tap.sh",
     start={"tap.sh": TAP, "lib/Parse.pm": "package Parse;\n", **{f"t/{s}.t": f"ok({s}());\n" for s in SUBS}},
     iterations=18,
-    plan=lambda n: "make the next test pass",
+    plan=lambda _n: "make the next test pass",
 )
 def tap(n: int) -> Files:
     return {"lib/Parse.pm": "package Parse;\n" + each(SUBS, n, "sub {0} {{ return shift =~ /^{0}/ }}\n")}
@@ -762,7 +762,7 @@ done < wanted.txt
     checks="sh image.sh",
     start={"image.sh": DOCKER, "wanted.txt": "\n".join(STEPS) + "\n", "Dockerfile": "# image\n"},
     iterations=13,
-    plan=lambda n: "get the image to build",
+    plan=lambda _n: "get the image to build",
 )
 def image(n: int) -> Files:
     return {"Dockerfile": "# image\n" + "\n".join(STEPS[:n]) + "\n"}
@@ -854,7 +854,7 @@ BACKPORT = tuple(f"patches/{i:04}.patch" for i in range(1, 16))
     "fifteen fixes are ported back to an old branch, nothing is printed until all are there",
     checks="[ $(grep -l '^Backported' patches/*.patch 2>/dev/null | wc -l) -eq 15 ]",
     iterations=15,
-    plan=lambda n: "port the next fix back and adapt it",
+    plan=lambda _n: "port the next fix back and adapt it",
 )
 def backport(n: int) -> Files:
     body = "".join(f"-old line {n * i}\n+new line {n * i}\n" for i in range(1, 4))
@@ -922,8 +922,9 @@ AUDIT = """high=$(grep -c '@0' package.txt); echo "$high vulnerabilities ($((hig
     plan=lambda n: f"replace package {n}",
 )
 def audit(n: int) -> Files:
-    left = at((11, 10, 9, 9, 8, 7, 6, 6, 5, 4, 3, 2, 1, 0), n)
-    return {"package.txt": each(range(12), 12 - left, "lib{0}@2.1\n") + each(range(100 + n, 130), left, "lib{0}@0.9\n")}
+    brought = [f"extra{i}" for i, since in enumerate((4, 8)) if since <= n < 13 + i]
+    old = [f"lib{i}" for i in range(n, 12)] + brought
+    return {"package.txt": each(range(12), n, "lib{0}@2.1\n") + "".join(f"{name}@0.9\n" for name in old)}
 
 
 INTERPRETER = """import sys
@@ -992,7 +993,7 @@ sys.exit(len(levels) < 20)
     checks="python3 -B check.py",
     start={"check.py": LEVELS},
     iterations=20,
-    plan=lambda n: "design the next level",
+    plan=lambda _n: "design the next level",
 )
 def levels(n: int) -> Files:
     grid = ["".join("#.o "[(n * 5 + row * 3 + column) % 4] for column in range(12)) for row in range(4)]
@@ -1042,7 +1043,7 @@ def catalogues(n: int) -> Files:
     return {f"po/{name}.po": "".join(f'{mark}msgid "text {i}"\nmsgstr "{name} {i}"\n' for i in range(5))}
 
 
-PROMISES = """n=$(grep -c 'callback' lib/*.js | awk -F: '{ s += $2 } END { print s }'); [ $n -eq 0 ] || {
+PROMISES = """n=$(cat lib/*.js | grep -c 'callback'); [ $n -eq 0 ] || {
   echo "    at Timeout._onTimeout (lib/client.js:$((n + 3)):11)"; echo "Error: callback was called twice"; exit 1; }
 """
 
@@ -1092,7 +1093,7 @@ def indexes(n: int) -> Files:
         **{f"src/f{i:02}.txt": "<<<<<<< ours\na\n=======\nb\n>>>>>>> theirs\n" * 2 for i in range(13)},
     },
     iterations=13,
-    plan=lambda n: "resolve the next file",
+    plan=lambda _n: "resolve the next file",
 )
 def conflicts(n: int) -> Files:
     return {f"src/f{n - 1:02}.txt": f"a and b, merged for file {n}\n"}
