@@ -282,7 +282,8 @@ def race(n: int) -> Files:
 
 COVERED = """t=$(cat tests/*.py 2>/dev/null | grep -c '^def test'); p=$((610 + t * 7))
 echo "TOTAL 4821 $((4821 - t * 34)) $((p / 10)).$((p % 10))%"
-[ $p -ge 800 ] || { echo "FAIL Required test coverage of 80% not reached. Total coverage: $((p / 10)).$((p % 10))%"; exit 1; }
+[ $p -ge 800 ] || {
+  echo "FAIL Required test coverage of 80% not reached. Total coverage: $((p / 10)).$((p % 10))%"; exit 1; }
 """
 PARTS = ("auth", "bill", "cart", "date", "edit", "feed", "gate", "host", "item", "join", "kind", "lock", "mail", "news")
 
@@ -296,12 +297,10 @@ PARTS = ("auth", "bill", "cart", "date", "edit", "feed", "gate", "host", "item",
 )
 def coverage(n: int) -> Files:
     name = PARTS[n - 1]
-    return {
-        f"tests/test_{name}.py": f"def test_{name}_reads():\n    assert {name}(1)\n\n\ndef test_{name}_empty():\n    pass\n"
-    }
+    return {f"tests/test_{name}.py": f"def test_{name}():\n    assert {name}(1)\n\n\ndef test_{name}_no():\n    pass\n"}
 
 
-LINT = """n=$(cat src/*.py | grep -c ' $'); cat src/*.py | grep -n ' $' | head -5 | sed 's/^/src: W291 trailing whitespace: line /'
+LINT = """n=$(cat src/*.py | grep -c ' $'); cat src/*.py | grep -n ' $' | head -5 | sed 's/^/W291: line /'
 echo "Found $n errors."; [ "$n" -eq 0 ]
 """
 
@@ -568,7 +567,9 @@ def splitting(n: int) -> Files:
 
 
 SIGNATURE = """bad=0; if grep -q 'def send(to, body, \\*, retry)' src/core.py; then
-  for f in src/call_*.py; do grep -q 'retry=' $f || { echo "$f:3: error: Missing named argument \\"retry\\""; bad=$((bad + 1)); }; done
+  for f in src/call_*.py; do
+    grep -q 'retry=' $f || { echo "$f:3: error: Missing named argument \\"retry\\""; bad=$((bad + 1)); }
+  done
 else echo "src/core.py:1: error: Function is missing the argument \\"retry\\""; bad=1; fi
 [ $bad -eq 0 ] || { echo "Found $bad errors in $bad files (checked 17 source files)"; exit 1; }
 """
@@ -733,7 +734,7 @@ def broken_off(n: int) -> Files:
     "two checks: the first turns green half way, the second at the end",
     checks=("sh names.sh", "sh sizes.sh"),
     start={
-        "names.sh": 'for i in 1 2 3 4 5 6 7; do test -f web/page$i.html || { echo "page$i.html: 404"; exit 1; }; done\n',
+        "names.sh": 'for i in 1 2 3 4 5 6 7; do test -f web/page$i.html || { echo "page$i: 404"; exit 1; }; done\n',
         "sizes.sh": "for i in 1 2 3 4 5 6 7; do grep -q 'alt=' web/page$i.html 2>/dev/null || "
         '{ echo "page$i.html: image without a text"; exit 1; }; done\n',
     },
@@ -768,7 +769,7 @@ def image(n: int) -> Files:
     return {"Dockerfile": "# image\n" + "\n".join(STEPS[:n]) + "\n"}
 
 
-TERRAFORM = """n=$(grep -c '^resource' *.tf); echo "Plan: $((15 - n)) to import, 0 to change, 0 to destroy."; [ "$n" -ge 15 ]
+TERRAFORM = """n=$(grep -c '^resource' *.tf); echo "Plan: $((15 - n)) to import, 0 to change."; [ "$n" -ge 15 ]
 """
 
 
@@ -807,7 +808,7 @@ SECTIONS = ("model", "data", "loss", "train", "grid", "ablation", "limits", "eth
 def paper(n: int) -> Files:
     name = SECTIONS[(n - 1) // 2]
     draft = f"\\section{{{name}}}\nWe describe the {name}.\n"
-    revised = f"\\section{{{name}}}\\label{{{name}}}\nThe {name} follows prior work, with two changes.\nFigure {n} shows it.\n"
+    revised = f"\\section{{{name}}}\\label{{{name}}}\nThe {name} follows prior work.\nFigure {n} shows it.\n"
     return {f"paper/{name}.tex": draft if n % 2 else revised}
 
 
@@ -837,7 +838,7 @@ CI = ("lint", "types", "unit", "build", "scan", "pack", "sign", "stage", "smoke"
     "a pipeline in YAML stage by stage, the error has always the same words",
     checks="sh ci.sh",
     start={
-        "ci.sh": "n=$(grep -c '^  script:' .ci.yaml); [ $n -ge 11 ] || { echo 'ERROR: pipeline is incomplete'; exit 1; }\n",
+        "ci.sh": "n=$(grep -c '^  script:' .ci.yaml); [ $n -ge 11 ] || { echo 'pipeline is incomplete'; exit 1; }\n",
         ".ci.yaml": "stages: all\n",
     },
     iterations=11,
@@ -909,7 +910,7 @@ def snapshots(n: int) -> Files:
     return {f"ui/{WIDGETS[n - 1]}.jsx": f"<div class='{WIDGETS[n - 1].lower()}'>{{title}}</div>\n"}
 
 
-AUDIT = """high=$(grep -c '@0' package.txt); echo "$high vulnerabilities ($((high / 3)) critical, $((high - high / 3)) high)"
+AUDIT = """high=$(grep -c '@0' package.txt); echo "$high holes ($((high / 3)) critical, $((high - high / 3)) high)"
 [ $high -eq 0 ] || { echo "To address issues that do not require attention, run: npm audit fix"; exit 1; }
 """
 
