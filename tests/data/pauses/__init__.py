@@ -37,8 +37,9 @@ engineer would step in, because nothing that happens brings the goal nearer. Lea
 
 Entries are in parts: `development`, which the rules were made with first, and `once_held_back` with `_b` to `_e`, each
 written by somebody who had not seen the rules, and read only after its first figures. `held_back_d` and `held_back`
-were written like that too; whoever changes the rules does not read them. The trials run `once_held_back_c` and `once_held_back_d`; the
-others are run by hand, after each change of the rules. To run one part, or one entry by a part of its name:
+were written like that too; whoever changes the rules does not read them. The trials run `once_held_back_c` and
+`once_held_back_d`; the others are run by hand, after each change of the rules. To run one part, or one entry by a part
+of its name:
 
     TIGHTLOOP_TEST_HALF=development python -m pytest tests/trials/test_pauses.py -s
     TIGHTLOOP_TEST_HALF=once_held_back_b python -m pytest tests/trials/test_pauses.py -s
