@@ -8,13 +8,16 @@ import asyncio
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, TypeVar
 
-from starlette.concurrency import run_in_threadpool
+import anyio
+from anyio.to_thread import run_sync
 
 from tightloop.database.ledger import Ledger
 
 KEPT_SECONDS = 0.25
 """No answer is older. Events come four times a second at most."""
 ENTRIES = 1_000
+THREADS = 4
+"""Threads of one interpreter take turns; more of them only hold more connections."""
 T = TypeVar("T")
 
 
@@ -29,6 +32,7 @@ class Sharing:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._made: dict[Hashable, _Made] = {}
+        self._turns = anyio.CapacityLimiter(THREADS)
 
     async def get(self, key: Hashable, seen: int, make: Callable[[], T]) -> T:
         """Return what `make` returns, or returned for somebody else a moment ago.
@@ -57,7 +61,7 @@ class Sharing:
             # Before the rest is read: it knows this event at least.
             return self._ledger.last_event(), make()
 
-        return await run_in_threadpool(work)
+        return await run_sync(work, limiter=self._turns)
 
     def _is_young(self, made: _Made) -> bool:
         if not made.task.done():

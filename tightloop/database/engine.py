@@ -182,8 +182,10 @@ def sqlite_database(path: Path) -> Database:
     """Return the database in a file; it is made when it is first used."""
     engine = create_engine(
         URL.create("sqlite", database=str(path)),
-        pool_size=4,
-        max_overflow=60,
+        # To open a file costs more than to read a page of it: what works at once keeps its connections.
+        pool_size=16,
+        pool_use_lifo=True,
+        max_overflow=48,
         pool_timeout=BUSY_TIMEOUT.total_seconds(),
         connect_args={"timeout": BUSY_TIMEOUT.total_seconds(), "check_same_thread": False},
     )
@@ -233,8 +235,9 @@ def postgres_database(address: str) -> Database:
     milliseconds = int(STATEMENT_TIMEOUT.total_seconds() * 1000)
     engine = create_engine(
         url,
-        pool_size=4,
-        max_overflow=28,
+        pool_size=8,
+        pool_use_lifo=True,
+        max_overflow=24,
         pool_timeout=BUSY_TIMEOUT.total_seconds(),
         pool_pre_ping=True,
         connect_args={
