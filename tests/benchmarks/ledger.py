@@ -15,7 +15,7 @@ from temporalio.client import Client
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 
 from tests.benchmarks.figures import Report, Spread, progress
-from tests.benchmarks.served import gateway_process
+from tests.benchmarks.served import Served, gateway_process
 from tests.benchmarks.stage import stage
 from tests.support.ledger import START, question, snapshot
 from tests.support.postgres import new_database, postgres_server
@@ -48,7 +48,7 @@ DETAILS = EpisodeStatus(episode_id="episode", goal="goal " * 100, workspace="/sr
 
 async def measure() -> Report:
     """Return p50 and p95 of what pages and services ask for."""
-    report = Report("ledger: 10 000 episodes, ms", ("", "p50", "p95", "p95 / Temporal", ""))
+    report = Report("ledger: 10 000 episodes, ms", ("", "p50", "p95", "p95 / Temporal", "gateway's CPU", ""))
     with tempfile.TemporaryDirectory() as folder, postgres_server() as server, new_database(server) as address:
         local = sqlite_database(Path(folder) / "ledger.db")
         begun = time.perf_counter()
@@ -74,7 +74,7 @@ async def measure() -> Report:
                     tokens.create(of, Role.OPERATOR, only)[1] for of, only in (("all", ()), ("one", ["project-3"]))
                 )
                 with gateway_process(Path(folder), host, url) as served:
-                    await _measure_http(report, name, served.url, (owner, limited), temporal)
+                    await _measure_http(report, name, served, (owner, limited), temporal)
         local.close()
         shared.close()
     return report
@@ -144,15 +144,17 @@ def _timed(look: Callable[[], Any]) -> float:
     return (time.perf_counter() - begun) * 1e3
 
 
-def _add(report: Report, name: str, samples: list[float], beside: Sequence[float] = ()) -> None:
+def _add(report: Report, name: str, samples: list[float], beside: Sequence[float] = (), *more: float) -> None:
     spread = Spread.of(samples)
-    ratio = (spread.p95 / Spread.of(beside).p95,) if beside else ()
-    report.add(name, spread.median, spread.p95, *ratio, aim=AIM if name.startswith("HTTP") else "")
+    ratio = (spread.p95 / Spread.of(beside).p95 if beside else "",) if more else ()
+    report.add(name, spread.median, spread.p95, *ratio, *more, aim=AIM if name.startswith("HTTP") else "")
 
 
-async def _measure_http(report: Report, name: str, url: str, tokens: tuple[str, str], temporal: "_Visibility") -> None:
+async def _measure_http(
+    report: Report, name: str, served: Served, tokens: tuple[str, str], temporal: "_Visibility"
+) -> None:
     """Ask the gateway and Temporal's visibility in turns."""
-    async with _http(url, tokens[0]) as http, _http(url, tokens[1]) as limited:
+    async with _http(served.url, tokens[0]) as http, _http(served.url, tokens[1]) as limited:
         # One page after the other: a cursor is what the page before gave.
         cursor = ""
         for _ in range(39):
@@ -191,10 +193,11 @@ async def _measure_http(report: Report, name: str, url: str, tokens: tuple[str, 
         for what, samples in theirs.items():
             if samples:
                 _add(report, f"Temporal, {temporal.count} workflows, beside {name}: {what}", samples)
-        for what, (_, _, like) in paths.items():
-            _add(report, f"HTTP, {name}: {what}", ours[what], theirs[like])
+        for what, (client, path, like) in paths.items():
+            cost = await served.busy_seconds(client.get(path) for _ in range(ROUNDS // 2))
+            _add(report, f"HTTP, {name}: {what}", ours[what], theirs[like], 1e3 * cost)
         path = paths["list"][1]
-        _add(report, f"HTTP, {name}: list, {CLIENTS} clients at once", await _at_once(url, tokens[0], path))
+        _add(report, f"HTTP, {name}: list, {CLIENTS} clients at once", await _at_once(served.url, tokens[0], path))
 
 
 async def _at_once(url: str, token: str, path: str) -> list[float]:

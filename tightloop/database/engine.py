@@ -6,6 +6,7 @@ of order, and a reader that remembers the highest number would miss rows.
 
 import contextlib
 import sqlite3
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from enum import Enum, auto
@@ -24,6 +25,8 @@ from tightloop.errors import ServiceUnavailableError, SettingsError, StorageFull
 BUSY_TIMEOUT = timedelta(seconds=10)
 CONNECT_S = 5
 STATEMENT_TIMEOUT = timedelta(seconds=20)
+CHECKED, CHECKED_S = "tightloop_checked_until", 2.0
+"""Who only reads with a connection need not look for so long whether another release has changed the tables."""
 FREED_AT_ONCE = 500
 """Pages: bounds how long writers wait while a file shrinks."""
 WRITERS_LOCK = 0x7469676874  # "tight"
@@ -118,7 +121,11 @@ class Database:
     def _transaction(self, mode: Mode) -> Iterator[Connection]:
         with self._explained(), contextlib.ExitStack() as stack:
             connection = stack.enter_context(self._begun(mode))
+            if mode is Mode.READ and time.monotonic() < connection.info.get(CHECKED, 0.0):
+                yield connection
+                return
             found = revision_of(connection)
+            connection.info[CHECKED] = time.monotonic() + CHECKED_S if found == HEAD else 0.0
             if found != HEAD:
                 stack.close()
                 self._bring_up(found)
@@ -127,7 +134,11 @@ class Database:
 
     @contextlib.contextmanager
     def _begun(self, mode: Mode) -> Iterator[Connection]:
-        with self._engine.connect().execution_options(tightloop_mode=mode) as connection, connection.begin():
+        options: dict[str, Any] = {"tightloop_mode": mode}
+        if mode is Mode.READ and self._engine.dialect.name == "postgresql":
+            # Part of BEGIN: a statement of its own would be a round trip more.
+            options |= {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+        with self._engine.connect().execution_options(**options) as connection, connection.begin():
             if mode is not Mode.READ:
                 lock_writers(connection)
             yield connection
@@ -248,10 +259,5 @@ def postgres_database(address: str) -> Database:
             "application_name": "tightloop",
         },
     )
-
-    @event.listens_for(engine, "begin")
-    def _begin(connection: Connection) -> None:
-        if connection.get_execution_options().get("tightloop_mode") is Mode.READ:
-            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 
     return Database(engine, url.render_as_string(hide_password=True).replace("+psycopg", ""), upgrades=False)
