@@ -30,7 +30,7 @@ from tightloop.safety.person import Role
 EPISODES, PROJECTS, PEOPLE = 100, 10, 20
 EVERY_S = 3.0
 """An event of each episode."""
-SECONDS = 30.0
+SECONDS = 24.0
 REFRESH_S = 0.4
 """As in `page.js`."""
 REAL = ("/", "/episodes", "/workflows/episode-99")
