@@ -102,7 +102,7 @@ def _listed(look: Look, request: Request, kind: str, heading: str, command: str)
         "heading": heading,
         "wanted": wanted,
         "statuses": (*OPEN_STATUSES, *CLOSED_STATUSES),
-        "projects": look.ledger.projects(),
+        "projects": look.around.names,
         "lines": page.lines,
         "cursor": page.cursor,
         "query": f"{kept}&" if kept else "",

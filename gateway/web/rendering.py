@@ -6,7 +6,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from starlette.responses import HTMLResponse
 
 from gateway.web import assets, words
 from gateway.web.code import Row
@@ -39,19 +38,20 @@ class Templates:
         )
         self._environment.filters["runs"] = _runs
 
-    def response(self, screen: Screen, look: Look, said: str, status: int) -> HTMLResponse:
+    def page(self, screen: Screen, look: Look, said: str, *, part: bool = False) -> bytes:
         """Return a page.
 
         Args:
             screen: what it shows.
             look: who looks.
             said: what came of the last action, in hex digits; it begins with `!` where it was refused.
-            status: of HTTP.
+            part: only its title and `main`, which are the same for all who have one role and see the same projects.
         """
         inbox = look.inbox
         sentence = _decoded(said)
         html = self._environment.get_template(screen.template).render(
             **screen.content,
+            part=part,
             section=screen.section,
             live=screen.live,
             person=look.person,
@@ -63,7 +63,7 @@ class Templates:
             refused=sentence.startswith("!"),
             ui_url=self._ui_url,
         )
-        return HTMLResponse(html, status)
+        return html.encode()
 
     def _ui_link(self, workflow_id: str) -> str:
         return (

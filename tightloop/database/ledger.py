@@ -90,6 +90,13 @@ class Ledger:
             found = self._project_lines(connection, true())
         return tuple(sorted(found, key=lambda line: (_or_long_ago(line.last_event), line.id), reverse=True))
 
+    def names(self) -> dict[str, str]:
+        """Return the names of the projects, by id, in their order."""
+        query = select(projects.c.project, projects.c.name).where(self._sees(projects))
+        with self._database.reading() as connection:
+            found = connection.execute(query.order_by(projects.c.name, projects.c.project))
+            return {row.project: row.name for row in found}
+
     def project(self, project: str) -> ProjectLine:
         """Return a project.
 
@@ -227,7 +234,11 @@ class Ledger:
         return true() if self._only is None else table.c.project.in_(sorted(self._only))
 
     def _project_lines(self, connection: Connection, which: ColumnElement[bool]) -> list[ProjectLine]:
-        known = select(projects).where(self._sees(projects), which)
+        # The newest one is found by the index; a maximum of all would read them all.
+        newest = (
+            select(events.c.at).where(events.c.project == projects.c.project).order_by(events.c.seq.desc()).limit(1)
+        )
+        known = select(projects, newest.scalar_subquery().label("last_event")).where(self._sees(projects), which)
         found = {row["project"]: dict(row) for row in connection.execute(known).mappings()}
         waits = func.count(workflows.c.waiting_since)
         running = select(workflows.c.project, func.count(), waits).where(
@@ -235,10 +246,6 @@ class Ledger:
         )
         for project, open_ones, waiting in connection.execute(running.group_by(workflows.c.project)):
             found[project] |= {"running": open_ones, "waiting": waiting}
-        for project, line in found.items():
-            # The newest one is found by the index; a maximum of all would read them all.
-            newest = select(events.c.at).where(events.c.project == project).order_by(events.c.seq.desc()).limit(1)
-            line["last_event"] = connection.execute(newest).scalar()
         return [ProjectLine.model_validate({**line, "id": project}) for project, line in found.items()]
 
 

@@ -104,7 +104,7 @@ async def _start(scope: Scope, once: InOnce, request: EpisodeRequest, new_id: st
     async def start(derived: str | None) -> str:
         return await scope.client.start(request, new_id=new_id or derived)
 
-    return await once.start("episode", start, at("episodes"))
+    return await once.start("episode-", start, at("episodes"))
 
 
 @router.get("/episodes", response_model=Lines)
@@ -176,4 +176,4 @@ async def fork(scope: InScope, once: InOnce, workflow_id: WorkflowId, sent: Fork
         work = scope.client.fork(found.id, sent.checkpoint_id, new_id, by=scope.person.name)
         return str(await told(scope, found, "fork", work))
 
-    return await once.start("episode", start, at("episodes"))
+    return await once.start("episode-", start, at("episodes"))

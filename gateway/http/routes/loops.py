@@ -14,7 +14,7 @@ from gateway.http.camel import given
 from gateway.http.loop_plan import Dispatched, LoopPlan, Verified, dispatched, loop_plan, verified
 from gateway.http.once import InOnce
 from gateway.http.routes.steering import told
-from gateway.http.scope import EPISODES, Found, InScope, Scope
+from gateway.http.scope import EPISODES, InScope, Scope
 from tightloop.errors import InvalidRequestError
 from tightloop.loop.model import TASKS_LIMIT, LoopRequest, LoopState, LoopStatus
 
@@ -70,16 +70,14 @@ async def plan_project(
     request = LoopRequest.model_validate({**given(sent), "workspace": project.workspace})
 
     async def start(derived: str | None) -> str:
-        new_id = derived and derived.replace("plan-", "plan_", 1)
-        made = await scope.client.plan_project(request, new_id=new_id)
-        await _until(scope, made, lambda seen: bool(seen.tasks) or seen.status is not LoopState.DRAFT, wait)
-        return made
+        return await scope.client.plan_project(request, new_id=derived)
 
     async def describe(made: str) -> dict[str, Any]:
+        await _until(scope, made, lambda seen: bool(seen.tasks) or seen.status is not LoopState.DRAFT, wait)
         plan = loop_plan(await _status(scope, made), project_id, scope)
         return plan.model_dump(mode="json", by_alias=True) | {"href": f"/api/plans/{made}"}
 
-    return await once.start("plan", start, describe)
+    return await once.start("plan_", start, describe)
 
 
 @router.post("/plans/{workflowId}/dispatch", response_model=Dispatched)
@@ -88,15 +86,14 @@ async def dispatch(scope: InScope, once: InOnce, workflow_id: WorkflowId, sent: 
     found = await scope.find(workflow_id, LOOP, now=True)
 
     async def work() -> Response:
-        await told(scope, found, "dispatch", _dispatch(scope, found, sent))
+        asked = scope.client.dispatch(
+            found.id, parallel=sent.parallel, by=scope.person.name, message_id=once.message_id
+        )
+        await told(scope, found, "dispatch", asked)
         await _until(scope, found.id, lambda seen: seen.status is not LoopState.DISPATCHING, wait)
         return _json(dispatched(await _status(scope, found.id)))
 
     return await once.answer(work)
-
-
-async def _dispatch(scope: Scope, found: Found, sent: Dispatch) -> str:
-    return await scope.client.dispatch(found.id, parallel=sent.parallel, by=scope.person.name)
 
 
 @router.post("/plans/{workflowId}/verify", response_model=Verified)
@@ -111,7 +108,8 @@ async def verify(
     found = await scope.find(workflow_id, LOOP, now=True)
 
     async def work() -> Response:
-        await told(scope, found, "verify", scope.client.verify(found.id, by=scope.person.name))
+        asked = scope.client.verify(found.id, by=scope.person.name, message_id=once.message_id)
+        await told(scope, found, "verify", asked)
         await _until(scope, found.id, lambda seen: seen.status is not LoopState.VERIFYING, wait)
         return _json(verified(await _status(scope, found.id)))
 

@@ -100,7 +100,7 @@ async def _start(scope: Scope, once: InOnce, request: PlanRequest, new_id: str |
     async def start(derived: str | None) -> str:
         return await scope.client.start(request, new_id=new_id or derived)
 
-    return await once.start("plan", start, at("plans"))
+    return await once.start("plan-", start, at("plans"))
 
 
 @router.get("/plans", response_model=Lines)

@@ -17,8 +17,9 @@
       due = null;
       if (busy || typing() || document.hidden || document.querySelector("dialog[open]")) { missed = true; return; }
       busy = true; missed = false;
-      try { await htmx.ajax("GET", location.href, { target: "#main", select: "#main", swap: "outerMorph" }); } finally { busy = false; }
+      try { await htmx.ajax("GET", location.href, { target: "#main", select: "#main", swap: "outerMorph", headers: { "Tightloop-Seen": last || "0" } }); } finally { busy = false; }
       count();
+      if (missed) refresh();
     }, 400);
   };
   let missed = false;
