@@ -144,6 +144,20 @@ async def check_workspace(scope: Scope, workspace: str) -> None:
         )
 
 
+def require_all_projects(scope: Scope, what: str) -> None:
+    """Refuse what a token for some projects may not do.
+
+    Args:
+        scope: of the request.
+        what: it does, as the end of a sentence.
+
+    Raises:
+        RefusedError: the token is for some projects.
+    """
+    if scope.person.projects:
+        raise RefusedError(HTTPStatus.FORBIDDEN, f"only a token for all projects {what}. Ask an operator with one")
+
+
 def check_id_choice(scope: Scope, new_id: str | None) -> None:
     """Refuse an id that somebody chose who may not learn which ones other projects have.
 

@@ -59,6 +59,7 @@ class Templates:
             waiting=len(inbox),
             asked=inbox[-1].question.title if inbox else "",
             may_act=look.may(Role.OPERATOR),
+            may_add=look.may(Role.OPERATOR) and not look.person.projects,
             said=sentence.removeprefix("!"),
             refused=sentence.startswith("!"),
             ui_url=self._ui_url,

@@ -8,13 +8,13 @@ from fastapi import APIRouter, Body, Query
 from pydantic import Field
 from starlette.responses import Response
 
-from gateway.http.bodies import CheckBody, Name, ProjectId, Text, WorkflowId
+from gateway.http.bodies import CheckBody, Name, ProjectId, Text, WorkflowId, Workspace
 from gateway.http.camel import Body as Sent
 from gateway.http.camel import given
 from gateway.http.loop_plan import Dispatched, LoopPlan, Verified, dispatched, loop_plan, verified
 from gateway.http.once import InOnce
 from gateway.http.routes.steering import told
-from gateway.http.scope import EPISODES, Found, InScope, Scope
+from gateway.http.scope import EPISODES, Found, InScope, Scope, require_all_projects
 from tightloop.errors import InvalidRequestError
 from tightloop.loop.model import TASKS_LIMIT, LoopRequest, LoopState, LoopStatus
 
@@ -25,20 +25,30 @@ Wait = Annotated[
     int, Query(ge=0, le=60, description="Seconds to wait for what it started; then the answer says where it is.")
 ]
 EXAMPLE = {"packetId": "pkt_0123456789abcdef", "model": "claude-sonnet-4-20250514"}
+NEW_PROJECT = {"workspace": "/home/me/orders", "goal": "Add rate limits to the API"}
 
 
-class PlanProject(Sent):
+class _Wanted(Sent):
+    model: Name = ""
+    """Empty: as the settings say."""
+    goal: Text = ""
+    gates: list[CheckBody] = Field(default_factory=list)
+    """Empty: those of the settings, or detected."""
+
+
+class PlanProject(_Wanted):
     """What to plan; without anything: what the project shows as open."""
 
     packet_id: Annotated[str, Field(pattern=r"^(pkt_[0-9a-f]{16})?$")] = ""
     """A packet that was made before, of this project."""
-    model: Name = ""
-    """Empty: as the settings say."""
-    goal: Text = ""
     episode: Name = ""
     """Inspect this finished episode in place of the project."""
-    gates: list[CheckBody] = Field(default_factory=list)
-    """Empty: those of the settings, or detected."""
+
+
+class AddProject(_Wanted):
+    """A project, and what to plan in it."""
+
+    workspace: Workspace
 
 
 class Dispatch(Sent):
@@ -68,7 +78,24 @@ async def plan_project(
     if sent.episode and (await scope.find(sent.episode, EPISODES, now=True)).project != project_id:
         raise InvalidRequestError(f"{sent.episode} is not an episode of {project_id}. Name one of this project")
     request = LoopRequest.model_validate({**given(sent), "workspace": project.workspace})
+    return await _plan(scope, once, request, wait)
 
+
+@router.post("/projects", status_code=201, response_model=LoopPlan, tags=["projects"])
+async def add_project(
+    scope: InScope,
+    once: InOnce,
+    sent: Annotated[AddProject, Body(openapi_examples={"a project": {"value": NEW_PROJECT}})],
+    wait: Wait = WAIT_SECONDS,
+) -> Response:
+    """Inspect and plan a project that is not known yet; from then on it is. Needs a token for all projects."""
+    require_all_projects(scope, "adds projects")
+    request = LoopRequest.model_validate(given(sent))
+    await scope.client.check_workspace(request.workspace)
+    return await _plan(scope, once, request, wait)
+
+
+async def _plan(scope: Scope, once: InOnce, request: LoopRequest, wait: int) -> Response:
     async def start(derived: str | None) -> str:
         new_id = derived and derived.replace("plan-", "plan_", 1)
         made = await scope.client.plan_project(request, new_id=new_id)
