@@ -29,7 +29,7 @@ class Within(NamedTuple):
 class Blocked(NamedTuple):
     """What waits for one answer."""
 
-    count: int = 0
+    held: int = 0
     loop: str = ""
     tasks: tuple[str, ...] = ()
 
@@ -55,7 +55,7 @@ def inbox_items(
             iteration=row["iteration"],
             question=question,
             since=question.since or row["waiting_since"],
-            blocks=blocked.count,
+            blocks=blocked.held,
             loop=blocked.loop,
             tasks=blocked.tasks,
         )

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Query
+from fastapi import APIRouter, Body
 from pydantic import Field
 from starlette.responses import Response
 
-from gateway.http.bodies import CheckBody, Name, ProjectId, Text, WorkflowId, Workspace
+from gateway.http.bodies import CheckBody, Name, ProjectId, Text, Wait, WorkflowId, Workspace
 from gateway.http.camel import Body as Sent
 from gateway.http.camel import given
 from gateway.http.loop_plan import Dispatched, LoopPlan, Verified, dispatched, loop_plan, verified
@@ -21,9 +21,6 @@ from tightloop.loop.model import TASKS_LIMIT, LoopRequest, LoopState, LoopStatus
 WAIT_SECONDS = 20
 LOOK_SECONDS = 0.3
 LOOP = ("loop",)
-Wait = Annotated[
-    int, Query(ge=0, le=60, description="Seconds to wait for what it started; then the answer says where it is.")
-]
 EXAMPLE = {"packetId": "pkt_0123456789abcdef", "model": "claude-sonnet-4-20250514"}
 NEW_PROJECT = {"workspace": "/home/me/orders", "goal": "Add rate limits to the API"}
 
