@@ -117,7 +117,8 @@ async def test_a_cancellation_that_drops_a_restore_says_so(
     assert result.outcome is EpisodeOutcome.CANCELLED
     told = "enough; the restore to ckpt-1 was not carried out, the files are as they were"
     assert result.reason == told
-    assert timeline[-1].text == f"CANCELLED: {told}"
+    # The worker of before stopped while it sent an alert: its line may be the last.
+    assert f"CANCELLED: {told}" in [line.text for line in timeline]
     assert (workspace / "log.txt").read_text() == "1\n2\n"
 
 
