@@ -259,6 +259,7 @@ async def test_what_the_client_can_do_can_be_done_over_http(
         await waiting_gate(http, plan)
         same = await http.post(f"{plan}/replan", json={"source": GATED.replace("Ship?", "Ship it?")})
         assert same.status_code == 200, same.text
+        await waiting_gate(http, plan)
         no = await http.post(f"{plan}/gates/ship/reject", json={"text": "not today"})
         assert no.status_code == 200, no.text
         await until(http, plan, "failed")
