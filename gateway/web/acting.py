@@ -121,7 +121,7 @@ async def add(actor: Actor, request: Request) -> Done:
     if actor.look.person.projects:
         raise InvalidRequestError("only a person who sees all projects adds one. Ask an operator who does")
     form = await _form(request)
-    workspace = _text(form, "workspace")
+    workspace = _text(form, "workspace").rstrip("/")
     await actor.client.check_workspace(workspace)
     made = await actor.client.plan_project(_asked(workspace, form))
     line = await _recorded(actor, made)

@@ -34,6 +34,7 @@ class Templates:
             duration=words.duration,
             money=words.money,
             moment=words.moment,
+            title_of=words.title_of,
             path_of=path_of,
             ui_link_of=self._ui_link,
         )
