@@ -13,6 +13,8 @@ from gateway.web.code import Row
 from gateway.web.look import Look, Screen
 from tightloop.safety.person import Role
 
+_DIRECTIONS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")
+
 
 class Templates:
     """The templates with the words that all of them use."""
@@ -24,6 +26,7 @@ class Templates:
             loader=FileSystemLoader(Path(__file__).parent / "templates"),
             autoescape=True,
             undefined=StrictUndefined,
+            finalize=_shown,
             trim_blocks=True,
             lstrip_blocks=True,
         )
@@ -71,6 +74,14 @@ class Templates:
         return (
             f"{self._ui_url}/namespaces/{quote(self._namespace)}/workflows/{quote(workflow_id)}" if self._ui_url else ""
         )
+
+
+def _shown(value: object) -> object:
+    """Return a value as it is shown: text without characters that change the direction of what stands around them.
+
+    Source: https://trojansource.codes, where such characters hide what a line of code does.
+    """
+    return value.translate(_DIRECTIONS) if isinstance(value, str) else value
 
 
 def path_of(workflow_id: str) -> str:
