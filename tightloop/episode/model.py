@@ -124,9 +124,9 @@ class EpisodeRequest(CallerInput):
     """Values of `thresholds` and of the two limits below, where they are not given one by one."""
     thresholds: Thresholds = Thresholds()
     repeat_error_limit: int = 3
-    """Iterations in a row with the same error before the episode pauses."""
+    """Iterations in a row with the same error until people are told; as many again pause."""
     deviation_limit: int = 2
-    """Iterations in a row with class LOW before the episode pauses."""
+    """Iterations in a row with class LOW until people are told; as many again pause."""
     # 1 550 events, 31 an iteration (docs/reference/figures.md). Temporal suggests one at 4 096, warns at 10 240.
     iterations_per_run: int = 50
     """After this many iterations the workflow continues as new."""
@@ -248,6 +248,8 @@ class EpisodeState(Value):
     probability_class: ProbabilityClass | None = None
     low_streak: int = 0
     failures: FailureStreak = NO_FAILURES
+    told: bool = False
+    """People and the planner were told of doubts about the course, and no progress came since."""
     trees: tuple[str, ...] = ()
     """Trees at the end of the last iterations, oldest first."""
     memory: TrackerMemory | None = None
