@@ -144,12 +144,28 @@ async def check_workspace(scope: Scope, workspace: str) -> None:
         )
 
 
-def check_id_choice(scope: Scope, new_id: str | None) -> None:
+def require_all_projects(scope: Scope, what: str) -> None:
+    """Refuse what a token for some projects may not do.
+
+    Args:
+        scope: of the request.
+        what: it does, as the end of a sentence.
+
+    Raises:
+        RefusedError: the token is for some projects.
+    """
+    if scope.person.projects:
+        raise RefusedError(HTTPStatus.FORBIDDEN, f"only a token for all projects {what}. Ask an operator with one")
+
+
+def check_id_choice(scope: Scope, new_id: str | None, *, replace: bool = False) -> None:
     """Refuse an id that somebody chose who may not learn which ones other projects have.
 
     Raises:
-        InvalidRequestError: it is chosen.
+        InvalidRequestError: it is chosen; or one is to be replaced, and none is named.
     """
+    if replace and new_id is None:
+        raise InvalidRequestError("replace takes the id of a closed one. Name it: ?id=...&replace=true")
     if new_id is not None and scope.person.projects:
         raise InvalidRequestError(
             "only a token for all projects chooses ids. To start something once, send an Idempotency-Key"
@@ -211,7 +227,7 @@ def possible_actions(status: str, kind: str) -> tuple[str, ...]:
     """Return what can be done with an episode or plan in a status, as the last part of the path."""
     if status in CLOSED_STATUSES:
         return ("restore", "fork") if kind == "episode" else ()
-    own = ("respond", "restore", "fork") if kind == "episode" else ("run",)
+    own = ("respond", "amend", "restore", "fork") if kind == "episode" else ("run", "replan")
     return ("answer", "pause", "resume", "cancel", "top-up", *own)
 
 

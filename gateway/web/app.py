@@ -46,6 +46,7 @@ ACTS: dict[str, Act] = {
     "/workflows/{id}/respond": acting.respond,
     "/workflows/{id}/restore": acting.restore,
     "/workflows/{id}/fork": acting.fork,
+    "/projects": acting.add,
     "/projects/{id}/plan": acting.plan,
     "/loops/{id}/dispatch": acting.dispatch,
     "/loops/{id}/verify": acting.verify,
@@ -135,8 +136,8 @@ def _say(response: Response, said: str) -> None:
 
 def _back(request: Request) -> str:
     """Return the page of what was acted on."""
-    if request.url.path.startswith("/projects/"):
-        return f"/projects/{request.path_params['id']}"
+    if request.url.path.startswith("/projects"):
+        return f"/projects/{request.path_params['id']}" if request.path_params else "/projects"
     return f"/workflows/{request.path_params['id']}"
 
 

@@ -12,6 +12,8 @@ from gateway.web.code import Row
 from gateway.web.look import Look, Screen
 from tightloop.safety.person import Role
 
+_DIRECTIONS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")
+
 
 class Templates:
     """The templates with the words that all of them use."""
@@ -23,6 +25,7 @@ class Templates:
             loader=FileSystemLoader(Path(__file__).parent / "templates"),
             autoescape=True,
             undefined=StrictUndefined,
+            finalize=_shown,
             trim_blocks=True,
             lstrip_blocks=True,
         )
@@ -33,6 +36,7 @@ class Templates:
             duration=words.duration,
             money=words.money,
             moment=words.moment,
+            title_of=words.title_of,
             path_of=path_of,
             ui_link_of=self._ui_link,
         )
@@ -59,6 +63,7 @@ class Templates:
             waiting=len(inbox),
             asked=inbox[-1].question.title if inbox else "",
             may_act=look.may(Role.OPERATOR),
+            may_add=look.may(Role.OPERATOR) and not look.person.projects,
             said=sentence.removeprefix("!"),
             refused=sentence.startswith("!"),
             ui_url=self._ui_url,
@@ -69,6 +74,14 @@ class Templates:
         return (
             f"{self._ui_url}/namespaces/{quote(self._namespace)}/workflows/{quote(workflow_id)}" if self._ui_url else ""
         )
+
+
+def _shown(value: object) -> object:
+    """Return a value as it is shown: text without characters that change the direction of what stands around them.
+
+    Source: https://trojansource.codes, where such characters hide what a line of code does.
+    """
+    return value.translate(_DIRECTIONS) if isinstance(value, str) else value
 
 
 def path_of(workflow_id: str) -> str:

@@ -13,6 +13,7 @@ from sqlalchemy import (
     Select,
     Table,
     and_,
+    case,
     func,
     literal,
     or_,
@@ -23,7 +24,7 @@ from sqlalchemy import (
 
 from tightloop.database.engine import Database
 from tightloop.database.forwarding import shared_id
-from tightloop.database.inbox import inbox_items
+from tightloop.database.inbox import LEVELS, Within, inbox_items
 from tightloop.database.project import ProjectLedger
 from tightloop.database.rows import event_line, read_step, workflow_line
 from tightloop.database.schema import Moment, checkpoints, days, events, projects, steps, workflows
@@ -39,6 +40,7 @@ from tightloop.ledger.model import (
     WorkflowLine,
     WorkflowPage,
 )
+from tightloop.loop.model import LoopStatus
 
 PAGE_LIMIT = 500
 EVENTS_LIMIT = 5_000
@@ -161,10 +163,26 @@ class Ledger:
             query = query.where(workflows.c.project == project)
         with self._database.reading() as connection:
             waiting = connection.execute(query.order_by(workflows.c.waiting_since, workflows.c.id)).mappings().all()
-            plans = {row["id"] for row in waiting} | {row["parent"] for row in waiting if row["parent"]}
+            within = self._around(connection, {row["parent"] for row in waiting if row["parent"]})
+            plans = {row["id"] for row in waiting} | within.keys()
             found = select(steps).where(self._sees(steps), steps.c.plan_id.in_(plans))
             rows = connection.execute(found).mappings().all() if plans else []
-        return inbox_items(waiting, [read_step(row) for row in rows])
+        return inbox_items(waiting, [read_step(row) for row in rows], within)
+
+    def _around(self, connection: Connection, ids: set[str]) -> dict[str, Within]:
+        """Return the plans with these ids, and those around them."""
+        found: dict[str, Within] = {}
+        for _ in range(LEVELS):
+            if not ids:
+                break
+            # The details of a plan may be long; only those of a project's plan are read.
+            details = case((workflows.c.kind == "loop", workflows.c.details), else_="")
+            query = select(workflows.c.id, workflows.c.parent, details.label("details"))
+            for row in connection.execute(query.where(self._sees(workflows), workflows.c.id.in_(ids))):
+                tasks = LoopStatus.model_validate_json(row.details).tasks if row.details else ()
+                found[row.id] = Within(row.parent, tasks)
+            ids = {one.parent for one in found.values() if one.parent} - found.keys()
+        return found
 
     def checkpoints(self, workflow_id: str) -> tuple[CheckpointRecord, ...]:
         """Return the checkpoints of an episode, by number."""

@@ -124,8 +124,10 @@ class Notice(Alert):
     title: str
     text: str
     """All of it in a few lines; the field that chat services show."""
+    page: str = ""
+    """The episode or plan on the page."""
     link: str = ""
-    """The episode in the Temporal Web UI."""
+    """The same in the Temporal Web UI."""
     commands: tuple[str, ...] = ()
     """What answers it on the command line, the most likely one first."""
 
@@ -201,22 +203,23 @@ def alert_of(
     )
 
 
-def notice_of(alert: Alert, *, link: str = "", full: bool = False) -> Notice:
+def notice_of(alert: Alert, *, page: str = "", link: str = "", full: bool = False) -> Notice:
     """Return what may leave the host.
 
     Args:
         alert: what happened.
-        link: of the episode in the Temporal Web UI.
+        page: address of the episode or plan on the page.
+        link: of the same in the Temporal Web UI.
         full: with the reason and the goal, without the secrets and the personal data in them.
     """
     title = f"{alert.subject.value.capitalize()} {alert.episode_id} {TITLES[alert.kind]}"
     reason, goal = (scrub(alert.reason), scrub(alert.goal)) if full else ("", "")
     commands = answers_to(alert)
-    lines = (f"{title} ({_where(alert)}).", reason, f"Answer: {commands[0]}", link)
+    lines = (f"{title} ({_where(alert)}).", reason, f"Answer: {commands[0]}", page, link)
     text = "\n".join(line for line in lines if line)
     # Reason and goal hold people's words: they are scrubbed above, or left out.
     shared = {**dict(alert), "reason": reason, "goal": goal}
-    return Notice(**shared, title=title, text=text, link=link, commands=commands)
+    return Notice(**shared, title=title, text=text, page=page, link=link, commands=commands)
 
 
 def _where(alert: Alert) -> str:

@@ -62,6 +62,9 @@ class LoopContext:
             workspace=self.request.workspace,
             goal=self.request.goal,
             run_id=self.request.episode,
+            parallel=self.request.parallel,
+            executor=self.request.executor.name,
+            budget=self.request.budget,
             created_at=now(),
             updated_at=now(),
         )
@@ -130,7 +133,8 @@ class LoopContext:
     def dispatch(self, parallel: int) -> None:
         """Note that a person wants the tasks started."""
         self.parallel = parallel
-        self.change(self.status.evolve(status=LoopState.DISPATCHING, executed_at=self._now()))
+        dispatched = self.status.evolve(status=LoopState.DISPATCHING, parallel=parallel, executed_at=self._now())
+        self.change(dispatched)
 
     def verify(self, wanted: bool = True) -> None:
         """Note that a person wants the gates run, or that they have run."""

@@ -33,7 +33,10 @@ def inbox(context: typer.Context, project: Project = "", as_json: AsJson = False
 
 
 def _item_lines(item: InboxItem) -> list[str]:
-    blocks = f"; blocks {counted(item.blocks, 'step')}" if item.blocks > 1 else ""
+    blocks = f"; blocks {counted(item.blocks, 'step')}" if item.blocks > 1 and not item.tasks else ""
+    if item.loop:
+        waits = f"; {', '.join(item.tasks[1:])} wait for {item.tasks[0]}" if len(item.tasks) > 1 else ""
+        blocks += f"; within {item.loop}{waits}"
     goal = f": {plain(item.goal.partition(chr(10))[0])}" if item.goal else ""
     first, *others = question_lines(item.workflow_id, item.question, alone=False)
     return [f"{item.workflow_id}{goal}  ({item.project}{blocks})", plain(first), *map(plain, others)]
