@@ -9,11 +9,13 @@ from starlette.types import ASGIApp
 
 from gateway.access.body import Bounded
 from gateway.http.problems import RESPONSES, Problem, handle_problems
-from gateway.http.routes import episodes, loops, overview, plans, schemas
+from gateway.http.routes import episodes, loops, overview, plans, records, schemas
 from gateway.http.routes.steering import steering
 from gateway.http.scope import Services
 
 VERSION = "1"
+SHARED = (steering, records.records)
+"""Make the paths that episodes and plans have alike."""
 _ABOUT = (
     "Start, watch and steer episodes, plans and loops. Names are camelCase; times are UTC; errors are "
     "application/problem+json and say what to do. Make a token: tightloop token create NAME --role operator"
@@ -41,10 +43,9 @@ def api(services: Services) -> ASGIApp:
         redirect_slashes=False,
     )
     app.state.services = services
-    for router in (overview.router, schemas.router, episodes.router, plans.router, loops.router):
+    own = (overview, schemas, episodes, plans, loops, records)
+    for router in (*(each.router for each in own), *(make(noun) for make in SHARED for noun in ("episodes", "plans"))):
         app.include_router(router, prefix="/api")
-    app.include_router(steering("episodes"), prefix="/api")
-    app.include_router(steering("plans"), prefix="/api")
     handle_problems(app)
     _describe(app)
     return Bounded(app)

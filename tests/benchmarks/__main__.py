@@ -26,6 +26,7 @@ NAMES = (
     "watchers",
     "events",
     "ledger",
+    "pages",
     "gui",
 )
 LIMIT_S = 300
