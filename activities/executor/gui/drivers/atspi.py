@@ -94,7 +94,7 @@ def focused(pid: int) -> dict[str, Any] | None:
 
 
 def is_now(node: Any, state: Any) -> bool:
-    """Return whether a node has a state, asked anew."""
+    """Return whether a node has a state, without the cache."""
     try:
         node.clear_cache()
     except Exception:  # noqa: BLE001 - nodes vanish while they are looked at
