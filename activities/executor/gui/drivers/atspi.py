@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import gi
+import gi  # pyright: ignore[reportMissingImports]
 
 gi.require_version("Atspi", "2.0")
-from gi.repository import Atspi  # noqa: E402
+from gi.repository import Atspi  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 MOST_NODES = 6000
 MOST_TEXTS = 400

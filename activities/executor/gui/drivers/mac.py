@@ -52,9 +52,9 @@ class MacDriver:
 
     def __init__(self) -> None:
         try:
-            import AppKit
-            import ApplicationServices
-            import Quartz
+            import AppKit  # pyright: ignore[reportMissingImports]
+            import ApplicationServices  # pyright: ignore[reportMissingImports]
+            import Quartz  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise DriverError(
                 f"{error.name} is not installed: pip install pyobjc-framework-ApplicationServices, or "
