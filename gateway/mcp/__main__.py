@@ -1,0 +1,92 @@
+"""`python -m gateway.mcp`: MCP on standard input and output, or at a Unix socket, as the user who starts it."""
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+
+from gateway.access.scope import Scope, Services, project_of
+from gateway.mcp.caller import Caller
+from gateway.mcp.server import Context, mcp_server
+from gateway.mcp.stream import serve_socket, serve_stdio
+from tightloop.client import TightloopClient
+from tightloop.database.opening import open_ledger
+from tightloop.errors import TightloopError
+from tightloop.host import load_settings, open_state_home
+from tightloop.host.log import set_up
+from tightloop.safety.person import Person, Role
+from tightloop.settings import Settings
+
+EPISODE = "TIGHTLOOP_EPISODE"
+"""Variable that tells an agent's processes which episode they work for."""
+
+
+def main() -> int:
+    """Run; errors of ours are one sentence."""
+    set_up(logging.WARNING, content=False)
+    parser = argparse.ArgumentParser(prog="tightloop mcp serve", description=__doc__)
+    parser.add_argument("--settings", type=Path)
+    parser.add_argument("--role", type=Role, choices=list(Role), default=Role.AGENT)
+    parser.add_argument("--episode", default="")
+    parser.add_argument("--workspace", type=Path)
+    parser.add_argument("--socket", type=Path)
+    arguments = parser.parse_args()
+    try:
+        settings = load_settings(arguments.settings)
+        open_state_home()
+        person = person_of(arguments.role, arguments.episode, arguments.workspace, os.environ.get(EPISODE, ""))
+        asyncio.run(_serve(settings, person, arguments.episode, arguments.socket))
+    except TightloopError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def person_of(role: Role, episode: str, workspace: Path | None, working_for: str) -> Person:
+    """Return who is at the connection.
+
+    Args:
+        role: that was asked for.
+        episode: that was named; of an agent the one that it works for.
+        workspace: sees the project in it alone; an agent always has one: else the current folder.
+        working_for: the episode for which the process that started this one works. Whoever it is, it is an agent then.
+    """
+    user = os.environ.get("USER") or "operator"
+    if working_for:
+        role, episode = Role.AGENT, working_for
+    is_agent = role is Role.AGENT
+    if workspace is None and is_agent and not episode:
+        workspace = Path.cwd()
+    return Person(
+        name=f"agent of {user}" if is_agent else user,
+        role=role,
+        projects=() if workspace is None else (project_of(str(workspace.absolute())),),
+        episode=episode if is_agent else "",
+    )
+
+
+async def _serve(settings: Settings, person: Person, episode: str, path: Path | None) -> None:
+    opened: list[Services] = []
+    opening = asyncio.Lock()
+
+    async def caller_of(_: Context) -> Caller:
+        # With the first call: an editor starts this once, maybe before Temporal is there.
+        async with opening:
+            if not opened:
+                client = await TightloopClient.connect(settings=settings)
+                opened.append(Services(open_ledger(settings), client, settings))
+        return Caller(Scope(person, opened[0]), "" if person.episode else episode)
+
+    server = mcp_server(caller_of)
+    if path is None:
+        await serve_stdio(server)
+    else:
+        await serve_socket(server, path.absolute())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
