@@ -20,8 +20,8 @@ class Comparison(Value):
 
     patch: str = Field(description="Unified diff of the files.")
     probability_class: ProbabilityClass = Field(
-        description="HIGH, MEDIUM or LOW: of consecutive checkpoints as the tracker classified the iteration, of others "
-        "by the share of the lines that is unchanged, from 0.6 and from 0.4."
+        description="HIGH, MEDIUM or LOW: of consecutive checkpoints as the tracker classified the iteration, of "
+        "others by the share of the lines that is unchanged, from 0.6 and from 0.4."
     )
     cut: bool = Field(default=False, description="Whether the patch is longer than what is returned.")
 

@@ -6,6 +6,8 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
+from mcp_types import Resource, ResourceTemplate
+
 from gateway.access.scope import EPISODES, Found
 from gateway.mcp.caller import Caller
 from tightloop.errors import InvalidRequestError
@@ -47,6 +49,29 @@ PARTS = (
 def uri_of(episode_id: str, part: str) -> str:
     """Return the address of a resource."""
     return f"tightloop://episodes/{episode_id}/{part}"
+
+
+def of_episode(episode_id: str) -> list[Resource]:
+    """Return the resources of an episode."""
+    return [
+        Resource(
+            uri=uri_of(episode_id, part.name),
+            name=f"{episode_id} {part.name}",
+            description=part.description,
+            mime_type=MEDIA_TYPE,
+        )
+        for part in PARTS
+    ]
+
+
+def templates() -> list[ResourceTemplate]:
+    """Return what there is of every episode."""
+    return [
+        ResourceTemplate(
+            uri_template=uri_of("{id}", part.name), name=part.name, description=part.description, mime_type=MEDIA_TYPE
+        )
+        for part in PARTS
+    ]
 
 
 async def read(caller: Caller, uri: str) -> str:

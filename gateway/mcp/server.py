@@ -17,8 +17,6 @@ from mcp_types import (
     PaginatedRequestParams,
     ReadResourceRequestParams,
     ReadResourceResult,
-    Resource,
-    ResourceTemplate,
     TextContent,
     TextResourceContents,
 )
@@ -35,8 +33,8 @@ logger = logging.getLogger("tightloop")
 
 ERROR_CHARACTERS = 4_000
 _ABOUT = (
-    "Durable episodes of coding work. An agent that works on a plan: report with send_message(target='planner'), in the "
-    "template that its rules file shows; ask a person with pause_episode. Files are checkpointed by the episode itself."
+    "Durable episodes of coding work. An agent that works on a plan: report with send_message(target='planner'), in "
+    "the template that its rules file shows; ask a person with pause_episode. Files are checkpointed by the episode itself."
 )
 Context = ServerRequestContext[Any, Any]
 CallerOf = Callable[[Context], Awaitable[Caller]]
@@ -58,16 +56,7 @@ def mcp_server(caller_of: CallerOf, version: str = "1") -> Server[Any]:
         tool = tools.get(params.name)
         if tool is None:
             return _failure(f"no tool is named {params.name[:80]!r}. There are: {', '.join(tools)}")
-        try:
-            answer = await tool.call(await caller_of(context), params.arguments or {})
-        except (TightloopError, RefusedError) as error:
-            return _failure(error.message)
-        except Exception as error:  # noqa: BLE001 - outermost handler; a traceback could hold content
-            logger.error("the tool %s failed with %s", tool.name, type(error).__name__)
-            return _failure(f"{tool.name} failed with {type(error).__name__}. Try again, and report it if it stays")
-        return CallToolResult(
-            content=[TextContent(text=json.dumps(answer, ensure_ascii=False))], structured_content=answer
-        )
+        return await _called(tool, caller_of, context, params.arguments or {})
 
     async def list_resources(context: Context, _: PaginatedRequestParams | None) -> ListResourcesResult:
         try:
@@ -75,24 +64,10 @@ def mcp_server(caller_of: CallerOf, version: str = "1") -> Server[Any]:
         except (TightloopError, RefusedError):
             # It is about no single episode: the templates say what there is.
             return ListResourcesResult(resources=[])
-        found = [
-            Resource(
-                uri=resources.uri_of(own, part.name), name=f"{own} {part.name}", description=part.description,
-                mime_type=resources.MEDIA_TYPE,
-            )
-            for part in resources.PARTS
-        ]  # fmt: skip
-        return ListResourcesResult(resources=found)
+        return ListResourcesResult(resources=resources.of_episode(own))
 
     async def list_templates(_: Context, __: PaginatedRequestParams | None) -> ListResourceTemplatesResult:
-        found = [
-            ResourceTemplate(
-                uri_template=resources.uri_of("{id}", part.name), name=part.name, description=part.description,
-                mime_type=resources.MEDIA_TYPE,
-            )
-            for part in resources.PARTS
-        ]  # fmt: skip
-        return ListResourceTemplatesResult(resource_templates=found)
+        return ListResourceTemplatesResult(resource_templates=resources.templates())
 
     async def read_resource(context: Context, params: ReadResourceRequestParams) -> ReadResourceResult:
         try:
@@ -114,6 +89,17 @@ def mcp_server(caller_of: CallerOf, version: str = "1") -> Server[Any]:
         on_read_resource=read_resource,
         get_tool_input_schema=lambda name: tools[name].shown.input_schema if name in tools else None,
     )
+
+
+async def _called(tool: Described, caller_of: CallerOf, context: Context, arguments: dict[str, Any]) -> CallToolResult:
+    try:
+        answer = await tool.call(await caller_of(context), arguments)
+    except (TightloopError, RefusedError) as error:
+        return _failure(error.message)
+    except Exception as error:  # noqa: BLE001 - outermost handler; a traceback could hold content
+        logger.error("the tool %s failed with %s", tool.name, type(error).__name__)
+        return _failure(f"{tool.name} failed with {type(error).__name__}. Try again, and report it if it stays")
+    return CallToolResult(content=[TextContent(text=json.dumps(answer, ensure_ascii=False))], structured_content=answer)
 
 
 def _failure(sentence: str) -> CallToolResult:

@@ -111,8 +111,8 @@ async def send_message(
     target: Annotated[
         Literal["planner", "operator"],
         Field(
-            description="planner: the report on the plan, or a note while nothing is waited for. operator: asks a person, "
-            "and the episode pauses. Plans reach the executor from the planner alone."
+            description="planner: the report on the plan, or a note while nothing is waited for. operator: asks a "
+            "person, and the episode pauses. Plans reach the executor from the planner alone."
         ),
     ],
     message: Annotated[
