@@ -34,7 +34,7 @@ logger = logging.getLogger("tightloop")
 ERROR_CHARACTERS = 4_000
 _ABOUT = (
     "Durable episodes of coding work. An agent that works on a plan: report with send_message(target='planner'), in "
-    "the template that its rules file shows; ask a person with pause_episode. Files are checkpointed by the episode itself."
+    "the template that its rules file shows; ask a person with pause_episode. The episode checkpoints the files itself."
 )
 Context = ServerRequestContext[Any, Any]
 CallerOf = Callable[[Context], Awaitable[Caller]]

@@ -62,15 +62,12 @@ def install(
     if not folder.is_dir():
         raise InvalidRequestError(f"--workspace {str(workspace)!r} is not a folder. Name the folder of the project")
     if http and role is not Role.AGENT:
-        raise InvalidRequestError(
-            "with --http the token decides the role. Make it: tightloop token create NAME --role ROLE"
-        )
+        raise InvalidRequestError("with --http the token decides the role: tightloop token create NAME --role ROLE")
     entry = _over_http(session, found, episode) if http else _command(session, client, folder, role, episode)
     config = found.config(folder)
     within = folder if config.is_relative_to(folder) else None
-    rules = Template((Path(__file__).parent / "rules.md").read_text(encoding="utf-8")).substitute(
-        example=REQUEST_EXAMPLE
-    )
+    template = Template((Path(__file__).parent / "rules.md").read_text(encoding="utf-8"))
+    rules = template.substitute(example=REQUEST_EXAMPLE)
     changes = [change(config, lambda path, text: found.merged(path, text, entry), within=within)]
     if role is Role.AGENT:
         changes.append(change(folder / found.rules, lambda path, text: _ruled(found, path, text, rules), within=folder))

@@ -50,10 +50,12 @@ def change(path: Path, make: Callable[[Path, str], str], *, within: Path | None 
         raise SettingsError(f"{path} leads to {real}, outside of {within}. Remove the link, then install again")
     try:
         if real.exists() and (not real.is_file() or real.stat().st_size > LARGEST_BYTES):
-            raise SettingsError(
-                f"{path} is not a file of up to {LARGEST_BYTES} bytes. Move it away, then install again"
-            )
-        old = real.read_text(encoding="utf-8") if real.exists() else None
+            raise SettingsError(f"{path} is not a file, or too large. Move it away, then install again")
+        old = None
+        if real.exists():
+            # As it is: line ends of Windows stay.
+            with real.open(encoding="utf-8", newline="") as file:
+                old = file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} cannot be read: {error}. Correct it, then install again") from None
     return Change(real, old, make(path, old or ""))
@@ -84,7 +86,9 @@ def write(wanted: Change) -> Path | None:
 
 
 def _write_new(path: Path, text: str, mode: int) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
+    with os.fdopen(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8", newline=""
+    ) as file:
         os.fchmod(file.fileno(), mode)
         file.write(text)
         file.flush()
