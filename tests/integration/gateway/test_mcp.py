@@ -5,18 +5,29 @@ import contextlib
 import json
 import socket
 import stat
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 from mcp import Client, MCPError
 
 from gateway.mcp.tools import TOOLS
 from tests.support.episodes import Working, eventually
 from tests.support.gateway import NAMES, Gateway, fill, gateway, project_id, secret_of
-from tests.support.mcp import TRANSPORTS, call, connected, over_http, over_stdio, refused, socket_server
+from tests.support.mcp import (
+    SERVE,
+    TRANSPORTS,
+    call,
+    connected,
+    environment,
+    over_http,
+    over_stdio,
+    refused,
+    socket_server,
+)
+from tests.support.stack.stack import ROOT
 from tightloop.client import Check, EpisodeRequest, ExecutorChoice, TightloopClient
 from tightloop.database.access.tokens import Tokens
 from tightloop.database.opening import open_ledger
@@ -160,3 +171,140 @@ async def work_of_operator(operator: Client, client: TightloopClient, workspace:
     assert "none of the projects" in await refused(
         operator, "start_episode", goal="more", workspace=str(elsewhere), definition_of_done=["true"]
     )
+
+
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "record_checkpoint": {"iteration": 1, "role": "executor", "scratchpad": "x"},
+    "diff_and_classify": {"from_id": "ckpt-0", "to_id": "ckpt-1"},
+    "send_message": {"target": "planner", "message": "x"},
+    "pause_episode": {"reason": "x"},
+    "resume_episode": {"ckpt_id": "ckpt-0"},
+    "start_episode": {"goal": "x", "workspace": "/nowhere", "definition_of_done": ["true"]},
+    "status": {"id": "relay-episode-0"},
+    "list_workflows": {},
+    "plan": {"id": "relay-plan-0"},
+    "inbox": {},
+    "answer": {"id": "relay-episode-1", "option": "allow"},
+    "respond": {"id": "relay-episode-1", "text": "x"},
+}
+"""For every tool what names the project `relay` where it can."""
+
+
+async def test_a_token_reaches_what_its_role_and_projects_say(
+    tmp_path: Path, client: TightloopClient, settings: Settings
+) -> None:
+    assert set(ARGUMENTS) == {tool.run.__name__ for tool in TOOLS}
+    async with gateway(tmp_path, client, settings) as served:
+        fill(served.ledger, tmp_path)
+        orders = project_id(tmp_path, "orders")
+        viewer = served.token("viewer", Role.VIEWER)
+        async with over_http(served, viewer) as seen:
+            for name in sorted(set(ARGUMENTS) - READING):
+                assert "viewer is a viewer; this needs an" in await refused(seen, name, **ARGUMENTS[name]), name
+            assert "list_workflows" in await refused(seen, "delete_everything")
+        limited = served.token("orders-admin", Role.ADMIN, [orders])
+        async with over_http(served, limited, "?episode=relay-episode-1") as other:
+            for name, arguments in ARGUMENTS.items():
+                result = await other.call_tool(name, arguments)
+                assert secret_of("relay") not in str(result), name
+                assert result.is_error == (name not in ("list_workflows", "inbox")), name
+            assert secret_of("orders") in str(await other.call_tool("list_workflows", {}))
+            for part in ("status", "timeline", "checkpoints"):
+                with pytest.raises(MCPError, match="no episode has the id"):
+                    await other.read_resource(f"tightloop://episodes/relay-episode-1/{part}")
+        async with over_http(served, limited) as several:
+            assert "5 are open" in await refused(several, "pause_episode", reason="x")
+
+
+async def test_without_a_valid_token_nothing_is_told(
+    tmp_path: Path, client: TightloopClient, settings: Settings
+) -> None:
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+    accept = {"Accept": "application/json, text/event-stream"}
+    async with gateway(tmp_path, client, settings) as served:
+        fill(served.ledger, tmp_path)
+        revoked = served.token("gone", Role.ADMIN)
+        Tokens(served.ledger.database).revoke("gone")
+        for token in ("", "tl_x_y", revoked):
+            async with served.http(token, **accept) as http:
+                answers = [await http.post("/mcp", json=message), await http.get("/mcp"), await http.delete("/mcp")]
+            assert {answer.status_code for answer in answers} == {401}
+            assert not any(name in answer.text for answer in answers for name in (*NAMES, "record_checkpoint"))
+        async with served.http(served.token("anna", Role.VIEWER), **accept) as http:
+            assert (await http.get("/mcp")).status_code == 405
+            assert (
+                await http.post("/mcp", json=message, headers={"Origin": "https://evil.example"})
+            ).status_code == 403
+            assert (await http.post("/mcp", content=b"x" * 300_000)).status_code == 413
+            assert (await http.post("/mcp", content=b"{")).status_code == 400
+
+
+async def test_an_agent_is_bound_to_its_episode(
+    tmp_path: Path, workspace: Path, client: TightloopClient, settings: Settings, served: Gateway, episode: str
+) -> None:
+    tokens, project = Tokens(served.ledger.database), state_folder(workspace).name
+    _, bound = tokens.create("bound", Role.AGENT, [project], episode=episode)
+    async with over_http(served, bound, "?episode=another") as elsewhere:
+        assert f"this connection is for {episode}" in await refused(elsewhere, "pause_episode", reason="x")
+    async with served.http(bound) as http:
+        for action in ("answer", "resume", "pause", "respond", "restore", "cancel"):
+            sent = await http.post(f"/api/episodes/{episode}/{action}", json={})
+            assert sent.status_code == 403, action
+    # A process of the agent asks for more than it was given.
+    options = ("--role", "admin", "--episode", "another")
+    async with over_stdio(settings, *options, TIGHTLOOP_EPISODE=episode) as process:
+        assert (await call(process, "status"))["episode_id"] == episode
+        for name in ("answer", "respond", "resume_episode", "start_episode"):
+            assert "this needs an operator" in await refused(process, name, **ARGUMENTS[name]), name
+
+
+async def test_an_agent_ends_no_pause(
+    workspace: Path, client: TightloopClient, served: Gateway, working: Working, request_for: Any
+) -> None:
+    async with working():
+        episode = await client.start(request_for())
+        await client.pause(episode, "wait for the release", by="anna")
+
+        async def pauses() -> bool:
+            return (await client.status(episode)).status == "paused"
+
+        await eventually(pauses, seconds=60)
+        agent = served.token("noting", Role.AGENT, [state_folder(workspace).name])
+        async with over_http(served, agent, f"?episode={episode}") as noting:
+            told = await call(noting, "send_message", target="planner", message="the release is out")
+        assert told["ack"] == "the planner will read it; the episode stays paused"
+        assert await pauses()
+        assert "goes on" in await client.respond(episode, "now")
+        assert (await client.result(episode)).outcome == "SUCCEEDED"
+
+
+async def test_a_socket_is_this_users_alone(tmp_path: Path, settings: Settings) -> None:
+    path = tmp_path / "mcp.sock"
+    async with socket_server(path, settings):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        with socket.socket(socket.AF_UNIX) as raw:
+            raw.connect(str(path))
+            raw.sendall(b"not json\n" + b"x" * 300_000)
+        async with over_stdio(settings, "--connect", str(path)) as still:
+            assert len((await still.list_tools()).tools) == len(TOOLS)
+    assert not path.exists()
+    path.write_text("mine")
+    done = await asyncio.to_thread(run_serve, settings, "--socket", str(path))
+    assert "is not a socket" in done
+    assert path.read_text() == "mine"
+    assert "no MCP server answers" in await asyncio.to_thread(
+        run_serve, settings, "--connect", str(tmp_path / "none.sock")
+    )
+    tmp_path.chmod(0o777)
+    assert "others may write to it" in await asyncio.to_thread(
+        run_serve, settings, "--socket", str(tmp_path / "x.sock")
+    )
+
+
+def run_serve(settings: Settings, *options: str) -> str:
+    """What a server says that cannot start."""
+    done = subprocess.run(
+        (*SERVE, *options), env=environment(settings), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1, done
+    return done.stderr
