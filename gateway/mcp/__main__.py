@@ -2,8 +2,10 @@
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -84,7 +86,12 @@ async def _serve(settings: Settings, person: Person, episode: str, path: Path | 
     server = mcp_server(caller_of)
     if path is None:
         await serve_stdio(server)
-    else:
+        return
+    ending = asyncio.current_task()
+    assert ending is not None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ending.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
         await serve_socket(server, path.absolute())
 
 

@@ -56,14 +56,14 @@ async def serve_socket(server: Server[Any], path: Path) -> None:
 
 
 async def _serve_lines(server: Server[Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    lines = cast("anyio.AsyncFile[str]", _Lines(reader, writer))
+    lines = cast("anyio.AsyncFile[str]", Lines(reader, writer))
     # A client that goes away, or sends a line without end, ends its own connection alone.
     with suppress(ConnectionError, ExceptionGroup):
         async with stdio_server(lines, lines) as (read, write):
             await server.run(read, write, server.create_initialization_options())
 
 
-class _Lines:
+class Lines:
     """A socket as the text file that the SDK reads and writes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -80,9 +80,11 @@ class _Lines:
             yield line.decode("utf-8", "replace")
 
     async def write(self, text: str) -> None:
+        """Write a message and its line end."""
         self._writer.write(text.encode())
 
     async def flush(self) -> None:
+        """Wait while the other side does not read."""
         await self._writer.drain()
 
 

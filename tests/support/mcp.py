@@ -5,17 +5,24 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
+from mcp.server.stdio import stdio_server
 
+from gateway.access.scope import Scope, Services
+from gateway.mcp.caller import Caller
+from gateway.mcp.server import mcp_server
+from gateway.mcp.stream import Lines, serve_socket
 from tests.support.episodes import eventually
 from tests.support.gateway import Gateway
 from tests.support.stack.stack import ROOT
+from tightloop.client import TightloopClient
+from tightloop.safety.person import Person
 from tightloop.settings import Settings
 
 SERVE = (sys.executable, "-m", "tightloop.cli.main", "mcp", "serve")
@@ -55,37 +62,38 @@ async def over_stdio(settings: Settings, *options: str, **more: str) -> AsyncIte
 
 
 @asynccontextmanager
-async def socket_server(path: Path, settings: Settings, *options: str) -> AsyncIterator[None]:
-    """`tightloop mcp serve --socket`, until the end."""
-    command = (*SERVE, "--socket", str(path), *options)
-    process = await asyncio.create_subprocess_exec(*command, env=environment(settings), cwd=ROOT)
+async def socket_of(path: Path, served: Gateway, client: TightloopClient, person: Person) -> AsyncIterator[None]:
+    """A Unix socket with a person's connections, in this process."""
+    services = Services(served.ledger, client, served.settings)
+
+    async def caller_of(_: Any) -> Caller:
+        return Caller(Scope(person, services))
+
+    serving = asyncio.create_task(serve_socket(mcp_server(caller_of), path))
 
     async def listens() -> bool:
-        assert process.returncode is None, "the server ended"
-        return path.exists()
+        return serving.done() or path.exists()
 
     try:
-        await eventually(listens, seconds=60)
+        await eventually(listens)
         yield
     finally:
-        with suppress(ProcessLookupError):
-            process.terminate()
-        await process.wait()
+        serving.cancel()
+        await asyncio.wait({serving})
 
 
 @asynccontextmanager
-async def connected(transport: str, folder: Path, served: Gateway, token: str, *options: str) -> AsyncIterator[Client]:
-    """A client over one of `TRANSPORTS`; `options` are those of `serve`, a token is for HTTP."""
-    async with AsyncExitStack() as stack:
-        if transport == "http":
-            made = over_http(served, token)
-        elif transport == "stdio":
-            made = over_stdio(served.settings, *options)
-        else:
-            path = folder / f"{options[1]}.sock"
-            await stack.enter_async_context(socket_server(path, served.settings, *options))
-            made = over_stdio(served.settings, "--connect", str(path))
-        yield await stack.enter_async_context(made)
+async def over_socket(path: Path) -> AsyncIterator[Client]:
+    """A client of a Unix socket."""
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    lines: Any = Lines(reader, writer)
+    try:
+        # Both sides write one message a line.
+        async with Client(stdio_server(lines, lines)) as client:
+            yield client
+            writer.close()
+    finally:
+        writer.close()
 
 
 async def call(client: Client, name: str, **arguments: Any) -> dict[str, Any]:

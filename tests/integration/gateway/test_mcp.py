@@ -3,39 +3,32 @@
 import asyncio
 import contextlib
 import json
-import socket
 import stat
-import subprocess
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mcp import Client, MCPError
 
+from gateway.mcp.__main__ import person_of
+from gateway.mcp.schema import Described
+from gateway.mcp.stream import serve_socket
 from gateway.mcp.tools import TOOLS
 from tests.support.episodes import Working, eventually
 from tests.support.gateway import NAMES, Gateway, fill, gateway, project_id, secret_of
-from tests.support.mcp import (
-    SERVE,
-    TRANSPORTS,
-    call,
-    connected,
-    environment,
-    over_http,
-    over_stdio,
-    refused,
-    socket_server,
-)
-from tests.support.stack.stack import ROOT
+from tests.support.mcp import call, over_http, over_socket, over_stdio, refused, socket_of
+from tightloop.cli.mcp.bridge import bridge
 from tightloop.client import Check, EpisodeRequest, ExecutorChoice, TightloopClient
 from tightloop.database.access.tokens import Tokens
 from tightloop.database.opening import open_ledger
+from tightloop.errors import ServiceUnavailableError, SettingsError
 from tightloop.executor.messages.message import PlanRequestMessage, render_plan_request
 from tightloop.executor.messages.reflection import Alignment, Reflection
 from tightloop.host import state_folder
 from tightloop.question import QuestionKind
-from tightloop.safety.person import Role
+from tightloop.safety.person import Person, Role
 from tightloop.settings import Settings
 
 READING = {tool.run.__name__ for tool in TOOLS if tool.needs is Role.VIEWER}
@@ -92,18 +85,36 @@ async def awaits_work(client: TightloopClient, episode_id: str, iteration: int) 
     await eventually(waits, seconds=90)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@asynccontextmanager
+async def two_ends(
+    transport: str, folder: Path, served: Gateway, client: TightloopClient, project: str, episode: str
+) -> AsyncIterator[tuple[Client, Client]]:
+    """The connections of an agent and of an operator."""
+    async with AsyncExitStack() as stack:
+        made: list[AbstractAsyncContextManager[Client]] = []
+        for role in (Role.AGENT, Role.OPERATOR):
+            if transport == "http":
+                made.append(over_http(served, served.token(f"{role}-of-test", role, [project])))
+            elif transport == "stdio":
+                # A process of the agent asks for more than it was given.
+                asked, bound = ("admin", {"TIGHTLOOP_EPISODE": episode}) if role is Role.AGENT else ("operator", {})
+                workspace = served.ledger.project(project).workspace
+                made.append(over_stdio(served.settings, "--role", asked, "--workspace", workspace, **bound))
+            else:
+                path = folder / f"{role}.sock"
+                person = Person(name=role.value, role=role, projects=(project,))
+                await stack.enter_async_context(socket_of(path, served, client, person))
+                made.append(over_socket(path))
+        agent, operator = [await stack.enter_async_context(one) for one in made]
+        yield agent, operator
+
+
+@pytest.mark.parametrize("transport", ["http", "stdio", "socket"])
 async def test_every_tool_is_called_and_an_agent_reports(
     transport: str, tmp_path: Path, workspace: Path, client: TightloopClient, served: Gateway, episode: str
 ) -> None:
     project = state_folder(workspace).name
-    names = {Role.AGENT: f"agent-{transport}", Role.OPERATOR: f"operator-{transport}"}
-    tokens = {role: served.token(name, role, [project]) for role, name in names.items()}
-    where = ("--workspace", str(workspace))
-    async with (
-        connected(transport, tmp_path, served, tokens[Role.AGENT], "--role", "agent", *where) as agent,
-        connected(transport, tmp_path, served, tokens[Role.OPERATOR], "--role", "operator", *where) as operator,
-    ):
+    async with two_ends(transport, tmp_path, served, client, project, episode) as (agent, operator):
         shown = await agent.list_tools()
         assert {tool.name for tool in shown.tools} == {tool.run.__name__ for tool in TOOLS}
         await work_of_agent(agent, client, workspace, episode)
@@ -144,7 +155,7 @@ async def work_of_agent(agent: Client, client: TightloopClient, workspace: Path,
     assert compared["probability_class"] in ("HIGH", "MEDIUM", "LOW")
     assert "ckpt-77" in await refused(agent, "diff_and_classify", from_id="ckpt-0", to_id="ckpt-77")
     assert await call(agent, "pause_episode", reason="look at a.txt") == {"episode_id": episode}
-    question = (await call(agent, "inbox"))["items"][0]["question"]
+    question = (await call(agent, "inbox", project=state_folder(workspace).name))["items"][0]["question"]
     for name, arguments in (
         ("answer", {"id": episode, "option": "done", "question": question["id"]}),
         ("answer", {"id": episode[:-1], "option": "done"}),
@@ -250,12 +261,8 @@ async def test_an_agent_is_bound_to_its_episode(
         for action in ("answer", "resume", "pause", "respond", "restore", "cancel"):
             sent = await http.post(f"/api/episodes/{episode}/{action}", json={})
             assert sent.status_code == 403, action
-    # A process of the agent asks for more than it was given.
-    options = ("--role", "admin", "--episode", "another")
-    async with over_stdio(settings, *options, TIGHTLOOP_EPISODE=episode) as process:
-        assert (await call(process, "status"))["episode_id"] == episode
-        for name in ("answer", "respond", "resume_episode", "start_episode"):
-            assert "this needs an operator" in await refused(process, name, **ARGUMENTS[name]), name
+    person = person_of(Role.ADMIN, "another", None, episode)
+    assert (person.role, person.episode) == (Role.AGENT, episode), "an agent's process asks for more than it was given"
 
 
 async def test_an_agent_ends_no_pause(
@@ -278,33 +285,39 @@ async def test_an_agent_ends_no_pause(
         assert (await client.result(episode)).outcome == "SUCCEEDED"
 
 
-async def test_a_socket_is_this_users_alone(tmp_path: Path, settings: Settings) -> None:
-    path = tmp_path / "mcp.sock"
-    async with socket_server(path, settings):
+async def test_a_socket_is_this_users_alone(tmp_path: Path, client: TightloopClient, served: Gateway) -> None:
+    path, admin = tmp_path / "mcp.sock", Person(name="me", role=Role.ADMIN)
+    async with socket_of(path, served, client, admin):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        with socket.socket(socket.AF_UNIX) as raw:
-            raw.connect(str(path))
-            raw.sendall(b"not json\n" + b"x" * 300_000)
-        async with over_stdio(settings, "--connect", str(path)) as still:
+        _, rude = await asyncio.open_unix_connection(str(path))
+        rude.write(b"not json\n" + b"x" * 300_000)
+        with contextlib.suppress(ConnectionError):
+            await rude.drain()
+        rude.close()
+        async with over_socket(path) as still:
             assert len((await still.list_tools()).tools) == len(TOOLS)
     assert not path.exists()
     path.write_text("mine")
-    done = await asyncio.to_thread(run_serve, settings, "--socket", str(path))
-    assert "is not a socket" in done
+    nothing: Any = None
+    with pytest.raises(ServiceUnavailableError, match="is not a socket"):
+        await serve_socket(nothing, path)
     assert path.read_text() == "mine"
-    assert "no MCP server answers" in await asyncio.to_thread(
-        run_serve, settings, "--connect", str(tmp_path / "none.sock")
-    )
+    with pytest.raises(ServiceUnavailableError, match="no MCP server answers"):
+        bridge(tmp_path / "none.sock")
     tmp_path.chmod(0o777)
-    assert "others may write to it" in await asyncio.to_thread(
-        run_serve, settings, "--socket", str(tmp_path / "x.sock")
-    )
+    with pytest.raises(SettingsError, match="others may write to it"):
+        await serve_socket(nothing, tmp_path / "x.sock")
 
 
-def run_serve(settings: Settings, *options: str) -> str:
-    """What a server says that cannot start."""
-    done = subprocess.run(
-        (*SERVE, *options), env=environment(settings), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 1, done
-    return done.stderr
+def test_every_tool_says_what_it_is_for() -> None:
+    for tool in map(Described, TOOLS):
+        assert tool.shown.description, tool.name
+        assert tool.shown.input_schema["additionalProperties"] is False
+    named = {tool.name: list(tool.shown.input_schema["properties"]) for tool in map(Described, TOOLS)}
+    assert {name: named[name] for name in list(named)[:5]} == {
+        "record_checkpoint": ["iteration", "role", "scratchpad"],
+        "diff_and_classify": ["from_id", "to_id"],
+        "send_message": ["target", "message"],
+        "pause_episode": ["reason"],
+        "resume_episode": ["ckpt_id"],
+    }
