@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import json
+import shutil
 import stat
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -18,9 +20,10 @@ from gateway.mcp.stream import serve_socket
 from gateway.mcp.tools import TOOLS
 from tests.support.episodes import Working, eventually
 from tests.support.gateway import NAMES, Gateway, fill, gateway, project_id, secret_of
-from tests.support.mcp import call, over_http, over_socket, over_stdio, refused, socket_of
+from tests.support.mcp import SERVE, call, environment, over_http, over_socket, over_stdio, refused, socket_of
+from tests.support.stack.stack import ROOT
 from tightloop.cli.mcp.bridge import bridge
-from tightloop.client import Check, EpisodeRequest, ExecutorChoice, TightloopClient
+from tightloop.client import Check, EpisodeRequest, ExecutorChoice, PlanRequest, TightloopClient
 from tightloop.database.access.tokens import Tokens
 from tightloop.database.opening import open_ledger
 from tightloop.errors import ServiceUnavailableError, SettingsError
@@ -31,6 +34,7 @@ from tightloop.question import QuestionKind
 from tightloop.safety.person import Person, Role
 from tightloop.settings import Settings
 
+PLAN = "title: One step\nsteps:\n- {id: build, shell: {run: 'true'}, access: none}\n"
 READING = {tool.run.__name__ for tool in TOOLS if tool.needs is Role.VIEWER}
 
 
@@ -321,3 +325,62 @@ def test_every_tool_says_what_it_is_for() -> None:
         "pause_episode": ["reason"],
         "resume_episode": ["ckpt_id"],
     }
+
+
+INSPECTOR = shutil.which("mcp-inspector")
+
+
+@pytest.mark.skipif(INSPECTOR is None, reason="needs node and: npm install -g @modelcontextprotocol/inspector")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("transport", ["http", "stdio", "socket"])
+async def test_the_inspectors_command_line_calls_every_tool(
+    transport: str, tmp_path: Path, workspace: Path, client: TightloopClient, served: Gateway, episode: str
+) -> None:
+    project, called = state_folder(workspace).name, set[str]()
+    options = ("--role", "operator", "--workspace", str(workspace))
+    async with socket_of(
+        tmp_path / "mcp.sock", served, client, Person(name="me", role=Role.OPERATOR, projects=(project,))
+    ):
+        token = served.token("inspector", Role.OPERATOR, [project])
+        # It starts programs with a few variables of its own only.
+        variables = environment(served.settings).items()
+        named = [f"{key}={value}" for key, value in variables if key.startswith(("TIGHTLOOP_", "PYTHONPATH"))]
+        given = [word for one in named for word in ("-e", one)]
+        target = {
+            "http": ("--transport", "http", "--header", f"Authorization: Bearer {token}", "--", f"{served.url}/mcp"),
+            "stdio": (*given, "--", *SERVE, *options),
+            "socket": (*given, "--", *SERVE, "--connect", str(tmp_path / "mcp.sock")),
+        }[transport]
+
+        async def inspect(name: str, **arguments: Any) -> Any:
+            words = [word for key, value in arguments.items() for word in ("--tool-arg", f"{key}={value}")]
+            command = (str(INSPECTOR), "--cli", "--method", "tools/call", "--tool-name", name, *words, *target)
+            done = await asyncio.to_thread(
+                subprocess.run, command, env=environment(served.settings), cwd=ROOT, capture_output=True, timeout=120
+            )
+            result = json.loads(done.stdout or done.stderr)
+            assert "content" in result and not result.get("isError"), result
+            called.add(name)
+            print(f"{transport:6} {name:18} {result['content'][0]['text'][:90]}")
+            return result["structuredContent"]
+
+        assert (await inspect("status"))["iteration"] == 1
+        assert (await inspect("list_workflows"))["items"][0]["id"] == episode
+        assert (await inspect("inbox"))["items"][0]["workflow_id"] == episode
+        await inspect("record_checkpoint", iteration=1, role="executor", scratchpad="a.txt is next")
+        (workspace / "a.txt").write_text("a\n")
+        await inspect("send_message", target="planner", message=report(1))
+        await awaits_work(client, episode, 2)
+        assert "+a" in (await inspect("diff_and_classify", from_id="ckpt-0", to_id="ckpt-1"))["patch"]
+        await inspect("respond", id=episode, text="mind the line ends")
+        assert await inspect("pause_episode", reason="look at a.txt") == {"episode_id": episode}
+        await inspect("resume_episode", ckpt_id="ckpt-1")
+        await awaits_work(client, episode, 3)
+        (workspace / "b.txt").write_text("b\n")
+        await inspect("answer", id=episode, option="done")
+        assert (await client.result(episode)).outcome == "SUCCEEDED"
+        green = await inspect("start_episode", goal="stay green", workspace=workspace, definition_of_done='["true"]')
+        await client.cancel(green["id"])
+        plan = await client.start(PlanRequest(workspace=str(workspace), source=PLAN))
+        await inspect("plan", id=plan)
+    assert called == {tool.run.__name__ for tool in TOOLS}
