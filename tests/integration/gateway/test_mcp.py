@@ -354,12 +354,24 @@ async def test_the_inspectors_command_line_calls_every_tool(
 
         async def inspect(name: str, **arguments: Any) -> Any:
             words = [word for key, value in arguments.items() for word in ("--tool-arg", f"{key}={value}")]
-            command = (str(INSPECTOR), "--cli", "--method", "tools/call", "--tool-name", name, *words, *target)
+            command = (
+                str(INSPECTOR),
+                "--cli",
+                "--connect-timeout",
+                "60000",
+                "--method",
+                "tools/call",
+                "--tool-name",
+                name,
+                *words,
+                *target,
+            )
             done = await asyncio.to_thread(
                 subprocess.run, command, env=environment(served.settings), cwd=ROOT, capture_output=True, timeout=120
             )
             result = json.loads(done.stdout or done.stderr)
-            assert "content" in result and not result.get("isError"), result
+            assert "content" in result, result
+            assert not result.get("isError"), result
             called.add(name)
             print(f"{transport:6} {name:18} {result['content'][0]['text'][:90]}")
             return result["structuredContent"]
