@@ -15,7 +15,6 @@ from tightloop.host import load_settings, name_user, open_state_home, state_home
 from tightloop.host.log import set_up
 from tightloop.settings import Settings
 from tightloop.value.scrub import scrub
-from worker.build import Role
 from worker.connect import connect
 from worker.demo import run_demo
 from worker.describe import print_description
@@ -23,6 +22,7 @@ from worker.encryption import turn_on
 from worker.ledger.rebuild import rebuild
 from worker.replay import account, fetch_history, read_history, replay
 from worker.rerun import print_rerun
+from worker.specs import Role
 from worker.up import collect_less_often, free, run_up, run_worker
 
 

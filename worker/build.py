@@ -2,11 +2,10 @@
 
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +69,8 @@ from worker.hosting.staff import TemporalStaff
 from worker.loop import loop_activities
 from worker.observing.metrics import measuring
 from worker.plan import PlanAdapters, activities_of, model_runners, plan_activities, plan_writer
-from workflows.episode.workflow import EpisodeWorkflow
-from workflows.loop.workflow import LoopWorkflow
-from workflows.plan.workflow import PlanWorkflow
+from worker.specs import Role, Work, worker_specs
 
-WORKFLOWS: list[type] = [EpisodeWorkflow, PlanWorkflow, LoopWorkflow]
 PASSED_THROUGH = (
     "tightloop",
     "activities",
@@ -92,26 +88,6 @@ PRODUCTION_RUNNER = LeanRunner()
 
 Tests and replay run workflows in the sandbox, which finds what is not deterministic.
 """
-
-
-class Role(StrEnum):
-    """Purpose of a worker process."""
-
-    ALL = "all"
-    WORKFLOWS = "workflows"
-    WORKSPACE = "workspace"
-    LLM = "llm"
-    GUI = "gui"
-
-
-@dataclass(frozen=True)
-class WorkerSpec:
-    """One task queue and what is done there."""
-
-    queue: str
-    workflows: Sequence[type]
-    activities: Sequence[Callable[..., Any]]
-    slots: int
 
 
 class _Instance(_runner._Instance):
@@ -142,18 +118,6 @@ class _Runner(SandboxedWorkflowRunner):
 def workflow_runner() -> SandboxedWorkflowRunner:
     """Return the sandbox in which workflow code runs, also in replay."""
     return _Runner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*PASSED_THROUGH))
-
-
-def queues(settings: Settings) -> dict[Role, str]:
-    """Return the task queue of each role."""
-    main = settings.temporal.task_queue
-    return {
-        Role.ALL: main,
-        Role.WORKFLOWS: main,
-        Role.WORKSPACE: settings.queues.workspace or home_queue(settings),
-        Role.LLM: settings.queues.llm or f"{main}-llm",
-        Role.GUI: settings.queues.executor or f"{main}-gui-{'macos' if os.uname().sysname == 'Darwin' else 'linux'}",
-    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +231,7 @@ def build_workers(
         adapters: None: those that the settings ask for.
         runner: runs the workflows; None: the sandbox. `PRODUCTION_RUNNER` needs less.
     """
-    specs = _worker_specs(settings, role, adapters or build_adapters(client, settings))
+    specs = worker_specs(settings, role, _work(settings, adapters or build_adapters(client, settings)))
     staff = TemporalStaff(client, settings.temporal.task_queue)
     home = Home(home_queue(settings), role is not Role.WORKFLOWS, staff.homes)
     patience = (timedelta(seconds=settings.worker.no_worker_wait_s), timedelta(seconds=settings.worker.busy_wait_s))
@@ -310,8 +274,7 @@ def _identity(client: Client) -> str:
     return f"{os.getpid()}@{socket.gethostname()}{key}"
 
 
-def _worker_specs(settings: Settings, role: Role, use: Adapters) -> list[WorkerSpec]:
-    slots = settings.worker.max_concurrent_activities
+def _work(settings: Settings, use: Adapters) -> Work:
     workspace = WorkspaceActivities(
         use.workspaces, use.stores, use.ledgers, use.differ, use.has_ended, _names_known_to(use)
     )
@@ -330,10 +293,8 @@ def _worker_specs(settings: Settings, role: Role, use: Adapters) -> list[WorkerS
     )
     reflection = ReflectionActivities(use.stores, use.reflectors, settings.privacy.prompt_privacy_of)
     # The workers of workflows can alert too: they are there even where no other worker is.
-    alerting: list[Callable[..., Any]] = [AlertActivities(use.post, TrailMemory(use.ledgers)).send_alerts]
-    executing: list[Callable[..., Any]] = [execution.hand_off, execution.execute]
+    alerting = AlertActivities(use.post, TrailMemory(use.ledgers))
     loop = loop_activities(use, use.task_planners, settings)
-    thinking: list[Callable[..., Any]] = [planning.next_plan, reflection.reflect, *loop.thinking]
     handling: list[Callable[..., Any]] = [
         workspace.open_workspace,
         workspace.adopt_workspace,
@@ -349,29 +310,13 @@ def _worker_specs(settings: Settings, role: Role, use: Adapters) -> list[WorkerS
         RecordActivities(use.ledgers).record,
         *activities_of(plan_activities(use)),
         *loop.on_host,
-        *alerting,
+        alerting.send_alerts,
     ]
-    by_role, home = queues(settings), home_queue(settings)
-    if role is Role.WORKFLOWS:
-        # All activities: what comes here for want of a queue of its own is sent on to the host that has the workspace.
-        return [WorkerSpec(by_role[role], WORKFLOWS, [*handling, *executing, *thinking], slots)]
-    if role is Role.WORKSPACE:
-        local = [*handling, *executing, *thinking]
-        return [WorkerSpec(queue, [], local, slots) for queue in dict.fromkeys((home, by_role[role]))]
-    if role is Role.LLM:
-        return [WorkerSpec(by_role[role], [], thinking, slots)]
-    if role is Role.GUI:
-        # One at a time: there is one screen.
-        return [WorkerSpec(by_role[role], [], executing, 1)]
-    main = WorkerSpec(by_role[Role.ALL], WORKFLOWS, [*handling, *executing, *thinking], slots)
-    named = {
-        home: [*handling, *executing, *thinking],
-        settings.queues.workspace: [*handling, *executing],
-        settings.queues.llm: thinking,
-        settings.queues.executor: executing,
-    }
-    others = [WorkerSpec(queue, [], work, slots) for queue, work in named.items() if queue and queue != main.queue]
-    return [main, *others]
+    return Work(
+        handling=handling,
+        executing=[execution.hand_off, execution.execute],
+        thinking=[planning.next_plan, reflection.reflect, *loop.thinking],
+    )
 
 
 def _names_known_to(use: Adapters) -> Callable[[EpisodeRequest], None]:

@@ -30,8 +30,9 @@ from tightloop.errors import InvalidRequestError, SettingsError
 from tightloop.loop.model import LOOP_WORKFLOW_TYPE
 from tightloop.plan.engine.state import PlanEvent
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE
-from worker.build import WORKFLOWS, workflow_runner
+from worker.build import workflow_runner
 from worker.connect import DATA_CONVERTER
+from worker.specs import WORKFLOWS
 
 _SEEN: list["_Seen"] = []
 # The words of Temporal's core (1.35) for a command that does not fit.

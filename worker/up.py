@@ -14,6 +14,7 @@ from pathlib import Path
 
 from temporalio.client import Client
 
+from activities.alerts.choose import post_of
 from activities.artifacts.sqlite import close_idle
 from activities.executor.agent.home import sweep_homes
 from activities.tracking.retention import Known, collect
@@ -26,13 +27,15 @@ from tightloop.database.opening import close_ledgers
 from tightloop.host import state_home
 from tightloop.settings import Settings
 from tightloop.value import counted
-from worker.build import PRODUCTION_RUNNER, Role, agent_homes, build_workers
+from worker.build import PRODUCTION_RUNNER, agent_homes, build_workers
 from worker.connect import connect, known_workflows
 from worker.hosting.memory import give_memory_back
 from worker.hosting.startup import need_common_keys, need_workspaces, verify_search_attributes, warn_of_missing
+from worker.ledger.digests import send_digests
 from worker.ledger.ends import enter_ends
 from worker.ledger.forwarding import forwarding
 from worker.observing.telemetry import Telemetry, observed
+from worker.specs import Role
 from worker.stack.doors import gateway_up, page_line
 from worker.stack.server import embedded_server, is_own, owner_in
 
@@ -70,7 +73,10 @@ async def working(client: Client, settings: Settings, role: Role) -> AsyncIterat
         for worker in build_workers(client, settings, role, runner=PRODUCTION_RUNNER):
             await stack.enter_async_context(worker)
         looks = [tell_of_changed_code(), give_memory_back()]
-        looks += [enter_ends(client)] if role in (Role.ALL, Role.WORKSPACE) else []
+        if role in (Role.ALL, Role.WORKSPACE):
+            looks.append(enter_ends(client))
+            if at := settings.alerts.digest_at:
+                looks.append(send_digests(post_of(settings, os.environ), at))
         beside = [asyncio.create_task(one) for one in looks]
         try:
             yield

@@ -63,6 +63,7 @@ class AlertActivities:
         notice = notice_of(
             request.alert,
             link=episode_link(self.post.ui_url, self.post.namespace, request.alert.episode_id),
+            page=self.post.page_of(request.alert.episode_id),
             full=self.post.full,
         )
         tries = [self._try(channel, notice, request) for channel in channels if channel.name not in settled]

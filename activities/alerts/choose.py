@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import assert_never
 
 from activities.alerts.log import Log
@@ -19,6 +20,7 @@ def post_of(settings: Settings, environ: Mapping[str, str]) -> Post:
         channels=tuple(_channel(name, channel, environ) for name, channel in settings.alerts.channels.items()),
         ui_url=settings.temporal.ui_url,
         namespace=settings.temporal.namespace,
+        page_of=partial(settings.gateway.link, settings.temporal),
         full=settings.privacy.alerts == "full",
     )
 

@@ -72,4 +72,5 @@ class Desktop:
             return ("osascript", *(word for line in _SCRIPT for word in ("-e", line)), title, body)
         # The body of a notification is markup (Desktop Notifications Specification).
         # `--`: a title is never an option.
-        return ("notify-send", "--app-name=tightloop", "--urgency=critical", "--", title, escape(body))
+        urgency = "normal" if notice.kind is AlertKind.DIGEST else "critical"
+        return ("notify-send", "--app-name=tightloop", f"--urgency={urgency}", "--", title, escape(body))

@@ -10,11 +10,12 @@ logger = logging.getLogger("tightloop.ledger.alert")
 
 @dataclass(frozen=True)
 class Log:
-    """Writes a notice as one line of the log, as a warning."""
+    """Writes a notice as one line of the log: a warning, unless it is a digest."""
 
     name: str
     kinds: frozenset[AlertKind] = frozenset()
 
     async def deliver(self, notice: Notice) -> None:
         """Write it; see the port."""
-        logger.warning("%s", " ".join(notice.text.split()))
+        level = logging.INFO if notice.kind is AlertKind.DIGEST else logging.WARNING
+        logger.log(level, "%s", " ".join(notice.text.split()))

@@ -1,5 +1,6 @@
 """The ports of alerts: channels, and the memory of what was delivered."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
@@ -56,5 +57,7 @@ class Post:
     channels: tuple[Channel, ...] = ()
     ui_url: str = ""
     namespace: str = ""
+    page_of: Callable[[str], str] = lambda _workflow_id: ""
+    """Returns the address of an episode or plan on the page; empty: nobody serves it."""
     full: bool = False
     """With the reason and the goal."""

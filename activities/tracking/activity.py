@@ -95,10 +95,10 @@ class TrackingActivities:
             before = request.base_lines
             if before is None:
                 before = self.differ.lines(store_folder_of(request.scope), request.base_tree)
-            tracking = _tracking(
+            tracking = tracking_of(
                 request,
                 diff,
-                _iteration(store, request, diff, tree.root, episode),
+                gather(store, request, diff, tree.root, episode),
                 lines_before=before,
                 episode=episode,
             )
@@ -216,7 +216,7 @@ def note_iteration(
     )
 
 
-def _iteration(
+def gather(
     store: ArtifactStore, request: TrackRequest, diff: TreeDiff, root: Path, episode: EpisodeRequest
 ) -> Iteration:
     """Gather what is known of the iteration from the state, the reports and the artifacts."""
@@ -257,9 +257,10 @@ def _iteration(
     )
 
 
-def _tracking(
+def tracking_of(
     request: TrackRequest, diff: TreeDiff, iteration: Iteration, *, lines_before: int, episode: EpisodeRequest
 ) -> Tracking:
+    """Measure and classify the iteration."""
     state = request.state
     ratio = similarity(lines_before, added=diff.lines_added, removed=diff.lines_removed)
     observed, memory = observe(state.memory, iteration)
@@ -288,7 +289,7 @@ def _tracking(
         news=facts.news,
         unproven=facts.unproven,
         unmoved=memory.unmoved,
-        idle=facts.work is Work.NOTHING or facts.tree_seen_before,
+        idle=not diff.files_changed or facts.tree_seen_before or facts.worse,
     )
 
 

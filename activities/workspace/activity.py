@@ -7,141 +7,39 @@ from pathlib import Path
 from temporalio import activity
 
 from activities.artifacts.port import ArtifactStores, get_model, put_model
+from activities.workspace.entries import (
+    forked_key,
+    note_adopted,
+    note_closed,
+    note_opened,
+    note_reset,
+    note_restored,
+    opened_key,
+)
 from activities.workspace.folders import store_folder_of
 from activities.workspace.port import OpenEpisodes, WorkingTree, Workspaces
+from activities.workspace.requests import (
+    Adopted,
+    AdoptRequest,
+    AmendRequest,
+    Closed,
+    CloseRequest,
+    Opened,
+    OpenRequest,
+    Reconciled,
+    ReconcileRequest,
+    RestoredCheckpoint,
+    RestoreRequest,
+)
 from activities.workspace.scope import EpisodeScope
-from activities.workspace.trail import Call, Differ, Ledger, Ledgers, this_call
-from tightloop.episode.check import Check
-from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord, RestoreTarget
-from tightloop.episode.model import CheckpointFile, EpisodeOutcome, EpisodeRequest, EpisodeState
+from activities.workspace.trail import Differ, Ledgers, this_call
+from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord
+from tightloop.episode.model import CheckpointFile, EpisodeRequest, EpisodeState
 from tightloop.errors import ArtifactMissingError, IdTakenError, WorkspaceError
-from tightloop.executor.model import ExecutorChoice
-from tightloop.ledger.model import FREED, TrailEvent, WorkflowSnapshot
-from tightloop.safety.drift import Drift, DriftAnswer, DriftCause, DriftError
-from tightloop.value import Value, counted
+from tightloop.ledger.model import FREED
+from tightloop.safety.drift import Drift, DriftCause, DriftError
+from tightloop.value import counted
 from tightloop.value.artifact import ArtifactRef
-
-
-class OpenRequest(Value):
-    """An episode that begins."""
-
-    scope: EpisodeScope
-    episode: EpisodeRequest
-    opening: str
-    """Original run id: a new run opens the workspace again, a reset run finds what it opened before."""
-    is_new: bool = False
-    """Refuse an id that this project knows already."""
-    snapshot: WorkflowSnapshot | None = None
-    """How the episode begins, for the ledger."""
-
-
-class Opened(Value):
-    """A workspace that is ready."""
-
-    request: ArtifactRef
-    tree: str
-    checkpoint: CheckpointRecord
-    """Everything as it was found; `ckpt-0` in a new episode."""
-    notes: tuple[str, ...] = ()
-    known: tuple[CheckpointRecord, ...] = ()
-    """Of an earlier episode with this id; at most `RECENT_LIMIT`."""
-    home: str = ""
-    """Task queue of the host that has it."""
-    attempt: int = 1
-
-
-class AdoptRequest(Value):
-    """A pause that ends: edits made by a person are kept."""
-
-    scope: EpisodeScope
-    expected_tree: str
-    drift: DriftAnswer | None = None
-    """What a person decided about files that somebody had changed before; other edits are kept."""
-
-
-class Adopted(Value):
-    """The tree after a pause."""
-
-    tree: str
-    files_changed: int = 0
-    drift: Drift | None = None
-    """What was undone."""
-    attempt: int = 1
-
-
-class RestoreRequest(Value):
-    """A checkpoint to go back to."""
-
-    scope: EpisodeScope
-    target: RestoreTarget
-    record: CheckpointRecord | None = None
-    """The checkpoint, where the run still carries it; otherwise the ledger is asked."""
-    closed: bool = False
-    """The episode had ended: what it spent and its checkpoints come from the store too."""
-
-
-class RestoredCheckpoint(Value):
-    """A checkpoint whose files are on disk again."""
-
-    record: CheckpointRecord
-    state: EpisodeState
-    saved_tree: str | None = None
-    """The tree that was on disk before; it was saved."""
-    bring_back: str = ""
-    """The command that brings that back."""
-    newest: EpisodeState | None = None
-    """State of the newest checkpoint, for a run that starts from the store and carries nothing."""
-    known: tuple[CheckpointRecord, ...] = ()
-    """All checkpoints of the episode, then too; at most `RECENT_LIMIT`."""
-    attempt: int = 1
-
-
-class ReconcileRequest(Value):
-    """A run that was reset in Temporal."""
-
-    scope: EpisodeScope
-    expected_tree: str
-    newest_known: int
-    """Number of the newest checkpoint that the run knows."""
-
-
-class Reconciled(Value):
-    """The tree that the discarded iterations left."""
-
-    discarded: tuple[CheckpointRecord, ...] = ()
-    saved_tree: str | None = None
-    bring_back: str = ""
-    """The command that brings back what was saved."""
-    attempt: int = 1
-
-
-class AmendRequest(Value):
-    """A changed request; what is empty stays as it is."""
-
-    scope: EpisodeScope
-    goal: str = ""
-    definition_of_done: tuple[Check, ...] = ()
-    executor: ExecutorChoice | None = None
-    planner: str = ""
-
-
-class CloseRequest(Value):
-    """An episode that ends."""
-
-    scope: EpisodeScope
-    outcome: EpisodeOutcome
-    reason: str = ""
-    expected_tree: str = ""
-    """The tree to leave behind; empty: as it is."""
-    snapshot: WorkflowSnapshot | None = None
-    """How the episode ended, for the ledger."""
-
-
-class Closed(Value):
-    """A workspace that was given back."""
-
-    drift: Drift | None = None
-    """What is on disk beside the tree that was left, or was undone."""
 
 
 def leave(tree: WorkingTree, expected: str) -> Drift | None:
@@ -346,55 +244,6 @@ class WorkspaceActivities:
         self.workspaces.release(request.scope)
         note_closed(self.ledgers(Path(request.scope.workspace)), request, this_call())
         return Closed(drift=drift)
-
-
-def opened_key(opening: str) -> str:
-    """Return the key of the checkpoint that opening an episode makes."""
-    return f"opened/{opening}"
-
-
-def forked_key(run: str) -> str:
-    """Return the key of the checkpoint that an episode begins with which goes on from another's."""
-    return f"forked/{run}"
-
-
-def note_opened(ledger: Ledger, request: OpenRequest, call: Call) -> None:
-    """Enter that an episode was opened."""
-    _note(ledger, request.scope, call, "opened", key=opened_key(request.opening))
-    if request.snapshot is not None:
-        ledger.record(request.snapshot)
-
-
-def note_adopted(ledger: Ledger, request: AdoptRequest, adopted: Adopted, call: Call) -> None:
-    """Enter that edits of a person were kept, if any were."""
-    if request.scope.put_back or adopted.tree == request.expected_tree:
-        return
-    text = f"edits of a person were kept: {counted(adopted.files_changed, 'file')}"
-    _note(ledger, request.scope, call, "adopted", text, key=f"adopted/{adopted.tree}")
-
-
-def note_restored(ledger: Ledger, request: RestoreRequest, record: CheckpointRecord, call: Call) -> None:
-    """Enter that an episode went back to a checkpoint."""
-    _note(ledger, request.scope, call, "restored", f"{record.id}: {request.target.reason}", key=f"restored/{call.run}")
-
-
-def note_reset(ledger: Ledger, request: ReconcileRequest, discarded: int, call: Call) -> None:
-    """Enter that a run was reset."""
-    _note(
-        ledger, request.scope, call, "reset", f"{counted(discarded, 'checkpoint')} discarded", key=f"reset/{call.run}"
-    )
-
-
-def note_closed(ledger: Ledger, request: CloseRequest, call: Call) -> None:
-    """Enter how an episode ended."""
-    text = f"{request.outcome.value}: {request.reason}"
-    _note(ledger, request.scope, call, "closed", text, key=f"closed/{call.run}")
-    if request.snapshot is not None:
-        ledger.record(request.snapshot)
-
-
-def _note(ledger: Ledger, scope: EpisodeScope, call: Call, kind: str, text: str = "", *, key: str) -> None:
-    ledger.add_event(TrailEvent(episode_id=scope.episode_id, kind=kind, text=text, key=key, at=call.scheduled))
 
 
 def _taken(scope: EpisodeScope, known: tuple[CheckpointRecord, ...]) -> IdTakenError:

@@ -14,7 +14,7 @@ from gateway.access.body import RefusedError
 from tightloop.client import CLOSED_STATUSES, TightloopClient
 from tightloop.database.ledger import Ledger
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ProjectNotFoundError, TightloopError
-from tightloop.host import state_folder
+from tightloop.host import host_name, state_folder
 from tightloop.ledger.model import WorkflowLine
 from tightloop.loop.model import LoopStatus
 from tightloop.question import Question
@@ -115,10 +115,15 @@ class Scope:
             seen = await self.client.summary(workflow_id)
         except EpisodeNotFoundError:
             raise _not_found(workflow_id, kinds) from None
-        project = await asyncio.to_thread(project_of, seen.workspace) if seen.workspace else ""
+        project = await self.project_of(seen.workspace) if seen.workspace else ""
         if not self.person.sees(project):
             raise _not_found(workflow_id, kinds)
         return Found(workflow_id, seen.kind.value, project, None)
+
+    async def project_of(self, workspace: str) -> str:
+        """Return the id of the project in a workspace, as this host sees its path."""
+        name = await asyncio.to_thread(lambda: state_folder(Path(workspace)).name)
+        return await asyncio.to_thread(self.services.ledger.id_of, name, host_name())
 
     async def _is_still_in(self, found: Found) -> bool:
         try:
@@ -127,15 +132,10 @@ class Scope:
             return False
         if not workspace:
             return False
-        if await asyncio.to_thread(project_of, workspace) == found.project:
+        if await self.project_of(workspace) == found.project:
             return True
         # On another host the links in its path may lead elsewhere.
         return (await asyncio.to_thread(self.ledger.project, found.project)).workspace == workspace
-
-
-def project_of(workspace: str) -> str:
-    """Return the id of the project in a workspace, as this host sees its path."""
-    return state_folder(Path(workspace)).name
 
 
 async def check_workspace(scope: Scope, workspace: str) -> None:
@@ -144,18 +144,34 @@ async def check_workspace(scope: Scope, workspace: str) -> None:
     Raises:
         ProjectNotFoundError: it does not.
     """
-    if scope.person.projects and not scope.person.sees(await asyncio.to_thread(project_of, workspace)):
+    if scope.person.projects and not scope.person.sees(await scope.project_of(workspace)):
         raise ProjectNotFoundError(
             f"the workspace {workspace[:200]!r} is in none of the projects of this token. List them: GET /api/projects"
         )
 
 
-def check_id_choice(scope: Scope, new_id: str | None) -> None:
+def require_all_projects(scope: Scope, what: str) -> None:
+    """Refuse what a token for some projects may not do.
+
+    Args:
+        scope: of the request.
+        what: it does, as the end of a sentence.
+
+    Raises:
+        RefusedError: the token is for some projects.
+    """
+    if scope.person.projects:
+        raise RefusedError(HTTPStatus.FORBIDDEN, f"only a token for all projects {what}. Ask an operator with one")
+
+
+def check_id_choice(scope: Scope, new_id: str | None, *, replace: bool = False) -> None:
     """Refuse an id that somebody chose who may not learn which ones other projects have.
 
     Raises:
-        InvalidRequestError: it is chosen.
+        InvalidRequestError: it is chosen; or one is to be replaced, and none is named.
     """
+    if replace and new_id is None:
+        raise InvalidRequestError("replace takes the id of a closed one. Name it: ?id=...&replace=true")
     if new_id is not None and scope.person.projects:
         raise InvalidRequestError(
             "only a token for all projects chooses ids. To start something once, send an Idempotency-Key"
@@ -249,7 +265,7 @@ def possible_actions(status: str, kind: str) -> tuple[str, ...]:
     """Return what can be done with an episode or plan in a status, as the last part of the path."""
     if status in CLOSED_STATUSES:
         return ("restore", "fork") if kind == "episode" else ()
-    own = ("respond", "restore", "fork") if kind == "episode" else ("run",)
+    own = ("respond", "amend", "restore", "fork") if kind == "episode" else ("run", "replan")
     return ("answer", "pause", "resume", "cancel", "top-up", *own)
 
 

@@ -11,11 +11,13 @@ from gateway.access.body import Bounded
 from gateway.access.scope import Services
 from gateway.http.hub import Hub
 from gateway.http.problems import RESPONSES, Problem, handle_problems
-from gateway.http.routes import episodes, loops, overview, plans, schemas
+from gateway.http.routes import episodes, loops, overview, plans, records, schemas
 from gateway.http.routes.steering import steering
 from tightloop.database.access.idempotency import IdempotencyKeys
 
 VERSION = "1"
+SHARED = (steering, records.records)
+"""Make the paths that episodes and plans have alike."""
 _ABOUT = (
     "Start, watch and steer episodes, plans and loops. Names are camelCase; times are UTC; errors are "
     "application/problem+json and say what to do. Make a token: tightloop token create NAME --role operator"
@@ -43,10 +45,9 @@ def api(services: Services, hub: Hub, keys: IdempotencyKeys) -> ASGIApp:
         redirect_slashes=False,
     )
     app.state.services, app.state.hub, app.state.keys = services, hub, keys
-    for router in (overview.router, schemas.router, episodes.router, plans.router, loops.router):
+    own = (overview, schemas, episodes, plans, loops, records)
+    for router in (*(each.router for each in own), *(make(noun) for make in SHARED for noun in ("episodes", "plans"))):
         app.include_router(router, prefix="/api")
-    app.include_router(steering("episodes"), prefix="/api")
-    app.include_router(steering("plans"), prefix="/api")
     handle_problems(app)
     _describe(app)
     return Bounded(app)

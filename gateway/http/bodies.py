@@ -1,19 +1,22 @@
 """Bodies of requests and answers that are the API's own."""
 
-from typing import Annotated
+from datetime import datetime
+from typing import Annotated, Any, Literal
 
 from fastapi import Path, Query
 from pydantic import Field
 
-from gateway.http.camel import Body, Shown, shown
-from tightloop.client import Event
+from gateway.http.camel import Body, Shown, body, shown
+from tightloop.client import Event, Run
 from tightloop.episode.checkpoint import CheckpointRecord
-from tightloop.episode.model import EpisodeStatus
+from tightloop.episode.control import ExecutorAmendment
+from tightloop.episode.model import GOAL_CHARACTERS, EpisodeStatus
 from tightloop.ledger.model import EvidenceLine, InboxItem, WorkflowLine
 from tightloop.plan.request import PlanStatus
 from tightloop.value.artifact import ArtifactRef
 
 TEXT_CHARACTERS = 4_000
+SOURCE_CHARACTERS = 1_000_000
 LARGEST_AMOUNT = 10**9
 
 Text = Annotated[str, Field(max_length=TEXT_CHARACTERS, pattern=r"^[^\x00]*$")]
@@ -51,6 +54,9 @@ ProjectFilter = Annotated[
         description="Only of this project.",
         examples=["orders-0123456789abcdef"],
     ),
+]
+Wait = Annotated[
+    int, Query(ge=0, le=60, description="Seconds to wait for what it started; then the answer says where it is.")
 ]
 Limit = Annotated[int, Query(ge=1, le=500, description="Maximum number of items.")]
 Cursor = Annotated[
@@ -121,6 +127,36 @@ class Approval(Body):
     """Of a gate with options of its own: the one to choose."""
 
 
+class Rejection(Body):
+    """Why a gate is rejected."""
+
+    text: Text = Field(default="", examples=["the migration has no way back"])
+
+
+class Amend(Body):
+    """What changes of an episode; what is left out stays as it is."""
+
+    goal: Annotated[str, Field(max_length=GOAL_CHARACTERS, pattern=r"^[^\x00]*$")] = Field(
+        default="", examples=["Get the tests green on Python 3.13"]
+    )
+    definition_of_done: Annotated[list[CheckBody], Field(max_length=50)] = Field(default_factory=list)
+    executor: body(ExecutorAmendment, "ExecutorAmendmentInput") | None = None  # type: ignore[valid-type]
+    planner: Literal["", "auto", "openai", "heuristic"] = ""
+
+
+class Replan(Body):
+    """The new text of a plan; empty: a planner writes it."""
+
+    source: Annotated[str, Field(max_length=SOURCE_CHARACTERS, pattern=r"^[^\x00]*$")] = ""
+    rationale: Text = Field(default="", examples=["the release moved"])
+
+
+class PlanText(Body):
+    """The text of a plan."""
+
+    source: Annotated[str, Field(max_length=SOURCE_CHARACTERS, pattern=r"^[^\x00]*$")]
+
+
 class EpisodeTopUp(Body):
     """What is added to the budget of an episode."""
 
@@ -157,6 +193,61 @@ class Fork(Body):
     checkpoint_id: Name = Field(min_length=1, examples=["ckpt-2"])
     id: Name | None = None
     """Of the new episode; only with a token for all projects."""
+
+
+class TextProblem(Shown):
+    """Something wrong or odd in a text, and where."""
+
+    severity: str = Field(examples=["error"])
+    message: str
+    suggestion: str = ""
+    code: str = ""
+    line: int = 0
+    column: int = 0
+
+
+class Examined(Shown):
+    """What is wrong or odd in the text of a plan."""
+
+    ok: bool
+    """Nothing stops it from running; a worker may refuse more."""
+    problems: list[TextProblem]
+
+
+class Asked(Shown):
+    """What a workflow was asked for; of an episode with its amendments."""
+
+    kind: Literal["episode", "plan", "loop"]
+    request: dict[str, Any]
+    """As the body that starts one, with what the settings filled in."""
+
+
+class Runs(Shown):
+    """The runs that Temporal still has, oldest first."""
+
+    items: list[shown(Run)]  # type: ignore[valid-type]
+
+
+class WorkerLine(Shown):
+    """A worker process."""
+
+    process: str = Field(examples=["4711@build-1"])
+    last_seen: datetime | None = None
+    free_slots: int | None = None
+    """For activities; null where the worker does not say."""
+    runs_workflows: bool = False
+
+
+class Workers(Shown):
+    """The workers of the installation, and what is missing."""
+
+    queue: str
+    """The task queue of the workflows."""
+    items: list[WorkerLine]
+    hosts: list[str]
+    """Task queues of the hosts that open workspaces."""
+    missing: list[str]
+    """What an episode would wait for, each as a sentence that says what to start."""
 
 
 class Done(Shown):

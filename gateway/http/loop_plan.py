@@ -5,6 +5,7 @@ from typing import Literal
 
 from gateway.access.scope import Scope
 from gateway.http.camel import Shown, shown
+from tightloop.loop.estimate import Estimate, estimate_of
 from tightloop.loop.model import GateResult, LoopState, LoopStatus, LoopTask, TaskState
 from tightloop.question import Question
 
@@ -59,6 +60,8 @@ class LoopPlan(Shown):
     goal: str = ""
     status: LoopState
     tasks: list[PlanTask]
+    estimate: shown(Estimate) | None = None  # type: ignore[valid-type]
+    """What dispatching may take at most; null once it is dispatched."""
     verify_run_id: str | None = None
     gate_result: GateResults | None = None
     questions: list[shown(Question)] = []  # type: ignore[valid-type] # noqa: RUF012
@@ -100,17 +103,18 @@ class Verified(Shown):
     verified_at: datetime | None = None
 
 
-def loop_plan(status: LoopStatus, scope: Scope) -> LoopPlan:
-    """Return a plan as HTTP shows it."""
+def loop_plan(status: LoopStatus, project: str, scope: Scope) -> LoopPlan:
+    """Return a plan of a project as HTTP shows it."""
     return LoopPlan(
         plan_id=status.plan_id,
-        project_id=status.project,
+        project_id=project,
         org_id=scope.services.settings.temporal.namespace,
         run_id=status.run_id or None,
         packet_id=status.packet_id or None,
         goal=status.goal,
         status=status.status,
         tasks=[_task(task) for task in status.tasks],
+        estimate=estimate_of(status) if "dispatch" in status.possible else None,
         verify_run_id=status.verify_run_id or None,
         gate_result=_gates(status.gate_result),
         questions=list(status.questions),

@@ -36,17 +36,17 @@ class Once:
         self._scope = scope
         self._key = key
 
-    async def start(self, kind: str, start: Start, describe: Describe) -> Response:
+    async def start(self, prefix: str, start: Start, describe: Describe) -> Response:
         """Start something, and answer 201 with where it is.
 
         Args:
-            kind: the beginning of its id, such as `episode`.
+            prefix: the beginning of its id, such as `episode-`.
             start: starts it.
             describe: makes the body of the answer from its id.
         """
 
         async def work() -> Response:
-            wanted = derived_id(kind, self._principal, self._key) if self._key else None
+            wanted = derived_id(prefix, self._principal, self._key) if self._key else None
             try:
                 made = await start(wanted)
             except IdTakenError:
@@ -59,6 +59,11 @@ class Once:
             return Response(json.dumps(body), HTTPStatus.CREATED, headers, "application/json")
 
         return await self.answer(work)
+
+    @property
+    def message_id(self) -> str:
+        """The id of what the request tells a workflow, so that it is told once after a crash; empty without a key."""
+        return derived_id("message-", self._principal, self._key) if self._key else ""
 
     async def answer(self, work: Callable[[], Awaitable[Response]]) -> Response:
         """Return what the work answers; for a key that was used, what it answered then.

@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from gateway.access.scope import Scope, Services, project_of
+from gateway.access.scope import Scope, Services
 from gateway.mcp.caller import Caller
 from gateway.mcp.server import Context, mcp_server
 from gateway.mcp.stream import serve_socket, serve_stdio
@@ -38,8 +38,10 @@ def main() -> int:
     try:
         settings = load_settings(arguments.settings)
         open_state_home()
-        person = person_of(arguments.role, arguments.episode, arguments.workspace, os.environ.get(EPISODE, ""))
-        asyncio.run(_serve(settings, person, arguments.episode, arguments.socket))
+        person = person_of(arguments.role, arguments.episode, os.environ.get(EPISODE, ""))
+        asyncio.run(
+            _serve(settings, person, episode=arguments.episode, workspace=arguments.workspace, path=arguments.socket)
+        )
     except TightloopError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return 1
@@ -48,40 +50,42 @@ def main() -> int:
     return 0
 
 
-def person_of(role: Role, episode: str, workspace: Path | None, working_for: str) -> Person:
+def person_of(role: Role, episode: str, working_for: str) -> Person:
     """Return who is at the connection.
 
     Args:
         role: that was asked for.
         episode: that was named; of an agent the one that it works for.
-        workspace: sees the project in it alone; an agent always has one: else the current folder.
         working_for: the episode for which the process that started this one works. Whoever it is, it is an agent then.
     """
     user = os.environ.get("USER") or "operator"
     if working_for:
         role, episode = Role.AGENT, working_for
-    is_agent = role is Role.AGENT
-    if workspace is None and is_agent and not episode:
-        workspace = Path.cwd()
-    return Person(
-        name=f"agent of {user}" if is_agent else user,
-        role=role,
-        projects=() if workspace is None else (project_of(str(workspace.absolute())),),
-        episode=episode if is_agent else "",
-    )
+    if role is Role.AGENT:
+        return Person(name=f"agent of {user}", role=role, episode=episode)
+    return Person(name=user, role=role)
 
 
-async def _serve(settings: Settings, person: Person, episode: str, path: Path | None) -> None:
-    opened: list[Services] = []
+async def _serve(
+    settings: Settings, person: Person, *, episode: str, workspace: Path | None, path: Path | None
+) -> None:
+    opened: list[Scope] = []
     opening = asyncio.Lock()
+    # An agent sees one project; else it could take the only open episode of another one for its own.
+    if workspace is None and person.role is Role.AGENT and not person.episode:
+        workspace = Path.cwd()
 
     async def caller_of(_: Context) -> Caller:
         # With the first call: an editor starts this once, maybe before Temporal is there.
         async with opening:
             if not opened:
                 client = await TightloopClient.connect(settings=settings)
-                opened.append(Services(open_ledger(settings), client, settings))
-        return Caller(Scope(person, opened[0]), "" if person.episode else episode)
+                scope = Scope(person, Services(open_ledger(settings), client, settings))
+                if workspace is not None:
+                    project = await scope.project_of(str(workspace.absolute()))
+                    scope = Scope(person.evolve(projects=(project,)), scope.services)
+                opened.append(scope)
+        return Caller(opened[0], "" if person.episode else episode)
 
     server = mcp_server(caller_of)
     if path is None:

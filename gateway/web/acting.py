@@ -1,20 +1,24 @@
 """What people do on the page: each action is one call of the client, under the person's name."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from gateway.access.body import body_of
 from gateway.web.look import Look
 from tightloop.client import ExecutorChoice, TightloopClient
-from tightloop.errors import InvalidRequestError
+from tightloop.errors import EpisodeNotFoundError, InvalidRequestError
 from tightloop.ledger import WorkflowLine
 from tightloop.loop.model import LoopRequest
 from tightloop.safety.person import Role, role_for
 
 FORM_BYTES = 100_000
+LOOK_SECONDS, RECORD_LOOKS = 0.2, 25
+"""How often the ledger is asked for what was started."""
 
 
 class Actor(NamedTuple):
@@ -106,15 +110,42 @@ async def plan(actor: Actor, request: Request) -> Done:
     """Inspect a project and divide the work into tasks; nothing is started."""
     actor.need(Role.OPERATOR)
     project, form = actor.look.ledger.project(request.path_params["id"]), await _form(request)
+    made = await actor.client.plan_project(_asked(project.workspace, form))
+    await _recorded(actor, made)
+    return Done(f"/projects/{project.id}", "The project is being inspected and planned; nothing is started.")
+
+
+async def add(actor: Actor, request: Request) -> Done:
+    """Inspect and plan a project that the ledger does not know yet."""
+    actor.need(Role.OPERATOR)
+    if actor.look.person.projects:
+        raise InvalidRequestError("only a person who sees all projects adds one. Ask an operator who does")
+    form = await _form(request)
+    workspace = _text(form, "workspace").rstrip("/")
+    await actor.client.check_workspace(workspace)
+    made = await actor.client.plan_project(_asked(workspace, form))
+    line = await _recorded(actor, made)
+    if line is None:
+        return Done("/projects", f"{made} inspects {workspace}; the project appears here when a worker has begun.")
+    return Done(f"/projects/{line.project}", "The project is being inspected and planned; nothing is started.")
+
+
+def _asked(workspace: str, form: Mapping[str, str]) -> LoopRequest:
     name, parallel = _text(form, "executor"), _text(form, "parallel")
-    asked = LoopRequest(
-        workspace=project.workspace,
-        goal=_text(form, "goal"),
-        executor=ExecutorChoice(name=name) if name else ExecutorChoice(),
-        parallel=int(parallel) if parallel.isdigit() else LoopRequest().parallel,
-    )
-    made = await actor.client.plan_project(asked)
-    return Done(f"/projects/{project.id}", f"{made}: the project is inspected and planned.")
+    asked = LoopRequest(workspace=workspace, goal=_text(form, "goal"))
+    if name:
+        asked = asked.evolve(executor=ExecutorChoice(name=name))
+    return asked.evolve(parallel=int(parallel)) if parallel.isdigit() else asked
+
+
+async def _recorded(actor: Actor, workflow_id: str) -> WorkflowLine | None:
+    """Wait until the ledger knows what was started; None: it takes longer than people like to wait."""
+    for _ in range(RECORD_LOOKS):
+        try:
+            return await run_in_threadpool(actor.look.ledger.workflow, workflow_id)
+        except EpisodeNotFoundError:
+            await asyncio.sleep(LOOK_SECONDS)
+    return None
 
 
 async def dispatch(actor: Actor, request: Request) -> Done:

@@ -1,6 +1,7 @@
 """The application of the page: its routes, and what a person sees where something is wrong."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from http import HTTPStatus
 from typing import cast
 
@@ -8,13 +9,14 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from gateway.access.body import RefusedError
 from gateway.web import acting, assets, pages
-from gateway.web.look import Look, Screen
+from gateway.web.look import Around, Look, Screen
 from gateway.web.rendering import Templates
+from gateway.web.sharing import Sharing
 from tightloop.client import TightloopClient
 from tightloop.database.ledger import Ledger
 from tightloop.errors import EpisodeNotFoundError, ProjectNotFoundError, TightloopError
@@ -22,6 +24,8 @@ from tightloop.settings import Settings
 
 Page = Callable[[Look, Request], Screen]
 Act = Callable[[acting.Actor, Request], Awaitable[acting.Done]]
+SEEN = "Tightloop-Seen"
+"""Header with the last event that an open page has heard of: it asks for its content alone."""
 SAID = "tightloop_said"
 SAID_SECONDS = 20
 SAID_CHARACTERS = 600
@@ -42,6 +46,7 @@ ACTS: dict[str, Act] = {
     "/workflows/{id}/respond": acting.respond,
     "/workflows/{id}/restore": acting.restore,
     "/workflows/{id}/fork": acting.fork,
+    "/projects": acting.add,
     "/projects/{id}/plan": acting.plan,
     "/loops/{id}/dispatch": acting.dispatch,
     "/loops/{id}/verify": acting.verify,
@@ -59,14 +64,26 @@ def web_app(ledger: Ledger, client: TightloopClient, settings: Settings) -> Star
         settings: names where Temporal's Web UI is.
     """
     templates = Templates(settings.temporal.ui_url, settings.temporal.namespace)
+    sharing = Sharing(ledger)
 
     def read(page: Page) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             look = Look.of(ledger, request.state.person)
-            screen = await run_in_threadpool(page, look, request)
-            return _shown(templates, look, screen, request)
+            if SEEN in request.headers:
+                return HTMLResponse(await part(page, look, request))
+            said = request.cookies.get(SAID, "")
+            content = await run_in_threadpool(lambda: templates.page(page(look, request), look, said))
+            return _without_said(HTMLResponse(content), said)
 
         return answer
+
+    async def part(page: Page, look: Look, request: Request) -> bytes:
+        """Return what an open page shows now, which it asks for after an event."""
+        seen, projects = _number(request.headers[SEEN]), frozenset(look.person.projects)
+        around = await sharing.get(projects, seen, lambda: _filled(look.around))
+        shared = replace(look, around=around)
+        key = (request.url.path, request.url.query, look.person.role, projects)
+        return await sharing.get(key, seen, lambda: templates.page(page(shared, request), shared, "", part=True))
 
     def act(what: Act) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
@@ -85,8 +102,8 @@ def web_app(ledger: Ledger, client: TightloopClient, settings: Settings) -> Star
         status, detail = _problem(error)
         look = Look.of(ledger, request.state.person)
         heading = "Not found" if status == HTTPStatus.NOT_FOUND else "That did not work"
-        screen = Screen("problem.html", {"heading": heading, "detail": detail})
-        return _shown(templates, look, screen, request, status)
+        screen, said = Screen("problem.html", {"heading": heading, "detail": detail}), request.cookies.get(SAID, "")
+        return _without_said(HTMLResponse(templates.page(screen, look, said), status), said)
 
     routes = [Route(path, read(page)) for path, page in PAGES.items()]
     routes += [Route(path, act(what), methods=["POST"]) for path, what in ACTS.items()]
@@ -94,9 +111,18 @@ def web_app(ledger: Ledger, client: TightloopClient, settings: Settings) -> Star
     return Starlette(routes=routes, exception_handlers=dict.fromkeys(PROBLEMS, problem))
 
 
-def _shown(templates: Templates, look: Look, screen: Screen, request: Request, status: int = HTTPStatus.OK) -> Response:
-    said = request.cookies.get(SAID, "")
-    response = templates.response(screen, look, said, status)
+def _filled(around: Around) -> Around:
+    """Read it now, in this thread."""
+    _ = around.inbox, around.names
+    return around
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
+
+
+def _without_said(response: Response, said: str) -> Response:
+    """Let a sentence be said once."""
     if said:
         response.delete_cookie(SAID, path="/")
     return response
@@ -110,8 +136,8 @@ def _say(response: Response, said: str) -> None:
 
 def _back(request: Request) -> str:
     """Return the page of what was acted on."""
-    if request.url.path.startswith("/projects/"):
-        return f"/projects/{request.path_params['id']}"
+    if request.url.path.startswith("/projects"):
+        return f"/projects/{request.path_params['id']}" if request.path_params else "/projects"
     return f"/workflows/{request.path_params['id']}"
 
 

@@ -1,6 +1,6 @@
 """What one person sees of the ledger, and what a page shows."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -21,23 +21,42 @@ class Screen:
     """Ids of workflows and projects whose events bring a new look; `*`: all."""
 
 
+class Around:
+    """What every page shows of the ledger besides its own content; alike for all who see the same projects."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        """Take the ledger as it exists for them."""
+        self._ledger = ledger
+
+    @cached_property
+    def inbox(self) -> tuple[InboxItem, ...]:
+        """Everything that waits, oldest first."""
+        return self._ledger.inbox()
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """The names of projects for people, by id."""
+        return self._ledger.names()
+
+
 @dataclass(frozen=True)
 class Look:
     """A look at the ledger with the eyes of one person; made for each request."""
 
     ledger: Ledger
     person: Person
-    _names: dict[str, str] = field(default_factory=dict)
+    around: Around
 
     @classmethod
     def of(cls, ledger: Ledger, person: Person) -> "Look":
         """Return the look of a person at what exists for that person."""
-        return cls(ledger.limited(person.projects) if person.projects else ledger, person)
+        seen = ledger.limited(person.projects) if person.projects else ledger
+        return cls(seen, person, Around(seen))
 
-    @cached_property
+    @property
     def inbox(self) -> tuple[InboxItem, ...]:
         """Everything that waits, oldest first."""
-        return self.ledger.inbox()
+        return self.around.inbox
 
     def may(self, role: Role) -> bool:
         """Whether the person has a role, or one that includes it."""
@@ -45,6 +64,4 @@ class Look:
 
     def name_of(self, project: str) -> str:
         """Return the name of a project for people."""
-        if not self._names:
-            self._names.update((one.id, one.name) for one in self.ledger.projects())
-        return self._names.get(project, project)
+        return self.around.names.get(project, project)

@@ -1,15 +1,18 @@
 """What the pages of a plan and of a project's plan show: the graph, steps, tasks and gates."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from gateway.web import words
 from gateway.web.graph import lay_out
 from tightloop.database.ledger import Ledger
 from tightloop.ledger import WorkflowFilter, WorkflowLine
+from tightloop.loop.estimate import estimate_of
 from tightloop.loop.model import LoopStatus
 from tightloop.plan.request import PlanStatus
+from tightloop.value import counted
 
+T = TypeVar("T")
 TABS = ("Steps", "Children", "Log")
 LOG_LINES = 500
 CHILDREN_LINES = 100
@@ -50,7 +53,7 @@ def show_loop(ledger: Ledger, line: WorkflowLine, _query: Mapping[str, str]) -> 
         "tabs": (),
         "tab": "",
         "status": status,
-        "estimate": estimate(status),
+        "estimate": dispatching(status),
         "children": ledger.workflows(WorkflowFilter(parent=line.id), limit=CHILDREN_LINES).lines,
         "log": ledger.events(workflow_id=line.id, limit=LOG_LINES),
         "facts": [
@@ -62,7 +65,32 @@ def show_loop(ledger: Ledger, line: WorkflowLine, _query: Mapping[str, str]) -> 
     }
 
 
-def estimate(status: LoopStatus) -> str:
-    """Return what dispatching may take, in one sentence; bounds, since nobody knows more before."""
-    count, first = len(status.tasks), sum(not task.dependencies for task in status.tasks)
-    return f"{first} of {count} can start at once; the others follow those that they depend on." if count else ""
+class Dispatching(NamedTuple):
+    """What the confirmation of a dispatch shows."""
+
+    runs: int
+    checks: tuple[str, ...]
+    facts: list[tuple[str, str]]
+
+
+def dispatching(status: LoopStatus) -> Dispatching:
+    """Return what dispatching may take, from the plan alone."""
+    found = estimate_of(status)
+    facts = [
+        ("Runs", counted(found.runs, "episode")),
+        ("Start at once", f"{found.at_once} of {found.runs}"),
+        ("At the same time", f"at most {found.parallel}" if found.parallel else ""),
+        ("Executor", found.executor),
+    ]
+    if found.is_bounded:
+        facts += [
+            ("Iterations together", _most(found.iterations)),
+            ("Cost together", _most(found.cost_usd, "${:.2f}".format)),
+            ("Tokens together", _most(found.tokens, "{:,}".format)),
+            ("Work together", _most(found.wall_time, words.duration)),
+        ]
+    return Dispatching(found.runs, found.checks, [(name, value) for name, value in facts if value])
+
+
+def _most(bound: T | None, word: Callable[[T], str] = str) -> str:
+    return "no bound" if bound is None else f"at most {word(bound)}"

@@ -6,12 +6,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from starlette.responses import HTMLResponse
 
 from gateway.web import assets, words
 from gateway.web.code import Row
 from gateway.web.look import Look, Screen
 from tightloop.safety.person import Role
+
+_DIRECTIONS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")
 
 
 class Templates:
@@ -24,6 +25,7 @@ class Templates:
             loader=FileSystemLoader(Path(__file__).parent / "templates"),
             autoescape=True,
             undefined=StrictUndefined,
+            finalize=_shown,
             trim_blocks=True,
             lstrip_blocks=True,
         )
@@ -34,24 +36,26 @@ class Templates:
             duration=words.duration,
             money=words.money,
             moment=words.moment,
+            title_of=words.title_of,
             path_of=path_of,
             ui_link_of=self._ui_link,
         )
         self._environment.filters["runs"] = _runs
 
-    def response(self, screen: Screen, look: Look, said: str, status: int) -> HTMLResponse:
+    def page(self, screen: Screen, look: Look, said: str, *, part: bool = False) -> bytes:
         """Return a page.
 
         Args:
             screen: what it shows.
             look: who looks.
             said: what came of the last action, in hex digits; it begins with `!` where it was refused.
-            status: of HTTP.
+            part: only its title and `main`, which are the same for all who have one role and see the same projects.
         """
         inbox = look.inbox
         sentence = _decoded(said)
         html = self._environment.get_template(screen.template).render(
             **screen.content,
+            part=part,
             section=screen.section,
             live=screen.live,
             person=look.person,
@@ -59,16 +63,25 @@ class Templates:
             waiting=len(inbox),
             asked=inbox[-1].question.title if inbox else "",
             may_act=look.may(Role.OPERATOR),
+            may_add=look.may(Role.OPERATOR) and not look.person.projects,
             said=sentence.removeprefix("!"),
             refused=sentence.startswith("!"),
             ui_url=self._ui_url,
         )
-        return HTMLResponse(html, status)
+        return html.encode()
 
     def _ui_link(self, workflow_id: str) -> str:
         return (
             f"{self._ui_url}/namespaces/{quote(self._namespace)}/workflows/{quote(workflow_id)}" if self._ui_url else ""
         )
+
+
+def _shown(value: object) -> object:
+    """Return a value as it is shown: text without characters that change the direction of what stands around them.
+
+    Source: https://trojansource.codes, where such characters hide what a line of code does.
+    """
+    return value.translate(_DIRECTIONS) if isinstance(value, str) else value
 
 
 def path_of(workflow_id: str) -> str:

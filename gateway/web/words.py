@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from tightloop.episode.display import status_label
+from tightloop.ledger import WorkflowLine
 
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 
@@ -20,8 +21,8 @@ class Badge(NamedTuple):
 NEEDS_RESPONSE = Badge("NEEDS RESPONSE", "", "needs")
 """Its glyph is the dot that pulses."""
 _TONES = {
-    "quiet": ("○", ("created", "queued", "cancelled", "draft", "pending", "skipped", "ready", "waiting")),
-    "running": ("◐", ("running", "dispatching", "verifying", "retrying", "compensating", "planning")),
+    "quiet": ("○", ("idle", "created", "queued", "cancelled", "draft", "pending", "skipped", "ready", "waiting")),
+    "running": ("◐", ("open", "running", "dispatching", "verifying", "retrying", "compensating", "planning")),
     "paused": ("❚❚", ("paused",)),
     "good": ("✓", ("succeeded", "completed", "complete", "verified", "done", "reused", "passed", "recovered")),
     "bad": ("✕", ("failed", "error", "terminated", "timed_out", "compensated", "undone", "blocked")),
@@ -42,6 +43,11 @@ def badge(status: str, *, waits: bool = False) -> Badge:
         return NEEDS_RESPONSE
     glyph, tone = _TONE_OF.get(word, ("○", "quiet"))
     return Badge(status_label(word, None).replace("_", " ").capitalize(), glyph, tone)
+
+
+def title_of(line: WorkflowLine) -> str:
+    """Return what an episode or plan is called: its goal, else what it does without one, else its id."""
+    return line.goal or ("What the checks show as open" if line.kind == "loop" else line.id)
 
 
 def age(at: datetime | None, now: datetime | None = None) -> str:

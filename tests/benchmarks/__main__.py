@@ -26,6 +26,7 @@ NAMES = (
     "watchers",
     "events",
     "ledger",
+    "pages",
 )
 LIMIT_S = 300
 """For one benchmark, unless it says otherwise: a workflow whose code is edited meanwhile fails its tasks for ever."""

@@ -10,7 +10,8 @@ from activities.checks.activity import VerificationActivities, VerifyRequest
 from activities.executor.activity import ExecuteRequest, ExecutionActivities, HandOffRequest
 from activities.planner.activity import NextPlanRequest, PlanningActivities
 from activities.tracking.activity import TrackingActivities, TrackRequest
-from activities.workspace.activity import CloseRequest, OpenRequest, WorkspaceActivities
+from activities.workspace.activity import WorkspaceActivities
+from activities.workspace.requests import CloseRequest, OpenRequest
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeState
 from workflows.shared.activities import new_activity_id

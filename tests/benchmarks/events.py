@@ -1,26 +1,20 @@
 """Live events: 200 streams of a gateway, against the same gateway with nobody there."""
 
 import asyncio
-import os
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Awaitable
 from pathlib import Path
 
 import httpx2
-import psutil
 
 from tests.benchmarks.figures import Report, Spread
-from tests.support.stack.stack import ROOT
+from tests.benchmarks.served import Served, gateway_process
 from tests.support.temporal_server import close_run, connect_to_server, open_run
 from tightloop.database.access.tokens import Tokens
 from tightloop.database.engine import sqlite_database
 from tightloop.database.ledger import Ledger
 from tightloop.ledger.model import ProjectLine, TrailEvent
 from tightloop.safety.person import Role
-from worker.stack.server import free_port
 
 STREAMS, EPISODES = 200, 100
 RATES = (20, 100)
@@ -44,41 +38,30 @@ async def measure() -> Report:
 
 async def _measure(folder: Path) -> Report:
     address = (await connect_to_server()).service_client.config.target_host
-    port = free_port()
-    environment = {
-        **os.environ,
-        "TIGHTLOOP_HOME": str(folder),
-        "TIGHTLOOP_TEMPORAL__ADDRESS": address,
-        "TIGHTLOOP_TEMPORAL__AUTHENTICATE": "false",
-        "TIGHTLOOP_GATEWAY__LISTEN": f"127.0.0.1:{port}",
-    }
     ledger = Ledger(sqlite_database(folder / "ledger.db"))
     token = Tokens(ledger.database).create("readers", Role.VIEWER)[1]
-    command = [sys.executable, "-m", "gateway"]
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        try:
-            return await _with(process.pid, ledger, f"http://127.0.0.1:{port}/api/events", token)
-        finally:
-            process.terminate()
+    with gateway_process(folder, address) as served:
+        return await _with(served, ledger, token)
 
 
-async def _with(pid: int, ledger: Ledger, url: str, token: str) -> Report:
+async def _with(served: Served, ledger: Ledger, token: str) -> Report:
     title = f"events: {STREAMS} streams of {EPISODES} episodes; the gateway alone, writer and readers apart"
     report = Report(title, ("what", "% of a core", "/ silent", "s to a reader", "p95", ""))
-    report.add("nobody there", 100 * await _busy(pid, asyncio.sleep(SECONDS)))
+    report.add("nobody there", 100 * await served.busy(asyncio.sleep(SECONDS)))
     delays: list[float] = []
     headers = {"Authorization": f"Bearer {token}"}
     limits = httpx2.Limits(max_connections=None)
     async with httpx2.AsyncClient(headers=headers, timeout=None, limits=limits, trust_env=False) as http:
-        readers = [asyncio.create_task(_read(http, url, delays if n < TIMED else None)) for n in range(STREAMS)]
+        readers = [
+            asyncio.create_task(_read(http, f"{served.url}/api/events", delays if n < TIMED else None))
+            for n in range(STREAMS)
+        ]
         await asyncio.sleep(5)
-        silent = 100 * await _busy(pid, asyncio.sleep(SECONDS))
+        silent = 100 * await served.busy(asyncio.sleep(SECONDS))
         report.add("silent streams", silent, 1.0)
         for rate in RATES:
             delays.clear()
-            busy = 100 * await _busy(pid, asyncio.to_thread(_write, ledger, rate))
+            busy = 100 * await served.busy(asyncio.to_thread(_write, ledger, rate))
             await asyncio.sleep(2)
             took = Spread.of(delays)
             report.add(f"{rate} events a second", busy, busy / max(silent, 0.01), took.median, took.p95, aim=AIM)
@@ -87,14 +70,6 @@ async def _with(pid: int, ledger: Ledger, url: str, token: str) -> Report:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
     return report
-
-
-async def _busy(pid: int, work: Awaitable[None]) -> float:
-    """Return the processor time that a process takes while something goes on, as a part of one core."""
-    process, begun = psutil.Process(pid), time.perf_counter()
-    before = sum(process.cpu_times()[:2])
-    await work
-    return (sum(process.cpu_times()[:2]) - before) / (time.perf_counter() - begun)
 
 
 async def _read(http: httpx2.AsyncClient, url: str, delays: list[float] | None) -> None:

@@ -34,14 +34,8 @@ from tightloop.cli.main import app
 from tightloop.client import TightloopClient
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.display import status_of
-from tightloop.episode.model import (
-    EpisodeInput,
-    EpisodeOutcome,
-    EpisodeRequest,
-    EpisodeResult,
-    EpisodeState,
-    EpisodeStatus,
-)
+from tightloop.episode.input import EpisodeInput
+from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeResult, EpisodeState, EpisodeStatus
 from tightloop.episode.timeline import RunTimeline, TimelineLine, TimelinePage
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ServiceUnavailableError, SettingsError
 from tightloop.plan.request import PlanRequest

@@ -1,12 +1,8 @@
 """What tests of loops and of episodes beside each other share: an agent that does what its goal says."""
 
-import asyncio
 import re
-import signal
 import subprocess
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from activities.executor.port import Control, Executor
@@ -16,10 +12,9 @@ from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import eventually
 from tightloop.client import TightloopClient
 from tightloop.episode.check import Check
-from tightloop.errors import InvalidRequestError, ServiceUnavailableError
+from tightloop.errors import ServiceUnavailableError
 from tightloop.executor.model import ExecutorOutcome, ExecutorStatus, WorkOrder
-from tightloop.loop.model import LoopRequest, LoopResult, LoopStatus, LoopTask
-from tightloop.settings import Settings
+from tightloop.loop.model import LoopRequest, LoopStatus, LoopTask
 
 LOOP_SECONDS = 80.0
 
@@ -113,71 +108,3 @@ async def planned(client: TightloopClient, request: LoopRequest) -> str:
 
     await eventually(is_planned, seconds=LOOP_SECONDS)
     return plan_id
-
-
-@asynccontextmanager
-async def dying_worker(settings: Settings, notes: Path, moments: Sequence[str]) -> AsyncIterator[None]:
-    """Keep a worker process alive that dies at each of these moments once; see `dying_loop_worker.py`."""
-    temporal = settings.temporal
-    module = "tests.support.dying_loop_worker"
-    command = [sys.executable, "-m", module, temporal.address, temporal.task_queue, str(notes), *moments]
-
-    async def keep() -> None:
-        process: asyncio.subprocess.Process | None = None
-        try:
-            while True:
-                process = await asyncio.create_subprocess_exec(*command, start_new_session=True)
-                if await process.wait() != -signal.SIGKILL:
-                    return  # it cannot work at all
-        finally:
-            if process is not None and process.returncode is None:
-                process.kill()
-                await process.wait()
-
-    keeping = asyncio.create_task(keep())
-    try:
-        yield
-    finally:
-        keeping.cancel()
-        with suppress(asyncio.CancelledError):
-            await keeping
-
-
-async def whole_loop(client: TightloopClient, workspace: Path, *, seconds: float) -> LoopResult:
-    """Plan, dispatch and verify the five tasks, however often the worker dies."""
-
-    async def patiently(what: Callable[[], Awaitable[str]]) -> None:
-        async def succeeds() -> bool:
-            try:
-                await what()
-            except ServiceUnavailableError:
-                return False
-            except InvalidRequestError:
-                pass  # it has arrived before, and its worker died before it could answer
-            return True
-
-        await eventually(succeeds, seconds=seconds)
-
-    async def stands(wanted: str) -> bool | None:
-        status = await client.status(plan_id)
-        assert isinstance(status, LoopStatus)
-        return wanted in status.possible or not status.possible
-
-    async def until(wanted: str) -> None:
-        async def is_there() -> bool | None:
-            with suppress(ServiceUnavailableError):
-                return await stands(wanted)
-            return None
-
-        await eventually(is_there, seconds=seconds)
-
-    gates = (Check(run="test -s all.txt"), Check(run="test $(cat all.txt | wc -l) -eq 3"))
-    plan_id = await client.plan_project(LoopRequest(workspace=str(workspace), goal="make files", gates=gates))
-    await until("dispatch")
-    await patiently(lambda: client.dispatch(plan_id))
-    await until("verify")
-    await patiently(lambda: client.verify(plan_id))
-    async with asyncio.timeout(seconds):
-        result = await client.result(plan_id)
-    assert isinstance(result, LoopResult)
-    return result

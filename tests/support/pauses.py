@@ -141,7 +141,7 @@ class Figures:
         return "\n".join((figures, *lines))
 
 
-def chosen(half: str) -> tuple[Entry, ...]:
+def selected(half: str) -> tuple[Entry, ...]:
     """Return the entries of one half, or those of them that the environment names."""
     return tuple(entry for entry in entries(half) if SELECTED in entry.name)
 
@@ -158,7 +158,7 @@ async def courses_of(
 
     async def run(number: int, entry: Entry) -> Course:
         async with turn:
-            return await _course(entry, client, _workspace(folder / str(number), entry, git))
+            return await _course(entry, client, workspace_of(folder / str(number), entry, git))
 
     turn = asyncio.Semaphore(AT_ONCE)
     async with working(ScriptedPlanner(answer)):
@@ -211,7 +211,7 @@ async def _patiently(look: Callable[[], Awaitable[T]]) -> T:
     return await look()
 
 
-def _workspace(folder: Path, entry: Entry, git: Git) -> Path:
+def workspace_of(folder: Path, entry: Entry, git: Git) -> Path:
     folder.mkdir(parents=True)
     for path, text in {"notes.txt": NOTES, **entry.start}.items():
         place = folder / path

@@ -16,7 +16,7 @@ from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import Working
 from tests.support.loops import ObedientExecutor, ScriptedTaskPlanner, five_tasks
 from tests.support.ui_server import serving
-from tightloop.client import Check, EpisodeRequest, TightloopClient
+from tightloop.client import TightloopClient
 from tightloop.client.sign_in.page_session import page_link
 from tightloop.database.opening import local_ledger
 from tightloop.episode.planning import PlannerAnswer
@@ -79,21 +79,19 @@ def at_work(
     return run
 
 
-async def known_project(client: TightloopClient, workspace: Path) -> str:
-    """Make the project known by an episode, as a user's first step does; return its id."""
-    request = EpisodeRequest(
-        goal="RUN: touch first", workspace=str(workspace), definition_of_done=(Check(run="test -e first"),)
-    )
-    await client.result(await client.start(request))
-    return state_folder(workspace).name
-
-
-async def plan_on_the_page(page: Page, base: str, project: str) -> None:
-    await page.goto(f"{base}/projects/{project}")
-    await expect(page.get_by_role("button", name="Dispatch")).to_have_count(0)
-    await page.get_by_role("button", name="Plan", exact=True).click()
-    await page.get_by_role("dialog").get_by_label("Goal (optional)").fill("make files")
-    await page.get_by_role("dialog").get_by_role("button", name="Plan").click()
+async def add_on_the_page(page: Page, base: str, workspace: Path) -> None:
+    """Add a project that the ledger does not know, which plans it."""
+    await page.goto(f"{base}/projects")
+    await page.get_by_role("button", name="Add a project").click()
+    dialog = page.get_by_role("dialog")
+    await dialog.get_by_label("Folder").fill(f"{workspace}-none")
+    await dialog.get_by_role("button", name="Add and plan").click()
+    await expect(page.get_by_role("status").filter(has_text="there is no folder")).to_be_visible()
+    await page.get_by_role("button", name="Add a project").click()
+    await dialog.get_by_label("Folder").fill(str(workspace))
+    await dialog.get_by_label("Goal (optional)").fill("make files")
+    await dialog.get_by_role("button", name="Add and plan").click()
+    await expect(page.get_by_role("button", name="Dispatch")).to_have_count(1)
     await page.get_by_role("link", name="make files").first.click()
     await expect(page.locator("#main .badge", has_text="Created")).to_have_count(5)
 
@@ -101,13 +99,15 @@ async def plan_on_the_page(page: Page, base: str, project: str) -> None:
 async def dispatch_on_the_page(page: Page) -> None:
     await expect(page.get_by_role("button", name="Verify")).to_have_count(0)
     await page.get_by_role("button", name="Dispatch").click()
-    await expect(page.get_by_role("dialog")).to_contain_text("3 of 5 can start at once")
+    await expect(page.get_by_role("dialog")).to_contain_text("3 of 5")
+    await expect(page.get_by_role("dialog")).to_contain_text("at most 75")
     await page.get_by_role("dialog").get_by_role("button", name="Dispatch").click()
 
 
 async def answer_on_the_page(page: Page, base: str, project: str) -> None:
     await page.goto(f"{base}/")
     card = page.locator(".card.asks")
+    await expect(card).to_contain_text("ptask_5")
     await expect(card.locator(".badge-awaiting")).to_have_text("NEEDS RESPONSE")
     await expect(card).to_contain_text("which of two ways is wanted?")
     await page.goto(f"{base}/projects/{project}")
@@ -121,7 +121,6 @@ async def test_project_is_planned_dispatched_answered_and_verified_on_the_page(
     formatted: bool,
     page: Page,
     page_settings: Settings,
-    client: TightloopClient,
     at_work: Callable[..., Any],
     workspace: Path,
 ) -> None:
@@ -129,8 +128,8 @@ async def test_project_is_planned_dispatched_answered_and_verified_on_the_page(
         (workspace / "app.py").write_text('print("hello")\n')
     base = page_settings.gateway.page(page_settings.temporal)
     async with at_work():
-        project = await known_project(client, workspace)
-        await plan_on_the_page(page, base, project)
+        project = state_folder(workspace).name
+        await add_on_the_page(page, base, workspace)
         plan_page = page.url
         await dispatch_on_the_page(page)
         await answer_on_the_page(page, base, project)

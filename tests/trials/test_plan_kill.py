@@ -23,8 +23,9 @@ from tests.support.stack.plan_killing import (
 )
 from tests.support.stack.stack import Stack
 from tightloop.plan.document.action import ShellAction
+from tightloop.plan.document.failing import Compensation
 from tightloop.plan.document.plan import OnPlanFailure, Plan
-from tightloop.plan.document.step import Access, Capability, Compensation, Step
+from tightloop.plan.document.step import Access, Capability, Step
 from tightloop.plan.request import PlanOutcome
 from tightloop.plan.text.reading import read_plan
 

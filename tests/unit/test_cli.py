@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-import worker.build
+import worker.specs
 from tightloop.cli.host.server_part import Role
 from tightloop.cli.main import app
 from tightloop.cli.render.question import todo_lines
@@ -133,8 +133,8 @@ def test_role_that_there_is_not_is_refused_with_those_that_the_worker_has() -> N
     code, _, error = run("up", "--role", "x")
     words = " ".join(error.replace("│", " ").split())
     assert code == 2
-    assert [role.value for role in worker.build.Role if f"'{role.value}'" not in words] == []
-    assert [role.value for role in Role] == [role.value for role in worker.build.Role]
+    assert [role.value for role in worker.specs.Role if f"'{role.value}'" not in words] == []
+    assert [role.value for role in Role] == [role.value for role in worker.specs.Role]
 
 
 def test_missing_keys_are_called_needed_only_where_encryption_is_on(

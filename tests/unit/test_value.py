@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tightloop.episode.budget import Budget
-from tightloop.episode.model import EpisodeInput, EpisodeRequest
+from tightloop.episode.input import EpisodeInput
+from tightloop.episode.model import EpisodeRequest
 from tightloop.errors import InvalidRequestError
 from tightloop.loop.model import LoopRequest
 from tightloop.value import Document, Value, abridge, clip, first_problem, shorten

@@ -39,9 +39,12 @@ AT_ONCE = 6
 NEVER = ["echo nope; false"]
 FATAL = scripted({"status": "fatal", "error": "nobody has a key"})
 ELSEWHERE = scripted({"write": [{"path": "notes.txt", "text": "".join(f"{{n}} other {i}\n" for i in range(220))}]})
+IDLE = scripted({})
+TOLD_FIRST = ("deviation",)
+"""Causes that an alert `unmoved` tells of before they pause."""
 CAUSES: dict[str, dict[str, Any]] = {
     "deviation": {"definition_of_done": NEVER, "executor": ELSEWHERE, "repeat_error_limit": 9},
-    "repeated_error": {"definition_of_done": NEVER, "deviation_limit": 9},
+    "repeated_error": {"definition_of_done": NEVER, "deviation_limit": 9, "executor": IDLE},
     "fatal": {"executor": FATAL},
 }
 
@@ -99,7 +102,7 @@ async def leaves_with_the_pause(temporal_client: Client, episode_id: str) -> boo
             scheduled = event.activity_task_scheduled_event_attributes
             if scheduled.activity_type.name == "send_alerts":
                 sent.add(scheduled.workflow_task_completed_event_id)
-    return len(sent) == 1 and sent == paused
+    return len(paused) == 1 and paused <= sent
 
 
 async def test_an_alert_leaves_in_the_workflow_task_of_its_pause_and_is_told_once(
@@ -113,7 +116,7 @@ async def test_an_alert_leaves_in_the_workflow_task_of_its_pause_and_is_told_onc
             folder = tmp_path / f"project-{number}"
             await asyncio.to_thread(shutil.copytree, workspace, folder)
             episode_id = await client.start(request_for(workspace=str(folder), **CAUSES[cause]))
-            (came, *_) = await told(receiver, episode_id)
+            *_, came = await told(receiver, episode_id, 1 + (cause in TOLD_FIRST))
             [question] = (await client.status(episode_id)).questions
             assert question.since is not None
             assert (question.kind.value, came.told["kind"], came.genuine) == (cause, cause, True)
@@ -131,7 +134,8 @@ async def test_an_alert_leaves_in_the_workflow_task_of_its_pause_and_is_told_onc
           f"p95 {p95:.3f} s, most {seconds[-1]:.3f} s")  # fmt: skip
     for cause in CAUSES:
         print(f"  {cause}: most {max(second for name, second in took if name == cause):.3f} s")
-    assert len(receiver.came) == len(mixed), "each cause is told once"
+    again = sum(cause in TOLD_FIRST for cause in mixed)
+    assert len(receiver.came) == len(mixed) + again, "each cause is told once, and once as a doubt"
 
 
 @pytest.mark.parametrize(

@@ -321,8 +321,9 @@ async def test_a_check_that_never_ends_is_stopped_with_all_its_processes(client,
         await ended_by_hand(client, episode_id)
     assert [check.status for check in status.failed_checks] == [CheckStatus.TIMED_OUT]
     assert status.checks == "0/1"
-    # The first one made a file; what is left after progress is not yet the same error again.
-    assert status.iteration == 3
+    # The first one made a file; what is left after progress is not yet the same error again. After two more people are
+    # told, and after two more it pauses.
+    assert status.iteration == 5
     assert status.questions
     assert status.questions[0].kind is QuestionKind.REPEATED_ERROR
     assert "endless" in status.questions[0].title

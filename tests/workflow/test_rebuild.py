@@ -1,11 +1,14 @@
 """`tightloop ledger rebuild`: a ledger that was lost comes back from histories as it was."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
 from temporalio.testing import WorkflowEnvironment
 
 from tests.support.episodes import Working, eventually
@@ -17,6 +20,7 @@ from tightloop.database.schema import METADATA
 from tightloop.episode.budget import Budget
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.settings import Settings, parse_settings
+from worker.connect import known_workflows
 from worker.ledger.rebuild import rebuild
 
 PLAN = """
@@ -133,3 +137,52 @@ async def test_a_lost_ledger_comes_back_as_it_was(
     lose(home)
     assert (await rebuild(temporal_client, settings)).startswith(ENTERED)
     assert differences(before, rows(local_database())) == []
+    lose(home)
+    await forget(temporal_client, {row["id"] for row in before["workflows"]})
+    told = await rebuild(temporal_client, settings)
+    after = rows(local_database())
+    assert told.startswith("0 workflows of this host entered")
+    assert "; 5 workflows that Temporal has forgotten found in the stores of this host: " in told
+    assert "costs, questions and trails do not come back" in told
+    assert ";" not in await rebuild(temporal_client, settings), "again there is nothing to add"
+    assert_recovered(before, after)
+
+
+async def forget(client: Any, ids: set[str]) -> None:
+    """Delete histories, as retention does in the end."""
+
+    async def known() -> list[Any]:
+        return [run for run in await known_workflows(client) if run.id in ids]
+
+    for run in await known():
+        execution = WorkflowExecution(workflow_id=run.id, run_id=run.run_id)
+        request = DeleteWorkflowExecutionRequest(namespace=client.namespace, workflow_execution=execution)
+        await client.workflow_service.delete_workflow_execution(request)
+
+    async def forgotten() -> bool:
+        return not await known()
+
+    await eventually(forgotten, seconds=60)
+
+
+def assert_recovered(before: dict[str, list[dict[str, Any]]], after: dict[str, list[dict[str, Any]]]) -> None:
+    def trees(found: dict[str, list[dict[str, Any]]]) -> dict[tuple[str, int], str]:
+        records = [(row, json.loads(row["record"])) for row in found["checkpoints"]]
+        return {(row["workflow_id"], row["number"]): record["tree"] for row, record in records}
+
+    assert trees(after) == trees(before)
+    states = {row["record"]: json.loads(row["record"]).get("state") for row in before["checkpoints"]}
+    kept = {state["sha256"] for state in states.values() if state}
+    found = [json.loads(row["record"]).get("state") for row in after["checkpoints"]]
+    assert {state["sha256"] for state in found if state} <= kept
+    assert any(found), "at least one state is certain"
+    assert {row["id"] for row in after["workflows"]} == {row["id"] for row in before["workflows"]}
+    assert {row["status"] for row in after["workflows"]} == {"unknown"}
+    assert {row["step"]: row["title"] for row in after["steps"]} == {
+        row["step"]: row["title"] for row in before["steps"]
+    }
+    ends = {row["step"]: row["status"] for row in after["steps"]}
+    assert ends["note"] == ends["make"] == "completed"
+    assert (ends["bad"], ends["never"]) == ("failed", "pending"), "that a person had it skipped is forgotten"
+    assert any(row["goal"] for row in after["workflows"] if row["kind"] == "episode"), "that of a delivery"
+    assert [row["goal"] for row in after["workflows"] if row["kind"] == "plan"] == ["A small plan"]

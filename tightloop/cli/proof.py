@@ -1,6 +1,5 @@
 """The commands about proofs: show one and write it to a file, and verify such a file."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,18 +12,14 @@ from tightloop.cli.host.server_part import run_again
 from tightloop.cli.render.proof import proof_lines
 from tightloop.cli.render.terminal import remark, show, show_json
 from tightloop.cli.session import AsJson, Id, session_of
-from tightloop.client import CLOSED_STATUSES, TightloopClient
 from tightloop.client.proof.envelope import MOST_BYTES, seal, to_json
+from tightloop.client.proof.finding import find_proof
 from tightloop.client.proof.signing import NoSigningKeyError, sign, signing_key
 from tightloop.client.proof.statement import Result, statement_of
 from tightloop.client.proof.verify import Point, Rules, Verified
 from tightloop.client.proof.verify import verify as verify_content
-from tightloop.client.records.store import Store
 from tightloop.episode.check import CheckStatus
-from tightloop.episode.proof import Proof
-from tightloop.errors import InvalidRequestError, ProofError
-from tightloop.loop.model import LoopResult
-from tightloop.plan.request import PlanOutcome
+from tightloop.errors import InvalidRequestError
 
 RESULT_SECONDS = 15.0
 
@@ -39,7 +34,7 @@ def proof(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the signed proof.")] = False,
 ) -> None:
-    found = session_of(context).on(workflow, lambda client, key: _proof(client, key, of_run))
+    found = session_of(context).on(workflow, lambda client, key: find_proof(client, key, of_run))
     statement = statement_of(found)
     if output is not None or as_json:
         text = _sealed(statement.content, unsigned=unsigned)
@@ -91,31 +86,6 @@ def verify(
     _show(found, as_json=as_json)
     if not found.proven:
         raise typer.Exit(FAILED)
-
-
-_NO_PROOF = "{} is a project's plan: its runs are proven, each by itself. Name one of them; see: tightloop loop show"
-
-
-async def _proof(client: TightloopClient, workflow_id: str, of_run: str) -> Proof:
-    summary = await client.summary(workflow_id)
-    if of_run:
-        earlier = await client.earlier_result(workflow_id, of_run)
-        if isinstance(earlier, LoopResult):
-            raise ProofError(_NO_PROOF.format(workflow_id))
-        if earlier.proof is None:
-            raise ProofError(f"run {of_run} of {workflow_id} ended {earlier.outcome} and has no proof")
-        return Store(Path(summary.workspace), workflow_id).stored(earlier.proof, Proof)
-    if summary.status not in CLOSED_STATUSES:
-        raise ProofError(f"{workflow_id} is {summary.status}: it is proven at its end")
-    async with asyncio.timeout(RESULT_SECONDS):
-        result = await client.result(workflow_id)
-    if isinstance(result, LoopResult):
-        raise ProofError(_NO_PROOF.format(workflow_id))
-    if result.proof is None:
-        nothing = result.outcome is PlanOutcome.COMPLETED
-        why = "there was no definition of done" if nothing else "only what succeeds is proven"
-        raise ProofError(f"{workflow_id} is {summary.status} and has no proof: {why}")
-    return Store(Path(summary.workspace), workflow_id).stored(result.proof, Proof)
 
 
 def _sealed(content: bytes, *, unsigned: bool) -> str:

@@ -255,8 +255,23 @@ class Calls:
             with sealing_as(SealKind.MESSAGE):
                 await handle.signal(name, argument, rpc_timeout=CALL_TIMEOUT)
 
-    async def update(self, workflow_id: str, name: str, argument: Any, *, timeout: timedelta = UPDATE_TIMEOUT) -> str:
+    async def update(
+        self,
+        workflow_id: str,
+        name: str,
+        argument: Any,
+        *,
+        timeout: timedelta = UPDATE_TIMEOUT,
+        message_id: str = "",
+    ) -> str:
         """Send an update and return the workflow's sentence.
+
+        Args:
+            workflow_id: the workflow.
+            name: of the update.
+            argument: of the update.
+            timeout: for the answer.
+            message_id: sent again under the same id, it is answered as at first; empty: under a new one.
 
         Raises:
             InvalidRequestError: the workflow refuses, with its own sentence; it is closed; the argument is too large.
@@ -266,20 +281,20 @@ class Calls:
         await self._refuse_plain(workflow_id)
         try:
             async with self.bounded(workflow_id, timeout, worker=True):
-                answer = await self._update(workflow_id, name, argument, timeout)
+                answer = await self._update(workflow_id, name, argument, timeout, message_id or str(uuid.uuid4()))
         except WorkflowUpdateFailedError as error:
             raise _refused_update(error.cause, workflow_id) from error
         except WorkflowUpdateRPCTimeoutOrCancelledError as error:
             raise await self._no_worker(workflow_id) from error
         return answer
 
-    async def _update(self, workflow_id: str, name: str, argument: Any, timeout: timedelta) -> str:
+    async def _update(self, workflow_id: str, name: str, argument: Any, timeout: timedelta, update_id: str) -> str:
         """Send an update; again under the same id where the workflow task that carried it was thrown away.
 
         Temporal throws a task away when an event comes in while its last command closes the run.
         """
         # Temporal answers an id that it has seen with the first result, so sending it twice is safe.
-        handle, update_id = self.client.get_workflow_handle(workflow_id), str(uuid.uuid4())
+        handle = self.client.get_workflow_handle(workflow_id)
         while True:
             try:
                 with sealing_as(SealKind.MESSAGE):

@@ -20,7 +20,8 @@ from tightloop.client.installation.sealing import refuse_other_keys, refuse_unre
 from tightloop.episode.check import Check
 from tightloop.episode.checkpoint import RestoreTarget
 from tightloop.episode.control import ExecutorAmendment, read_amendment, read_restore
-from tightloop.episode.model import WORKFLOW_TYPE, EpisodeInput, EpisodeRequest, EpisodeStatus
+from tightloop.episode.input import EpisodeInput
+from tightloop.episode.model import WORKFLOW_TYPE, EpisodeRequest, EpisodeStatus
 from tightloop.host import home_queue
 from tightloop.loop.input import LoopInput
 from tightloop.loop.model import LOOP_WORKFLOW_TYPE, LoopRequest
@@ -337,32 +338,48 @@ class TightloopClient(Viewer):
         """
         return await self._tell(plan_id, Kind.PLAN, "run_step", {"step": step, "by": by})
 
-    async def dispatch(self, plan_id: str, *, parallel: int | bool | None = None, by: str = "operator") -> str:
+    async def dispatch(
+        self, plan_id: str, *, parallel: int | bool | None = None, by: str = "operator", message_id: str = ""
+    ) -> str:
         """Start the tasks of a project's plan. Returns the workflow's sentence.
 
         Args:
             plan_id: the plan; a draft.
             parallel: tasks at the same time; None: as the plan was asked for.
             by: who dispatches.
+            message_id: sent again with the same id, it does nothing more, and returns what it returned first.
 
         Raises:
             InvalidRequestError: it is not a draft; the message says what is possible.
         """
-        return await self._tell(plan_id, Kind.LOOP, "dispatch", {"parallel": parallel, "by": by})
+        word = {"parallel": parallel, "by": by}
+        return await self._tell(plan_id, Kind.LOOP, "dispatch", word, message_id=message_id)
 
-    async def verify(self, plan_id: str, *, by: str = "operator") -> str:
+    async def verify(self, plan_id: str, *, by: str = "operator", message_id: str = "") -> str:
         """Run the gates of a project's plan whose tasks have ended. Returns the workflow's sentence.
+
+        Args:
+            plan_id: the plan.
+            by: who wants it verified.
+            message_id: as for `dispatch`.
 
         Raises:
             InvalidRequestError: its tasks have not ended, or it has; the message says what is possible.
         """
-        return await self._tell(plan_id, Kind.LOOP, "verify", {"by": by})
+        return await self._tell(plan_id, Kind.LOOP, "verify", {"by": by}, message_id=message_id)
 
     async def _tell(
-        self, workflow_id: str, kind: Kind, name: str, word: dict[str, Any], *, timeout: timedelta = UPDATE_TIMEOUT
+        self,
+        workflow_id: str,
+        kind: Kind,
+        name: str,
+        word: dict[str, Any],
+        *,
+        timeout: timedelta = UPDATE_TIMEOUT,
+        message_id: str = "",
     ) -> str:
         await described(self._calls, workflow_id, kind)
-        return await self._calls.update(workflow_id, name, word, timeout=timeout)
+        return await self._calls.update(workflow_id, name, word, timeout=timeout, message_id=message_id)
 
     async def _target(self, episode_id: str, checkpoint_id: str, reason: str, by: str) -> RestoreTarget:
         known = await self.checkpoints(episode_id)

@@ -16,7 +16,8 @@ from temporalio.exceptions import ApplicationError
 
 from tightloop.client.encryption import open_all
 from tightloop.client.sealing import ENCRYPTED, OPENED_FIELD, SealingCodec
-from tightloop.episode.model import REFUSED, WORKFLOW_TYPE, EpisodeInput
+from tightloop.episode.input import EpisodeInput
+from tightloop.episode.model import REFUSED, WORKFLOW_TYPE
 from tightloop.episode.work import PROBLEM_CHARACTERS, Work, wait_for_worker
 from tightloop.errors import SettingsError
 from tightloop.loop.input import LoopInput

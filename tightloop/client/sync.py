@@ -112,6 +112,7 @@ class SyncTightloopClient:
     missing_search_attributes = _blocking(TightloopClient.missing_search_attributes)
     topology = _blocking(TightloopClient.topology)
     pollers = _blocking(TightloopClient.pollers)
+    check_workspace = _blocking(TightloopClient.check_workspace)
 
 
 class _Portal:

@@ -6,6 +6,7 @@ of order, and a reader that remembers the highest number would miss rows.
 
 import contextlib
 import sqlite3
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from enum import Enum, auto
@@ -24,6 +25,8 @@ from tightloop.errors import ServiceUnavailableError, SettingsError, StorageFull
 BUSY_TIMEOUT = timedelta(seconds=10)
 CONNECT_S = 5
 STATEMENT_TIMEOUT = timedelta(seconds=20)
+CHECKED, CHECKED_S = "tightloop_checked_until", 2.0
+"""Who only reads with a connection need not look for so long whether another release has changed the tables."""
 FREED_AT_ONCE = 500
 """Pages: bounds how long writers wait while a file shrinks."""
 WRITERS_LOCK = 0x7469676874  # "tight"
@@ -118,7 +121,11 @@ class Database:
     def _transaction(self, mode: Mode) -> Iterator[Connection]:
         with self._explained(), contextlib.ExitStack() as stack:
             connection = stack.enter_context(self._begun(mode))
+            if mode is Mode.READ and time.monotonic() < connection.info.get(CHECKED, 0.0):
+                yield connection
+                return
             found = revision_of(connection)
+            connection.info[CHECKED] = time.monotonic() + CHECKED_S if found == HEAD else 0.0
             if found != HEAD:
                 stack.close()
                 self._bring_up(found)
@@ -127,7 +134,11 @@ class Database:
 
     @contextlib.contextmanager
     def _begun(self, mode: Mode) -> Iterator[Connection]:
-        with self._engine.connect().execution_options(tightloop_mode=mode) as connection, connection.begin():
+        options: dict[str, Any] = {"tightloop_mode": mode}
+        if mode is Mode.READ and self._engine.dialect.name == "postgresql":
+            # Part of BEGIN: a statement of its own would be a round trip more.
+            options |= {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+        with self._engine.connect().execution_options(**options) as connection, connection.begin():
             if mode is not Mode.READ:
                 lock_writers(connection)
             yield connection
@@ -182,8 +193,10 @@ def sqlite_database(path: Path) -> Database:
     """Return the database in a file; it is made when it is first used."""
     engine = create_engine(
         URL.create("sqlite", database=str(path)),
-        pool_size=4,
-        max_overflow=60,
+        # To open a file costs more than to read a page of it: what works at once keeps its connections.
+        pool_size=16,
+        pool_use_lifo=True,
+        max_overflow=48,
         pool_timeout=BUSY_TIMEOUT.total_seconds(),
         connect_args={"timeout": BUSY_TIMEOUT.total_seconds(), "check_same_thread": False},
     )
@@ -233,8 +246,9 @@ def postgres_database(address: str) -> Database:
     milliseconds = int(STATEMENT_TIMEOUT.total_seconds() * 1000)
     engine = create_engine(
         url,
-        pool_size=4,
-        max_overflow=28,
+        pool_size=8,
+        pool_use_lifo=True,
+        max_overflow=24,
         pool_timeout=BUSY_TIMEOUT.total_seconds(),
         pool_pre_ping=True,
         connect_args={
@@ -245,10 +259,5 @@ def postgres_database(address: str) -> Database:
             "application_name": "tightloop",
         },
     )
-
-    @event.listens_for(engine, "begin")
-    def _begin(connection: Connection) -> None:
-        if connection.get_execution_options().get("tightloop_mode") is Mode.READ:
-            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 
     return Database(engine, url.render_as_string(hide_password=True).replace("+psycopg", ""), upgrades=False)

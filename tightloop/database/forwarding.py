@@ -1,8 +1,12 @@
 """Brings what this host has recorded to the database of several hosts.
 
+The id of a project is made of its path. Where another host was first to bring one with the same path, its id gets the
+host in addition there: rows of two hosts are never mixed, and ids on a host stay as they are.
+
 How far that is stands in the other database, in the transaction that brings the rows: nothing is lost or comes twice.
 """
 
+import hashlib
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,11 +26,15 @@ from tightloop.database.schema import (
     steps,
     workflows,
 )
+from tightloop.host import host_name
 
 WINDOW = 500
 """Changes that are brought at once: bounds the memory, and how long other writers wait."""
 REPLACED = (projects, workflows, checkpoints, steps, days, freed)
 """In the order in which they are written; lines of the trail are only added."""
+
+Rows = dict[str, list[dict[str, Any]]]
+"""By the name of the table."""
 
 
 class Forwarder:
@@ -52,17 +60,17 @@ class Forwarder:
             begun = _position(connection, origin)
         # A ledger that was restored from a backup counts from an earlier number.
         since = begun if begun <= tick else 0
-        upto, found = self._read(since)
+        upto, found, known = self._read(since)
         with self._target.writing() as connection:
             if _position(connection, origin) == begun:
-                _write(connection, found)
+                _write(connection, found, known)
                 row = {"origin": origin, "changed": upto, "at": datetime.now(UTC)}
                 upsert(connection, spools, [row])
         self._known = (origin, upto)
         return bool(upto < tick)
 
-    def _read(self, since: int) -> tuple[int, dict[str, list[dict[str, Any]]]]:
-        """Return the rows of the next window, by table, and the number of its last change."""
+    def _read(self, since: int) -> tuple[int, Rows, list[dict[str, Any]]]:
+        """Return the number of the last change of the next window, its rows by table, and all projects."""
         tables = (*REPLACED, events)
         with self._source.reading() as connection:
             tick: int = connection.execute(select(clock.c.tick)).scalar_one()
@@ -73,9 +81,10 @@ class Forwarder:
             ]
             first = min((each for each in firsts if each is not None), default=None)
             if first is None:
-                return tick, {}
+                return tick, {}, []
             upto = min(tick, first + WINDOW)
-            return upto, {table.name: _rows(connection, table, since, upto) for table in tables}
+            known = _rows(connection, projects, 0, tick)
+            return upto, {table.name: _rows(connection, table, since, upto) for table in tables}, known
 
 
 def _position(connection: Connection, origin: str) -> int:
@@ -87,20 +96,38 @@ def _rows(connection: Connection, table: Table, since: int, upto: int) -> list[d
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def _write(connection: Connection, found: dict[str, list[dict[str, Any]]]) -> None:
+def _write(connection: Connection, found: Rows, known: list[dict[str, Any]]) -> None:
     count = sum(len(rows) for rows in found.values())
     if not count:
         return
-    tick = next_tick(connection, count)
-    for row in found[freed.name]:
+    # From here on no other host writes: what it has brought is seen below.
+    tick = next_tick(connection, count + len(known))
+    ids = {row["project"]: shared_id(connection, row["project"], row["host"] or host_name()) for row in known}
+    named = {table: [row | {"project": ids[row["project"]]} for row in rows] for table, rows in found.items()}
+    # A project has its row, and with it its id, before its first other one.
+    enrolled = [
+        {**row, "project": ids[row["project"]], "host": row["host"] or host_name(), "changed": tick + place}
+        for place, row in enumerate(known)
+    ]
+    insert_missing(connection, projects, enrolled, "project")
+    tick += len(known)
+    for row in named[freed.name]:
         # What is still there of these was recorded later, and comes with this window or a later one.
         drop_rows(connection, row["project"], row["workflow_id"])
     for table in REPLACED:
-        rows = [{**row, "changed": tick + place} for place, row in enumerate(found[table.name])]
+        rows = [{**row, "changed": tick + place} for place, row in enumerate(named[table.name])]
         upsert(connection, table, rows)
         tick += len(rows)
     lines = [
         {name: value for name, value in row.items() if name != "seq"} | {"changed": tick + place}
-        for place, row in enumerate(found[events.name])
+        for place, row in enumerate(named[events.name])
     ]
     insert_missing(connection, events, lines, "project", "workflow_id", "key")
+
+
+def shared_id(connection: Connection, project: str, host: str) -> str:
+    """Return the id that a project of a host has, or will have, in a database of several hosts."""
+    owner = connection.execute(select(projects.c.host).where(projects.c.project == project)).scalar()
+    if owner in (None, "", host):
+        return project
+    return f"{project}-{hashlib.sha256(host.encode()).hexdigest()[:8]}"

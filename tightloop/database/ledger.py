@@ -13,6 +13,7 @@ from sqlalchemy import (
     Select,
     Table,
     and_,
+    case,
     func,
     literal,
     or_,
@@ -22,7 +23,8 @@ from sqlalchemy import (
 )
 
 from tightloop.database.engine import Database
-from tightloop.database.inbox import inbox_items
+from tightloop.database.forwarding import shared_id
+from tightloop.database.inbox import LEVELS, Within, inbox_items
 from tightloop.database.project import ProjectLedger
 from tightloop.database.rows import event_line, read_step, workflow_line
 from tightloop.database.schema import Moment, checkpoints, days, events, projects, steps, workflows
@@ -38,6 +40,7 @@ from tightloop.ledger.model import (
     WorkflowLine,
     WorkflowPage,
 )
+from tightloop.loop.model import LoopStatus
 
 PAGE_LIMIT = 500
 EVENTS_LIMIT = 5_000
@@ -89,6 +92,13 @@ class Ledger:
             found = self._project_lines(connection, true())
         return tuple(sorted(found, key=lambda line: (_or_long_ago(line.last_event), line.id), reverse=True))
 
+    def names(self) -> dict[str, str]:
+        """Return the names of the projects, by id, in their order."""
+        query = select(projects.c.project, projects.c.name).where(self._sees(projects))
+        with self._database.reading() as connection:
+            found = connection.execute(query.order_by(projects.c.name, projects.c.project))
+            return {row.project: row.name for row in found}
+
     def project(self, project: str) -> ProjectLine:
         """Return a project.
 
@@ -100,6 +110,12 @@ class Ledger:
         if not found:
             raise _unknown_project(project)
         return found[0]
+
+    def id_of(self, project: str, host: str) -> str:
+        """Return the id that a project has here which has this one on its host; see `forwarding.py`."""
+        with self._database.reading() as connection:
+            # A host's own ledger has one host, whatever its name was.
+            return project if connection.dialect.name == "sqlite" else shared_id(connection, project, host)
 
     def workflows(self, wanted: WorkflowFilter | None = None, *, cursor: str = "", limit: int = 50) -> WorkflowPage:
         """Return a page of the list, the newest start first; its lines have no details.
@@ -147,10 +163,26 @@ class Ledger:
             query = query.where(workflows.c.project == project)
         with self._database.reading() as connection:
             waiting = connection.execute(query.order_by(workflows.c.waiting_since, workflows.c.id)).mappings().all()
-            plans = {row["id"] for row in waiting} | {row["parent"] for row in waiting if row["parent"]}
+            within = self._around(connection, {row["parent"] for row in waiting if row["parent"]})
+            plans = {row["id"] for row in waiting} | within.keys()
             found = select(steps).where(self._sees(steps), steps.c.plan_id.in_(plans))
             rows = connection.execute(found).mappings().all() if plans else []
-        return inbox_items(waiting, [read_step(row) for row in rows])
+        return inbox_items(waiting, [read_step(row) for row in rows], within)
+
+    def _around(self, connection: Connection, ids: set[str]) -> dict[str, Within]:
+        """Return the plans with these ids, and those around them."""
+        found: dict[str, Within] = {}
+        for _ in range(LEVELS):
+            if not ids:
+                break
+            # The details of a plan may be long; only those of a project's plan are read.
+            details = case((workflows.c.kind == "loop", workflows.c.details), else_="")
+            query = select(workflows.c.id, workflows.c.parent, details.label("details"))
+            for row in connection.execute(query.where(self._sees(workflows), workflows.c.id.in_(ids))):
+                tasks = LoopStatus.model_validate_json(row.details).tasks if row.details else ()
+                found[row.id] = Within(row.parent, tasks)
+            ids = {one.parent for one in found.values() if one.parent} - found.keys()
+        return found
 
     def checkpoints(self, workflow_id: str) -> tuple[CheckpointRecord, ...]:
         """Return the checkpoints of an episode, by number."""
@@ -220,7 +252,11 @@ class Ledger:
         return true() if self._only is None else table.c.project.in_(sorted(self._only))
 
     def _project_lines(self, connection: Connection, which: ColumnElement[bool]) -> list[ProjectLine]:
-        known = select(projects).where(self._sees(projects), which)
+        # The newest one is found by the index; a maximum of all would read them all.
+        newest = (
+            select(events.c.at).where(events.c.project == projects.c.project).order_by(events.c.seq.desc()).limit(1)
+        )
+        known = select(projects, newest.scalar_subquery().label("last_event")).where(self._sees(projects), which)
         found = {row["project"]: dict(row) for row in connection.execute(known).mappings()}
         waits = func.count(workflows.c.waiting_since)
         running = select(workflows.c.project, func.count(), waits).where(
@@ -228,10 +264,6 @@ class Ledger:
         )
         for project, open_ones, waiting in connection.execute(running.group_by(workflows.c.project)):
             found[project] |= {"running": open_ones, "waiting": waiting}
-        for project, line in found.items():
-            # The newest one is found by the index; a maximum of all would read them all.
-            newest = select(events.c.at).where(events.c.project == project).order_by(events.c.seq.desc()).limit(1)
-            line["last_event"] = connection.execute(newest).scalar()
         return [ProjectLine.model_validate({**line, "id": project}) for project, line in found.items()]
 
 

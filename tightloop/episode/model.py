@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from pydantic import ValidationError, ValidatorFunctionWrapHandler, model_validator
+from pydantic import model_validator
 
 from tightloop.episode.budget import Budget, Spent
 from tightloop.episode.check import Check, FailedCheck
@@ -18,16 +18,15 @@ from tightloop.episode.progress.tracking import ProbabilityClass, Thresholds, Tr
 from tightloop.episode.proof import ProofRule
 from tightloop.episode.timeline import TimelineLine
 from tightloop.episode.work import Work
-from tightloop.errors import InvalidRequestError, followed_by
+from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice, ExecutorStatus, Grant, ResumeToken
 from tightloop.executor.options import choice_problem
 from tightloop.question import Question
 from tightloop.safety.drift import Drift
 from tightloop.safety.rubric import Finding
-from tightloop.safety.seal import Heard, Seal
-from tightloop.value import Value, first_problem
+from tightloop.value import Value
 from tightloop.value.artifact import ArtifactRef
-from tightloop.value.caller import CallerInput, json_size, unknown_fields
+from tightloop.value.caller import CallerInput, json_size
 from tightloop.value.duration import Duration
 
 RIGHT_INPUT = '{"goal": "make the tests pass", "workspace": "/home/me/project", "definition_of_done": ["pytest -q"]}'
@@ -124,9 +123,9 @@ class EpisodeRequest(CallerInput):
     """Values of `thresholds` and of the two limits below, where they are not given one by one."""
     thresholds: Thresholds = Thresholds()
     repeat_error_limit: int = 3
-    """Iterations in a row with the same error before the episode pauses."""
+    """Iterations in a row with the same error until people are told; as many again pause."""
     deviation_limit: int = 2
-    """Iterations in a row with class LOW before the episode pauses."""
+    """Iterations in a row with class LOW until people are told; as many again pause."""
     # 1 550 events, 31 an iteration (docs/reference/figures.md). Temporal suggests one at 4 096, warns at 10 240.
     iterations_per_run: int = 50
     """After this many iterations the workflow continues as new."""
@@ -248,6 +247,8 @@ class EpisodeState(Value):
     probability_class: ProbabilityClass | None = None
     low_streak: int = 0
     failures: FailureStreak = NO_FAILURES
+    told: bool = False
+    """People and the planner were told of doubts about the course, and no progress came since."""
     trees: tuple[str, ...] = ()
     """Trees at the end of the last iterations, oldest first."""
     memory: TrackerMemory | None = None
@@ -301,43 +302,6 @@ class CheckpointFile(Value):
     """Unified diff from the tree before."""
     plan_delta: ArtifactRef | None = None
     """How the plan differs from the plan before: a stored `PlanDelta`."""
-
-
-class EpisodeInput(EpisodeRequest):
-    """What starts a run: a request; or a request with the state that the run before it left."""
-
-    state: EpisodeState | None = None
-    restore: RestoreTarget | None = None
-    """Start from a stored checkpoint (restore of a closed episode, or fork)."""
-    replace: bool = False
-    """An episode with this id may have ended before; its checkpoints are kept and listed."""
-    heard: Heard = Heard()
-    """Messages that the runs before have taken."""
-    sealed_as: Seal | None = None
-    """What the input's seal says; set by the converter, whatever is sent."""
-    problem: str = ""
-    """Why the input could not be read; the workflow then fails with this sentence, instead of hanging."""
-    unknown: str = ""
-    """A misspelt name in an input that a person wrote, and the nearest right one."""
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether it is for an id that has been used before."""
-        return self.replace or (self.restore is not None and not self.restore.episode_id)
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _explain(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> "EpisodeInput":
-        # A payload that cannot be decoded fails the workflow task, which Temporal tries again for ever.
-        try:
-            read: EpisodeInput = handler(value)
-        except ValidationError as error:
-            return cls.model_construct(problem=f"{first_problem(error)}. A right input: {RIGHT_INPUT}")
-        # What tightloop itself writes has all fields, and unknown ones where it is newer than this worker.
-        is_raw = isinstance(value, dict) and "sealed_as" not in value
-        if is_raw and (unknown := next(unknown_fields(cls, value), "")):
-            return read.evolve(unknown=followed_by(unknown, f"A right input: {RIGHT_INPUT}"))
-        return read
 
 
 class EpisodeResult(Value):

@@ -52,6 +52,8 @@ class AlertKind(StrEnum):
     """The work goes on, and the checks show no progress."""
     OVERDUE = "overdue"
     """A step of a plan takes longer than its watchdog allows."""
+    DIGEST = "digest"
+    """What happened in a project on a day; see `tightloop/ledger/digest.py`."""
 
 
 class Subject(StrEnum):
@@ -59,6 +61,7 @@ class Subject(StrEnum):
 
     EPISODE = "episode"
     PLAN = "plan"
+    PROJECT = "project"
 
 
 TITLES = {
@@ -83,6 +86,7 @@ TITLES = {
     AlertKind.FAILED: "failed",
     AlertKind.UNMOVED: "goes on, and its checks show no progress",
     AlertKind.OVERDUE: "has a step that takes longer than it should",
+    AlertKind.DIGEST: "has a digest",
 }
 
 
@@ -120,15 +124,19 @@ class Notice(Alert):
     title: str
     text: str
     """All of it in a few lines; the field that chat services show."""
+    page: str = ""
+    """The episode or plan on the page."""
     link: str = ""
-    """The episode in the Temporal Web UI."""
+    """The same in the Temporal Web UI."""
     commands: tuple[str, ...] = ()
     """What answers it on the command line, the most likely one first."""
 
     def as_json(self) -> bytes:
         """Return the body of a webhook; what is empty is left out, and what the subject does not have."""
-        unknown = {"iteration", "branch"} if self.subject is Subject.PLAN else {"subject"}
+        unknown = {"subject"} if self.subject is Subject.EPISODE else {"iteration", "branch"}
         document = self.model_dump(mode="json", exclude=unknown | {"key"})
+        if self.subject is Subject.PROJECT:
+            document["project"] = document.pop("episode_id")
         filled = {name: value for name, value in document.items() if value not in ("", [], None)}
         return json.dumps({"id": self.key, **filled}, ensure_ascii=False).encode("utf-8", "replace")
 
@@ -195,22 +203,23 @@ def alert_of(
     )
 
 
-def notice_of(alert: Alert, *, link: str = "", full: bool = False) -> Notice:
+def notice_of(alert: Alert, *, page: str = "", link: str = "", full: bool = False) -> Notice:
     """Return what may leave the host.
 
     Args:
         alert: what happened.
-        link: of the episode in the Temporal Web UI.
+        page: address of the episode or plan on the page.
+        link: of the same in the Temporal Web UI.
         full: with the reason and the goal, without the secrets and the personal data in them.
     """
     title = f"{alert.subject.value.capitalize()} {alert.episode_id} {TITLES[alert.kind]}"
     reason, goal = (scrub(alert.reason), scrub(alert.goal)) if full else ("", "")
     commands = answers_to(alert)
-    lines = (f"{title} ({_where(alert)}).", reason, f"Answer: {commands[0]}", link)
+    lines = (f"{title} ({_where(alert)}).", reason, f"Answer: {commands[0]}", page, link)
     text = "\n".join(line for line in lines if line)
     # Reason and goal hold people's words: they are scrubbed above, or left out.
     shared = {**dict(alert), "reason": reason, "goal": goal}
-    return Notice(**shared, title=title, text=text, link=link, commands=commands)
+    return Notice(**shared, title=title, text=text, page=page, link=link, commands=commands)
 
 
 def _where(alert: Alert) -> str:

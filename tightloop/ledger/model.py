@@ -105,6 +105,10 @@ class InboxItem(Value):
     since: datetime | None = None
     blocks: int = 0
     """Tasks or steps that cannot go on before it is answered, its own included."""
+    loop: str = ""
+    """Id of the project's plan that waits for it."""
+    tasks: tuple[str, ...] = ()
+    """Of that plan: the task that asks, then those that wait for it."""
 
 
 class ProjectLine(Value):

@@ -71,4 +71,6 @@ def find_task_problem(tasks: tuple[LoopTask, ...]) -> str:
     left = {task.task_id: set(task.dependencies) for task in tasks}
     while free := [each for each, needs in left.items() if not needs]:
         left = {each: needs - set(free) for each, needs in left.items() if each not in free}
+    if len(left) == 1:
+        return f"{next(iter(left))} depends on itself"
     return f"the tasks {', '.join(sorted(left))} depend on each other in a circle" if left else ""

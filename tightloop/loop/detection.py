@@ -9,7 +9,9 @@ from tightloop.episode.check import Check
 
 READ_FILES = ("package.json", "pyproject.toml", "setup.cfg", "mypy.ini", ".mypy.ini")
 """Files of the top folder whose text decides."""
-NODE_GATES = ("gate:tier0", "gate:web", "gate:agent", "gate:spec")
+NODE_TIER0 = ("gate:ui", "gate:task")
+"""What `gate:tier0` runs; each by itself where there is no such script."""
+NODE_GATES = ("gate:web", "gate:agent", "gate:spec")
 NODE_PLAIN = ("lint", "test")
 GATE_TIMEOUT_S = 1_800.0
 _TESTS = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test)\.py$")
@@ -32,7 +34,8 @@ def _node(text: str) -> Iterator[Check]:
         return
     scripts = found.get("scripts") if isinstance(found, dict) else None
     names = scripts if isinstance(scripts, dict) else {}
-    chosen = [name for name in NODE_GATES if name in names] or [name for name in NODE_PLAIN if name in names]
+    wanted = (*(("gate:tier0",) if "gate:tier0" in names else NODE_TIER0), *NODE_GATES)
+    chosen = [name for name in wanted if name in names] or [name for name in NODE_PLAIN if name in names]
     for name in chosen:
         yield Check(run=f"npm run --silent {name}", name=name, timeout_s=GATE_TIMEOUT_S)
 

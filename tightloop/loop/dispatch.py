@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from tightloop.loop.model import LoopRequest, LoopTask
 from tightloop.loop.tasks import Tasks, parallel_of
 from tightloop.plan.document.action import EpisodeAction, MergeStart
+from tightloop.plan.document.failing import Retry
 from tightloop.plan.document.plan import OnPlanFailure, Plan
-from tightloop.plan.document.step import Retry, Step, StepKind
+from tightloop.plan.document.step import Step, StepKind
 from tightloop.plan.request import PlanRequest
 from tightloop.value import shorten
 

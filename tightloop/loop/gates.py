@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from xml.etree import ElementTree
 
 from tightloop.episode.check import Check, CheckResult, CheckStatus
@@ -16,8 +17,19 @@ _TAP = re.compile(
     r"^\s*(not ok|ok)\b(?:\s+\d+)?(?:\s*-?\s*([^#\n]*))?(#\s*(?:skip|todo)\b.*)?$", re.IGNORECASE | re.MULTILINE
 )
 _TAP_PLAN = re.compile(r"^(?:TAP version \d+|1\.\.\d+)", re.MULTILINE)
-_TSC = re.compile(r"^(\S[^\n(]*)\((\d+),(\d+)\): error (TS\d+): ([^\n]*)$", re.MULTILINE)
-_RUFF = re.compile(r"^(\S+:\d+:\d+): ([A-Z]+\d+) (.*)$", re.MULTILINE)
+_PLACE = r"(?P<path>\S[^\n:(]*?):(?P<line>\d+)(?::(?P<column>\d+))?"
+_PROBLEMS = tuple(
+    re.compile(form, re.MULTILINE)
+    for form in (
+        r"^(?P<path>\S[^\n(]*)\((?P<line>\d+),(?P<column>\d+)\): error (?P<rule>TS\d+): (?P<said>[^\n]*)$",
+        rf"^{_PLACE} - error (?P<rule>TS\d+): (?P<said>[^\n]*)$",
+        rf"^{_PLACE}: (?P<rule>[A-Z]+\d+) (?P<said>[^\n]*)$",
+        rf"^(?P<rule>[A-Z]+\d+) (?P<said>[^\n]*)\n *--> {_PLACE}$",
+        rf"^{_PLACE}: error: (?P<said>[^\n]*?) {{1,2}}\[(?P<rule>[a-z-]+)\]$",
+    )
+)
+"""One line of what was found: tsc (plain, pretty), ruff (concise, full), mypy."""
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _JUNIT = re.compile(r"--junit-?xml[= ](\S+)")
 
 
@@ -83,24 +95,27 @@ def _message(result: CheckResult, within: tuple[GateCheck, ...]) -> str:
 
 
 def _within(name: str, result: CheckResult, output: str, report: str) -> Iterator[GateCheck]:
-    """Yield the checks that the output tells of, by the first form that it has."""
-    for text in (report, output[output.find("<?xml") :] if "<?xml" in output else ""):
-        if text and (cases := tuple(_junit(name, text))):
-            yield from cases
-            return
+    """Yield the checks that the output tells of: those of its reports, else the problems or the tests that it names."""
+    reported = [case for text in (report, *_documents(output)) for case in _junit(name, text)]
     if _TAP_PLAN.search(output):
-        yield from _tap(name, output)
-    elif result.passed:
+        reported += _tap(name, output)
+    yield from reported
+    if reported or result.passed:
         return
-    elif found := list(_TSC.finditer(output)):
-        for each in found[:WITHIN_LIMIT]:
-            yield _failed(name, f"{each[1]}:{each[2]}:{each[3]} {each[4]}", each[5])
-    elif found := list(_RUFF.finditer(output)):
-        for each in found[:WITHIN_LIMIT]:
-            yield _failed(name, f"{each[1]} {each[2]}", each[3])
-    else:
+    plain = _COLOUR.sub("", output)
+    found = next(filter(None, (list(islice(form.finditer(plain), WITHIN_LIMIT)) for form in _PROBLEMS)), [])
+    for each in found:
+        place = ":".join(filter(None, each.group("path", "line", "column")))
+        yield _failed(name, f"{place} {each['rule']}", each["said"])
+    if not found:
         for test in result.failing:
             yield _failed(name, test, "")
+
+
+def _documents(output: str) -> Iterator[str]:
+    """Yield the documents in an output that scripts have printed, one after the other."""
+    for part in output.split("<?xml")[1:]:
+        yield f"<?xml{part[: part.find('>', part.rfind('</')) + 1]}"
 
 
 def _failed(gate: str, name: str, message: str) -> GateCheck:

@@ -211,6 +211,12 @@ class LoopStatus(Value):
     packet: ArtifactRef | None = None
     status: LoopState = LoopState.DRAFT
     tasks: tuple[LoopTask, ...] = ()
+    parallel: int = 0
+    """Tasks that run at the same time; 0: the plan was made before this was recorded."""
+    executor: str = ""
+    """Who does the tasks."""
+    budget: Budget | None = None
+    """Of each task."""
     dispatched_as: str = ""
     """Id of the `PlanWorkflow` that runs the tasks."""
     verify_run_id: str = ""

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from tightloop.executor.usage import Usage
-from tightloop.plan.document.step import FailureClass, Recovery
+from tightloop.plan.document.failing import FailureClass, Recovery
 from tightloop.question import Answer, Question
 from tightloop.safety.drift import Drift
 from tightloop.value import Sparse, Value

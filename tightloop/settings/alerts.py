@@ -1,6 +1,7 @@
 """Settings of alert channels."""
 
 import re
+from datetime import time
 from typing import Annotated, Literal
 
 from pydantic import Field, WithJsonSchema, model_validator
@@ -10,6 +11,8 @@ from tightloop.settings.section import Section
 
 KindOfAlert = Annotated[AlertKind, WithJsonSchema({"type": "string", "enum": [kind.value for kind in AlertKind]})]
 
+# In quotes: YAML 1.1 reads 7:30 as the number 450, in base 60.
+TimeOfDay = Annotated[str, Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$", examples=['"07:30", in quotes'])]
 # Without a user and a password: an address that is a secret belongs in `url_env`.
 _WEB_ADDRESS = re.compile(r"https?://[^\s/@]+(/\S*)?")
 
@@ -47,3 +50,10 @@ class AlertSettings(Section):
 
     channels: dict[str, AlertChannel] = Field(default_factory=lambda: {"log": AlertChannel(type="log")})
     """By a name of your own, which the timeline shows. Empty: nobody is notified."""
+    digest: TimeOfDay | None = None
+    """When, as "07:30" in UTC, each project's digest of the day before is sent to the channels; null: never."""
+
+    @property
+    def digest_at(self) -> time | None:
+        """The time of the digest; None: none is sent."""
+        return time.fromisoformat(self.digest) if self.digest else None

@@ -44,9 +44,9 @@ class TrackingSettings(Thresholds, Section):
     preset: PresetName = Preset.NORMAL
     """Sets the other values here that are not given: `careful`, `normal` or `bold`."""
     deviation_limit: Count = 2
-    """Iterations in a row with class LOW before the episode pauses."""
+    """Iterations in a row with class LOW until people are told; as many again pause."""
     repeat_error_limit: Count = 3
-    """Iterations in a row with the same error before the episode pauses."""
+    """Iterations in a row with the same error until people are told; as many again pause."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,6 +1,7 @@
 """Settings of the gateway: the page and the HTTP API."""
 
 from typing import Annotated
+from urllib.parse import quote
 
 from pydantic import Field
 
@@ -32,3 +33,9 @@ class GatewaySettings(Section):
         """Return the address of the page, without a slash at its end."""
         host, _, port = self.address(temporal).rpartition(":")
         return self.url or f"http://{NAME if host in LOOPBACK_HOSTS else host}:{port}"
+
+    def link(self, temporal: TemporalSettings, workflow_id: str) -> str:
+        """Return the address of an episode or plan on the page; empty where nobody serves it."""
+        if not (self.url or self.enabled):
+            return ""
+        return f"{self.page(temporal)}/workflows/{quote(workflow_id, safe='')}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from activities.plan.requests import OpenedPlan
-from activities.workspace.activity import Opened
+from activities.workspace.requests import Opened
 from activities.workspace.scope import EpisodeScope
 from tightloop.errors import WorkspaceElsewhereError
 

@@ -21,8 +21,8 @@ from activities.plan.requests import (
 )
 from activities.tracking.activity import TrackRequest, checkpoint_key, note_iteration
 from activities.tracking.record import Recorded, RecordRequest, keep_record
-from activities.workspace import activity as workspace
-from activities.workspace.activity import (
+from activities.workspace import entries as workspace
+from activities.workspace.requests import (
     Adopted,
     AdoptRequest,
     Closed,

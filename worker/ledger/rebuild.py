@@ -13,19 +13,21 @@ from tightloop.client.execution import Execution
 from tightloop.database.ledger import Ledger
 from tightloop.database.opening import local_ledger, open_project
 from tightloop.database.order import put_in_order
-from tightloop.host import home_queue, state_folder
+from tightloop.host import home_queue, state_folder, state_home
 from tightloop.settings import Settings
 from tightloop.value import counted
 from worker.connect import known_workflows
 from worker.ledger.ends import enter_end
 from worker.ledger.entries import MAKERS
 from worker.ledger.history import Made, calls_of
+from worker.ledger.stores import recover
 
 
 async def rebuild(client: Client, settings: Settings) -> str:
     """Enter everything that Temporal knows of the projects of this host; what is in the ledger already stays.
 
-    Safe beside running workers. What ended so long ago that Temporal has forgotten it cannot come back.
+    Safe beside running workers. Of what ended so long ago that Temporal has forgotten it comes back what the stores of
+    this host hold; see `stores.py`.
 
     Returns:
         What was read, as a sentence.
@@ -57,7 +59,9 @@ async def rebuild(client: Client, settings: Settings) -> str:
             await asyncio.to_thread(enter_end, ledger, known[-1])
     if is_new:
         await asyncio.to_thread(put_in_order, ledger.database, entered)
-    return f"{counted(count, 'workflow')} of this host entered, of {len(runs)} that Temporal knows"
+    told = f"{counted(count, 'workflow')} of this host entered, of {len(runs)} that Temporal knows"
+    forgotten = await asyncio.to_thread(recover, ledger, state_home(), frozenset(runs))
+    return "; ".join(filter(None, (told, forgotten.sentence)))
 
 
 def _by_workflow(runs: Iterable[Execution]) -> dict[str, list[Execution]]:

@@ -8,7 +8,8 @@ from typing import Any, TypeVar, overload
 
 from temporalio import workflow
 
-from activities.workspace.activity import AdoptRequest, AmendRequest, ReconcileRequest, WorkspaceActivities
+from activities.workspace.activity import WorkspaceActivities
+from activities.workspace.requests import AdoptRequest, AmendRequest, ReconcileRequest
 from tightloop.episode.checkpoint import RECENT_LIMIT, RestoreTarget, merge
 from tightloop.episode.display import details_markdown
 from tightloop.episode.loop import decisions, state_changes

@@ -16,12 +16,12 @@ from temporalio.exceptions import ApplicationError, is_cancelled_exception
 from tightloop.episode import control
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.display import status_of
+from tightloop.episode.input import EpisodeInput
 from tightloop.episode.loop import decisions, state_changes
 from tightloop.episode.loop.decisions import NextAction
 from tightloop.episode.loop.questions import ALLOW
 from tightloop.episode.model import (
     RIGHT_INPUT,
-    EpisodeInput,
     EpisodeOutcome,
     EpisodeRequest,
     EpisodeResult,
@@ -48,6 +48,8 @@ from workflows.shared.refusal import refusals, refuse_setup
 from workflows.shared.reporter import STATUS, is_first_use
 
 ITERATION = SearchAttributeKey.for_int("TightloopIteration")
+_TELL_FIRST_PATCH = "tell-before-pause"
+"""Doubts about the course are told before they pause. Without it they paused at once."""
 
 
 @workflow.defn
@@ -135,15 +137,24 @@ class EpisodeWorkflow:
         report = await self._delivery.deliver(plan) if plan.verdict is PlanVerdict.PLANNED else None
         verification = await steps.verify() if plan.verdict is not PlanVerdict.MALFORMED else None
         await steps.track(before, report, verification)
-        decision = decisions.after_tracking(record.state, record.request)
+        decision = self._decide()
         chosen = await self._points.follow(decision)
         if chosen == ALLOW and decisions.is_change_allowed(record.state):
-            decision = decisions.after_tracking(record.state, record.request)
+            decision = self._decide()
             await self._points.follow(decision)
         if decision.action is NextAction.SUCCEED:
             await self._proof.succeed()
-        elif decision.action is NextAction.CONTINUE and (told := decisions.worth_telling(record.state, record.request)):
-            self._points.tell(told)
+        elif decision.action is NextAction.TELL:
+            self._points.tell(decision.tell)
+
+    def _decide(self) -> decisions.Decision:
+        decision = decisions.after_tracking(self._record.state, self._record.request)
+        if decision.action is not NextAction.TELL:
+            return decision
+        if workflow.patched(_TELL_FIRST_PATCH):
+            self._record.apply(state_changes.with_telling)
+            return decision.evolve(question=None)
+        return decision.evolve(action=NextAction.ASK) if decision.question is not None else decision
 
     async def _end(self, outcome: EpisodeOutcome, reason: str) -> EpisodeResult:
         self._record.count_work()

@@ -3,10 +3,12 @@
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
-from activities.workspace.activity import CloseRequest, Opened, OpenRequest, RestoreRequest, WorkspaceActivities
+from activities.workspace.activity import WorkspaceActivities
+from activities.workspace.requests import CloseRequest, Opened, OpenRequest, RestoreRequest
 from tightloop.episode.checkpoint import RECENT_LIMIT, RestoreTarget
+from tightloop.episode.input import EpisodeInput
 from tightloop.episode.loop import state_changes
-from tightloop.episode.model import EpisodeInput, EpisodeOutcome, EpisodePhase
+from tightloop.episode.model import EpisodeOutcome, EpisodePhase
 from workflows.episode.record import EpisodeRecord
 from workflows.episode.recording import EpisodeRecording
 from workflows.episode.safe_points import SafePoints

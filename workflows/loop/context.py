@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from temporalio import workflow
 
 from activities.workspace.scope import EpisodeScope
+from tightloop.episode.check import Check
 from tightloop.episode.timeline import RunTimeline, TimelineLine
 from tightloop.errors import InvalidRequestError
 from tightloop.loop.input import LoopInput
@@ -44,6 +45,7 @@ class LoopContext:
         timeline: what has happened.
         parallel: tasks that run at the same time, once dispatched.
         is_verify_wanted: a person has called `verify`.
+        gates: those that the project had when it was planned.
         cancelled: why a person ends the plan; None: nobody does.
     """
 
@@ -60,12 +62,16 @@ class LoopContext:
             workspace=self.request.workspace,
             goal=self.request.goal,
             run_id=self.request.episode,
+            parallel=self.request.parallel,
+            executor=self.request.executor.name,
+            budget=self.request.budget,
             created_at=now(),
             updated_at=now(),
         )
         self.timeline = RunTimeline()
         self.parallel = 0
         self.is_verify_wanted = False
+        self.gates: tuple[Check, ...] = ()
         self.cancelled: str | None = None
         self.children: dict[str, tuple[ChildWait, ...]] = {}
         self._on_log: Callable[[TimelineLine], None] = lambda _line: None
@@ -107,6 +113,10 @@ class LoopContext:
         """Take another status."""
         self.status = status.evolve(updated_at=self._now())
 
+    def inspect(self, gates: tuple[Check, ...]) -> None:
+        """Note the gates that the project has before anything is done."""
+        self.gates = gates
+
     def enter(self, state: LoopState) -> None:
         """Begin a state."""
         self.change(self.status.evolve(status=state, reason=""))
@@ -123,7 +133,8 @@ class LoopContext:
     def dispatch(self, parallel: int) -> None:
         """Note that a person wants the tasks started."""
         self.parallel = parallel
-        self.change(self.status.evolve(status=LoopState.DISPATCHING, executed_at=self._now()))
+        dispatched = self.status.evolve(status=LoopState.DISPATCHING, parallel=parallel, executed_at=self._now())
+        self.change(dispatched)
 
     def verify(self, wanted: bool = True) -> None:
         """Note that a person wants the gates run, or that they have run."""

@@ -74,6 +74,8 @@ class Planning:
                 tree=inspected.tree,
             )
         )
+        # The checks of an episode are not those of the project.
+        context.inspect(() if request.episode else inspected.checks)
         failing = f"{inspected.failing} of {counted(len(inspected.checks), 'check')} did not pass"
         context.log("project_inspected", f"{inspected.packet_id}: {failing}")
         self._reporting.show()

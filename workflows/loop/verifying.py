@@ -65,7 +65,7 @@ class Verifying:
         context = self._context
         found: FoundGates = await self._waiting.run(
             GateActivities.find_gates,
-            FindGatesRequest(scope=context.scope(), asked=context.request.gates),
+            FindGatesRequest(scope=context.scope(), asked=context.request.gates, planned=context.gates),
             context.on_host("find the gates", OPEN_TIMEOUT),
         )
         self._gates = len(found.gates)

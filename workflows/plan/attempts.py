@@ -11,12 +11,11 @@ from temporalio import workflow
 
 from activities.plan.activity import PlanActivities
 from activities.plan.requests import RunStepRequest, SettleRequest, StepRun
-from tightloop.episode.model import (
-    EpisodeInput,
-    EpisodeResult,
-)
+from tightloop.episode.input import EpisodeInput
+from tightloop.episode.model import EpisodeResult
 from tightloop.plan.child import child_id
-from tightloop.plan.document.step import Capability, FailureClass
+from tightloop.plan.document.failing import FailureClass
+from tightloop.plan.document.step import Capability
 from tightloop.plan.input import PlanInput
 from tightloop.plan.request import PlanRequest, PlanResult
 from tightloop.plan.result import REASON_CHARACTERS, StepFailure, StepResult, StepStatus

@@ -9,7 +9,8 @@ from temporalio import workflow
 
 from activities.plan.requests import RunStepRequest
 from tightloop.ledger.alert import AlertKind
-from tightloop.plan.document.step import Access, Capability, FailureClass, Watchdog
+from tightloop.plan.document.failing import FailureClass, Watchdog
+from tightloop.plan.document.step import Access, Capability
 from tightloop.plan.engine.approval import choices
 from tightloop.plan.engine.breaker import find_breach, find_fan_out_breach, find_step_overspend
 from tightloop.plan.engine.compensation import may_be_undone

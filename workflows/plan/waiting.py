@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from temporalio import workflow
 
-from activities.workspace.activity import AdoptRequest, WorkspaceActivities
+from activities.workspace.activity import WorkspaceActivities
+from activities.workspace.requests import AdoptRequest
 from tightloop.plan.document.plan import OnPlanFailure
 from tightloop.plan.progress import PlanProgress
 from tightloop.value import counted

@@ -13,14 +13,8 @@ from temporalio.exceptions import (
     is_cancelled_exception,
 )
 
-from tightloop.episode.model import (
-    TASK_TIMEOUT,
-    WORKFLOW_TYPE,
-    EpisodeInput,
-    EpisodeOutcome,
-    EpisodeRequest,
-    EpisodeResult,
-)
+from tightloop.episode.input import EpisodeInput
+from tightloop.episode.model import TASK_TIMEOUT, WORKFLOW_TYPE, EpisodeOutcome, EpisodeRequest, EpisodeResult
 from tightloop.plan.input import PlanInput
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE, PlanOutcome, PlanResult
 from tightloop.safety.seal import RefusedPayload

@@ -26,6 +26,8 @@ class FindGatesRequest(Value):
 
     scope: EpisodeScope
     asked: tuple[Check, ...] = ()
+    planned: tuple[Check, ...] = ()
+    """Those that were found when the plan was made."""
 
 
 class FoundGates(Value):
@@ -83,9 +85,8 @@ class GateActivities:
         with self.workspaces.hold(scope) as tree:
             found = tree.snapshot()
             tree.keep("verified", found)
-            return FoundGates(
-                gates=choose_gates(tree, found, request.asked, self.settings(scope.workspace)), tree=found
-            )
+            named = (request.asked, self.settings(scope.workspace))
+            return FoundGates(gates=choose_gates(tree, found, *named, before=request.planned), tree=found)
 
     @activity.defn(no_thread_cancel_exception=True)
     def run_project_gate(self, request: RunGateRequest) -> GateRun:

@@ -8,8 +8,17 @@ READ_BYTES = 1_000_000
 """A larger file decides nothing."""
 
 
-def choose_gates(tree: WorkingTree, snapshot: str, *chosen: tuple[Check, ...]) -> tuple[Check, ...]:
-    """Return the first of `chosen` that names gates; else those that the files of a snapshot show."""
+def choose_gates(
+    tree: WorkingTree, snapshot: str, *chosen: tuple[Check, ...], before: tuple[Check, ...] = ()
+) -> tuple[Check, ...]:
+    """Return the first of `chosen` that names gates; else those that the files of a snapshot show.
+
+    Args:
+        tree: holds the snapshot.
+        snapshot: id of the tree.
+        chosen: gates that people named, the most specific first.
+        before: what the files showed when the work began: nobody gets rid of a gate by removing its configuration.
+    """
     if named := next(filter(None, chosen), ()):
         return named
     entries = tree.entries(snapshot)
@@ -19,4 +28,6 @@ def choose_gates(tree: WorkingTree, snapshot: str, *chosen: tuple[Check, ...]) -
         for name, entry in known.items()
         if tree.size(entry.id) <= READ_BYTES
     }
-    return detect_gates([path.decode("utf-8", "replace") for path in entries], texts)
+    shown = detect_gates([path.decode("utf-8", "replace") for path in entries], texts)
+    runs = {gate.run for gate in before}
+    return (*before, *(gate for gate in shown if gate.run not in runs))

@@ -11,7 +11,7 @@ from activities.model.prompt_privacy import WITHHELD
 from activities.model.service import ModelService
 from tightloop.episode.check import Check
 from tightloop.loop.decomposition import find_task_problem, task_id
-from tightloop.loop.model import DESCRIPTION_CHARACTERS, TASKS_LIMIT, LoopTask
+from tightloop.loop.model import DESCRIPTION_CHARACTERS, LoopTask
 from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.value import Value, shorten
 from tightloop.value.scrub import scrub
@@ -72,16 +72,17 @@ class ModelTaskPlanner:
             raise Unusable("`tasks` is empty: give at least one, or say in `gave_up` why there can be none")
         if value == self._asker.example:
             raise Unusable("the example came back: make tasks for the goal of the briefing")
-        ids = {task.id: task_id(number) for number, task in enumerate(answer.tasks[: TASKS_LIMIT + 1], start=1)}
-        if len(ids) < len(answer.tasks[: TASKS_LIMIT + 1]):
-            raise Unusable("two tasks have the same `id`")
         known = {check.run: check for check in briefing.checks}
-        tasks = tuple(_task(task, ids, known) for task in answer.tasks[: TASKS_LIMIT + 1])
-        if problem := find_task_problem(tasks):
+        # Checked with the ids of the model, so that it knows which task is meant.
+        if problem := find_task_problem(tuple(_task(task, known) for task in answer.tasks)):
             raise Unusable(problem)
         if not known:
             raise Unusable("the project has no checks that could tell when a task is done: say so in `gave_up`")
-        return tasks
+        ids = {task.id: task_id(number) for number, task in enumerate(answer.tasks, start=1)}
+        return tuple(
+            task.evolve(task_id=ids[task.task_id], dependencies=tuple(ids[each] for each in task.dependencies))
+            for task in (_task(each, known) for each in answer.tasks)
+        )
 
 
 def cleared(briefing: TaskBriefing) -> TaskBriefing:
@@ -97,13 +98,13 @@ def cleared(briefing: TaskBriefing) -> TaskBriefing:
     return scrub.model(briefing.evolve(packet=packet))
 
 
-def _task(task: _Task, ids: dict[str, str], known: dict[str, Check]) -> LoopTask:
+def _task(task: _Task, known: dict[str, Check]) -> LoopTask:
     # A model names commands; only those of the project are run. Without any of them all have to pass.
     checks = tuple(known[run] for run in dict.fromkeys(task.checks) if run in known) or tuple(known.values())
     return LoopTask(
-        task_id=ids[task.id],
+        task_id=task.id,
         description=shorten(task.description.strip(), DESCRIPTION_CHARACTERS),
         priority=min(max(task.priority, 1), 1_000),
-        dependencies=tuple(ids.get(each, each) for each in dict.fromkeys(task.needs)),
+        dependencies=tuple(dict.fromkeys(task.needs)),
         definition_of_done=checks,
     )

@@ -23,7 +23,8 @@ from activities.plan.requests import RunStepRequest
 from activities.workspace.folders import store_folder_of
 from activities.workspace.port import WorkingTree
 from tightloop.errors import ExpressionError, InvalidRequestError, ReferenceMissingError, WorkspaceError
-from tightloop.plan.document.step import Access, FailureClass
+from tightloop.plan.document.failing import FailureClass
+from tightloop.plan.document.step import Access
 from tightloop.plan.engine.graph import choices
 from tightloop.plan.engine.hypothesis import collect_evidence
 from tightloop.plan.language.expression import parse_expression

@@ -17,7 +17,8 @@ from activities.workspace.folders import store_folder_of
 from activities.workspace.port import WorkingTree
 from tightloop.errors import ExpressionError, InvalidRequestError
 from tightloop.plan.document.action import ShellAction
-from tightloop.plan.document.step import Compensation, Step
+from tightloop.plan.document.failing import Compensation
+from tightloop.plan.document.step import Step
 from tightloop.plan.language.reference import resolve
 from tightloop.plan.result import StepRecord, StepResult, StepStatus
 from tightloop.safety.drift import DriftCause

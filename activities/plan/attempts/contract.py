@@ -6,7 +6,8 @@ from typing import Any
 from activities.plan.attempts.references import References
 from activities.plan.port import RunnerResult
 from tightloop.errors import ExpressionError, ReferenceMissingError
-from tightloop.plan.document.step import FailureClass, FailureMode, Prose, Step
+from tightloop.plan.document.failing import FailureClass, FailureMode
+from tightloop.plan.document.step import Prose, Step
 from tightloop.plan.language.expression import parse_expression
 from tightloop.plan.result import REASON_CHARACTERS, StepFailure
 from tightloop.value import abridge, shorten

@@ -10,8 +10,9 @@ from activities.plan.quoting import shell_command
 from activities.workspace.folders import store_folder_of
 from activities.workspace.trail import Differ, TreeDiff
 from tightloop.plan.document.action import Option, ShellAction
+from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import Capability, FailureClass, Step
+from tightloop.plan.document.step import Capability, Step
 from tightloop.plan.engine.approval import choices, tally
 from tightloop.plan.language.reference import is_one_reference, resolve
 from tightloop.plan.rules.guard import acts_of, enclosing_policies, judge, judge_changes, judge_deletions

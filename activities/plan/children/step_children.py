@@ -27,7 +27,8 @@ from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice
 from tightloop.executor.usage import Usage
 from tightloop.plan.document.action import EpisodeAction
-from tightloop.plan.document.step import Access, Capability, FailureClass, Step, SubplanAction
+from tightloop.plan.document.failing import FailureClass
+from tightloop.plan.document.step import Access, Capability, Step, SubplanAction
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.plan.result import EvidenceNote
 from tightloop.plan.rules.budgeting import bounded, least

@@ -8,7 +8,7 @@ from activities.plan.port import RunnerResult, Work
 from activities.plan.runners.model.question import Asked, PlanModel
 from activities.plan.runners.model.schema import strict
 from tightloop.plan.document.action import DecisionAction, Option
-from tightloop.plan.document.step import FailureClass
+from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.engine.approval import choices, tally
 from tightloop.plan.engine.hypothesis import find_best_supported
 from tightloop.plan.language.expression import parse_expression

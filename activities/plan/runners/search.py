@@ -13,7 +13,7 @@ from activities.plan.runners.web.ranking import Scorer, words
 from activities.workspace.folders import state_folder_of
 from activities.workspace.listing import list_files
 from tightloop.plan.document.action import SearchAction
-from tightloop.plan.document.step import FailureClass
+from tightloop.plan.document.failing import FailureClass
 from tightloop.safety.scope import outside
 from tightloop.value import counted, shorten
 

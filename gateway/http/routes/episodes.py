@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from gateway.access.scope import EPISODES, Scope, check_id_choice, check_workspace, details_of, told, workspace_of
 from gateway.http.bodies import (
+    Amend,
     CheckBody,
     Checkpoints,
     Cursor,
@@ -31,7 +32,8 @@ from gateway.http.once import InOnce, at
 from gateway.http.reading import read_diff
 from gateway.http.routes.steering import Parent, Part, Status, done, list_page
 from gateway.http.services import InScope
-from tightloop.client import EpisodeRequest
+from tightloop.client import Check, EpisodeRequest
+from tightloop.episode.control import ExecutorAmendment
 from tightloop.episode.model import GOAL_CHARACTERS, EpisodeStatus
 from tightloop.ledger.model import WorkflowFilter
 
@@ -44,6 +46,7 @@ NewId = Annotated[
     str | None,
     Query(max_length=100, description="Id of the new one; only with a token for all projects.", examples=["nightly-1"]),
 ]
+Replace = Annotated[bool, Query(description="Take the `id` of a closed one; its checkpoints and its timeline stay.")]
 Checkpoint = Annotated[str, Query(max_length=20, pattern=r"^(ckpt-)?[0-9]{1,7}$", examples=["ckpt-1"])]
 
 
@@ -78,11 +81,12 @@ async def start_episode(
     once: InOnce,
     sent: Annotated[EpisodeBody, Body(openapi_examples={"tests": {"value": EXAMPLE}})],
     id: NewId = None,
+    replace: Replace = False,
 ) -> Response:
     """Start an episode in a workspace. What is left out is as the settings say."""
     request = EpisodeRequest.model_validate(given(sent))
     await check_workspace(scope, request.workspace)
-    return await _start(scope, once, request, id)
+    return await _start(scope, once, request, id, replace=replace)
 
 
 @router.post("/projects/{projectId}/episodes", status_code=201, response_model=Started)
@@ -92,20 +96,21 @@ async def start_episode_of_project(
     project_id: ProjectId,
     sent: Annotated[EpisodeOfProject, Body(openapi_examples={"tests": {"value": OF_PROJECT}})],
     id: NewId = None,
+    replace: Replace = False,
 ) -> Response:
     """Start an episode in the workspace of a project."""
     project = await asyncio.to_thread(scope.ledger.project, project_id)
     request = EpisodeRequest.model_validate({**given(sent), "workspace": project.workspace})
-    return await _start(scope, once, request, id)
+    return await _start(scope, once, request, id, replace=replace)
 
 
-async def _start(scope: Scope, once: InOnce, request: EpisodeRequest, new_id: str | None) -> Response:
-    check_id_choice(scope, new_id)
+async def _start(scope: Scope, once: InOnce, request: EpisodeRequest, new_id: str | None, *, replace: bool) -> Response:
+    check_id_choice(scope, new_id, replace=replace)
 
     async def start(derived: str | None) -> str:
-        return await scope.client.start(request, new_id=new_id or derived)
+        return await scope.client.start(request, new_id=new_id or derived, replace=replace)
 
-    return await once.start("episode", start, at("episodes"))
+    return await once.start("episode-", start, at("episodes"))
 
 
 @router.get("/episodes", response_model=Lines)
@@ -158,6 +163,18 @@ async def respond(scope: InScope, workflow_id: WorkflowId, sent: Respond) -> Any
     return done(found, await told(scope, found, "respond", work))
 
 
+@router.post("/episodes/{workflowId}/amend", response_model=Done)
+async def amend(scope: InScope, workflow_id: WorkflowId, sent: Amend) -> Any:
+    """Change the goal, the definition of done, the executor or the planner."""
+    found = await scope.find(workflow_id, EPISODES, now=True)
+    word = given(sent)
+    checks = tuple(Check.model_validate(one) for one in word.pop("definition_of_done", ()))
+    executor = ExecutorAmendment.model_validate(word.pop("executor", None) or {})
+    changed = None if executor == ExecutorAmendment() else executor
+    work = scope.client.amend(found.id, **word, definition_of_done=checks, executor=changed, by=scope.person.name)
+    return done(found, await told(scope, found, "amend", work))
+
+
 @router.post("/episodes/{workflowId}/restore", response_model=Done)
 async def restore(scope: InScope, workflow_id: WorkflowId, sent: Restore) -> Any:
     """Go back to a checkpoint, state and files; a closed episode is opened again."""
@@ -177,4 +194,4 @@ async def fork(scope: InScope, once: InOnce, workflow_id: WorkflowId, sent: Fork
         work = scope.client.fork(found.id, sent.checkpoint_id, new_id, by=scope.person.name)
         return str(await told(scope, found, "fork", work))
 
-    return await once.start("episode", start, at("episodes"))
+    return await once.start("episode-", start, at("episodes"))

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Query
+from fastapi import APIRouter, Body
 from pydantic import Field
 from starlette.responses import Response
 
-from gateway.access.scope import EPISODES, Found, Scope, told
-from gateway.http.bodies import CheckBody, Name, ProjectId, Text, WorkflowId
+from gateway.access.scope import EPISODES, Scope, require_all_projects, told
+from gateway.http.bodies import CheckBody, Name, ProjectId, Text, Wait, WorkflowId, Workspace
 from gateway.http.camel import Body as Sent
 from gateway.http.camel import given
 from gateway.http.loop_plan import Dispatched, LoopPlan, Verified, dispatched, loop_plan, verified
@@ -21,24 +21,31 @@ from tightloop.loop.model import TASKS_LIMIT, LoopRequest, LoopState, LoopStatus
 WAIT_SECONDS = 20
 LOOK_SECONDS = 0.3
 LOOP = ("loop",)
-Wait = Annotated[
-    int, Query(ge=0, le=60, description="Seconds to wait for what it started; then the answer says where it is.")
-]
 EXAMPLE = {"packetId": "pkt_0123456789abcdef", "model": "claude-sonnet-4-20250514"}
+NEW_PROJECT = {"workspace": "/home/me/orders", "goal": "Add rate limits to the API"}
 
 
-class PlanProject(Sent):
+class _Wanted(Sent):
+    model: Name = ""
+    """Empty: as the settings say."""
+    goal: Text = ""
+    gates: list[CheckBody] = Field(default_factory=list)
+    """Empty: those of the settings, or detected."""
+
+
+class PlanProject(_Wanted):
     """What to plan; without anything: what the project shows as open."""
 
     packet_id: Annotated[str, Field(pattern=r"^(pkt_[0-9a-f]{16})?$")] = ""
     """A packet that was made before, of this project."""
-    model: Name = ""
-    """Empty: as the settings say."""
-    goal: Text = ""
     episode: Name = ""
     """Inspect this finished episode in place of the project."""
-    gates: list[CheckBody] = Field(default_factory=list)
-    """Empty: those of the settings, or detected."""
+
+
+class AddProject(_Wanted):
+    """A project, and what to plan in it."""
+
+    workspace: Workspace
 
 
 class Dispatch(Sent):
@@ -68,18 +75,34 @@ async def plan_project(
     if sent.episode and (await scope.find(sent.episode, EPISODES, now=True)).project != project_id:
         raise InvalidRequestError(f"{sent.episode} is not an episode of {project_id}. Name one of this project")
     request = LoopRequest.model_validate({**given(sent), "workspace": project.workspace})
+    return await _plan(scope, once, request, wait)
 
+
+@router.post("/projects", status_code=201, response_model=LoopPlan, tags=["projects"])
+async def add_project(
+    scope: InScope,
+    once: InOnce,
+    sent: Annotated[AddProject, Body(openapi_examples={"a project": {"value": NEW_PROJECT}})],
+    wait: Wait = WAIT_SECONDS,
+) -> Response:
+    """Inspect and plan a project that is not known yet; from then on it is. Needs a token for all projects."""
+    require_all_projects(scope, "adds projects")
+    request = LoopRequest.model_validate(given(sent))
+    await scope.client.check_workspace(request.workspace)
+    return await _plan(scope, once, request, wait)
+
+
+async def _plan(scope: Scope, once: InOnce, request: LoopRequest, wait: int) -> Response:
     async def start(derived: str | None) -> str:
-        new_id = derived and derived.replace("plan-", "plan_", 1)
-        made = await scope.client.plan_project(request, new_id=new_id)
-        await _until(scope, made, lambda seen: bool(seen.tasks) or seen.status is not LoopState.DRAFT, wait)
-        return made
+        return await scope.client.plan_project(request, new_id=derived)
 
     async def describe(made: str) -> dict[str, Any]:
-        plan = loop_plan(await _status(scope, made), scope)
+        await _until(scope, made, lambda seen: bool(seen.tasks) or seen.status is not LoopState.DRAFT, wait)
+        found = await scope.find(made, LOOP)
+        plan = loop_plan(await _status(scope, made), found.project, scope)
         return plan.model_dump(mode="json", by_alias=True) | {"href": f"/api/plans/{made}"}
 
-    return await once.start("plan", start, describe)
+    return await once.start("plan_", start, describe)
 
 
 @router.post("/plans/{workflowId}/dispatch", response_model=Dispatched)
@@ -88,15 +111,14 @@ async def dispatch(scope: InScope, once: InOnce, workflow_id: WorkflowId, sent: 
     found = await scope.find(workflow_id, LOOP, now=True)
 
     async def work() -> Response:
-        await told(scope, found, "dispatch", _dispatch(scope, found, sent))
+        asked = scope.client.dispatch(
+            found.id, parallel=sent.parallel, by=scope.person.name, message_id=once.message_id
+        )
+        await told(scope, found, "dispatch", asked)
         await _until(scope, found.id, lambda seen: seen.status is not LoopState.DISPATCHING, wait)
         return _json(dispatched(await _status(scope, found.id)))
 
     return await once.answer(work)
-
-
-async def _dispatch(scope: Scope, found: Found, sent: Dispatch) -> str:
-    return await scope.client.dispatch(found.id, parallel=sent.parallel, by=scope.person.name)
 
 
 @router.post("/plans/{workflowId}/verify", response_model=Verified)
@@ -111,7 +133,8 @@ async def verify(
     found = await scope.find(workflow_id, LOOP, now=True)
 
     async def work() -> Response:
-        await told(scope, found, "verify", scope.client.verify(found.id, by=scope.person.name))
+        asked = scope.client.verify(found.id, by=scope.person.name, message_id=once.message_id)
+        await told(scope, found, "verify", asked)
         await _until(scope, found.id, lambda seen: seen.status is not LoopState.VERIFYING, wait)
         return _json(verified(await _status(scope, found.id)))
 

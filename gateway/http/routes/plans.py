@@ -11,19 +11,25 @@ from gateway.http.bodies import (
     Approval,
     Cursor,
     Done,
+    Examined,
     Limit,
     Line,
     Lines,
+    PlanText,
     ProjectFilter,
     ProjectId,
+    Rejection,
+    Replan,
     Started,
+    TextProblem,
+    Wait,
     WorkflowId,
     Workspace,
 )
 from gateway.http.camel import Shown, body, given, shown
 from gateway.http.loop_plan import LoopPlan, loop_plan
 from gateway.http.once import InOnce, at
-from gateway.http.routes.episodes import NewId
+from gateway.http.routes.episodes import NewId, Replace
 from gateway.http.routes.steering import Parent, Part, Status, done, list_page
 from gateway.http.services import InScope
 from tightloop.client import PlanRequest
@@ -31,8 +37,10 @@ from tightloop.errors import InvalidRequestError
 from tightloop.ledger.model import StepRow, WorkflowFilter
 from tightloop.loop.model import LoopStatus
 from tightloop.plan.request import PlanStatus
+from tightloop.plan.validation.validate import check_text
 from tightloop.safety.person import Role
 
+REPLAN_WAIT_SECONDS = 20
 _OURS = frozenset({"within", "queues", "depth", "base_tree"})
 PlanOfProject = body(PlanRequest, "PlanOfProject", without=_OURS | {"workspace"})
 SOURCE = "title: Green tests\nsteps:\n- id: test\n  kind: shell\n  run: pytest -q\n"
@@ -69,11 +77,12 @@ async def start_plan(
     once: InOnce,
     sent: Annotated[PlanBody, Body(openapi_examples={"one step": {"value": EXAMPLE}})],
     id: NewId = None,
+    replace: Replace = False,
 ) -> Response:
     """Start a plan of steps in a workspace: from its text, a file of the workspace, or a goal."""
     request = PlanRequest.model_validate(given(sent))
     await check_workspace(scope, request.workspace)
-    return await _start(scope, once, request, id)
+    return await _start(scope, once, request, id, replace=replace)
 
 
 @router.post("/projects/{projectId}/plans", status_code=201, response_model=Started)
@@ -83,24 +92,43 @@ async def start_plan_of_project(
     project_id: ProjectId,
     sent: Annotated[PlanOfProject, Body(openapi_examples={"one step": {"value": {"source": SOURCE}}})],  # type: ignore[valid-type]
     id: NewId = None,
+    replace: Replace = False,
 ) -> Response:
     """Start a plan of steps in the workspace of a project."""
     project = await asyncio.to_thread(scope.ledger.project, project_id)
     request = PlanRequest.model_validate({**given(sent), "workspace": project.workspace})
-    return await _start(scope, once, request, id)
+    return await _start(scope, once, request, id, replace=replace)
 
 
-async def _start(scope: Scope, once: InOnce, request: PlanRequest, new_id: str | None) -> Response:
-    check_id_choice(scope, new_id)
+async def _start(scope: Scope, once: InOnce, request: PlanRequest, new_id: str | None, *, replace: bool) -> Response:
+    check_id_choice(scope, new_id, replace=replace)
     if scope.person.projects and (request.file.startswith("/") or ".." in request.file.split("/")):
         raise InvalidRequestError(
             f"the file {request.file[:120]!r} is outside the project. Name it relative to the workspace"
         )
 
     async def start(derived: str | None) -> str:
-        return await scope.client.start(request, new_id=new_id or derived)
+        return await scope.client.start(request, new_id=new_id or derived, replace=replace)
 
-    return await once.start("plan", start, at("plans"))
+    return await once.start("plan-", start, at("plans"))
+
+
+@router.post("/plans/validate", response_model=Examined)
+def validate(sent: Annotated[PlanText, Body(openapi_examples={"one step": {"value": {"source": SOURCE}}})]) -> Any:
+    """Report every problem of the text of a plan; nothing is started."""
+    _, problems = check_text(sent.source)
+    found = [
+        TextProblem(
+            severity=one.severity.value,
+            message=one.message,
+            suggestion=one.suggestion,
+            code=one.code,
+            line=one.position.line,
+            column=one.position.column,
+        )
+        for one in problems
+    ]
+    return Examined(ok=not any(one.is_error for one in problems), problems=found)
 
 
 @router.get("/plans", response_model=Lines)
@@ -131,7 +159,7 @@ async def plan(
     found = await scope.find(workflow_id, PLANS, now=fresh)
     if found.kind == "loop":
         seen = await details_of(scope, found, LoopStatus, fresh=fresh)
-        return loop_plan(seen["details"], scope)
+        return loop_plan(seen["details"], found.project, scope)
     return Plan.model_validate(await details_of(scope, found, PlanStatus, fresh=fresh))
 
 
@@ -155,3 +183,24 @@ async def approve(scope: InScope, workflow_id: WorkflowId, gate_id: GateId, sent
     scope.require(Role.APPROVER)
     found = await scope.find(workflow_id, PLANS, now=True)
     return done(found, await answered(scope, found, sent.option, sent.text, gate_id))
+
+
+@router.post("/plans/{workflowId}/gates/{gateId}/reject", response_model=Done)
+async def reject(scope: InScope, workflow_id: WorkflowId, gate_id: GateId, sent: Rejection) -> Any:
+    """Reject a gate; its step then fails with class `policy`."""
+    scope.require(Role.APPROVER)
+    found = await scope.find(workflow_id, PLANS, now=True)
+    return done(found, await answered(scope, found, "reject", sent.text, gate_id))
+
+
+@router.post("/plans/{workflowId}/replan", response_model=Done)
+async def replan(scope: InScope, workflow_id: WorkflowId, sent: Replan, wait: Wait = REPLAN_WAIT_SECONDS) -> Any:
+    """Replace the text of a running plan; what is done or runs stays. Without a text a planner writes it."""
+    found = await scope.find(workflow_id, ("plan",), now=True)
+    work = scope.client.replan(found.id, sent.source, rationale=sent.rationale, by=scope.person.name)
+    try:
+        async with asyncio.timeout(max(wait, 1)):
+            return done(found, await told(scope, found, "replan", work))
+    except TimeoutError:
+        # The workflow has it, and goes on with it without us.
+        return done(found, "a planner still writes it; the plan's `revision` rises when it is in force")

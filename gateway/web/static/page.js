@@ -17,8 +17,9 @@
       due = null;
       if (busy || typing() || document.hidden || document.querySelector("dialog[open]")) { missed = true; return; }
       busy = true; missed = false;
-      try { await htmx.ajax("GET", location.href, { target: "#main", select: "#main", swap: "outerMorph" }); } finally { busy = false; }
+      try { await htmx.ajax("GET", location.href, { target: "#main", select: "#main", swap: "outerMorph", headers: { "Tightloop-Seen": last || "0" } }); } finally { busy = false; }
       count();
+      if (missed) refresh();
     }, 400);
   };
   let missed = false;
@@ -101,6 +102,11 @@
     const { x, y, width, height } = box(), at = svg().getBoundingClientRect(), by = Math.max(width / at.width, height / at.height);
     show(x - event.movementX * by, y - event.movementY * by, width, height);
   });
+  // A large graph begins where the work is: as a whole nobody could read it.
+  if (svg() && Number(svg().dataset.whole.split(" ")[2]) > 2400) {
+    const at = svg().querySelector("g.running rect, g.bad rect, g rect").getBBox();
+    show(at.x - 480, at.y - 220, 1160, 480);
+  }
   document.addEventListener("htmx:after:swap", () => { if (view && svg()) show(view.x, view.y, view.width, view.height); });
 
   // -- keys -----------------------------------------------------------------------------------------------------------

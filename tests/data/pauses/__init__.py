@@ -35,14 +35,15 @@ file, return the whole of it (`"".join(f"line {i}\\n" for i in range(n))`).
 What is honest: a patient engineer who sees each diff and each output would let it go on. What is stuck: the same
 engineer would step in, because nothing that happens brings the goal nearer. Leave out what they would disagree on.
 
-Entries are in parts: `development`, which the rules were made with first, and `once_held_back` with `_b` to `_e`, each
-written by somebody who had not seen the rules, and read only after its first figures. `held_back_d` was written like
-that too; whoever changes the rules does not read it. The trials run `once_held_back_c` and `once_held_back_d`; the
-others are run by hand, after each change of the rules. To run one part, or one entry by a part of its name:
+Entries are in parts: `development`, which the rules were made with first, and `once_held_back` with `_b` to `_f`, each
+written by somebody who had not seen the rules, and read only after its first figures. A part `held_back` is written
+like that, too; whoever changes the rules does not read it. The trials run the parts of `PARTS`. After each change of
+the rules, all of them by a replay without Temporal, which gives the same counts; one part through the product; or one
+entry by a part of its name:
 
-    TIGHTLOOP_TEST_HALF=development python -m pytest tests/trials/test_pauses.py -s
+    python -m tests.support.pauses_replay
     TIGHTLOOP_TEST_HALF=once_held_back_b python -m pytest tests/trials/test_pauses.py -s
-    TIGHTLOOP_TEST_ENTRY="one module" python -m pytest tests/trials/test_pauses.py -s -k once_held_back_c
+    TIGHTLOOP_TEST_ENTRY="one module" python -m pytest tests/trials/test_pauses.py -s -k once_held_back_f
 
 It prints each pause that was wrong or missing with the question's text, false pauses in 200 iterations, and the share
 of stuck entries that were noticed in time: by a question about the course, by any question at all, and by a question
@@ -60,7 +61,7 @@ from tightloop.episode.planning import PlannerAnswer
 
 Files = Mapping[str, str | None]
 Work = Callable[[int], Files]
-PARTS = ("once_held_back_c", "once_held_back_d")
+PARTS = ("once_held_back_f",)
 HALVES = tuple(filter(None, [os.environ.get("TIGHTLOOP_TEST_HALF")])) or PARTS
 """Parts whose bounds are tests."""
 SHORTEST, LONGEST = 8, 30

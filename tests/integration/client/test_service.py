@@ -17,7 +17,8 @@ from tightloop.client import EpisodeRequest, PlanRequest, TightloopClient
 from tightloop.client.encryption import PLAIN_CONVERTER
 from tightloop.episode.budget import Budget
 from tightloop.episode.check import Check
-from tightloop.episode.model import EpisodeInput, EpisodeOutcome
+from tightloop.episode.input import EpisodeInput
+from tightloop.episode.model import EpisodeOutcome
 from tightloop.errors import InvalidRequestError, SettingsError, TightloopError
 from tightloop.executor.model import ExecutorChoice
 from tightloop.settings import Settings

@@ -46,10 +46,10 @@ def forward(local: Database, shared: Database) -> None:
         pass
 
 
-def work(database: Database, count: int, project: str = "orders-1") -> None:
-    ledger = Ledger(database).opened(ProjectLine(id=project, name="orders", workspace="/src/orders", host="a"))
+def work(database: Database, count: int, project: str = "orders-1", host: str = "a") -> None:
+    ledger = Ledger(database).opened(ProjectLine(id=project, name="orders", workspace="/src/orders", host=host))
     for number in range(count):
-        name = f"{project}-e{number}"
+        name = f"{project}-e{number}" + ("" if host == "a" else f"-{host}")
         ledger.record(snapshot(name, number, status="paused", questions=(question(),), cost_usd=number))
         ledger.record_checkpoint(name, "k", CheckpointRecord(id="", iteration=number))
         ledger.record_steps([StepRow(plan_id=name, step="s", status="running", at=START)])
@@ -88,6 +88,33 @@ def test_two_hosts_bring_their_projects_to_one_database(local: Database, shared:
         forward(each, shared)
     assert {line.id for line in Ledger(shared).projects()} == {"orders-1", "shop-2"}
     assert contents(shared)[5] == contents(local)[5] + contents(other)[5]  # type: ignore[operator]
+
+
+def test_two_hosts_with_the_same_path_never_share_a_project(local: Database, shared: Database, tmp_path: Path) -> None:
+    """Neither while one comes after the other, nor where the row of the project comes in a later window."""
+    other = sqlite_database(tmp_path / "other.db")
+    work(local, 1)
+    work(other, 150, host="b")
+    Ledger(other).opened(ProjectLine(id="orders-1", name="shop", host="b")).add_event(
+        TrailEvent(episode_id="x", kind="n")
+    )
+    forward(local, shared)
+    forward(other, shared)
+    work(local, 2)
+    forward(local, shared)
+    Ledger(other).of("orders-1").free(["orders-1-e3-b"])
+    forward(other, shared)
+    seen = Ledger(shared)
+    [first, second] = sorted(seen.projects(), key=lambda line: line.host)
+    assert (first.id, first.name, first.host) == ("orders-1", "orders", "a")
+    assert (second.id[:9], second.name, second.host) == ("orders-1-", "shop", "b")
+    mine = seen.limited([first.id])
+    assert {line.id for line in mine.workflows(limit=500).lines} == {"orders-1-e0", "orders-1-e1"}
+    theirs = {line.id for line in seen.limited([second.id]).workflows(limit=500).lines}
+    assert theirs == {f"orders-1-e{n}-b" for n in range(150) if n != 3}
+    assert seen.digest("orders-1", START.date()).project == "orders-1"
+    assert (seen.id_of("orders-1", "a"), seen.id_of("orders-1", "b")) == (first.id, second.id)
+    assert Ledger(other).id_of("orders-1", "b") == "orders-1", "on its host a project keeps its id"
 
 
 def test_what_was_freed_goes_there_too_and_an_id_may_come_back(local: Database, shared: Database) -> None:

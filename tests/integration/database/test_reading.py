@@ -10,6 +10,7 @@ from tests.support.ledger import START, question, snapshot
 from tightloop.database.ledger import Ledger
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ProjectNotFoundError
 from tightloop.ledger.model import StepRow, TrailEvent, WorkflowFilter
+from tightloop.loop.model import LoopStatus, LoopTask, TaskState
 
 DAY = date(2026, 3, 1)
 
@@ -108,6 +109,30 @@ def test_inbox_is_oldest_first_and_says_what_each_question_blocks(ledger: Ledger
     ]
     assert ledger.inbox()[2].question == asked
     assert ledger.inbox("shop-2") == ()
+
+
+def test_inbox_says_which_tasks_of_which_loop_wait(ledger: Ledger) -> None:
+    project = ledger.of("orders-1")
+    needs = {"ptask_1": (), "ptask_2": ("ptask_1",), "ptask_3": ("ptask_2",), "ptask_4": (), "ptask_5": ("ptask_1",)}
+    tasks = tuple(
+        LoopTask(
+            task_id=name,
+            description=name,
+            dependencies=before,
+            state=TaskState.COMPLETE if name == "ptask_5" else TaskState.QUEUED,
+        )
+        for name, before in needs.items()
+    )
+    project.record(snapshot("plan_1", kind="loop", details=LoopStatus(tasks=tasks).model_dump(mode="json")))
+    project.record(snapshot("plan_1.tasks", kind="plan", parent="plan_1"))
+    project.record(snapshot("plan_1.tasks.ptask_1.1", 5, parent="plan_1.tasks", questions=(question("q1", 5),)))
+    # The round knows only its own tasks; the rest is known to the loop.
+    project.record_steps(
+        [StepRow(plan_id="plan_1.tasks", step="ptask_1", status="running", child_id="plan_1.tasks.ptask_1.1")]
+    )
+    (item,) = ledger.inbox()
+    assert (item.loop, item.blocks, item.tasks) == ("plan_1", 3, ("ptask_1", "ptask_2", "ptask_3"))
+    assert ledger.limited(["shop-2"]).inbox() == ()
 
 
 def test_digest_tells_what_a_day_brought(ledger: Ledger) -> None:

@@ -105,5 +105,13 @@ def test_a_key_whose_server_died_is_taken_over_and_an_old_one_is_forgotten(datab
         assert keys.begin("anna", "k1", b"body") is ends
 
 
+def test_a_key_of_a_server_that_was_killed_is_taken_over_by_the_next_one_at_once(database: Database) -> None:
+    assert IdempotencyKeys(database).begin("anna", "k1", b"body") is None
+    after = IdempotencyKeys(database)
+    assert after.begin("anna", "k1", b"body") is None
+    with pytest.raises(KeyInUseError, match="not answered yet"):
+        after.begin("anna", "k1", b"body")
+
+
 def _bound(database: Database, at: datetime) -> object:
     return at if str(database).startswith("postgresql") else at.replace(tzinfo=None).isoformat(" ")

@@ -223,3 +223,58 @@ async def test_schemas_describe_what_workflows_take(
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({**right, "iterations_per_run": "many"}, schema)
         assert (await http.get("/api/schemas/Nothing")).status_code == 404
+
+
+async def test_what_the_client_can_do_can_be_done_over_http(
+    tmp_path: Path, workspace: Path, client: TightloopClient, settings: Settings, working: Working
+) -> None:
+    async with (
+        gateway(tmp_path, client, settings) as served,
+        working(),
+        served.http(served.token("ann", Role.APPROVER)) as http,
+    ):
+        started = await http.post("/api/episodes?id=one", json=episode_at(workspace, definitionOfDone=[{"run": "no"}]))
+        path = started.json()["href"]
+        early = await http.get(f"{path}/proof")
+        assert (early.status_code, early.json()["type"]) == (409, "urn:tightloop:problem:no-proof")
+        nothing = await http.post(f"{path}/amend", json={})
+        assert (nothing.status_code, "nothing is changed" in nothing.json()["detail"]) == (422, True)
+        check = {"run": "test $(cat log.txt | wc -l) -ge 3"}
+        changed = await http.post(f"{path}/amend", json={"goal": "three lines", "definitionOfDone": [check]})
+        assert changed.status_code == 200, changed.text
+        await until(http, path, "succeeded")
+        asked = (await http.get(f"{path}/request")).json()
+        assert (asked["kind"], asked["request"]["goal"]) == ("episode", "three lines")
+        proof = (await http.get(f"{path}/proof")).json()
+        assert proof["_type"] == "https://in-toto.io/Statement/v1"
+        (run,) = (await http.get(f"{path}/runs")).json()["items"]
+        history = (await http.get(f"{path}/runs/{run['runId']}/history")).json()
+        assert history["events"][0]["eventType"] == "EVENT_TYPE_WORKFLOW_EXECUTION_STARTED"
+        body = episode_at(workspace)
+        assert (await http.post("/api/episodes?id=one", json=body)).status_code == 409
+        assert (await http.post("/api/episodes?replace=true", json=body)).status_code == 422
+        wrong = (await http.post("/api/plans/validate", json={"source": "steps: [{id: a, kind: shel}]"})).json()
+        assert (wrong["ok"], wrong["problems"][0]["line"]) == (False, 1)
+        plan = (await http.post("/api/plans", json={"workspace": str(workspace), "source": GATED})).json()["href"]
+        await waiting_gate(http, plan)
+        same = await http.post(f"{plan}/replan", json={"source": GATED.replace("Ship?", "Ship it?")})
+        assert same.status_code == 200, same.text
+        await waiting_gate(http, plan)
+        no = await http.post(f"{plan}/gates/ship/reject", json={"text": "not today"})
+        assert no.status_code == 200, no.text
+        assert (await http.post(f"{plan}/cancel", json={})).status_code == 202
+        seen = (await http.get("/api/workers")).json()
+        assert (seen["missing"], len(seen["items"]) > 0) == ([], True)
+        async with served.http(served.token("eve", Role.ADMIN, ["other-0000000000000000"])) as other:
+            for hidden in (f"{path}/request", f"{path}/runs", f"{path}/proof"):
+                assert (await other.get(hidden)).status_code == 404
+            assert (await other.get("/api/workers")).status_code == 403
+        assert (await http.post("/api/episodes?id=one&replace=true", json=body)).status_code == 201
+        await http.post(f"{path}/cancel", json={})
+
+
+async def waiting_gate(http: httpx2.AsyncClient, plan: str) -> None:
+    async def asks() -> bool:
+        return bool((await http.get(f"{plan}?fresh=true")).json()["details"]["questions"])
+
+    await eventually(asks, seconds=60)

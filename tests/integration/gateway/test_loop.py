@@ -8,6 +8,7 @@ from tests.support.episodes import Working, eventually
 from tests.support.gateway import enrol, gateway
 from tests.support.loops import ObedientExecutor, ScriptedTaskPlanner, five_tasks, planner_of_goals
 from tightloop.client import TightloopClient
+from tightloop.host import state_folder
 from tightloop.safety.person import Role
 from tightloop.settings import Settings
 
@@ -62,3 +63,44 @@ async def test_a_project_is_planned_dispatched_and_verified(
             for message in ("dispatch", "verify", "cancel"):
                 assert (await other.post(f"{at}/{message}", json={})).status_code == 404
             assert (await other.post(f"/api/projects/{project}/plan", json={})).status_code == 404
+
+
+async def test_a_project_is_added_by_its_first_plan(
+    tmp_path: Path,
+    workspace: Path,
+    client: TightloopClient,
+    settings: Settings,
+    working: Working,
+    registry: Callable[..., dict[str, Any]],
+) -> None:
+    planner = ScriptedTaskPlanner(*five_tasks())
+    parts = {**registry(command=ObedientExecutor()), "task_planners": lambda _kind, _model: planner}
+    async with gateway(tmp_path, client, settings) as served:
+        async with served.http(served.token("anna", Role.OPERATOR)) as http:
+            idle = await http.post("/api/projects", json={"workspace": str(workspace)})
+            assert (idle.status_code, "no worker opens workspaces" in idle.json()["detail"]) == (503, True)
+            async with working(planner_of_goals(), **parts):
+                asked = {"workspace": str(workspace), "goal": "make files", "gates": [{"run": "true"}]}
+                added = await http.post("/api/projects?wait=60", json=asked)
+                assert added.status_code == 201, added.text
+                plan = added.json()
+                assert (plan["status"], plan["projectId"]) == ("DRAFT", state_folder(workspace).name)
+                assert added.headers["location"] == f"/api/plans/{plan['planId']}"
+                assert plan["estimate"] == {
+                    "runs": 5,
+                    "atOnce": 3,
+                    "parallel": 4,
+                    "executor": "command",
+                    "isBounded": True,
+                    "iterations": 5 * settings.budget.as_budget().max_iterations,
+                    "tokens": None,
+                    "costUsd": None,
+                    "wallTime": 5 * 12 * 3600.0,
+                    "checks": [check.run for task in five_tasks() for check in task.definition_of_done],
+                }
+                for path, word in ((f"{workspace}-none", "no folder"), (str(tmp_path), "git working tree")):
+                    wrong = await http.post("/api/projects", json={"workspace": path})
+                    assert (wrong.status_code, word in wrong.json()["detail"]) == (422, True), wrong.text
+        for name, role, projects in (("eve", Role.ADMIN, ["other-0000000000000000"]), ("vic", Role.VIEWER, [])):
+            async with served.http(served.token(name, role, projects)) as other:
+                assert (await other.post("/api/projects", json={"workspace": str(workspace)})).status_code == 403

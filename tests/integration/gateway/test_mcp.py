@@ -265,7 +265,7 @@ async def test_an_agent_is_bound_to_its_episode(
         for action in ("answer", "resume", "pause", "respond", "restore", "cancel"):
             sent = await http.post(f"/api/episodes/{episode}/{action}", json={})
             assert sent.status_code == 403, action
-    person = person_of(Role.ADMIN, "another", None, episode)
+    person = person_of(Role.ADMIN, "another", episode)
     assert (person.role, person.episode) == (Role.AGENT, episode), "an agent's process asks for more than it was given"
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
@@ -15,7 +16,10 @@ from tightloop.client import TightloopClient
 from tightloop.client.sign_in.page_session import page_link
 from tightloop.database.engine import sqlite_database
 from tightloop.database.ledger import Ledger
-from tightloop.ledger import TrailEvent
+from tightloop.episode.budget import Budget
+from tightloop.episode.check import Check
+from tightloop.ledger import ProjectLine, TrailEvent, WorkflowSnapshot
+from tightloop.loop.model import LoopStatus, LoopTask
 from tightloop.settings import Settings, parse_settings
 from worker.stack.server import free_port
 
@@ -158,6 +162,45 @@ def test_graph_and_list_say_the_same_and_zoom(page: Page, served: Settings) -> N
     before = page.locator(".graph svg").get_attribute("viewBox")
     page.get_by_role("button", name="Failed").click()
     assert page.locator(".graph svg").get_attribute("viewBox") != before
+
+
+def test_a_project_can_be_added_and_a_refusal_says_why(page: Page, served: Settings) -> None:
+    page.goto(f"{base(served)}/projects")
+    page.get_by_role("button", name="Add a project").click()
+    page.get_by_role("dialog").get_by_label("Folder").fill("/srv/nowhere")
+    page.get_by_role("dialog").get_by_role("button", name="Add and plan").click()
+    expect(page.get_by_role("status").filter(has_text="no worker opens workspaces")).to_be_visible()
+    expect(page).to_have_url(f"{base(served)}/projects")
+
+
+def test_what_comes_from_outside_is_only_text(page: Page, ledger: Ledger, served: Settings) -> None:
+    bad = '<img src=x onerror="window.pwned=1"><script>window.pwned=2</script>\u202egnp.exe' + "long_" * 60
+    evil = ledger.opened(ProjectLine(id="evil-0123456789abcdef", name=bad, workspace=f"/srv/{bad}", host=bad))
+    task = LoopTask(task_id="ptask_1", description=bad, message=bad, definition_of_done=(Check(run=bad),))
+    loop = LoopStatus(plan_id="plan_bad", tasks=(task,), parallel=2, executor=bad, budget=Budget(max_cost_usd=0.5))
+    evil.record(
+        WorkflowSnapshot(
+            id="plan_bad",
+            kind="loop",
+            status="DRAFT",
+            goal=bad,
+            executor=bad,
+            at=datetime.now(UTC),
+            started=datetime.now(UTC),
+            details=loop.model_dump(mode="json"),
+        )
+    )
+    for path in ("/", "/projects", "/projects/evil-0123456789abcdef", "/workflows/plan_bad"):
+        page.goto(f"{base(served)}{path}")
+        assert page.evaluate("window.pwned") is None
+        assert "\u202e" not in page.content()
+        assert page.locator("#main img, #main script").count() == 0
+        assert not scrolls_sideways(page), path
+    page.get_by_role("button", name="Dispatch").first.click()
+    shown = page.get_by_role("dialog")
+    for words in ("1 episode", "at most 2", "at most 15", "at most $0.50", "at most 12h 0m"):
+        expect(shown).to_contain_text(words)
+    assert page.evaluate("window.pwned") is None
 
 
 def test_what_came_of_an_action_cannot_be_put_there_by_a_link(page: Page, served: Settings) -> None:

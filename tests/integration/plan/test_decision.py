@@ -12,7 +12,7 @@ from activities.plan.runners.decision import DecisionRunner
 from activities.plan.runners.model.question import PlanModel
 from tests.support.model_server import ModelServer, fails, says
 from tests.support.plan.work import work_for
-from tightloop.plan.document.step import FailureClass
+from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.result import Belief
 from tightloop.question import Answer
 from tightloop.safety.prompt_privacy import PromptPrivacy

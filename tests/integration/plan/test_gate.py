@@ -16,7 +16,7 @@ from activities.tracking.git_differ import GitDiffer
 from activities.workspace.git import GitWorkspaces
 from tests.support.git_sample import scope_of
 from tests.support.plan.work import work_for
-from tightloop.plan.document.step import FailureClass
+from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.engine.approval import tally
 from tightloop.plan.result import StepRecord, StepResult, StepStatus
 from tightloop.question import Answer

@@ -21,7 +21,8 @@ from tests.support.fake_site import FakeSite, Page, html, redirect
 from tests.support.plan.work import work_for
 from tests.support.stored import content_of
 from tightloop.host import state_folder
-from tightloop.plan.document.step import FailureClass, Step
+from tightloop.plan.document.failing import FailureClass
+from tightloop.plan.document.step import Step
 from tightloop.plan.rules.network import judge_url
 
 SECRET = "tok-4711-very-secret"

@@ -16,7 +16,7 @@ from activities.plan.runners.model.runner import ModelRunner
 from activities.plan.runners.model.schema import problems_with, schema_problem, strict
 from tests.support.model_server import ModelServer, fails, hangs, rate_limited, says
 from tests.support.plan.work import work_for
-from tightloop.plan.document.step import FailureClass
+from tightloop.plan.document.failing import FailureClass
 from tightloop.safety.prompt_privacy import PromptPrivacy
 
 CLAIMS = {

@@ -12,8 +12,8 @@ from tests.support.model_server import ModelServer, says
 from tests.support.plan.stage import Stage, activities_for
 from tests.support.stored import content_of
 from tightloop.host import state_folder
+from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import FailureClass
 from tightloop.plan.engine.hypothesis import initial_beliefs, update_beliefs
 from tightloop.plan.result import StepStatus
 from tightloop.question import Answer

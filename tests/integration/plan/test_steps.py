@@ -24,7 +24,7 @@ from tests.support.git_sample import make_repository, on_disk, write
 from tests.support.plan.stage import PLAN_ID, SANDBOX, Stage, activities_for, stage
 from tightloop.errors import InvalidRequestError, PlanError, WorkspaceBusyError
 from tightloop.host import state_folder
-from tightloop.plan.document.step import FailureClass, Recovery
+from tightloop.plan.document.failing import FailureClass, Recovery
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.plan.result import StepStatus
 from tightloop.plan.stored import StoredPlan

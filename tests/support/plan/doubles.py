@@ -30,14 +30,15 @@ from activities.plan.requests import (
 from activities.proof.requests import AcceptRequest, BeginRequest, Begun, Proved, ProveRequest
 from activities.staffing.activity import StaffingActivities
 from activities.tracking.record import Recorded, RecordRequest
-from activities.workspace.activity import Adopted, AdoptRequest
+from activities.workspace.requests import Adopted, AdoptRequest
 from tightloop.client import TightloopClient
 from tightloop.episode.check import Verification
 from tightloop.episode.proof import ProofVerdict
 from tightloop.errors import PlanError
 from tightloop.plan.document.action import Option, ShellAction
+from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import Access, Capability, FailureClass
+from tightloop.plan.document.step import Access, Capability
 from tightloop.plan.engine.approval import choices
 from tightloop.plan.engine.graph import compile_graph
 from tightloop.plan.engine.revision import diff_plans, find_refusals

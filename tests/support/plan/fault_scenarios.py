@@ -14,8 +14,9 @@ from hypothesis.vendor.pretty import RepresentationPrinter
 
 from tests.support.plan.model import Scripted
 from tightloop.plan.document.action import DecisionAction, Rule, ShellAction
+from tightloop.plan.document.failing import FailureClass, OnFailure, Retry
 from tightloop.plan.document.plan import OnPlanFailure, Plan
-from tightloop.plan.document.step import Access, FailureClass, Join, OnFailure, Retry, Step
+from tightloop.plan.document.step import Access, Join, Step
 from tightloop.plan.result import StepStatus
 
 LARGEST = 200

@@ -12,6 +12,7 @@ from tightloop.episode.budget import Budget, Spent
 from tightloop.episode.check import Check, FailedCheck, Verification
 from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord, Tracked, checkpoint_id
 from tightloop.episode.failure import Failure, FailureKind, FailureStreak
+from tightloop.episode.input import EpisodeInput
 from tightloop.episode.loop.decisions import (
     CONTINUE,
     SUCCEED,
@@ -38,19 +39,13 @@ from tightloop.episode.loop.state_changes import (
     with_reflection,
     with_report,
     with_retries,
+    with_telling,
     with_tracking,
     with_verification,
     with_wait_ended,
     with_working_time,
 )
-from tightloop.episode.model import (
-    GOAL_CHARACTERS,
-    EpisodeInput,
-    EpisodeOutcome,
-    EpisodePhase,
-    EpisodeRequest,
-    EpisodeState,
-)
+from tightloop.episode.model import GOAL_CHARACTERS, EpisodeOutcome, EpisodePhase, EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanningOutcome, PlanVerdict, ReflectCause, ReflectionOutcome
 from tightloop.episode.progress.tracking import ProbabilityClass, Reason, ReasonKind, Tracking
 from tightloop.errors import InvalidRequestError
@@ -159,7 +154,7 @@ def test_checks_that_turn_green_are_success() -> None:
 
 
 @given(states)
-def test_end_of_an_iteration_pauses_for_a_repeated_error_or_a_lost_course_only(state: EpisodeState) -> None:
+def test_end_of_an_iteration_tells_or_pauses_for_a_repeated_error_or_a_lost_course_only(state: EpisodeState) -> None:
     decision = after_tracking(state, REQUEST)
     if decision.action is NextAction.ASK:
         assert decision.question is not None
@@ -173,7 +168,7 @@ def test_end_of_an_iteration_pauses_for_a_repeated_error_or_a_lost_course_only(s
         assert state.low_streak < REQUEST.deviation_limit
 
 
-def test_same_error_three_times_in_a_row_pauses() -> None:
+def test_same_error_three_times_in_a_row_is_told() -> None:
     assert after_tracking(after_iterations(red(), red()), REQUEST) == CONTINUE
     decision = after_tracking(after_iterations(red(), red(), red()), REQUEST)
     assert decision.question is not None
@@ -186,7 +181,7 @@ def test_other_error_or_something_new_between_ends_the_streak() -> None:
     assert after_tracking(after_iterations(red(), red(), red(progress=True)), REQUEST) == CONTINUE
 
 
-def test_five_iterations_that_bring_nothing_pause_whatever_their_errors() -> None:
+def test_five_iterations_that_bring_nothing_are_told_of_whatever_their_errors() -> None:
     causes = [red(mark) for mark in "abcde"]
     assert after_tracking(after_iterations(*causes[:4]), REQUEST) == CONTINUE
     decision = after_tracking(after_iterations(*causes), REQUEST)
@@ -198,7 +193,7 @@ def test_five_iterations_that_bring_nothing_pause_whatever_their_errors() -> Non
 def test_three_iterations_that_leave_the_files_as_they_were_pause() -> None:
     decision = after_tracking(after_iterations(red("a"), red("b"), red("a"), idle=True), REQUEST)
     assert decision.question is not None
-    assert decision.question.title.startswith("3 iterations in a row left nothing in the files that had not been there")
+    assert decision.question.title.startswith("3 iterations in a row changed no file, brought back")
 
 
 def test_iteration_that_got_better_is_not_counted_as_a_failure_of_what_is_still_red() -> None:
@@ -209,7 +204,7 @@ def test_iteration_that_got_better_is_not_counted_as_a_failure_of_what_is_still_
     assert decision.question.title == "the same error 3 times without progress: the check fails: pytest"
 
 
-def test_two_low_iterations_in_a_row_pause_with_the_reason() -> None:
+def test_two_low_iterations_in_a_row_are_told_of_with_the_reason() -> None:
     low = ProbabilityClass.LOW
     assert after_tracking(after_iterations(red("a"), verdict=low), REQUEST) == CONTINUE
     decision = after_tracking(after_iterations(red("a"), red("b"), verdict=low), REQUEST)
@@ -269,15 +264,27 @@ def test_person_who_allows_a_finding_has_not_looked_at_the_course() -> None:
     assert with_wait_ended(state, asked, allowed.evolve(option=REFUSE)).failures.count == 0
 
 
-def test_five_doubtful_iterations_pause_where_three_without_anything_new_do() -> None:
-    state, paused = EpisodeState(), []
+def test_five_doubtful_iterations_are_told_of_where_three_without_anything_new_are() -> None:
+    state, told = EpisodeState(), []
     for number in range(1, 6):
         tracking = Tracking(went_on=True, doubtful=True, files_changed=1)
         tracked = Tracked(tracking=tracking, checkpoint=record(number))
         state = with_tracking(with_verification(begin_iteration(state), red()), tracked, red())
-        paused.append(after_tracking(state, REQUEST).action is NextAction.ASK)
-    assert paused == [False] * 4 + [True]
-    assert "the same error 5 times without progress" in str(after_tracking(state, REQUEST).question)
+        told.append(after_tracking(state, REQUEST).action is NextAction.TELL)
+    assert told == [False] * 4 + [True]
+    assert "the same error 5 times without progress" in after_tracking(state, REQUEST).tell
+
+
+def test_doubt_is_told_once_and_pauses_where_it_comes_back() -> None:
+    told = with_telling(after_iterations(red(), red(), red()))
+    assert after_tracking(told, REQUEST) == CONTINUE
+    again = told.evolve(failures=after_iterations(red(), red(), red()).failures)
+    assert after_tracking(again, REQUEST).action is NextAction.ASK
+    better = with_tracking(again, Tracked(tracking=Tracking(went_on=True), checkpoint=record(4)), red("other"))
+    assert not better.told, "progress begins a new stretch"
+    assert not with_wait_ended(told, make_question(QuestionKind.OPERATOR, "lunch"), None).told
+    failing = again.failures.evolve(last=Failure(kind=FailureKind.EXECUTOR, signature="x"))
+    assert after_tracking(EpisodeState(failures=failing), REQUEST).action is NextAction.ASK, "no delivery is a proof"
 
 
 # what an iteration adds

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from tests.unit.episode.test_episode import GREEN, REQUEST, record
 from tightloop.episode.check import Check, CheckReport, FailedCheck, Verification, judge, progress, regress
 from tightloop.episode.checkpoint import Tracked
-from tightloop.episode.loop.decisions import NextAction, after_tracking, worth_telling
-from tightloop.episode.loop.state_changes import begin_iteration, with_tracking, with_verification
+from tightloop.episode.loop.decisions import NextAction, after_tracking
+from tightloop.episode.loop.state_changes import begin_iteration, with_telling, with_tracking, with_verification
 from tightloop.episode.model import EpisodeState
 from tightloop.episode.progress.course import Iteration, observe
 from tightloop.episode.progress.tracking import TrackerMemory, Tracking
-from tightloop.episode.progress.work import Work, hear, weigh_work
+from tightloop.episode.progress.work import hear, weigh_work
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
 from tightloop.question import QuestionKind
 from tightloop.safety.change.patch import FilePatch, Lines
@@ -69,18 +69,19 @@ def followed(course: list[tuple[str, str]]) -> tuple[int | None, int | None]:
                 doubtful=facts.doubtful,
                 unproven=facts.unproven,
                 unmoved=memory.unmoved,
-                idle=work is Work.NOTHING or seen,
+                idle=after_text == text or seen or facts.worse,
                 memory=memory,
             )
             tracked = Tracked(tracking=tracking, checkpoint=record(number).evolve(tree=after_text))
             state = with_tracking(state.evolve(executor_status=DONE.status), tracked, verification)
-            if after_tracking(state, REQUEST).action is NextAction.ASK:
-                question = after_tracking(state, REQUEST).question
-                assert question is not None
-                assert question.kind is QuestionKind.REPEATED_ERROR
+            decision = after_tracking(state, REQUEST)
+            if decision.action is NextAction.ASK:
+                assert decision.question is not None
+                assert decision.question.kind is QuestionKind.REPEATED_ERROR
                 return told, number
-            if told is None and worth_telling(state, REQUEST):
-                told = number
+            if decision.action is NextAction.TELL:
+                assert told is None, "once without progress in between"
+                told, state = number, with_telling(state)
         before, text = report, after_text
     return told, None
 
@@ -139,9 +140,14 @@ def test_failure_that_is_another_one_each_time_is_progress_where_work_is_behind_
     assert followed(course) == (None, None)
 
 
-def test_less_is_enough_for_a_pause_where_people_were_told_before() -> None:
-    texts = ["", "a()", "a()\nb()", "a()\nb()\nc()", "a()\nb()\nd()", "a()\nb()\nc()", "a()\nb()\nd()", "a()\nb()\nc()"]
-    assert followed([(text, "it does not start") for text in texts]) == (5, 6)
+def test_doubt_pauses_where_it_comes_back_after_people_were_told() -> None:
+    tries = ["", *(f"{letter}()" for letter in "abcabdacbdab")]
+    course = [(text, "it does not start") for text in (f"limit = {n}" for n in range(len(tries)))]
+    assert followed(course) == (4, 7)
+
+
+def test_tree_that_never_changes_and_checks_that_only_get_worse_pause_at_once() -> None:
+    assert followed([("a()", "it does not start")] * 6) == (None, 3)
 
 
 def test_green_is_not_a_failure() -> None:

@@ -36,6 +36,7 @@ def test_python_project_has_ruff_format_and_tests_and_mypy_where_it_is_set_up() 
 
 def test_node_project_has_its_own_gates_in_their_order_or_lint_and_test() -> None:
     assert names({"gate:spec": "a", "test": "b", "gate:tier0": "c"}) == ["gate:tier0", "gate:spec"]
+    assert names({"gate:task": "a", "gate:ui": "b", "gate:web": "c"}) == ["gate:ui", "gate:task", "gate:web"]
     assert names({"test": "b", "lint": "c", "build": "d"}) == ["lint", "test"]
     assert names("{broken") == names("[]") == names('{"scripts": 3}') == []
 
@@ -52,7 +53,10 @@ def test_settings_name_gates_for_all_projects_or_for_one() -> None:
         ("FAILED tests/a.py::test_x - assert 0\n1 failed, 2 passed in 0.1s\n", "gate:check/tests/a.py::test_x"),
         ("TAP version 13\n1..2\nok 1 - a\nnot ok 2 - b c\n", "gate:check/b c"),
         ("src/a.ts(3,4): error TS2322: Type 'x'\n", "gate:check/src/a.ts:3:4 TS2322"),
+        ("\x1b[96msrc/a.ts\x1b[0m:1:7 - \x1b[91merror\x1b[0m TS2322: no\n", "gate:check/src/a.ts:1:7 TS2322"),
         ("a.py:1:8: F401 unused import\nFound 1 error.\n", "gate:check/a.py:1:8 F401"),
+        ("F401 [*] `os` unused\n --> a.py:1:8\n  |\n", "gate:check/a.py:1:8 F401"),
+        ('a.py:5: error: No "x"  [return-value]\nFound 1 error in 1 file\n', "gate:check/a.py:5 return-value"),
         ('<?xml version="1.0"?><s><testcase classname="A" name="t"><failure/></testcase></s>', "gate:check/A::t"),
     ],
 )
@@ -69,6 +73,12 @@ def test_report_that_a_gate_wrote_wins_over_what_it_printed() -> None:
     assert (passed.passed, passed.duration_ms) == (True, 500)
     assert gate.message.startswith("1 failed, 1 passed")
     assert report_file(Check(run="pytest --junitxml=out/r.xml -q")) == "out/r.xml"
+
+
+def test_reports_of_scripts_that_run_one_after_the_other_are_all_read() -> None:
+    one = '<?xml version="1.0"?><testsuites><testcase name="{}"/></testsuites>'
+    output = f"1..1\nok 1 - a\nnpm warn x\n{one.format('b')}\nnpm notice\n{one.format('c')} bye\n"
+    assert [check.name for check in read(output, code=0)[1:]] == ["gate:check/b", "gate:check/c", "gate:check/a"]
 
 
 def test_exit_code_alone_decides() -> None:

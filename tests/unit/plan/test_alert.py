@@ -13,6 +13,7 @@ from tightloop.ledger.alert import Alert, AlertKind, Subject, alert_key, notice_
 from tightloop.plan.document.plan import PlanBudget
 from tightloop.plan.engine.breaker import find_breach
 from tightloop.plan.request import PlanSpent
+from tightloop.settings import parse_settings
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -103,3 +104,14 @@ def test_alert_comes_back_from_temporal_as_it_went():
 def test_notice_of_a_spent_budget_raises_the_bound_that_is_reached(budget, spent, command):
     reason = find_breach(budget, spent)
     assert notice_of(alert(AlertKind.BUDGET, reason=reason, options=("extend", "cancel"))).commands[0] == command
+
+
+def test_notice_leads_to_the_page_before_temporal() -> None:
+    settings = parse_settings("gateway: {url: 'https://tightloop.example.com'}", {})
+    page = settings.gateway.link(settings.temporal, "a/b")
+    notice = notice_of(alert(AlertKind.GATE), page=page, link="https://temporal.example.com/x")
+    assert page == "https://tightloop.example.com/workflows/a%2Fb"
+    assert notice.text.endswith(f"\n{page}\nhttps://temporal.example.com/x")
+    assert json.loads(notice.as_json())["page"] == page
+    nobody = parse_settings("gateway: {enabled: false}", {})
+    assert nobody.gateway.link(nobody.temporal, "x") == ""

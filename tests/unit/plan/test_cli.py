@@ -21,7 +21,8 @@ from tightloop.client.records.store import Store
 from tightloop.errors import ArtifactCorruptError, InvalidRequestError, WorkspaceError
 from tightloop.host import state_folder
 from tightloop.plan.document.action import Option
-from tightloop.plan.document.step import FailureClass, Step
+from tightloop.plan.document.failing import FailureClass
+from tightloop.plan.document.step import Step
 from tightloop.plan.engine.approval import choices
 from tightloop.plan.request import PlanOutcome, PlanStatus, StepLine
 from tightloop.plan.result import StepFailure, StepRecord, StepResult, StepStatus

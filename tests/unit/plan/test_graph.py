@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from tests.support.plan.model import random_plan
 from tightloop.errors import InvalidRequestError
 from tightloop.plan.document.action import Approval, DecisionAction, GateAction, Option, Rule, ShellAction
+from tightloop.plan.document.failing import Compensation, OnFailure
 from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import Access, Capability, Compensation, OnFailure, Step
+from tightloop.plan.document.step import Access, Capability, Step
 from tightloop.plan.engine.graph import Graph, compile_graph
 
 

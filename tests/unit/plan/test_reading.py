@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from tests.support.plan.strategies import plans
 from tightloop.errors import PlanError, Position
+from tightloop.plan.document.failing import Recovery
 from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import Capability, Recovery, StepKind
+from tightloop.plan.document.step import Capability, StepKind
 from tightloop.plan.text.reading import TEXT_BYTES, ReadPlan, decode, read_plan
 from tightloop.plan.text.writing import FORMS, write_plan
 from tightloop.plan.validation.validate import check_text

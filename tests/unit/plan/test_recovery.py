@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tightloop.plan.document.failing import FailureClass, Recovery, Retry
 from tightloop.plan.document.plan import OnPlanFailure, PlanBudget
-from tightloop.plan.document.step import FailureClass, Recovery, Retry, StepBudget
+from tightloop.plan.document.step import StepBudget
 from tightloop.plan.engine.breaker import find_breach, find_fan_out_breach, find_revisions_breach, find_step_overspend
 from tightloop.plan.engine.compensation import may_be_undone, select_undo
 from tightloop.plan.engine.graph import Node

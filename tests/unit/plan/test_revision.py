@@ -1,8 +1,9 @@
 """Revisions of a running plan: what is different, what is refused, what is kept."""
 
 from tightloop.plan.document.action import ShellAction
+from tightloop.plan.document.failing import OnFailure
 from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import OnFailure, Step
+from tightloop.plan.document.step import Step
 from tightloop.plan.engine.graph import compile_graph
 from tightloop.plan.engine.revision import carry_over, diff_plans, find_refusals, step_digest
 from tightloop.plan.engine.schedule import Schedule

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from tests.support.plan.model import DONE, Script, Scripted, predicted, random_plan, random_script
 from tightloop.plan.document.action import DecisionAction, Rule
+from tightloop.plan.document.failing import OnFailure
 from tightloop.plan.document.plan import OnPlanFailure, Plan, PlanBudget
-from tightloop.plan.document.step import Access, Join, OnFailure, Step, StepKind
+from tightloop.plan.document.step import Access, Join, Step, StepKind
 from tightloop.plan.engine.graph import Graph, compile_graph
 from tightloop.plan.engine.recovery import RouteAction, choose_route
 from tightloop.plan.engine.revision import carry_over

@@ -9,8 +9,9 @@ from temporalio.exceptions import ApplicationError
 
 from tightloop.errors import InvalidRequestError
 from tightloop.ledger.alert import Alert
+from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.document.plan import Plan, PlanBudget
-from tightloop.plan.document.step import Capability, FailureClass
+from tightloop.plan.document.step import Capability
 from tightloop.plan.engine.approval import choices
 from tightloop.plan.engine.graph import compile_graph
 from tightloop.plan.input import PlanInput

@@ -9,7 +9,8 @@ from tightloop.cli.render.question import question_lines
 from tightloop.cli.render.terminal import plain, show, show_json
 from tightloop.cli.session import AsJson, session_of
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError
-from tightloop.ledger.model import Digest, InboxItem
+from tightloop.ledger.digest import digest_lines, is_worth_telling
+from tightloop.ledger.model import InboxItem
 from tightloop.settings import Settings
 from tightloop.value import counted
 
@@ -32,7 +33,10 @@ def inbox(context: typer.Context, project: Project = "", as_json: AsJson = False
 
 
 def _item_lines(item: InboxItem) -> list[str]:
-    blocks = f"; blocks {counted(item.blocks, 'step')}" if item.blocks > 1 else ""
+    blocks = f"; blocks {counted(item.blocks, 'step')}" if item.blocks > 1 and not item.tasks else ""
+    if item.loop:
+        waits = f"; {', '.join(item.tasks[1:])} wait for {item.tasks[0]}" if len(item.tasks) > 1 else ""
+        blocks += f"; within {item.loop}{waits}"
     goal = f": {plain(item.goal.partition(chr(10))[0])}" if item.goal else ""
     first, *others = question_lines(item.workflow_id, item.question, alone=False)
     return [f"{item.workflow_id}{goal}  ({item.project}{blocks})", plain(first), *map(plain, others)]
@@ -50,27 +54,12 @@ def digest(
     found = [ledger.digest(name, wanted) for name in names]
     if as_json:
         show_json([one.model_dump(mode="json") for one in found])
-    elif shown := [line for one in found if project or _is_worth_telling(one) for line in (*digest_lines(one), "")]:
+    elif shown := [
+        line for one in found if project or is_worth_telling(one) for line in (*map(plain, digest_lines(one)), "")
+    ]:
         show(*shown)
     else:
         show(f"nothing happened on {wanted}, and nothing waits")
-
-
-def digest_lines(digest: Digest) -> list[str]:
-    """Return the digest of a project as text."""
-    counts = (
-        f"{len(digest.done)} done, {len(digest.blocked)} not, {counted(len(digest.waiting), 'question')} open; "
-        f"{counted(digest.iterations, 'iteration')}, ${digest.cost_usd:.2f}"
-    )
-    lines = [f"{digest.project}, {digest.day}: {counts}"]
-    lines += [f"  done     {plain(line)}" for line in digest.done]
-    lines += [f"  blocked  {plain(line)}" for line in digest.blocked]
-    lines += [f"  waits    {item.workflow_id}: {plain(item.question.title)}" for item in digest.waiting]
-    return lines
-
-
-def _is_worth_telling(digest: Digest) -> bool:
-    return bool(digest.done or digest.blocked or digest.waiting or digest.iterations or digest.cost_usd)
 
 
 def _day(text: str) -> date:

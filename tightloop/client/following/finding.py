@@ -6,7 +6,7 @@ import uuid
 
 from tightloop.client.calls import Calls
 from tightloop.client.execution import CLOSED_STATUSES, OPEN_STATUSES, Execution, Kind, Summary, memo_of
-from tightloop.episode.model import EpisodeInput
+from tightloop.episode.input import EpisodeInput
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, TightloopError
 from tightloop.loop.input import LoopInput
 from tightloop.safety.identity import CHOSEN_CHARACTERS, is_id

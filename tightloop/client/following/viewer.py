@@ -3,6 +3,7 @@
 import asyncio
 import builtins
 import contextlib
+import os
 from collections.abc import AsyncGenerator
 from datetime import timedelta
 from typing import Annotated, Literal
@@ -22,10 +23,12 @@ from tightloop.client.installation.staffing import Poller
 from tightloop.client.installation.topology import Topology, topology_of
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.model import EpisodeRequest
+from tightloop.errors import InvalidRequestError, ServiceUnavailableError
 from tightloop.host import load_settings
 from tightloop.loop.model import LoopRequest
 from tightloop.plan.request import PlanRequest, StepLine, StepPage
 from tightloop.settings import Settings
+from tightloop.value import shorten
 from tightloop.value.arguments import AtLeast, Hint, checks_arguments
 
 Connection = Annotated[Client, Hint("To make one and connect it: await TightloopClient.connect()")]
@@ -259,3 +262,35 @@ class Viewer:
     async def topology(self) -> Topology:
         """Return which workers are there, and what an episode would wait for."""
         return await topology_of(self._calls, self._settings)
+
+    async def check_workspace(self, workspace: str) -> None:
+        """Refuse a workspace that no worker can open, as far as this host can tell.
+
+        Raises:
+            InvalidRequestError: the path is not absolute, or it is not here and no other host has a worker.
+            ServiceUnavailableError: no worker opens workspaces (retryable).
+        """
+        if not workspace.startswith("/") or "\0" in workspace:
+            raise InvalidRequestError(
+                f"{shorten(workspace, 200)!r} is not an absolute path. Name the top of a git working tree, such as "
+                "/home/me/project"
+            )
+        seen = await self.topology()
+        if not seen.homes:
+            raise ServiceUnavailableError(
+                "no worker opens workspaces. Start one on the host that has the project: tightloop up, or tightloop "
+                "worker run"
+            )
+        if any(home != seen.home for home in seen.homes):
+            # The worker that takes it says what is wrong with it.
+            return
+        if not await asyncio.to_thread(os.path.isdir, workspace):
+            raise InvalidRequestError(
+                f"there is no folder {shorten(workspace, 200)!r} on this host, and no other host has a worker. Check "
+                "the path, or start a worker on the host that has it: tightloop worker run"
+            )
+        if not await asyncio.to_thread(os.path.exists, f"{workspace}/.git"):
+            raise InvalidRequestError(
+                f"{shorten(workspace, 200)!r} is not the top of a git working tree. Name its top, or make it one: "
+                "git init"
+            )

@@ -37,6 +37,7 @@ class IdempotencyKeys:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._began = datetime.now(UTC)
 
     def begin(self, principal: str, key: str, request: bytes) -> Stored | None:
         """Claim a key; return what its first request was answered, None where this is the first.
@@ -62,7 +63,9 @@ class IdempotencyKeys:
                 raise KeyInUseError("this Idempotency-Key was sent with another request before. Take a new key")
             if found["status"] != UNANSWERED:
                 return Stored(status=found["status"], body=found["body"])
-            if now - found["created"] < ABANDONED:
+            # Who claimed it before this process began has died. Where it is another gateway that works still, both do
+            # the same: what they start and tell has ids that follow from the key.
+            if self._began <= found["created"] and now - found["created"] < ABANDONED:
                 raise KeyInUseError(
                     "the first request with this Idempotency-Key is not answered yet. Wait, then send it again"
                 )
@@ -82,6 +85,6 @@ class IdempotencyKeys:
             connection.execute(delete(idempotency_keys).where(*row))
 
 
-def derived_id(kind: str, principal: str, key: str) -> str:
+def derived_id(prefix: str, principal: str, key: str) -> str:
     """Return the id of what a request with a key starts: the same whenever it is sent again."""
-    return f"{kind}-{hashlib.sha256(f'{principal} {key}'.encode()).hexdigest()[:12]}"
+    return f"{prefix}{hashlib.sha256(f'{principal} {key}'.encode()).hexdigest()[:12]}"

@@ -122,7 +122,7 @@ class FailureStreak(Value):
     fruitless: float = 0
     """The same, where one of which nobody can tell counts less."""
     idle: int = 0
-    """How many of them, in a row, left nothing in the tree that had not been there before."""
+    """How many of them, in a row, were in vain: `Tracking.idle`."""
     unmoved: int = 0
     """Iterations in which the checks showed no progress, as the tracker counts them."""
 

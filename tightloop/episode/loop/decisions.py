@@ -23,6 +23,8 @@ class NextAction(StrEnum):
     CONTINUE = "continue"
     SUCCEED = "succeed"
     ASK = "ask"
+    TELL = "tell"
+    """Another iteration, and people and the planner are told what it looks like."""
 
 
 class Decision(Value):
@@ -30,7 +32,9 @@ class Decision(Value):
 
     action: NextAction
     question: Question | None = None
-    """What a person is asked first."""
+    """What a person is asked first; beside TELL, what they would have been asked before people were told first."""
+    tell: str = ""
+    """What people and the planner are told."""
 
 
 CONTINUE = Decision(action=NextAction.CONTINUE)
@@ -130,57 +134,63 @@ def is_complete(state: EpisodeState) -> bool:
 
 
 def after_tracking(state: EpisodeState, request: EpisodeRequest) -> Decision:
-    """Decide at the end of an iteration: success, a person, or another iteration.
+    """Decide at the end of an iteration: success, a person, or another iteration, perhaps with a word about it.
 
-    What has to be looked at comes first: also green checks may have been reached in a wrong way.
+    What has to be looked at comes first: also green checks may have been reached in a wrong way. What proves that
+    nothing comes of the work pauses at once. What only looks so is told first: the checks do not show whether the work
+    is of use, and people and the planner can look at it. It pauses where it comes back without progress in between.
     """
     found = _ask_about(unanswered(state.findings, state.overruled))
     if found.action is NextAction.ASK:
         return found
     if is_complete(state):
         return SUCCEED
-    if stuck := _stuck(state.failures, request.repeat_error_limit):
-        return _ask(QuestionKind.REPEATED_ERROR, stuck)
-    if state.low_streak >= request.deviation_limit:
-        return _ask(
-            QuestionKind.DEVIATION,
-            f"{counted(state.low_streak, 'iteration')} in a row left their course: {state.reflect_detail}",
-        )
-    return CONTINUE
-
-
-def worth_telling(state: EpisodeState, request: EpisodeRequest) -> str:
-    """Return what people and the planner should know though it is no reason to wait; empty where there is nothing.
-
-    It is told once: the checks do not show whether the work is of use, and both can look at it.
-    """
+    if proof := _in_vain(state.failures, request.repeat_error_limit):
+        return _ask(QuestionKind.REPEATED_ERROR, proof)
+    doubt = _doubt(state, request)
+    if state.told:
+        return doubt or CONTINUE
+    if doubt is not None and doubt.question is not None:
+        return doubt.evolve(action=NextAction.TELL, tell=doubt.question.title)
     unmoved = state.memory.unmoved if state.memory else 0
     if unmoved != request.repeat_error_limit + OTHER_CAUSES:
-        return ""
+        return CONTINUE
     names = ", ".join(map(str, state.failed_checks[:3]))
-    return f"the checks have shown no progress for {unmoved} iterations: {names}"
+    return Decision(action=NextAction.TELL, tell=f"the checks have shown no progress for {unmoved} iterations: {names}")
 
 
-def _stuck(streak: FailureStreak, limit: int) -> str:
-    """Return in words why nothing came of the last iterations; empty where another one may help."""
+def _in_vain(streak: FailureStreak, limit: int) -> str:
+    """Return in words what proves that nothing came of the last iterations; empty where nothing does."""
     if streak.last is None:
         return ""
-    if streak.count >= limit:
-        return f"the same error {counted(streak.times, 'time')} without progress: {streak.last.summary}"
     if streak.idle >= limit:
         return (
-            f"{counted(streak.idle, 'iteration')} in a row left nothing in the files that had not been there before: "
-            f"{streak.last.summary}"
+            f"{counted(streak.idle, 'iteration')} in a row changed no file, brought back files of before or made the "
+            f"checks worse: {streak.last.summary}"
         )
-    if streak.fruitless >= limit + OTHER_CAUSES:
-        return f"{streak.iterations} iterations without progress brought nothing new: {streak.last.summary}"
-    # People were told one iteration ago that the checks do not move: now less is enough.
-    if streak.unmoved > limit + OTHER_CAUSES and streak.fruitless >= limit / 2:
-        return (
-            f"the checks have shown no progress for {streak.unmoved} iterations, and the last ones brought little that "
-            f"is new: {streak.last.summary}"
-        )
-    return ""
+    return _same_error(streak) if streak.last.kind is not FailureKind.CHECK and streak.count >= limit else ""
+
+
+def _doubt(state: EpisodeState, request: EpisodeRequest) -> Decision | None:
+    """Return the question whether it goes on where the last iterations look as if nothing came of them."""
+    streak, limit = state.failures, request.repeat_error_limit
+    if streak.last is not None:
+        # Where people were told before doubts counted, less is enough; nobody is told of nothing that late today.
+        late = streak.unmoved > limit + OTHER_CAUSES and streak.fruitless >= limit / 2 and not state.told
+        if streak.count >= limit:
+            return _ask(QuestionKind.REPEATED_ERROR, _same_error(streak))
+        if streak.fruitless >= limit + OTHER_CAUSES or late:
+            title = f"{counted(streak.iterations, 'iteration')} without progress brought nothing new"
+            return _ask(QuestionKind.REPEATED_ERROR, f"{title}: {streak.last.summary}")
+    if state.low_streak < request.deviation_limit:
+        return None
+    left = f"{counted(state.low_streak, 'iteration')} in a row left their course: {state.reflect_detail}"
+    return _ask(QuestionKind.DEVIATION, left)
+
+
+def _same_error(streak: FailureStreak) -> str:
+    summary = streak.last.summary if streak.last else ""
+    return f"the same error {counted(streak.times, 'time')} without progress: {summary}"
 
 
 def may_continue_as_new(request: EpisodeRequest, *, iterations_in_run: int, suggested: bool) -> bool:

@@ -181,6 +181,7 @@ def with_tracking(state: EpisodeState, tracked: Tracked, verification: Verificat
             probability_class=tracking.probability_class,
             low_streak=state.low_streak + 1 if low else 0,
             failures=streak,
+            told=state.told and (low or streak != NO_FAILURES),
             trees=(*state.trees, tracked.checkpoint.tree)[-TREES_REMEMBERED:],
             memory=tracking.memory or state.memory,
             findings=tracked.findings,
@@ -191,6 +192,12 @@ def with_tracking(state: EpisodeState, tracked: Tracked, verification: Verificat
         ),
         tracked.attempt,
     )
+
+
+def with_telling(state: EpisodeState) -> EpisodeState:
+    """Note that people and the planner are told of a doubt; only what comes after that counts toward a pause."""
+    failures = state.failures.evolve(times=0, count=0, iterations=0, fruitless=0)
+    return state.evolve(told=True, low_streak=0, failures=failures)
 
 
 def _failures_after(streak: FailureStreak, failure: Failure | None, tracking: Tracking) -> FailureStreak:
@@ -233,7 +240,7 @@ def with_wait_ended(state: EpisodeState, question: Question, answer: Answer | No
     if question.kind is QuestionKind.ALIGNMENT and answer is not None and answer.option == ALLOW:
         return state  # what is harmless may still lead nowhere
     return state.evolve(
-        failures=NO_FAILURES, low_streak=0, limit_strikes=0, memory=reset_counts(state.memory, state.spent)
+        failures=NO_FAILURES, told=False, low_streak=0, limit_strikes=0, memory=reset_counts(state.memory, state.spent)
     )
 
 
@@ -314,6 +321,7 @@ def restore_state(current: EpisodeState, stored: EpisodeState, record: Checkpoin
         asked_for=current.asked_for,
         low_streak=0,
         failures=NO_FAILURES,
+        told=False,
         memory=reset_counts(current.memory, current.spent, keep_plans=True),
         limit_strikes=0,
         # A session of an agent remembers work that is undone now.

@@ -19,7 +19,7 @@ from tightloop.episode.progress.tracking import (
 from tightloop.episode.progress.work import Work
 from tightloop.value import counted, shorten
 
-RULES = "deviation/4"
+RULES = "deviation/5"
 """Version of the rules, stored with each class; change it with them."""
 NAMES_LISTED = 5
 DETAIL_CHARACTERS = 200

@@ -188,7 +188,7 @@ def _with_gain(facts: TrackingFacts, before: TrackerMemory, iteration: Iteration
     if _is_damage(iteration, count):
         # A long change breaks one thing after the other before it repairs them.
         large = iteration.work is Work.NEW
-        return facts.evolve(went_on=large, doubtful=large)
+        return facts.evolve(went_on=large, doubtful=large, worse=not large)
     if iteration.work is Work.NOTHING and not count.lowest:
         return facts
     # More lines after new work may be a list of what is done, or of what is broken: their words tell nothing.

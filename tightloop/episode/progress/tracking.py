@@ -95,6 +95,8 @@ class TrackingFacts(Value):
     """The checks fail in a way that they never did, though no new work is behind it."""
     unproven: bool = False
     """It is new work, and the checks do not show whether that helps."""
+    worse: bool = False
+    """The checks got worse, and no new work is behind it."""
     scope_announced: bool = False
     """The plan said which files it would change."""
     out_of_scope: tuple[str, ...] = ()
@@ -278,7 +280,7 @@ class Tracking(Value):
     unmoved: int = 0
     """As in the memory."""
     idle: bool = False
-    """It left nothing in the tree that had not been there before."""
+    """It was in vain: no file changed, the tree was there before, or the checks got worse without new work."""
 
 
 def similarity(lines_before: int, *, added: int, removed: int) -> float:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
+from tightloop.plan.document.failing import FailureClass, Recovery, Retry
 from tightloop.plan.document.plan import OnPlanFailure
-from tightloop.plan.document.step import FailureClass, Recovery, Retry
 from tightloop.plan.engine.graph import Node
 from tightloop.plan.result import StepFailure
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from pydantic import BaseModel
 
-from tightloop.plan.document import action, plan, step
+from tightloop.plan.document import action, failing, plan, step
 from tightloop.plan.document.policy import Policy
 
 RENAMED: Mapping[type[BaseModel], Mapping[str, str]] = {
@@ -70,10 +70,10 @@ MAIN_FIELD: Mapping[type[BaseModel], str] = {
     action.CheckpointAction: "name",
     step.SubplanAction: "file",
     action.Approval: "role",
-    step.OnFailure: "to",
-    step.Compensation: "run",
+    failing.OnFailure: "to",
+    failing.Compensation: "run",
     plan.Hypothesis: "id",
 }
 """The field that a bare text stands for: `shell: make`."""
-ID_LISTS = frozenset({(step.Step, "needs"), (step.Step, "on_success"), (step.OnFailure, "compensate")})
+ID_LISTS = frozenset({(step.Step, "needs"), (step.Step, "on_success"), (failing.OnFailure, "compensate")})
 """Lists that may be written as `a b` or `a, b`; all others take a bare text as their only item."""

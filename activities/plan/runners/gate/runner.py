@@ -12,7 +12,7 @@ from activities.plan.runners.gate.check import Outcome, judge_command, judge_dif
 from activities.workspace.trail import Differ
 from tightloop.errors import InvalidRequestError
 from tightloop.plan.document.action import Approval, GateAction, GateCheck
-from tightloop.plan.document.step import FailureClass
+from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.engine.approval import Tally, choices, tally
 from tightloop.question import Question, QuestionKind
 from tightloop.value import shorten

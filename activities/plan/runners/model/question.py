@@ -17,7 +17,7 @@ from activities.plan.port import RunnerResult, Work
 from activities.plan.runners.model.schema import problems_with, schema_problem, strict
 from activities.plan.runners.waiting import run_until
 from tightloop.errors import PlannerError, PlannerUnavailableError
-from tightloop.plan.document.step import FailureClass
+from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.language.reference import resolve
 from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.value.artifact import ArtifactRef

@@ -18,7 +18,8 @@ from activities.sandbox.allowance import allowed
 from activities.sandbox.port import Sandbox, SandboxResult, SandboxSpec
 from tightloop.errors import ExpressionError, InvalidRequestError
 from tightloop.plan.document.action import ShellAction
-from tightloop.plan.document.step import FailureClass, Step
+from tightloop.plan.document.failing import FailureClass
+from tightloop.plan.document.step import Step
 from tightloop.plan.language.expression import parse_expression
 from tightloop.plan.result import StepFailure
 from tightloop.settings import SandboxSettings

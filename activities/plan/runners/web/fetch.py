@@ -14,7 +14,7 @@ from activities.plan.runners.web.ranking import Source, source_score
 from activities.plan.runners.web.request import WebAnswer, WebError, WebRequest, send
 from activities.workspace.folders import state_folder_of
 from tightloop.plan.document.action import HttpAction
-from tightloop.plan.document.step import FailureClass
+from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.result import StepFailure
 from tightloop.plan.rules.network import judge_url
 from tightloop.value import counted, shorten

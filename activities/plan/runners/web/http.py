@@ -12,7 +12,7 @@ from activities.plan.runners.web.fetch import FetchRunner
 from activities.plan.runners.web.request import WebAnswer, WebError, WebRequest, send
 from activities.sandbox.door.addresses import Resolve, system_addresses
 from tightloop.plan.document.action import HttpAction
-from tightloop.plan.document.step import FailureClass
+from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.rules.network import judge_secrets
 from tightloop.value import counted
 from tightloop.value.scrub import Scrubber

@@ -14,7 +14,7 @@ from activities.plan.runners.waiting import run_until
 from activities.sandbox.door.addresses import PrivateAddressError, Resolve, judged_addresses, system_addresses
 from tightloop.executor.limit import LimitSignal
 from tightloop.executor.limit_matcher import detect
-from tightloop.plan.document.step import FailureClass
+from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.result import REASON_CHARACTERS, StepFailure
 from tightloop.plan.rules.network import host_of, judge_url
 from tightloop.value import abridge, shorten

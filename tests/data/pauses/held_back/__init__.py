@@ -1,0 +1,1 @@
+"""Entries that whoever changes the rules does not read."""

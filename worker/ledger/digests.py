@@ -1,0 +1,134 @@
+"""Sends the digest of each project of this host once a day through the alert channels."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from pathlib import Path
+
+from activities.alerts.port import Channel, NotDeliveredError, Post
+from activities.workspace.ownership import locked
+from tightloop.client.sign_in.private_file import write_private
+from tightloop.database.opening import local_ledger
+from tightloop.errors import TightloopError, WorkspaceLockedError
+from tightloop.host import state_home
+from tightloop.ledger.alert import AlertKind
+from tightloop.ledger.digest import digest_notice, is_worth_telling, newest_day, owed_days
+
+logger = logging.getLogger("tightloop")
+
+FILE = "digests.json"
+LOOK = timedelta(minutes=10)
+LONGEST_WAIT = timedelta(hours=1)
+"""Between two tries, where a channel does not take a digest."""
+
+Sent = dict[str, dict[str, date]]
+"""By project and channel: the newest day whose digest was sent."""
+
+
+async def send_digests(post: Post, at: time, every: timedelta = LOOK) -> None:
+    """Look again and again whether a digest is due, until cancelled."""
+    wait = every
+    while True:
+        try:
+            done = await send_due(post, at, datetime.now(UTC))
+        except WorkspaceLockedError:
+            done = True  # another process of this host sends
+        except (TightloopError, OSError) as error:
+            logger.warning("digests were not sent: %s", error)
+            done = False
+        wait = every if done else min(wait * 2, LONGEST_WAIT)
+        await asyncio.sleep(min(wait, _until(at, datetime.now(UTC))).total_seconds())
+
+
+def _until(at: time, now: datetime) -> timedelta:
+    due = datetime.combine(now.date(), at, UTC)
+    return (due if due > now else due + timedelta(days=1)) - now
+
+
+async def send_due(post: Post, at: time, now: datetime) -> bool:
+    """Send each digest that is due and was not sent; days that were missed first.
+
+    A process that dies after sending and before noting it sends again, with the same id.
+
+    Returns:
+        Whether no channel has to be tried again.
+
+    Raises:
+        WorkspaceLockedError: another process of this host sends.
+        TightloopError: the ledger cannot be read.
+    """
+    channels = [one for one in post.channels if not one.kinds or AlertKind.DIGEST in one.kinds]
+    newest, done = newest_day(now, at), True
+    async with _memory(state_home() / FILE) as memory:
+        for project in await asyncio.to_thread(local_ledger().projects):
+            for channel in channels:
+                one = _Sending(memory, project.id, channel, post.full, now)
+                done = await one.send(newest) and done
+    return done
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """The newest day that was sent, in a file."""
+
+    path: Path
+    sent: Sent
+
+    async def note(self, project: str, channel: str, day: date) -> None:
+        self.sent.setdefault(project, {})[channel] = day
+        await asyncio.to_thread(
+            write_private, self.path, json.dumps(self.sent, default=date.isoformat, indent=1), replace=True
+        )
+
+
+@asynccontextmanager
+async def _memory(path: Path) -> AsyncIterator[_Memory]:
+    """Hold the memory, so that no two processes of a host send the same."""
+    with locked(path.with_suffix(".lock"), wait=timedelta(), what="the memory of digests"):
+        yield _Memory(path, await asyncio.to_thread(_read, path))
+
+
+def _read(path: Path) -> Sent:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {
+            project: {channel: date.fromisoformat(day) for channel, day in days.items()}
+            for project, days in found.items()
+        }
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, AttributeError) as error:
+        logger.warning("%s is damaged (%s): the digests of yesterday may be sent twice", path, error)
+        return {}
+
+
+@dataclass(frozen=True)
+class _Sending:
+    memory: _Memory
+    project: str
+    channel: Channel
+    full: bool
+    now: datetime
+
+    async def send(self, newest: date) -> bool:
+        """Send what is owed; return whether nothing has to be tried again."""
+        last = self.memory.sent.get(self.project, {}).get(self.channel.name)
+        for day in owed_days(last, newest):
+            found = await asyncio.to_thread(local_ledger().digest, self.project, day)
+            if day != newest:
+                # What waits is what waits now: the newest digest says so.
+                found = found.evolve(waiting=())
+            if not is_worth_telling(found):
+                continue
+            try:
+                await self.channel.deliver(digest_notice(found, at=self.now, full=self.full))
+            except NotDeliveredError as error:
+                logger.warning("digest of %s, %s was not taken by %s: %s", self.project, day, self.channel.name, error)
+                if error.again:
+                    return False
+            await self.memory.note(self.project, self.channel.name, day)
+        return True
