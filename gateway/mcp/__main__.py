@@ -16,13 +16,11 @@ from gateway.mcp.stream import serve_socket, serve_stdio
 from tightloop.client import TightloopClient
 from tightloop.database.opening import open_ledger
 from tightloop.errors import TightloopError
+from tightloop.executor.model import EPISODE_VARIABLE
 from tightloop.host import load_settings, open_state_home
 from tightloop.host.log import set_up
 from tightloop.safety.person import Person, Role
 from tightloop.settings import Settings
-
-EPISODE = "TIGHTLOOP_EPISODE"
-"""Variable that tells an agent's processes which episode they work for."""
 
 
 def main() -> int:
@@ -38,7 +36,7 @@ def main() -> int:
     try:
         settings = load_settings(arguments.settings)
         open_state_home()
-        person = person_of(arguments.role, arguments.episode, os.environ.get(EPISODE, ""))
+        person = person_of(arguments.role, arguments.episode, os.environ.get(EPISODE_VARIABLE, ""))
         asyncio.run(
             _serve(settings, person, episode=arguments.episode, workspace=arguments.workspace, path=arguments.socket)
         )
