@@ -305,6 +305,7 @@ REQUEST_EXAMPLE = render_plan_request(
         goal="make the tests pass",
         iteration=2,
         outcome="completed",
+        report="parse() keeps the last line; both tests pass",
         reflection=_FLAWLESS,
         alignment=_AGREED,
     )
