@@ -24,6 +24,7 @@ class Templates:
         self._environment = Environment(
             loader=FileSystemLoader(Path(__file__).parent / "templates"),
             autoescape=True,
+            auto_reload=False,
             undefined=StrictUndefined,
             finalize=_shown,
             trim_blocks=True,

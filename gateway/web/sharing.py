@@ -1,7 +1,7 @@
 """What many open pages ask for at once is made once.
 
 An event reaches all pages within the same moment, and each asks again: 200 pages of 100 episodes at work would need
-four cores if every answer were made anew.
+four cores if every answer were made for each of them.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class Sharing:
             if number >= seen:
                 kept: T = answer
                 return kept
-        # Others may have waited for the same one, and one of them begun anew.
+        # Others may have waited for the same one, and one of them begun again.
         if found is self._made.get(key):
             self._forget()
             self._made[key] = _Made(self._now(), asyncio.create_task(self._make(make)))

@@ -218,17 +218,22 @@ def sqlite_database(path: Path) -> Database:
     @event.listens_for(engine, "checkout")
     def _is_current(_: sqlite3.Connection, record: Any, __: Any) -> None:
         # Another file may have been put in its place: a backup, or none.
-        if not path.exists() or record.info["file"] != file_id(path):
-            raise DisconnectionError(f"{path} is another file now")
+        with contextlib.suppress(FileNotFoundError):
+            if record.info["file"] == file_id(path):
+                return
+        raise DisconnectionError(f"{path} is another file now")
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
         # A transaction that begins by reading cannot wait for the lock to write: it fails at once.
         mode = connection.get_execution_options().get("tightloop_mode", Mode.DURABLE)
+        if mode is Mode.READ:
+            connection.exec_driver_sql("BEGIN")
+            return
         # In WAL mode less would lose the last checkpoints in a power loss. The rest can be made again from histories,
         # and the disk would be waited for twice for each step of a plan.
         connection.exec_driver_sql(f"PRAGMA synchronous = {'FULL' if mode is Mode.DURABLE else 'NORMAL'}")
-        connection.exec_driver_sql("BEGIN" if mode is Mode.READ else "BEGIN IMMEDIATE")
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return Database(engine, str(path), upgrades=True)
 
