@@ -1,4 +1,4 @@
-"""One process, one port: the guard, the API below `/api`, and the page for everything else."""
+"""One process, one port: the guard, the API below `/api`, `/mcp`, and the page for everything else."""
 
 import asyncio
 import getpass
@@ -12,12 +12,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.access.guard import Guard
 from gateway.access.people import OWNER, People
 from gateway.access.rules import Access, SignIn
+from gateway.access.scope import Services
 from gateway.access.session import Sessions
 from gateway.access.site import Site, origin_of
 from gateway.http.app import api
 from gateway.http.hub import Hub
 from gateway.http.problems import refusal
-from gateway.http.scope import Services
+from gateway.mcp.http import PATH as MCP
+from gateway.mcp.http import Endpoint
 from gateway.web.app import web_app
 from tightloop.client import TightloopClient
 from tightloop.client.sign_in.page_session import LINK, LINK_SECONDS, PATH, page_key
@@ -49,9 +51,9 @@ _HINT = (
 
 def application(ledger: Ledger, client: TightloopClient, settings: Settings) -> ASGIApp:
     """Return the whole of it, guarded."""
-    keys = IdempotencyKeys(ledger.database)
-    services = Services(ledger, client, settings, keys, Hub(ledger))
-    doors = _Doors(api(services), web_app(ledger, client, settings), services)
+    services, hub = Services(ledger, client, settings), Hub(ledger)
+    http = api(services, hub, IdempotencyKeys(ledger.database))
+    doors = _Doors(http, web_app(ledger, client, settings), services, hub)
     return Guard(doors, gateway_access(settings, Tokens(ledger.database)))
 
 
@@ -79,6 +81,7 @@ def gateway_access(settings: Settings, tokens: Tokens) -> Access:
         refusal=refusal,
         policy=PAGE_POLICY,
         open_paths=frozenset((LIVE, READY)),
+        own_roles=frozenset((MCP,)),
         cached="/assets/",
         hint=_HINT,
     )
@@ -87,10 +90,12 @@ def gateway_access(settings: Settings, tokens: Tokens) -> Access:
 class _Doors:
     """Sends each request to its door."""
 
-    def __init__(self, http: ASGIApp, web: ASGIApp, services: Services) -> None:
+    def __init__(self, http: ASGIApp, web: ASGIApp, services: Services, hub: Hub) -> None:
         self._http = http
         self._web = web
         self._services = services
+        self._hub = hub
+        self._mcp = Endpoint(services)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -100,15 +105,18 @@ class _Doors:
         path = scope["path"]
         if path in (LIVE, READY):
             answer: ASGIApp = _alive() if path == LIVE else await self._readiness()
+        elif path == MCP:
+            answer = self._mcp
         else:
             answer = self._http if path == "/api" or path.startswith("/api/") else self._web
         await answer(scope, receive, send)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        await self._services.hub.close()
+        async with self._mcp.open():
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+        await self._hub.close()
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _readiness(self) -> Response:

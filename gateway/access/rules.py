@@ -59,6 +59,8 @@ class Access:
     """Content-Security-Policy of every answer that does not set one itself."""
     open_paths: frozenset[str] = frozenset()
     """Read by anybody, under any host name."""
+    own_roles: frozenset[str] = frozenset()
+    """Paths that judge the role of each message themselves: what reads and what changes come by the same method."""
     cached: str = ""
     """Prefix of the paths whose answers may be kept by browsers."""
     hint: str = ""

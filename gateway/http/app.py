@@ -8,10 +8,12 @@ from fastapi.routing import APIRoute
 from starlette.types import ASGIApp
 
 from gateway.access.body import Bounded
+from gateway.access.scope import Services
+from gateway.http.hub import Hub
 from gateway.http.problems import RESPONSES, Problem, handle_problems
 from gateway.http.routes import episodes, loops, overview, plans, records, schemas
 from gateway.http.routes.steering import steering
-from gateway.http.scope import Services
+from tightloop.database.access.idempotency import IdempotencyKeys
 
 VERSION = "1"
 SHARED = (steering, records.records)
@@ -22,13 +24,13 @@ _ABOUT = (
 )
 
 
-def api(services: Services) -> ASGIApp:
+def api(services: Services, hub: Hub, keys: IdempotencyKeys) -> ASGIApp:
     """Return the API; the guard must stand before it."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        await services.hub.close()
+        await hub.close()
 
     app = FastAPI(
         title="tightloop",
@@ -42,7 +44,7 @@ def api(services: Services) -> ASGIApp:
         generate_unique_id_function=_name,
         redirect_slashes=False,
     )
-    app.state.services = services
+    app.state.services, app.state.hub, app.state.keys = services, hub, keys
     own = (overview, schemas, episodes, plans, loops, records)
     for router in (*(each.router for each in own), *(make(noun) for make in SHARED for noun in ("episodes", "plans"))):
         app.include_router(router, prefix="/api")

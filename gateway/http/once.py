@@ -9,7 +9,8 @@ from typing import Annotated, Any
 from fastapi import Depends, Header, Request
 from starlette.responses import Response
 
-from gateway.http.scope import Scope, scope_of
+from gateway.access.scope import Scope
+from gateway.http.services import scope_of
 from tightloop.database.access.idempotency import KEY_CHARACTERS, Stored, derived_id
 from tightloop.errors import IdTakenError, TightloopError
 
@@ -72,7 +73,7 @@ class Once:
         """
         if not self._key:
             return await work()
-        keys = self._scope.services.keys
+        keys = self._request.app.state.keys
         asked = b"\n".join((self._request.method.encode(), self._request.url.path.encode(), await self._request.body()))
         stored = await asyncio.to_thread(keys.begin, self._principal, self._key, asked)
         if stored is not None:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.access.body import RefusedError
+from gateway.access.scope import WrongStateError
 from gateway.http.camel import Shown
 from tightloop.database.access.idempotency import KeyInUseError
 from tightloop.errors import (
@@ -65,16 +66,6 @@ class Problem(Shown):
     """Of `wrong-state`: what can be done in it."""
     errors: list[dict[str, Any]] | None = None
     """Each wrong field, or each problem of a plan's text with its place."""
-
-
-class WrongStateError(TightloopError):
-    """What is asked for is not possible in the state that a workflow is in."""
-
-    def __init__(self, message: str, state: str, possible: tuple[str, ...]) -> None:
-        """Take the sentence, the state, and what is possible in it."""
-        super().__init__(message)
-        self.state = state
-        self.possible = possible
 
 
 def problem(status: HTTPStatus, kind: str, detail: str, **more: Any) -> Response:

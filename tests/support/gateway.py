@@ -50,11 +50,15 @@ class Gateway:
 
 
 @asynccontextmanager
-async def gateway(folder: Path, client: TightloopClient, settings: Settings) -> AsyncIterator[Gateway]:
-    """Serve a gateway with a ledger of its own."""
+async def gateway(
+    folder: Path, client: TightloopClient, settings: Settings, ledger: Ledger | None = None
+) -> AsyncIterator[Gateway]:
+    """Serve a gateway with a ledger of its own, or another one."""
     address = f"127.0.0.1:{free_port()}"
     chosen = settings.evolve(gateway=settings.gateway.evolve(listen=address))
-    ledger = Ledger(sqlite_database(folder / "ledger" / "ledger.db"))
+    own = sqlite_database(folder / "ledger" / "ledger.db") if ledger is None else None
+    ledger = Ledger(own) if own is not None else ledger
+    assert ledger is not None
     server = http_server(application(ledger, client, chosen), 1_000)
     with listening(address, "it") as listener:
         serving = asyncio.create_task(_serve(server, listener))
@@ -63,7 +67,8 @@ async def gateway(folder: Path, client: TightloopClient, settings: Settings) -> 
         finally:
             server.should_exit = True
             await asyncio.wait({serving}, timeout=30)
-            ledger.database.close()
+            if own is not None:
+                own.close()
 
 
 async def _serve(server: Any, listener: socket.socket) -> None:

@@ -254,6 +254,17 @@ COMMANDS = (
         Command("revoke", "host.tokens:revoke", "End a token and the sessions that were opened with it."),
     ),
     group(
+        "mcp",
+        "Tools for coding agents and assistants (Model Context Protocol).",
+        HOST,
+        Command("serve", "mcp.commands:serve", "Serve MCP on standard input and output, or at a Unix socket."),
+        Command(
+            "install",
+            "mcp.commands:install",
+            "Add the server to the configuration of Cursor, Claude Code or Codex, and the rules for the agent.",
+        ),
+    ),
+    group(
         "keys",
         "Keys that encrypt and authenticate what Temporal stores.",
         HOST,

@@ -241,13 +241,20 @@ class TightloopClient(Viewer):
         word = {"question": question, "option": option, "text": text, "by": by}
         return await self._calls.update(workflow_id, "answer", word)
 
-    async def respond(self, episode_id: str, text: str, *, by: str = "operator") -> str:
+    async def respond(self, episode_id: str, text: str, *, by: str = "operator", resumes: bool = True) -> str:
         """Tell the planner of an episode something; return the workflow's sentence.
+
+        Args:
+            episode_id: the episode.
+            text: for the planner; it grants nothing.
+            by: who says it.
+            resumes: also end a pause that needs no decision, and have the planner read it before the episode ends.
 
         Raises:
             InvalidRequestError: the text is empty, or the episode is closed.
         """
-        return await self._tell(episode_id, Kind.EPISODE, "respond", {"text": text, "by": by})
+        word = {"text": text, "by": by} | ({} if resumes else {"resumes": False})
+        return await self._tell(episode_id, Kind.EPISODE, "respond", word)
 
     async def top_up(self, /, workflow_id: str, **amounts: float) -> str:
         """Raise the budget by these amounts; return the workflow's sentence.

@@ -200,6 +200,7 @@ tokens = Table(
     Column("name", String, nullable=False, index=True),
     Column("role", String, nullable=False),
     Column("projects", Text, nullable=False),
+    Column("episode", String, nullable=False, server_default=""),
     Column("digest", String, nullable=False),
     Column("created", Moment, nullable=False),
     Column("expires", Moment),

@@ -27,6 +27,8 @@ class Remark(Document):
 
     text: str = ""
     by: str = "operator"
+    resumes: bool = True
+    """Whether, as a message to the planner, it ends a pause that needs no decision, and is planned before the end."""
 
 
 class ExecutorAmendment(Document):
@@ -121,7 +123,7 @@ def _read_text(value: Any) -> Remark:
     else:
         value = {"text": value if isinstance(value, str) else shorten(repr(value), 200)}
     remark = read_argument(value, Remark, what="respond", example='"the reason" or {"text": "the reason", "by": "ada"}')
-    return Remark(text=shorten(remark.text.strip(), TEXT_CHARACTERS), by=shorten(remark.by, 80))
+    return Remark(text=shorten(remark.text.strip(), TEXT_CHARACTERS), by=shorten(remark.by, 80), resumes=remark.resumes)
 
 
 def read_response(value: Any) -> Remark:

@@ -17,6 +17,8 @@ from tightloop.value.caller import CallerInput
 
 SUMMARY_CHARACTERS = 500
 DENIED_LINES, DENIED_CHARACTERS = 10, 120
+EPISODE_VARIABLE = "TIGHTLOOP_EPISODE"
+"""Tells an agent's processes which episode they work for: of whatever they connect to, they are its agent."""
 # These and the three strikes are those of the seed "Plan-Execu Tight Loop".
 BACKOFF_FIRST = timedelta(milliseconds=800)
 BACKOFF_LONGEST = timedelta(seconds=60)

@@ -14,6 +14,8 @@ class Role(StrEnum):
 
     VIEWER = "viewer"
     """Reads."""
+    AGENT = "agent"
+    """Works for an episode: also reports to the planner and asks for a pause, by MCP alone; decides nothing."""
     OPERATOR = "operator"
     """Starts and steers, and answers questions that keep an episode or plan from going on."""
     APPROVER = "approver"
@@ -34,6 +36,8 @@ class Person(Value):
     role: Role = Role.VIEWER
     projects: tuple[str, ...] = ()
     """The projects that exist for this person; empty: all."""
+    episode: str = ""
+    """Of an agent: the episode that it works for; empty: the only open one in its projects."""
 
     def sees(self, project: str) -> bool:
         """Whether a project exists for this person."""

@@ -139,11 +139,13 @@ class Operator:
     def respond(self, message: Any) -> str:
         """Give the planner a message. It ends a wait after which the planner is asked, and chooses no option."""
         remark = control.read_response(message)
-        self._record.note(f"{remark.by}: {remark.text}", asks=True)
+        self._record.note(f"{remark.by}: {remark.text}", asks=remark.resumes)
         self._record.log("response", f"{remark.by}: {remark.text}")
         waiting = self._questions.waiting
         if not is_paused(waiting):
             return "the planner will read it"
+        if not remark.resumes:
+            return "the planner will read it; the episode stays paused"
         if not all(map(is_ended_by_message, waiting)):
             question = waiting[0]
             return f"the planner will read it; {question.id} still waits. Send answer, such as {question.example}"

@@ -14,7 +14,7 @@ from activities.process import GRACE_S, Growth, ProcessRequest, search_path
 from activities.sandbox.port import MEBIBYTE, Fence, SandboxUnavailableError
 from activities.sandbox.unsafe import NoFence
 from tightloop.errors import ExecutorError
-from tightloop.executor.model import AgentMode, WorkOrder
+from tightloop.executor.model import EPISODE_VARIABLE, AgentMode, WorkOrder
 from tightloop.plan.rules.network import host_of
 from tightloop.settings import AgentSettings, SandboxSettings
 
@@ -128,7 +128,12 @@ class AgentHost:
         return ProcessRequest(
             argv=launch.argv,
             cwd=root,
-            environment={**search_path(root), "HOME": str(home), **launch.environment},
+            environment={
+                **search_path(root),
+                "HOME": str(home),
+                EPISODE_VARIABLE: order.episode_id,
+                **launch.environment,
+            },
             secrets={**passed, **launch.secrets},
             inherit=False,
             stdin=stdin,

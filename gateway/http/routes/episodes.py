@@ -7,6 +7,7 @@ from fastapi import APIRouter, Body, Query
 from pydantic import Field
 from starlette.responses import Response
 
+from gateway.access.scope import EPISODES, Scope, check_id_choice, check_workspace, details_of, told, workspace_of
 from gateway.http.bodies import (
     Amend,
     CheckBody,
@@ -29,8 +30,8 @@ from gateway.http.bodies import (
 from gateway.http.camel import body, given, shown
 from gateway.http.once import InOnce, at
 from gateway.http.reading import read_diff
-from gateway.http.routes.steering import Parent, Part, Status, done, list_page, told
-from gateway.http.scope import EPISODES, InScope, Scope, check_id_choice, check_workspace, details_of, workspace_of
+from gateway.http.routes.steering import Parent, Part, Status, done, list_page
+from gateway.http.services import InScope
 from tightloop.client import Check, EpisodeRequest
 from tightloop.episode.control import ExecutorAmendment
 from tightloop.episode.model import GOAL_CHARACTERS, EpisodeStatus

@@ -8,13 +8,13 @@ from fastapi import APIRouter, Body
 from pydantic import Field
 from starlette.responses import Response
 
+from gateway.access.scope import EPISODES, Scope, require_all_projects, told
 from gateway.http.bodies import CheckBody, Name, ProjectId, Text, Wait, WorkflowId, Workspace
 from gateway.http.camel import Body as Sent
 from gateway.http.camel import given
 from gateway.http.loop_plan import Dispatched, LoopPlan, Verified, dispatched, loop_plan, verified
 from gateway.http.once import InOnce
-from gateway.http.routes.steering import told
-from gateway.http.scope import EPISODES, InScope, Scope, require_all_projects
+from gateway.http.services import InScope
 from tightloop.errors import InvalidRequestError
 from tightloop.loop.model import TASKS_LIMIT, LoopRequest, LoopState, LoopStatus
 

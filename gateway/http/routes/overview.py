@@ -3,13 +3,13 @@
 from datetime import UTC, date, datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from gateway.http.bodies import Inbox, ProjectFilter, ProjectId
 from gateway.http.camel import Shown, shown
 from gateway.http.hub import Wanted
-from gateway.http.scope import InScope
+from gateway.http.services import InScope
 from tightloop.errors import InvalidRequestError
 from tightloop.ledger.model import Digest, ProjectLine
 
@@ -76,6 +76,7 @@ def inbox(scope: InScope, project: ProjectFilter = "") -> Any:
     responses={200: {"description": "A stream of events.", "content": {STREAM: {"schema": {"type": "string"}}}}},
 )
 async def events(
+    request: Request,
     scope: InScope,
     project: ProjectFilter = "",
     workflow: Annotated[str, Query(max_length=200, description="Only of this episode or plan.")] = "",
@@ -88,5 +89,5 @@ async def events(
     """
     seen = frozenset(scope.person.projects) if scope.person.projects else None
     wanted = Wanted(seen, project, workflow)
-    stream = scope.services.hub.stream(wanted, header or query or None)
+    stream = request.app.state.hub.stream(wanted, header or query or None)
     return StreamingResponse(stream, media_type=STREAM, headers={"X-Accel-Buffering": "no"})

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Body, Path, Query
 from starlette.responses import Response
 
+from gateway.access.scope import PLANS, Scope, answered, check_id_choice, check_workspace, details_of, told
 from gateway.http.bodies import (
-    Answer,
     Approval,
     Cursor,
     Done,
@@ -30,8 +30,8 @@ from gateway.http.camel import Shown, body, given, shown
 from gateway.http.loop_plan import LoopPlan, loop_plan
 from gateway.http.once import InOnce, at
 from gateway.http.routes.episodes import NewId, Replace
-from gateway.http.routes.steering import Parent, Part, Status, answered, done, list_page, told
-from gateway.http.scope import PLANS, InScope, Scope, check_id_choice, check_workspace, details_of
+from gateway.http.routes.steering import Parent, Part, Status, done, list_page
+from gateway.http.services import InScope
 from tightloop.client import PlanRequest
 from tightloop.errors import InvalidRequestError
 from tightloop.ledger.model import StepRow, WorkflowFilter
@@ -182,7 +182,7 @@ async def approve(scope: InScope, workflow_id: WorkflowId, gate_id: GateId, sent
     """Approve a gate, in the name of the token. Where several people have to agree, each sends it."""
     scope.require(Role.APPROVER)
     found = await scope.find(workflow_id, PLANS, now=True)
-    return await answered(scope, found, Answer(option=sent.option, text=sent.text, question=gate_id))
+    return done(found, await answered(scope, found, sent.option, sent.text, gate_id))
 
 
 @router.post("/plans/{workflowId}/gates/{gateId}/reject", response_model=Done)
@@ -190,7 +190,7 @@ async def reject(scope: InScope, workflow_id: WorkflowId, gate_id: GateId, sent:
     """Reject a gate; its step then fails with class `policy`."""
     scope.require(Role.APPROVER)
     found = await scope.find(workflow_id, PLANS, now=True)
-    return await answered(scope, found, Answer(option="reject", text=sent.text, question=gate_id))
+    return done(found, await answered(scope, found, "reject", sent.text, gate_id))
 
 
 @router.post("/plans/{workflowId}/replan", response_model=Done)

@@ -5,10 +5,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path
 from starlette.responses import Response
 
+from gateway.access.scope import EPISODES, require_all_projects
 from gateway.http.bodies import Asked, Runs, WorkerLine, Workers, WorkflowId
 from gateway.http.camel import shown
 from gateway.http.routes.steering import Steered
-from gateway.http.scope import EPISODES, InScope, require_all_projects
+from gateway.http.services import InScope
 from tightloop.client.proof.finding import find_proof
 from tightloop.client.proof.statement import statement_of
 

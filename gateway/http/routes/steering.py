@@ -1,12 +1,12 @@
 """Paths that episodes and plans have alike: list, status, timeline, artifacts, and the messages to them."""
 
 import asyncio
-from collections.abc import Awaitable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.responses import Response
 
+from gateway.access.scope import EPISODES, PLANS, Found, Scope, answered, told, workspace_of
 from gateway.http.bodies import (
     Answer,
     Artifacts,
@@ -24,11 +24,8 @@ from gateway.http.bodies import (
 )
 from gateway.http.camel import given
 from gateway.http.reading import read_artifact, references
-from gateway.http.scope import EPISODES, PLANS, Found, InScope, Scope, refuse_state, workspace_of
-from tightloop.errors import InvalidRequestError
+from gateway.http.services import InScope
 from tightloop.ledger.model import WorkflowFilter, WorkflowPage
-from tightloop.question import Question
-from tightloop.safety.person import role_for
 
 TIMELINE_EVENTS = 200
 BYTES = "application/octet-stream"
@@ -117,7 +114,7 @@ async def cancel(scope: InScope, found: Steered, sent: Cancel) -> Any:
 
 async def answer(scope: InScope, found: Steered, sent: Answer) -> Any:
     """Answer a question with one of its options. What asks for an approval needs the role `approver`."""
-    return await answered(scope, found, sent)
+    return done(found, await answered(scope, found, sent.option, sent.text, sent.question))
 
 
 async def top_up_episode(scope: InScope, found: Steered, sent: EpisodeTopUp) -> Any:
@@ -154,38 +151,6 @@ def steering(noun: str) -> APIRouter:
 def done(found: Found, message: str) -> dict[str, str]:
     """Return the answer to a message."""
     return {"id": found.id, "message": message}
-
-
-async def told(scope: Scope, found: Found, action: str, work: Awaitable[Any]) -> Any:
-    """Do something with a workflow; where it is in the wrong state, say in which and what is possible.
-
-    Raises:
-        WrongStateError: the state is why.
-        InvalidRequestError: something else is.
-    """
-    try:
-        return await work
-    except InvalidRequestError as error:
-        raise await refuse_state(scope, found, action, error) from error
-
-
-async def answered(scope: Scope, found: Found, sent: Answer) -> dict[str, str]:
-    """Answer a question in the name of who asks.
-
-    Raises:
-        RefusedError: it asks for an approval, and the role is not enough.
-        InvalidRequestError: no such question waits, or it has no such option.
-    """
-    status = await scope.client.status(found.id)
-    for question in meant(status.questions, sent.question):
-        scope.require(role_for(question))
-    work = scope.client.answer(found.id, sent.option, sent.text, question=sent.question, by=scope.person.name)
-    return done(found, await told(scope, found, "answer", work))
-
-
-def meant(questions: tuple[Question, ...], name: str) -> tuple[Question, ...]:
-    """Return the questions that an answer may be for."""
-    return tuple(each for each in questions if not name or name in (each.id, each.step, each.window))
 
 
 async def _artifacts(scope: Scope, found: Found) -> list[Any]:

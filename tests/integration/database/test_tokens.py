@@ -115,3 +115,15 @@ def test_a_key_of_a_server_that_was_killed_is_taken_over_by_the_next_one_at_once
 
 def _bound(database: Database, at: datetime) -> object:
     return at if str(database).startswith("postgresql") else at.replace(tzinfo=None).isoformat(" ")
+
+
+def test_an_agent_is_bound_to_a_project_or_an_episode(database: Database) -> None:
+    tokens = Tokens(database)
+    for role, projects, episode in ((Role.AGENT, (), ""), (Role.OPERATOR, ("orders",), "nightly-1")):
+        with pytest.raises(InvalidRequestError, match="--role agent --episode ID"):
+            tokens.create("cursor", role, projects, episode=episode)
+    _, text = tokens.create("cursor", Role.AGENT, ("orders",), episode="nightly-1")
+    found = tokens.find(text)
+    assert found is not None
+    assert (found.person.role, found.person.episode) == (Role.AGENT, "nightly-1")
+    assert not found.person.role.includes(Role.OPERATOR)

@@ -22,13 +22,16 @@ def create(
     project: Annotated[
         list[str] | None, typer.Option(help="Id of a project that it sees; several: repeat it. Default: all.")
     ] = None,
+    episode: Annotated[str, typer.Option(help="Of an agent: the id of the episode that it works for.")] = "",
     expires: Annotated[str, typer.Option(help="Time until it expires, such as 90d or 12h; 'never'.")] = "90d",
     as_json: AsJson = False,
 ) -> None:
     lasts = None if expires == "never" else timedelta(days=read_days(expires, "--expires"))
     ledger = require_ledger(session_of(context).settings)
     wanted = [ledger.project(one).id for one in project or ()]
-    token, text = _tokens(session_of(context)).create(name, role, wanted, lasts=lasts)
+    if episode and not wanted:
+        wanted = [ledger.workflow(episode).project]
+    token, text = _tokens(session_of(context)).create(name, role, wanted, episode=episode, lasts=lasts)
     show_either({**token.model_dump(mode="json"), "token": text}, text, as_json=as_json)
 
 
@@ -37,10 +40,17 @@ def list_tokens(context: typer.Context, as_json: AsJson = False) -> None:
     if as_json:
         show_json([token.model_dump(mode="json") for token in found])
         return
-    made = table("NAME", "ROLE", "STATE", "EXPIRES", "PROJECTS")
+    made = table("NAME", "ROLE", "STATE", "EXPIRES", "PROJECTS", "EPISODE")
     for token in found:
         expires = f"{token.expires.astimezone():%Y-%m-%d %H:%M}" if token.expires else "never"
-        made.add_row(token.name, token.role.value, coloured(_state(token)), expires, ", ".join(token.projects) or "all")
+        made.add_row(
+            token.name,
+            token.role.value,
+            coloured(_state(token)),
+            expires,
+            ", ".join(token.projects) or "all",
+            token.episode,
+        )
     show(made if found else "no token yet. Make one: tightloop token create NAME --role operator")
 
 

@@ -32,6 +32,8 @@ class Token(Value):
     role: Role
     projects: tuple[str, ...] = ()
     """Empty: all."""
+    episode: str = ""
+    """Of an agent: the episode that it works for."""
     created: datetime
     expires: datetime | None = None
     revoked: datetime | None = None
@@ -43,7 +45,7 @@ class Token(Value):
     @property
     def person(self) -> Person:
         """Who acts with it."""
-        return Person(name=self.name, role=self.role, projects=self.projects)
+        return Person(name=self.name, role=self.role, projects=self.projects, episode=self.episode)
 
 
 class Tokens:
@@ -53,7 +55,13 @@ class Tokens:
         self._database = database
 
     def create(
-        self, name: str, role: Role, projects: Sequence[str] = (), *, lasts: timedelta | None = None
+        self,
+        name: str,
+        role: Role,
+        projects: Sequence[str] = (),
+        *,
+        episode: str = "",
+        lasts: timedelta | None = None,
     ) -> tuple[Token, str]:
         """Make a token; return it and its text, which cannot be read again.
 
@@ -61,11 +69,18 @@ class Tokens:
             name: stands as `by` in what is done with it; no other valid token has it.
             role: what it may do.
             projects: what it sees; empty: everything.
+            episode: of an agent: the one that it works for.
             lasts: until it expires; None: it does not.
 
         Raises:
-            InvalidRequestError: the name is not one, or taken.
+            InvalidRequestError: the name is not one, or taken; an agent without a project, or an episode without an
+                agent.
         """
+        if (role is Role.AGENT and not projects) or (episode and role is not Role.AGENT):
+            raise InvalidRequestError(
+                "a token of the role agent, and no other, is for an episode or a project. For example: "
+                "tightloop token create cursor-orders --role agent --episode ID"
+            )
         if not NAME.fullmatch(name) or name in RESERVED:
             raise InvalidRequestError(
                 f"{name[:80]!r} cannot be the name of a token: it needs 1 to 40 of a-z, 0-9, '.', '_', '@' and '-', "
@@ -78,6 +93,7 @@ class Tokens:
             name=name,
             role=role,
             projects=tuple(dict.fromkeys(projects)),
+            episode=episode,
             created=now,
             expires=None if lasts is None else now + lasts,
         )

@@ -279,7 +279,7 @@ def parse_plan_request(text: str) -> PlanRequestMessage:
         MessageError: a required section is missing or wrong; the message names it with an example.
     """
     needed = {**_NEEDED, Section.OUTCOME: "how the work ended, such as completed"}
-    return _parse(PlanRequestMessage, split_sections(text), needed, _REQUEST_EXAMPLE)
+    return _parse(PlanRequestMessage, split_sections(text), needed, REQUEST_EXAMPLE)
 
 
 _FLAWLESS = Reflection(
@@ -299,12 +299,13 @@ _PLAN_EXAMPLE = render_plan(
         alignment=_AGREED,
     )
 )
-_REQUEST_EXAMPLE = render_plan_request(
+REQUEST_EXAMPLE = render_plan_request(
     PlanRequestMessage(
         project="shop",
         goal="make the tests pass",
         iteration=2,
         outcome="completed",
+        report="parse() keeps the last line; both tests pass",
         reflection=_FLAWLESS,
         alignment=_AGREED,
     )

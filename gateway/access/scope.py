@@ -1,27 +1,25 @@
-"""What one request may see and do: the person, the ledger as it exists for that person, and the workflow it means."""
+"""What one person may see and do: the ledger as it exists for that person, and the workflow that an id means."""
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from fastapi import Depends, Request
 from pydantic import BaseModel
 
 from gateway.access.body import RefusedError
-from gateway.http.hub import Hub
-from gateway.http.problems import WrongStateError
 from tightloop.client import CLOSED_STATUSES, TightloopClient
-from tightloop.database.access.idempotency import IdempotencyKeys
 from tightloop.database.ledger import Ledger
-from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ProjectNotFoundError
+from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ProjectNotFoundError, TightloopError
 from tightloop.host import host_name, state_folder
 from tightloop.ledger.model import WorkflowLine
 from tightloop.loop.model import LoopStatus
+from tightloop.question import Question
 from tightloop.safety.identity import is_id
-from tightloop.safety.person import Person, Role
+from tightloop.safety.person import Person, Role, role_for
 from tightloop.settings import Settings
 
 EPISODES = ("episode",)
@@ -31,13 +29,21 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Services:
-    """What the API works with."""
+    """What every door works with."""
 
     ledger: Ledger
     client: TightloopClient
     settings: Settings
-    keys: IdempotencyKeys
-    hub: Hub
+
+
+class WrongStateError(TightloopError):
+    """What is asked for is not possible in the state that a workflow is in."""
+
+    def __init__(self, message: str, state: str, possible: tuple[str, ...]) -> None:
+        """Take the sentence, the state, and what is possible in it."""
+        super().__init__(message)
+        self.state = state
+        self.possible = possible
 
 
 class Found(NamedTuple):
@@ -52,7 +58,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Scope:
-    """One request."""
+    """What one person reaches."""
 
     person: Person
     services: Services
@@ -223,20 +229,44 @@ async def refuse_state(scope: Scope, found: Found, wanted: str, error: InvalidRe
     )
 
 
+async def told(scope: Scope, found: Found, action: str, work: Awaitable[Any]) -> Any:
+    """Do something with a workflow; where it is in the wrong state, say in which and what is possible.
+
+    Raises:
+        WrongStateError: the state is why.
+        InvalidRequestError: something else is.
+    """
+    try:
+        return await work
+    except InvalidRequestError as error:
+        raise await refuse_state(scope, found, action, error) from error
+
+
+async def answered(scope: Scope, found: Found, option: str, text: str = "", question: str = "") -> str:
+    """Answer a question in the name of who asks; return the workflow's sentence.
+
+    Raises:
+        RefusedError: it asks for an approval, and the role is not enough.
+        InvalidRequestError: no such question waits, or it has no such option.
+    """
+    status = await scope.client.status(found.id)
+    for asked in _meant(status.questions, question):
+        scope.require(role_for(asked))
+    work = scope.client.answer(found.id, option, text, question=question, by=scope.person.name)
+    return str(await told(scope, found, "answer", work))
+
+
+def _meant(questions: tuple[Question, ...], name: str) -> tuple[Question, ...]:
+    """Return the questions that an answer may be for."""
+    return tuple(each for each in questions if not name or name in (each.id, each.step, each.window))
+
+
 def possible_actions(status: str, kind: str) -> tuple[str, ...]:
     """Return what can be done with an episode or plan in a status, as the last part of the path."""
     if status in CLOSED_STATUSES:
         return ("restore", "fork") if kind == "episode" else ()
     own = ("respond", "amend", "restore", "fork") if kind == "episode" else ("run", "replan")
     return ("answer", "pause", "resume", "cancel", "top-up", *own)
-
-
-def scope_of(request: Request) -> Scope:
-    """Return the scope of a request that the guard let through."""
-    return Scope(request.state.person, request.app.state.services)
-
-
-InScope = Annotated[Scope, Depends(scope_of)]
 
 
 def _not_found(workflow_id: str, kinds: tuple[str, ...], other: str = "") -> EpisodeNotFoundError:

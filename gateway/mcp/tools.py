@@ -1,0 +1,294 @@
+"""The tools, in one list: schemas, roles and documentation follow from it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from gateway.access.scope import EPISODES, PLANS, Found, answered, check_workspace, told, workspace_of
+from gateway.mcp.caller import Caller
+from gateway.mcp.comparing import Comparison, compare
+from gateway.mcp.report import awaited_work, read_report
+from tightloop.client import Check, EpisodeRequest, EpisodeStatus, ExecutorChoice, IdTakenError
+from tightloop.database.access.idempotency import derived_id
+from tightloop.episode.checkpoint import checkpoint_id
+from tightloop.errors import InvalidRequestError
+from tightloop.ledger.model import InboxItem, WorkflowFilter
+from tightloop.safety.person import Role
+from tightloop.value import Value
+
+TEXT_CHARACTERS = 4_000
+MESSAGE_CHARACTERS = 20_000
+SCRATCHPAD_CHARACTERS = 1_900
+"""What a note to the planner holds, without its heading."""
+
+Id = Annotated[str, Field(max_length=200, description="Id of an episode or a plan.", examples=["episode-1f2e3d4c5b6a"])]
+Text = Annotated[str, Field(max_length=TEXT_CHARACTERS)]
+Checkpoint = Annotated[
+    str, Field(pattern=r"^(ckpt-)?[0-9]{1,7}$", description="Id of a checkpoint.", examples=["ckpt-2"])
+]
+
+
+class Recorded(Value):
+    """Where the scratchpad is kept."""
+
+    ckpt_id: str = Field(description="The checkpoint with which the iteration ends.")
+
+
+class Ack(Value):
+    """What became of a message."""
+
+    ack: str = Field(description="The episode's own sentence.")
+
+
+class EpisodeNamed(Value):
+    """The episode that was meant."""
+
+    episode_id: str
+
+
+class Started(Value):
+    """What was started."""
+
+    id: str
+
+
+class Lines(Value):
+    """Episodes and plans, the newest start first."""
+
+    items: tuple[dict[str, Any], ...]
+
+
+class Inbox(Value):
+    """Questions that wait for a person, oldest first."""
+
+    items: tuple[InboxItem, ...]
+
+
+# -- the five tools of EP-12, about the connection's own episode ------------------------------------------------------
+
+
+async def record_checkpoint(
+    caller: Caller,
+    iteration: Annotated[int, Field(ge=1, description="The iteration that the episode is in.", examples=[2])],
+    role: Annotated[Literal["planner", "executor"], Field(description="Who writes.")],
+    scratchpad: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=SCRATCHPAD_CHARACTERS,
+            description="What should be known when the work goes on from this checkpoint.",
+            examples=["parse() is done; lexer.py has a second caller that is not"],
+        ),
+    ],
+) -> Recorded:
+    """Keep a scratchpad with the checkpoint of the iteration that runs; the planner reads it, also after a restore.
+
+    Files and state are checkpointed by the episode itself, at the end of every iteration.
+    """
+    found, scope = await caller.own(), caller.scope
+    status = await _status_of(caller, found)
+    records = await asyncio.to_thread(scope.ledger.checkpoints, found.id)
+    ended = next((one.id for one in records if one.iteration == iteration and not one.discarded), "")
+    if iteration != status.iteration or ended:
+        over = f"; iteration {iteration} ended with {ended}" if ended else ""
+        raise InvalidRequestError(f"{found.id} is in iteration {status.iteration}{over}. Name the one that runs")
+    await _note(caller, found, f"scratchpad of the {role}, iteration {iteration}: {scratchpad}", resumes=False)
+    return Recorded(ckpt_id=checkpoint_id(max((one.number for one in records), default=-1) + 1))
+
+
+async def diff_and_classify(caller: Caller, from_id: Checkpoint, to_id: Checkpoint) -> Comparison:
+    """Compare two checkpoints: the patch of the files, and its probability class."""
+    found = await caller.own()
+    records = await asyncio.to_thread(caller.scope.ledger.checkpoints, found.id)
+    workspace = await workspace_of(caller.scope, found)
+    return await asyncio.to_thread(compare, workspace, found.id, (from_id, to_id), records)
+
+
+async def send_message(
+    caller: Caller,
+    target: Annotated[
+        Literal["planner", "operator"],
+        Field(
+            description="planner: the report on the plan, or a note while nothing is waited for. operator: asks a "
+            "person, and the episode pauses. Plans reach the executor from the planner alone."
+        ),
+    ],
+    message: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=MESSAGE_CHARACTERS,
+            description="A report follows the template of plan requests, from [📂 PROJECT] to [✅ ALIGNMENT_CHECK].",
+        ),
+    ],
+) -> Ack:
+    """Report on the work to the planner, tell it something, or ask a person. A report makes the checks run."""
+    found, scope = await caller.own(), caller.scope
+    if target == "operator":
+        await pause_episode(caller, message[:TEXT_CHARACTERS])
+        return Ack(ack="a person is asked; the episode pauses at the next safe point")
+    status = await _status_of(caller, found)
+    question = awaited_work(status)
+    if question is None:
+        # An agent ends no pause that a person asked for.
+        return Ack(ack=await _note(caller, found, message, resumes=not caller.is_agent))
+    report = read_report(message, status, question)
+    if report.is_long:
+        await _note(caller, found, report.text, resumes=False)
+    work = scope.client.answer(found.id, report.option, report.text, question=report.question, by=scope.person.name)
+    return Ack(ack=str(await told(scope, found, "answer", work)))
+
+
+async def pause_episode(
+    caller: Caller,
+    reason: Annotated[Text, Field(min_length=1, description="Shown to a person.", examples=["the API key is missing"])],
+) -> EpisodeNamed:
+    """Pause at the next safe point and ask a person to look; what runs may finish."""
+    found, scope = await caller.own(), caller.scope
+    await told(scope, found, "pause", scope.client.pause(found.id, reason, by=scope.person.name))
+    return EpisodeNamed(episode_id=found.id)
+
+
+async def resume_episode(caller: Caller, ckpt_id: Checkpoint) -> Ack:
+    """Go back to a checkpoint, state and files, and continue from there; a closed episode is opened again."""
+    found, scope = await caller.own(), caller.scope
+    work = scope.client.restore(found.id, ckpt_id, reason="resumed by MCP", by=scope.person.name)
+    return Ack(ack=str(await told(scope, found, "restore", work)))
+
+
+# -- everything that this person reaches ------------------------------------------------------------------------------
+
+
+async def start_episode(
+    caller: Caller,
+    goal: Annotated[Text, Field(min_length=1, examples=["Get the tests green"])],
+    workspace: Annotated[
+        str,
+        Field(
+            pattern=r"^/[^\x00]*$",
+            max_length=1_000,
+            description="Absolute path of the top of a git working tree, on the host of its worker.",
+            examples=["/home/me/orders"],
+        ),
+    ],
+    definition_of_done: Annotated[
+        list[Annotated[Text, Field(min_length=1)]],
+        Field(min_length=1, description="Commands; all of them have to exit with 0.", examples=[["pytest -q"]]),
+    ],
+    executor: Annotated[str, Field(max_length=80, description="Who does the work; empty: as the settings say.")] = "",
+    key: Annotated[
+        str, Field(max_length=200, description="Sent again with the same key, nothing more is started.")
+    ] = "",
+) -> Started:
+    """Start an episode: one goal, pursued until its checks pass."""
+    scope = caller.scope
+    await check_workspace(scope, workspace)
+    done = tuple(Check(run=command) for command in definition_of_done)
+    request = EpisodeRequest(goal=goal, workspace=workspace, definition_of_done=done)
+    if executor:
+        request = request.evolve(executor=ExecutorChoice(name=executor))
+    wanted = derived_id("episode", scope.person.name, key) if key else None
+    try:
+        return Started(id=await scope.client.start(request, new_id=wanted))
+    except IdTakenError:
+        if wanted is None:
+            raise
+        return Started(id=wanted)
+
+
+async def status(
+    caller: Caller, id: Annotated[Id, Field(description="Empty: the connection's own episode.")] = ""
+) -> dict[str, Any]:
+    """Show where an episode or a plan is, what waits for a person, and what was spent."""
+    found = await caller.find(id, (*EPISODES, *PLANS), now=True) if id else await caller.own()
+    return (await caller.scope.client.status(found.id)).model_dump(mode="json", exclude_defaults=True)
+
+
+async def list_workflows(
+    caller: Caller,
+    kind: Annotated[
+        Literal["", "episode", "plan", "loop"], Field(description="loop: a plan of the project loop. Empty: all.")
+    ] = "",
+    status: Annotated[str, Field(pattern="^[a-z_]*$", max_length=40, examples=["paused"])] = "",
+    text: Annotated[str, Field(max_length=200, description="Part of the id or the goal.")] = "",
+    limit: Annotated[int, Field(ge=1, le=100)] = 20,
+) -> Lines:
+    """List episodes and plans, the newest start first."""
+    wanted = WorkflowFilter(kind=kind, status=status, text=text)
+    page = await asyncio.to_thread(caller.scope.ledger.workflows, wanted, limit=limit)
+    shown = {"id", "kind", "status", "project", "goal", "executor", "iteration", "started", "closed"}
+    return Lines(items=tuple(line.model_dump(mode="json", include=shown) for line in page.lines))
+
+
+async def plan(caller: Caller, id: Id) -> dict[str, Any]:
+    """Show a plan with its steps, or a project's plan with its tasks and gates."""
+    found = await caller.find(id, PLANS, now=True)
+    known = (await caller.scope.client.status(found.id)).model_dump(mode="json", exclude_defaults=True)
+    if found.kind == "plan":
+        rows = await asyncio.to_thread(caller.scope.ledger.steps, found.id)
+        known["steps"] = [row.model_dump(mode="json", exclude_defaults=True) for row in rows]
+    return known
+
+
+async def inbox(
+    caller: Caller, project: Annotated[str, Field(max_length=80, description="Id of a project; empty: all.")] = ""
+) -> Inbox:
+    """Show every question that waits for a person, with its options."""
+    return Inbox(items=await asyncio.to_thread(caller.scope.ledger.inbox, project))
+
+
+async def answer(
+    caller: Caller,
+    id: Id,
+    option: Annotated[str, Field(min_length=1, max_length=200, description="Name of an option.", examples=["allow"])],
+    text: Annotated[Text, Field(description="What was done, or why.")] = "",
+    question: Annotated[str, Field(max_length=200, description="Its id, where several have the option.")] = "",
+) -> Ack:
+    """Answer a question with one of its options. What asks for an approval needs the role approver."""
+    found = await caller.find(id, (*EPISODES, *PLANS), now=True)
+    return Ack(ack=await answered(caller.scope, found, option, text, question))
+
+
+async def respond(caller: Caller, id: Id, text: Annotated[Text, Field(min_length=1)]) -> Ack:
+    """Tell the planner of an episode something. It chooses no option; a pause that needs no decision ends."""
+    found, scope = await caller.find(id, EPISODES, now=True), caller.scope
+    work = scope.client.respond(found.id, text, by=scope.person.name)
+    return Ack(ack=str(await told(scope, found, "respond", work)))
+
+
+async def _status_of(caller: Caller, found: Found) -> EpisodeStatus:
+    status = await caller.scope.client.status(found.id)
+    assert isinstance(status, EpisodeStatus)
+    return status
+
+
+async def _note(caller: Caller, found: Found, text: str, *, resumes: bool) -> str:
+    scope = caller.scope
+    work = scope.client.respond(found.id, text[:TEXT_CHARACTERS], by=scope.person.name, resumes=resumes)
+    return str(await told(scope, found, "respond", work))
+
+
+class Tool(NamedTuple):
+    """A function as a tool: its name, parameters and docstring are what clients see."""
+
+    run: Callable[..., Awaitable[Value | dict[str, Any]]]
+    needs: Role
+    """The least role; `answer` asks for more where an approval is needed."""
+
+
+TOOLS = (
+    Tool(record_checkpoint, Role.AGENT),
+    Tool(diff_and_classify, Role.VIEWER),
+    Tool(send_message, Role.AGENT),
+    Tool(pause_episode, Role.AGENT),
+    Tool(resume_episode, Role.OPERATOR),
+    Tool(start_episode, Role.OPERATOR),
+    Tool(status, Role.VIEWER),
+    Tool(list_workflows, Role.VIEWER),
+    Tool(plan, Role.VIEWER),
+    Tool(inbox, Role.VIEWER),
+    Tool(answer, Role.OPERATOR),
+    Tool(respond, Role.OPERATOR),
+)
