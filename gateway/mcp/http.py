@@ -1,5 +1,6 @@
 """Streamable HTTP, behind the guard of the gateway: every message is judged by its own token, there are no sessions."""
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -29,6 +30,8 @@ class Endpoint:
             request = cast("Request", context.request)
             return Caller(scope.Scope(request.state.person, services), request.query_params.get(EPISODE, ""))
 
+        # It notes at INFO when it starts, and each request.
+        logging.getLogger("mcp").setLevel(logging.WARNING)
         self._manager = StreamableHTTPSessionManager(
             mcp_server(caller_of), json_response=True, stateless=True, max_request_body_size=LARGEST_BYTES
         )
