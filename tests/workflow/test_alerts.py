@@ -367,13 +367,18 @@ async def test_a_queue_without_a_worker_alerts_that_no_executor_is_connected(
         choice = scripted(APPEND)
         patient = TightloopClient(temporal_client, mine)
         episode_id = await patient.start(request_for(queues=served, executor=choice))
-        (came,) = await told(receiver, episode_id)
+        at_once, *_ = await told(receiver, episode_id)
+
+        async def paused() -> bool:
+            return bool((await patient.status(episode_id)).questions)
+
+        await eventually(paused)
         status = await patient.status(episode_id)
+        _, at_the_pause = await told(receiver, episode_id, 2)
         await patient.cancel(episode_id)
         await patient.result(episode_id)
-    assert came.told["kind"] == "no_executor"
-    assert nobody not in came.body.decode()
-    assert status.questions
+    assert [came.told["kind"] for came in (at_once, at_the_pause)] == ["no_executor"] * 2
+    assert nobody not in at_once.body.decode() + at_the_pause.body.decode()
     assert f"no worker on task queue '{nobody}'" in status.questions[0].title
 
 
