@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tightloop.cli.host.commands import read_days
-from tightloop.cli.look.stored import require_ledger
+from tightloop.cli.look.stored import project_named, require_ledger
 from tightloop.cli.render.terminal import coloured, show, show_either, show_json, table
 from tightloop.cli.session import AsJson, Session, session_of
 from tightloop.safety.person import Role
@@ -20,7 +20,8 @@ def create(
     name: Annotated[str, typer.Argument(help="Who has it; stands in answers and approvals, such as anna.")],
     role: Annotated[Role, typer.Option(help="What it may do; each role includes those before it.")] = Role.VIEWER,
     project: Annotated[
-        list[str] | None, typer.Option(help="Id of a project that it sees; several: repeat it. Default: all.")
+        list[str] | None,
+        typer.Option(help="Id of a project that it sees, or how the id begins; several: repeat it. Default: all."),
     ] = None,
     episode: Annotated[str, typer.Option(help="Of an agent: the id of the episode that it works for.")] = "",
     expires: Annotated[str, typer.Option(help="Time until it expires, such as 90d or 12h; 'never'.")] = "90d",
@@ -28,7 +29,7 @@ def create(
 ) -> None:
     lasts = None if expires == "never" else timedelta(days=read_days(expires, "--expires"))
     ledger = require_ledger(session_of(context).settings)
-    wanted = [ledger.project(one).id for one in project or ()]
+    wanted = [project_named(ledger, one) for one in project or ()]
     if episode and not wanted:
         wanted = [ledger.workflow(episode).project]
     token, text = _tokens(session_of(context)).create(name, role, wanted, episode=episode, lasts=lasts)
