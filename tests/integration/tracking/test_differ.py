@@ -132,7 +132,8 @@ def test_comparison_without_time_is_marked(tree: GitWorkingTree) -> None:
     write(tree.root, {"a.txt": "x\n"})
     found = HASTY.compare(store_folder_of(scope_of(tree.root)), start, tree.snapshot())
     assert found.approximate
-    assert "the time was too short" in found.note
+    # Time ends while the files are listed or while they are compared.
+    assert "could not be listed in time" in found.note or "the time was too short" in found.note
     assert found.patch == b""
 
 
