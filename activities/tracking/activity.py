@@ -288,7 +288,6 @@ def tracking_of(
         doubtful=facts.doubtful,
         news=facts.news,
         unproven=facts.unproven,
-        unmoved=memory.unmoved,
         idle=not diff.files_changed or facts.tree_seen_before or facts.worse,
     )
 

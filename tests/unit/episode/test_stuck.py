@@ -68,7 +68,6 @@ def followed(course: list[tuple[str, str]]) -> tuple[int | None, int | None]:
                 went_on=facts.went_on,
                 doubtful=facts.doubtful,
                 unproven=facts.unproven,
-                unmoved=memory.unmoved,
                 idle=after_text == text or seen or facts.worse,
                 memory=memory,
             )

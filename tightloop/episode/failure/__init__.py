@@ -123,8 +123,6 @@ class FailureStreak(Value):
     """The same, where one of which nobody can tell counts less."""
     idle: int = 0
     """How many of them, in a row, were in vain: `Tracking.idle`."""
-    unmoved: int = 0
-    """Iterations in which the checks showed no progress, as the tracker counts them."""
 
     def plus(self, failure: Failure, *, weight: float = 1, idle: bool = False) -> "FailureStreak":
         """Return the streak with one more failure; another cause begins a new count."""

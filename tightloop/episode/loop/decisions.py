@@ -175,11 +175,9 @@ def _doubt(state: EpisodeState, request: EpisodeRequest) -> Decision | None:
     """Return the question whether it goes on where the last iterations look as if nothing came of them."""
     streak, limit = state.failures, request.repeat_error_limit
     if streak.last is not None:
-        # Where people were told before doubts counted, less is enough; nobody is told of nothing that late today.
-        late = streak.unmoved > limit + OTHER_CAUSES and streak.fruitless >= limit / 2 and not state.told
         if streak.count >= limit:
             return _ask(QuestionKind.REPEATED_ERROR, _same_error(streak))
-        if streak.fruitless >= limit + OTHER_CAUSES or late:
+        if streak.fruitless >= limit + OTHER_CAUSES:
             title = f"{counted(streak.iterations, 'iteration')} without progress brought nothing new"
             return _ask(QuestionKind.REPEATED_ERROR, f"{title}: {streak.last.summary}")
     if state.low_streak < request.deviation_limit:

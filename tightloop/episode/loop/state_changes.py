@@ -181,7 +181,7 @@ def with_tracking(state: EpisodeState, tracked: Tracked, verification: Verificat
             probability_class=tracking.probability_class,
             low_streak=state.low_streak + 1 if low else 0,
             failures=streak,
-            told=state.told and (low or streak != NO_FAILURES),
+            told=state.told and (low or not _is_progress(failure, tracking)),
             trees=(*state.trees, tracked.checkpoint.tree)[-TREES_REMEMBERED:],
             memory=tracking.memory or state.memory,
             findings=tracked.findings,
@@ -200,15 +200,17 @@ def with_telling(state: EpisodeState) -> EpisodeState:
     return state.evolve(told=True, low_streak=0, failures=failures)
 
 
+def _is_progress(failure: Failure | None, tracking: Tracking) -> bool:
+    return failure is None or (tracking.went_on and not (tracking.doubtful or tracking.unproven))
+
+
 def _failures_after(streak: FailureStreak, failure: Failure | None, tracking: Tracking) -> FailureStreak:
-    if failure is None or (tracking.went_on and not (tracking.doubtful or tracking.unproven)):
+    if failure is None or _is_progress(failure, tracking):
         return NO_FAILURES
     if tracking.unproven:
-        after = streak.eased()
-    else:
-        weight = NEWS_WEIGHT if tracking.news else DOUBTFUL_WEIGHT if tracking.doubtful else 1
-        after = streak.plus(failure, weight=weight, idle=tracking.idle)
-    return after.evolve(unmoved=tracking.unmoved)
+        return streak.eased()
+    weight = NEWS_WEIGHT if tracking.news else DOUBTFUL_WEIGHT if tracking.doubtful else 1
+    return streak.plus(failure, weight=weight, idle=tracking.idle)
 
 
 def _reflection_needed(tracking: Tracking, streak: FailureStreak) -> tuple[ReflectCause | None, str]:

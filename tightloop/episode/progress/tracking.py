@@ -277,8 +277,6 @@ class Tracking(Value):
     """It is doubtful, and the checks fail in a way that they never did."""
     unproven: bool = False
     """It is new work, and the checks do not show whether that helps."""
-    unmoved: int = 0
-    """As in the memory."""
     idle: bool = False
     """It was in vain: no file changed, the tree was there before, or the checks got worse without new work."""
 
