@@ -44,11 +44,11 @@ from tightloop.episode.budget import Budget
 from tightloop.episode.check import Check
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.control import ExecutorAmendment
-from tightloop.episode.model import EpisodePhase, EpisodeRequest
+from tightloop.episode.model import EpisodePhase, EpisodeRequest, Queues
 from tightloop.loop.model import LoopRequest, LoopTask
 from tightloop.question import QuestionKind
 from tightloop.settings import parse_settings
-from worker.build import build_adapters, build_workers, surroundings
+from worker.build import Role, build_adapters, build_workers, surroundings
 
 SLOW = {**APPEND, "sleep": 0.4}
 TASK_QUEUE = "tightloop-sample"
@@ -88,6 +88,16 @@ class Stage:
             for worker in build_workers(self.temporal, self._settings, adapters=adapters):
                 await stack.enter_async_context(worker)
             yield self.client
+
+    @asynccontextmanager
+    async def at_the_screen(self) -> AsyncIterator[None]:
+        """Run the worker of an executor's own queue."""
+        settings = self._settings
+        settings = settings.evolve(queues=settings.queues.evolve(executor=f"{TASK_QUEUE}-screen"))
+        async with AsyncExitStack() as stack:
+            for worker in build_workers(self.temporal, settings, Role.GUI):
+                await stack.enter_async_context(worker)
+            yield
 
     @asynccontextmanager
     async def looping(self, *tasks: LoopTask) -> AsyncIterator[TightloopClient]:
@@ -351,6 +361,30 @@ async def alerted(stage: Stage) -> str:
     return episode_id
 
 
+async def told_without_a_pause(stage: Stage) -> str:
+    """Work goes on while the checks say the same: people and the planner are told, nobody is asked."""
+    work = [{"write": [{"path": f"part_{n}.py", "text": f"def part_{n}():\n    return {n}\n"}]} for n in range(1, 9)]
+    async with stage.working() as client:
+        done = ["echo not yet; test -f part_8.py"]
+        episode_id = await stage.start(definition_of_done=done, executor=scripted(*work, repeat=False))
+        await client.result(episode_id)
+    return episode_id
+
+
+async def executor_missing(stage: Stage) -> str:
+    """Nobody serves the executor's queue; people are told, and it goes on when a worker comes."""
+    async with stage.working() as client:
+        episode_id = await stage.start(queues=Queues(executor=f"{TASK_QUEUE}-screen"))
+
+        async def waits() -> bool:
+            return any(entry.kind == "waits" for entry in await client.timeline(episode_id))
+
+        await eventually(waits)
+        async with stage.at_the_screen():
+            await client.result(episode_id)
+    return episode_id
+
+
 PLAN = """
 id: sample
 title: Look, decide, write
@@ -488,6 +522,8 @@ SCENARIOS: dict[str, Scenario] = {
     "limit_hit": _scenario(limit_hit),
     "continued_as_new": _scenario(continued_as_new, "first", "second"),
     "failed": _scenario(failed),
+    "told_without_a_pause": _scenario(told_without_a_pause),
+    "executor_missing": _scenario(executor_missing),
     "cancelled_while_executing": _scenario(cancelled_while_executing),
     "planner_gave_up_and_respond": _scenario(planner_gave_up_and_respond),
     "budget_top_up_amend": _scenario(budget_top_up_amend),
