@@ -171,8 +171,12 @@ async def test_who_terminated_an_episode_and_why_is_its_last_event(
     async with working(ScriptedPlanner()):
         episode_id = await client.start(request)
         following = asyncio.create_task(all_of(client, episode_id))
-        await paused_after(client, episode_id, 1)
-        before = await client.timeline(episode_id)
+
+        async def told_of_the_pause() -> tuple[Event, ...]:
+            events = await client.timeline(episode_id)
+            return events if any(event.kind == "alert" for event in events) else ()
+
+        before = await eventually(told_of_the_pause)
         await temporal.client.get_workflow_handle(episode_id).terminate(reason="wrong host")
         followed = await asyncio.wait_for(following, 60)
         told = await client.timeline(episode_id)
