@@ -1,4 +1,7 @@
-"""300 episodes with faults of every kind: truthful ends, no double delivery, no survivor, no unnoticed hang."""
+"""Episodes with faults of every kind: truthful ends, no double delivery, no survivor, no unnoticed hang.
+
+`TIGHTLOOP_TEST_FAULTS=300` runs so many of them, in eight minutes on two cores; by default a third.
+"""
 
 import asyncio
 import os
@@ -204,9 +207,9 @@ def check_waiting(seen: Seen) -> None:
 
 
 @pytest.mark.timeout(3000)
-async def test_300_episodes_with_faults_end_truthfully(workspace: Path, tmp_path: Path) -> None:
-    seed = int(os.environ.get("FAULT_SEED", random.randrange(10_000)))
-    share = float(os.environ.get("FAULT_SHARE", "1"))
+async def test_episodes_with_faults_end_truthfully(workspace: Path, tmp_path: Path) -> None:
+    seed = int(os.environ.get("TIGHTLOOP_TEST_SEED", random.randrange(10_000)))
+    share = int(os.environ.get("TIGHTLOOP_TEST_FAULTS", "100")) / sum(fault.count for fault in FAULTS)
     moments = random.Random(seed)
     projects = tmp_path / "projects"
     todo = [(fault, number) for fault in FAULTS for number in range(max(1, round(fault.count * share)))]
