@@ -151,6 +151,11 @@ class Question(Value):
         )
 
     @property
+    def needs_person(self) -> bool:
+        """Whether a person has to look: the report of an agent comes by itself."""
+        return bool(self.blocks) or self.kind is not QuestionKind.WORK
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Names of the options."""
         return tuple(option.name for option in self.options)

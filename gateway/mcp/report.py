@@ -2,8 +2,8 @@
 
 from tightloop.episode.control import TEXT_CHARACTERS
 from tightloop.episode.model import EpisodeStatus
-from tightloop.errors import InvalidRequestError
-from tightloop.executor.asking import DONE, FAILED, REFUSED
+from tightloop.errors import InvalidRequestError, MessageError
+from tightloop.executor.asking import DONE, FAILED, LIMIT, REFUSED
 from tightloop.executor.messages.message import PlanRequestMessage, parse_plan_request
 from tightloop.executor.model import SUMMARY_CHARACTERS, ExecutorStatus
 from tightloop.question import Question, QuestionKind
@@ -14,6 +14,7 @@ OUTCOMES = {
     ExecutorStatus.NO_CHANGE: DONE,
     ExecutorStatus.FAILED: FAILED,
     ExecutorStatus.REFUSED: REFUSED,
+    ExecutorStatus.LIMIT_HIT: LIMIT,
 }
 """What the section OUTCOME of a report says, and the option of the question that it answers."""
 
@@ -34,6 +35,15 @@ class Report(Value):
 def awaited_work(status: EpisodeStatus) -> Question | None:
     """Return the question that is answered by doing the work."""
     return next((each for each in status.questions if each.kind is QuestionKind.WORK), None)
+
+
+def is_report(message: str) -> bool:
+    """Return whether a message is a report, such as one that comes a second time."""
+    try:
+        parse_plan_request(message)
+    except MessageError:
+        return False
+    return True
 
 
 def read_report(message: str, status: EpisodeStatus, question: Question) -> Report:

@@ -9,7 +9,7 @@ from pydantic import Field
 from gateway.access.scope import EPISODES, PLANS, Found, answered, check_workspace, told, workspace_of
 from gateway.mcp.caller import Caller
 from gateway.mcp.comparing import Comparison, compare
-from gateway.mcp.report import awaited_work, read_report
+from gateway.mcp.report import awaited_work, is_report, read_report
 from tightloop.client import Check, EpisodeRequest, EpisodeStatus, ExecutorChoice, IdTakenError
 from tightloop.database.access.idempotency import derived_id
 from tightloop.episode.checkpoint import checkpoint_id
@@ -133,7 +133,8 @@ async def send_message(
     question = awaited_work(status)
     if question is None:
         # An agent ends no pause that a person asked for.
-        return Ack(ack=await _note(caller, found, message, resumes=not caller.is_agent))
+        noted = await _note(caller, found, message, resumes=not caller.is_agent)
+        return Ack(ack=f"no report is waited for now, so this is a note: {noted}" if is_report(message) else noted)
     report = read_report(message, status, question)
     if report.is_long:
         await _note(caller, found, report.text, resumes=False)

@@ -30,10 +30,13 @@ NOTICE = "Note: By default, we stop the agent after 25 tool calls. You can resum
 class Agent:
     """The agent in the window: reads the plan file that it is given, works, and tells by hooks or in its transcript."""
 
-    def __init__(self, folder: Path, workspace: Path, *, hooks: bool = True, limits: int = 0) -> None:
+    def __init__(
+        self, folder: Path, workspace: Path, *, hooks: bool = True, limits: int = 0, silent: bool = False
+    ) -> None:
         self.desktop = Desktop(windows=[EDITOR.evolve(title=f"notes.txt - {workspace.name} - Cursor")])
         self.desktop.on_submit = self.work
         self._folder, self._workspace, self._hooks, self._limits = folder, workspace, hooks, limits
+        self._silent = silent
         self.plans: list[str] = []
         if not hooks:
             self.transcript = folder / "transcripts" / "p" / "agent-transcripts" / "u" / "u.jsonl"
@@ -61,6 +64,8 @@ class Agent:
             return
         with (self._workspace / "log.txt").open("a") as log:
             log.write("line\n" * 3)
+        if self._silent:
+            return
         self.say("assistant", "Three lines are written.")
         self.tell(hook_event_name="afterAgentResponse", text="Three lines are written.")
         self.tell(hook_event_name="stop", status="completed")

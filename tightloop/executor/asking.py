@@ -1,11 +1,14 @@
 """What an executor asks a person, and what follows from the answer."""
 
-from tightloop.executor.model import SUMMARY_CHARACTERS, ExecutorReport, ExecutorStatus
+from tightloop.executor.limit import LimitKind, LimitSource
+from tightloop.executor.model import SUMMARY_CHARACTERS, ExecutorReport, ExecutorStatus, LimitHit, ResumeToken
 from tightloop.question import Answer, Option, Question, QuestionKind, evidence_of
 from tightloop.value import shorten
 
 ALLOW, DENY = "allow", "deny"
-DONE, FAILED, REFUSED = "done", "failed", "refused"
+DONE, FAILED, REFUSED, LIMIT = "done", "failed", "refused", "limit"
+IN_A_WINDOW = frozenset({"cursor-gui"})
+"""Executors that only watch: their agent works on whatever becomes of them, and can tell itself how its work ended."""
 _PERMISSION = (
     Option(name=ALLOW, effect="the agent may do it, also again in this iteration"),
     Option(name=DENY, effect="the agent may not, and is told so"),
@@ -15,6 +18,7 @@ _WORK = (
     Option(name=FAILED, effect="the iteration counts as failed; the text tells the planner why"),
     Option(name=REFUSED, effect="nobody is going to do it; the text tells the planner why"),
 )
+_CONTINUE = Option(name=LIMIT, effect="a limit has stopped the agent: it is told to continue, after the back-off")
 _STATUS_OF = {FAILED: ExecutorStatus.FAILED, REFUSED: ExecutorStatus.REFUSED}
 
 
@@ -26,6 +30,13 @@ def permission_question(title: str, detail: str, fingerprint: str) -> Question:
 def work_question(title: str, detail: str = "") -> Question:
     """Return the question that lets a person do the work."""
     return executor_question(QuestionKind.WORK, title, detail, _WORK).evolve(default=DONE)
+
+
+def report_question() -> Question:
+    """Return the question that the report of an agent in a window answers, while the executor watches it."""
+    question = work_question("the agent in the window is at work; it reports itself, or answer when it has ended")
+    # Nobody has to answer: hooks, transcript and screen are watched meanwhile. A bare `resume` is not about it.
+    return question.evolve(options=(*_WORK, _CONTINUE), default="", blocks="")
 
 
 def executor_question(kind: QuestionKind, title: str, detail: str, options: tuple[Option, ...]) -> Question:
@@ -42,3 +53,13 @@ def report_on_work(report: ExecutorReport, answer: Answer, *, tree: str) -> Exec
     reported = report.evolve(status=_STATUS_OF.get(answer.option, done), question=None, new_tree=tree)
     said = shorten(f"{answer.by}: {answer.text or answer.option}", SUMMARY_CHARACTERS)
     return reported.evolve(summary=said if reported.succeeded else "", error="" if reported.succeeded else said)
+
+
+def report_by_message(report: ExecutorReport, answer: Answer, *, executor: str, tree: str) -> ExecutorReport:
+    """Return the report on a delivery whose agent was done before its executor knew; `tree` is what it left."""
+    if answer.option != LIMIT:
+        return report_on_work(report, answer, tree=tree)
+    said = shorten(f"{answer.by}: {answer.text or answer.option}", SUMMARY_CHARACTERS)
+    limit = LimitHit(kind=LimitKind.TOOL_CALL_LIMIT, evidence=said, source=LimitSource.REPORT, confidence=0.5)
+    token = ResumeToken(adapter=executor, session_id="window")
+    return report.evolve(status=ExecutorStatus.LIMIT_HIT, limit=limit, resume=token, new_tree=tree)

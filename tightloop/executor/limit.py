@@ -33,6 +33,10 @@ class LimitSource(StrEnum):
     TEXT = "text"
     TYPED = "typed"
     HEADER = "header"
+    SCREEN = "screen"
+    """A notice that a window shows; a repository can quote one."""
+    REPORT = "report"
+    """The agent's own word."""
 
 
 class LimitAction(StrEnum):

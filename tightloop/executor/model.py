@@ -209,7 +209,7 @@ class LimitHit(Value):
     """What the provider asks for; it wins over our own back-off."""
     evidence: str = ""
     source: str = ""
-    """Where the kind was read: `text`, `typed` or `header`; empty: unknown."""
+    """Where the kind was read, see `LimitSource`; empty: unknown."""
     confidence: float = 1.0
     """From 0 to 1."""
     monthly: bool = False

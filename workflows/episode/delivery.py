@@ -2,19 +2,23 @@
 
 from datetime import timedelta
 
+from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 from activities.executor.activity import ExecuteRequest, ExecutionActivities, HandOffRequest
 from tightloop.episode.loop import decisions, state_changes
 from tightloop.episode.model import EpisodePhase
 from tightloop.episode.planning import PlanningOutcome
-from tightloop.executor.asking import report_on_work
+from tightloop.executor.asking import IN_A_WINDOW, report_by_message, report_on_work, report_question
 from tightloop.executor.crash import RETRY, report_on_crash
 from tightloop.executor.model import ExecutorReport, ExecutorStatus, backoff
 from tightloop.question import QuestionKind
 from workflows.episode.record import EpisodeRecord
-from workflows.episode.safe_points import SafePoints
+from workflows.episode.safe_points import Answered, SafePoints
 from workflows.shared.activities import GRACE, HAND_OFF_TIMEOUT, ActivityOptions
+
+_REPORT_PATCH = "report-by-message"
+"""An agent in a window can report while its executor watches it. Without it only what the window shows counted."""
 
 
 class Delivery:
@@ -72,12 +76,19 @@ class Delivery:
         record = self._record
         self._points.enter(EpisodePhase.EXECUTING)
         limit = timedelta(seconds=record.request.executor.wall_limit_s)
-        summary = f"{record.request.executor.name}: {record.state.plan_title}"
-        report = await self._points.do(
-            ExecutionActivities.execute,
-            lambda: ExecuteRequest(scope=record.scope, key=key, expected_tree=record.state.tree),
-            ActivityOptions(summary, limit + GRACE, self._queue),
-        )
+        name = record.request.executor.name
+        summary = f"{name}: {record.state.plan_title}"
+        reports = name in IN_A_WINDOW and workflow.patched(_REPORT_PATCH)
+        try:
+            report = await self._points.do(
+                ExecutionActivities.execute,
+                lambda: ExecuteRequest(scope=record.scope, key=key, expected_tree=record.state.tree),
+                ActivityOptions(summary, limit + GRACE, self._queue, beside=report_question() if reports else None),
+            )
+        except Answered as answered:
+            before = ExecutorReport(status=ExecutorStatus.NEEDS_PERSON, key=key, new_tree=record.state.tree)
+            found = await self._points.take_tree("the agent has reported: look at what it left")
+            report = report_by_message(before, answered.answer, executor=name, tree=found.tree)
         record.apply(state_changes.with_report, report)
         record.log_drift(report.drift)
         self._log_stand_in(report)

@@ -6,7 +6,7 @@ from typing import Any
 from tightloop.episode import control
 from tightloop.episode.budget import topped_up
 from tightloop.episode.checkpoint import RestoreTarget
-from tightloop.episode.loop import decisions
+from tightloop.episode.loop import decisions, state_changes
 from tightloop.episode.loop.questions import CANCEL, END, WAIT, is_ended_by_message, make_question
 from tightloop.errors import InvalidRequestError
 from tightloop.question import Answer, Question, QuestionKind, is_paused
@@ -65,7 +65,7 @@ class Operator:
     def pause(self, reason: Any) -> None:
         """Ask for a pause; asking twice, or while a question waits, is harmless."""
         # A restore that is accepted ends the wait for an answer, but not the wish for a pause.
-        is_asked = bool(self._questions.waiting) and self.restore_wanted is None
+        is_asked = is_paused(self._questions.waiting) and self.restore_wanted is None
         if self.pause_wanted is None and not is_asked and self._record.is_open:
             remark = control.read_remark(reason)
             text = remark.text or "paused by an operator"
@@ -81,15 +81,15 @@ class Operator:
                 self._record.log("refused", error.message)
             return
         remark = control.read_remark(note)
-        waiting = self._questions.waiting
-        for question, answer in self._questions.answer_by_default(text=remark.text, by=remark.by):
+        answered = self._questions.answer_by_default(text=remark.text, by=remark.by)
+        for question, answer in answered:
             self._take(question, answer)
-        left = self._questions.waiting
+        left = [question for question in self._questions.waiting if question.blocks]
         if left:
             self._record.log(
                 "refused", f"resume: {left[0].id} needs a decision. Send answer, such as {left[0].example}"
             )
-        if remark.text and (left or not waiting):
+        if remark.text and (left or not answered):
             self._record.note(remark.text)
         self.pause_wanted = None
 
@@ -153,6 +153,19 @@ class Operator:
             self._questions.close(question.id)
         return "the planner will read it; the episode goes on"
 
+    def read_response(self, message: Any) -> None:
+        """Refuse a message that is empty, or one more of an agent than the planner reads.
+
+        Raises:
+            InvalidRequestError: with the reason.
+        """
+        remark = control.read_response(message)
+        if not remark.resumes and len(self._record.state.notes) >= state_changes.NOTES_LIMIT:
+            raise InvalidRequestError(
+                f"the planner has {state_changes.NOTES_LIMIT} messages to read already, and reads them with the next "
+                "plan. Put what matters into the report"
+            )
+
     def answer(self, value: Any) -> str:
         """Answer the question that the episode waits for."""
         [(question, answer)] = self._questions.answer(value)
@@ -203,7 +216,8 @@ class Operator:
         self._answers[question.id] = answer
         if answer.option == CANCEL:
             self.cancel({"text": answer.text, "by": answer.by})
-        if answer.option == END and self.pause_wanted is not None:
+        is_report = question.kind is QuestionKind.WORK and not question.blocks
+        if is_report or (answer.option == END and self.pause_wanted is not None):
             self._interrupt()
 
     def _refuse_when_closed(self) -> None:

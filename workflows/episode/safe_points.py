@@ -9,7 +9,7 @@ from typing import Any, TypeVar, overload
 from temporalio import workflow
 
 from activities.workspace.activity import WorkspaceActivities
-from activities.workspace.requests import AdoptRequest, AmendRequest, ReconcileRequest
+from activities.workspace.requests import Adopted, AdoptRequest, AmendRequest, ReconcileRequest
 from tightloop.episode.checkpoint import RECENT_LIMIT, RestoreTarget, merge
 from tightloop.episode.display import details_markdown
 from tightloop.episode.loop import decisions, state_changes
@@ -56,6 +56,14 @@ class EpisodeOver(Exception):  # noqa: N818 - it ends the loop, it is not an err
 
 class RunOver(Exception):  # noqa: N818 - it ends the run, it is not an error
     """The episode continues as a new run."""
+
+
+class Answered(Exception):  # noqa: N818 - it ends an activity, it is not an error
+    """The question beside an activity was answered, which ended it."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.option)
+        self.answer = answer
 
 
 class SafePoints:
@@ -106,6 +114,9 @@ class SafePoints:
             method: the activity.
             request: makes its request when it runs: people may have changed the state while it waited.
             options: how to run it.
+
+        Raises:
+            Answered: somebody answered the question beside it first.
         """
         await self._pass()
         return await self._insist(method, request, options)
@@ -152,17 +163,30 @@ class SafePoints:
     async def _run(self, method: Callable[[Any, Any], Any], request: Any, options: ActivityOptions) -> Any:
         known = options.work or Work(what=options.summary, limit_s=options.timeout.total_seconds())
         self.work = known.evolve(since=workflow.now())
+        beside = self._questions.ask(options.beside).id if options.beside is not None else ""
         self._reporter.show()
         try:
-            return await self._runner.run(method, request, options)
+            result = await self._runner.run(method, request, options)
+        except ActivityFailedError as failure:
+            self._heed(beside, failure)
+            raise
+        else:
+            # What was accepted counts, though the activity ended by itself before it could be stopped.
+            self._heed(beside)
+            return result
         finally:
             self.work = None
+            self._questions.close(beside)
             if self._ending is not None:
                 self._questions.close(self._ending)
                 self._operator.take_answer(self._ending)
                 self._ending = None
                 self._reporter.call_for("")
                 self._recording.show()
+
+    def _heed(self, beside: str, failure: ActivityFailedError | None = None) -> None:
+        if answer := self._operator.take_answer(beside):
+            raise Answered(answer) from failure
 
     def offer_to_end(self) -> None:
         """Ask whether a pause that is wanted ends what runs now, where that costs nothing but time."""
@@ -329,20 +353,12 @@ class SafePoints:
 
         Of what they were asked about in a question, only what they want is kept.
         """
-        record = self._record
+        record, before = self._record, self._record.state.tree
         if record.state.request is None or self._putting_back:
             return
-        adopted = await self.do(
-            WorkspaceActivities.adopt_workspace,
-            lambda: AdoptRequest(scope=record.scope, expected_tree=record.state.tree, drift=drift),
-            ActivityOptions(
-                "resume: keep edits made during the pause", RESTORE_TIMEOUT, record.request.queues.workspace
-            ),
-        )
+        adopted = await self.take_tree("resume: keep edits made during the pause", drift)
         record.log_drift(adopted.drift)
-        changed = adopted.tree != record.state.tree
-        record.replace(record.state.evolve(tree=adopted.tree))
-        record.apply(state_changes.with_retries, adopted.attempt)
+        changed = adopted.tree != before
         if changed:
             # What they refused they may have taken out themselves.
             record.replace(record.state.evolve(findings=()))
@@ -351,6 +367,18 @@ class SafePoints:
         when = "during the pause" if drift is None else "outside a pause"
         kept = f"edits of {counted(adopted.files_changed, 'file')} {when} were kept"
         record.log("resumed", kept if changed else "resumed")
+
+    async def take_tree(self, summary: str, drift: DriftAnswer | None = None) -> Adopted:
+        """Go on with what is on disk, of which only what was decided on is undone."""
+        record = self._record
+        adopted = await self.do(
+            WorkspaceActivities.adopt_workspace,
+            lambda: AdoptRequest(scope=record.scope, expected_tree=record.state.tree, drift=drift),
+            ActivityOptions(summary, RESTORE_TIMEOUT, record.request.queues.workspace),
+        )
+        record.replace(record.state.evolve(tree=adopted.tree))
+        record.apply(state_changes.with_retries, adopted.attempt)
+        return adopted
 
     async def _store_amendment(self) -> None:
         record = self._record

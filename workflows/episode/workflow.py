@@ -240,7 +240,7 @@ class EpisodeWorkflow:
 
     @respond.validator
     def _check_respond(self, message: Any = None) -> None:
-        self._operator.check(control.read_response, self._inbox.read(message))
+        self._operator.check(self._operator.read_response, self._inbox.read(message))
 
     @workflow.update(description='Raise the budget, and resume if it waits for that: {"iterations": 5}')
     async def top_up(self, addition: Any = None) -> str:

@@ -15,6 +15,7 @@ from activities.staffing.activity import LookRequest, Staffing, StaffingActiviti
 from tightloop.episode.model import Queues
 from tightloop.episode.work import Work, wait_for_worker
 from tightloop.errors import IdTakenError, WorkspaceElsewhereError
+from tightloop.question import Question
 from tightloop.safety.drift import Drift, DriftError
 from tightloop.safety.seal import RefusedPayload
 from tightloop.value import counted
@@ -74,6 +75,8 @@ class ActivityOptions:
     """Task queue; empty for the workflow's own, where activities start eagerly."""
     work: Work | None = None
     """What a person is told that it does; None: its summary and its limit."""
+    beside: Question | None = None
+    """Open while it runs; whoever answers it ends the activity."""
     instant: bool = False
     """It takes no time: it need not beat, and where it uses up its limit nevertheless, it is tried again."""
 

@@ -46,7 +46,8 @@ class Questions:
         self.asked += 1
         opened = question.bounded.evolve(id=f"q{self.asked}", since=self._now())
         self._waiting[opened.id] = opened
-        self._count(opened.kind)
+        if opened.blocks:
+            self._count(opened.kind)
         return opened
 
     def is_open(self, question_id: str) -> bool:

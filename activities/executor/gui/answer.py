@@ -13,6 +13,7 @@ from activities.executor.gui.port import Driver, DriverError
 from activities.executor.port import Control
 from tightloop.executor.asking import work_question
 from tightloop.executor.handoff import Receipt, Target, marker
+from tightloop.executor.limit import LimitSource
 from tightloop.executor.limit_matcher import detect
 from tightloop.executor.model import (
     EventKind,
@@ -125,7 +126,7 @@ class Waiting:
         mine = [number for number, text in enumerate(texts) if name in text]
         below = texts[mine[-1] + 1 :] if mine else texts[-SCREEN_TEXTS:]
         limit = detect("\n".join(below), now=local_now())
-        return limit and limit.evolve(source="screen", confidence=min(limit.confidence, 0.5))
+        return limit and limit.evolve(source=LimitSource.SCREEN.value, confidence=min(limit.confidence, 0.5))
 
     def _limited(self, limit: LimitHit) -> ExecutorOutcome:
         self.cursor.note_limit(self.receipt)

@@ -94,6 +94,7 @@ class CursorGuiExecutor(Executor):
             outcome = self._deliver(order, message, driver, control)
         finally:
             driver.close()
+        # Who stops waiting, such as a worker that ends, leaves the agent at work: the next plan takes it away.
         if outcome.status not in (ExecutorStatus.LIMIT_HIT, ExecutorStatus.NEEDS_PERSON, ExecutorStatus.CANCELLED):
             remove_plan(root, name)
         return outcome

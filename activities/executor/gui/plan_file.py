@@ -12,7 +12,7 @@ _IGNORE = ".gitignore"
 
 
 def write_plan(root: Path, name: str, content: str) -> str:
-    """Write a plan and return its path, relative to the tree. Idempotent.
+    """Write a plan in place of earlier ones, and return its path, relative to the tree. Idempotent.
 
     Raises:
         ExecutorError: the folder is a link of the repository that leads elsewhere, or cannot be written.
@@ -25,6 +25,9 @@ def write_plan(root: Path, name: str, content: str) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / _IGNORE, b"*\n")
         replace_file(folder / name, content.encode())
+        for earlier in folder.glob("*.md"):
+            if earlier.name != name:
+                earlier.unlink(missing_ok=True)
     except OSError as error:
         raise ExecutorError(f"the plan cannot be written to {folder}: {error.strerror}. Make it writable") from None
     return "/".join((*FOLDER, name))

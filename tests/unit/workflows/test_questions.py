@@ -25,7 +25,15 @@ def questions(counted: list[QuestionKind]) -> Questions:
 
 def gate(step: str, **fields: object) -> Question:
     return Question.model_validate(
-        {"id": "", "kind": "gate", "title": f"may {step} go on?", "options": GATE, "step": step, **fields}
+        {
+            "id": "",
+            "kind": "gate",
+            "title": f"may {step} go on?",
+            "options": GATE,
+            "step": step,
+            "blocks": step,
+            **fields,
+        }
     )
 
 

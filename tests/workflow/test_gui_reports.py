@@ -1,0 +1,162 @@
+"""An agent in a window reports by MCP while its executor watches it: the desktop is in memory, everything else is real."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from activities.executor.gui.executor import CONTINUE
+from tests.integration.gateway.test_mcp import report
+from tests.support.episodes import BoundedClient, Working, eventually
+from tests.support.gateway import Gateway, gateway
+from tests.support.mcp import call, over_http, refused
+from tests.workflow.test_gui import Agent, transcripts
+from tightloop.client import TightloopClient
+from tightloop.database.access.tokens import Tokens
+from tightloop.database.opening import open_ledger
+from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeStatus
+from tightloop.executor.asking import LIMIT
+from tightloop.host import state_folder
+from tightloop.question import Question, QuestionKind
+from tightloop.safety.person import Role
+from tightloop.settings import Settings
+
+__all__ = ["transcripts"]
+
+
+@pytest.fixture
+async def served(tmp_path: Path, client: TightloopClient, settings: Settings) -> AsyncIterator[Gateway]:
+    async with gateway(tmp_path, client, settings, open_ledger(settings)) as served:
+        yield served
+        for token in Tokens(served.ledger.database).all():
+            if token.revoked is None:
+                Tokens(served.ledger.database).revoke(token.name)
+
+
+@pytest.fixture
+async def started(
+    working: Working,
+    client: BoundedClient,
+    registry: Callable[..., dict[str, Any]],
+    request_for: Callable[..., EpisodeRequest],
+    workspace: Path,
+    tmp_path: Path,
+) -> AsyncIterator[tuple[str, Agent]]:
+    """An episode whose agent works and says nothing in its window."""
+    agent = Agent(tmp_path / "gui", workspace, silent=True)
+    async with working(**registry(**{"cursor-gui": agent.executor})):
+        yield await client.start(request_for(executor="cursor-gui")), agent
+
+
+async def watched(client: BoundedClient, episode_id: str, agent: Agent, count: int = 1) -> Question:
+    """Wait until the agent has so many prompts, and return the question that its report answers."""
+
+    async def at_work() -> Question | None:
+        status = await client.status(episode_id)
+        assert isinstance(status, EpisodeStatus)
+        waiting = [question for question in status.questions if question.kind is QuestionKind.WORK]
+        return waiting[0] if waiting and len(agent.desktop.submitted) == count else None
+
+    found = await eventually(at_work)
+    assert isinstance(found, Question)
+    return found
+
+
+async def reported(served: Gateway, workspace: Path, episode_id: str, *messages: str) -> list[str]:
+    token = served.token("reporting", Role.AGENT, [state_folder(workspace).name])
+    async with over_http(served, token, f"?episode={episode_id}") as agent:
+        return [(await call(agent, "send_message", target="planner", message=text))["ack"] for text in messages]
+
+
+async def test_report_ends_the_delivery_and_one_more_is_a_note(
+    client: BoundedClient, served: Gateway, workspace: Path, started: tuple[str, Agent]
+) -> None:
+    episode_id, agent = started
+    question = await watched(client, episode_id, agent)
+    seen = await client.status(episode_id)
+    assert (seen.status, question.blocks) == ("running", "")
+    assert served.ledger.inbox() == (), "a person has nothing to do"
+    done, again = await reported(served, workspace, episode_id, report(1), report(1))
+    result = await client.result(episode_id)
+    timeline = [f"{entry.kind}: {entry.text}" for entry in await client.timeline(episode_id)]
+    assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 1)
+    assert done == "the answer is 'done'; the episode goes on"
+    assert again.startswith("no report is waited for now, so this is a note")
+    assert any("answered: reporting: done" in line and "wrote a file" in line for line in timeline)
+    assert not any(line.startswith(("paused", "resumed")) for line in timeline)
+
+
+async def test_limit_that_the_agent_reports_leads_to_continue(
+    client: BoundedClient, served: Gateway, workspace: Path, started: tuple[str, Agent]
+) -> None:
+    episode_id, agent = started
+    await watched(client, episode_id, agent)
+    [limited] = await reported(served, workspace, episode_id, report(1, outcome="limit_hit", report="25 tool calls"))
+    agent.tell(hook_event_name="stop", status="completed")
+    await watched(client, episode_id, agent, 2)
+    await client.answer(episode_id, "done", by="anna")
+    result = await client.result(episode_id)
+    timeline = [entry.text for entry in await client.timeline(episode_id) if entry.kind == "limit"]
+    assert LIMIT in limited
+    assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 1)
+    assert [CONTINUE in text for text in agent.desktop.submitted] == [False, True]
+    assert len(timeline) == 1
+    assert "strike 1: wait 0.8 s" in timeline[0]
+    assert "25 tool calls" in timeline[0]
+
+
+async def test_report_on_another_iteration_or_of_another_episode_is_refused(
+    client: BoundedClient, served: Gateway, workspace: Path, started: tuple[str, Agent]
+) -> None:
+    episode_id, agent = started
+    await watched(client, episode_id, agent)
+    token = served.token("reporting", Role.AGENT, [state_folder(workspace).name])
+    async with over_http(served, token, f"?episode={episode_id}") as mine:
+        stale = await refused(mine, "send_message", target="planner", message=report(7))
+        broken = await refused(mine, "send_message", target="planner", message=report(1, outcome="splendid"))
+    async with over_http(served, token, "?episode=another") as other:
+        elsewhere = await refused(other, "send_message", target="planner", message=report(1))
+    assert "is in iteration 1" in stale
+    assert "limit_hit" in broken
+    assert "another" in elsewhere
+    assert (await client.status(episode_id)).questions
+    await client.cancel(episode_id)
+    assert (await client.result(episode_id)).outcome is EpisodeOutcome.CANCELLED
+
+
+async def test_pause_and_resume_are_not_about_the_report(
+    client: BoundedClient, served: Gateway, workspace: Path, started: tuple[str, Agent]
+) -> None:
+    episode_id, agent = started
+    await watched(client, episode_id, agent)
+    await client.resume(episode_id, note="use the other parser")
+    await client.pause(episode_id, "lunch")
+    still = await watched(client, episode_id, agent)
+    await reported(served, workspace, episode_id, report(1))
+
+    async def pauses() -> bool:
+        return (await client.status(episode_id)).status == "paused"
+
+    await eventually(pauses)
+    [asked] = (await client.status(episode_id)).questions
+    assert (asked.kind, asked.title, still.answers) == (QuestionKind.OPERATOR, "lunch", ())
+    await client.resume(episode_id)
+    assert (await client.result(episode_id)).outcome is EpisodeOutcome.SUCCEEDED
+    assert len(agent.desktop.submitted) == 1
+
+
+async def test_agent_that_tells_without_end_is_told_to_stop(
+    client: BoundedClient, served: Gateway, workspace: Path, started: tuple[str, Agent]
+) -> None:
+    episode_id, agent = started
+    await watched(client, episode_id, agent)
+    token = served.token("reporting", Role.AGENT, [state_folder(workspace).name])
+    scratch = {"iteration": 1, "role": "executor"}
+    async with over_http(served, token, f"?episode={episode_id}") as mine:
+        for number in range(5):
+            await call(mine, "record_checkpoint", scratchpad=f"note {number}", **scratch)
+        enough = await refused(mine, "record_checkpoint", scratchpad="note 6", **scratch)
+        await call(mine, "send_message", target="planner", message=report(1))
+    assert "has 5 messages to read already" in enough
+    assert (await client.result(episode_id)).outcome is EpisodeOutcome.SUCCEEDED
