@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import temporalio.api.common.v1 as common
@@ -18,6 +19,7 @@ from activities.executor.choose import executors
 from activities.executor.port import Executor
 from tests.support.doubles import AppendingExecutor, AskingExecutor, ScriptedPlanner, gives_up, planned
 from tests.support.episodes import APPEND, eventually, scripted
+from tests.support.gui.agent import Agent
 from tests.support.loops import (
     ObedientExecutor,
     ScriptedTaskPlanner,
@@ -385,6 +387,23 @@ async def executor_missing(stage: Stage) -> str:
     return episode_id
 
 
+async def agent_reports(stage: Stage) -> str:
+    """The agent in a window says by a message that it is done, before its window shows anything."""
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "transcripts").mkdir()
+        agent = Agent(Path(folder), stage.workspace, silent=True)
+        async with stage.working(**{"cursor-gui": agent.executor}) as client:
+            episode_id = await stage.start(executor={"name": "cursor-gui"})
+
+            async def at_work() -> bool:
+                return len(agent.desktop.submitted) == 1 and bool((await client.status(episode_id)).questions)
+
+            await eventually(at_work)
+            await client.answer(episode_id, "done", "three lines are there")
+            await client.result(episode_id)
+    return episode_id
+
+
 PLAN = """
 id: sample
 title: Look, decide, write
@@ -524,6 +543,7 @@ SCENARIOS: dict[str, Scenario] = {
     "failed": _scenario(failed),
     "told_without_a_pause": _scenario(told_without_a_pause),
     "executor_missing": _scenario(executor_missing),
+    "agent_reports": _scenario(agent_reports),
     "cancelled_while_executing": _scenario(cancelled_while_executing),
     "planner_gave_up_and_respond": _scenario(planner_gave_up_and_respond),
     "budget_top_up_amend": _scenario(budget_top_up_amend),

@@ -42,6 +42,11 @@ TOLD = {
     "reset_in_temporal": (r"iteration: ckpt-1:", r"reset: .*1 checkpoint discarded", r"closed: SUCCEEDED"),
     "told_without_a_pause": (r"iteration: ckpt-5:", r"unmoved: ", r"alert: unmoved sent", r"closed: SUCCEEDED"),
     "executor_missing": (r"waits: .*tightloop-sample-screen", r"iteration: ckpt-1:", r"closed: SUCCEEDED"),
+    "agent_reports": (
+        r"answered: operator: done to 'the agent in the window",
+        r"iteration: ckpt-1:",
+        r"closed: SUCCEEDED",
+    ),
     "limit_hit": (
         r"limit: strike 1: wait 0.1 s. 429 Too Many Requests",
         r"limit: strike 2:",

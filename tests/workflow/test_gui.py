@@ -1,6 +1,5 @@
 """Whole episodes whose plans go through the window of an editor: the desktop is in memory, everything else is real."""
 
-import json
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -13,71 +12,15 @@ from temporalio.client import Client
 
 from activities.alerts.choose import post_of
 from activities.executor.choose import executors
-from activities.executor.gui.cursor import hook
-from activities.executor.gui.executor import CONTINUE, CursorGuiExecutor
+from activities.executor.gui.executor import CONTINUE
 from tests.support.alert_receiver import SECRET, Came, Receiver, receiving
 from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import BoundedClient, Working, eventually
-from tests.support.gui.fake import EDITOR, Desktop, FakeDriver
+from tests.support.gui.agent import Agent
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, Queues
 from tightloop.executor.handoff import leading_marker
-from tightloop.settings import Settings, WindowSettings, parse_settings
+from tightloop.settings import Settings, parse_settings
 from worker.build import Role, build_adapters, build_workers, surroundings
-
-NOTICE = "Note: By default, we stop the agent after 25 tool calls. You can resume the conversation."
-
-
-class Agent:
-    """The agent in the window: reads the plan file that it is given, works, and tells by hooks or in its transcript."""
-
-    def __init__(
-        self, folder: Path, workspace: Path, *, hooks: bool = True, limits: int = 0, silent: bool = False
-    ) -> None:
-        self.desktop = Desktop(windows=[EDITOR.evolve(title=f"notes.txt - {workspace.name} - Cursor")])
-        self.desktop.on_submit = self.work
-        self._folder, self._workspace, self._hooks, self._limits = folder, workspace, hooks, limits
-        self._silent = silent
-        self.plans: list[str] = []
-        if not hooks:
-            self.transcript = folder / "transcripts" / "p" / "agent-transcripts" / "u" / "u.jsonl"
-            self.transcript.parent.mkdir(parents=True)
-
-    @property
-    def executor(self) -> CursorGuiExecutor:
-        settings = WindowSettings(transcripts=str(self._folder / "transcripts"))
-        return CursorGuiExecutor(
-            settings, self._folder, lambda _settings: FakeDriver(self.desktop), transcript_quiet_s=2.0
-        )
-
-    def work(self, text: str) -> None:
-        assert leading_marker(text)
-        self.tell(hook_event_name="beforeSubmitPrompt", prompt=text)
-        self.say("user", text)
-        if CONTINUE not in text:
-            path = next(word for word in text.split() if word.startswith(".tightloop/"))
-            self.plans.append((self._workspace / path).read_text())
-        self.desktop.shown = (text,)
-        if self._limits:
-            self._limits -= 1
-            self.desktop.shown = (text, "I have read five files.", NOTICE)
-            self.tell(hook_event_name="stop", status="completed")
-            return
-        with (self._workspace / "log.txt").open("a") as log:
-            log.write("line\n" * 3)
-        if self._silent:
-            return
-        self.say("assistant", "Three lines are written.")
-        self.tell(hook_event_name="afterAgentResponse", text="Three lines are written.")
-        self.tell(hook_event_name="stop", status="completed")
-
-    def tell(self, **event: Any) -> None:
-        if self._hooks:
-            hook.handle(self._folder / "hooks", {"conversation_id": "c-1", **event})
-
-    def say(self, role: str, text: str) -> None:
-        if not self._hooks:
-            with self.transcript.open("a") as file:
-                file.write(json.dumps({"role": role, "message": {"content": [{"type": "text", "text": text}]}}) + "\n")
 
 
 @pytest.fixture(autouse=True)

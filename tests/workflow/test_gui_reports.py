@@ -1,4 +1,4 @@
-"""An agent in a window reports by MCP while its executor watches it: the desktop is in memory, everything else is real."""
+"""An agent in a window reports by MCP while its executor watches it: only the desktop is not real."""
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -10,8 +10,9 @@ from activities.executor.gui.executor import CONTINUE
 from tests.integration.gateway.test_mcp import report
 from tests.support.episodes import BoundedClient, Working, eventually
 from tests.support.gateway import Gateway, gateway
+from tests.support.gui.agent import Agent
 from tests.support.mcp import call, over_http, refused
-from tests.workflow.test_gui import Agent, transcripts
+from tests.workflow.test_gui import transcripts
 from tightloop.client import TightloopClient
 from tightloop.database.access.tokens import Tokens
 from tightloop.database.opening import open_ledger

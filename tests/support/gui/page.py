@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,14 +28,14 @@ class ChatPage:
     """How long what was submitted stays in the box."""
     busy: bool = False
     shown: str = ""
-    """What the chat shows above its box."""
+    """What the chat shows above its box, a message a line."""
     address: str = ""
     submitted: list[str] = field(default_factory=list)
     leaked: list[str] = field(default_factory=list)
     """What was put into anything but the chat box of the right window."""
     refused: int = 0
-    answers: bool = True
-    """The agent says at once that it has done everything."""
+    agent: Callable[["ChatPage", str], None] | None = None
+    """Works on what it is given, in a thread of its own; None: it says at once that it has done everything."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def url(self, title: str = EDITOR_TITLE) -> str:
@@ -55,10 +55,16 @@ class ChatPage:
                 self.refused += 1
                 return {"taken": True, "lag": 0}
             self.submitted.append(text)
-        if self.hooks and self.answers:
-            self.run_hook("afterAgentResponse", text="Done: everything in the plan.")
-            self.run_hook("stop", status="completed")
+        if self.agent is not None:
+            threading.Thread(target=self.agent, args=(self, text), daemon=True).start()
+        elif self.hooks:
+            self.stop("Done: everything in the plan.")
         return {"taken": True, "lag": self.lag_s}
+
+    def stop(self, said: str) -> None:
+        """End the agent's turn."""
+        self.run_hook("afterAgentResponse", text=said)
+        self.run_hook("stop", status="completed")
 
     def run_hook(self, name: str, **fields: object) -> dict[str, object]:
         """Run the real script as Cursor runs it."""

@@ -64,9 +64,9 @@ class Stack:
         """Start a worker of all roles."""
         self._worker = self._start([sys.executable, "-m", "worker", "run"], "worker.log")
 
-    def add_worker(self) -> subprocess.Popen[bytes]:
-        """Start one more worker of all roles."""
-        self._others.append(self._start([sys.executable, "-m", "worker", "run"], "worker.log"))
+    def add_worker(self, *options: str) -> subprocess.Popen[bytes]:
+        """Start one more worker, of all roles where no option says another one."""
+        self._others.append(self._start([sys.executable, "-m", "worker", "run", *options], "worker.log"))
         return self._others[-1]
 
     def start_faulty_workers(self, count: int, marks: Path) -> subprocess.Popen[bytes]:
