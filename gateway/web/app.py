@@ -77,6 +77,11 @@ def web_app(ledger: Ledger, client: TightloopClient, settings: Settings) -> Star
 
         return answer
 
+    async def workers(request: Request) -> Response:
+        # Temporal alone knows them.
+        seen = await client.topology()
+        return await read(lambda look, _: pages.workers(look, seen))(request)
+
     async def part(page: Page, look: Look, request: Request) -> bytes:
         """Return what an open page shows now, which it asks for after an event."""
         seen, projects = _number(request.headers[SEEN]), frozenset(look.person.projects)
@@ -106,6 +111,7 @@ def web_app(ledger: Ledger, client: TightloopClient, settings: Settings) -> Star
         return _without_said(HTMLResponse(templates.page(screen, look, said), status), said)
 
     routes = [Route(path, read(page)) for path, page in PAGES.items()]
+    routes.append(Route("/workers", workers))
     routes += [Route(path, act(what), methods=["POST"]) for path, what in ACTS.items()]
     routes.append(Route(f"{assets.PREFIX}{{digest}}/{{name}}", assets.serve))
     return Starlette(routes=routes, exception_handlers=dict.fromkeys(PROBLEMS, problem))

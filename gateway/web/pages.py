@@ -1,13 +1,15 @@
 """The pages: what each one shows, read from the ledger. Nothing here changes anything."""
 
 from datetime import UTC, datetime
+from http import HTTPStatus
 from urllib.parse import urlencode
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from gateway.web import episode_page, plan_page
 from gateway.web.look import Look, Screen
-from tightloop.client import CLOSED_STATUSES, OPEN_STATUSES
+from tightloop.client import CLOSED_STATUSES, OPEN_STATUSES, Topology
 from tightloop.ledger import InboxItem, WorkflowFilter, WorkflowLine
 from tightloop.loop.model import LoopState, LoopStatus
 from tightloop.safety.person import Role, role_for
@@ -91,6 +93,13 @@ def workflow(look: Look, request: Request) -> Screen:
     section = "/episodes" if line.kind == "episode" else "/plans" if line.kind == "plan" else "/projects"
     children = " ".join(one.id for one in content.get("children", ()))
     return Screen(template, content, section=section, live=f"{line.id} {children}".strip())
+
+
+def workers(look: Look, seen: Topology) -> Screen:
+    """Show each task queue with its workers, and what an episode would wait for."""
+    if look.person.projects:
+        raise HTTPException(HTTPStatus.FORBIDDEN, "Only a token for all projects sees the workers.")
+    return Screen("workers.html", {"seen": seen}, section="/workers", live="*")
 
 
 def _listed(look: Look, request: Request, kind: str, heading: str, command: str) -> Screen:

@@ -24,8 +24,11 @@ _TONES = {
     "quiet": ("○", ("idle", "created", "queued", "cancelled", "draft", "pending", "skipped", "ready", "waiting")),
     "running": ("◐", ("open", "running", "dispatching", "verifying", "retrying", "compensating", "planning")),
     "paused": ("❚❚", ("paused",)),
-    "good": ("✓", ("succeeded", "completed", "complete", "verified", "done", "reused", "passed", "recovered")),
-    "bad": ("✕", ("failed", "error", "terminated", "timed_out", "compensated", "undone", "blocked")),
+    "good": (
+        "✓",
+        ("succeeded", "completed", "complete", "verified", "done", "reused", "passed", "recovered", "connected"),
+    ),
+    "bad": ("✕", ("failed", "error", "terminated", "timed_out", "compensated", "undone", "blocked", "missing")),
 }
 _TONE_OF = {word: (glyph, tone) for tone, (glyph, words) in _TONES.items() for word in words}
 _NEEDS = ("awaiting_response", "needs response")

@@ -21,4 +21,4 @@ class TemporalStaff:
 
     async def homes(self) -> tuple[str, ...]:
         """Return the task queues of the hosts that have a worker for workspaces."""
-        return await staffing.homes(Calls(self.client), self.main_queue)
+        return await staffing.queues_with(Calls(self.client), f"{self.main_queue}-workspace-")

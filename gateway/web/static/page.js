@@ -110,7 +110,7 @@
   document.addEventListener("htmx:after:swap", () => { if (view && svg()) show(view.x, view.y, view.width, view.height); });
 
   // -- keys -----------------------------------------------------------------------------------------------------------
-  const go = { i: "/", e: "/episodes", p: "/plans", j: "/projects" };
+  const go = { i: "/", e: "/episodes", p: "/plans", j: "/projects", w: "/workers" };
   let first = "";
   const items = () => [...document.querySelectorAll("[data-item]")];
   const move = (step) => { const all = items(); if (!all.length) return;
@@ -119,7 +119,7 @@
   const press = (selector) => { const found = (document.activeElement.closest("[data-item]") ?? document).querySelector(selector); found?.focus(); found?.click(); };
   document.addEventListener("keydown", (event) => {
     if (localStorage.keys === "off" || event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.target.closest("input, textarea, select, dialog")) return;
+    if (event.target.closest("input, textarea, select, dialog[open]")) return;
     const key = first + event.key; first = "";
     if (event.key === "g" && key === "g") { first = "g"; return; }
     if (key[0] === "g" && go[key[1]]) { location.href = go[key[1]]; return; }

@@ -1,7 +1,12 @@
 """The page in a real browser, behind the real guard, on a real ledger."""
 
+import os
 import re
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime
 
 import pytest
@@ -11,6 +16,7 @@ from temporalio.testing import WorkflowEnvironment
 from gateway.server import application
 from tests.support.browser import chromium, scrolls_sideways, violations
 from tests.support.seeded_ledger import ORDERS, fill
+from tests.support.stack.stack import ROOT
 from tests.support.ui_server import serving
 from tightloop.client import TightloopClient
 from tightloop.client.sign_in.page_session import page_link
@@ -39,6 +45,7 @@ PAGES = (
     "/workflows/plan-refactor",
     "/workflows/plan-refactor?tab=children",
     "/workflows/plan_5ad9",
+    "/workers",
     "/no-such-page",
 )
 SHAPES = [(scheme, width) for scheme in ("light", "dark") for width in (1280, 390)]
@@ -123,6 +130,37 @@ def test_inbox_shows_what_waits_since_when_and_what_it_blocks(page: Page) -> Non
     expect(page).to_have_title("(1) Inbox - tightloop")
 
 
+def test_workers_are_shown_as_connected_or_missing(page: Page, served: Settings, temporal: WorkflowEnvironment) -> None:
+    page.goto(f"{base(served)}/workers")
+    row = page.locator("li.row", has_text="tightloop").first
+    expect(row).to_contain_text("Missing")
+    expect(page.locator(".said.refused").first).to_contain_text("nobody runs workflows on task queue 'tightloop'")
+    environment = {
+        **os.environ,
+        "TIGHTLOOP_TEMPORAL__ADDRESS": served.temporal.address,
+        "TIGHTLOOP_GATEWAY__ENABLED": "false",
+    }
+    with ExitStack() as running:
+        for role, queue in (("all", "tightloop"), ("gui", "tightloop-gui-linux")):
+            command = (sys.executable, "-m", "worker", "run", "--role", role)
+            process = running.enter_context(subprocess.Popen(command, cwd=ROOT, env=environment))
+            running.callback(process.terminate)
+            connected_on(page, queue)
+    expect(page.locator("li.row", has_text="tightloop-gui-linux")).to_contain_text("at the screen")
+
+
+def connected_on(page: Page, queue: str) -> None:
+    """Look again and again until a queue has a worker."""
+    end = time.monotonic() + 60
+    while True:
+        page.reload()
+        rows = page.locator("li.row", has=page.get_by_text(re.compile(rf"^{queue} ")), has_text="Connected")
+        if rows.count() == 1:
+            return
+        assert time.monotonic() < end, page.locator("#main").inner_text()
+        page.wait_for_timeout(500)
+
+
 def test_a_new_event_is_on_the_page_without_a_click(page: Page, ledger: Ledger, served: Settings) -> None:
     page.goto(f"{base(served)}/workflows/episode-ask?tab=log")
     expect(page.get_by_text("the branch was pushed")).to_have_count(0)
@@ -144,7 +182,7 @@ def test_keys_move_through_the_inbox_and_stay_quiet_in_fields(page: Page) -> Non
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_be_hidden()
     page.keyboard.press("j")
-    page.wait_for_function("document.activeElement.closest('[data-item]') !== null")
+    expect(page.locator("[data-item]:focus, [data-item] :focus")).to_have_count(1)
     page.get_by_role("textbox").first.focus()
     page.keyboard.type("gj")
     assert page.url.endswith("/")

@@ -72,9 +72,9 @@ async def workers_on(calls: Calls, queue: str) -> tuple[Poller, ...]:
     return tuple(found.values())
 
 
-async def homes(calls: Calls, main_queue: str) -> tuple[str, ...]:
-    """Return the task queues of all hosts that have a worker for workspaces, see `tightloop.host.home_queue`."""
-    beats = await _heartbeats(calls, f"TaskQueue STARTS_WITH '{main_queue}-workspace-'")
+async def queues_with(calls: Calls, prefix: str) -> tuple[str, ...]:
+    """Return the task queues that begin so and have a worker; empty where the server keeps no list of workers."""
+    beats = await _heartbeats(calls, f"TaskQueue STARTS_WITH '{prefix}'")
     return tuple(sorted({beat.task_queue for beat in _alive(beats)}))
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tightloop.client.calls import Calls
 from tightloop.client.installation.sealing import find_stranger
-from tightloop.client.installation.staffing import Poller, homes, workers_on
+from tightloop.client.installation.staffing import Poller, queues_with, workers_on
 from tightloop.host import home_queue
 from tightloop.settings import Settings
 
@@ -22,7 +22,7 @@ class Topology:
     home: str
     """Task queue of this host and state home."""
     named: Mapping[str, tuple[Poller, ...]]
-    """Workers on the task queues that the settings name, by queue."""
+    """Workers on the task queues that the settings name, and on those of screens, by queue."""
     stranger: str = ""
     """Which worker of the main queue encrypts with a key that is not here, as the start of a sentence."""
 
@@ -53,11 +53,12 @@ class Topology:
 async def topology_of(calls: Calls, settings: Settings) -> Topology:
     """Return who works where."""
     main, home = settings.temporal.task_queue, home_queue(settings)
-    found = await homes(calls, main)
+    found = await queues_with(calls, f"{main}-workspace-")
     # A server that keeps no list of workers knows those of a task queue.
     if home not in found and await workers_on(calls, home):
         found = (*found, home)
     wanted = {queue for queue in dict(settings.queues).values() if queue and queue != main}
+    wanted |= set(await queues_with(calls, f"{main}-gui-"))
     named = {queue: await workers_on(calls, queue) for queue in sorted(wanted)}
     there = await workers_on(calls, main)
     return Topology(main, there, found, home, named, find_stranger(calls, there))
