@@ -165,6 +165,12 @@ COMMANDS = (
             "host.commands:run",
             "Run a worker for a Temporal server that is already there, until Ctrl-C or SIGTERM.",
         ),
+        Command(
+            "install",
+            "host.launch_agent:install",
+            "Let macOS start a worker at each sign-in, for windows that only a session at the screen has.",
+        ),
+        Command("uninstall", "host.launch_agent:uninstall", "End it, and start it no more."),
     ),
     group(
         "plan",

@@ -41,7 +41,7 @@ def become_server_part(session: Session, module: str, *arguments: str) -> NoRetu
     command = [*_command(module), *_options(session), *arguments]
     # exec drops what is still in the buffers of Python.
     sys.stdout.flush()
-    os.execve(sys.executable, command, _environment(session))  # noqa: S606
+    os.execve(sys.executable, command, environment_of(session))  # noqa: S606
 
 
 def described(session: Session) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def described(session: Session) -> dict[str, Any]:
     command = [*_command("worker"), *_options(session), "describe"]
     try:
         done = subprocess.run(
-            command, env=_environment(session), capture_output=True, text=True, timeout=DESCRIBE_SECONDS, check=False
+            command, env=environment_of(session), capture_output=True, text=True, timeout=DESCRIBE_SECONDS, check=False
         )
     except subprocess.TimeoutExpired as error:
         raise ServiceUnavailableError(f"the server part did not answer within {DESCRIBE_SECONDS} s") from error
@@ -73,7 +73,9 @@ def run_again(session: Session, root: Path, content: Path, commands: tuple[str, 
     """
     command = [*_command("worker"), *_options(session), "rerun"]
     wanted = json.dumps({"root": str(root), "content": str(content), "commands": commands})
-    done = subprocess.run(command, env=_environment(session), input=wanted, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=environment_of(session), input=wanted, capture_output=True, text=True, check=False
+    )
     try:
         results: list[dict[str, Any]] = json.loads(done.stdout)
     except json.JSONDecodeError:
@@ -96,6 +98,7 @@ def _options(session: Session) -> list[str]:
     return [] if session.settings_file is None else ["--settings", str(session.settings_file)]
 
 
-def _environment(session: Session) -> dict[str, str]:
+def environment_of(session: Session) -> dict[str, str]:
+    """Return the variables of a process of the server part: those of this one, and what was given as options."""
     options = given(ADDRESS=session.address, NAMESPACE=session.namespace)
     return {**os.environ, **{f"TIGHTLOOP_TEMPORAL__{name}": value for name, value in options.items()}}

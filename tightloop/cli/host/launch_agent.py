@@ -1,0 +1,159 @@
+"""A worker that macOS starts when its user signs in at the screen: an agent of launchd.
+
+Sources: launchd.plist(5), launchctl(1), and Apple's Technical Note TN2083 on sessions.
+"""
+
+import os
+import plistlib
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tightloop.cli.host.server_part import Role, environment_of
+from tightloop.cli.session import Session, session_of
+from tightloop.errors import ServiceUnavailableError, SettingsError
+from tightloop.host import home_folder
+
+PREFIX = "tightloop.worker"
+LAUNCHCTL_SECONDS = 30
+EXIT_SECONDS = 60
+"""How long a worker may take to hand back what it does."""
+STILL_ENDING = frozenset({5, 37})
+"""What `launchctl bootstrap` returns while the one before it ends."""
+NOT_LOADED = frozenset({3, 36, 113})
+"""What `launchctl bootout` returns where nothing of this name runs, by version of macOS, or it is just ending."""
+RoleAtTheScreen = Annotated[Role, typer.Option(help="Which work the worker takes.")]
+OnlyShow = Annotated[bool, typer.Option("--dry-run", help="Only print what would be written and run.")]
+
+
+def install(context: typer.Context, role: RoleAtTheScreen = Role.GUI, dry_run: OnlyShow = False) -> None:
+    path, content = agent_file(role), property_list(session_of(context), role)
+    if dry_run:
+        typer.echo(f"{path}:\n{content.decode()}\nlaunchctl bootstrap {_domain()} {path}")
+        return
+    _check_screen()
+    try:
+        log_file(role).parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # launchd turns no log over, and keeps it open: this is when it begins anew.
+        log_file(role).write_bytes(b"")
+        path.write_bytes(content)
+    except OSError as error:
+        raise SettingsError(f"{error.filename} cannot be written: {error.strerror}. Make it writable") from None
+    _end(role)
+    _load(path)
+    typer.echo(f"{PREFIX}.{role.value} runs now, and after each sign-in. Its log: {log_file(role)}")
+    typer.echo("Allow its program under Privacy & Security: Accessibility. What is missing: tightloop doctor")
+    typer.echo(f"The program: {sys.executable}")
+
+
+def uninstall(_context: typer.Context, role: RoleAtTheScreen = Role.GUI, dry_run: OnlyShow = False) -> None:
+    path = agent_file(role)
+    if dry_run:
+        typer.echo(f"launchctl bootout {_domain()}/{PREFIX}.{role.value}\nrm {path}")
+        return
+    if not path.exists():
+        raise SettingsError(f"there is no {path}, so nothing was taken out. Another role? Say it with --role")
+    _check_screen()
+    _end(role)
+    path.unlink()
+    typer.echo(f"{PREFIX}.{role.value} has ended, and is not started again. Its log stays: {log_file(role)}")
+
+
+def agent_file(role: Role) -> Path:
+    """Return the file that launchd reads."""
+    return home_folder() / "Library" / "LaunchAgents" / f"{PREFIX}.{role.value}.plist"
+
+
+def log_file(role: Role) -> Path:
+    """Return where the worker writes what it has to say."""
+    return home_folder() / "Library" / "Logs" / "tightloop" / f"{role.value}.log"
+
+
+def property_list(session: Session, role: Role) -> bytes:
+    """Return what launchd is told: XML, as in launchd.plist(5)."""
+    settings = [] if session.settings_file is None else ["--settings", str(session.settings_file.absolute())]
+    log, here = str(log_file(role)), environment_of(session)
+    # No keys: the file is a plain one. Settings and the key file hold them.
+    passed = ("PATH", "TIGHTLOOP_HOME", "TIGHTLOOP_TEMPORAL__ADDRESS", "TIGHTLOOP_TEMPORAL__NAMESPACE")
+    return plistlib.dumps(
+        {
+            "Label": f"{PREFIX}.{role.value}",
+            "ProgramArguments": [
+                sys.executable, "-m", "tightloop.cli.main", *settings, "worker", "run", "--role", role.value,
+            ],
+            "EnvironmentVariables": {
+                **{name: here[name] for name in passed if name in here},
+                # Without it `pbcopy` takes text for ASCII.
+                "LC_CTYPE": "UTF-8",
+            },
+            # The session at the screen: one of ssh, or a daemon's, has no windows.
+            "LimitLoadToSessionType": "Aqua",
+            "ProcessType": "Interactive",
+            "RunAtLoad": True,
+            "KeepAlive": True,
+            "ThrottleInterval": 10,
+            "ExitTimeOut": EXIT_SECONDS,
+            "WorkingDirectory": str(home_folder()),
+            "StandardOutPath": log,
+            "StandardErrorPath": log,
+        },
+        sort_keys=False,
+    )  # fmt: skip
+
+
+def _domain() -> str:
+    return f"gui/{os.getuid()}"
+
+
+def _check_screen() -> None:
+    """Refuse where launchd has no session at the screen for this user.
+
+    Raises:
+        ServiceUnavailableError: this is not macOS, or nobody is signed in.
+    """
+    if os.uname().sysname != "Darwin":
+        raise ServiceUnavailableError(
+            "launchd belongs to macOS. Here, run the worker in the session of the screen: tightloop worker run "
+            "--role gui. What would be written: --dry-run"
+        )
+    if _run("print", _domain()).returncode != 0:
+        raise ServiceUnavailableError(
+            f"user {os.getuid()} is not signed in at the screen, so there are no windows. Sign in there, then again"
+        )
+
+
+def _end(role: Role) -> None:
+    done = _run("bootout", f"{_domain()}/{PREFIX}.{role.value}")
+    if done.returncode not in (0, *NOT_LOADED):
+        raise ServiceUnavailableError(f"launchctl bootout failed: {_last_line(done)}")
+
+
+def _load(path: Path) -> None:
+    """Start it; the one before it may take a moment to end.
+
+    Raises:
+        ServiceUnavailableError: launchd does not take it.
+    """
+    end = time.monotonic() + EXIT_SECONDS
+    while (done := _run("bootstrap", _domain(), str(path))).returncode != 0:
+        if done.returncode not in STILL_ENDING or time.monotonic() > end:
+            raise ServiceUnavailableError(f"launchctl bootstrap failed: {_last_line(done)}")
+        time.sleep(1)
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            ("launchctl", *arguments), capture_output=True, text=True, timeout=LAUNCHCTL_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ServiceUnavailableError(f"launchctl did not answer: {error}") from None
