@@ -138,6 +138,11 @@ def handoff_id(key: str, episode_id: str, iteration: int) -> str:
     return f"{episode}/{iteration}/{digest(key)[:8]}"
 
 
+def episode_of(identity: str) -> str:
+    """Return the episode that a hand-off belongs to."""
+    return identity.partition("/")[0]
+
+
 def marker(identity: str) -> str:
     """Return how a hand-off is named in its own text."""
     return f"[tightloop handoff {identity}]"

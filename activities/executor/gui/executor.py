@@ -144,9 +144,13 @@ class CursorGuiExecutor(Executor):
         end = time.monotonic() + self.refused_s
         while True:
             result = hand_off.deliver(message)
+            over = control.cancelled() or not result.retryable or time.monotonic() >= end
+            # What is still offered must not be taken after the end.
+            if over and result.end is HandOffEnd.REFUSED and hand_off.receipts.taken(message.id):
+                continue
             if control.cancelled():
                 return result if result.end is HandOffEnd.ACKED else HandOffResult(end=HandOffEnd.CANCELLED)
-            if not result.retryable or time.monotonic() >= end:
+            if over:
                 return result
             time.sleep(RETRY_S)
 

@@ -111,6 +111,14 @@ class Receipts(Protocol):
         """Return whether the agent is known to be at work on something that we handed over."""
         ...
 
+    def offer(self, message: Message) -> None:
+        """Let the agent's side take a message by itself when it ends its turn, if it works for the same episode."""
+        ...
+
+    def taken(self, handoff_id: str) -> bool:
+        """Take back what was offered; return whether it was taken before."""
+        ...
+
 
 class Entry(Value):
     """What the ledger has of a hand-off."""

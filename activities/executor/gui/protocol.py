@@ -90,10 +90,12 @@ class HandOff:
         entry = self.ledger.get(message.id)
         if entry is not None and entry.state is HandOffState.ACKED:
             return HandOffResult(end=HandOffEnd.ACKED, receipt=entry.receipt)
+        if entry is not None and entry.state is HandOffState.PREPARED and self.receipts.taken(message.id):
+            entry = self.ledger.record(message, HandOffState.ENTER)
         if entry is not None and entry.state is HandOffState.ENTER:
             return self._submit(message, enters=1)
         try:
-            self._check_host()
+            self._check_host(message)
             self.ledger.record(message, HandOffState.PREPARED)
             kept = self.driver.clipboard()
             # An attempt that died may have pasted just now, and the editor may not have shown it yet.
@@ -109,11 +111,14 @@ class HandOff:
             self._restore_clipboard(kept)
         return result
 
-    def _check_host(self) -> None:
+    def _check_host(self, message: Message) -> None:
         health = self.driver.preflight()
         if not health.usable:
             raise Refused("; ".join(health.problems), retryable=True)
         if self.receipts.busy():
+            # Before it is offered: once it is taken, nothing may be pasted.
+            self.ledger.record(message, HandOffState.PREPARED)
+            self.receipts.offer(message)
             raise Refused("the agent is still at work on an earlier hand-off. Wait for it, or stop it", retryable=True)
 
     # -- the window and the box -----------------------------------------------------------------------

@@ -88,6 +88,12 @@ class FakeReceipts:
     def busy(self) -> bool:
         return self._desktop.working
 
+    def offer(self, message: Message) -> None:
+        """No hook takes anything here."""
+
+    def taken(self, handoff_id: str) -> bool:
+        return False
+
 
 Fault = Callable[["FakeDriver", str], None]
 """Called with the driver and `before` or `after`."""

@@ -2,13 +2,13 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from activities.artifacts.durable import file_stem, replace_file
 from activities.executor.gui.cursor.transcript import find_conversation
-from tightloop.executor.handoff import Receipt
+from tightloop.executor.handoff import Message, Receipt, episode_of
 from tightloop.host import private_folder
 from tightloop.value import Value
 
@@ -52,14 +52,37 @@ class CursorEvents:
 
     def busy(self) -> bool:
         """Return whether a conversation with a hand-off of ours has no end yet; see the port."""
+        return next(self._at_work(), None) is not None
+
+    def _at_work(self) -> Iterator[Sequence[Path]]:
+        """Yield the events of each conversation that has no end yet."""
         root, newest = self._folder / "events", time.time() - BUSY_S
         for folder in root.iterdir() if root.is_dir() else ():
             files = _files(folder)
             if files and files[-1].stat().st_mtime > newest:
                 last = _read(files[-1]) or {}
                 if last.get("event") not in (STOP, LIMIT):
-                    return True
-        return False
+                    yield files
+
+    def offer(self, message: Message) -> None:
+        """Leave the message for the hook `stop` of a conversation of the same episode; see the port."""
+        for files in self._at_work():
+            records = [_read(path) or {} for path in files]
+            handed = [str(record["handoff_id"]) for record in records if record.get("handoff_id")]
+            conversation = str(records[-1].get("conversation", ""))
+            if handed and conversation and episode_of(handed[-1]) == episode_of(message.id):
+                offered = {"handoff_id": message.id, "prompt": message.text, "at": time.time()}
+                folder = private_folder(self._folder / "next")
+                replace_file(folder / f"{file_stem(conversation)}.json", json.dumps(offered).encode())
+                return
+
+    def taken(self, handoff_id: str) -> bool:
+        """Take back what was offered; return whether the hook was faster, see the port."""
+        folder = self._folder / "next"
+        for path in _files(folder):
+            if (_read(path) or {}).get("handoff_id") == handoff_id:
+                path.unlink(missing_ok=True)
+        return (folder / f"{file_stem(handoff_id)}.taken").exists()
 
     def after(self, receipt: Receipt) -> tuple[AgentEvent, ...]:
         """Return what happened in a conversation since a hand-off."""

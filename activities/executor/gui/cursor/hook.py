@@ -18,9 +18,13 @@ from typing import Any
 
 # As in tightloop.executor.handoff; a test compares them.
 MARKER = re.compile(r"\[tightloop handoff ([\w.:-]{1,120}/\d{1,9}/[0-9a-f]{8})\]")
+OFFER_S = 30.0
+"""What was left for the agent longer ago may be out of date: whoever left it looks every few seconds."""
+MOST_FOLLOW_UPS = 5
+"""Cursor's own `loop_limit`: it ignores more of them in a row."""
 MOST_BYTES = 8_000_000
 MOST_TEXT = 200_000
-PROMPT = "beforeSubmitPrompt"
+PROMPT, STOP = "beforeSubmitPrompt", "stop"
 REFUSAL = "tightloop: the agent has had this plan already, so it is not run a second time."
 
 
@@ -64,7 +68,22 @@ def handle(folder: Path, event: dict[str, Any]) -> dict[str, Any]:
         record["status"] = str(event.get("status", ""))
         # One file for each: two hooks that append to one file at the same time damage it.
         write_new(events / f"{time.time_ns():020d}-{os.getpid()}.json", record)
+    if kind == STOP and record.get("status") == "completed" and int(event.get("loop_count") or 0) < MOST_FOLLOW_UPS:
+        return follow_up(folder / "next", stem(conversation))
     return {"continue": True} if kind == PROMPT else {}
+
+
+def follow_up(folder: Path, name: str) -> dict[str, Any]:
+    """Return what the agent is to do next, if it was left here a moment ago."""
+    try:
+        found = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        if time.time() - float(found["at"]) > OFFER_S:
+            return {}
+        # Either this succeeds, or taking it back does.
+        (folder / f"{name}.json").replace(folder / f"{stem(found['handoff_id'])}.taken")
+    except (OSError, ValueError, KeyError):
+        return {}
+    return {"followup_message": str(found["prompt"])}
 
 
 def main() -> None:

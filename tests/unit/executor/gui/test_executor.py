@@ -1,5 +1,7 @@
 """The executor `cursor-gui` on a desktop in memory, with the real ledger and the real hook."""
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +174,76 @@ def test_link_of_a_hostile_repository_is_not_followed(stage: Stage, tmp_path: Pa
 def test_unknown_option_is_refused(stage: Stage) -> None:
     with pytest.raises(ExecutorError, match="inlin"):
         stage.run(options={"inlin": True})
+
+
+class Busy:
+    """An agent that is still in its turn, after a report by MCP: its hook `stop` comes when the test says so."""
+
+    def __init__(self, stage: Stage, *, episode: str = "episode-1") -> None:
+        self.stage, self.said = stage, list[dict[str, Any]]()
+        stage.tell("beforeSubmitPrompt", prompt=f"[tightloop handoff {episode}/1/00000000] Read it.")
+
+    def stop(self, **fields: Any) -> dict[str, Any]:
+        event = {"hook_event_name": "stop", "conversation_id": "c", "status": "completed", **fields}
+        return hook.handle(self.stage.folder / "hooks", event)
+
+
+def run_meanwhile(stage: Stage, meanwhile: Callable[[], None], **changes: Any) -> ExecutorOutcome:
+    """Execute an order of which something happens while it waits for the agent."""
+    asked = order(stage.root, step("true"), idle_limit_s=1.0)
+    timer = threading.Timer(0.5, meanwhile)
+    timer.start()
+    try:
+        return stage.executor(patience_s=1.0, **changes).execute(asked, Supervision(None), stage.folder)
+    finally:
+        timer.join()
+
+
+def test_next_plan_goes_with_the_end_of_the_turn_without_a_key(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("activities.executor.gui.executor.RETRY_S", 0.1)
+    agent = Busy(stage)
+
+    def ends() -> None:
+        given = agent.stop()["followup_message"]
+        assert agent.stop() == {}, "it is given once"
+        stage.take(given)
+
+    outcome = run_meanwhile(stage, ends, refused_s=10.0)
+    assert outcome.status is ExecutorStatus.COMPLETED
+    assert (stage.desktop.submitted, stage.desktop.box) == ([], ""), "nothing was pasted"
+
+
+@pytest.mark.parametrize("stop", [{"status": "aborted"}, {"status": "error"}, {"loop_count": 5}])
+def test_turn_that_a_person_stopped_or_that_went_on_too_often_takes_nothing(
+    stage: Stage, stop: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("activities.executor.gui.executor.RETRY_S", 0.1)
+    agent = Busy(stage)
+
+    def ends() -> None:
+        assert agent.stop(**stop) == {}
+
+    assert run_meanwhile(stage, ends, refused_s=10.0).status is ExecutorStatus.COMPLETED
+    assert len(stage.desktop.submitted) == 1, "it was pasted when the agent was idle"
+
+
+def test_turn_of_another_episode_takes_nothing(stage: Stage) -> None:
+    agent = Busy(stage, episode="another")
+    assert stage.run().status is ExecutorStatus.FATAL
+    assert agent.stop() == {}
+
+
+def test_what_was_not_taken_in_time_is_taken_back(stage: Stage) -> None:
+    agent = Busy(stage)
+    outcome = stage.run()
+    assert (outcome.status, "still at work" in outcome.error) == (ExecutorStatus.FATAL, True)
+    assert agent.stop() == {}
+
+
+def test_prompt_that_was_given_and_never_came_asks_a_person(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("activities.executor.gui.executor.RETRY_S", 0.1)
+    agent = Busy(stage)
+    outcome = run_meanwhile(stage, lambda: agent.said.append(agent.stop()), refused_s=10.0)
+    assert (outcome.status, stage.desktop.submitted) == (ExecutorStatus.NEEDS_PERSON, [])
+    assert outcome.question is not None
+    assert RETRY in [option.name for option in outcome.question.options]
