@@ -66,8 +66,11 @@ class Operator:
         """Ask for a pause; asking twice, or while a question waits, is harmless."""
         # A restore that is accepted ends the wait for an answer, but not the wish for a pause.
         is_asked = is_paused(self._questions.waiting) and self.restore_wanted is None
-        if self.pause_wanted is None and not is_asked and self._record.is_open:
-            remark = control.read_remark(reason)
+        remark = control.read_remark(reason)
+        if is_asked and remark.text:
+            waiting = self._questions.waiting[0]
+            self._record.log("refused", f"pause: {waiting.id} waits already; the reason was: {remark.text}")
+        elif self.pause_wanted is None and not is_asked and self._record.is_open:
             text = remark.text or "paused by an operator"
             self.pause_wanted = make_question(QuestionKind.OPERATOR, text, by=remark.by)
 
