@@ -1,5 +1,6 @@
 """The executors of a worker by name, each made when it is first asked for."""
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from activities.process import ProcessRequest
 from activities.sandbox.port import Fence, Sandbox
 from tightloop.errors import ExecutorError, SettingsError
 from tightloop.executor.limit_matcher import detect
+from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.settings import AgentSettings, SandboxSettings, Settings
 
 Make = Callable[[], Executor]
@@ -147,11 +149,20 @@ def open_gateway(spec: GatewaySpec) -> AbstractContextManager[Gateway]:
 
 
 def _window(around: Surroundings) -> Executor:
+    from activities.executor.gui.agent_s.locator import AgentS
     from activities.executor.gui.drivers.choose import choose_driver
     from activities.executor.gui.executor import CursorGuiExecutor
     from activities.executor.gui.ledger import gui_folder
 
-    return CursorGuiExecutor(around.settings.window, gui_folder(), choose_driver)
+    window, privacy = around.settings.window, around.settings.privacy
+    return CursorGuiExecutor(
+        window,
+        gui_folder(),
+        choose_driver,
+        locator=AgentS(window.agent_s, os.environ) if window.agent_s.python else None,
+        # Nothing can be taken out of a picture.
+        shows=lambda workspace: privacy.prompt_privacy_of(workspace) is PromptPrivacy.FULL,
+    )
 
 
 def _agent(around: Surroundings, name: str) -> Executor:

@@ -1,16 +1,24 @@
 """Hand-offs on a real X11 desktop, through Chromium's accessibility tree, into a page that behaves like a chat."""
 
+import base64
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from activities.executor.gui.agent_s.locator import AgentS, size_of
 from activities.executor.gui.cursor.events import CursorEvents
+from activities.executor.gui.port import Frame
+from tests.support.gui.agent_s import agent_s_python
 from tests.support.gui.desktop import LiveDesktop, live_desktop, missing
 from tests.support.gui.handing import Interrupted, by_file, deliver, hand_off, inline
 from tests.support.gui.page import EDITOR_TITLE, ChatPage, chat_page
+from tests.support.gui.pictures import PointsAt
+from tests.support.model_server import ModelServer, says
 from tightloop.executor.handoff import HandOffEnd
+from tightloop.settings import AgentSSettings
 
 pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=missing()),
@@ -120,6 +128,48 @@ def test_busy_agent_and_a_draft_leave_everything_in_the_box(desktop: LiveDesktop
     assert (desktop.page.taken, desktop.page.leaked) == ([], [])
     for chord in ("mod+a", "backspace"):
         desktop.driver.press(chord)
+
+
+def test_click_reaches_the_chat_that_no_key_opens(desktop: LiveDesktop, folder: Path) -> None:
+    frame = focus_editor(desktop)
+    # The chat is at the bottom of the right half of the page.
+    box, file = ((frame.x + frame.width * part // 4, frame.y + frame.height - 20) for part in (3, 1))
+    message = by_file("clicked", 1)
+    for where, end in ((file, HandOffEnd.REFUSED), (box, HandOffEnd.ACKED)):
+        found = hand_off(desktop.driver, folder)
+        found.target, found.locator = found.target.evolve(chat_key="f9"), PointsAt(where)
+        result = found.deliver(message)
+        assert result.end is end, result.reason
+    assert (desktop.page.taken, desktop.page.leaked) == ([message.text], [])
+
+
+def test_agent_s_sees_the_window_and_its_point_is_clicked(desktop: LiveDesktop, folder: Path) -> None:
+    python = agent_s_python()
+    frame = focus_editor(desktop)
+    message = by_file("agent-s", 1)
+    with ModelServer(says(f"({frame.width * 3 // 4}, {frame.height - 20})")) as server:
+        found = hand_off(desktop.driver, folder)
+        found.target = found.target.evolve(chat_key="f9")
+        found.locator = AgentS(AgentSSettings(python=python, model="ui-tars", base_url=server.url), {})
+        result = found.deliver(message)
+    assert result.end is HandOffEnd.ACKED, result.reason
+    assert (desktop.page.taken, desktop.page.leaked) == ([message.text], [])
+    (asked,) = server.requests
+    (picture,) = re.findall(r"data:image/png;base64,([\w+/=]+)", str(asked.body["messages"]))
+    assert size_of(base64.b64decode(picture)) == (frame.width, frame.height)
+
+
+def focus_editor(desktop: LiveDesktop) -> Frame:
+    """Bring the focus into the open file, and return where the window is."""
+    window = desktop.window(EDITOR_TITLE)
+    desktop.driver.activate(window)
+    end = time.monotonic() + 20
+    while (focused := desktop.driver.focused()) is None or focused.label != "main.py, Editor Group 1":
+        assert time.monotonic() < end
+        frame = desktop.driver.frame(window)
+        desktop.driver.click(frame.x + frame.width // 4, frame.y + frame.height // 2)
+        time.sleep(0.3)
+    return desktop.driver.frame(window)
 
 
 def test_second_window_of_the_project_stops_everything(desktop: LiveDesktop, folder: Path) -> None:

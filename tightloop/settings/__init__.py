@@ -9,6 +9,7 @@ from tightloop.settings.bounds import AlignmentSettings, BudgetSettings, Trackin
 from tightloop.settings.document import Settings, combined_settings, parse_settings
 from tightloop.settings.execution import (
     AgentSettings,
+    AgentSSettings,
     ExecutorSettings,
     SandboxSettings,
     WindowSettings,
@@ -29,6 +30,7 @@ from tightloop.settings.services import (
 
 __all__ = [
     "LOOPBACK_HOSTS",
+    "AgentSSettings",
     "AgentSettings",
     "AlertChannel",
     "AlertSettings",

@@ -1,10 +1,10 @@
 """Settings of executors, coding agents and the sandbox."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from tightloop.settings.section import HostRule, Pattern, Seconds, Section
+from tightloop.settings.section import Count, HostRule, Pattern, Seconds, Section
 
 
 class AgentSettings(Section):
@@ -29,6 +29,30 @@ class AgentSettings(Section):
     """Names of more variables of the worker that the agent, and what it runs, may see."""
 
 
+class AgentSSettings(Section):
+    """Simular's Agent S, which looks for the chat box in a picture of the window where `chat_key` does not reach it.
+
+    It only says where to click; whether the focus is in the chat box then is checked as always.
+    """
+
+    python: str = ""
+    """Python of an environment that has the package `gui-agents`, as docs/macos.md sets it up. Empty: not used."""
+    model: str = ""
+    """Grounding model, such as UI-TARS, at a service that speaks OpenAI's Chat Completions."""
+    base_url: str = ""
+    """Of that service; empty: OpenAI's."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """Name of the variable of the worker that holds the key; unset where the service needs none."""
+    grid: tuple[Count, Count] | None = None
+    """Width and height that the model's answers refer to; none: the pixels of the picture."""
+
+    @model_validator(mode="after")
+    def _has_a_model(self) -> Self:
+        if self.python and not self.model:
+            raise ValueError("needs model: name the grounding model that looks at the window")
+        return self
+
+
 class WindowSettings(Section):
     """The editor's window that the executor `cursor-gui` may touch, on the hosts with these settings."""
 
@@ -43,6 +67,8 @@ class WindowSettings(Section):
     """Regular expression for the accessible name of the chat box, in any case of letters."""
     chat_key: Annotated[str, Field(pattern=r"^[a-z0-9]+(\+[a-z0-9]+)*$")] = "mod+l"
     """Keys that bring the focus into the chat box; `mod` is Command on macOS, Control elsewhere."""
+    agent_s: AgentSSettings = AgentSSettings()
+    """Who finds the chat box in a picture where the keys do not reach it; a picture of the window leaves this host."""
     transcripts: str = "~/.cursor/projects"
     """Folder where the editor keeps the conversations of its agent."""
 

@@ -12,7 +12,7 @@ from activities.executor.gui.cursor.events import CursorEvents
 from activities.executor.gui.cursor.installation import hooks_installed, hooks_problem
 from activities.executor.gui.ledger import FileLedger
 from activities.executor.gui.plan_file import remove_plan, write_plan
-from activities.executor.gui.port import Driver
+from activities.executor.gui.port import Driver, Locator
 from activities.executor.gui.protocol import HandOff
 from activities.executor.options import read_options
 from activities.executor.port import Availability, Control, Executor
@@ -50,6 +50,9 @@ class CursorGuiExecutor(Executor):
     refused_s: float = REFUSED_S
     patience_s: float = PATIENCE_S
     transcript_quiet_s: float = TRANSCRIPT_QUIET_S
+    locator: Locator | None = None
+    shows: Callable[[str], bool] = lambda _workspace: True
+    """Whether the locator's model may see the window of a workspace."""
 
     def availability(self) -> Availability:
         """Look at the desktop, its permissions, and the hooks; see the port."""
@@ -63,6 +66,8 @@ class CursorGuiExecutor(Executor):
             driver.close()
         problems = (*health.problems, *self._no_way_back())
         version = f"{driver.name}, {health.version}".strip(", ")
+        if self.locator is not None:
+            problems, version = (*problems, *filter(None, (self.locator.problem(),))), f"{version}, with Agent S"
         return Availability(usable=not problems, reason="; ".join(problems), version=version)
 
     def effects_outside(self, order: WorkOrder) -> str:
@@ -123,6 +128,7 @@ class CursorGuiExecutor(Executor):
             lock=self.folder / "screen.lock",
             cancelled=control.cancelled,
             patience_s=self.patience_s,
+            locator=self.locator if self.shows(order.root) else None,
         )
         result = self._hand_over(hand_off, message, control)
         match result.end:

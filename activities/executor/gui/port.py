@@ -22,6 +22,15 @@ class Window(Value):
     title: str = ""
 
 
+class Frame(Value):
+    """The place of a window on the screen, in the units of clicks: points on macOS, pixels on X11."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+
+
 class Element(Value):
     """What has the focus of the keyboard."""
 
@@ -86,12 +95,40 @@ class Driver(Protocol):
         """Press keys together, such as `mod+v` (Command on macOS, Control elsewhere), `enter` or `right`."""
         ...
 
+    def frame(self, window: Window) -> Frame:
+        """Return where a window is."""
+        ...
+
+    def picture(self, frame: Frame) -> bytes:
+        """Return what the screen shows there, as PNG; it may have more pixels than the frame has points."""
+        ...
+
+    def click(self, x: int, y: int) -> None:
+        """Click at a point of the screen."""
+        ...
+
     def texts(self, window: Window) -> tuple[str, ...]:
         """Return the texts that a window shows, from its accessibility tree, in order, bounded; may be empty."""
         ...
 
     def close(self) -> None:
         """End what the driver started."""
+        ...
+
+
+class Locator(Protocol):
+    """Who finds the chat box in a picture."""
+
+    def problem(self) -> str:
+        """Return why it cannot be asked, with what to do; empty: it can."""
+        ...
+
+    def locate(self, png: bytes, frame: Frame) -> tuple[int, int]:
+        """Return a point of the frame; one question to a model, bounded by seconds.
+
+        Raises:
+            DriverError: there is no answer, or it is not a point of the frame.
+        """
         ...
 
 

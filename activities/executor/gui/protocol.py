@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-from activities.executor.gui.port import Driver, DriverError, Element, Ledger, Receipts, Window
+from activities.executor.gui.port import Driver, DriverError, Element, Ledger, Locator, Receipts, Window
 from activities.workspace.ownership import locked
 from tightloop.errors import WorkspaceLockedError
 from tightloop.executor.handoff import (
@@ -73,6 +73,10 @@ class HandOff:
     sleep: Callable[[float], None] = time.sleep
     now: Callable[[], float] = time.monotonic
     lock_wait: timedelta = field(default=timedelta(seconds=30))
+    locator: Locator | None = None
+    """Asked once in a hand-off, where the keys do not bring the focus into the box."""
+    _located: str = field(default="", init=False)
+    """What came of that; empty: it was not asked."""
 
     def deliver(self, message: Message) -> HandOffResult:
         """Hand it over. Safe to call again after a crash at any point, with the same message.
@@ -149,13 +153,33 @@ class HandOff:
                 return window, element
             if press < 2 and self._is_active(window):
                 self.driver.press(self.target.chat_key)
+        if element := self._click_box(window):
+            return window, element
         seen = self.driver.focused()
         what = f"{seen.role} {shorten(seen.label, 60)!r}" if seen else "nothing that the platform names"
         raise Refused(
             f"the focus is not in the chat box after {self.target.chat_key}, but in {what}. Open the chat; if it is "
-            "open, check window.box and the permissions of the accessibility tree: tightloop doctor",
+            f"open, check window.box and the permissions of the accessibility tree: tightloop doctor{self._located}",
             retryable=True,
         )
+
+    def _click_box(self, window: Window) -> Element | None:
+        """Click where the locator sees the chat box; return it if it has the focus then."""
+        if self.locator is None or self._located or not self._is_active(window):
+            return None
+        try:
+            frame = self.driver.frame(window)
+            x, y = self.locator.locate(self.driver.picture(frame), frame)
+            # It took seconds: what is there now may be another window.
+            if self._is_active(window) and self.driver.frame(window) == frame:
+                self.driver.click(x, y)
+                self._located = f". A click at ({x}, {y}), where it was seen in a picture, did not help"
+                self._until(lambda: self._box() is not None, FOCUS_S)
+            else:
+                self._located = ". While a picture was searched for it, the window moved"
+        except DriverError as error:
+            self._located = f". {error.message}"
+        return self._box()
 
     def _box(self) -> Element | None:
         """Return the chat box, if it has the focus."""

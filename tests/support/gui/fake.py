@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from activities.executor.gui.port import DriverError, Element, Entry, Health, Window
+from activities.executor.gui.port import DriverError, Element, Entry, Frame, Health, Window
 from tightloop.executor.handoff import HandOffState, Message, Receipt, leading_marker
 
 EDITOR = Window(id="1", pid=7, app="Cursor", title="main.py - demo - Cursor")
@@ -47,6 +47,11 @@ class Desktop:
     on_submit: Callable[[str], None] | None = None
     keeps_closed: bool = False
     """The chat does not open."""
+    deaf: bool = False
+    """The keys for the chat do nothing."""
+    frame: Frame = field(default_factory=lambda: Frame(x=100, y=50, width=400, height=300))
+    chat_at: tuple[int, int] = (300, 300)
+    """Where a click brings the focus into the chat."""
 
     def now(self) -> float:
         return self.clock
@@ -183,7 +188,7 @@ class FakeDriver:
     def _press(self, chord: str) -> None:
         desktop = self.desktop
         if chord == "mod+l":
-            if desktop.front == EDITOR.id:
+            if desktop.front == EDITOR.id and not desktop.deaf:
                 desktop.chat_open = not (desktop.chat_open and desktop.chat_focused) and not desktop.keeps_closed
                 desktop.chat_focused = desktop.chat_open
             return
@@ -203,6 +208,23 @@ class FakeDriver:
             desktop.box = ""
         elif chord == "enter":
             desktop.submit()
+
+    def frame(self, window: Window) -> Frame:
+        return self.desktop.frame
+
+    def picture(self, frame: Frame) -> bytes:
+        return b"a picture"
+
+    def click(self, x: int, y: int) -> None:
+        self._do("click", lambda: self._click(x, y))
+
+    def _click(self, x: int, y: int) -> None:
+        desktop, place = self.desktop, self.desktop.frame
+        inside = 0 <= x - place.x < place.width and 0 <= y - place.y < place.height
+        if desktop.front != EDITOR.id or not inside:
+            desktop.leaked.append(f"click {x} {y}")
+        else:
+            desktop.chat_focused = (x, y) == desktop.chat_at
 
     def texts(self, window: Window) -> tuple[str, ...]:
         return self.desktop.shown

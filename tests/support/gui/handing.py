@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from activities.executor.gui.cursor.events import CursorEvents
 from activities.executor.gui.ledger import FileLedger
-from activities.executor.gui.port import Driver, Element, Health, Window
+from activities.executor.gui.port import Driver, Element, Frame, Health, Window
 from activities.executor.gui.protocol import HandOff
 from tests.support.gui.page import EDITOR_TITLE
 from tightloop.executor.handoff import HandOffResult, Message, Target, file_message, inline_message
@@ -120,6 +120,15 @@ class Interrupted:
 
     def texts(self, window: Window) -> tuple[str, ...]:
         return self._driver.texts(window)
+
+    def frame(self, window: Window) -> Frame:
+        return self._driver.frame(window)
+
+    def picture(self, frame: Frame) -> bytes:
+        return self._driver.picture(frame)
+
+    def click(self, x: int, y: int) -> None:
+        self._do("click", lambda: self._driver.click(x, y))
 
     def activate(self, window: Window) -> None:
         self._do("activate", lambda: self._driver.activate(window))

@@ -10,7 +10,7 @@ import subprocess
 from importlib import resources
 from typing import Any
 
-from activities.executor.gui.port import DriverError, Element, Health, Window
+from activities.executor.gui.port import DriverError, Element, Frame, Health, Window
 
 SCRIPT_S = 8.0
 """A locked screen lets osascript hang."""
@@ -44,8 +44,9 @@ class AppleScriptDriver:
             problems=problems(
                 locked=bool(state.get("locked")),
                 secure_input=int(state.get("secure_input") or 0),
-                trusted=bool(state.get("trusted")),
-                may_post=bool(state.get("may_post", True)),
+                # None: this macOS does not tell; then the first look or key fails with what to do.
+                trusted=state.get("trusted") is not False,
+                may_post=state.get("may_post") is not False,
             ),
             version=str(state.get("version", "")),
         )
@@ -92,6 +93,18 @@ class AppleScriptDriver:
         held = ",".join(_MODIFIERS[name] for name in modifiers)
         self._run("press", str(_KEY_CODES.get(key, "")), "" if key in _KEY_CODES else key, held)
 
+    def frame(self, window: Window) -> Frame:
+        """Refuse: only clicks need it. See the port."""
+        raise DriverError(f"the driver applescript does not say where {window.title!r} is")
+
+    def picture(self, frame: Frame) -> bytes:
+        """Refuse: see the port."""
+        raise DriverError(f"the driver applescript takes no picture of {frame}")
+
+    def click(self, x: int, y: int) -> None:
+        """Refuse: see the port."""
+        raise DriverError(f"the driver applescript does not click at ({x}, {y})")
+
     def close(self) -> None:
         """Nothing stays open."""
 
@@ -117,16 +130,27 @@ class AppleScriptDriver:
         return done.stdout.decode("utf-8", "replace").strip()
 
 
-def problems(*, locked: bool, secure_input: int, trusted: bool, may_post: bool) -> tuple[str, ...]:
-    """Return what stands in the way on a Mac, each with what to do."""
+def problems(
+    *, locked: bool, secure_input: int, trusted: bool, may_post: bool, may_take_pictures: bool = True
+) -> tuple[str, ...]:
+    """Return what stands in the way on a Mac, each with what it is needed for and what to do."""
+    privacy = "allow it in System Settings, Privacy & Security"
     found = []
     if not trusted:
         found.append(
-            "the worker's program may not use the accessibility API: allow it in System Settings, Accessibility"
+            "the worker's program may not use the accessibility API, which tells the windows and the chat box: "
+            f"{privacy}, Accessibility, and restart it"
         )
     if not may_post:
+        # Since macOS 10.15 a right of its own, in the same list; a program in the background may have only one.
         found.append(
-            "the worker's program may not send keys: allow it in System Settings, Accessibility, and restart it"
+            "the worker's program may not send keys, which paste the plan and press Enter: "
+            f"{privacy}, Accessibility (remove it there and add it again if it is allowed already), and restart it"
+        )
+    if not may_take_pictures:
+        found.append(
+            "the worker's program may not take pictures of the screen, in which window.agent_s looks for the chat box: "
+            f"{privacy}, Screen & System Audio Recording, and restart it; or leave window.agent_s out"
         )
     if locked:
         found.append("the screen is locked: unlock it, and turn the lock off for this session (docs/macos.md)")

@@ -12,14 +12,19 @@ def choose_driver(settings: WindowSettings) -> Driver:
     """Return the driver that the settings name, or the best one of this host.
 
     Raises:
-        DriverError: there is none for this platform.
+        DriverError: there is none for this platform, or none that can do what the settings ask for.
     """
     name = settings.driver if settings.driver != "auto" else _best()
     if name == "mac":
         from activities.executor.gui.drivers.mac import MacDriver
 
-        return MacDriver()
+        return MacDriver(takes_pictures=bool(settings.agent_s.python))
     if name == "applescript":
+        if settings.agent_s.python:
+            raise DriverError(
+                "window.agent_s needs pictures and clicks, which the driver applescript has not: pip install "
+                "pyobjc-framework-ApplicationServices for the driver mac, or leave window.agent_s out"
+            )
         from activities.executor.gui.drivers.applescript import AppleScriptDriver
 
         return AppleScriptDriver()

@@ -1,9 +1,10 @@
-"""Presses keys with pyautogui; nothing is ever typed with it.
+"""Presses keys and clicks with pyautogui; nothing is ever typed with it.
 
 Its `write` types `>` for `<`, drops what is not ASCII, and submits a chat at every line end.
 """
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from activities.executor.gui.port import DriverError
@@ -36,10 +37,24 @@ def press(chord: str) -> None:
     Raises:
         DriverError: the pointer is in a corner of the screen, which stops pyautogui; or the keys cannot be sent.
     """
+    names = [_NAMES.get(name, name) for name in chord.split("+")]
+    _do(f"the keys {chord} cannot be sent", lambda gui: gui.hotkey(*names))
+
+
+def click(x: int, y: int) -> None:
+    """Click at a point of the screen.
+
+    Raises:
+        DriverError: as `press`.
+    """
+    _do(f"({x}, {y}) cannot be clicked", lambda gui: gui.click(x, y))
+
+
+def _do(otherwise: str, act: Callable[[Any], None]) -> None:
     gui = keyboard()
     try:
-        gui.hotkey(*(_NAMES.get(name, name) for name in chord.split("+")))
+        act(gui)
     except gui.FailSafeException:
         raise DriverError("the pointer is in a corner of the screen, which stops all keys. Move it away") from None
     except Exception as error:
-        raise DriverError(f"the keys {chord} cannot be sent: {type(error).__name__}: {error}") from error
+        raise DriverError(f"{otherwise}: {type(error).__name__}: {error}") from error

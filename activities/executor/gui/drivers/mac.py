@@ -5,13 +5,16 @@ Written from Apple's documentation; it has not run on a Mac (docs/macos.md says 
 
 import functools
 import platform
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar, cast
 
 from activities.executor.gui.drivers.applescript import element_of, problems
-from activities.executor.gui.drivers.keys import keyboard, press
-from activities.executor.gui.port import DriverError, Element, Health, Window
+from activities.executor.gui.drivers.keys import click, keyboard, press
+from activities.executor.gui.port import DriverError, Element, Frame, Health, Window
 from tightloop.errors import ExecutorError
 
 MOST_NODES = 4_000
@@ -19,6 +22,7 @@ MOST_TEXTS = 400
 MOST_CHARACTERS = 2_000
 BUILD_S = 0.5
 """Electron needs about so long to build its tree once it is asked to."""
+PICTURE_S = 10.0
 MESSAGE_S = 4.0
 """Limit of one question to another program."""
 _ERRORS = {
@@ -50,7 +54,8 @@ class MacDriver:
 
     name = "mac"
 
-    def __init__(self) -> None:
+    def __init__(self, *, takes_pictures: bool = False) -> None:
+        self._takes_pictures = takes_pictures
         try:
             import AppKit  # pyright: ignore[reportMissingImports]
             import ApplicationServices  # pyright: ignore[reportMissingImports]
@@ -73,6 +78,8 @@ class MacDriver:
                 secure_input=int(session.get("kCGSSessionSecureInputPID") or 0),
                 trusted=bool(self._ax.AXIsProcessTrusted()),
                 may_post=bool(self._quartz.CGPreflightPostEventAccess()),
+                # Titles of windows come from the accessibility API, which does not need this right.
+                may_take_pictures=not self._takes_pictures or bool(self._quartz.CGPreflightScreenCaptureAccess()),
             )
         except DriverError as error:
             return Health(problems=(error.message,))
@@ -96,9 +103,7 @@ class MacDriver:
         program = self._kit.NSRunningApplication.runningApplicationWithProcessIdentifier_(window.pid)
         if program is None:
             raise DriverError(f"the program of the window {window.title!r} has ended")
-        element = next((one for one, found in self._elements_of(program) if found.id == window.id), None)
-        if element is None:
-            raise DriverError(f"the window {window.title!r} is gone")
+        element = self._element(program, window)
         self._ax.AXUIElementPerformAction(element, "AXRaise")
         self._ax.AXUIElementSetAttributeValue(element, "AXMain", True)
         program.activateWithOptions_(self._kit.NSApplicationActivateIgnoringOtherApps)
@@ -166,6 +171,28 @@ class MacDriver:
         """Press keys; see the port."""
         press(chord)
 
+    @_native
+    def frame(self, window: Window) -> Frame:
+        """Return where a window is; see the port."""
+        program = self._kit.NSRunningApplication.runningApplicationWithProcessIdentifier_(window.pid)
+        element = self._element(program, window)
+        place = self._value(element, "AXPosition", self._ax.kAXValueCGPointType)
+        size = self._value(element, "AXSize", self._ax.kAXValueCGSizeType)
+        return Frame(x=int(place.x), y=int(place.y), width=int(size.width), height=int(size.height))
+
+    @_native
+    def picture(self, frame: Frame) -> bytes:
+        """Return what the screen shows; see the port."""
+        with TemporaryDirectory() as folder:
+            file = Path(folder) / "screen.png"
+            place = f"-R{frame.x},{frame.y},{frame.width},{frame.height}"
+            subprocess.run(("screencapture", "-x", "-t", "png", place, str(file)), timeout=PICTURE_S, check=True)
+            return file.read_bytes()
+
+    def click(self, x: int, y: int) -> None:
+        """Click; see the port."""
+        click(x, y)
+
     def close(self) -> None:
         """Nothing stays open."""
 
@@ -203,6 +230,12 @@ class MacDriver:
             # One that does not answer must not hide the windows of the others.
             return
 
+    def _element(self, program: Any, window: Window) -> Any:
+        element = next((one for one, found in self._elements_of(program) if found.id == window.id), None)
+        if element is None:
+            raise DriverError(f"the window {window.title!r} is gone")
+        return element
+
     def _window(self, program: Any, element: Any) -> Window:
         pid, title = int(program.processIdentifier()), str(self._read(element, "AXTitle") or "")
         return Window(
@@ -220,6 +253,14 @@ class MacDriver:
         if code in _NO_VALUE:
             return None
         raise DriverError(f"{attribute} cannot be read: {_ERRORS.get(code, f'error {code} of the accessibility API')}")
+
+    def _value(self, element: Any, attribute: str, kind: int) -> Any:
+        """Return a point or a size, which come in a box of their own."""
+        value = self._read(element, attribute)
+        told, found = self._ax.AXValueGetValue(value, kind, None) if value is not None else (False, None)
+        if not told:
+            raise DriverError(f"the window does not tell its {attribute}")
+        return found
 
     def _walk(self, root: Any) -> Iterator[Any]:
         pending, seen = [root] if root is not None else [], 0

@@ -5,13 +5,14 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from activities.executor.gui.drivers.accessibility import Accessibility
-from activities.executor.gui.drivers.keys import keyboard, press
+from activities.executor.gui.drivers.keys import click, keyboard, press
 from activities.executor.gui.ledger import gui_folder
-from activities.executor.gui.port import DriverError, Element, Health, Window
+from activities.executor.gui.port import DriverError, Element, Frame, Health, Window
 from tightloop.host import private_folder
 
 XCLIP_S = 3.0
@@ -121,6 +122,29 @@ class X11Driver:
         """Press keys; see the port."""
         self._connect()
         press(chord)
+
+    @_x11
+    def frame(self, window: Window) -> Frame:
+        """Return where a window is; see the port."""
+        display = self._connect()
+        found = display.create_resource_object("window", int(window.id))
+        size, place = found.get_geometry(), display.screen().root.translate_coords(found, 0, 0)
+        return Frame(x=place.x, y=place.y, width=size.width, height=size.height)
+
+    @_x11
+    def picture(self, frame: Frame) -> bytes:
+        """Return what the screen shows; see the port."""
+        from PIL import ImageGrab
+
+        box = (frame.x, frame.y, frame.x + frame.width, frame.y + frame.height)
+        kept = BytesIO()
+        ImageGrab.grab(box, xdisplay=self._name).save(kept, "PNG")
+        return kept.getvalue()
+
+    def click(self, x: int, y: int) -> None:
+        """Click; see the port."""
+        self._connect()
+        click(x, y)
 
     def close(self) -> None:
         """Close the connection and end the helper."""

@@ -1,0 +1,74 @@
+"""Asks Agent S for one point of a picture; run by a Python that has `gui-agents`, a process for each question.
+
+In a process of its own, since the package evaluates what models answer in other places, and retries for minutes: this
+one has no display and no other secret than its key, and can be ended. Of the package only the prompt, the picture and
+the reading of the answer are used (`OSWorldACI.generate_coords`, `resize_coordinates`), which evaluate nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import re
+import sys
+from typing import Any
+
+ANSWER_CHARACTERS = 300
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+def main() -> None:
+    """Answer the question on standard input with `{"x": ..., "y": ...}`; a failure is a sentence on standard error."""
+    asked = json.load(sys.stdin)
+    # The package prints what it is told.
+    with contextlib.redirect_stdout(sys.stderr):
+        point = locate(asked)
+    json.dump(point, sys.stdout)
+
+
+def locate(asked: dict[str, Any]) -> dict[str, int]:
+    """Return the point, in pixels of the picture."""
+    from gui_agents.s3.agents.grounding import OSWorldACI  # pyright: ignore[reportMissingImports]
+
+    size = {"width": asked["width"], "height": asked["height"]}
+    grid_width, grid_height = asked["grid"] or (asked["width"], asked["height"])
+    engine = {"engine_type": "openai", "model": asked["model"], "base_url": asked["base_url"]}
+    grounding = {**engine, "grounding_width": grid_width, "grounding_height": grid_height}
+    found = OSWorldACI(None, sys.platform, engine, grounding, **size)
+    found.grounding_model.engine.generate = Once(asked)
+    x, y = found.generate_coords(asked["what"], {"screenshot": base64.b64decode(asked["png"])})
+    x, y = found.resize_coordinates([x, y])
+    return {"x": x, "y": y}
+
+
+class Once:
+    """Asks the model once, in place of the package's own client, which asks up to nine times."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        self._asked, self._used = asked, False
+
+    def __call__(self, messages: list[dict[str, Any]], **_options: Any) -> str:
+        """Return the answer; whatever is wrong ends this process, since the package would try again."""
+        from openai import OpenAI
+
+        if self._used:
+            raise SystemExit("the model was asked once, and the answer is of no use")
+        self._used = True
+        key = os.environ.get("AGENT_S_KEY") or "none"
+        client = OpenAI(api_key=key, base_url=self._asked["base_url"], max_retries=0, timeout=self._asked["timeout_s"])
+        try:
+            answer = client.chat.completions.create(model=self._asked["model"], messages=messages, temperature=0.0)  # type: ignore[arg-type]
+            text = answer.choices[0].message.content or ""
+        except Exception as error:  # noqa: BLE001 - of many classes, and all of them end it
+            raise SystemExit(f"the model did not answer: {type(error).__name__}: {error}") from None
+        # The package takes the first two numbers of whatever is said.
+        numbers = _NUMBER.findall(text)
+        if len(numbers) != 2 or not all(number.isdigit() for number in numbers):
+            raise SystemExit(f"the model answered {text[:ANSWER_CHARACTERS]!r}, which is not one point")
+        return text
+
+
+if __name__ == "__main__":
+    main()
