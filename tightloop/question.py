@@ -151,9 +151,9 @@ class Question(Value):
         )
 
     @property
-    def comes_by_itself(self) -> bool:
-        """Whether no person has to look, because an agent that is at work reports on it."""
-        return self.kind is QuestionKind.WORK and not self.blocks
+    def needs_person(self) -> bool:
+        """Whether a person has to look: the report of an agent comes by itself."""
+        return bool(self.blocks) or self.kind is not QuestionKind.WORK
 
     @property
     def names(self) -> tuple[str, ...]:

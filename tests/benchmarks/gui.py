@@ -5,15 +5,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from activities.executor.gui.cursor.events import CursorEvents
 from activities.executor.gui.port import DriverError
 from tests.benchmarks.figures import Report, Spread, progress
 from tests.support.gui.desktop import LiveDesktop, live_desktop, missing
-from tests.support.gui.handing import by_file, deliver, deliver_blindly, inline
+from tests.support.gui.handing import by_file, deliver, deliver_blindly, inline, until_idle
 from tests.support.gui.page import EDITOR_TITLE, ChatPage, chat_page
 from tightloop.executor.handoff import HandOffEnd, Message
 
@@ -44,6 +43,7 @@ def _measure() -> Report:
             stage.run("inline", [inline("idle-inline", n) for n in range(IDLE)])
             stage.run("file", [by_file("idle-file", n) for n in range(IDLE)])
             stage.run("inline, thief at 0.8 s", [inline("thief", n) for n in range(STOLEN)], thief=True)
+            stage.run("file, thief at 0.8 s", [by_file("thief-file", n) for n in range(STOLEN)], thief=True)
             stage.kills()
             page.hooks = None
             stage.run("blind", [inline("blind", n) for n in range(IDLE)], blind=True)
@@ -74,7 +74,7 @@ class _Stage:
                         stopped += 1
                     took.append((time.perf_counter() - begun - BLIND_SETTLE_S) * 1000)
                     continue
-                self._wait_idle()
+                until_idle(self._folder)
                 begun = time.perf_counter()
                 result = deliver(driver, self._folder, message, seconds=30)
                 took.append((time.perf_counter() - begun) * 1000)
@@ -90,7 +90,7 @@ class _Stage:
         messages, took, stopped, died = [], [], 0, 0
         call, when = 1, "before"
         for number in range(KILLS):
-            self._wait_idle()
+            until_idle(self._folder)
             message = inline("kill", number)
             messages.append(message)
             words = (str(self._folder), "kill", str(number), str(call), when)
@@ -125,13 +125,3 @@ class _Stage:
             driver.press(chord)
         time.sleep(0.5)
         self._page.leaked = []
-
-    def _wait_idle(self) -> None:
-        hooks = self._folder / "hooks"
-        _until(lambda: not CursorEvents(hooks, hooks).busy())
-
-
-def _until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.02)

@@ -14,6 +14,7 @@ from tests.support.gateway import Gateway, gateway
 from tests.support.gui.agent import Agent
 from tests.support.mcp import call, over_http, refused
 from tests.workflow.test_gui import transcripts
+from tightloop.cli.render.question import todo_lines
 from tightloop.client import Check, TightloopClient
 from tightloop.database.access.tokens import Tokens
 from tightloop.database.opening import open_ledger
@@ -81,6 +82,7 @@ async def test_report_ends_the_delivery_and_one_more_is_a_note(
     seen = await client.status(episode_id)
     assert (seen.status, question.blocks) == ("running", "")
     assert served.ledger.inbox() == (), "a person has nothing to do"
+    assert todo_lines(seen)[0].startswith("Nobody has to answer: the agent in the window is at work")
     done, again = await reported(served, workspace, episode_id, report(1), report(1))
     result = await client.result(episode_id)
     timeline = [f"{entry.kind}: {entry.text}" for entry in await client.timeline(episode_id)]

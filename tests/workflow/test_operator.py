@@ -112,10 +112,16 @@ async def test_a_pause_with_a_reason_shows_it(client, temporal_cli, working: Wor
 
         await eventually(waits)
         status = await client.status(episode_id)
+        await temporal_cli(
+            "workflow", "signal", "--name", "pause", "-w", episode_id, "--input", json.dumps("a meeting")
+        )
         await temporal_cli("workflow", "signal", "--name", "cancel", "-w", episode_id)
         result = await client.result(episode_id)
-    assert status.questions
-    assert status.questions[0].title == "lunch"
+        timeline = await client.timeline(episode_id)
+    [asked] = status.questions
+    assert asked.title == "lunch"
+    kept = f"pause: {asked.id} waits already; the reason was: a meeting"
+    assert [entry.text for entry in timeline if entry.kind == "refused"] == [kept]
     assert result.outcome is EpisodeOutcome.CANCELLED
 
 

@@ -143,9 +143,11 @@ def reset_command(episode_id: str, records: Sequence[CheckpointRecord]) -> str:
 def question_lines(question: Question) -> list[str]:
     """Return what is asked and why, as Markdown."""
     since = question.since.strftime(" since %Y-%m-%d %H:%M:%S UTC") if question.since else ""
-    needs = "" if question.default else "It needs a decision: a bare `resume` does not end this."
+    waits = "waits for a person" if question.needs_person else "may be answered"
+    needs = "It needs a decision: a bare `resume` does not end this."
+    needs = needs if question.needs_person and not question.default else ""
     return [
-        f"**{question.id} waits for a person**{since}: {question.title} ({question.kind.value}, by {question.by})",
+        f"**{question.id} {waits}**{since}: {question.title} ({question.kind.value}, by {question.by})",
         "",
         *(f"- {line}" for line in question.evidence),
         *(["", needs] if needs else []),
@@ -172,7 +174,7 @@ def _actions(state: EpisodeState, questions: tuple[Question, ...]) -> list[str]:
         for question in questions
         for option in question.options
     ]
-    if not questions:
+    if not any(question.needs_person for question in questions):
         rows.append(("pause", "signal `pause`", '"why"'))
     if any(question.default for question in questions):
         rows.append((f"choose {questions[0].default}", "signal `resume`", "no input"))

@@ -27,6 +27,6 @@ def episode_snapshot(status: EpisodeStatus, *, parent: str, at: datetime) -> Wor
         cost_usd=status.spent.cost_usd,
         run=status.runs,
         at=at,
-        questions=tuple(question for question in status.questions if not question.comes_by_itself),
+        questions=tuple(question for question in status.questions if question.needs_person),
         details=status.model_dump(mode="json"),
     )

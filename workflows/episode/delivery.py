@@ -87,8 +87,8 @@ class Delivery:
             )
         except Answered as answered:
             before = ExecutorReport(status=ExecutorStatus.NEEDS_PERSON, key=key, new_tree=record.state.tree)
-            found = await self._points.take_tree("the agent has reported: look at what it left")
-            report = report_by_message(before, answered.answer, executor=name, tree=found.tree)
+            await self._points.take_tree("the agent has reported: look at what it left")
+            report = report_by_message(before, answered.answer, executor=name, tree=record.state.tree)
         record.apply(state_changes.with_report, report)
         record.log_drift(report.drift)
         self._log_stand_in(report)

@@ -67,8 +67,11 @@ class Operator:
         """Ask for a pause; asking twice, or while a question waits, is harmless."""
         # A restore that is accepted ends the wait for an answer, but not the wish for a pause.
         is_asked = is_paused(self._questions.waiting) and self.restore_wanted is None
-        if self.pause_wanted is None and not is_asked and self._record.is_open:
-            remark = control.read_remark(reason)
+        remark = control.read_remark(reason)
+        if is_asked and remark.text:
+            waiting = self._questions.waiting[0]
+            self._record.log("refused", f"pause: {waiting.id} waits already; the reason was: {remark.text}")
+        elif self.pause_wanted is None and not is_asked and self._record.is_open:
             text = remark.text or "paused by an operator"
             self.pause_wanted = make_question(QuestionKind.OPERATOR, text, by=remark.by)
 
@@ -170,7 +173,7 @@ class Operator:
     def answer(self, value: Any) -> str:
         """Answer the question that the episode waits for, or that is open beside what runs."""
         [(question, answer)] = self._questions.read(value)
-        if question.comes_by_itself and answer.text:
+        if not question.needs_person and answer.text:
             said = (self._record.state.iteration, answer.option, answer.text, answer.by)
             # An agent may send its report on a limit twice: the second one is not about the delivery after it.
             if said == self._reported:
@@ -225,7 +228,7 @@ class Operator:
         self._answers[question.id] = answer
         if answer.option == CANCEL:
             self.cancel({"text": answer.text, "by": answer.by})
-        if question.comes_by_itself or (answer.option == END and self.pause_wanted is not None):
+        if not question.needs_person or (answer.option == END and self.pause_wanted is not None):
             self._interrupt()
 
     def _refuse_when_closed(self) -> None:

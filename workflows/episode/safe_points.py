@@ -353,12 +353,11 @@ class SafePoints:
 
         Of what they were asked about in a question, only what they want is kept.
         """
-        record, before = self._record, self._record.state.tree
+        record = self._record
         if record.state.request is None or self._putting_back:
             return
-        adopted = await self.take_tree("resume: keep edits made during the pause", drift)
+        adopted, changed = await self.take_tree("resume: keep edits made during the pause", drift)
         record.log_drift(adopted.drift)
-        changed = adopted.tree != before
         if changed:
             # What they refused they may have taken out themselves.
             record.replace(record.state.evolve(findings=()))
@@ -368,17 +367,18 @@ class SafePoints:
         kept = f"edits of {counted(adopted.files_changed, 'file')} {when} were kept"
         record.log("resumed", kept if changed else "resumed")
 
-    async def take_tree(self, summary: str, drift: DriftAnswer | None = None) -> Adopted:
-        """Go on with what is on disk, of which only what was decided on is undone."""
+    async def take_tree(self, summary: str, drift: DriftAnswer | None = None) -> tuple[Adopted, bool]:
+        """Go on with what is on disk, of which only what was decided on is undone; return whether it has changed."""
         record = self._record
         adopted = await self.do(
             WorkspaceActivities.adopt_workspace,
             lambda: AdoptRequest(scope=record.scope, expected_tree=record.state.tree, drift=drift),
             ActivityOptions(summary, RESTORE_TIMEOUT, record.request.queues.workspace),
         )
+        changed = adopted.tree != record.state.tree
         record.replace(record.state.evolve(tree=adopted.tree))
         record.apply(state_changes.with_retries, adopted.attempt)
-        return adopted
+        return adopted, changed
 
     async def _store_amendment(self) -> None:
         record = self._record

@@ -330,7 +330,7 @@ def test_every_tool_says_what_it_is_for() -> None:
 INSPECTOR = shutil.which("mcp-inspector")
 
 
-@pytest.mark.skipif(INSPECTOR is None, reason="needs node and: npm install -g @modelcontextprotocol/inspector")
+@pytest.mark.skipif(INSPECTOR is None, reason="needs node 22 and: npm install -g @modelcontextprotocol/inspector@2")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("transport", ["http", "stdio", "socket"])
 async def test_the_inspectors_command_line_calls_every_tool(

@@ -86,7 +86,22 @@ class LiveDesktop:
 
 @contextmanager
 def live_desktop(page: ChatPage, folder: Path) -> Iterator[LiveDesktop]:
-    """Start everything and end it again; the variables of this process lead to it in between."""
+    """Start a desktop with the page and a decoy beside it."""
+    with empty_desktop(folder) as (driver, open_address):
+        desktop = LiveDesktop(driver, page, lambda title: open_address(page.url(title)))
+        for title in (EDITOR_TITLE, DECOY_TITLE):
+            desktop.open(title)
+            desktop.window(title)
+        yield desktop
+
+
+@contextmanager
+def empty_desktop(folder: Path) -> Iterator[tuple[X11Driver, Callable[[str], None]]]:
+    """Start everything and end it again; the variables of this process lead to it in between.
+
+    Yields:
+        The driver, and what opens a window of Chromium at an address.
+    """
     before = dict(os.environ)
     started: list[subprocess.Popen[str]] = []
 
@@ -117,18 +132,13 @@ def live_desktop(page: ChatPage, folder: Path) -> Iterator[LiveDesktop]:
         start("openbox")
         profile = f"--user-data-dir={folder / 'profile'}"
 
-        def open_window(title: str) -> None:
-            start("chromium", f"--app={page.url(title)}", profile, *_FLAGS)
+        def open_address(address: str) -> None:
+            start("chromium", f"--app={address}", profile, *_FLAGS)
 
-        open_window(EDITOR_TITLE)
         driver = X11Driver()
-        desktop = LiveDesktop(driver, page, open_window)
         try:
             _until_managed(driver)
-            desktop.window(EDITOR_TITLE)
-            open_window(DECOY_TITLE)
-            desktop.window(DECOY_TITLE)
-            yield desktop
+            yield driver, open_address
         finally:
             driver.close()
     finally:

@@ -38,11 +38,19 @@ def hand_off(driver: Driver, folder: Path, *, patience_s: float = 20.0) -> HandO
 
 
 def deliver(driver: Driver, folder: Path, message: Message, *, seconds: float = 60.0) -> HandOffResult:
-    """Hand over, again while waiting may help: the agent answers the plan before it, or a thief has the focus."""
+    """Hand over through the window, again while waiting may help: a thief has the focus."""
     end = time.monotonic() + seconds
+    until_idle(folder)
     while (result := hand_off(driver, folder).deliver(message)).retryable and time.monotonic() < end:
         time.sleep(0.2)
     return result
+
+
+def until_idle(folder: Path, seconds: float = 30.0) -> None:
+    """Wait until the agent has ended its turn: before that its hook would take the prompt, and not the window."""
+    events, end = CursorEvents(folder / "hooks", folder / "transcripts"), time.monotonic() + seconds
+    while events.busy() and time.monotonic() < end:
+        time.sleep(0.05)
 
 
 def plan(number: int, characters: int = 10_240) -> str:

@@ -62,9 +62,10 @@ class ChatPage:
         return {"taken": True, "lag": self.lag_s}
 
     def stop(self, said: str) -> None:
-        """End the agent's turn."""
+        """End the agent's turn; what the hook gives it is its next prompt, as in Cursor."""
         self.run_hook("afterAgentResponse", text=said)
-        self.run_hook("stop", status="completed")
+        if given := self.run_hook("stop", status="completed").get("followup_message"):
+            self.submit(str(given))
 
     def run_hook(self, name: str, **fields: object) -> dict[str, object]:
         """Run the real script as Cursor runs it."""

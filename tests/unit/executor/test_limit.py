@@ -132,7 +132,7 @@ def test_source_is_told() -> None:
         detect(LimitSignal(status_code=429), now=NOW),
         detect(LimitSignal(headers={"retry-after": "3"}), now=NOW),
     ]
-    assert [hit.source for hit in sources if hit] == list(LimitSource)
+    assert [hit.source for hit in sources if hit] == [LimitSource.TEXT, LimitSource.TYPED, LimitSource.HEADER]
 
 
 def test_a_code_is_surer_than_a_status_and_a_status_than_an_ambiguous_word() -> None:

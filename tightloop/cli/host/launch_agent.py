@@ -39,7 +39,7 @@ def install(context: typer.Context, role: RoleAtTheScreen = Role.GUI, dry_run: O
     try:
         log_file(role).parent.mkdir(parents=True, exist_ok=True)
         path.parent.mkdir(parents=True, exist_ok=True)
-        # launchd turns no log over, and keeps it open: this is when it begins anew.
+        # launchd turns no log over, and keeps it open: this empties it.
         log_file(role).write_bytes(b"")
         path.write_bytes(content)
     except OSError as error:

@@ -13,7 +13,7 @@ from tightloop.safety.drift import Drift
 from tightloop.value import counted
 
 QUESTIONS_SHOWN = 12
-_TEXTS = {"done": "what I did", "failed": "why", "refused": "why", "deny": "why", "reject": "why"}
+_TEXTS = {"done": "what I did", "failed": "why", "refused": "why", "limit": "why", "deny": "why", "reject": "why"}
 """Options that say little without a text."""
 
 
@@ -61,8 +61,8 @@ def question_lines(workflow_id: str, question: Question, *, alone: bool = True) 
     role = f" with role {question.role}" if question.role else ""
     who = f"{question.count} different people{role}" if question.count > 1 else f"a person{role}"
     given = ", ".join(f"{answer.by}: {answer.option}" for answer in question.answers)
-    what = question.step or "It"
-    lines = [f"{what} waits for {who}{f' ({given})' if given else ''}: {question.title}{since}"]
+    what = f"{question.step or 'It'} waits for {who}" if question.needs_person else "Nobody has to answer"
+    lines = [f"{what}{f' ({given})' if given else ''}: {question.title}{since}"]
     lines += [f"  {line}" for line in question.evidence]
     for option in question.options:
         words = ["answer", workflow_id, option.name]
