@@ -37,13 +37,13 @@ def awaited_work(status: EpisodeStatus) -> Question | None:
     return next((each for each in status.questions if each.kind is QuestionKind.WORK), None)
 
 
-def is_report(message: str) -> bool:
-    """Return whether a message is a report, such as one that comes a second time."""
+def is_report(message: str, *, before: int | None = None) -> bool:
+    """Return whether a message is a report, such as one that comes a second time; `before`: on an earlier iteration."""
     try:
-        parse_plan_request(message)
+        iteration = parse_plan_request(message).iteration
     except MessageError:
         return False
-    return True
+    return before is None or 0 < iteration < before
 
 
 def read_report(message: str, status: EpisodeStatus, question: Question) -> Report:
@@ -51,12 +51,13 @@ def read_report(message: str, status: EpisodeStatus, question: Question) -> Repo
 
     Raises:
         MessageError: a section is missing or wrong; the sentence has a right example.
-        InvalidRequestError: it is about another iteration, or its outcome is not one.
+        InvalidRequestError: it is about another iteration or none, or its outcome is not one.
     """
     said = parse_plan_request(message)
-    if said.iteration and said.iteration != status.iteration:
+    if said.iteration != status.iteration:
+        which = f"is on iteration {said.iteration}" if said.iteration else "does not say on which [🔁 ITERATION] it is"
         raise InvalidRequestError(
-            f"the report is on iteration {said.iteration}, and {status.episode_id} is in iteration {status.iteration}. "
+            f"the report {which}, and {status.episode_id} is in iteration {status.iteration}. "
             "Report on the plan that is waited for; the tool status shows it"
         )
     return Report(question=question.id, option=_option(said), text=_text(said))

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from gateway.access.scope import EPISODES, PLANS, Found, answered, check_workspace, told, workspace_of
+from gateway.access.scope import EPISODES, PLANS, Found, WrongStateError, answered, check_workspace, told, workspace_of
 from gateway.mcp.caller import Caller
 from gateway.mcp.comparing import Comparison, compare
 from gateway.mcp.report import awaited_work, is_report, read_report
@@ -20,6 +21,7 @@ from tightloop.value import Value
 
 TEXT_CHARACTERS = 4_000
 MESSAGE_CHARACTERS = 20_000
+_LATE = "no report on that is waited for now"
 SCRATCHPAD_CHARACTERS = 1_900
 """What a note to the planner holds, without its heading."""
 
@@ -131,15 +133,23 @@ async def send_message(
         return Ack(ack="a person is asked; the episode pauses at the next safe point")
     status = await _status_of(caller, found)
     question = awaited_work(status)
-    if question is None:
-        # An agent ends no pause that a person asked for.
-        noted = await _note(caller, found, message, resumes=not caller.is_agent)
-        return Ack(ack=f"no report is waited for now, so this is a note: {noted}" if is_report(message) else noted)
+    # One that comes late must not be sent again as the report on what is being done now.
+    if question is None or is_report(message, before=status.iteration):
+        return Ack(ack=await _keep(caller, found, message))
     report = read_report(message, status, question)
     if report.is_long:
-        await _note(caller, found, report.text, resumes=False)
+        # Where the planner has enough to read already, the beginning of it is kept with the delivery.
+        with suppress(InvalidRequestError):
+            await _note(caller, found, report.text, resumes=False)
     work = scope.client.answer(found.id, report.option, report.text, question=report.question, by=scope.person.name)
-    return Ack(ack=str(await told(scope, found, "answer", work)))
+    try:
+        return Ack(ack=str(await told(scope, found, "answer", work)))
+    except (InvalidRequestError, WrongStateError):
+        now = awaited_work(await _status_of(caller, found))
+        if now is not None and now.id == question.id:
+            raise
+        # Something else has told meanwhile that the work is done.
+        return Ack(ack=await _keep(caller, found, message))
 
 
 async def pause_episode(
@@ -263,6 +273,18 @@ async def _status_of(caller: Caller, found: Found) -> EpisodeStatus:
     status = await caller.scope.client.status(found.id)
     assert isinstance(status, EpisodeStatus)
     return status
+
+
+async def _keep(caller: Caller, found: Found, message: str) -> str:
+    """Keep what nothing waits for as a note, and return what became of it; a report is never sent back."""
+    try:
+        # An agent ends no pause that a person asked for.
+        noted = await _note(caller, found, message, resumes=not caller.is_agent)
+    except (InvalidRequestError, WrongStateError) as error:
+        if not is_report(message):
+            raise
+        return f"{_LATE}, and it was not kept: {error.message}. Nothing else is to be done about it"
+    return f"{_LATE}, so this is a note: {noted}" if is_report(message) else noted
 
 
 async def _note(caller: Caller, found: Found, text: str, *, resumes: bool) -> str:

@@ -1,5 +1,6 @@
 """An agent in a window reports by MCP while its executor watches it: only the desktop is not real."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from tests.support.gui.agent import Agent
 from tests.support.mcp import call, over_http, refused
 from tests.workflow.test_gui import transcripts
 from tightloop.cli.render.question import todo_lines
-from tightloop.client import TightloopClient
+from tightloop.client import Check, TightloopClient
 from tightloop.database.access.tokens import Tokens
 from tightloop.database.opening import open_ledger
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeStatus
@@ -68,7 +69,9 @@ async def watched(client: BoundedClient, episode_id: str, agent: Agent, count: i
 async def reported(served: Gateway, workspace: Path, episode_id: str, *messages: str) -> list[str]:
     token = served.token("reporting", Role.AGENT, [state_folder(workspace).name])
     async with over_http(served, token, f"?episode={episode_id}") as agent:
-        return [(await call(agent, "send_message", target="planner", message=text))["ack"] for text in messages]
+        acks = [(await call(agent, "send_message", target="planner", message=text))["ack"] for text in messages]
+    Tokens(served.ledger.database).revoke("reporting")
+    return acks
 
 
 async def test_report_ends_the_delivery_and_one_more_is_a_note(
@@ -85,7 +88,7 @@ async def test_report_ends_the_delivery_and_one_more_is_a_note(
     timeline = [f"{entry.kind}: {entry.text}" for entry in await client.timeline(episode_id)]
     assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 1)
     assert done == "the answer is 'done'; the episode goes on"
-    assert again.startswith("no report is waited for now, so this is a note")
+    assert again.startswith("no report on that is waited for now")
     assert any("answered: reporting: done" in line and "wrote a file" in line for line in timeline)
     assert not any(line.startswith(("paused", "resumed")) for line in timeline)
 
@@ -109,6 +112,36 @@ async def test_limit_that_the_agent_reports_leads_to_continue(
     assert "25 tool calls" in timeline[0]
 
 
+async def test_limit_that_is_reported_twice_counts_once(
+    client: BoundedClient, served: Gateway, workspace: Path, started: tuple[str, Agent]
+) -> None:
+    episode_id, agent = started
+    await watched(client, episode_id, agent)
+    stopped = report(1, outcome="limit_hit", report="25 tool calls")
+    await reported(served, workspace, episode_id, stopped)
+    agent.tell(hook_event_name="stop", status="completed")
+    going_on = await watched(client, episode_id, agent, 2)
+    [again] = await reported(served, workspace, episode_id, stopped)
+    assert again.startswith("this report was heard already")
+    assert (await watched(client, episode_id, agent, 2)).id == going_on.id
+    [other] = await reported(served, workspace, episode_id, report(1, outcome="limit_hit", report="25 more"))
+    agent.tell(hook_event_name="stop", status="completed")
+    await watched(client, episode_id, agent, 3)
+    [third] = await reported(served, workspace, episode_id, report(1, outcome="limit_hit", report="and 25 more"))
+
+    async def asks() -> Question | None:
+        return next(iter((await client.status(episode_id)).questions), None)
+
+    asked = await eventually(asks)
+    assert isinstance(asked, Question)
+    assert (asked.kind, asked.title.startswith("3 limits in a row: reporting: and 25 more")) == (QuestionKind.LIMIT, True)
+    assert LIMIT in other
+    assert LIMIT in third
+    timeline = [entry.text for entry in await client.timeline(episode_id) if entry.kind in ("limit", "duplicate")]
+    assert [line.split(":")[0] for line in timeline] == ["strike 1", "reporting", "strike 2"]
+    await client.cancel(episode_id)
+
+
 async def test_report_on_another_iteration_or_of_another_episode_is_refused(
     client: BoundedClient, served: Gateway, workspace: Path, started: tuple[str, Agent]
 ) -> None:
@@ -117,10 +150,12 @@ async def test_report_on_another_iteration_or_of_another_episode_is_refused(
     token = served.token("reporting", Role.AGENT, [state_folder(workspace).name])
     async with over_http(served, token, f"?episode={episode_id}") as mine:
         stale = await refused(mine, "send_message", target="planner", message=report(7))
+        nameless = await refused(mine, "send_message", target="planner", message=report(0))
         broken = await refused(mine, "send_message", target="planner", message=report(1, outcome="splendid"))
     async with over_http(served, token, "?episode=another") as other:
         elsewhere = await refused(other, "send_message", target="planner", message=report(1))
     assert "is in iteration 1" in stale
+    assert "does not say on which [🔁 ITERATION] it is" in nameless
     assert "limit_hit" in broken
     assert "another" in elsewhere
     assert (await client.status(episode_id)).questions
@@ -160,6 +195,57 @@ async def test_agent_that_tells_without_end_is_told_to_stop(
         for number in range(5):
             await call(mine, "record_checkpoint", scratchpad=f"note {number}", **scratch)
         enough = await refused(mine, "record_checkpoint", scratchpad="note 6", **scratch)
-        await call(mine, "send_message", target="planner", message=report(1))
+        told = await call(mine, "send_message", target="planner", message=report(1, report="a long story " * 100))
     assert "has 5 messages to read already" in enough
+    assert "'done'" in told["ack"], "a long report is heard although its whole text is one note too many"
     assert (await client.result(episode_id)).outcome is EpisodeOutcome.SUCCEEDED
+
+
+async def test_report_and_end_of_the_turn_at_the_same_moment_end_one_delivery(
+    client: BoundedClient, served: Gateway, workspace: Path, started: tuple[str, Agent]
+) -> None:
+    episode_id, agent = started
+    await watched(client, episode_id, agent)
+    token = served.token("racing", Role.AGENT, [state_folder(workspace).name])
+    async with over_http(served, token, f"?episode={episode_id}") as mine:
+
+        async def end_turn() -> None:
+            for event in ({"hook_event_name": "afterAgentResponse", "text": "done"}, {"hook_event_name": "stop"}):
+                await asyncio.to_thread(agent.tell, status="completed", **event)
+
+        one, other, _ = await asyncio.gather(
+            *(call(mine, "send_message", target="planner", message=report(1)) for _ in range(2)), end_turn()
+        )
+    result = await client.result(episode_id)
+    assert (result.outcome, result.iterations, len(agent.desktop.submitted)) == (EpisodeOutcome.SUCCEEDED, 1, 1)
+    heard = ("the answer is 'done'", "no report on that is waited for now", "this report was heard already")
+    for told in (one, other):
+        assert told["ack"].startswith(heard)
+
+
+async def test_report_that_comes_late_is_kept_and_is_not_about_the_next_plan(
+    client: BoundedClient,
+    served: Gateway,
+    workspace: Path,
+    working: Working,
+    registry: Callable[..., dict[str, Any]],
+    request_for: Callable[..., EpisodeRequest],
+    tmp_path: Path,
+) -> None:
+    agent = Agent(tmp_path / "gui", workspace, silent=True)
+    async with working(**registry(**{"cursor-gui": agent.executor})):
+        done = (Check(run="test $(cat log.txt | wc -l) -ge 6"),)
+        episode_id = await client.start(request_for(executor="cursor-gui", definition_of_done=done))
+        await watched(client, episode_id, agent)
+        await reported(served, workspace, episode_id, report(1))
+        agent.tell(hook_event_name="stop", status="completed")
+        second = await watched(client, episode_id, agent, 2)
+        [late] = await reported(served, workspace, episode_id, report(1))
+        assert late == "no report on that is waited for now, so this is a note: the planner will read it"
+        assert (await watched(client, episode_id, agent, 2)).id == second.id
+        await reported(served, workspace, episode_id, report(2))
+        result = await client.result(episode_id)
+        [ended] = await reported(served, workspace, episode_id, report(2))
+    assert (result.outcome, result.iterations, len(agent.desktop.submitted)) == (EpisodeOutcome.SUCCEEDED, 2, 2)
+    assert "was not kept" in ended
+    assert "Nothing else is to be done about it" in ended

@@ -39,6 +39,7 @@ class Operator:
         self.restore_wanted: RestoreTarget | None = None
         self.is_amended = record.state.amended
         self._answers: dict[str, Answer] = {}
+        self._reported: tuple[int, str, str, str] | None = None
 
     # -- what the loop acts on -----------------------------------------------------------------------
 
@@ -170,7 +171,15 @@ class Operator:
             )
 
     def answer(self, value: Any) -> str:
-        """Answer the question that the episode waits for."""
+        """Answer the question that the episode waits for, or that is open beside what runs."""
+        [(question, answer)] = self._questions.read(value)
+        if not question.needs_person and answer.text:
+            said = (self._record.state.iteration, answer.option, answer.text, answer.by)
+            # An agent may send its report on a limit twice: the second one is not about the delivery after it.
+            if said == self._reported:
+                self._record.log("duplicate", f"{answer.by}: {answer.option} {answer.text}")
+                return "this report was heard already, and is not about what runs now. If it happened again, say so"
+            self._reported = said
         [(question, answer)] = self._questions.answer(value)
         self._take(question, answer)
         return f"the answer is {answer.option!r}; {_AFTER.get(answer.option, 'the episode goes on')}"
@@ -219,8 +228,7 @@ class Operator:
         self._answers[question.id] = answer
         if answer.option == CANCEL:
             self.cancel({"text": answer.text, "by": answer.by})
-        is_report = question.kind is QuestionKind.WORK and not question.blocks
-        if is_report or (answer.option == END and self.pause_wanted is not None):
+        if not question.needs_person or (answer.option == END and self.pause_wanted is not None):
             self._interrupt()
 
     def _refuse_when_closed(self) -> None:

@@ -1,7 +1,7 @@
 """Waits for what the agent in the window has to say: its hooks first, then its transcript, then the screen."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from activities.executor.gui.port import Driver, DriverError
 from activities.executor.port import Control
 from tightloop.executor.asking import work_question
 from tightloop.executor.handoff import Receipt, Target, marker
-from tightloop.executor.limit import LimitSource
+from tightloop.executor.limit import LimitKind, LimitSource
 from tightloop.executor.limit_matcher import detect
 from tightloop.executor.model import (
     EventKind,
@@ -31,10 +31,14 @@ NAME = "cursor-gui"
 POLL_S = 0.3
 QUIET_S = 10.0
 """Without news for so long, the screen is looked at for the notice of a limit."""
+HOOKED_QUIET_S = 60.0
+"""The same where the hooks tell of the end of a turn: until then the agent may well be at work, on a long command."""
 TRANSCRIPT_QUIET_S = 30.0
 """A transcript has no end: this long without a change counts as one."""
 SCREEN_TEXTS = 12
 """Last texts of the window, where the hand-off itself has scrolled away."""
+SHORTEST_ANSWER = 12
+"""Characters of a text in the window that is taken for a part of the agent's answer."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,12 @@ class Waiting:
             if news != last:
                 last, changed = news, self.now()
             quiet = self.now() - changed
-            if quiet >= self.quiet_s and self.now() - looked >= self.quiet_s:
+            patience = HOOKED_QUIET_S if self.receipt.source == "hook" else self.quiet_s
+            if quiet >= patience and self.now() - looked >= self.quiet_s:
                 looked = self.now()
-                if limit := self._limit_on_screen():
+                limit = self._limit_on_screen(_answers(events) or [self._transcript()])
+                # Only this one ends a turn that nothing tells the end of.
+                if limit and limit.kind == LimitKind.TOOL_CALL_LIMIT:
                     return self._limited(limit)
             if quiet >= self.transcript_quiet_s and (answer := self._from_transcript()):
                 return answer
@@ -87,12 +94,12 @@ class Waiting:
             if event.event == PROMPT:
                 break
             ours.append(event)
-        answers = [event.text for event in ours if event.event == ANSWER and event.text.strip()]
+        answers = _answers(ours)
         stop = next((event for event in ours if event.event == STOP), None)
         if stop is None:
             return None
         # The notice of a limit ends a turn, and no hook names it.
-        if limit := self._limit_on_screen():
+        if limit := self._limit_on_screen(answers):
             return self._limited(limit)
         said = shorten(answers[-1].strip(), 400) if answers else ""
         transcript = "\n\n".join(answers).encode()
@@ -103,10 +110,14 @@ class Waiting:
         what = "stopped in the editor" if stop.status == "aborted" else f"the agent's turn ended with {stop.status!r}"
         return failed_outcome(f"{what}{f': {said}' if said else ''}").evolve(transcript=transcript)
 
-    def _from_transcript(self) -> ExecutorOutcome | None:
+    def _transcript(self) -> str:
+        """Return the agent's last words where only its transcript tells; empty: none."""
         if self.receipt.source != "transcript":
-            return None
-        answer = answer_to(Path(self.receipt.transcript), self.receipt.handoff_id).strip()
+            return ""
+        return answer_to(Path(self.receipt.transcript), self.receipt.handoff_id).strip()
+
+    def _from_transcript(self) -> ExecutorOutcome | None:
+        answer = self._transcript()
         if not answer:
             return None
         return ExecutorOutcome(
@@ -115,8 +126,11 @@ class Waiting:
             transcript=answer.encode(),
         )
 
-    def _limit_on_screen(self) -> LimitHit | None:
-        """Return the limit whose notice the window shows below the hand-off; a repository can quote one: low trust."""
+    def _limit_on_screen(self, answers: Sequence[str]) -> LimitHit | None:
+        """Return the limit whose notice the window shows below the hand-off, and below what the agent has answered.
+
+        What a tool has read from a repository can look like one: low trust.
+        """
         try:
             windows = [window for window in self.driver.windows() if self.target.matches(window.app, window.title)]
             texts = self.driver.texts(windows[0]) if len(windows) == 1 else ()
@@ -125,8 +139,15 @@ class Waiting:
         name = marker(self.receipt.handoff_id)
         mine = [number for number, text in enumerate(texts) if name in text]
         below = texts[mine[-1] + 1 :] if mine else texts[-SCREEN_TEXTS:]
-        limit = detect("\n".join(below), now=local_now())
-        return limit and limit.evolve(source=LimitSource.SCREEN.value, confidence=min(limit.confidence, 0.5))
+        answered = " ".join(" ".join(answers).split())
+        own = [number for number, text in enumerate(below) if _is_part(text, answered)]
+        limit = detect("\n".join(below[own[-1] + 1 :] if own else below), now=local_now())
+        if limit is None:
+            return None
+        evidence = f"on the screen (low trust): {limit.evidence}"
+        return limit.evolve(
+            source=LimitSource.SCREEN.value, confidence=min(limit.confidence, 0.5), evidence=evidence
+        )
 
     def _limited(self, limit: LimitHit) -> ExecutorOutcome:
         self.cursor.note_limit(self.receipt)
@@ -141,6 +162,15 @@ class Waiting:
         return ExecutorOutcome(
             status=ExecutorStatus.NEEDS_PERSON, summary="the agent in the window has not reported", question=question
         )
+
+
+def _answers(events: Sequence[AgentEvent]) -> list[str]:
+    return [event.text for event in events if event.event == ANSWER and event.text.strip()]
+
+
+def _is_part(text: str, answered: str) -> bool:
+    line = " ".join(text.split())
+    return len(line) >= SHORTEST_ANSWER and line in answered
 
 
 def _modified(path: str) -> int:
