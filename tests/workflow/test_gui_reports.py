@@ -18,7 +18,7 @@ from tightloop.cli.render.question import todo_lines
 from tightloop.client import Check, TightloopClient
 from tightloop.database.access.tokens import Tokens
 from tightloop.database.opening import open_ledger
-from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeStatus
+from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeStatus, Queues
 from tightloop.executor.asking import LIMIT
 from tightloop.host import state_folder
 from tightloop.question import Question, QuestionKind
@@ -134,7 +134,8 @@ async def test_limit_that_is_reported_twice_counts_once(
 
     asked = await eventually(asks)
     assert isinstance(asked, Question)
-    assert (asked.kind, asked.title.startswith("3 limits in a row: reporting: and 25 more")) == (QuestionKind.LIMIT, True)
+    assert asked.kind is QuestionKind.LIMIT
+    assert asked.title.startswith("3 limits in a row: reporting: and 25 more")
     assert LIMIT in other
     assert LIMIT in third
     timeline = [entry.text for entry in await client.timeline(episode_id) if entry.kind in ("limit", "duplicate")]
@@ -249,3 +250,22 @@ async def test_report_that_comes_late_is_kept_and_is_not_about_the_next_plan(
     assert (result.outcome, result.iterations, len(agent.desktop.submitted)) == (EpisodeOutcome.SUCCEEDED, 2, 2)
     assert "was not kept" in ended
     assert "Nothing else is to be done about it" in ended
+
+
+@pytest.mark.parametrize("after_s", [2.9, 3.0, 3.05, 3.1, 3.2])
+async def test_stop_around_a_look_for_workers_is_not_lost(
+    after_s: float, working: Working, client: BoundedClient, request_for: Callable[..., EpisodeRequest]
+) -> None:
+    async with working():
+        queues = Queues(executor="nobody-at-the-screen")
+        episode_id = await client.start(request_for(executor="cursor-gui", queues=queues))
+
+        async def waits() -> bool:
+            return getattr(await client.status(episode_id), "phase", "") == "HANDING_OFF"
+
+        await eventually(waits)
+        # It is looked for workers after three seconds.
+        await asyncio.sleep(after_s)
+        await client.cancel(episode_id, "enough")
+        async with asyncio.timeout(20):
+            assert (await client.result(episode_id)).outcome is EpisodeOutcome.CANCELLED

@@ -60,6 +60,9 @@ RETRIES_IN_TIME = RetryPolicy(
 TRIES_BEFORE_FORGERS = 3
 """How often an activity runs whose result somebody without a key has sent."""
 
+_STOP_PATCH = "stop-between-looks"
+"""What is stopped while it waits for a worker is not started again. Without it a stop between two looks was lost."""
+
 A = TypeVar("A")
 R = TypeVar("R")
 
@@ -119,6 +122,7 @@ class ActivityRunner:
         # Dictionaries, because the order of a set could differ in replay.
         self._waits: dict[tuple[datetime, str], None] = {}
         self._running: dict[workflow.ActivityHandle[Any], None] = {}
+        self._interrupts = 0
         self.interrupted = False
         """Whether what ran last was stopped on purpose."""
 
@@ -129,6 +133,7 @@ class ActivityRunner:
 
     def interrupt(self) -> None:
         """Cancel what is running; `run` then fails when the activity has really stopped."""
+        self._interrupts += 1
         for handle in self._running:
             self.interrupted = True
             handle.cancel()
@@ -175,7 +180,7 @@ class ActivityRunner:
         self, queue: str, method: Callable[[Any, Any], Any], request: Any, options: ActivityOptions
     ) -> Any:
         """Run an activity on a task queue; where its workers are busy, wait for them."""
-        since, notice, told = workflow.now(), self._notice, False
+        since, notice, told, before = workflow.now(), self._notice, False, self._interrupts
         if self._is_executors_own(queue):
             notice = min(notice, EXECUTOR_NOTICE)
         try:
@@ -183,15 +188,24 @@ class ActivityRunner:
                 try:
                     return await self._settle(self._start(method, request, options, queue, notice))
                 except ActivityError as error:
-                    if not found_no_worker(error):
+                    if not found_no_worker(error) or self._is_stopped(before):
                         raise
                     self._waits[since, queue] = None
                     notice, missing = await self._look(request, queue, error.activity_type, since)
+                    if self._is_stopped(before):
+                        raise
                     if missing and not told and self._is_executors_own(queue):
                         told = True
                         self._on_missing(f"no worker on task queue {queue!r} takes {error.activity_type}; it waits")
         finally:
             self._waits.pop((since, queue), None)
+
+    def _is_stopped(self, before: int) -> bool:
+        """Return whether it was interrupted since then, though what ran at that moment had just ended by itself."""
+        if self._interrupts == before or not workflow.patched(_STOP_PATCH):
+            return False
+        self.interrupted = True
+        return True
 
     def _start(
         self, method: Callable[[Any, Any], Any], request: Any, options: ActivityOptions, queue: str, notice: timedelta

@@ -145,9 +145,7 @@ class Waiting:
         if limit is None:
             return None
         evidence = f"on the screen (low trust): {limit.evidence}"
-        return limit.evolve(
-            source=LimitSource.SCREEN.value, confidence=min(limit.confidence, 0.5), evidence=evidence
-        )
+        return limit.evolve(source=LimitSource.SCREEN.value, confidence=min(limit.confidence, 0.5), evidence=evidence)
 
     def _limited(self, limit: LimitHit) -> ExecutorOutcome:
         self.cursor.note_limit(self.receipt)

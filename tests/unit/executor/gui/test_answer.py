@@ -1,4 +1,4 @@
-"""How the wait for the agent in a window ends, by what its hooks tell and what the window shows; the clock is scripted."""
+"""How the wait for the agent in a window ends, by hooks and by what the window shows; the clock is scripted."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -50,9 +50,7 @@ class Watched:
         receipt = cursor.find(MESSAGE.id)
         assert receipt is not None
         chosen = WindowSettings()
-        target = Target(
-            apps=chosen.apps, title=chosen.title, project="demo", box=chosen.box, chat_key=chosen.chat_key
-        )
+        target = Target(apps=chosen.apps, title=chosen.title, project="demo", box=chosen.box, chat_key=chosen.chat_key)
         driver, asked = FakeDriver(self.desktop), order(self.folder, step("true"), idle_limit_s=900.0)
         clock = {"now": self.desktop.now, "sleep": self.sleep}
         return Waiting(asked, receipt, cursor, driver, target, Supervision(None), **clock).wait()
