@@ -112,6 +112,27 @@ async def test_limit_that_the_agent_reports_leads_to_continue(
     assert "25 tool calls" in timeline[0]
 
 
+async def test_continue_goes_with_the_end_of_the_turn_in_which_the_limit_was_reported(
+    client: BoundedClient, served: Gateway, workspace: Path, tmp_path: Path, started: tuple[str, Agent]
+) -> None:
+    episode_id, agent = started
+    await watched(client, episode_id, agent)
+    await reported(served, workspace, episode_id, report(1, outcome="limit_hit", report="25 tool calls"))
+
+    async def is_offered() -> bool:
+        return any((tmp_path / "gui" / "hooks" / "next").glob("*.json"))
+
+    await eventually(is_offered)
+    given = agent.tell(hook_event_name="stop", status="completed")["followup_message"]
+    assert CONTINUE in given
+    agent.work(given)
+    await watched(client, episode_id, agent)
+    await reported(served, workspace, episode_id, report(1))
+    result = await client.result(episode_id)
+    assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 1)
+    assert len(agent.desktop.submitted) == 1, "the window was not touched again"
+
+
 async def test_limit_that_is_reported_twice_counts_once(
     client: BoundedClient, served: Gateway, workspace: Path, started: tuple[str, Agent]
 ) -> None:

@@ -56,9 +56,8 @@ class Agent:
         self.tell(hook_event_name="afterAgentResponse", text="Three lines are written.")
         self.tell(hook_event_name="stop", status="completed")
 
-    def tell(self, **event: Any) -> None:
-        if self._hooks:
-            hook.handle(self._folder / "hooks", {"conversation_id": "c-1", **event})
+    def tell(self, **event: Any) -> dict[str, Any]:
+        return hook.handle(self._folder / "hooks", {"conversation_id": "c-1", **event}) if self._hooks else {}
 
     def say(self, role: str, text: str) -> None:
         if not self._hooks:

@@ -1,4 +1,4 @@
-"""How the wait for the agent in a window ends, by hooks and by what the window shows; the clock is scripted."""
+"""How the wait for the agent in a window ends, by its hooks and by what the window shows; the clock is scripted."""
 
 from collections.abc import Callable
 from pathlib import Path
