@@ -1,0 +1,142 @@
+"""The ports of the coder: its tools, and the model that it asks."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from activities.artifacts.port import ArtifactStore
+from activities.workspace.port import WorkingTree
+from activities.workspace.scope import EpisodeScope
+from tightloop.executor.model import Grant
+from tightloop.executor.usage import Usage
+from tightloop.question import Question
+
+
+class ProposedCall(NamedTuple):
+    """A tool call as the model wrote it."""
+
+    id: str
+    """The provider's id; unique within its answer."""
+    tool: str
+    arguments: str
+    """JSON, as yet unread."""
+
+
+class Message(NamedTuple):
+    """One message of a conversation."""
+
+    role: str
+    """`system`, `user`, `assistant` or `tool`."""
+    text: str = ""
+    calls: tuple[ProposedCall, ...] = ()
+    """Of an assistant."""
+    call_id: str = ""
+    """Of a tool: the call that it answers."""
+
+
+class ToolSpec(NamedTuple):
+    """A tool as a model is told of it."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    """Strict JSON schema: every property is required (null where it is optional), none may be added."""
+
+
+class ModelReply(NamedTuple):
+    """What a model answered, unchanged."""
+
+    text: str = ""
+    calls: tuple[ProposedCall, ...] = ()
+    truncated: bool = False
+    refusal: str = ""
+    usage: Usage = Usage()
+    model: str = ""
+
+
+class ToolResult(NamedTuple):
+    """What a tool brought."""
+
+    text: str
+    """For the model; the toolbox bounds it."""
+    failed: bool = False
+    question: Question | None = None
+    """Nothing was done; a person decides first."""
+    finished: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileChange:
+    """What a writing tool is about to do to one file; done by rename, so that it happens whole or not."""
+
+    path: str
+    """Relative to the root."""
+    before: bytes | None
+    """None: there is no such file."""
+    after: bytes | None
+    """None: it is removed."""
+    text: str
+    """For the model, once it is done."""
+    executable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolContext:
+    """What a tool may use."""
+
+    scope: EpisodeScope
+    root: Path
+    """The working tree."""
+    base_tree: str
+    """Tree from which the delivery began."""
+    store: ArtifactStore
+    checks: tuple[str, ...] = ()
+    """Commands of the definition of done."""
+    grants: tuple[Grant, ...] = ()
+    """What people allowed or denied, by fingerprint."""
+    cancelled: Callable[[], bool] = lambda: False
+    started: Callable[[int], None] = lambda _pid: None
+    """Told the pid of what is started, so that the next holder ends it should this worker die."""
+    tree: WorkingTree | None = field(default=None, repr=False)
+    """Held exclusively while a tool writes or runs; None while it only reads."""
+
+
+class Tool(Protocol):
+    """One tool; a file of its own in `activities/coder/tools/`. Blocking; runs in a thread.
+
+    A tool reads, or prepares a change of one file, or runs something.
+    """
+
+    @property
+    def spec(self) -> ToolSpec:
+        """What a model is told of it."""
+        ...
+
+    reads: bool
+    """It changes nothing and starts nothing."""
+    runs: bool
+    """It starts programs: after a crash its outcome is unknown, and it is not started again by itself."""
+
+    def use(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult | FileChange:
+        """Do it, or say what change is to be made. `arguments` follow the schema.
+
+        Raises:
+            ToolError: it cannot be done as asked; the model is told why.
+        """
+        ...
+
+
+class TurnModel(Protocol):
+    """Asks a model for its next step."""
+
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, beat: Callable[[], None]
+    ) -> ModelReply:
+        """Return the answer; `beat` is called with every piece that arrives.
+
+        Raises:
+            PlannerError: the service refuses; not retryable.
+            PlannerUnavailableError: it is busy or down; retryable.
+        """
+        ...
