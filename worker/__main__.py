@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from tightloop.client.encryption import data_converter
+from tightloop.database.memory.opening import memory_database
 from tightloop.database.opening import open_ledger
-from tightloop.database.upgrading import HEAD
 from tightloop.errors import TightloopError
 from tightloop.host import load_settings, name_user, open_state_home, state_home
 from tightloop.host.log import set_up
@@ -94,9 +94,13 @@ async def _ledger(what: str, settings: Settings) -> None:
         open_state_home(state_home())
         print(await rebuild(await connect(settings), settings))
         return
-    database = open_ledger(settings).database
-    before = await asyncio.to_thread(database.upgrade)
-    print(f"{database}: at migration {HEAD}" + (f", was at {before}" if before not in ("", HEAD) else ""))
+    databases = {"ledger": open_ledger(settings).database}
+    if settings.memory.enabled:
+        databases["memory"] = memory_database(settings)
+    for name, database in databases.items():
+        before = await asyncio.to_thread(database.upgrade)
+        was = f", was at {before}" if before not in ("", database.head) else ""
+        print(f"{name} in {database}: at migration {database.head}{was}")
 
 
 def _hooks(what: str) -> str:

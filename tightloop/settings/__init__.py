@@ -16,6 +16,7 @@ from tightloop.settings.execution import (
     WorkspaceSettings,
 )
 from tightloop.settings.gateway import GatewaySettings
+from tightloop.settings.memory import MemorySettings
 from tightloop.settings.planning import PlannerSettings, PlanSettings
 from tightloop.settings.privacy import PrivacySettings, ProjectPrivacy
 from tightloop.settings.services import (
@@ -40,6 +41,7 @@ __all__ = [
     "DatabaseSettings",
     "ExecutorSettings",
     "GatewaySettings",
+    "MemorySettings",
     "PlanSettings",
     "PlannerSettings",
     "PrivacySettings",

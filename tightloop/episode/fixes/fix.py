@@ -7,6 +7,7 @@ from importlib import resources
 from typing import NamedTuple
 
 from tightloop.episode.check import CheckReport, CheckResult, CheckStatus
+from tightloop.episode.failure.saying import telling_line
 from tightloop.episode.fixes.known_bugs import PROBES, known_bugs
 from tightloop.episode.fixes.ruff import (
     RuffRules,
@@ -70,18 +71,6 @@ _FORMATTERS = tuple(_Formatter(**each) for each in _DATA["formatters"])
 _TESTS = frozenset({"pytest", "py.test", "unittest", "tox", "nox"})
 _PYTHON = _TESTS | {"mypy", "python", "python3"}
 _TOOLS = frozenset({*(tool.name for tool in _FORMATTERS), *_TESTS, "mypy"})
-_ERROR_LINES = tuple(
-    re.compile(pattern, re.MULTILINE)
-    for pattern in (
-        r"^E  +(?:assert\b|[\w.]*(?:Error|Exception|Warning)\b).*$",
-        r"^E  +[^\s+].*$",
-        r"^.*\b[A-Z]\w*(?:Error|Exception)\b.*$",
-        r"^(?:\S*:\d+:\d+: )?[A-Z]{1,6}\d{3,4}\b.*$",
-        r"^(?!Found ).*\berror\b.*$",
-        r"^.*\S.*$",
-    )
-)
-"""Lines that explain a failure, the best first: pytest's error, an exception, a finding, an error, anything."""
 
 
 class FixFinder:
@@ -217,10 +206,7 @@ class FixFinder:
 
 def last_error(result: CheckResult) -> str:
     """Return the line of the output that says most about the failure, at most `ERROR_CHARACTERS`."""
-    for pattern in _ERROR_LINES:
-        if lines := pattern.findall(result.tail):
-            return one_line(lines[-1], ERROR_CHARACTERS)
-    return "it printed nothing"
+    return one_line(telling_line(result.tail), ERROR_CHARACTERS) or "it printed nothing"
 
 
 def exhausted(command: str, tried: Sequence[HistoryEntry]) -> bool:
