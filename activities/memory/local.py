@@ -1,5 +1,6 @@
 """An embedder from a folder: a BERT such as MiniLM, run by NumPy on one core."""
 
+import hashlib
 import json
 from array import array
 from collections.abc import Mapping, Sequence
@@ -59,7 +60,8 @@ class LocalEmbedder:
         self._shape = _shape(json.loads((folder / "config.json").read_text("utf-8")))
         self.dimension = self._shape.dimension
         # Two models with one name would be compared.
-        self.name = f"{folder.resolve().name}-{_mark(self._weights)}"
+        trained = self._weights[f"encoder.layer.{self._shape.layers - 1}.output.dense.weight"]
+        self.name = f"{folder.resolve().name}-{hashlib.sha256(trained.tobytes()).hexdigest()[:SHA_CHARACTERS]}"
 
     def embed(self, texts: Sequence[str]) -> "list[array[float]]":
         """Return a vector for each text, float32 (dimension,); 20 ms of processor time for a short one."""
@@ -110,12 +112,6 @@ def _shape(config: Mapping[str, Any]) -> _Shape:
         dimension=int(config["hidden_size"]),
         epsilon=float(config.get("layer_norm_eps", 1e-12)),
     )
-
-
-def _mark(weights: Mapping[str, Matrix]) -> str:
-    import hashlib
-
-    return hashlib.sha256(weights["embeddings.word_embeddings.weight"].tobytes()).hexdigest()[:SHA_CHARACTERS]
 
 
 def _gelu(value: Matrix) -> Matrix:

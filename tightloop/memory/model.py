@@ -85,6 +85,10 @@ class Outcome(Value):
     at: datetime
 
 
+RECALLED = "recall"
+"""Type of the figure that a question to the memory leaves: how much it found."""
+
+
 class Measurement(Value):
     """A figure that nothing else keeps, such as the coverage of changed lines."""
 
@@ -141,6 +145,8 @@ class Recollection(Value):
     """What solved it, the best first; None: nothing did yet."""
     evidence: Evidence = Evidence()
     """How often it was tried against this failure, and worked."""
+    check: str = ""
+    """The failing command that it was looked up for."""
 
     @property
     def shown(self) -> str:

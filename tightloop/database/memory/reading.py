@@ -9,6 +9,7 @@ from tightloop.database.memory.rows import read_measurement, read_pattern
 from tightloop.database.memory.schema import facts, failures, metrics, patterns, uses
 from tightloop.memory.evidence import Evidence
 from tightloop.memory.model import (
+    RECALLED,
     Details,
     Entry,
     Kind,
@@ -18,9 +19,6 @@ from tightloop.memory.model import (
     Recollection,
 )
 from tightloop.memory.ranking import Found
-
-RECALLED = "recall"
-"""Type of the figure that a question to the memory leaves: how much it found."""
 
 
 class Solved:

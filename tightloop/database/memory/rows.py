@@ -76,11 +76,11 @@ def clean_fact(fact: Fact) -> Fact:
     )
 
 
-def pattern_row(project: str, pattern_id: str, pattern: Pattern, vectored: Vectored) -> dict[str, Any]:
+def pattern_row(project: str, pattern: Pattern, vectored: Vectored) -> dict[str, Any]:
     """Return the row of a pattern, but for its time."""
     fields = pattern.model_dump(exclude={"steps", "commands"})
     lists = {"steps": json.dumps(pattern.steps), "commands": json.dumps(pattern.commands)}
-    return {"project": project, "id": pattern_id, **fields, **lists, **vectored.columns}
+    return {"project": project, "id": pattern.id, **fields, **lists, **vectored.columns}
 
 
 def read_pattern(row: RowMapping) -> Pattern:

@@ -130,7 +130,7 @@ def by_words(connection: Connection, project: str, kind: Kind, query: Mapping[st
         return Spoken({}, 0.0)
     average = row.words / row.documents
     counted = select(words.c.word, func.count()).where(*here, words.c.word.in_(list(query))).group_by(words.c.word)
-    frequencies: dict[str, int] = dict(connection.execute(counted).tuples().all())
+    frequencies: dict[str, int] = dict(connection.execute(counted).all())
     used = _affordable(frequencies)
     columns = select(words.c.word, words.c.owner, words.c.count, words.c.length).where(*here, words.c.word.in_(used))
     postings: dict[str, list[Posting]] = {word: [] for word in used}

@@ -105,9 +105,10 @@ class MemoryStore:
         if not outcomes:
             return
         with self._writing(project) as (connection, name):
-            write_pattern(connection, name, pattern.id, clean, vectored, outcomes[0].at)
+            write_pattern(connection, name, clean, vectored, outcomes[0].at)
             for outcome in outcomes:
-                write_outcome(connection, name, outcome)
+                # What is read again has this id.
+                write_outcome(connection, name, outcome.evolve(pattern=clean.id))
 
     def record_outcomes(self, project: str, outcomes: Sequence[Outcome]) -> None:
         """Note what came of patterns that were used again; see `record_failures` for errors."""

@@ -38,14 +38,12 @@ def write_failure(connection: Connection, project: str, failure: SeenFailure, ve
     return False
 
 
-def write_pattern(
-    connection: Connection, project: str, pattern_id: str, pattern: Pattern, vectored: Vectored, at: datetime
-) -> None:
+def write_pattern(connection: Connection, project: str, pattern: Pattern, vectored: Vectored, at: datetime) -> None:
     """Add a pattern, unless it is known."""
-    here = (patterns.c.project == project, patterns.c.id == pattern_id)
+    here = (patterns.c.project == project, patterns.c.id == pattern.id)
     if connection.execute(select(patterns.c.id).where(*here)).first() is None:
-        connection.execute(patterns.insert(), {**pattern_row(project, pattern_id, pattern, vectored), "at": at})
-        write_words(connection, project, Kind.PATTERN, pattern_id, vectored.text)
+        connection.execute(patterns.insert(), {**pattern_row(project, pattern, vectored), "at": at})
+        write_words(connection, project, Kind.PATTERN, pattern.id, vectored.text)
 
 
 def write_outcome(connection: Connection, project: str, outcome: Outcome) -> bool:
@@ -143,7 +141,7 @@ def _settle(connection: Connection, project: str) -> None:
 def _drop_words(connection: Connection, project: str, kind: Kind, owners: Sequence[str]) -> None:
     here = (words.c.project == project, words.c.kind == kind.value, words.c.owner.in_(owners))
     lengths = select(words.c.owner, func.max(words.c.length)).where(*here).group_by(words.c.owner)
-    found: dict[str, int] = dict(connection.execute(lengths).tuples().all())
+    found: dict[str, int] = dict(connection.execute(lengths).all())
     connection.execute(delete(words).where(*here))
     _count(connection, project, kind, documents=-len(found), length=-sum(found.values()))
 

@@ -20,6 +20,7 @@ from tightloop.episode.fixes.ruff import (
 )
 from tightloop.episode.fixes.toolcall import ToolCall, echoed_calls, tool_calls
 from tightloop.episode.progress.history import HistoryEntry, command_text, one_line
+from tightloop.memory.model import Match, Recollection
 from tightloop.value import Value
 
 RUNS_PER_COMMAND = 3
@@ -91,6 +92,21 @@ class FixFinder:
     def fixes(self, rules: RuffRules) -> tuple[Fix, ...]:
         """Return what is left to try, the best first."""
         return tuple(fix for fix in self._open(rules) if self._may_run(fix.run[0]))
+
+    def remembered(self, found: Sequence[Recollection], *, exact: bool) -> Recollection | None:
+        """Return what to do again: the first whose commands may be run and are not exhausted; None: there is none.
+
+        Args:
+            found: what was recalled, the surest first.
+            exact: only what fixed the same failure.
+        """
+        for one in found:
+            commands = one.pattern.commands if one.pattern else ()
+            usable = commands and all(command and self._may_run(command[0]) for command in commands)
+            fits = one.match is Match.SIGNATURE or not exact
+            if usable and fits and not exhausted(command_text(commands[0]), self._tried):
+                return one
+        return None
 
     def why_none(self, rules: RuffRules) -> str:
         """Say why no fix is left: the failing check, its last error, and what a person could do."""
