@@ -8,9 +8,11 @@ from typing import Any, NamedTuple, Protocol
 from activities.artifacts.port import ArtifactStore
 from activities.workspace.port import WorkingTree
 from activities.workspace.scope import EpisodeScope
+from tightloop.coder.role import Role
 from tightloop.executor.model import Grant
 from tightloop.executor.usage import Usage
 from tightloop.question import Question
+from tightloop.safety.prompt_privacy import PromptPrivacy
 
 
 class ProposedCall(NamedTuple):
@@ -33,6 +35,10 @@ class Message(NamedTuple):
     """Of an assistant."""
     call_id: str = ""
     """Of a tool: the call that it answers."""
+    result: str = ""
+    """Of a tool: the hash of the artifact with its result, by which it can be read again."""
+    failed: bool = False
+    """Of a tool: it says what to do differently."""
 
 
 class ToolSpec(NamedTuple):
@@ -140,3 +146,7 @@ class TurnModel(Protocol):
             PlannerUnavailableError: it is busy or down; retryable.
         """
         ...
+
+
+TurnModels = Callable[[Role, str, PromptPrivacy], TurnModel]
+"""Returns the model of a role, by the id of the session and what the project lets leave this host in a prompt."""
