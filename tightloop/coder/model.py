@@ -13,6 +13,7 @@ from tightloop.value.artifact import ArtifactRef
 
 CODER = "coder"
 """Name of the executor, and of the role that changes the code."""
+PATH_LIMIT = 30
 PLANNER, TESTER, REFLECTOR = "planner", "tester", "reflector"
 
 
@@ -118,6 +119,12 @@ class CoderProgress(Sparse):
     """By role."""
     tested: bool = False
     """The tester has had its turn."""
+    path: tuple[tuple[CoderState, int], ...] = ()
+    """The last states, each with the turns that were taken before it."""
+
+    def entering(self, state: CoderState) -> "CoderProgress":
+        """Return the progress as a state begins."""
+        return self.evolve(state=state, path=(*self.path, (state, self.turns))[-PATH_LIMIT:])
 
 
 class CoderResult(Sparse):
@@ -141,6 +148,12 @@ class CoderStatus(Sparse):
     max_turns: int = 0
     round: int = 1
     usage: Usage = Usage()
+
+    @property
+    def line(self) -> str:
+        """The status in a line."""
+        known = f", {self.usage.input_tokens + self.usage.output_tokens} tokens" if self.usage.known else ""
+        return f"{self.state.value}, turn {self.turns} of at most {self.max_turns}, round {self.round}{known}"
 
 
 class TimelineEntry(Sparse):

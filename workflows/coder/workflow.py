@@ -232,7 +232,7 @@ class CoderWorkflow:
         """Go on with a state, and show it; `said` is for the next turn of a role."""
         if said is not None:
             self._talking.say(role, said)
-        self._talking.progress = self._talking.progress.evolve(state=state)
+        self._talking.progress = self._talking.progress.entering(state)
         self._log(state.value)
         # Search attributes are plain text for everybody: an enum value, and nothing else.
         workflow.upsert_search_attributes([STATUS.value_set(state.value.lower())])

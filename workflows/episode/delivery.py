@@ -6,6 +6,7 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 from activities.executor.activity import ConcludeRequest, ExecuteRequest, ExecutionActivities, HandOffRequest
+from tightloop.coder.display import path_line
 from tightloop.coder.input import CoderInput
 from tightloop.coder.model import CODER
 from tightloop.episode.loop import decisions, state_changes
@@ -114,6 +115,7 @@ class Delivery:
             ActivityOptions(title, timedelta(seconds=limit)),
             pause=lambda: workflow.get_external_workflow_handle(identity).signal("pause"),
         )
+        record.log(CODER, path_line(result.progress))
         return await self._points.do(
             ExecutionActivities.conclude,
             lambda: ConcludeRequest(scope=record.scope, begun=begun, result=result),
