@@ -1,6 +1,5 @@
 """The activities of the coder: each does one thing, once, and says in few bytes what came of it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +15,13 @@ from activities.coder.requests import (
     Brief,
     Checked,
     CheckRequest,
-    Judged,
-    JudgeRequest,
     ToolRequest,
     TurnRequest,
 )
 from activities.coder.session import read_progress, session_folder, session_of
 from activities.coder.toolbox import Toolbox
-from activities.coder.turns.taking import TurnTaker, read_turn
+from activities.coder.turns.stored import read_turn
+from activities.coder.turns.taking import TurnTaker
 from activities.executor.port import Outboxes
 from activities.workspace.folders import root_of, state_folder_of
 from activities.workspace.port import WorkingTree, Workspaces

@@ -37,8 +37,6 @@ class Message(NamedTuple):
     """Of a tool: the call that it answers."""
     result: str = ""
     """Of a tool: the hash of the artifact with its result, by which it can be read again."""
-    failed: bool = False
-    """Of a tool: it says what to do differently."""
 
 
 class ToolSpec(NamedTuple):

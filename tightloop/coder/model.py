@@ -54,25 +54,12 @@ class CallResult(Sparse):
     """The model says with it that its part is done; the result is what it says."""
 
 
-class TurnInput(Sparse):
-    """What a model is asked with in one turn."""
-
-    number: int
-    """Counts the turns of a session, of all roles together, from 1."""
-    node: ArtifactRef
-    """The conversation so far."""
-    results: tuple[CallResult, ...] = ()
-    """Of the calls of its last answer, in their order."""
-    notes: tuple[ArtifactRef, ...] = ()
-    """Texts for the model after the results, such as a reflection."""
-
-
 class Turn(Sparse):
     """One answer of a model."""
 
     number: int
     node: ArtifactRef
-    """The conversation up to and with this answer, and with the problem if there is one."""
+    """The conversation up to and with this answer."""
     calls: tuple[CallHead, ...] = ()
     """Empty: the model proposed nothing to do."""
     problem: str = ""

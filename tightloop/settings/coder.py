@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from tightloop.coder.model import Bounds
 from tightloop.coder.role import Positive, Role, Temperature, TopP, known_roles, known_tools
 from tightloop.errors import did_you_mean
 from tightloop.settings.section import Count, Seconds, Section
@@ -41,19 +42,19 @@ class CoderSettings(Section):
     # Models that think before they speak send nothing meanwhile, at services that do not stream their thoughts.
     silence_s: Seconds = 120.0
     """Longest silence within an answer."""
-    max_turns: Count = 200
+    max_turns: Count = 60
     """Answers of models in one delivery, of all roles together."""
-    max_tokens: Count = 4_000_000
-    """Tokens of one delivery, prompts and answers together."""
+    max_tokens: Count = 1_000_000
+    """Tokens of one delivery, prompts and answers together, where the service reports them."""
     rounds: Annotated[int, Field(ge=0, le=20)] = 3
     """How often the coder tries again, after a reflection, when the checks or the tests do not pass."""
     context_tokens: Annotated[int, Field(ge=2_000)] = 40_000
     """Size of a prompt above which older turns are replaced by a digest."""
     keep_tokens: Annotated[int, Field(ge=500)] = 15_000
     """Newest turns that stay as they are then."""
-    planning: bool = True
+    planning: bool = False
     """Let the role `planner` read the code before the role `coder` changes it."""
-    testing: bool = True
+    testing: bool = False
     """Let the role `tester` write tests for the change; only those that can fail count."""
     roles: dict[str, RoleSettings] = Field(default_factory=dict)
     """By the name of a role: planner, coder, tester, reflector."""
@@ -73,6 +74,11 @@ class CoderSettings(Section):
                     near = did_you_mean(tool, known_tools())
                     raise ValueError(f"unknown tool {tool!r} (coder.roles.{name}.tools). {near}")
         return self
+
+    @property
+    def bounds(self) -> Bounds:
+        """What one delivery may take."""
+        return Bounds.of(self)
 
     def role(self, name: str) -> Role:
         """Return a role as its file and these settings say.

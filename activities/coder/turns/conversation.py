@@ -78,10 +78,9 @@ class Conversation(NamedTuple):
         return Node(messages=self.opening + self.messages, digest=self.digest, left_out=self.left_out)
 
 
-def open_conversation(store: ArtifactStore, role: Role, task: str) -> ArtifactRef:
-    """Store the beginning of a conversation of a role about a task; the same beginning has the same address."""
-    opening = (Message("system", system_prompt(role)), Message("user", task))
-    return put_node(store, Node(messages=opening))
+def opened(role: Role, task: str) -> Conversation:
+    """Return the beginning of a conversation of a role about a task."""
+    return Conversation((Message("system", system_prompt(role)), Message("user", task)))
 
 
 def put_node(store: ArtifactStore, node: Node) -> ArtifactRef:

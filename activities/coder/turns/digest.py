@@ -51,7 +51,7 @@ def _called(call: ProposedCall, result: Message | None) -> str:
     what = f"{call.tool} {_main_argument(call.arguments)}".strip()
     if result is None:
         return what
-    outcome = ("failed: " if result.failed else "") + _one_line(result.text, OUTCOME_CHARACTERS)
+    outcome = _one_line(result.text, OUTCOME_CHARACTERS)
     where = f" (result:{result.result[:ID_DIGITS]})" if result.result else ""
     return f"{what}: {outcome}{where}"
 

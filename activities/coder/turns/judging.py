@@ -66,16 +66,21 @@ def judge(reply: ModelReply, tools: Sequence[ToolSpec], *, number: int) -> Verdi
             return _wrong(reply, str(error))
         usable = 0 < len(call.id) <= ID_CHARACTERS and call.id not in {earlier.id for earlier in calls}
         calls.append(ProposedCall(call.id if usable else f"call_{number}_{index}", call.tool, arguments))
-    return Verdict(reply.text if reply.calls else "", tuple(calls))
+    return Verdict(sound(reply.text) if reply.calls else "", tuple(calls))
+
+
+def sound(text: str) -> str:
+    """Return a text without halves of surrogate pairs, which JSON can hold and files cannot."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _wrong(reply: ModelReply, problem: str) -> Verdict:
     """Return a problem. The answer stays as text: services refuse conversations with calls that they cannot read."""
     parts = (reply.text, reply.refusal, *(f"{call.tool}({call.arguments})" for call in reply.calls))
     text = shorten("\n".join(part for part in parts if part), QUOTED_CHARACTERS)
-    nothing = "" if reply.truncated or len(reply.calls) < 2 else " Nothing of this answer was done"
-    said = problem.rstrip(".")
-    return Verdict(text or "(empty)", problem=shorten(f"{said}.{nothing}{'.' if nothing else ''}", PROBLEM_CHARACTERS))
+    others = ". Nothing of this answer was done" if len(reply.calls) > 1 and not reply.truncated else ""
+    said = shorten(problem.rstrip("."), PROBLEM_CHARACTERS) + others
+    return Verdict(sound(text) or "(empty)", problem=f"{said}.")
 
 
 def _calls_in(text: str, tools: Mapping[str, ToolSpec]) -> Iterator[ProposedCall]:
@@ -108,7 +113,7 @@ def _arguments(call: ProposedCall, tools: Mapping[str, ToolSpec]) -> str:
         where = ".".join(map(str, problem.absolute_path))
         said = shorten(" ".join(problem.message.split()), 300)
         raise _Wrong(f"The arguments of {call.tool} are wrong: {f'`{where}`: ' if where else ''}{said}")
-    return json.dumps(filled, ensure_ascii=False)
+    return sound(json.dumps(filled, ensure_ascii=False))
 
 
 def _object(call: ProposedCall, names: tuple[str, ...]) -> dict[str, Any]:

@@ -2,69 +2,133 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from activities.artifacts.port import ArtifactStore
-from activities.coder.port import Message, ModelReply, Tool, ToolSpec, TurnModel
-from activities.coder.turns.conversation import Conversation, Node, count_tokens, put_node, read_conversation
-from activities.coder.turns.judging import Verdict, judge
+from activities.coder.port import Message, ModelReply, ProposedCall, ToolSpec, TurnModels
+from activities.coder.requests import TurnRequest
+from activities.coder.session import session_folder
+from activities.coder.turns.conversation import (
+    Conversation,
+    Node,
+    count_tokens,
+    opened,
+    put_node,
+    read_conversation,
+)
+from activities.coder.turns.judging import judge
 from activities.coder.turns.stored import StoredTurn, discard_turns, find_turn, write_turn
-from tightloop.coder.model import CallHead, Turn, TurnInput
+from activities.workspace.folders import state_folder_of
+from tightloop.coder.model import CallHead, Turn
+from tightloop.executor.model import WorkOrder
+from tightloop.settings import CoderSettings, PrivacySettings
 
 NOT_MADE = "This call was not made."
 
 
-@dataclass(frozen=True, kw_only=True)
-class Session:
-    """What the turns of one role in one session share."""
+class Tools(Protocol):
+    """The tools that there are."""
 
-    folder: Path
-    """The journal."""
-    store: ArtifactStore
-    model: TurnModel
-    tools: Sequence[Tool]
-    """Always the same, in the same order: they are the first part of what providers cache."""
-    context_tokens: int = 40_000
-    """Size of a prompt above which older turns become a digest."""
-    keep_tokens: int = 15_000
-    """Newest turns that stay as they are then."""
+    def specs(self, names: Iterable[str]) -> tuple[ToolSpec, ...]:
+        """Return what a model is told of some tools, in the order of the names."""
+        ...
 
-    @property
-    def specs(self) -> tuple[ToolSpec, ...]:
-        """The tools as a model is told of them."""
-        return tuple(tool.spec for tool in self.tools)
+    def heads(self, calls: Iterable[ProposedCall]) -> tuple[CallHead, ...]:
+        """Return what the history keeps of calls."""
+        ...
 
 
-class _Prepared(NamedTuple):
+class _Asked(NamedTuple):
+    """What a model is asked with."""
+
+    key: str
+    """Digest of everything that makes this turn another one."""
     conversation: Conversation
     added: tuple[Message, ...]
-    """What is new since the node of the input."""
+    """What is new since the node of the request."""
+    specs: tuple[ToolSpec, ...]
+    """Always the same for a role, in the same order: they are the first part of what providers cache."""
     tokens: int
     compacted: bool
 
 
-async def take_turn(asked: TurnInput, session: Session, *, beat: Callable[[], None] = lambda: None) -> Turn:
-    """Return the model's next step; idempotent: what is in the journal is not asked again.
+@dataclass(frozen=True, kw_only=True)
+class TurnTaker:
+    """Takes the turns of all roles."""
 
-    A turn of this number that answers something else is of a future that was given up: it is removed, and all that
-    followed it. What is wrong with an answer is `Turn.problem`, which the conversation holds, too.
+    models: TurnModels
+    tools: Tools
+    settings: CoderSettings
+    privacy: PrivacySettings
 
-    Raises:
-        PlannerError: the model service refuses; not retryable.
-        PlannerUnavailableError: it is busy or down; retryable.
-        ArtifactError: the conversation or the journal cannot be read; not retryable.
-        StorageFullError: no room is left; not retryable.
-    """
-    key = hashlib.sha256(asked.model_dump_json().encode()).hexdigest()
-    done = await asyncio.to_thread(_find, session.folder, asked.number, key)
-    if done is not None:
-        return done.turn
-    prepared = await asyncio.to_thread(_prepare, asked, session)
-    reply = await session.model.reply(prepared.conversation.prompt, session.specs, beat=beat)
-    return await asyncio.to_thread(_keep, asked, key, prepared, reply, session)
+    async def take(
+        self, request: TurnRequest, order: WorkOrder, store: ArtifactStore, *, beat: Callable[[], None]
+    ) -> Turn:
+        """Return the model's next step; idempotent: what is in the journal is not asked again.
+
+        A turn of this number that answers something else is of a future that was given up: it is removed, with all that
+        followed it. What is wrong with an answer is `Turn.problem`, never an error.
+
+        Raises:
+            PlannerError: the model service refuses, or the project keeps its code to itself; not retryable.
+            PlannerUnavailableError: it is busy or down; retryable.
+            ArtifactError: the conversation or the journal cannot be read; not retryable.
+            StorageFullError: no room is left; not retryable.
+        """
+        folder = session_folder(state_folder_of(request.scope), request.session)
+        key = _digest(request)
+        done = await asyncio.to_thread(_find, folder, request.number, key)
+        if done is not None:
+            return done.turn
+        asked = await asyncio.to_thread(self._prepare, request, order, store, key)
+        model = self.models(
+            self.settings.role(request.role),
+            request.session,
+            self.privacy.prompt_privacy_of(request.scope.workspace),
+        )
+        reply = await model.reply(asked.conversation.prompt, asked.specs, beat=beat)
+        return await asyncio.to_thread(self._keep, request, asked, reply, store, folder)
+
+    def _prepare(self, request: TurnRequest, order: WorkOrder, store: ArtifactStore, key: str) -> _Asked:
+        role = self.settings.role(request.role)
+        before = read_conversation(store, request.node) if request.node else opened(role, order.prompt)
+        added = (*_results(request, before, store), *_said(request, store))
+        whole = before.added(added)
+        specs = self.tools.specs(role.tools)
+        fits = count_tokens(whole.prompt, specs) <= self.settings.context_tokens
+        asked = whole if fits else whole.compacted(self.settings.keep_tokens)
+        return _Asked(key, asked, added, specs, count_tokens(asked.prompt, specs), compacted=asked is not whole)
+
+    def _keep(self, request: TurnRequest, asked: _Asked, reply: ModelReply, store: ArtifactStore, folder: Path) -> Turn:
+        # An attempt that was given up for dead may have been faster; its answer is the one that others have seen.
+        earlier = _find(folder, request.number, asked.key)
+        if earlier is not None:
+            return earlier.turn
+        verdict = judge(reply, asked.specs, number=request.number)
+        answer = Message("assistant", verdict.text, verdict.calls)
+        goes_on = request.node is not None and not asked.compacted
+        added = Node(parent=request.node, messages=(*asked.added, answer))
+        turn = Turn(
+            number=request.number,
+            node=put_node(store, added if goes_on else asked.conversation.added([answer]).root),
+            calls=self.tools.heads(verdict.calls),
+            problem=verdict.problem,
+            usage=reply.usage,
+            prompt_tokens=asked.tokens,
+            model=reply.model,
+            compacted=asked.compacted,
+        )
+        write_turn(folder, StoredTurn(input=asked.key, turn=turn, calls=verdict.calls))
+        return turn
+
+
+def _digest(request: TurnRequest) -> str:
+    # Not the delivery and the scope: a delivery that goes on with a session asks for the same again.
+    asked = request.model_dump_json(exclude={"scope", "key"})
+    return hashlib.sha256(asked.encode()).hexdigest()
 
 
 def _find(folder: Path, number: int, key: str) -> StoredTurn | None:
@@ -75,63 +139,17 @@ def _find(folder: Path, number: int, key: str) -> StoredTurn | None:
     return None
 
 
-def _prepare(asked: TurnInput, session: Session) -> _Prepared:
-    before = read_conversation(session.store, asked.node)
-    added = (*_results(asked, before, session.store), *_notes(asked, session.store))
-    conversation = before.added(added)
-    tokens = count_tokens(conversation.prompt, session.specs)
-    if tokens <= session.context_tokens:
-        return _Prepared(conversation, added, tokens, compacted=False)
-    smaller = conversation.compacted(session.keep_tokens)
-    return _Prepared(smaller, added, count_tokens(smaller.prompt, session.specs), compacted=smaller is not conversation)
-
-
-def _results(asked: TurnInput, before: Conversation, store: ArtifactStore) -> list[Message]:
+def _results(request: TurnRequest, before: Conversation, store: ArtifactStore) -> list[Message]:
     """Return an answer to every call of the last answer: services refuse a conversation that leaves one open."""
-    last = before.messages[-1] if before.messages else Message("user")
-    messages = []
-    for index, call in enumerate(last.calls):
-        if index < len(asked.results):
-            given = asked.results[index]
-            text = store.get(given.result).decode("utf-8", "replace")
-            messages.append(Message("tool", text, (), call.id, given.result.sha256, given.failed))
-        else:
-            messages.append(Message("tool", NOT_MADE, (), call.id, failed=True))
-    return messages
+    calls = before.messages[-1].calls if before.messages else ()
+    given = request.results[: len(calls)]
+    found = [
+        Message("tool", store.get(result).decode("utf-8", "replace"), (), call.id, result.sha256)
+        for call, result in zip(calls, given, strict=False)
+    ]
+    return [*found, *(Message("tool", NOT_MADE, (), call.id) for call in calls[len(given) :])]
 
 
-def _notes(asked: TurnInput, store: ArtifactStore) -> list[Message]:
-    return [Message("user", store.get(note).decode("utf-8", "replace")) for note in asked.notes]
-
-
-def _keep(asked: TurnInput, key: str, prepared: _Prepared, reply: ModelReply, session: Session) -> Turn:
-    # An attempt that was given up for dead may have been faster; its answer is the one that others have seen.
-    earlier = _find(session.folder, asked.number, key)
-    if earlier is not None:
-        return earlier.turn
-    verdict = judge(reply, session.specs, number=asked.number)
-    answer = [Message("assistant", verdict.text, verdict.calls)]
-    if verdict.problem:
-        answer.append(Message("user", verdict.problem))
-    if prepared.compacted:
-        node = prepared.conversation.added(answer).root
-    else:
-        node = Node(parent=asked.node, messages=(*prepared.added, *answer))
-    turn = Turn(
-        number=asked.number,
-        node=put_node(session.store, node),
-        calls=_heads(verdict, session.tools),
-        problem=verdict.problem,
-        usage=reply.usage,
-        prompt_tokens=prepared.tokens,
-        model=reply.model,
-        compacted=prepared.compacted,
-    )
-    write_turn(session.folder, StoredTurn(input=key, turn=turn, calls=verdict.calls))
-    return turn
-
-
-def _heads(verdict: Verdict, tools: Sequence[Tool]) -> tuple[CallHead, ...]:
-    by_name = {tool.spec.name: tool for tool in tools}
-    named = [by_name[call.tool] for call in verdict.calls]
-    return tuple(CallHead(tool=tool.spec.name, reads=tool.reads, runs=tool.runs) for tool in named)
+def _said(request: TurnRequest, store: ArtifactStore) -> list[Message]:
+    texts = [store.get(message).decode("utf-8", "replace") for message in request.said]
+    return [Message("user", text) for text in (*texts, request.correction) if text]
