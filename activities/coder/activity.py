@@ -18,8 +18,8 @@ from activities.coder.requests import (
     ToolRequest,
     TurnRequest,
 )
-from activities.coder.session import read_progress, session_folder, session_of
-from activities.coder.toolbox import Toolbox
+from activities.coder.session import read_progress, session_folder
+from activities.coder.toolbox import Review, Toolbox
 from activities.coder.turns.stored import read_turn
 from activities.coder.turns.taking import TurnTaker
 from activities.executor.port import Outboxes
@@ -28,6 +28,7 @@ from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
 from tightloop.coder import course
 from tightloop.coder.model import Bounds, CallResult, Turn
+from tightloop.coder.session import session_of
 from tightloop.episode.check import CheckResult
 from tightloop.episode.model import EpisodeRequest
 from tightloop.errors import ExecutorError
@@ -50,6 +51,8 @@ class CoderActivities:
     outboxes: Outboxes
     turns: TurnTaker
     toolbox: Toolbox
+    review: Review
+    """Looks at what was written before anything of it is run."""
     checks: CheckRunner
     bounds: Bounds
 
@@ -86,7 +89,7 @@ class CoderActivities:
             context = self._context(request.scope, request.base_tree, order, tree)
             return self.toolbox.use(request.turn, request.index, call, context, folder)
 
-        if self.toolbox.only_reads(call.tool):
+        if self.toolbox.heads([call])[0].reads:
             return use(None)
         with self.workspaces.hold(request.scope) as tree:
             result = use(tree)
@@ -103,8 +106,8 @@ class CoderActivities:
         with self.workspaces.hold(request.scope) as tree:
             context = self._context(request.scope, request.base_tree, order, tree)
             found = tree.snapshot()
-            if (review := self.toolbox.review(context)) is not None:
-                return self._held_back(store, review.text, found).evolve(question=review.question)
+            if (refusal := self.review(context)) is not None:
+                return self._held_back(store, refusal.text, found).evolve(question=refusal.question)
             results = []
             try:
                 for check in checks:

@@ -85,6 +85,8 @@ class Bounds(Sparse):
     """The role `planner` reads the code and writes a plan first."""
     testing: bool = False
     """The role `tester` writes tests for the change once the checks are green."""
+    turns_of: dict[str, int] = Field(default_factory=dict)
+    """By role: answers for one part of its work."""
 
 
 class Talk(Sparse):
@@ -100,6 +102,8 @@ class Talk(Sparse):
     """Messages for the model that go with the next turn."""
     correction: str = ""
     """What was wrong with the last answer, for the model."""
+    turns: int = 0
+    """Answers for the present part of the work."""
     silent: int = 0
     """Answers in a row that proposed nothing that can be done."""
     marks: tuple[str, ...] = ()
