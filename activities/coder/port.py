@@ -8,9 +8,15 @@ from typing import Any, NamedTuple, Protocol
 from activities.artifacts.port import ArtifactStore
 from activities.workspace.port import WorkingTree
 from activities.workspace.scope import EpisodeScope
+from tightloop.errors import TightloopError
 from tightloop.executor.model import Grant
 from tightloop.executor.usage import Usage
 from tightloop.question import Question
+from tightloop.value.artifact import ArtifactRef
+
+
+class ToolError(TightloopError):
+    """A tool cannot do what was asked; the message tells the model why, and what to do instead."""
 
 
 class ProposedCall(NamedTuple):
@@ -82,6 +88,26 @@ class FileChange:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProgramStart:
+    """A program that a tool is about to start; everything that can be said against it was said before."""
+
+    run: Callable[[], ToolResult]
+    """Starts it, and waits for its end."""
+
+
+class CoderMemory(Protocol):
+    """What is remembered of one project. Blocking."""
+
+    def search(self, query: str, limit: int) -> list[str]:
+        """Return what fits best, a text each, the best first; nothing where it cannot be searched."""
+        ...
+
+    def remember(self, key: str, text: str) -> None:
+        """Keep a fact under a name, in place of what is there. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
 class ToolContext:
     """What a tool may use."""
 
@@ -100,12 +126,19 @@ class ToolContext:
     """Told the pid of what is started, so that the next holder ends it should this worker die."""
     tree: WorkingTree | None = field(default=None, repr=False)
     """Held exclusively while a tool writes or runs; None while it only reads."""
+    tools: tuple[str, ...] = ()
+    """Names of the tools that the role has; empty: all."""
+    memory: CoderMemory | None = None
+    """Of this project; None: there is none."""
+    find_result: Callable[[str], ArtifactRef | None] = lambda _digits: None
+    """Returns an earlier result of this session by the first digits of its digest; set by the toolbox."""
 
 
 class Tool(Protocol):
     """One tool; a file of its own in `activities/coder/tools/`. Blocking; runs in a thread.
 
-    A tool reads, or prepares a change of one file, or runs something.
+    A tool reads, or prepares a change of one file, or the start of a program: the toolbox writes down what is going
+    to happen, and only then lets it happen.
     """
 
     @property
@@ -118,8 +151,8 @@ class Tool(Protocol):
     runs: bool
     """It starts programs: after a crash its outcome is unknown, and it is not started again by itself."""
 
-    def use(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult | FileChange:
-        """Do it, or say what change is to be made. `arguments` follow the schema.
+    def use(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult | FileChange | ProgramStart:
+        """Do it, or say what is to be done. `arguments` follow the schema.
 
         Raises:
             ToolError: it cannot be done as asked; the model is told why.
