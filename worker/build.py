@@ -28,6 +28,7 @@ from activities.alerts.trail import TrailMemory
 from activities.artifacts.local import open_local_store
 from activities.checks.activity import VerificationActivities
 from activities.checks.runner import ProcessCheckRunner
+from activities.coder.port import TurnModels
 from activities.executor.activity import ExecutionActivities
 from activities.executor.choose import FenceWhenNeeded, Surroundings, executors, open_gateway
 from activities.executor.port import Executors, Outboxes

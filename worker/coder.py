@@ -9,10 +9,10 @@ from activities.checks.port import CheckRunner
 from activities.coder.activity import CoderActivities
 from activities.coder.choose import make_tools
 from activities.coder.equipment import Equipment
-from activities.coder.toolbox import Review, Toolbox
-from activities.coder.port import TurnModel, TurnModels
-from activities.coder.turns.taking import TurnTaker
 from activities.coder.executor import CoderExecutor
+from activities.coder.port import TurnModel, TurnModels
+from activities.coder.toolbox import Toolbox, nothing_against
+from activities.coder.turns.taking import TurnTaker
 from activities.executor.port import Outboxes
 from activities.model.service import OPENAI_URL, ModelService
 from activities.sandbox.port import Sandbox
@@ -88,7 +88,7 @@ def coder_activities(
     checks: CheckRunner,
 ) -> CoderActivities:
     """Return what a worker does for the coder."""
-    review: Review = lambda _context: None
+    review = nothing_against
     toolbox = Toolbox(make_tools(Equipment(runner=checks, rubric=settings.alignment.rubric)), review=review)
     return CoderActivities(
         workspaces=workspaces,

@@ -9,7 +9,7 @@ from temporalio.exceptions import CancelledError
 from activities.artifacts.port import ArtifactStore, ArtifactStores, get_model
 from activities.checks.activity import run_check
 from activities.checks.port import CheckRunner
-from activities.coder.port import ToolContext
+from activities.coder.port import Calls, Review, ToolContext, Turns
 from activities.coder.requests import (
     BeginRequest,
     Brief,
@@ -19,9 +19,7 @@ from activities.coder.requests import (
     TurnRequest,
 )
 from activities.coder.session import read_progress, session_folder
-from activities.coder.toolbox import Review, Toolbox
 from activities.coder.turns.stored import read_turn
-from activities.coder.turns.taking import TurnTaker
 from activities.executor.port import Outboxes
 from activities.workspace.folders import root_of, state_folder_of
 from activities.workspace.port import WorkingTree, Workspaces
@@ -49,8 +47,8 @@ class CoderActivities:
     workspaces: Workspaces
     stores: ArtifactStores
     outboxes: Outboxes
-    turns: TurnTaker
-    toolbox: Toolbox
+    turns: Turns
+    toolbox: Calls
     review: Review
     """Looks at what was written before anything of it is run."""
     checks: CheckRunner

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from activities.workspace.ownership import write_atomically
+from activities.artifacts.durable import write_durably
 from tightloop.coder.model import CoderProgress
 from tightloop.coder.session import place_of
+from tightloop.host import private_folder
 
 
 def session_folder(state_folder: Path, session: str) -> Path:
@@ -21,8 +22,9 @@ def session_folder(state_folder: Path, session: str) -> Path:
 
 def keep_progress(state_folder: Path, session: str, progress: CoderProgress) -> None:
     """Keep how far a session has come, for the delivery that goes on with it."""
-    place = session_folder(state_folder, session) / "progress.json"
-    write_atomically(place, progress.model_dump_json().encode())
+    folder = session_folder(state_folder, session)
+    private_folder(folder)
+    write_durably(folder / "progress.json", progress.model_dump_json().encode())
 
 
 def read_progress(state_folder: Path, session: str) -> CoderProgress:

@@ -87,7 +87,7 @@ class DelegatingExecutor(Executor):
 
     def conclude(self, result: CoderResult, store: ArtifactStore, state_folder: Path) -> ExecutorOutcome:
         """Return how a delivery ended that the workflow has carried out. Idempotent."""
-        ...
+        raise NotImplementedError
 
 
 Executors = Callable[[str], Executor]
