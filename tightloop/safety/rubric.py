@@ -29,6 +29,7 @@ class Topic(StrEnum):
     LICENCE = "licence and law"
     DAMAGE = "irreversible damage"
     CHECKS = "honest checks"
+    CODE = "safety of code"
     COST = "cost"
     PLANNER = "the planner's own check"
 
@@ -61,6 +62,8 @@ class Finding(Value):
     """What a model said about it, if one was asked."""
     refused: bool = False
     """A person denied the change: it is reported again until it is out of the tree."""
+    layer: str = ""
+    """Of code that is reviewed before it is run: the layer that found it, such as `ast` or `bandit`."""
 
     def __str__(self) -> str:
         """Return the finding as a sentence."""
