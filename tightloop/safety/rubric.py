@@ -132,6 +132,14 @@ def bounded(findings: Iterable[Finding], rubric: Rubric) -> tuple[Finding, ...]:
     return tuple(kept[:FINDINGS_LIMIT])
 
 
+def told(findings: tuple[Finding, ...]) -> tuple[str, tuple[str, ...]]:
+    """Return what a person is asked about findings: a title, and the rest with what would resolve each."""
+    first, *others = findings
+    more = f" (and {len(others)} more)" if others else ""
+    resolved = [f"to resolve it: {each}" for each in dict.fromkeys(each.suggestion for each in findings)]
+    return f"{first}{more}", (*map(str, others), *resolved)
+
+
 def unanswered(findings: Iterable[Finding], overruled: Iterable[str]) -> tuple[Finding, ...]:
     """Return the findings that no person has allowed."""
     known = frozenset(overruled)

@@ -175,14 +175,13 @@ class Module:
         folding = Folding(lambda inner: self.paths(inner, depth + 10), self._assigned_once)
         return folding.fold(node) if depth <= DEPTH_LIMIT else None
 
-    def defines_class(self, node: ast.expr) -> bool:
-        """Return whether an expression is the name of a class of this module, `cls`, or a name that it imports."""
-        if not isinstance(node, ast.Name):
+    def is_plain_class(self, node: ast.expr) -> bool:
+        """Return whether an expression may be a class of the project: a name that was not worked out, no built-in."""
+        if isinstance(node, ast.Attribute):
+            return not node.attr.startswith("__") and self.is_plain_class(node.value)
+        if not isinstance(node, ast.Name) or any(path.startswith(BUILTINS) for path in self.paths(node)):
             return False
-        found = self._bound(node.id, self.scope_of(node))
-        return bool(found) and all(
-            one.is_class or node.id == "cls" or (one.path and not one.path.startswith(BUILTINS)) for one in found
-        )
+        return all(one.value is None for one in self._bound(node.id, self.scope_of(node)))
 
     def _assigned_once(self, node: ast.Name) -> ast.expr | None:
         found = self._bound(node.id, self.scope_of(node))

@@ -61,7 +61,7 @@ class Patterns:
                 self._uses.setdefault(pattern.partition(".")[0], []).append((one, pattern))
         self._computed = [(one, pattern) for one in on for pattern in one.rule.computed]
         self._values = [(one, pattern) for one in on for pattern in one.rule.values]
-        self._watched = {pattern.partition(".")[0] for _, pattern in self._values}
+        self._watched = {pattern for _, pattern in self._values}
         self._attributes = {name: one for one in on for name in one.rule.attributes}
         self._stored = {name: one for one in on for name in one.rule.stored}
         self._strings = [(one, re.compile(pattern)) for one in on for pattern in one.rule.strings]
@@ -130,12 +130,12 @@ class Patterns:
             # Of `os.system` in `os.system.x` the longer name is the same use.
             if not is_inner or not isinstance(parent, ast.Attribute) or not self._matches(module.paths(parent), one):
                 yield self._use(one, node, ast.unparse(call or node), pattern)
-        if not is_inner and not self._watched.isdisjoint(path.partition(".")[0] for path in paths):
+        if not is_inner and not self._watched.isdisjoint(paths):
             yield from self._passed_on(node, paths, placed, module)
 
     def _attribute(self, node: ast.Attribute, placed: Placed, module: Module) -> Iterator[Use]:
         one = self._attributes.get(node.attr)
-        if one and not (node.attr == "__subclasses__" and module.defines_class(node.value)):
+        if one and not (node.attr == "__subclasses__" and module.is_plain_class(node.value)):
             yield self._use(one, node, ast.unparse(node), node.attr)
         stored = self._stored.get(node.attr)
         parent = placed.parents[0]
@@ -159,7 +159,7 @@ class Patterns:
     def _is_computed(self, node: ast.Call, functions: frozenset[str], texts: list[object], module: Module) -> bool:
         """Return whether a name that a call looks up is not in the code."""
         if {"builtins.getattr", "builtins.setattr"} & functions:
-            owners = {path.partition(".")[0] for path in module.paths(node.args[0])} if node.args else set()
+            owners = module.paths(node.args[0]) if node.args else frozenset[str]()
             return len(node.args) > 1 and texts[1] is None and not owners.isdisjoint(self._watched)
         is_import = not functions.isdisjoint(IMPORTING)
         return is_import and bool(node.args) and texts[0] is None and not _begins_with_own(node.args[0])
@@ -168,8 +168,8 @@ class Patterns:
         """Return the mappings among some names, as the rules call them."""
         found = {path for path in paths if path == "sys.modules"}
         found |= {"builtins.globals" for path in paths if path == GLOBALS}
-        watched = (path.partition(".")[0] in self._watched for path in paths if path.endswith(".__dict__"))
-        return frozenset(found | {"builtins.vars" for is_watched in watched if is_watched})
+        is_watched = any(path.removesuffix(".__dict__") in self._watched for path in paths if path.endswith(".__dict__"))
+        return frozenset(found | ({"builtins.vars"} if is_watched else set()))
 
     def _factories(self, node: ast.Dict, module: Module) -> Iterator[Use]:
         """Return what a configuration of logging calls: it names functions in texts."""

@@ -43,6 +43,11 @@ def _choice(words: type[StrEnum]) -> WithJsonSchema:
 
 
 _Names = tuple[Annotated[str, Field(pattern=r"^[\w*?\[\]]+(?:\.[\w*?\[\]]+)*$", examples=["os.system"])], ...]
+_Regex = Annotated[
+    str,
+    AfterValidator(_compiled),
+    WithJsonSchema({"type": "string", "pattern": ".", "examples": [r"a regular expression, (?:^|/)\.ssh/"]}),
+]
 VerdictName = Annotated[Verdict, _choice(Verdict)]
 
 
@@ -72,9 +77,9 @@ class CodeRule(Document):
     """Names of attributes of anything, also as a text that is an argument or a key."""
     stored: tuple[str, ...] = ()
     """Names of attributes that are assigned or replaced."""
-    strings: tuple[Annotated[str, AfterValidator(_compiled)], ...] = ()
+    strings: tuple[_Regex, ...] = ()
     """Regular expressions for texts in the code; not for documentation."""
-    source: tuple[Annotated[str, AfterValidator(_compiled)], ...] = ()
+    source: tuple[_Regex, ...] = ()
     """Regular expressions for the source as a whole."""
     paths: tuple[str, ...] = ()
     """Patterns for paths of new and changed files, such as `**/*.pth`."""
@@ -105,11 +110,9 @@ class CodeRules(Document):
     """Places of dependencies in manifests, by the name of the file; `*` stands for any key."""
     replaced_by: frozenset[str]
     """Names of functions that may take a module as a value: they patch, reload or inspect it."""
+    off: tuple[str, ...] = ()
+    """Rules that are off, those about commands included."""
     enabled: bool = True
-
-    def rule(self, name: str) -> CodeRule:
-        """Return a rule that the code below knows by name."""
-        return self.rules[name]
 
     def violation(self, name: str) -> Violation:
         """Return the violation of a rule."""
@@ -118,10 +121,15 @@ class CodeRules(Document):
 
     def is_on(self, name: str) -> bool:
         """Return whether a rule is looked at."""
-        return self.enabled and self.rules[name].verdict is not Verdict.ALLOW
+        return self.enabled and name not in self.off and self.rules[name].verdict is not Verdict.ALLOW
 
     def changed(
-        self, rows: Mapping[str, CodeRule], *, off: Iterable[str] = (), dependencies: Iterable[str] = ()
+        self,
+        rows: Mapping[str, CodeRule],
+        *,
+        off: Iterable[str] = (),
+        dependencies: Iterable[str] = (),
+        enabled: bool = True,
     ) -> "CodeRules":
         """Return the rules with changed and additional rows.
 
@@ -129,6 +137,7 @@ class CodeRules(Document):
             rows: by name; of a known rule only the fields that are given are changed.
             off: names of rules that are off.
             dependencies: distributions that may be used without a question, besides those of the table.
+            enabled: look for anything at all.
 
         Raises:
             ValueError: a name is not known and the row has no pattern.
@@ -139,9 +148,10 @@ class CodeRules(Document):
             if name not in rules and not row.is_complete:
                 raise ValueError(f"{name!r} is not a rule, and it looks for nothing. {did_you_mean(name, rules)}")
             rules[name] = rules[name].evolve(**given) if name in rules else row
-        rules |= {name: rules[name].evolve(verdict=Verdict.ALLOW) for name in off if name in rules}
         more = frozenset(map(normal_name, dependencies))
-        return self.evolve(rules=rules, dependencies=self.dependencies | more)
+        return self.evolve(
+            rules=rules, dependencies=self.dependencies | more, off=(*self.off, *off), enabled=self.enabled and enabled
+        )
 
 
 def normal_name(distribution: str) -> str:
