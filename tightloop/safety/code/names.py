@@ -272,6 +272,8 @@ def _outside(arguments: ast.arguments) -> Iterator[ast.AST]:
 
 
 def _joined(path: str, name: str) -> str:
+    if name == "__self__" and path.startswith(f"{BUILTINS}."):
+        return BUILTINS  # `print.__self__` is the module
     return _canonical(f"{path}.{name}")
 
 

@@ -86,7 +86,7 @@ class Patterns:
         node = placed.node
         match node:
             case ast.Import() | ast.ImportFrom():
-                yield from self._imported(node)
+                yield from self._imported(node, placed)
             case ast.Name(ctx=ast.Load()) | ast.Attribute():
                 yield from self._named(node, placed, module)
             case ast.Subscript(ctx=ast.Load()):
@@ -101,12 +101,15 @@ class Patterns:
             case ast.Constant(value=str() as text) if not isinstance(placed.parents[0], ast.Expr):
                 yield from self._texts(text, placed)
 
-    def _imported(self, node: ast.Import | ast.ImportFrom) -> Iterator[Use]:
+    def _imported(self, node: ast.Import | ast.ImportFrom, placed: Placed) -> Iterator[Use]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         else:
-            module = "." * node.level + (node.module or "")
-            names = [f"{module}.{alias.name}" for alias in node.names] if not node.level else []
+            names = [] if node.level else [f"{node.module}.{alias.name}" for alias in node.names]
+        if placed.scope.is_class:
+            # As an attribute of a class it is reached by names that nobody follows.
+            found = ((one, pattern) for one, pattern in self._values if pattern in names)
+            yield from (self._use(one, node, ast.unparse(node), pattern) for one, pattern in found)
         for one, pattern in self._matching(names):
             if not one.rule.through and pattern in one.rule.uses:
                 yield self._use(one, node, ast.unparse(node), pattern)
@@ -135,6 +138,8 @@ class Patterns:
 
     def _attribute(self, node: ast.Attribute, placed: Placed, module: Module) -> Iterator[Use]:
         one = self._attributes.get(node.attr)
+        if one and one.rule.layer is Layer.ACCESS and module.paths(node):
+            one = None  # judged by its full name
         if one and not (node.attr == "__subclasses__" and module.is_plain_class(node.value)):
             yield self._use(one, node, ast.unparse(node), node.attr)
         stored = self._stored.get(node.attr)
