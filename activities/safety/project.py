@@ -7,7 +7,7 @@ from importlib.metadata import packages_distributions
 
 from tightloop.safety.change.tables import GENERATED
 from tightloop.safety.code.dependencies import own_modules
-from tightloop.safety.code.manifests import is_manifest, requirements_in
+from tightloop.safety.code.manifests import is_manifest, own_name, requirements_in
 from tightloop.safety.code.model import CodeFile, ProjectFacts
 from tightloop.safety.code.rules import CodeRules
 from tightloop.safety.code.syntax import CODE_CHARACTERS
@@ -43,15 +43,14 @@ def project_facts(
     paths = {path.decode("utf-8", "backslashreplace"): blob for path, blob in before.items()}
     now = [path.decode("utf-8", "backslashreplace") for path in after]
     manifests = [path for path in paths if is_manifest(path, rules.manifests) and not GENERATED.search(path)]
-    names = (
-        one.name
-        for path in manifests
-        for one in requirements_in(path, _text(content(paths[path])), rules.manifests)
-        if one.name
-    )
+    names: set[str] = set()
+    for path in manifests:
+        text = _text(content(paths[path]))
+        names.add(own_name(path, text))
+        names.update(one.name for one in requirements_in(path, text, rules.manifests))
     return ProjectFacts(
         modules=own_modules([*paths, *now]),
-        distributions=frozenset(names),
+        distributions=frozenset(names - {""}),
         imports=frozenset(_imports(paths, content)),
         installed=_installed(),
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tightloop.safety.code.lookalike import looks_like
-from tightloop.safety.code.manifests import Requirement, is_manifest, requirements_in
+from tightloop.safety.code.manifests import Requirement, is_manifest, own_name, requirements_in
 from tightloop.safety.code.model import CodeFile, ProjectFacts
 from tightloop.safety.code.rules import CodeRules, Layer, normal_name
 from tightloop.safety.code.syntax import is_python, parse_tree
@@ -76,7 +76,8 @@ class _Review:
         self._files = files
         self._facts = facts
         self._rules = rules
-        self._allowed = frozenset(map(normal_name, facts.distributions)) | rules.dependencies
+        own = frozenset(own_name(file.path, file.after) for file in files)
+        self._allowed = frozenset(map(normal_name, facts.distributions)) | rules.dependencies | own
         self._modules = facts.modules | facts.imports | own_modules([file.path for file in files])
         self._declared: set[str] = set()
 

@@ -38,6 +38,17 @@ def is_manifest(path: str, manifests: Mapping[str, Sequence[str]]) -> bool:
     return name in manifests or name in ("setup.py", "setup.cfg") or _is_list(path)
 
 
+def own_name(path: str, text: str) -> str:
+    """Return the name of the distribution that a pyproject.toml describes, or ""."""
+    if path.rpartition("/")[2] != "pyproject.toml":
+        return ""
+    try:
+        content = tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return ""
+    return normal_name(str(_first(content, "project.name") or _first(content, "tool.poetry.name") or ""))
+
+
 def requirements_in(path: str, text: str, manifests: Mapping[str, Sequence[str]]) -> tuple[Requirement, ...]:
     """Return the packages that a manifest names; none where it cannot be read."""
     name = path.rpartition("/")[2]
@@ -63,15 +74,16 @@ def _read(name: str, path: str, text: str, places: Iterable[str]) -> Iterator[Re
         yield from (one for part in parts for line in part.splitlines() if (one := _requirement(line, 0)))
     else:
         content = json.loads(text) if name.endswith(".json") else tomllib.loads(text)
-        own = normal_name(str(_first(content, "project.name") or _first(content, "tool.poetry.name") or ""))
         python = not name.endswith(".json") and name != "Cargo.toml"
         for place in places:
             for value in _at(content, place.split(".")):
-                yield from (one for one in _in_table(value, python=python) if one.name != own or one.source)
+                yield from _in_table(value, python=python)
 
 
 def _is_list(path: str) -> bool:
-    return path.endswith((".txt", ".in")) and ecosystem_of(path) == "pypi"
+    # Constraints install nothing by themselves.
+    is_pins = path.rpartition("/")[2].startswith("constraints")
+    return path.endswith((".txt", ".in")) and not is_pins and ecosystem_of(path) == "pypi"
 
 
 def _listed(text: str) -> Iterator[Requirement]:

@@ -111,7 +111,8 @@ class Patterns:
             found = ((one, pattern) for one, pattern in self._values if pattern in names)
             yield from (self._use(one, node, ast.unparse(node), pattern) for one, pattern in found)
         for one, pattern in self._matching(names):
-            if not one.rule.through and pattern in one.rule.uses:
+            # Of text that becomes code the use is told, not the import: that alone runs nothing.
+            if one.rule.layer is Layer.ACCESS and pattern in one.rule.uses:
                 yield self._use(one, node, ast.unparse(node), pattern)
 
     def _named(self, node: ast.expr, placed: Placed, module: Module) -> Iterator[Use]:
