@@ -43,6 +43,7 @@ def group(name: str, help: str, panel: str, *commands: Command) -> TyperGroup:
 
 COMMANDS = (
     Command("start", "start:start", "Start an episode: one goal, pursued until its checks pass.", START),
+    Command("code", "start:code", "Start an episode with the built-in coder, which needs nothing but a model.", START),
     Command("fork", "start:fork", "Start a new episode from a checkpoint, in a git worktree of its own.", START),
     Command(
         "list",
@@ -246,12 +247,12 @@ COMMANDS = (
         "memory",
         "The memory of projects: failures, what solved them, and facts.",
         LOOK,
-        Command("search", "look.memory:search", "Find failures like one and what solved them; patterns; facts."),
-        Command("list", "look.memory:list_entries", "List what is remembered, the newest first."),
-        Command("show", "look.memory:show_entry", "Show everything about one entry."),
-        Command("forget", "look.memory:forget", "Remove entries for good, or everything of a project."),
-        Command("export", "look.memory:export", "Write everything of a project as JSON, one entry a line."),
-        Command("stats", "look.memory:stats", "Show how much is remembered, and how often it helped."),
+        Command("search", "host.memory:search", "Find failures like one and what solved them; patterns; facts."),
+        Command("list", "host.memory:list_entries", "List what is remembered, the newest first."),
+        Command("show", "host.memory:show_entry", "Show everything about one entry."),
+        Command("forget", "host.memory:forget", "Remove entries for good, or everything of a project."),
+        Command("export", "host.memory:export", "Write everything of a project as JSON, one entry a line."),
+        Command("stats", "host.memory:stats", "Show how much is remembered, and how often it helped."),
     ),
     group(
         "hooks",
