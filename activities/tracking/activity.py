@@ -12,7 +12,7 @@ from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model,
 from activities.memory.spared import Memories, no_memories
 from activities.safety.gate import Gate, Weighed
 from activities.safety.port import JudgeBriefing
-from activities.tracking.learning import Lesson, Moment, teach, tell_once
+from activities.tracking.learning import Lesson, Moment, earlier, teach, tell_once
 from activities.tracking.reading import read_diff
 from activities.workspace.folders import root_of, store_folder_of
 from activities.workspace.port import Workspaces
@@ -136,6 +136,7 @@ class TrackingActivities:
         memory = self.memories(workspace)
         if not memory.wanted:
             return ""
+        ledger, moment = self.ledgers(workspace), moment_of(request, this_call())
         plan = find_model(store, state.plan, PlanRecord)
         verified = request.verification is not None
         lesson = Lesson(
@@ -144,10 +145,10 @@ class TrackingActivities:
             after=find_model(store, state.checks, CheckReport) if verified else None,
             diff=diff,
             findings=weighed.findings,
+            earlier=earlier(store, ledger.checkpoints(moment.episode_id), request.parent),
         )
-        moment = moment_of(request, this_call())
         teach(memory, lesson, moment)
-        return tell_once(self.ledgers(workspace), memory.problem, moment)
+        return tell_once(ledger, memory.problem, moment)
 
     def _weigh(
         self, store: ArtifactStore, request: TrackRequest, diff: TreeDiff, episode: EpisodeRequest, lines_before: int
