@@ -64,5 +64,5 @@ def print_recalled(settings: Settings, service: ModelService) -> None:
 
 def _found(memory: MemoryStore, wanted: Recall) -> tuple[Value, ...]:
     if wanted.kind is Kind.FAILURE:
-        return memory.recall(wanted.project, Query(text=wanted.text, limit=wanted.limit, solved=False))
+        return memory.recall(wanted.project, Query(text=wanted.text, limit=wanted.limit, solved=False, in_words=True))
     return memory.search(wanted.project, wanted.text, kind=wanted.kind, limit=wanted.limit)

@@ -1,12 +1,14 @@
 """The memory helps, measured: the same episodes without and with it, and no one takes longer."""
 
+import asyncio
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
+from temporalio.client import Client
 
-from tests.support.episodes import Git, Working
+from tests.support.episodes import BoundedClient, Git, Working
 from tests.support.memory.causes import CAUSES, Cause
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
@@ -46,40 +48,39 @@ class Course:
         )
         result = await self._client.result(await self._client.start(request))
         assert result.outcome is EpisodeOutcome.SUCCEEDED, (cause.name, result.reason)
+        print(self._folder.name, cause.name, result.iterations, flush=True)
         return result.iterations
 
 
 @pytest.mark.timeout(1_800)
 @pytest.mark.skipif(not shutil.which("ruff", path=str(BIN)), reason="ruff is not installed next to this Python")
 async def test_thirty_episodes_over_ten_causes_need_fewer_iterations_with_the_memory(
-    client, temporal_client, settings: Settings, working: Working, tmp_path: Path, git: Git, monkeypatch
+    temporal_client: Client, settings: Settings, working: Working, tmp_path: Path, git: Git, monkeypatch
 ) -> None:
     monkeypatch.setenv("PATH", str(BIN), prepend=":")
-    needed: dict[bool, list[list[int]]] = {}
-    for enabled in (False, True):
+
+    async def pursue(name: str, *, enabled: bool) -> list[list[int]]:
+        queue = f"{settings.temporal.task_queue}-{name}"
         under = settings.evolve(
+            temporal=settings.temporal.evolve(task_queue=queue),
             memory=settings.memory.evolve(enabled=enabled),
             executor=settings.executor.evolve(programs=("ruff", "python")),
         )
         planners = build_adapters(temporal_client, under).planners
         async with working(under=under, planners=planners):
-            course = Course(tmp_path / ("with" if enabled else "without"), git, client)
-            needed[enabled] = [[await course.iterations(cause) for cause in CAUSES] for _ in range(ROUNDS)]
-    _print(needed)
-    without, with_it = (sum(map(sum, needed[enabled])) for enabled in (False, True))
-    assert with_it < without
+            course = Course(tmp_path / name, git, BoundedClient(temporal_client, under))
+            return [[await course.iterations(cause) for cause in CAUSES] for _ in range(ROUNDS)]
+
+    without, with_it = await asyncio.gather(pursue("without", enabled=False), pursue("with", enabled=True))
+    for cause, *numbers in zip(CAUSES, *without, *with_it, strict=True):
+        print(f"{cause.name:26} without {numbers[:ROUNDS]}  with {numbers[ROUNDS:]}")
+    total, total_with_it = sum(map(sum, without)), sum(map(sum, with_it))
+    print(f"iterations of {ROUNDS * len(CAUSES)} episodes: {total} without, {total_with_it} with the memory")
+    assert total_with_it < total
     worse = [
-        (cause.name, number)
-        for number, (before, after) in enumerate(zip(needed[False], needed[True], strict=True))
+        cause.name
+        for before, after in zip(without, with_it, strict=True)
         for cause, one, other in zip(CAUSES, before, after, strict=True)
         if other > one
     ]
     assert not worse
-
-
-def _print(needed: dict[bool, list[list[int]]]) -> None:
-    for number, cause in enumerate(CAUSES):
-        rows = [" ".join(str(row[number]) for row in needed[enabled]) for enabled in (False, True)]
-        print(f"{cause.name:26} without {rows[0]}   with {rows[1]}")
-    totals = [sum(map(sum, needed[enabled])) for enabled in (False, True)]
-    print(f"iterations of {ROUNDS * len(CAUSES)} episodes: {totals[0]} without, {totals[1]} with the memory")

@@ -122,6 +122,8 @@ class Query(Value):
     limit: int = 3
     solved: bool = True
     """Only what was solved before."""
+    in_words: bool = False
+    """Asked by a person or a model in their own words, not by an output: what is less alike counts, too."""
 
 
 class Match(StrEnum):

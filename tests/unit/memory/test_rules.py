@@ -102,6 +102,12 @@ def test_vectors_lead_and_words_decide_between_near_equals() -> None:
     assert close[0].id == "worded"
 
 
+def test_question_in_words_is_not_pulled_to_what_shares_words() -> None:
+    profile = MINILM.in_words()
+    found = fused({"meant": 0.42, "worded": 0.40, "far": 0.1}, {"worded": 0.3}, profile, highest=1.0)
+    assert [one.id for one in found] == ["meant", "worded"]
+
+
 def test_without_vectors_words_alone_have_to_do() -> None:
     assert [one.id for one in fused({}, {"a": 0.9, "b": 0.1}, None, highest=1.0)] == ["a"]
     assert fused({}, {"a": 0.9}, None, highest=0.0) == []

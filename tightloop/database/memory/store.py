@@ -4,7 +4,7 @@ import contextlib
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, select
 
@@ -54,6 +54,15 @@ from tightloop.settings import MemorySettings
 from tightloop.value.scrub import scrub
 
 logger = logging.getLogger("tightloop")
+
+
+class _Wanted(NamedTuple):
+    """What is looked for."""
+
+    line: str
+    vectored: Vectored
+    profile: Profile | None
+    solved: bool
 
 
 class MemoryStore:
@@ -123,10 +132,9 @@ class MemoryStore:
 
         The same signature comes first, then words and vectors together.
         """
-        line = scrub(said_line(query.text))
-        [vectored] = self._vectored([line])
+        wanted = self._wanted(said_line(query.text), in_words=query.in_words, solved=query.solved)
         with self._reading(project) as (connection, name):
-            found = self._alike(connection, name, Kind.FAILURE, line, vectored, solved=query.solved)
+            found = self._alike(connection, name, Kind.FAILURE, wanted)
             ranked = [(one, Match.SIMILAR) for one in found if one.id != query.signature]
             if query.signature:
                 ranked.insert(0, (Found(query.signature, 1.0), Match.SIGNATURE))
@@ -134,10 +142,9 @@ class MemoryStore:
 
     def search(self, project: str, text: str, *, kind: Kind, limit: int = 5) -> tuple[Entry, ...]:
         """Return failures, patterns or facts about some words, the most alike first."""
-        line = scrub(text)
-        [vectored] = self._vectored([line])
+        wanted = self._wanted(text, in_words=True)
         with self._reading(project) as (connection, name):
-            found = self._alike(connection, name, kind, line, vectored)
+            found = self._alike(connection, name, kind, wanted)
             shown = (details(connection, name, one.id) for one in found[:limit])
             return tuple(one.entry for one in shown if one is not None)
 
@@ -219,21 +226,26 @@ class MemoryStore:
         with self._database.reading() as connection:
             return tuple(connection.scalars(select(projects.c.project).order_by(projects.c.project)))
 
-    def _alike(
-        self, connection: Connection, project: str, kind: Kind, line: str, vectored: Vectored, *, solved: bool = False
-    ) -> list[Found]:
-        spoken = by_words(connection, project, kind, terms(line))
+    def _alike(self, connection: Connection, project: str, kind: Kind, wanted: _Wanted) -> list[Found]:
+        spoken = by_words(connection, project, kind, terms(wanted.line))
         if kind is Kind.FACT:
             # Few and short: among them the best is worth showing, however little it shares.
             return in_order(Found(name, round(score, 4)) for name, score in spoken.scores.items())
-        if vectored.vector is None:
+        vector = wanted.vectored.vector
+        if vector is None:
             return fused({}, spoken.scores, None, highest=spoken.highest)
-        space = Space(project, vectored.model, len(vectored.vector), table_of(kind), solved)
-        vectors = near(connection, space, vectored.vector)
+        space = Space(project, wanted.vectored.model, len(vector), table_of(kind), wanted.solved)
+        vectors = near(connection, space, vector)
         missing = spoken.scores.keys() - vectors.keys()
         if missing:
-            vectors |= cosines(connection, space, vectored.vector, missing)
-        return fused(vectors, spoken.scores, self._profile, highest=spoken.highest)
+            vectors |= cosines(connection, space, vector, missing)
+        return fused(vectors, spoken.scores, wanted.profile, highest=spoken.highest)
+
+    def _wanted(self, text: str, *, in_words: bool, solved: bool = False) -> _Wanted:
+        line = scrub(text)
+        [vectored] = self._vectored([line])
+        profile = self._profile
+        return _Wanted(line, vectored, profile.in_words() if profile and in_words else profile, solved)
 
     @property
     def _profile(self) -> Profile | None:
