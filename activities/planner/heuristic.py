@@ -1,6 +1,7 @@
 """A planner without a model: it reads the failing checks and plans what the toolchain itself can fix."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -11,7 +12,7 @@ from tightloop.episode.fixes.ruff import RuffRules
 from tightloop.episode.planning import Briefing, PlannerAnswer, PlanVerdict
 from tightloop.episode.progress.history import parse_history
 from tightloop.executor.messages.message import Alignment, PlanMessage, PlannedStep, Reflection
-from tightloop.memory.model import Pattern, Recollection
+from tightloop.memory.model import Recollection
 
 MODEL = "heuristic"
 
@@ -50,7 +51,7 @@ class HeuristicPlanner:
         fixes = finder.fixes(rules)
         # What fixed the same failure comes before any rule; what fixed one like it, before giving up.
         known = finder.remembered(briefing.remembered, exact=bool(fixes))
-        if known is not None:
+        if known:
             return _repeated(report, known, fixes)
         if not fixes:
             return _gave_up(finder.why_none(rules))
@@ -95,28 +96,29 @@ def _handed_over(briefing: Briefing, report: CheckReport) -> PlannerAnswer:
     return PlannerAnswer(verdict=PlanVerdict.PLANNED, message=message, followed=followed, model=MODEL)
 
 
-def _repeated(report: CheckReport, known: Recollection, fixes: tuple[Fix, ...]) -> PlannerAnswer:
-    """Do again what worked before."""
-    pattern = known.pattern or Pattern()
+def _repeated(report: CheckReport, known: Sequence[Recollection], fixes: tuple[Fix, ...]) -> PlannerAnswer:
+    """Do again what worked before, each command once."""
+    patterns = [one.pattern for one in known if one.pattern is not None]
+    steps = {run: title for pattern in patterns for title, run in zip(pattern.titles, pattern.commands, strict=True)}
     names = ", ".join(f"'{result.name}'" for result in report.failed[:3])
-    steps = pattern.steps if len(pattern.steps) == len(pattern.commands) else (pattern.title,) * len(pattern.commands)
     message = PlanMessage(
         context=f"{failing_text(len(report.failed), len(report.results))}: {names}",
-        steps=tuple(PlannedStep(title=title, run=run) for title, run in zip(steps, pattern.commands, strict=True)),
+        steps=tuple(PlannedStep(title=title, run=run) for run, title in steps.items()),
         reflection=Reflection(
-            diagnosis=f"'{known.check}' fails with {known.shown}: {known.line}",
+            diagnosis=". ".join(f"'{one.check}' fails with {one.shown}: {one.line}" for one in known),
             action_items=(
-                f"{pattern.title}, and nothing else in this iteration",
-                f"run '{known.check}' again",
+                *(f"{pattern.title}, and nothing else in this iteration" for pattern in patterns),
+                *(f"run '{one.check}' again" for one in known),
                 *(f"if it still fails: {fix.title}" for fix in fixes[:2]),
             ),
         ),
         alignment=Alignment(
             answer="yes",
-            rationale=f"'{known.check}' is part of the definition of done; this made it pass before",
+            rationale=f"{known[0].check!r} is part of the definition of done; this made it pass before",
         ),
     )
-    return PlannerAnswer(verdict=PlanVerdict.PLANNED, message=message, followed=(pattern.id,), model=MODEL)
+    followed = tuple(pattern.id for pattern in patterns)
+    return PlannerAnswer(verdict=PlanVerdict.PLANNED, message=message, followed=followed, model=MODEL)
 
 
 def _planned(report: CheckReport, fixes: tuple[Fix, ...]) -> PlannerAnswer:

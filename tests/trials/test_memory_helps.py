@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from temporalio.client import Client
 
-from tests.support.episodes import BoundedClient, Git, Working
+from tests.support.episodes import Git, Working
 from tests.support.memory.causes import CAUSES, Cause
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
@@ -68,7 +68,7 @@ async def test_thirty_episodes_over_ten_causes_need_fewer_iterations_with_the_me
         )
         planners = build_adapters(temporal_client, under).planners
         async with working(under=under, planners=planners):
-            course = Course(tmp_path / name, git, BoundedClient(temporal_client, under))
+            course = Course(tmp_path / name, git, TightloopClient(temporal_client, under))
             return [[await course.iterations(cause) for cause in CAUSES] for _ in range(ROUNDS)]
 
     without, with_it = await asyncio.gather(pursue("without", enabled=False), pursue("with", enabled=True))

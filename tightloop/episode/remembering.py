@@ -105,10 +105,17 @@ def queries(report: CheckReport | None, limit: int) -> tuple[tuple[str, Query], 
 
 
 def best_of(found: Iterable[tuple[str, Recollection]], limit: int) -> tuple[Recollection, ...]:
-    """Return the best of what was found for several checks, each pattern once, with the check that it is for."""
+    """Return the best of what was found for several checks, each pattern once, with the check that it is for.
+
+    The best one for each check comes before the second best for any.
+    """
     ordered = sorted(found, key=lambda one: (one[1].match is not Match.SIGNATURE, -one[1].score, -one[1].evidence.rate))
     kept: dict[str, Recollection] = {}
+    places: dict[str, int] = {}
+    ranks: dict[str, int] = {}
     for check, one in ordered:
-        if one.pattern is not None:
-            kept.setdefault(one.pattern.id, one.evolve(check=check))
-    return tuple(kept.values())[:limit]
+        if one.pattern is not None and one.pattern.id not in kept:
+            kept[one.pattern.id] = one.evolve(check=check)
+            ranks[one.pattern.id] = places[check] = places.get(check, -1) + 1
+    best = sorted(kept, key=lambda name: (kept[name].match is not Match.SIGNATURE, ranks[name]))
+    return tuple(kept[name] for name in best[:limit])

@@ -67,6 +67,11 @@ class Pattern(Value):
     iteration: int = 0
 
     @property
+    def titles(self) -> tuple[str, ...]:
+        """A title for each command."""
+        return self.steps if len(self.steps) == len(self.commands) else (self.title,) * len(self.commands)
+
+    @property
     def id(self) -> str:
         """Id within a project, 16 hexadecimal digits: the same commands are the same pattern, whoever plans them."""
         said: Any = self.commands or (self.steps, self.code_template, self.test_template)

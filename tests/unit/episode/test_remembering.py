@@ -122,6 +122,16 @@ async def test_what_fixed_the_same_failure_is_tried_before_any_rule() -> None:
     assert "worked 2 of 2 times" in answer.message.reflection.diagnosis
 
 
+async def test_what_fixed_each_of_several_failures_is_done_at_once() -> None:
+    one = recollection(FIX, check="ruff check .")
+    both, late = recollection(FIX, OTHER, check="ruff format --check ."), recollection(OTHER, check="ruff check .")
+    checks = report(("ruff check .", UNUSED), ("ruff format --check .", "1 file would be reformatted"))
+    answer = await plan(checks, one, both, late)
+    assert answer.message is not None
+    assert [step.run for step in answer.message.steps] == [FIX, OTHER]
+    assert len(answer.followed) == 2
+
+
 async def test_what_fixed_a_similar_failure_is_tried_before_giving_up_only() -> None:
     similar = recollection(OTHER, match=Match.SIMILAR, score=0.9)
     known = await plan(report(("ruff check .", UNUSED)), similar)

@@ -93,20 +93,23 @@ class FixFinder:
         """Return what is left to try, the best first."""
         return tuple(fix for fix in self._open(rules) if self._may_run(fix.run[0]))
 
-    def remembered(self, found: Sequence[Recollection], *, exact: bool) -> Recollection | None:
-        """Return what to do again: the first whose commands may be run and are not exhausted; None: there is none.
+    def remembered(self, found: Sequence[Recollection], *, exact: bool) -> tuple[Recollection, ...]:
+        """Return what to do again: for each check what fixed the same failure, else the first that fixed one like it.
 
         Args:
             found: what was recalled, the surest first.
-            exact: only what fixed the same failure.
+            exact: leave out what fixed other failures.
         """
-        for one in found:
-            commands = one.pattern.commands if one.pattern else ()
-            usable = commands and all(command and self._may_run(command[0]) for command in commands)
-            fits = one.match is Match.SIGNATURE or not exact
-            if usable and fits and not exhausted(command_text(commands[0]), self._tried):
-                return one
-        return None
+        usable = [one for one in found if self._is_usable(one)]
+        same = {one.check: one for one in reversed(usable) if one.match is Match.SIGNATURE}
+        ordered = tuple(one for one in usable if one in same.values())
+        return ordered or (() if exact else tuple(usable[:1]))
+
+    def _is_usable(self, one: Recollection) -> bool:
+        """Return whether all commands may be run, and are worth it."""
+        commands = one.pattern.commands if one.pattern else ()
+        may_run = all(command and self._may_run(command[0]) for command in commands)
+        return bool(commands) and may_run and not exhausted(command_text(commands[0]), self._tried)
 
     def why_none(self, rules: RuffRules) -> str:
         """Say why no fix is left: the failing check, its last error, and what a person could do."""
