@@ -206,7 +206,7 @@ async def test_new_dependency_reaches_a_person_and_goes_on_after_the_answer(
 async def test_forbidden_code_is_told_to_the_model_and_never_run(
     working: Working, client: TightloopClient, request_for: Callable[..., EpisodeRequest], shop: Path, coding: Any
 ) -> None:
-    evil = "__import__('os').system('touch /tmp/escaped')\n"
+    evil = "getattr(__builtins__, 'ev' + 'al')('1')\n"
     write = use(("create_file", {"path": "evil.py", "content": evil, "overwrite": None}))
     run = use(("run_command", {"command": "python3 evil.py", "timeout_s": None}))
     drop = use(("delete_file", {"path": "evil.py"}))
