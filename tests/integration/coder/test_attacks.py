@@ -1,10 +1,11 @@
 """Hostile paths and files: no tool writes or reads outside of the tree, or into git, and none hangs."""
 
+import contextlib
 import os
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from hypothesis import strategies as st
 from activities.coder.port import FileChange, ToolError
 from activities.coder.tree_files import read_file, write_change
 from tests.support.coder_tools import Bench, bench
-from tests.support.git_sample import git, on_disk
+from tests.support.git_sample import git
 from tightloop.errors import InvalidRequestError
 
 SECRET = "what lies outside"
 WRITES = ("create_file", "edit_file", "delete_file")
 HUGE_BYTES = 100 * 1024 * 1024
+ROUNDS = 400
 
 
 @pytest.fixture
@@ -62,7 +64,7 @@ PARTS = st.sampled_from(
 PATHS = st.lists(PARTS, min_size=1, max_size=5).map("/".join) | st.text(max_size=12)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=PATHS, tool=st.sampled_from((*WRITES, "read_file")), absolute=st.sampled_from(["", "/", "ROOT/", "OUT/"]))
 def test_no_path_leads_out_of_the_tree_or_into_git(
     tmp_path_factory: pytest.TempPathFactory, path: str, tool: str, absolute: str
@@ -94,8 +96,8 @@ def test_no_path_leads_out_of_the_tree_or_into_git(
         ("leak.txt", "is a link"),
         ("loop", "is a link"),
         ("gone", "is a link"),
-        (".git/config", "may touch (.git)"),
-        (".GIT/hooks/pre-commit", "may touch (.git)"),
+        (".git/config", ".git"),
+        (".GIT/hooks/pre-commit", ".GIT"),
         ("sub/.git", "may touch (.git)"),
         ("sub", "is a folder"),
         ("a.txt/b", "a.txt is a file"),
@@ -110,12 +112,13 @@ def test_what_is_no_file_of_the_tree_is_told(made: Bench, tool: str, path: str, 
     os.mkfifo(made.root / "fifo")
     with socket.socket(socket.AF_UNIX) as server, working_in(made.root):
         server.bind("socket")
-    files = on_disk(made.root)
+    names = sorted(os.listdir(made.root))
     assert said in made.failed(tool, **written(tool, path))
-    assert on_disk(made.root) == files
+    assert sorted(os.listdir(made.root)) == names
+    assert git(made.root, "diff", "--stat") == b""
 
 
-@contextmanager
+@contextlib.contextmanager
 def working_in(folder: Path) -> Iterator[None]:
     """The path of a socket has to be short."""
     here = os.getcwd()
@@ -162,21 +165,23 @@ def test_a_folder_that_turns_into_a_link_at_any_moment_lets_nothing_out(tmp_path
     (root / "a" / "b").mkdir(parents=True)
     outside.mkdir()
     (outside / "f.txt").write_text(SECRET)
-    (root / "link").symlink_to(outside)
     ended = threading.Event()
 
     def swap() -> None:
         while not ended.is_set():
-            os.rename(root / "a/b", root / "kept")
-            os.rename(root / "link", root / "a/b")
-            os.rename(root / "a/b", root / "link")
-            os.rename(root / "kept", root / "a/b")
+            with contextlib.suppress(OSError):
+                os.rename(root / "a/b", root / "away")
+                (root / "a/b").symlink_to(outside)
+            with contextlib.suppress(OSError):
+                (root / "a/b").unlink()
+                os.rename(root / "away", root / "a/b")
+            shutil.rmtree(root / "away", ignore_errors=True)
 
     swapping = threading.Thread(target=swap)
     swapping.start()
     outcomes = set[str]()
     try:
-        for number in range(1_500):
+        for number in range(ROUNDS):
             try:
                 before = read_file(root, "a/b/f.txt")
                 assert before != SECRET.encode()
@@ -211,7 +216,7 @@ def test_a_file_that_turns_into_a_link_is_replaced_and_not_followed(tmp_path: Pa
     swapping.start()
     written = 0
     try:
-        for number in range(1_500):
+        for number in range(ROUNDS):
             try:
                 before = read_file(root, "f.txt")
                 assert before != SECRET.encode()
@@ -242,9 +247,7 @@ def test_names_that_are_not_utf_8_are_shown_escaped(made: Bench) -> None:
     except OSError as error:
         pytest.skip(f"this file system takes only UTF-8: {error}")
     assert "\\xff.txt" in made.done("list_files")
-    assert "\\xff.txt':1:x here" in made.done("search", pattern="x here") or "\\xff.txt:1:x here" in made.done(
-        "search", pattern="x here"
-    )
+    assert "\\xff.txt:1:x here" in made.done("search", pattern="x here")
 
 
 def test_a_hundred_megabytes_are_refused_by_a_sentence(made: Bench) -> None:

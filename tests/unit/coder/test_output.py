@@ -12,7 +12,9 @@ SHA = "ab12" * 16
 def test_head_and_tail_are_kept_and_the_rest_is_named() -> None:
     text = "h" * HEAD_CHARACTERS + "m" * 77 + "t" * TAIL_CHARACTERS
     kept = keep_ends(text, SHA)
-    assert kept.startswith("h" * HEAD_CHARACTERS + "\n[... 77 characters left out; all of it: read_file result:ab12ab12ab12")
+    assert kept.startswith(
+        "h" * HEAD_CHARACTERS + "\n[... 77 characters left out; all of it: read_file result:ab12ab12ab12"
+    )
     assert kept.endswith("...]\n" + "t" * TAIL_CHARACTERS)
 
 

@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from tightloop.coder.patching import Miss, Patched, patch
 
-FILE = "def f():\n    return 1\n\n\nclass C:\n    def g(self):\n        if self:\n            return 2\n        return 3\n"
+FILE = (
+    "def f():\n    return 1\n\n\nclass C:\n    def g(self):\n        if self:\n            return 2\n        return 3\n"
+)
 LINES = st.lists(st.text("ab \t(é\x0c", max_size=6), min_size=1, max_size=8).map("\n".join)
 
 
@@ -140,7 +142,9 @@ class TestLineEnds:
 
     @given(text=LINES, data=st.data())
     def test_all_but_the_place_stays_byte_for_byte(self, text: str, data: st.DataObject) -> None:
-        ends = data.draw(st.lists(st.sampled_from(["\n", "\r\n"]), min_size=text.count("\n"), max_size=text.count("\n")))
+        ends = data.draw(
+            st.lists(st.sampled_from(["\n", "\r\n"]), min_size=text.count("\n"), max_size=text.count("\n"))
+        )
         parts = text.split("\n")
         raw = "".join(part + end for part, end in zip(parts, [*ends, ""], strict=True))
         start = data.draw(st.integers(0, len(text)))
@@ -150,7 +154,9 @@ class TestLineEnds:
             before, after = found.text.split("NEW")
             assert raw.startswith(before)
             assert raw.endswith(after)
-            assert (before + after).replace("\r\n", "\n") == (text[: text.find(old)] + text[text.find(old) + len(old) :])
+            assert (before + after).replace("\r\n", "\n") == (
+                text[: text.find(old)] + text[text.find(old) + len(old) :]
+            )
 
 
 def count(text: str, part: str) -> int:
