@@ -47,6 +47,10 @@ def hostile(folder: Path) -> Bench:
     return found
 
 
+def inside(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
 def written(tool: str, path: str) -> dict[str, Any]:
     match tool:
         case "create_file":
@@ -73,15 +77,15 @@ def test_no_path_leads_out_of_the_tree_or_into_git(
     made = hostile(folder)
     path = absolute.replace("ROOT", str(made.root)).replace("OUT", str(folder / "outside")) + path
     before = {name: (made.root / ".git" / name).read_bytes() for name in ("config", "HEAD", "index")}
-    names = set(os.listdir(made.root / ".git")), set(os.listdir(folder))
+    names = inside(made.root / ".git"), inside(folder)
 
     said = made.text(made.use(tool, written(tool, path)))
 
     assert SECRET not in said
     assert {p.name: p.read_text() for p in (folder / "outside").iterdir()} == {"secret.txt": SECRET}
     assert before == {name: (made.root / ".git" / name).read_bytes() for name in before}
-    assert set(os.listdir(made.root / ".git")) == names[0]
-    assert set(os.listdir(folder)) == names[1] | {"state"}
+    assert inside(made.root / ".git") == names[0]
+    assert inside(folder) == names[1] | {"state"}
 
 
 @pytest.mark.parametrize("tool", [*WRITES, "read_file"])
@@ -112,16 +116,16 @@ def test_what_is_no_file_of_the_tree_is_told(made: Bench, tool: str, path: str, 
     os.mkfifo(made.root / "fifo")
     with socket.socket(socket.AF_UNIX) as server, working_in(made.root):
         server.bind("socket")
-    names = sorted(os.listdir(made.root))
+    names = inside(made.root)
     assert said in made.failed(tool, **written(tool, path))
-    assert sorted(os.listdir(made.root)) == names
+    assert inside(made.root) == names
     assert git(made.root, "diff", "--stat") == b""
 
 
 @contextlib.contextmanager
 def working_in(folder: Path) -> Iterator[None]:
     """The path of a socket has to be short."""
-    here = os.getcwd()
+    here = Path.cwd()
     os.chdir(folder)
     try:
         yield
@@ -170,11 +174,11 @@ def test_a_folder_that_turns_into_a_link_at_any_moment_lets_nothing_out(tmp_path
     def swap() -> None:
         while not ended.is_set():
             with contextlib.suppress(OSError):
-                os.rename(root / "a/b", root / "away")
+                (root / "a/b").rename(root / "away")
                 (root / "a/b").symlink_to(outside)
             with contextlib.suppress(OSError):
                 (root / "a/b").unlink()
-                os.rename(root / "away", root / "a/b")
+                (root / "away").rename(root / "a/b")
             shutil.rmtree(root / "away", ignore_errors=True)
 
     swapping = threading.Thread(target=swap)
@@ -208,9 +212,9 @@ def test_a_file_that_turns_into_a_link_is_replaced_and_not_followed(tmp_path: Pa
     def swap() -> None:
         while not ended.is_set():
             (root / "new").symlink_to(outside)
-            os.rename(root / "new", root / "f.txt")
+            (root / "new").rename(root / "f.txt")
             (root / "new").write_text("plain")
-            os.rename(root / "new", root / "f.txt")
+            (root / "new").rename(root / "f.txt")
 
     swapping = threading.Thread(target=swap)
     swapping.start()

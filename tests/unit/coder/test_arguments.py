@@ -1,6 +1,7 @@
 """Arguments of tool calls as models write them."""
 
 import json
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -49,7 +50,5 @@ def test_what_cannot_be_used_is_refused_with_the_reason(written: str, said: str)
 
 @given(st.text() | st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists).map(json.dumps))
 def test_no_text_breaks_it(written: str) -> None:
-    try:
+    with suppress(ArgumentsError):
         assert set(read_arguments(written, SCHEMA)) == {"path", "start"}
-    except ArgumentsError as error:
-        assert str(error)

@@ -34,7 +34,7 @@ def test_schemas_are_strict(name: str) -> None:
 
 def test_specs_come_in_the_order_of_the_names() -> None:
     assert [spec.name for spec in Toolbox(TOOLS).specs(["search", "edit_file"])] == ["search", "edit_file"]
-    with pytest.raises(SettingsError, match="no tool 'serch'. Did you mean 'search'"):
+    with pytest.raises(SettingsError, match=r"no tool 'serch'\. Did you mean 'search'"):
         Toolbox(TOOLS).specs(["serch"])
 
 
