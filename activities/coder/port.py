@@ -1,17 +1,21 @@
 """The ports of the coder: its tools, and the model that it asks."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from activities.artifacts.port import ArtifactStore
+from activities.coder.requests import TurnRequest
 from activities.workspace.port import WorkingTree
 from activities.workspace.scope import EpisodeScope
+from tightloop.coder.model import CallHead, CallResult, Turn
+from tightloop.coder.role import Role
 from tightloop.errors import TightloopError
-from tightloop.executor.model import Grant
+from tightloop.executor.model import Grant, WorkOrder
 from tightloop.executor.usage import Usage
 from tightloop.question import Question
+from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.value.artifact import ArtifactRef
 
 
@@ -39,6 +43,8 @@ class Message(NamedTuple):
     """Of an assistant."""
     call_id: str = ""
     """Of a tool: the call that it answers."""
+    result: str = ""
+    """Of a tool: the hash of the artifact with its result, by which it can be read again."""
 
 
 class ToolSpec(NamedTuple):
@@ -160,6 +166,32 @@ class Tool(Protocol):
         ...
 
 
+class Turns(Protocol):
+    """Takes the turns of all roles."""
+
+    async def take(
+        self, request: TurnRequest, order: WorkOrder, store: ArtifactStore, *, beat: Callable[[], None]
+    ) -> Turn:
+        """Return the model's next step; what is in the journal is not asked again."""
+        ...
+
+
+class Calls(Protocol):
+    """Makes the calls of the turns."""
+
+    def heads(self, calls: Iterable[ProposedCall]) -> tuple[CallHead, ...]:
+        """Return what the history keeps of calls."""
+        ...
+
+    def use(self, turn: int, index: int, call: ProposedCall, context: ToolContext, session: Path) -> CallResult:
+        """Make a call, or return what came of it when it was made before."""
+        ...
+
+
+Review = Callable[[ToolContext], ToolResult | None]
+"""Looks at what the coder wrote before anything of it is run; None: it may be run."""
+
+
 class TurnModel(Protocol):
     """Asks a model for its next step."""
 
@@ -173,3 +205,7 @@ class TurnModel(Protocol):
             PlannerUnavailableError: it is busy or down; retryable.
         """
         ...
+
+
+TurnModels = Callable[[Role, str, PromptPrivacy], TurnModel]
+"""Returns the model of a role, by the id of the session and what the project lets leave this host in a prompt."""

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from activities.coder.port import (
     FileChange,
     ProgramStart,
     ProposedCall,
+    Review,
     Tool,
     ToolContext,
     ToolError,
@@ -35,14 +36,16 @@ MARK_DIGITS = 16
 _NOT_THE_MODELS = (StorageFullError, SandboxUnavailableError, SettingsError)
 """What no other call of a model could get around."""
 
-Review = Callable[[ToolContext], ToolResult | None]
-"""Looks at what the coder wrote before anything of it is run; None: it may be run."""
+
+def nothing_against(_context: ToolContext) -> ToolResult | None:
+    """Let everything be run."""
+    return None
 
 
 class Toolbox:
     """All tools that there are; a role is told of some of them."""
 
-    def __init__(self, tools: Iterable[Tool], *, review: Review = lambda _context: None) -> None:
+    def __init__(self, tools: Iterable[Tool], *, review: Review = nothing_against) -> None:
         self._tools = {tool.spec.name: tool for tool in tools}
         self._review = review
 

@@ -35,9 +35,16 @@ DOUBTFUL_WEIGHT = 0.6
 """What an iteration counts of which nobody can tell whether it helped; one that brought nothing counts 1."""
 NEWS_WEIGHT = 0.4
 """The same, where the checks fail in a way that they never did."""
-NOT_A_FAILURE = SUCCESSES | {ExecutorStatus.LIMIT_HIT, ExecutorStatus.CANCELLED, ExecutorStatus.NEEDS_PERSON}
+NOT_A_FAILURE = SUCCESSES | {
+    ExecutorStatus.LIMIT_HIT,
+    ExecutorStatus.CANCELLED,
+    ExecutorStatus.NEEDS_PERSON,
+    ExecutorStatus.PAUSED,
+}
 """Ends of a delivery that are not counted as a failure of the executor."""
-DELIVERED_AGAIN = frozenset({ExecutorStatus.LIMIT_HIT, ExecutorStatus.NEEDS_PERSON, ExecutorStatus.FATAL})
+DELIVERED_AGAIN = frozenset(
+    {ExecutorStatus.LIMIT_HIT, ExecutorStatus.NEEDS_PERSON, ExecutorStatus.FATAL, ExecutorStatus.PAUSED}
+)
 """Ends after which the same plan is delivered again, from where the executor was."""
 
 
