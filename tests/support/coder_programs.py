@@ -233,7 +233,13 @@ PROGRAMS = (
         (
             (read("billing.py"), shell(f"{CHECK} 2>&1 | tail -n 20")),
             (edit("billing.py", "    return day + timedelta(days=30)\n", _MONTH_FIXED),),
-            (edit("billing.py", "from datetime import date, timedelta\n", "from calendar import monthrange\nfrom datetime import date\n"),),
+            (
+                edit(
+                    "billing.py",
+                    "from datetime import date, timedelta\n",
+                    "from calendar import monthrange\nfrom datetime import date\n",
+                ),
+            ),
             (TESTS,),
             (edit("billing.py", _DUE, "    return [_months_after(start, months) for months in range(count)]\n"),),
             (TESTS,),
@@ -264,4 +270,4 @@ PROGRAMS = (
             finish("the table has all transitions, and other events are refused"),
         ),
     ),
-)  # fmt: skip
+)
