@@ -78,7 +78,7 @@ class CoderSettings(Section):
     @property
     def bounds(self) -> Bounds:
         """What one delivery may take."""
-        return Bounds.of(self)
+        return Bounds.of(self, turns_of={name: self.role(name).max_turns for name in known_roles()})
 
     def role(self, name: str) -> Role:
         """Return a role as its file and these settings say.

@@ -10,7 +10,7 @@ from jsonschema.exceptions import best_match
 from activities.coder.port import ModelReply, ProposedCall, ToolSpec
 from activities.model.repair import read_object
 from tightloop.coder.role import FINISH
-from tightloop.errors import did_you_mean
+from tightloop.errors import did_you_mean, followed_by
 from tightloop.value import shorten
 
 MOST_CALLS = 16
@@ -39,7 +39,8 @@ class _Wrong(Exception):  # noqa: N818
 def judge(reply: ModelReply, tools: Sequence[ToolSpec], *, number: int) -> Verdict:
     """Read an answer. `number` is that of the turn; it goes into the ids that are made here."""
     if reply.refusal:
-        return _wrong(reply, f"You refused: {reply.refusal}. If the task cannot be done, call `{FINISH}` and say why")
+        refusal = reply.refusal.rstrip(".")
+        return _wrong(reply, f"You refused: {refusal}. If the task cannot be done, call `{FINISH}` and say why")
     if reply.truncated:
         return _wrong(
             reply,
@@ -78,9 +79,9 @@ def _wrong(reply: ModelReply, problem: str) -> Verdict:
     """Return a problem. The answer stays as text: services refuse conversations with calls that they cannot read."""
     parts = (reply.text, reply.refusal, *(f"{call.tool}({call.arguments})" for call in reply.calls))
     text = shorten("\n".join(part for part in parts if part), QUOTED_CHARACTERS)
-    others = ". Nothing of this answer was done" if len(reply.calls) > 1 and not reply.truncated else ""
-    said = shorten(problem.rstrip("."), PROBLEM_CHARACTERS) + others
-    return Verdict(sound(text) or "(empty)", problem=f"{said}.")
+    others = "Nothing of this answer was done." if len(reply.calls) > 1 and not reply.truncated else ""
+    said = followed_by(shorten(problem.rstrip("."), PROBLEM_CHARACTERS), others).rstrip()
+    return Verdict(sound(text) or "(empty)", problem=said)
 
 
 def _calls_in(text: str, tools: Mapping[str, ToolSpec]) -> Iterator[ProposedCall]:
@@ -129,9 +130,7 @@ def _object(call: ProposedCall, names: tuple[str, ...]) -> dict[str, Any]:
         if isinstance(value, dict):
             return value
         if not isinstance(value, str):
-            raise _Wrong(
-                f"The arguments of {call.tool} are {type(value).__name__}, not an object with {', '.join(names)}"
-            )
+            break
     reading = read_object(call.arguments, names)
     if reading.truncated:
         raise _Wrong(f"The arguments of {call.tool} have no end. Write less at once")
