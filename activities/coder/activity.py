@@ -9,7 +9,7 @@ from temporalio.exceptions import CancelledError
 from activities.artifacts.port import ArtifactStore, ArtifactStores, get_model
 from activities.checks.activity import run_check
 from activities.checks.port import CheckRunner
-from activities.coder.port import ToolContext
+from activities.coder.port import Calls, Review, ToolContext, Turns
 from activities.coder.requests import (
     BeginRequest,
     Brief,
@@ -18,16 +18,15 @@ from activities.coder.requests import (
     ToolRequest,
     TurnRequest,
 )
-from activities.coder.session import read_progress, session_folder, session_of
-from activities.coder.toolbox import Toolbox
+from activities.coder.session import read_progress, session_folder
 from activities.coder.turns.stored import read_turn
-from activities.coder.turns.taking import TurnTaker
 from activities.executor.port import Outboxes
 from activities.workspace.folders import root_of, state_folder_of
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
 from tightloop.coder import course
 from tightloop.coder.model import Bounds, CallResult, Turn
+from tightloop.coder.session import session_of
 from tightloop.episode.check import CheckResult
 from tightloop.episode.model import EpisodeRequest
 from tightloop.errors import ExecutorError
@@ -48,8 +47,10 @@ class CoderActivities:
     workspaces: Workspaces
     stores: ArtifactStores
     outboxes: Outboxes
-    turns: TurnTaker
-    toolbox: Toolbox
+    turns: Turns
+    toolbox: Calls
+    review: Review
+    """Looks at what was written before anything of it is run."""
     checks: CheckRunner
     bounds: Bounds
 
@@ -86,7 +87,7 @@ class CoderActivities:
             context = self._context(request.scope, request.base_tree, order, tree)
             return self.toolbox.use(request.turn, request.index, call, context, folder)
 
-        if self.toolbox.only_reads(call.tool):
+        if self.toolbox.heads([call])[0].reads:
             return use(None)
         with self.workspaces.hold(request.scope) as tree:
             result = use(tree)
@@ -103,8 +104,8 @@ class CoderActivities:
         with self.workspaces.hold(request.scope) as tree:
             context = self._context(request.scope, request.base_tree, order, tree)
             found = tree.snapshot()
-            if (review := self.toolbox.review(context)) is not None:
-                return self._held_back(store, review.text, found).evolve(question=review.question)
+            if (refusal := self.review(context)) is not None:
+                return self._held_back(store, refusal.text, found).evolve(question=refusal.question)
             results = []
             try:
                 for check in checks:

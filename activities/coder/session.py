@@ -1,39 +1,30 @@
-"""A session of the coder: its folder, and the progress that is kept from one delivery to the next."""
+"""The folder of a session, and the progress that is kept from one delivery to the next."""
 
 import contextlib
-import hashlib
-import re
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from activities.workspace.ownership import write_atomically
+from activities.artifacts.durable import write_durably
 from tightloop.coder.model import CoderProgress
-from tightloop.errors import InvalidRequestError
-
-_SESSION = re.compile(r"[0-9a-f]{32}")
-
-
-def session_of(key: str) -> str:
-    """Return the id of the session that a delivery begins."""
-    return hashlib.sha256(key.encode()).hexdigest()[:32]
+from tightloop.coder.session import place_of
+from tightloop.host import private_folder
 
 
 def session_folder(state_folder: Path, session: str) -> Path:
     """Return the folder of a session in the state of its project.
 
     Raises:
-        InvalidRequestError: the id is not one of ours; the path could leave the folder.
+        InvalidRequestError: the id is not one of ours.
     """
-    if not _SESSION.fullmatch(session):
-        raise InvalidRequestError(f"{session[:80]!r} is not the id of a coder's session")
-    return state_folder / "coder" / session
+    return state_folder / place_of(session)
 
 
 def keep_progress(state_folder: Path, session: str, progress: CoderProgress) -> None:
     """Keep how far a session has come, for the delivery that goes on with it."""
-    place = session_folder(state_folder, session) / "progress.json"
-    write_atomically(place, progress.model_dump_json().encode())
+    folder = session_folder(state_folder, session)
+    private_folder(folder)
+    write_durably(folder / "progress.json", progress.model_dump_json().encode())
 
 
 def read_progress(state_folder: Path, session: str) -> CoderProgress:

@@ -12,9 +12,8 @@ from temporalio import activity
 from temporalio.exceptions import CancelledError
 
 from activities.artifacts.port import ArtifactStores, get_model, put_model
-from activities.executor.coder import coded_outcome
-from activities.executor.fallback import Chosen, NoExecutor, choose
-from activities.executor.port import Delivered, DeliveryState, Executors, Outbox, Outboxes
+from activities.executor.fallback import Chosen, choose
+from activities.executor.port import DelegatingExecutor, Delivered, DeliveryState, Executors, Outbox, Outboxes
 from activities.workspace.folders import root_of, state_folder_of
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
@@ -211,9 +210,13 @@ class ExecutionActivities:
             delivery = self._outboxes(workspace).get(begun.key)
             if delivery is not None and delivery.report is not None:
                 return delivery.report
-            outcome = coded_outcome(request.result, self._stores(workspace), state_folder_of(request.scope))
+            name = begun.executor or CODER
+            executor = self._executors(name)
+            if not isinstance(executor, DelegatingExecutor):
+                raise ExecutorError(f"the executor {name!r} of this worker does its work itself: restart the worker")
+            outcome = executor.conclude(request.result, self._stores(workspace), state_folder_of(request.scope))
             execution = ExecuteRequest(scope=request.scope, key=begun.key, expected_tree=begun.new_tree)
-            chosen = Chosen(begun.executor or CODER, NoExecutor(""), begun.passed_over)
+            chosen = Chosen(name, executor, begun.passed_over)
             return self._report(execution, tree, outcome, chosen, new_tree=tree.snapshot(), drift=begun.drift)
 
     @staticmethod

@@ -42,8 +42,8 @@ from tightloop.client.execution import (
 from tightloop.client.records.history import History
 from tightloop.client.records.listing import Listing
 from tightloop.client.sealing import sealing_as
-from tightloop.episode.model import TASK_TIMEOUT
 from tightloop.coder.input import CODER_WORKFLOW_TYPE
+from tightloop.episode.model import TASK_TIMEOUT
 from tightloop.errors import (
     EpisodeNotFoundError,
     IdTakenError,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from tightloop.coder.model import Bounds, CallResult, CoderProgress, Talk, Turn
 from tightloop.executor.usage import Usage
+from tightloop.value.artifact import ArtifactRef
 
 # The numbers are those of OpenHands' stuck detector: 4 equal calls with equal results within 20, 3 monologues.
 WINDOW = 20
@@ -25,8 +26,16 @@ def spent_tokens(usage: Usage) -> int:
     return (usage.input_tokens or 0) + (usage.output_tokens or 0)
 
 
-def bound_reached(progress: CoderProgress, bounds: Bounds) -> str:
-    """Return which bound leaves no room for another turn, as a sentence; empty: none."""
+def told(talk: Talk, message: ArtifactRef) -> Talk:
+    """Return the conversation with a message for the model; whatever it ended with before, this is news to it."""
+    return talk.evolve(said=(*talk.said, message), marks=(), turns=0, silent=0, nudged=False)
+
+
+def bound_reached(role: str, progress: CoderProgress, bounds: Bounds) -> str:
+    """Return which bound leaves no room for another turn of a role, as a sentence; empty: none."""
+    most, taken = bounds.turns_of.get(role, bounds.max_turns), progress.talks.get(role, Talk()).turns
+    if taken >= most:
+        return f"coder.roles.{role}.max_turns is {most}, and {taken} turns are taken"
     if progress.turns >= bounds.max_turns:
         return f"coder.max_turns is {bounds.max_turns}, and {progress.turns} turns are taken"
     if (spent := spent_tokens(progress.usage)) >= bounds.max_tokens:
@@ -43,6 +52,7 @@ def after_turn(talk: Talk, turn: Turn) -> Talk:
         results=(),
         said=(),
         correction=turn.problem or ("" if turn.calls else PROPOSE),
+        turns=talk.turns + 1,
         silent=talk.silent + 1 if idle else 0,
     )
 

@@ -85,6 +85,8 @@ class Bounds(Sparse):
     """The role `planner` reads the code and writes a plan first."""
     testing: bool = False
     """The role `tester` writes tests for the change once the checks are green."""
+    turns_of: dict[str, int] = Field(default_factory=dict)
+    """By role: answers for one part of its work."""
 
 
 class Talk(Sparse):
@@ -100,6 +102,8 @@ class Talk(Sparse):
     """Messages for the model that go with the next turn."""
     correction: str = ""
     """What was wrong with the last answer, for the model."""
+    turns: int = 0
+    """Answers for the present part of the work."""
     silent: int = 0
     """Answers in a row that proposed nothing that can be done."""
     marks: tuple[str, ...] = ()
@@ -152,7 +156,8 @@ class CoderStatus(Sparse):
     @property
     def line(self) -> str:
         """The status in a line."""
-        known = f", {self.usage.input_tokens + self.usage.output_tokens} tokens" if self.usage.known else ""
+        spent = (self.usage.input_tokens or 0) + (self.usage.output_tokens or 0)
+        known = f", {spent} tokens" if self.usage.known else ""
         return f"{self.state.value}, turn {self.turns} of at most {self.max_turns}, round {self.round}{known}"
 
 

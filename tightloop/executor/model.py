@@ -99,6 +99,8 @@ class Grant(Value):
     fingerprint: str
     """Of the permission request; see `tightloop/executor/permission.py`."""
     allowed: bool
+    text: str = ""
+    """What the person said; the answer itself where a question was asked."""
 
 
 class WorkOrder(Value):

@@ -71,8 +71,7 @@ class Talking:
 
     def say(self, role: str, message: ArtifactRef) -> None:
         """Tell a role something with its next turn; whatever it ended with before, this is news to the model."""
-        talk = self._talk(role)
-        self._keep(role, talk.evolve(said=(*talk.said, message), marks=(), silent=0, nudged=False))
+        self._keep(role, course.told(self._talk(role), message))
 
     async def talk(self, role: str) -> Ended:
         """Go on with a role until it finishes, a bound is reached, it leads nowhere or a person is needed.
@@ -91,7 +90,7 @@ class Talking:
                 return Ended(Why.PAUSED)
             if workflow.info().is_continue_as_new_suggested():
                 raise RunOver
-            if reason := course.bound_reached(self.progress, self.bounds) or self._out_of_time():
+            if reason := course.bound_reached(role, self.progress, self.bounds) or self._out_of_time():
                 return Ended(Why.BOUND, reason=reason)
             talk = course.after_turn(talk, await self._take_turn(role, talk))
             self._keep(role, talk)

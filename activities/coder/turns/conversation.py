@@ -130,3 +130,16 @@ def _blocks(messages: Sequence[Message]) -> list[list[Message]]:
             blocks.append([])
         blocks[-1].append(message)
     return blocks
+
+
+def rendered(store: ArtifactStore, node: ArtifactRef) -> bytes:
+    """Return a conversation as people read it.
+
+    Raises:
+        ArtifactError: a node is missing or damaged.
+    """
+    parts = []
+    for message in read_conversation(store, node).prompt:
+        calls = "".join(f"\n> {call.tool} {call.arguments}" for call in message.calls)
+        parts.append(f"# {message.role}\n{message.text}{calls}\n")
+    return "\n".join(parts).encode("utf-8", "replace")

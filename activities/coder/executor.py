@@ -1,4 +1,4 @@
-"""The executor `coder`: the episode carries its deliveries out as a workflow, see `workflows/coder/`."""
+"""The executor `coder`: its deliveries are carried out by a workflow, see `workflows/coder/`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from pathlib import Path
 from activities.artifacts.port import ArtifactStore
 from activities.coder.session import keep_progress
 from activities.coder.turns.conversation import rendered
-from activities.executor.port import Availability, Control, Executor
+from activities.executor.port import Availability, Control, DelegatingExecutor
 from tightloop.coder.model import CODER, CoderResult, Talk
 from tightloop.executor.model import ErrorKind, ExecutorOutcome, ExecutorStatus, ResumeToken, WorkOrder
 
 
 @dataclass(frozen=True)
-class CoderExecutor(Executor):
+class CoderExecutor(DelegatingExecutor):
     """Hands deliveries over to the workflow."""
 
     problem: Callable[[], str]
@@ -41,25 +41,24 @@ class CoderExecutor(Executor):
         del order, control, state_folder
         return ExecutorOutcome(status=ExecutorStatus.DELEGATED)
 
-
-def coded_outcome(result: CoderResult, store: ArtifactStore, state_folder: Path) -> ExecutorOutcome:
-    """Return how a coder's delivery ended; where it goes on later, its progress is kept in the session."""
-    talk = result.progress.talks.get(CODER)
-    resume = None
-    if result.status in (ExecutorStatus.NEEDS_PERSON, ExecutorStatus.PAUSED):
-        keep_progress(state_folder, result.session, result.progress)
-        resume = ResumeToken(adapter=CODER, session_id=result.session)
-    is_fatal = result.status is ExecutorStatus.FATAL
-    return ExecutorOutcome(
-        status=result.status,
-        summary=_said(store, talk) or result.error,
-        error=result.error,
-        error_kind=ErrorKind.CONFIG if is_fatal else None,
-        usage=result.progress.usage,
-        resume=resume,
-        question=result.question,
-        transcript=rendered(store, talk.node) if talk and talk.node else b"",
-    )
+    def conclude(self, result: CoderResult, store: ArtifactStore, state_folder: Path) -> ExecutorOutcome:
+        """Return how the delivery ended; where it goes on later, its progress is kept in the session."""
+        talk = result.progress.talks.get(CODER)
+        resume = None
+        if result.status in (ExecutorStatus.NEEDS_PERSON, ExecutorStatus.PAUSED):
+            keep_progress(state_folder, result.session, result.progress)
+            resume = ResumeToken(adapter=CODER, session_id=result.session)
+        is_fatal = result.status is ExecutorStatus.FATAL
+        return ExecutorOutcome(
+            status=result.status,
+            summary=_said(store, talk) or result.error,
+            error=result.error,
+            error_kind=ErrorKind.CONFIG if is_fatal else None,
+            usage=result.progress.usage,
+            resume=resume,
+            question=result.question,
+            transcript=rendered(store, talk.node) if talk and talk.node else b"",
+        )
 
 
 def _said(store: ArtifactStore, talk: Talk | None) -> str:
