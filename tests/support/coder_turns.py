@@ -9,7 +9,7 @@ from activities.artifacts.local import open_local_store
 from activities.artifacts.port import ArtifactStore
 from activities.coder.port import ProposedCall, ToolSpec, TurnModels
 from activities.coder.requests import TurnRequest
-from activities.coder.session import session_folder, session_of
+from activities.coder.session import session_folder
 from activities.coder.turns.model import turn_models
 from activities.coder.turns.taking import TurnTaker
 from activities.model.gateway.port import Wire
@@ -18,6 +18,7 @@ from activities.workspace.folders import state_folder_of
 from activities.workspace.scope import EpisodeScope
 from tests.support.fake_model import FakeModel
 from tightloop.coder.model import CallHead, Turn
+from tightloop.coder.session import session_of
 from tightloop.executor.messages.message import PlanMessage
 from tightloop.executor.model import WorkOrder
 from tightloop.settings import Settings, parse_settings

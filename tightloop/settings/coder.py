@@ -4,7 +4,6 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tightloop.coder.model import Bounds
 from tightloop.coder.role import Positive, Role, Temperature, TopP, known_roles, known_tools
 from tightloop.errors import did_you_mean
 from tightloop.settings.section import Count, Seconds, Section
@@ -74,11 +73,6 @@ class CoderSettings(Section):
                     near = did_you_mean(tool, known_tools())
                     raise ValueError(f"unknown tool {tool!r} (coder.roles.{name}.tools). {near}")
         return self
-
-    @property
-    def bounds(self) -> Bounds:
-        """What one delivery may take."""
-        return Bounds.of(self, turns_of={name: self.role(name).max_turns for name in known_roles()})
 
     def role(self, name: str) -> Role:
         """Return a role as its file and these settings say.
