@@ -88,6 +88,7 @@ class Conversing:
     number: int = 0
     node: ArtifactRef | None = None
     store_of: Any = open_local_store
+    task: str = TASK
 
     @property
     def scope(self) -> EpisodeScope:
@@ -119,7 +120,7 @@ class Conversing:
             iteration=1,
             root=str(self.workspace),
             plan=PlanMessage(goal="a right total"),
-            prompt=TASK,
+            prompt=self.task,
         )
 
     def request(self, *results: str, said: tuple[str, ...] = (), correction: str = "") -> TurnRequest:

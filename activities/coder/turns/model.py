@@ -1,6 +1,7 @@
 """Models of OpenAI-compatible services, asked with tools; answers come in pieces."""
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -134,7 +135,7 @@ def request_options(service: ModelService, role: Role, session: str) -> dict[str
 
 def _named(error: openai.APIStatusError, names: Sequence[str]) -> str:
     """Return which parameter the service does not take."""
-    return next((name for name in names if error.param == name or f"'{name}'" in error.message), "")
+    return next((name for name in names if error.param == name or re.search(rf"\b{name}\b", error.message)), "")
 
 
 def turn_models(service: ModelService) -> TurnModels:
