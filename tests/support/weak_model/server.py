@@ -58,11 +58,12 @@ def weak_model(folder: Path) -> Iterator[Served]:
 def _wait_until_ready(process: "subprocess.Popen[bytes]", port: int) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
-        # While it loads, every path answers 503.
-        with contextlib.suppress(urllib.error.URLError, OSError):
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
-                if answer.status == 200:
-                    return
+        # While it loads, every path answers 503, which is an error here.
+        with (
+            contextlib.suppress(urllib.error.URLError, OSError),
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5),
+        ):
+            return
         time.sleep(0.2)
     raise TimeoutError(f"the small model's server was not ready within {START_TIMEOUT_S:g} s (exit {process.poll()})")
 
