@@ -16,18 +16,14 @@ from tightloop.coder import course
 from tightloop.coder.model import CallResult, Talk
 
 TURNS = 20
-TASK = """total() in src/shop.py adds the tax twice. Read the file first. One answer is one call, such as
-
-<tool_call>
-{"name": "read_file", "arguments": {"path": "src/shop.py", "start": 1}}
-</tool_call>"""
+TASK = "Read src/shop.py."
 SHOP = "1: def total(prices, tax):\n2:     net = sum(prices) * (1 + tax)\n3:     return net * (1 + tax)\n"
 
 
 @pytest.mark.timeout(900)
 async def test_every_turn_of_a_weak_model_is_a_call_a_bounded_correction_or_an_honest_stop(workspace: Path) -> None:
     schemas = {spec.name: dict(spec.parameters) for spec in SPECS}
-    coder = {"temperature": 0.3, "max_output_tokens": 120, "tools": [spec.name for spec in SPECS]}
+    coder = {"temperature": 0.3, "max_output_tokens": 80, "tools": [spec.name for spec in SPECS]}
     ended: list[str] = []
     with weak_model(model_folder()) as served:
         service = ModelService(base_url=served.base_url, api_key=served.key, models=("smollm2",), timeout_s=180)
