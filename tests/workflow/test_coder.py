@@ -34,13 +34,15 @@ def coding(settings: Settings) -> Callable[..., Any]:
     """Settings with the coder alone, at a fake model."""
 
     def build(fake: FakeCoderModel, **changes: Any) -> Settings:
-        coder = settings.coder.evolve(base_url=fake.base_url(Wire.CHAT), models=("fake",), planning=False, testing=False, **changes)
+        coder = settings.coder.evolve(
+            base_url=fake.base_url(Wire.CHAT), models=("fake",), planning=False, testing=False, **changes
+        )
         return settings.evolve(coder=coder)
 
     return build
 
 
-READ = use(("read_file", {"path": "shop.py", "first_line": None, "last_line": None}))
+READ = use(("read_file", {"path": "shop.py", "start": None, "end": None}))
 FIX = use(("edit_file", {"path": "shop.py", "old": "sum(prices[1:])", "new": "sum(prices)"}))
 TESTS = use(("run_tests", {"tests": None}))
 FINISH = use(("finish", {"summary": "the first price was left out"}))

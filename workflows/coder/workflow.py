@@ -102,7 +102,7 @@ class CoderWorkflow:
         brief = await self._runner.run(
             CoderActivities.begin_coding,
             BeginRequest(scope=self._scope, key=self._given.key),
-            ActivityOptions("begin", BEGIN_TIMEOUT, instant=True),
+            ActivityOptions("begin", BEGIN_TIMEOUT),
         )
         self._talking.session, self._talking.bounds = brief.session, brief.bounds
         self._talking.progress = brief.progress
