@@ -17,7 +17,9 @@ class RoleSettings(Section):
     models: tuple[str, ...] = ()
     """The first that the service has is used."""
     temperature: Temperature | None = None
+    """How freely a model chooses its words; left out where the model takes none."""
     top_p: TopP | None = None
+    """Part of the likeliest words that a model chooses from; left out where the model takes none."""
     max_output_tokens: Positive | None = None
     """For one answer."""
     max_turns: Positive | None = None

@@ -150,7 +150,7 @@ async def test_wait_that_the_service_asks_for_is_passed_on(workspace: Path) -> N
     [
         (Fault.unauthorized(), PlannerError, "the key is not valid"),
         (Fault.quota(), PlannerError, "the quota of the key is used up"),
-        (Fault.context_full(), PlannerError, "model m1 answered 400"),
+        (Fault.context_full(), PlannerError, "too long for model m1 .* lower coder.context_tokens"),
         (Fault.server_error(), PlannerUnavailableError, "model m1 is busy or down"),
         (Fault.cut_stream(), PlannerUnavailableError, "the model service cannot be reached"),
         (Fault.sse_failure(), PlannerUnavailableError, "model"),
