@@ -47,8 +47,12 @@ class Scope:
         """Modules from which everything is imported."""
         self.elsewhere: set[str] = set()
         """Names that belong to other scopes (`global`, `nonlocal`), or are deleted."""
-        for binding in _bindings(self, node):
-            self.names.setdefault(binding[0], []).append(binding[1])
+        self.defined: dict[str, int] = {}
+        """The first line on which a name is certainly bound."""
+        for name, binding in _bindings(self, node):
+            self.names.setdefault(name, []).append(binding)
+            if binding.defined:
+                self.defined[name] = min(binding.line, self.defined.get(name, binding.line))
 
     @property
     def is_function(self) -> bool:
@@ -143,7 +147,7 @@ class Module:
         self._top = Scope(tree)
         self.nodes = tuple(_walk(tree, self._top))
         self._scopes = {id(placed.node): placed.scope for placed in self.nodes}
-        self._found: dict[int, frozenset[str]] = {}
+        self._found: dict[tuple[int, str], frozenset[str]] = {}
 
     def scope_of(self, node: ast.AST) -> Scope:
         """Return the scope that the names of a node are looked up in."""
@@ -196,35 +200,34 @@ class Module:
         return []
 
     def _lookup(self, node: ast.Name, depth: int) -> frozenset[str]:
-        if id(node) not in self._scopes:
-            return self._looked_up(node, depth)
-        if id(node) not in self._found:
-            # Names that are assigned to each other mean nothing more.
-            self._found[id(node)] = frozenset()
-            self._found[id(node)] = self._looked_up(node, depth)
-        return self._found[id(node)]
-
-    def _looked_up(self, node: ast.Name, depth: int) -> frozenset[str]:
         found: set[str] = set()
         scope: Scope | None = self.scope_of(node)
         inner = scope
         while scope is not None:
-            known = () if scope.is_class and scope is not inner else scope.names.get(node.id, ())
-            for binding in known:
-                if binding.path:
-                    found.add(binding.path)
-                elif binding.value is not None and binding.value is not node:
-                    found |= self.paths(binding.value, depth + 8)
+            known = [] if scope.is_class and scope is not inner else scope.names.get(node.id, [])
+            if known:
+                found |= self._meanings(scope, node.id, known, depth)
             if known and node.id not in scope.elsewhere:
-                certain = any(binding.defined and binding.line < node.lineno for binding in known)
+                certain = scope.defined.get(node.id, node.lineno) < node.lineno
                 if scope.is_function or certain:
-                    return frozenset(map(_canonical, found))
+                    return frozenset(found)
             if scope.parent is None:
-                found |= {f"{module}.{node.id}" for module in scope.stars}
+                found |= {_canonical(f"{module}.{node.id}") for module in scope.stars}
             scope = scope.parent
         if node.id in _BUILTIN_NAMES:
             found.add(BUILTINS if node.id == "__builtins__" else f"{BUILTINS}.{node.id}")
-        return frozenset(map(_canonical, found))
+        return frozenset(found)
+
+    def _meanings(self, scope: Scope, name: str, known: list[Binding], depth: int) -> frozenset[str]:
+        """Return all that a scope may mean by a name, worked out once."""
+        key = (id(scope), name)
+        if key not in self._found:
+            # Names that are assigned to each other mean nothing more.
+            self._found[key] = frozenset()
+            values = [self.paths(one.value, depth + 8) for one in known if one.value is not None]
+            imported = [_canonical(one.path) for one in known if one.path]
+            self._found[key] = frozenset().union(imported, *values)
+        return self._found[key]
 
     def _result(self, node: ast.Call, depth: int) -> frozenset[str]:
         """Return what a call gives, where it only looks something up."""
@@ -253,7 +256,7 @@ class Module:
             return frozenset()
         found: set[str] = set()
         for owner in owners:
-            if owner == "sys.modules":
+            if is_module_table(owner):
                 found.add(_canonical(key))
             elif owner.endswith(".__dict__") or owner == BUILTINS:
                 found.add(_joined(owner.removesuffix(".__dict__"), key))
@@ -261,6 +264,11 @@ class Module:
                 name = ast.copy_location(ast.Name(key, ast.Load()), node)
                 found |= self._lookup(name, depth)
         return frozenset(found)
+
+
+def is_module_table(path: str) -> bool:
+    """Return whether a full name is `sys.modules`, also through a module that imported `sys`."""
+    return path == "sys.modules" or path.endswith((".sys.modules", "._sys.modules"))
 
 
 def _outside(arguments: ast.arguments) -> Iterator[ast.AST]:
