@@ -71,6 +71,7 @@ class Folding:
         """Take what returns the full names that an expression may have, and what a name is assigned once."""
         self._paths = paths
         self._value_of = value_of
+        self._assigned: dict[int, Any] = {}
 
     def fold(self, node: ast.expr) -> Any:
         """Return the value of an expression (a text, bytes, a number or a list), or None where it is not known."""
@@ -94,10 +95,7 @@ class Folding:
             case ast.Name(id=name) if name in names:
                 return names[name]
             case ast.Name():
-                assigned = self._value_of(node)
-                if assigned is None:
-                    raise Unknown
-                return self._value(assigned, {}, depth)
+                return self._named(node, depth)
             case ast.BinOp(left=left, op=operator, right=right):
                 return _combined(operator, self._value(left, names, depth), self._value(right, names, depth))
             case ast.JoinedStr(values=values):
@@ -115,6 +113,17 @@ class Folding:
             case ast.Call(keywords=[]):
                 return self._called(node, names, depth)
         raise Unknown
+
+    def _named(self, node: ast.Name, depth: int) -> Any:
+        assigned = self._value_of(node)
+        if assigned is None:
+            raise Unknown
+        if id(assigned) not in self._assigned:
+            self._assigned[id(assigned)] = None
+            self._assigned[id(assigned)] = self._value(assigned, {}, depth)
+        if self._assigned[id(assigned)] is None:
+            raise Unknown
+        return self._assigned[id(assigned)]
 
     def _item(self, value: Any, index: ast.expr, names: Mapping[str, Any], depth: int) -> Any:
         if isinstance(index, ast.Slice):

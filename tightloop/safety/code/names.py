@@ -147,7 +147,9 @@ class Module:
         self._top = Scope(tree)
         self.nodes = tuple(_walk(tree, self._top))
         self._scopes = {id(placed.node): placed.scope for placed in self.nodes}
+        self._known: dict[int, frozenset[str]] = {}
         self._found: dict[tuple[int, str], frozenset[str]] = {}
+        self._folding = Folding(self.paths, self._assigned_once)
 
     def scope_of(self, node: ast.AST) -> Scope:
         """Return the scope that the names of a node are looked up in."""
@@ -155,6 +157,15 @@ class Module:
 
     def paths(self, node: ast.expr, depth: int = 0) -> frozenset[str]:
         """Return the full names that an expression may mean, such as `os.system`; empty where it is none."""
+        if id(node) not in self._scopes:
+            return self._paths(node, depth)
+        if id(node) not in self._known:
+            # Also while it is worked out: what refers to itself means nothing more.
+            self._known[id(node)] = frozenset()
+            self._known[id(node)] = self._paths(node, depth)
+        return self._known[id(node)]
+
+    def _paths(self, node: ast.expr, depth: int) -> frozenset[str]:
         if depth > DEPTH_LIMIT:
             return frozenset()
         match node:
@@ -174,10 +185,9 @@ class Module:
                 return self._result(node, depth + 1)
         return frozenset()
 
-    def fold(self, node: ast.expr, depth: int = 0) -> Any:
+    def fold(self, node: ast.expr) -> Any:
         """Return the value of a constant expression, or None."""
-        folding = Folding(lambda inner: self.paths(inner, depth + 10), self._assigned_once)
-        return folding.fold(node) if depth <= DEPTH_LIMIT else None
+        return self._folding.fold(node)
 
     def is_plain_class(self, node: ast.expr) -> bool:
         """Return whether an expression may be a class of the project: a name that was not worked out, no built-in."""
@@ -232,7 +242,7 @@ class Module:
     def _result(self, node: ast.Call, depth: int) -> frozenset[str]:
         """Return what a call gives, where it only looks something up."""
         functions = self.paths(node.func, depth)
-        folded = [self.fold(argument, depth) for argument in node.args[:2]]
+        folded = [self.fold(argument) for argument in node.args[:2]]
         if functions & IMPORTING and folded and isinstance(folded[0], str):
             # `__import__("a.b")` gives a, `import_module` gives a.b: a is enough, as what is in it is looked up by name.
             is_top = "importlib.import_module" not in functions

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from tightloop.safety.code.names import GLOBALS, IMPORTING, Module, Placed, is_module_table
-from tightloop.safety.code.rules import CodeRule, CodeRules, Layer
+from tightloop.safety.code.rules import CodeRule, CodeRules, Layer, default_rules
 from tightloop.safety.glob import fits
 from tightloop.safety.rubric import Violation
 
@@ -53,7 +53,10 @@ class Patterns:
     def __init__(self, rules: CodeRules, own: frozenset[str] = frozenset()) -> None:
         """Take the rules, of which those that allow are left out, and the names of the project's own modules."""
         self.rules = rules
-        self._own = own - sys.stdlib_module_names
+        # Whoever adds a rule about a module of the project means it.
+        added = (rule for name, rule in rules.rules.items() if name not in default_rules().rules)
+        meant = frozenset(pattern.partition(".")[0] for rule in added for pattern in (*rule.uses, *rule.calls))
+        self._own = own - sys.stdlib_module_names - meant
         on = [_Rule(name, rule, rules.violation(name)) for name, rule in rules.rules.items() if rules.is_on(name)]
         self._uses: dict[str, list[tuple[_Rule, str]]] = {}
         for one in on:

@@ -103,7 +103,10 @@ class _Reviewed:
         yield from patterns.in_source(text)
         tree = parse_tree(text)
         if isinstance(tree, ast.Module):
-            yield from _each_once(self._in_module(Module(tree)))
+            try:
+                yield from _each_once(self._in_module(Module(tree)))
+            except RecursionError:
+                self._unread += [self._not_read(Unread("nested too deeply"))] if is_after else []
         elif is_after and (not tree.line or patterns.rules.is_on(UNREADABLE)):
             self._unread.append(self._not_read(tree))
 
