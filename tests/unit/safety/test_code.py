@@ -187,7 +187,11 @@ def test_import_that_looks_like_another_is_asked_about_even_then() -> None:
 
 
 def test_one_new_package_is_asked_about_once() -> None:
-    files = {"requirements.txt": ("", "polars==1.0\n"), "a.py": (None, "import polars\n"), "b.py": (None, "import polars\n")}
+    files = {
+        "requirements.txt": ("", "polars==1.0\n"),
+        "a.py": (None, "import polars\n"),
+        "b.py": (None, "import polars\n"),
+    }
     assert packages_of(files) == [("new_dependency", "requirements.txt:1")]
 
 
@@ -199,7 +203,7 @@ def test_one_new_package_is_asked_about_once() -> None:
         ("pyproject.toml", "[project]\nname='x'\ndependencies=['a>1','b @ https://e.org/b.whl']\n", ["a", "b"]),
         ("pyproject.toml", "[dependency-groups]\ndev=['a', {include-group='x'}]\n[tool.ruff]\nselect=['E']\n", ["a"]),
         ("pyproject.toml", "[tool.poetry.dependencies]\npython='^3'\na='*'\nb={git='https://e.org/b'}\n", ["a", "b"]),
-        ("setup.py", "from setuptools import setup\nsetup(name='x', install_requires=['a>=1'], extras_require={'k': ['b']})", ["a", "b"]),
+        ("setup.py", "import setuptools as s\ns.setup(install_requires=['a>=1'], extras_require={'k': ['b']})", ["a", "b"]),
         ("setup.cfg", "[options]\ninstall_requires =\n    a>=1\n    b\n", ["a", "b"]),
         ("package.json", '{"name": "x", "version": "1.0", "dependencies": {"@a/b": "^1"}}', ["@a/b"]),
         ("Cargo.toml", "[package]\nname='x'\n[dependencies]\nserde='1'\n", ["serde"]),
@@ -216,7 +220,9 @@ def test_manifests_name_packages(path: str, text: str, names: list[str]) -> None
 )
 def test_package_from_elsewhere_is_asked_about(text: str) -> None:
     known = ProjectFacts(distributions=frozenset({"x"}))
-    assert packages_of({"requirements.txt": ("x\n", f"{text}\n")}, known) == [("dependency_source", "requirements.txt:1")]
+    assert packages_of({"requirements.txt": ("x\n", f"{text}\n")}, known) == [
+        ("dependency_source", "requirements.txt:1")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -255,8 +261,10 @@ def test_new_dependency_and_network_reach_a_person_and_go_on_after_the_answer() 
     review = SCANNER.scan(WISHES, NOTHING)
     assert (review.verdict, set(review.layers)) == (Verdict.ASK, {"dependencies", "access"})
     question = question_of(review)
-    assert question.kind is QuestionKind.PERMISSION and question.blocks == "the episode"
-    assert "polars" in question.title + str(question.evidence) and "socket" in question.title + str(question.evidence)
+    assert question.kind is QuestionKind.PERMISSION
+    assert question.blocks == "the episode"
+    assert "polars" in question.title + str(question.evidence)
+    assert "socket" in question.title + str(question.evidence)
     assert SCANNER.scan(WISHES, answer_to(review, "allow")) == CodeReview()
 
 
@@ -268,13 +276,15 @@ def test_allowed_findings_are_not_asked_about_again_beside_a_new_one() -> None:
 
 def test_refused_findings_are_forbidden_from_then_on() -> None:
     review = SCANNER.scan(WISHES, answer_to(SCANNER.scan(WISHES, NOTHING), "deny"))
-    assert review.verdict is Verdict.DENY and all(one.refused for one in review.findings)
+    assert review.verdict is Verdict.DENY
+    assert all(one.refused for one in review.findings)
     assert "refused by a person" in review.message
 
 
 def test_forbidden_findings_are_no_part_of_the_question() -> None:
     review = SCANNER.scan([*WISHES, CodeFile("x.py", None, "__builtins__['eval']('1')\n")], NOTHING)
-    assert review.verdict is Verdict.DENY and review.findings[0].rule == "hidden_names"
+    assert review.verdict is Verdict.DENY
+    assert review.findings[0].rule == "hidden_names"
     assert "hidden_names" not in str(question_of(review))
 
 
@@ -310,7 +320,7 @@ def test_rules_are_changed_added_and_turned_off_in_settings() -> None:
 
 
 def test_rule_that_looks_for_nothing_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ValueError, match="'netwrk' is not a rule.*Did you mean 'network'"):
+    with pytest.raises(ValueError, match=r"'netwrk' is not a rule.*Did you mean 'network'"):
         RULES.changed({"netwrk": CodeRule(verdict=Verdict.ALLOW)})
 
 
@@ -342,5 +352,3 @@ def test_facts_come_from_the_trees() -> None:
         ("tests/support/fake.py", True, True),
     ]
     assert SCANNER.scan(changed, facts).verdict is Verdict.ALLOW
-
-

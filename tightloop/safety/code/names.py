@@ -10,124 +10,16 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from tightloop.safety.code.folding import Folding
+from tightloop.safety.code.scopes import SCOPES, Binding, Scope
 
 DEPTH_LIMIT = 40
 BUILTINS = "builtins"
 GLOBALS = "builtins.globals()"
 _BUILTIN_NAMES = frozenset(dir(builtins)) | {"__loader__", "__spec__", "__builtins__"}
 IMPORTING = frozenset({"builtins.__import__", "importlib.import_module", "importlib.__import__"})
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _LOOKING_UP = frozenset({"get", "pop", "__getitem__", "setdefault"})
 _SAME = {"posix": "os", "nt": "os", "_io": "io", "__builtin__": BUILTINS, "_ctypes": "ctypes", "_socket": "socket"}
 """Modules by other names that they have."""
-
-
-class Binding(NamedTuple):
-    """One way in which a scope binds a name."""
-
-    line: int
-    path: str = ""
-    """Of what is imported."""
-    value: ast.expr | None = None
-    """What is assigned."""
-    defined: bool = False
-    """By `def`, `class` or an import in the body of the module itself."""
-    is_class: bool = False
-
-
-class Scope:
-    """A module, a class or a function, with the names that it binds."""
-
-    def __init__(self, node: ast.AST, parent: "Scope | None" = None) -> None:
-        """Take the node and the scope around it."""
-        self.node = node
-        self.parent = parent
-        self.names: dict[str, list[Binding]] = {}
-        self.stars: list[str] = []
-        """Modules from which everything is imported."""
-        self.elsewhere: set[str] = set()
-        """Names that belong to other scopes (`global`, `nonlocal`), or are deleted."""
-        self.defined: dict[str, int] = {}
-        """The first line on which a name is certainly bound."""
-        for name, binding in _bindings(self, node):
-            self.names.setdefault(name, []).append(binding)
-            if binding.defined:
-                self.defined[name] = min(binding.line, self.defined.get(name, binding.line))
-
-    @property
-    def is_function(self) -> bool:
-        """Whether its names hide all others: a function never falls back to a built-in."""
-        return isinstance(self.node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-
-    @property
-    def is_class(self) -> bool:
-        """Whether its names are not seen by the functions in it."""
-        return isinstance(self.node, ast.ClassDef)
-
-
-def _bindings(scope: Scope, node: ast.AST) -> Iterator[tuple[str, Binding]]:
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-        every = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg)
-        yield from ((argument.arg, Binding(argument.lineno)) for argument in every if argument is not None)
-    body: list[ast.AST] = list(node.body) if isinstance(getattr(node, "body", None), list) else []
-    is_module = isinstance(node, ast.Module)
-    top = frozenset(map(id, body)) if is_module else frozenset()
-    waiting = list(body)
-    while waiting:
-        inner = waiting.pop()
-        yield from _bound_by(scope, inner, at_top=id(inner) in top)
-        if not isinstance(inner, _SCOPES):
-            waiting.extend(ast.iter_child_nodes(inner))
-
-
-def _bound_by(scope: Scope, node: ast.AST, *, at_top: bool) -> Iterator[tuple[str, Binding]]:
-    match node:
-        case ast.Import(names=names):
-            for alias in names:
-                path = alias.name if alias.asname else alias.name.partition(".")[0]
-                yield alias.asname or path, Binding(node.lineno, path, defined=at_top)
-        case ast.ImportFrom(names=names):
-            module = "." * node.level + (node.module or "")
-            for alias in names:
-                if alias.name == "*":
-                    scope.stars.append(module)
-                    continue
-                joint = "" if module.endswith(".") else "."
-                yield alias.asname or alias.name, Binding(node.lineno, f"{module}{joint}{alias.name}", defined=at_top)
-        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-            yield node.name, Binding(node.lineno, defined=at_top, is_class=isinstance(node, ast.ClassDef))
-        case ast.Assign(targets=targets, value=value):
-            for target in targets:
-                yield from _assigned(target, value)
-        case ast.AnnAssign(target=target, value=value) | ast.NamedExpr(target=target, value=value):
-            yield from _assigned(target, value)
-        case ast.AugAssign(target=ast.Name(id=name)):
-            yield name, Binding(node.lineno)
-        case ast.For(target=target) | ast.AsyncFor(target=target):
-            yield from _assigned(target, None)
-        case ast.withitem(optional_vars=ast.expr() as target):
-            yield from _assigned(target, None)
-        case ast.ExceptHandler(name=str() as name):
-            yield name, Binding(node.lineno)
-        case ast.MatchAs(name=str() as name) | ast.MatchStar(name=str() as name):
-            yield name, Binding(node.lineno)
-        case ast.Global(names=names) | ast.Nonlocal(names=names):
-            scope.elsewhere.update(names)
-        case ast.Delete(targets=targets):
-            scope.elsewhere.update(target.id for target in targets if isinstance(target, ast.Name))
-
-
-def _assigned(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[str, Binding]]:
-    match target, value:
-        case ast.Name(id=name), _:
-            yield name, Binding(target.lineno, value=value)
-        case (ast.Tuple(elts=targets) | ast.List(elts=targets)), _:
-            same = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(targets)
-            values = value.elts if same and isinstance(value, ast.Tuple | ast.List) else [None] * len(targets)
-            for each, part in zip(targets, values, strict=True):
-                yield from _assigned(each, part)
-        case ast.Starred(value=inner), _:
-            yield from _assigned(inner, None)
 
 
 class Placed(NamedTuple):
@@ -244,7 +136,7 @@ class Module:
         functions = self.paths(node.func, depth)
         folded = [self.fold(argument) for argument in node.args[:2]]
         if functions & IMPORTING and folded and isinstance(folded[0], str):
-            # `__import__("a.b")` gives a, `import_module` gives a.b: a is enough, as what is in it is looked up by name.
+            # `__import__("a.b")` gives a, `import_module` gives a.b.
             is_top = "importlib.import_module" not in functions
             return frozenset({_canonical(folded[0].partition(".")[0] if is_top else folded[0])})
         if "builtins.getattr" in functions and len(folded) == 2 and isinstance(folded[1], str):
@@ -307,7 +199,7 @@ def _walk(tree: ast.Module, top: Scope) -> Iterator[Placed]:
         placed = waiting.pop()
         yield placed
         node, outer, parents = placed
-        scope = Scope(node, outer) if isinstance(node, _SCOPES) else outer
+        scope = Scope(node, outer) if isinstance(node, SCOPES) else outer
         for field, value in ast.iter_fields(node):
             # Decorators, defaults, bases and annotations are evaluated outside.
             around = outer if field in ("decorator_list", "bases", "keywords", "returns") else scope

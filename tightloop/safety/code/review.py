@@ -3,6 +3,7 @@
 import ast
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from tightloop.safety.change.reading import Watch
 from tightloop.safety.change.tables import EXAMPLE
@@ -17,6 +18,7 @@ from tightloop.safety.rubric import Finding, Violation, make_finding
 from tightloop.safety.verdict import Verdict
 
 NODES_A_LOOK = 500
+USES_OF_A_FILE = 2_000
 FINDINGS_OF_A_FILE = 50
 """Nobody is shown more; what comes after them is found once these are out of the code."""
 UNREADABLE = "unreadable_code"
@@ -104,7 +106,7 @@ class _Reviewed:
         tree = parse_tree(text)
         if isinstance(tree, ast.Module):
             try:
-                yield from _each_once(self._in_module(Module(tree)))
+                yield from _each_once(islice(self._in_module(Module(tree)), USES_OF_A_FILE))
             except RecursionError:
                 self._unread += [self._not_read(Unread("nested too deeply"))] if is_after else []
         elif is_after and (not tree.line or patterns.rules.is_on(UNREADABLE)):

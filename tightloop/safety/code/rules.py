@@ -87,7 +87,16 @@ class CodeRule(Document):
     @property
     def is_complete(self) -> bool:
         """Whether it looks for something."""
-        lists = (self.uses, self.calls, self.computed, self.values, self.attributes, self.stored, self.strings, self.source)
+        lists = (
+            self.uses,
+            self.calls,
+            self.computed,
+            self.values,
+            self.attributes,
+            self.stored,
+            self.strings,
+            self.source,
+        )
         return any((*lists, self.paths))
 
 
@@ -154,7 +163,11 @@ class CodeRules(Document):
             rules[name] = rules[name].evolve(**given) if name in rules else row
         more = frozenset(map(normal_name, dependencies))
         return self.evolve(
-            rules=rules, bandit=bandit, dependencies=self.dependencies | more, off=(*self.off, *off), enabled=self.enabled and enabled
+            rules=rules,
+            bandit=bandit,
+            dependencies=self.dependencies | more,
+            off=(*self.off, *off),
+            enabled=self.enabled and enabled,
         )
 
 
