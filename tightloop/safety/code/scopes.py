@@ -53,9 +53,9 @@ def _bindings(scope: Scope, node: ast.AST) -> Iterator[tuple[str, Binding]]:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
         every = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg)
         yield from ((argument.arg, Binding(argument.lineno)) for argument in every if argument is not None)
-    body: list[ast.AST] = list(node.body) if isinstance(getattr(node, "body", None), list) else []
-    is_module = isinstance(node, ast.Module)
-    top = frozenset(map(id, body)) if is_module else frozenset()
+    inner_nodes = getattr(node, "body", [])
+    body: list[ast.AST] = list(inner_nodes) if isinstance(inner_nodes, list) else [inner_nodes]
+    top = frozenset(map(id, body)) if isinstance(node, ast.Module) else frozenset()
     waiting = list(body)
     while waiting:
         inner = waiting.pop()
