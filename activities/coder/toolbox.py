@@ -9,6 +9,7 @@ from typing import Any
 
 from activities.artifacts.durable import FULL
 from activities.coder.arguments import ArgumentsError, read_arguments
+from activities.coder.files.tree_files import digest, read_file, remove_temporary, shown, write_change
 from activities.coder.journal import CallJournal, CallRecord, find_result
 from activities.coder.port import (
     FileChange,
@@ -21,7 +22,6 @@ from activities.coder.port import (
     ToolResult,
     ToolSpec,
 )
-from activities.coder.tree_files import digest, read_file, remove_temporary, shown, write_change
 from activities.sandbox.port import SandboxUnavailableError
 from tightloop.coder.model import CallHead, CallResult
 from tightloop.coder.output import is_long, keep_ends
@@ -127,9 +127,11 @@ class Toolbox:
 
     def _tool(self, name: str, context: ToolContext) -> Tool:
         known = [known for known in self._tools if not context.tools or known in context.tools]
+        if name in self._tools and name not in known:
+            raise ToolError(f"{name} is not one of your tools: {', '.join(known)}")
         if name not in known:
             name = shorten(name, NAME_CHARACTERS)
-            raise ToolError(f"there is no tool {name!r} for you. {did_you_mean(name, known)}")
+            raise ToolError(f"there is no tool {name!r}. {did_you_mean(name, known)}")
         return self._tools[name]
 
     def _begin(
