@@ -50,8 +50,8 @@ class LocalEmbedder:
             from tokenizers import Tokenizer
         except ImportError as error:
             raise SettingsError(
-                f"memory.embedder is local, but the package {error.name} is missing. Install the extra: "
-                "pip install 'tightloop[memory]', or use memory.embedder: hashing"
+                f"memory.embedder is local, but the package {error.name} is missing. Install it beside the server "
+                "part: pip install tokenizers safetensors; or use memory.embedder: hashing"
             ) from None
         self._weights: Mapping[str, Matrix] = load_file(str(folder / "model.safetensors"))
         self._tokens = Tokenizer.from_file(str(folder / "tokenizer.json"))

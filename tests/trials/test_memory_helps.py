@@ -20,7 +20,7 @@ BIN = Path(sys.executable).parent
 
 
 class Course:
-    """One project that is broken and mended again and again."""
+    """One project that is broken and fixed again and again."""
 
     def __init__(self, folder: Path, git: Git, client: TightloopClient) -> None:
         self._folder, self._git, self._client = folder, git, client
@@ -32,14 +32,14 @@ class Course:
         git(folder, "init", "--quiet", "--initial-branch=main")
 
     async def iterations(self, cause: Cause) -> int:
-        """Break the project in this way; return how many iterations an episode needs to mend it."""
+        """Break the project in this way; return how many iterations an episode needs to fix it."""
         (self._folder / "shop.py").write_text(cause.module)
         (self._folder / "test_shop.py").write_text(cause.tests)
         self._git(self._folder, "add", "--all")
         self._git(self._folder, "commit", "--quiet", "--allow-empty", "-m", "break it")
         request = EpisodeRequest.model_validate(
             {
-                "goal": f"mend: {cause.name}",
+                "goal": f"fix: {cause.name}",
                 "workspace": str(self._folder),
                 "definition_of_done": cause.checks,
                 "executor": {"name": "command"},

@@ -137,5 +137,5 @@ MEMORY = Migrations(
     versions=Path(__file__).with_name("versions"),
     table="memory_version",
     metadata=TABLES,
-    when_damaged="Move it away: it begins anew, and nothing else is lost",
+    when_damaged="Move it away: the memory then starts empty, and nothing else is lost",
 )
