@@ -67,8 +67,9 @@ class Episode:
         state = with_plan(EpisodeState(), PlanningOutcome(verdict=PlanVerdict.PLANNED, findings=(FINDING,)))
         request = EpisodeRequest(budget=Budget(max_iterations=5))
         self.record = EpisodeRecord(request, state.evolve(budget=request.budget), episode_id="e", now=lambda: NOW)
-        self.questions = Questions(now=lambda: NOW, count=lambda _kind: None)
-        self.operator = Operator(self.record, self.questions, lambda: None)
+        self.questions = Questions(now=lambda: NOW, count=lambda _kind: None, count_wait=lambda *_: None)
+        self.counted: list[str] = []
+        self.operator = Operator(self.record, self.questions, lambda: None, count=self.counted.append)
         self.question = self.questions.ask(question)
 
     @property
