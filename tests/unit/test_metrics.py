@@ -3,6 +3,7 @@
 import statistics
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -142,7 +143,7 @@ def test_periods_fill_the_range_without_gaps(hours: int, shift_s: int) -> None:
     periods = report_of(wanted, []).periods
     assert 1 <= len(periods) <= PERIODS_LIMIT
     assert (periods[0].start, periods[-1].end) == (wanted.since, wanted.until)
-    assert all(one.end == following.start for one, following in zip(periods, periods[1:], strict=False))
+    assert all(one.end == following.start for one, following in pairwise(periods))
     assert all(one.start < one.end for one in periods)
 
 
@@ -172,7 +173,7 @@ def test_a_time_is_read_as_people_write_it(text: str, meant: datetime) -> None:
 
 @pytest.mark.parametrize("text", ["", "yesterday", "7 weeks", "2026-02-30", "9999999999999d", "-7d"])
 def test_another_time_is_refused_with_the_right_form(text: str) -> None:
-    with pytest.raises(InvalidRequestError, match="since .* is not a time. Write it like 7d"):
+    with pytest.raises(InvalidRequestError, match=r"since .* is not a time\. Write it like 7d"):
         read_moment(text, NOW, what="since")
 
 

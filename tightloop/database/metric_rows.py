@@ -54,25 +54,23 @@ def ended_episodes(connection: Connection, wanted: MetricsFilter, seen: ColumnEl
     answers = _answers(connection, which)
     return [
         EndedEpisode(
-            row.project,
-            row.executor.partition(STANDS_IN)[0],
-            row.model,
-            row.closed,
-            None if row.status == UNKNOWN else row.status.lower() in SUCCEEDED,
-            row.iteration,
-            row.tokens,
-            row.cost_usd if row.cost_known else None,
-            row.worked_s,
-            row.interventions,
-            row.safety_findings,
-            row.bandit_findings,
-            row.changed_line_coverage,
-            row.memory_searches,
-            int(row.memory_hits or 0),
-            tuple(answers.get((row.project, row.id), ())),
+            project,
+            executor.partition(STANDS_IN)[0],
+            model,
+            closed,
+            None if status == UNKNOWN else status.lower() in SUCCEEDED,
+            iterations,
+            tokens,
+            cost_usd if cost_known else None,
+            *known,
+            int(memory_hits or 0),
+            tuple(answers.get((project, workflow_id), ())),
         )
-        for row in connection.execute(_episodes(which))
-    ]
+        for (
+            project, workflow_id, executor, model, closed, status, iterations, tokens, cost_usd, cost_known,
+            *known, memory_hits,
+        ) in connection.execute(_episodes(which)).tuples()
+    ]  # fmt: skip
 
 
 def _episodes(which: Iterable[ColumnElement[bool]]) -> Select[Any]:
@@ -82,6 +80,7 @@ def _episodes(which: Iterable[ColumnElement[bool]]) -> Select[Any]:
         row.project, row.id, row.executor, row.model, row.closed, row.status, row.iteration, row.tokens, row.cost_usd,
         row.cost_known, row.worked_s, row.interventions,
     )  # fmt: skip
+    # In the order of the fields of `EndedEpisode`.
     sums = (
         func.sum(of_kind[MetricKind.SAFETY_FINDINGS]).label("safety_findings"),
         func.sum(of_kind[MetricKind.BANDIT_FINDINGS]).label("bandit_findings"),
