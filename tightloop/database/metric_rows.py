@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, case, func, or_, select
@@ -52,25 +52,31 @@ def ended_episodes(connection: Connection, wanted: MetricsFilter, seen: ColumnEl
     """
     which = (workflows.c.kind == "episode", seen, *_conditions(wanted))
     answers = _answers(connection, which)
-    return [
-        EndedEpisode(
-            project,
-            executor.partition(STANDS_IN)[0],
-            model,
-            closed,
-            None if status == UNKNOWN else status.lower() in SUCCEEDED,
-            iterations,
-            tokens,
-            cost_usd if cost_known else None,
-            *known,
-            int(memory_hits or 0),
-            tuple(answers.get((project, workflow_id), ())),
-        )
-        for (
-            project, workflow_id, executor, model, closed, status, iterations, tokens, cost_usd, cost_known,
-            *known, memory_hits,
-        ) in connection.execute(_episodes(which)).tuples()
-    ]  # fmt: skip
+    return [_episode(row, answers) for row in connection.execute(_episodes(which))]
+
+
+def _episode(row: Sequence[Any], answers: Mapping[tuple[str, str], Iterable[float]]) -> EndedEpisode:
+    # By unpacking: names would be looked up in each of thousands of rows.
+    project, workflow_id, executor, model, closed, status, iterations, tokens, cost, cost_known, *known, hits = row
+    worked_s, interventions, safety_findings, bandit_findings, coverage, searches = known
+    return EndedEpisode(
+        project=project,
+        executor=executor.partition(STANDS_IN)[0],
+        model=model,
+        closed=closed,
+        succeeded=None if status == UNKNOWN else status.lower() in SUCCEEDED,
+        iterations=iterations,
+        tokens=tokens,
+        cost_usd=cost if cost_known else None,
+        worked_s=worked_s,
+        interventions=interventions,
+        safety_findings=safety_findings,
+        bandit_findings=bandit_findings,
+        changed_line_coverage=coverage,
+        memory_searches=searches,
+        memory_hits=int(hits or 0),
+        answers_s=tuple(answers.get((project, workflow_id), ())),
+    )
 
 
 def _episodes(which: Iterable[ColumnElement[bool]]) -> Select[Any]:
@@ -80,13 +86,12 @@ def _episodes(which: Iterable[ColumnElement[bool]]) -> Select[Any]:
         row.project, row.id, row.executor, row.model, row.closed, row.status, row.iteration, row.tokens, row.cost_usd,
         row.cost_known, row.worked_s, row.interventions,
     )  # fmt: skip
-    # In the order of the fields of `EndedEpisode`.
     sums = (
-        func.sum(of_kind[MetricKind.SAFETY_FINDINGS]).label("safety_findings"),
-        func.sum(of_kind[MetricKind.BANDIT_FINDINGS]).label("bandit_findings"),
-        func.sum(of_kind[MetricKind.CHANGED_LINE_COVERAGE]).label("changed_line_coverage"),
-        func.count(of_kind[MetricKind.MEMORY_HIT]).label("memory_searches"),
-        func.sum(of_kind[MetricKind.MEMORY_HIT]).label("memory_hits"),
+        func.sum(of_kind[MetricKind.SAFETY_FINDINGS]),
+        func.sum(of_kind[MetricKind.BANDIT_FINDINGS]),
+        func.sum(of_kind[MetricKind.CHANGED_LINE_COVERAGE]),
+        func.count(of_kind[MetricKind.MEMORY_HIT]),
+        func.sum(of_kind[MetricKind.MEMORY_HIT]),
     )
     joined = workflows.outerjoin(metrics, _of_episode())
     return select(*columns, *sums).select_from(joined).where(*which).group_by(row.project, row.id)
