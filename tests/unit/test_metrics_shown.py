@@ -19,7 +19,7 @@ from tightloop.ledger.shown import amount
         (1_000_000, Unit.COUNT, "1,000,000"),
         (0, Unit.SECONDS, "0s"),
         (4.25, Unit.SECONDS, "4.2s"),
-        (59.7, Unit.SECONDS, "1m 0s"),
+        (59.7, Unit.SECONDS, "1m"),
         (90, Unit.SECONDS, "1m 30s"),
         (3_900, Unit.SECONDS, "1h 5m"),
         (100_000, Unit.SECONDS, "1d 3h"),

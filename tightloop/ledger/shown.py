@@ -27,5 +27,6 @@ def _span(seconds: float) -> str:
     whole = round(seconds)
     for large, small, names in ((_DAY, _HOUR, "dh"), (_HOUR, _MINUTE, "hm"), (_MINUTE, 1, "ms")):
         if whole >= large:
-            return f"{whole // large}{names[0]} {whole % large // small}{names[1]}"
+            rest = whole % large // small
+            return f"{whole // large}{names[0]} {rest}{names[1]}" if rest else f"{whole // large}{names[0]}"
     return f"{whole}s"

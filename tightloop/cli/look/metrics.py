@@ -9,7 +9,17 @@ from rich.table import Table
 from tightloop.cli.look.stored import Project, project_named, require_ledger
 from tightloop.cli.render.terminal import plain, show, show_json, table
 from tightloop.cli.session import AsJson, session_of
-from tightloop.ledger.metrics import MEANINGS, Division, Figure, Group, MetricsFilter, MetricsReport, Rate, read_range
+from tightloop.ledger.metrics import (
+    MEANINGS,
+    Division,
+    Figure,
+    Group,
+    MetricsFilter,
+    MetricsReport,
+    Rate,
+    Unit,
+    read_range,
+)
 from tightloop.ledger.shown import amount
 from tightloop.value import counted
 
@@ -57,13 +67,15 @@ def _heading(report: MetricsReport) -> str:
 
 
 def _table(report: MetricsReport) -> Table:
-    made = table("", "median", "p90", "total", "n", "not known")
+    made = table("", "rate, median", "p90", "total", "n", "not known")
     for name, meaning in MEANINGS.items():
         figure: Figure | Rate = getattr(report.figures, name)
         if isinstance(figure, Rate):
             cells = [amount(figure.share, meaning.unit), "", f"{figure.count} of {figure.n}" if figure.n else ""]
         else:
-            cells = [amount(value, meaning.unit) for value in (figure.median, figure.p90, figure.total)]
+            # A sum of shares says nothing.
+            total = "" if meaning.unit is Unit.SHARE else amount(figure.total, meaning.unit)
+            cells = [amount(figure.median, meaning.unit), amount(figure.p90, meaning.unit), total]
         made.add_row(meaning.title, *cells, str(figure.n), str(figure.unknown) if figure.unknown else "")
     return made
 
