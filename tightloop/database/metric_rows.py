@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, case, func, or_,
 from tightloop.database.rows import next_tick, scrubbed, upsert
 from tightloop.database.schema import metrics, workflows
 from tightloop.episode.display import STANDS_IN
+from tightloop.episode.model import EpisodeOutcome
 from tightloop.ledger.metrics import EndedEpisode, Metric, MetricKind, MetricsFilter
 from tightloop.ledger.model import SUCCEEDED, UNKNOWN, WorkflowSnapshot
 from tightloop.question import Question, QuestionKind
@@ -29,6 +30,8 @@ def write_metrics(connection: Connection, project: str, measured: Iterable[Metri
 
 def answer_times(snapshot: WorkflowSnapshot, settled: Iterable[Question]) -> Iterator[Metric]:
     """Yield how long each question of a workflow waited that is not asked any more."""
+    if snapshot.status == EpisodeOutcome.FAILED.value.lower():
+        return  # nobody answered in time
     for question in settled:
         if question.since is not None and question.kind is not QuestionKind.OPERATOR:
             seconds = max((snapshot.at - question.since).total_seconds(), 0.0)

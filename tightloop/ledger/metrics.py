@@ -210,8 +210,8 @@ MEANINGS = {
     "answer_s": Meaning(
         "time to answer",
         Unit.SECONDS,
-        "From a question to a person until it was answered or settled in another way, for each question; an operator's "
-        "own pause is not a question, and one that was open at the end has no time.",
+        "From a question to a person until it was answered, or settled by a message, a top-up, a restore or a "
+        "cancellation, for each question. An operator's own pause is not one; one that nobody answered has no time.",
     ),
     "safety_findings": Meaning(
         "safety findings",

@@ -146,3 +146,18 @@ def test_texts_of_a_question_are_bounded(questions: Questions) -> None:
     opened = questions.ask(gate("a", title="x" * 2_000, evidence=("y" * 1_000,) * 50))
     assert len(opened.title) == 600
     assert (len(opened.evidence), len(opened.evidence[0])) == (20, 300)
+
+
+def test_only_what_a_person_decided_has_a_time_to_answer(waited: list[tuple[QuestionKind, timedelta]]) -> None:
+    clock = iter(NOW + timedelta(minutes=minute) for minute in range(100))
+    asked = Questions(now=lambda: next(clock), count=ignore, count_wait=lambda *one: waited.append(one))
+    first, own, ended = (
+        asked.ask(failed(step).evolve(kind=kind))
+        for step, kind in (("a", QuestionKind.FAILED_STEP), ("b", QuestionKind.OPERATOR), ("c", QuestionKind.GATE))
+    )
+    asked.close(ended.id)
+    for question in (own, first):
+        asked.answer({"question": question.id, "option": "retry"})
+    [(kind, time)] = waited
+    assert kind is QuestionKind.FAILED_STEP
+    assert time > timedelta()
