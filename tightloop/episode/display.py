@@ -16,7 +16,9 @@ NEEDS_RESPONSE = "NEEDS RESPONSE"
 STANDS_IN = " in place of "
 """Between the name of the executor that worked and of the one that was asked for."""
 _ABOUT_THE_LAST = frozenset({QuestionKind.ALIGNMENT, QuestionKind.DEVIATION})
-_OF_EXECUTOR = frozenset({QuestionKind.PERMISSION.value, QuestionKind.WORK.value})
+_OF_EXECUTOR = frozenset(
+    kind.value for kind in (QuestionKind.PERMISSION, QuestionKind.WORK, QuestionKind.CLARIFICATION)
+)
 
 
 def status_label(status: str, pause_kind: str | None) -> str:
