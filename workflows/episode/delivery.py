@@ -116,7 +116,7 @@ class Delivery:
             pause=lambda: workflow.get_external_workflow_handle(identity).signal("pause"),
         )
         record.log(CODER, path_line(result.progress))
-        return await self._points.do(
+        return await self._points.do_next(
             ExecutionActivities.conclude,
             lambda: ConcludeRequest(scope=record.scope, begun=begun, result=result),
             ActivityOptions(f"{CODER}: conclude the delivery", HAND_OFF_TIMEOUT, self._queue),

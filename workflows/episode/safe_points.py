@@ -130,6 +130,11 @@ class SafePoints:
         await self._pass()
         return await self._insist(lambda: self._runner.run(method, request(), options), options)
 
+    async def do_next(self, method: Callable[[Any, A], R], request: Callable[[], A], options: ActivityOptions) -> R:
+        """Run an activity that concludes what ran before: nobody steps in between, so the tree is known at a pause."""
+        result: R = await self._insist(lambda: self._runner.run(method, request(), options), options)
+        return result
+
     async def do_workflow(
         self,
         child: Callable[[], Coroutine[Any, Any, R]],
