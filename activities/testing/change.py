@@ -16,6 +16,7 @@ from tightloop.testing.reading import Known, Reading, functions_with_values, rea
 
 SOURCE_BYTES = 1_000_000
 """A larger file is not read: it was not written by hand."""
+HEAVY = ("hypothesis",)
 _LINK = 0o120000
 _OF_TESTS = (FileKind.TEST, FileKind.TEST_DATA)
 
@@ -33,6 +34,8 @@ class Change:
     bodies: dict[str, frozenset[int]] = field(default_factory=dict)
     mutants: list[Mutant] = field(default_factory=list)
     readings: dict[str, Reading] = field(default_factory=dict)
+    uses: tuple[str, ...] = ()
+    """Libraries that tests use and that take long to load."""
     unread: list[str] = field(default_factory=list)
     """Files that the Python of the worker cannot read."""
 
@@ -70,6 +73,7 @@ def _readings(trees: HeldTrees, change: Change, tests: Iterable[str], known: Kno
     readings: dict[str, Reading] = {}
     for path in tests:
         text = _text(trees, change.after.get(path))
+        change.uses = HEAVY if any(name in (text or "") for name in HEAVY) else change.uses
         try:
             readings |= read_tests(path, text or "", known)
         except (SyntaxError, ValueError, RecursionError):

@@ -164,6 +164,7 @@ class _Runs:
                 for number, one in enumerate(mutants)
             ],
             "exempt": [name for name, reading in readings if reading.weak or reading.refused],
+            "uses": list(self._change.uses),
             "only": None if only is None else sorted(only),
             "items": ITEMS_LIMIT,
             "cases": CASES_LIMIT,

@@ -22,8 +22,8 @@ def read_session(output: str, nonce: str, message: str = "") -> Session:
     for event in _events(output, nonce):
         told = True
         match event:
-            case {"e": "missing", "program": program, "version": version}:
-                missing = f"Python {version} ({program})"
+            case {"e": "missing", "program": program, "version": version, "why": why}:
+                missing = f"{program} (Python {version}) has no pytest that works ({why})"
             case {"e": "collected"}:
                 collected = _valid(Collected, event)
             case {"e": "plain"} if (run := _valid(Run, event)) is not None:

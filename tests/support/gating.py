@@ -1,5 +1,8 @@
 """Projects of `tests/data/gate`, and the gate that judges tests of their changes."""
 
+import shutil
+import sysconfig
+import venv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +21,9 @@ from tightloop.testing import GateReport
 DATA = Path(__file__).parents[1] / "data" / "gate"
 IGNORE = "__pycache__/\n.venv/\n"
 TIME_LIMIT_S = 120.0
+PACKAGES = frozenset(
+    {"pytest", "_pytest", "py.py", "pluggy", "iniconfig", "packaging", "pygments", "hypothesis", "sortedcontainers"}
+)
 
 
 @dataclass(frozen=True)
@@ -47,10 +53,24 @@ class Judged:
         )
 
 
+def make_lean_environment(folder: Path) -> Path:
+    """Make a `.venv` with pytest and hypothesis and none of the plugins of the tests' own Python."""
+    venv.create(folder, symlinks=True, with_pip=False)
+    [site] = folder.glob("lib/python3.*/site-packages")
+    for package in Path(sysconfig.get_path("purelib")).iterdir():
+        if package.name.split("-")[0] in PACKAGES or package.name.startswith("_hypothesis"):
+            (site / package.name).symlink_to(package)
+    return folder
+
+
 @contextmanager
-def changed(folder: Path, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Judged]:
+def changed(
+    folder: Path, before: Mapping[str, str], after: Mapping[str, str], environment: Path | None = None
+) -> Iterator[Judged]:
     """Make a workspace that goes from one set of files to another."""
     root = make_repository(folder, {".gitignore": IGNORE, **before})
+    if environment is not None:
+        shutil.copytree(environment, root / ".venv", symlinks=True)
     workspaces = GitWorkspaces(lock_wait=timedelta(seconds=10))
     workspaces.prepare(scope_of(root), take_over=lambda _episode: True)
     settings = SandboxSettings()
@@ -78,13 +98,16 @@ def prepared(half: str, kind: str) -> dict[str, dict[str, str]]:
     return found
 
 
-def judge_prepared(folder: Path, half: str, kinds: Sequence[str] = ("real", "empty")) -> dict[str, GateReport]:
+def judge_prepared(
+    folder: Path, half: str, environment: Path, kinds: Sequence[str] = ("real", "empty")
+) -> dict[str, GateReport]:
     """Judge the prepared tests of each project, as an agent would hand them in: all of a change at once."""
     reports = {}
     tests = [prepared(half, kind) for kind in kinds]
     for project in sorted({name for one in tests for name in one}):
         mine = {path: text for one in tests for path, text in one.get(project, {}).items()}
         place = DATA / "projects" / project
-        with changed(folder / half / project, files_of(place / "before"), {**files_of(place / "after"), **mine}) as one:
+        after = {**files_of(place / "after"), **mine}
+        with changed(folder / half / project, files_of(place / "before"), after, environment) as one:
             reports[project] = one.judge(*sorted(mine))
     return reports

@@ -7,10 +7,12 @@ from typing import NamedTuple
 
 from tightloop.testing.lines import FunctionNode, functions_of
 
-BODY_TOKENS, BODY_COMPUTATIONS, BODY_SHARE, BLOCK_TOKENS = 12, 3, 0.8, 5
-"""A body of that size and more is copied where blocks of five tokens and more make up four fifths of it."""
-RESULT_TOKENS, RESULT_COMPUTATIONS = 6, 3
-"""A returned expression of that size and more is copied where it stands in the test as a whole."""
+BODY_TOKENS, BODY_SHARE, BLOCK_TOKENS = 12, 0.8, 5
+"""Of a body of that size and more, or of a helper of a test, this share is copied in blocks of at least that size."""
+PIECE_TOKENS = 6
+"""An expression, or a statement, of that size and more is copied where it stands in the test as a whole."""
+COMPUTATIONS = 3
+"""What computes less than that is written down by anybody in the same way."""
 _COMPUTING = frozenset({
     "BinOp", "Compare", "BoolOp", "UnaryOp", "IfExp", "Subscript", "FormattedValue", "For", "While", "comprehension",
     "AugAssign",
@@ -23,8 +25,8 @@ class Pattern(NamedTuple):
 
     name: str
     body: tuple[str, ...]
-    results: tuple[tuple[str, ...], ...]
-    """The expressions that it returns."""
+    pieces: tuple[tuple[str, ...], ...]
+    """What it returns or assigns, and how it counts."""
 
 
 def patterns_of(tree: ast.Module, touched: frozenset[int]) -> tuple[Pattern, ...]:
@@ -34,23 +36,35 @@ def patterns_of(tree: ast.Module, touched: frozenset[int]) -> tuple[Pattern, ...
         if touched.isdisjoint(range(function.body[0].lineno, (function.end_lineno or 0) + 1)):
             continue
         body = tuple(_body(function))
-        returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value]
-        results = tuple(tuple(_tokens(value)) for value in returned)
-        results = tuple(one for one in results if len(one) >= RESULT_TOKENS and _computes(one, RESULT_COMPUTATIONS))
-        is_long = len(body) >= BODY_TOKENS and _computes(body, BODY_COMPUTATIONS)
-        if is_long or results:
-            found.append(Pattern(function.name, body if is_long else (), results))
+        pieces = [tuple(_tokens(piece)) for node in ast.walk(function) if (piece := _piece(node)) is not None]
+        long = tuple(one for one in pieces if len(one) >= PIECE_TOKENS and _computes(one))
+        is_long = len(body) >= BODY_TOKENS and _computes(body)
+        if is_long or long:
+            found.append(Pattern(function.name, body if is_long else (), long))
     return tuple(found)
 
 
-def copied(parts: Sequence[FunctionNode], patterns: Sequence[Pattern]) -> str:
+def copied(test: FunctionNode, helpers: Sequence[FunctionNode], patterns: Sequence[Pattern]) -> str:
     """Return the name of a function whose code stands in a test or in its helpers; "" for none."""
-    for part in parts:
-        tokens = list(_body(part))
-        for pattern in patterns:
-            if any(_contains(tokens, result) for result in pattern.results) or _repeats(tokens, pattern.body):
+    parts = [list(_body(part)) for part in (test, *helpers)]
+    for pattern in patterns:
+        for tokens in parts:
+            if any(_contains(tokens, piece) for piece in pattern.pieces) or _share(pattern.body, tokens) >= BODY_SHARE:
+                return pattern.name
+        for tokens in parts[1:]:
+            is_long = len(tokens) >= BODY_TOKENS and _computes(tokens)
+            if is_long and _share(tokens, pattern.body) >= BODY_SHARE:
                 return pattern.name
     return ""
+
+
+def _piece(node: ast.AST) -> ast.AST | None:
+    match node:
+        case ast.Return(value=value) | ast.Assign(value=value):
+            return value
+        case ast.AugAssign():
+            return node
+    return None
 
 
 def _body(function: FunctionNode) -> Iterator[str]:
@@ -84,17 +98,18 @@ def _tokens(node: ast.AST) -> Iterator[str]:
         yield from _tokens(child)
 
 
-def _computes(tokens: Sequence[str], least: int) -> bool:
-    return sum(token in _COMPUTING or token.startswith("call ") for token in tokens) >= least
+def _computes(tokens: Sequence[str]) -> bool:
+    return sum(token in _COMPUTING or token.startswith("call ") for token in tokens) >= COMPUTATIONS
 
 
-def _contains(tokens: list[str], wanted: Sequence[str]) -> bool:
+def _contains(tokens: Sequence[str], wanted: Sequence[str]) -> bool:
     size = len(wanted)
     return any(tuple(tokens[at : at + size]) == tuple(wanted) for at in range(len(tokens) - size + 1))
 
 
-def _repeats(tokens: list[str], body: Sequence[str]) -> bool:
-    if not body:
-        return False
-    blocks = SequenceMatcher(None, tokens, body, autojunk=False).get_matching_blocks()
-    return sum(block.size for block in blocks if block.size >= BLOCK_TOKENS) >= BODY_SHARE * len(body)
+def _share(wanted: Sequence[str], tokens: Sequence[str]) -> float:
+    """Return which share of some code stands in other code."""
+    if not wanted:
+        return 0.0
+    blocks = SequenceMatcher(None, tokens, wanted, autojunk=False).get_matching_blocks()
+    return sum(block.size for block in blocks if block.size >= BLOCK_TOKENS) / len(wanted)

@@ -124,7 +124,7 @@ class _Test:
     def _before(self) -> list[Run]:
         """Return the failures before the change that prove something."""
         evidence = self._evidence
-        if evidence.before is None or not self._executes_change():
+        if evidence.before is None or self._reading.names_only or not self._executes_change():
             return []
         found = []
         for key, runs in evidence.before.runs(self._green).items():
@@ -193,7 +193,7 @@ def _uncollected(evidence: Evidence, collected: Collected) -> list[RefusedTest]:
     refused = []
     for path in evidence.tests:
         if after.missing:
-            reason = f"{after.missing} has no pytest: install pytest in the project's .venv to have tests judged."
+            reason = f"{after.missing}: install pytest in the project's .venv to have tests judged."
         elif path in said or (path not in found and "" in said):
             last = (said.get(path) or said[""]).strip().splitlines()
             reason = f"It could not be collected: {last[-1].strip() if last else 'pytest did not say why'}."

@@ -13,12 +13,14 @@ _MACHINERY = frozenset({
     "tightloop_session", "tightloop_watching", "tightloop_mutating", "PYTEST_CURRENT_TEST", "call_stack",
 })  # fmt: skip
 """What a test would need to see that it is watched, or to tell apart what it tests from what stands in the file."""
-_TYPE_CHECKS = frozenset({"isinstance", "issubclass", "callable", "hasattr"})
-_TYPE_METHODS = frozenset({"assertIsNotNone", "assertIsInstance", "assertHasAttr"})
+_TYPE_CHECKS = frozenset({"isinstance", "issubclass"})
+_NAME_CHECKS, _NAME_LISTS = frozenset({"hasattr", "callable"}), frozenset({"dir", "vars"})
+_METHODS = {"assertIsNotNone": "there", "assertIsInstance": "there", "assertHasAttr": "named"}
 _BOOLEAN = frozenset({"any", "all", "bool", "isinstance", "callable", "hasattr", "startswith", "endswith"})
 _RAISING = frozenset({"raises", "warns", "deprecated_call", "fail"})
-THERE, SAME, SURE = "there", "same", "sure"
+NAMED, SAME, SURE, THERE = "named", "same", "sure", "there"
 _SAID = {
+    NAMED: "It asserts only that a name is there: call it, and assert what it returns or does.",
     THERE: "It asserts only that there is a result, or of which type: assert what the result is.",
     SAME: "It compares a call with itself: assert what the result is.",
     SURE: "It asserts only constants, which holds whatever the code does: assert what the code returns or does.",
@@ -32,6 +34,8 @@ class Reading(NamedTuple):
     """There is an assertion in the test itself."""
     weak: str = ""
     """Why none of its assertions says what the code does; then a mutant that it kills proves nothing."""
+    names_only: bool = False
+    """It says only that names are there: then that it fails before the change proves nothing either."""
     refused: str = ""
     """Why it does not count whatever it does."""
 
@@ -65,16 +69,17 @@ def read_tests(path: str, source: str, known: Known) -> dict[str, Reading]:
 
 
 def _read(test: FunctionNode, helpers: dict[str, FunctionNode], everywhere: str, known: Known) -> Reading:
-    used = [test, *_used(test, helpers)]
-    assertions = [one for part in used for one in _assertions(part, known)]
+    used = _used(test, helpers)
+    assertions = [one for part in (test, *used) for one in _assertions(part, known)]
     kinds = set(assertions)
     weak = _SAID[min(kinds)] if kinds and "" not in kinds else ""
+    reading = Reading(bool(assertions), weak, names_only=bool(kinds) and kinds <= {NAMED, SURE})
     if name := everywhere or _machinery([test]):
-        return Reading(bool(assertions), weak, f"It names `{name}`: a test that can see how it is run does not count.")
-    if repeated := copied(used, known.patterns):
+        return reading._replace(refused=f"It names `{name}`: a test that can see how it is run does not count.")
+    if repeated := copied(test, used, known.patterns):
         said = f"It repeats the code of `{repeated}` and compares that with itself: write down the expected result."
-        return Reading(bool(assertions), weak, said)
-    return Reading(bool(assertions), weak)
+        return reading._replace(refused=said)
+    return reading
 
 
 def _tests(path: str, body: Sequence[ast.stmt]) -> Iterator[tuple[str, FunctionNode]]:
@@ -125,8 +130,8 @@ def _assertions(test: FunctionNode, known: Known) -> Iterator[str]:
 
 
 def _weakness_of_method(name: str, args: list[ast.expr], made: dict[str, ast.expr], known: Known) -> str:
-    if name in _TYPE_METHODS:
-        return THERE
+    if name in _METHODS:
+        return _METHODS[name]
     if name in {"assertTrue", "assertFalse"} and args:
         return _weakness(args[0], made, known)
     if name in {"assertEqual", "assertIs", "assertListEqual", "assertDictEqual"} and len(args) > 1:
@@ -145,6 +150,8 @@ def _weakness(claim: ast.expr, made: dict[str, ast.expr], known: Known) -> str:
             return SURE
         case ast.Call(func=ast.Name(id=name)) if name in _TYPE_CHECKS:
             return THERE
+        case ast.Call(func=ast.Name(id=name)) if name in _NAME_CHECKS:
+            return NAMED
         case ast.Compare(left=left, ops=[op], comparators=[right]):
             return _weakness_of_comparison(left, op, right, made)
         case ast.Call() | ast.Name() | ast.Await():
@@ -156,6 +163,8 @@ def _weakness_of_comparison(left: ast.expr, op: ast.cmpop, right: ast.expr, made
     match (left, op, right):
         case (_, ast.IsNot() | ast.NotEq(), ast.Constant(value=None)):
             return THERE
+        case (_, ast.In(), ast.Call(func=ast.Name(id=name)) | ast.Attribute(attr="__all__" as name)):
+            return NAMED if name in _NAME_LISTS or name == "__all__" else ""
         case (ast.Call(func=ast.Name(id="type")), ast.Is() | ast.Eq(), _):
             return THERE
         case (ast.Call(func=ast.Name(id="len")), ast.Gt() | ast.NotEq(), ast.Constant(value=0)):

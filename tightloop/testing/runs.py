@@ -70,7 +70,7 @@ class Session(Value):
     """All that the runner told of one tree."""
 
     missing: str = ""
-    """The Python that has no pytest."""
+    """Which Python has no pytest, and why."""
     collected: Collected | None = None
     plain: tuple[Run, ...] = ()
     """Each test twice, unless it did not pass."""

@@ -90,6 +90,15 @@ class Session:
         return json.loads(line)
 
 
+def plugins():
+    """Return the modules of the plugins that pytest loads by itself."""
+    from importlib.metadata import entry_points
+
+    found = entry_points()
+    found = found.select(group="pytest11") if hasattr(found, "select") else found.get("pytest11", [])
+    return [point.value.partition(":")[0] for point in found]
+
+
 def warm(names):
     """Load libraries before further sessions: each of them would take as long as the first one."""
     for name in names:

@@ -4,6 +4,8 @@ import os
 import sys
 import threading
 
+import pytest
+
 CHANGED, TEST, OTHER, LIBRARY = "changed", "test", "other", ""
 _NOT_OURS = ("_pytest", "pytest", "hypothesis", "unittest", "pluggy", "anyio")
 _ORDINARY = (AssertionError, StopIteration, StopAsyncIteration, GeneratorExit)
@@ -18,6 +20,8 @@ class Watching:
         self._roots = tuple({os.path.join(os.path.abspath(place), "") for place in (root, os.path.realpath(root))})
         self._changed, self._tests = set(changed), set(test_files)
         self._known = {}
+        # Their module says `builtins`.
+        self._ordinary = (*_ORDINARY, pytest.fail.Exception, pytest.skip.Exception, pytest.xfail.Exception)
         self._lines = {}
         self._exceptions = set()
         self._sees_exceptions = False
@@ -48,8 +52,6 @@ class Watching:
 
     def judge(self, error):
         """Return what a failure says: whether it is an assertion, and whose."""
-        import pytest
-
         assertions = (AssertionError, pytest.fail.Exception)
         error = _first(error)
         return {
@@ -101,7 +103,7 @@ class Watching:
         if event == "exception":
             kind = arg[0]
             module = str(getattr(kind, "__module__", ""))
-            if not issubclass(kind, _ORDINARY) and module.partition(".")[0] not in _NOT_OURS:
+            if not issubclass(kind, self._ordinary) and module.partition(".")[0] not in _NOT_OURS:
                 self._exceptions.add(module + "." + kind.__name__)
         return self._see
 
