@@ -163,6 +163,7 @@ class _Runs:
                 }
                 for number, one in enumerate(mutants)
             ],
+            "expecting": {name: sorted(reading.expecting) for name, reading in readings},
             "exempt": [name for name, reading in readings if reading.weak or reading.refused],
             "uses": list(self._change.uses),
             "only": None if only is None else sorted(only),

@@ -9,6 +9,8 @@ from tightloop.testing.lines import FunctionNode, functions_of
 
 BODY_TOKENS, BODY_SHARE, BLOCK_TOKENS = 12, 0.8, 5
 """Of a body of that size and more, or of a helper of a test, this share is copied in blocks of at least that size."""
+LONG_TOKENS, LONG_COMPUTATIONS = 16, 4
+"""Of longer code, a block of that size that computes that much."""
 PIECE_TOKENS = 6
 """An expression, or a statement, of that size and more is copied where it stands in the test as a whole."""
 COMPUTATIONS = 3
@@ -50,6 +52,8 @@ def copied(test: FunctionNode, helpers: Sequence[FunctionNode], patterns: Sequen
     for pattern in patterns:
         for tokens in parts:
             if any(_contains(tokens, piece) for piece in pattern.pieces) or _share(pattern.body, tokens) >= BODY_SHARE:
+                return pattern.name
+            if _has_long_block(tokens, pattern.body):
                 return pattern.name
         for tokens in parts[1:]:
             is_long = len(tokens) >= BODY_TOKENS and _computes(tokens)
@@ -98,8 +102,14 @@ def _tokens(node: ast.AST) -> Iterator[str]:
         yield from _tokens(child)
 
 
-def _computes(tokens: Sequence[str]) -> bool:
-    return sum(token in _COMPUTING or token.startswith("call ") for token in tokens) >= COMPUTATIONS
+def _computes(tokens: Sequence[str], least: int = COMPUTATIONS) -> bool:
+    return sum(token in _COMPUTING or token.startswith("call ") for token in tokens) >= least
+
+
+def _has_long_block(tokens: Sequence[str], body: Sequence[str]) -> bool:
+    blocks = SequenceMatcher(None, tokens, body, autojunk=False).get_matching_blocks()
+    found = (tokens[block.a : block.a + block.size] for block in blocks if block.size >= LONG_TOKENS)
+    return any(_computes(block, LONG_COMPUTATIONS) for block in found)
 
 
 def _contains(tokens: Sequence[str], wanted: Sequence[str]) -> bool:

@@ -126,9 +126,9 @@ class _Test:
         evidence = self._evidence
         if evidence.before is None or self._reading.names_only or not self._executes_change():
             return []
-        found = []
+        found, expecting = [], self._reading.expecting
         for key, runs in evidence.before.runs(self._green).items():
-            if len(runs) > 1 and all(can_fail(run, self._green[key]) for run in runs):
+            if len(runs) > 1 and all(can_fail(run, self._green[key], expecting) for run in runs):
                 found.append(runs[0])
         return found
 
@@ -150,7 +150,7 @@ class _Test:
         for number, runs in self._evidence.after.mutated.items():
             for run in runs:
                 green = self._green.get(run.id)
-                if green is not None and can_fail(run, green):
+                if green is not None and can_fail(run, green, self._reading.expecting):
                     found.setdefault(number, (run, green))
         return found
 

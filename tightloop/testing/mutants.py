@@ -49,8 +49,12 @@ def mutants_of(path: str, source: str, changed: frozenset[int]) -> tuple[Mutant,
     """
     content = source.encode()
     offsets = _offsets(content)
+    tree = ast.parse(source)
+    modules = {
+        name.asname or name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
+    }
     found: dict[tuple[int, int, str], Mutant] = {}
-    for node, place in _visited(ast.parse(source), _Place()):
+    for node, place in _visited(tree, _Place()):
         for other in others(node):
             start, end, text = _edit(offsets, other.node, other.code)
             first, last = _span(other.node)
@@ -59,7 +63,8 @@ def mutants_of(path: str, source: str, changed: frozenset[int]) -> tuple[Mutant,
             old = content[start:end].decode()
             weight = max(other.weight, place.weight)
             mutant = Mutant(path, first, place.lines, start, end, text, _what(old, other.code), weight)
-            if text.strip("()\n") != old:
+            # A module in place of a result is noticed by every line that follows.
+            if text.strip("()\n") != old and other.code not in modules:
                 found.setdefault((start, end, text), mutant)
     return tuple(sorted(found.values(), key=lambda one: one.start))
 

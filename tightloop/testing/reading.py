@@ -18,6 +18,10 @@ _NAME_CHECKS, _NAME_LISTS = frozenset({"hasattr", "callable"}), frozenset({"dir"
 _METHODS = {"assertIsNotNone": "there", "assertIsInstance": "there", "assertHasAttr": "named"}
 _BOOLEAN = frozenset({"any", "all", "bool", "isinstance", "callable", "hasattr", "startswith", "endswith"})
 _RAISING = frozenset({"raises", "warns", "deprecated_call", "fail"})
+_EXPECTING, _ANYTHING = (
+    frozenset({"raises", "assertRaises", "assertRaisesRegex"}),
+    frozenset({"Exception", "BaseException"}),
+)
 NAMED, SAME, SURE, THERE = "named", "same", "sure", "there"
 _SAID = {
     NAMED: "It asserts only that a name is there: call it, and assert what it returns or does.",
@@ -36,6 +40,8 @@ class Reading(NamedTuple):
     """Why none of its assertions says what the code does; then a mutant that it kills proves nothing."""
     names_only: bool = False
     """It says only that names are there: then that it fails before the change proves nothing either."""
+    expecting: frozenset[int] = frozenset()
+    """Lines on which it expects a certain exception."""
     refused: str = ""
     """Why it does not count whatever it does."""
 
@@ -74,6 +80,7 @@ def _read(test: FunctionNode, helpers: dict[str, FunctionNode], everywhere: str,
     kinds = set(assertions)
     weak = _SAID[min(kinds)] if kinds and "" not in kinds else ""
     reading = Reading(bool(assertions), weak, names_only=bool(kinds) and kinds <= {NAMED, SURE})
+    reading = reading._replace(expecting=frozenset(_expecting(test)))
     if name := everywhere or _machinery([test]):
         return reading._replace(refused=f"It names `{name}`: a test that can see how it is run does not count.")
     if repeated := copied(test, used, known.patterns):
@@ -127,6 +134,18 @@ def _assertions(test: FunctionNode, known: Known) -> Iterator[str]:
                 yield _weakness_of_method(name, args, made, known)
             case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if name in _RAISING:
                 yield ""
+
+
+def _expecting(test: FunctionNode) -> Iterator[int]:
+    for node in ast.walk(test):
+        if not isinstance(node, ast.With | ast.AsyncWith):
+            continue
+        for item in node.items:
+            match item.context_expr:
+                case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[expected, *_]):
+                    is_certain = not (isinstance(expected, ast.Name) and expected.id in _ANYTHING)
+                    if name in _EXPECTING and is_certain:
+                        yield from range(node.body[0].lineno, (node.body[-1].end_lineno or 0) + 1)
 
 
 def _weakness_of_method(name: str, args: list[ast.expr], made: dict[str, ast.expr], known: Known) -> str:

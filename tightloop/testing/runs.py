@@ -36,6 +36,10 @@ class Run(Value):
     """The error and the first line of what it says; why it was skipped."""
     reached: frozenset[str] = frozenset()
     """Exceptions, assertions apart, that reached the code of the test."""
+    raised: frozenset[int] = frozenset()
+    """Lines of tests at which such an exception came out of code that changed."""
+    line: int = 0
+    """The line of the test at which its own error came out."""
     lines: Mapping[str, frozenset[int]] = Field(default_factory=dict)
     """Lines of changed files that it executed."""
     seconds: float = 0.0
@@ -95,16 +99,17 @@ class Session(Value):
         return found
 
 
-def can_fail(run: Run, green: Run) -> bool:
+def can_fail(run: Run, green: Run, expecting: frozenset[int] = frozenset()) -> bool:
     """Return whether a failure proves that the test notices what differs from the run in which it passed.
 
     It does where the test itself asserts. It does not where the code under test asserts, where the code raises what the
     test does not expect (in a handler of the test, too), or where hooks of the project meddle with results.
+
+    On a line where the test expects an exception (`expecting`), and got it from the code that changed, another exception
+    is as good as none.
     """
-    return (
-        run.outcome is Outcome.FAILED
-        and run.assertion
-        and run.place == "test"
-        and run.honest
-        and run.reached <= green.reached
-    )
+    if run.outcome is not Outcome.FAILED or not run.honest:
+        return False
+    if run.assertion:
+        return run.place == "test" and run.reached <= green.reached
+    return run.line in expecting and run.line in green.raised

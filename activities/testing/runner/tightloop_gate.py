@@ -157,15 +157,23 @@ class _Gate:
             result = session.run(item["index"], mutant, limit)
             if result["outcome"] == "unswapped":
                 return False
-            if _kills(result, green) and name not in self._proved:
+            if self._kills(result, green, name) and name not in self._proved:
                 again = session.run(item["index"], mutant, limit)
-                if not _kills(again, green):
+                if not self._kills(again, green, name):
                     result = again
-            if _kills(result, green):
+            if self._kills(result, green, name):
                 killed = True
                 self._proved.add(name)
-            self._teller.tell("mutated", mutant=mutant["id"], id=item["id"], kills=_kills(result, green), **result)
+            self._teller.tell("mutated", mutant=mutant["id"], id=item["id"], **result)
         return True
+
+    def _kills(self, result, green, function):
+        """Return whether a test that passed fails by itself; see `can_fail` in tightloop/testing, which decides."""
+        if result["outcome"] != "failed" or not result["honest"]:
+            return False
+        if result["assertion"]:
+            return result["place"] == "test" and set(result["reached"]) <= set(green["reached"])
+        return result["line"] in self._orders["expecting"].get(function, ()) and result["line"] in green["raised"]
 
     def _try_whole(self, mutant):
         """Try a mutant that is executed while modules are imported: in a session that imports it."""
@@ -183,17 +191,6 @@ class _Gate:
                 self._teller.tell("unreached", mutant=mutant["id"])
         finally:
             session.close()
-
-
-def _kills(result, green):
-    """Return whether a test that passed fails by an assertion of its own; see `can_fail` in tightloop/testing."""
-    return (
-        result["outcome"] == "failed"
-        and result["assertion"]
-        and result["place"] == "test"
-        and result["honest"]
-        and set(result["reached"]) <= set(green["reached"])
-    )
 
 
 if __name__ == "__main__":

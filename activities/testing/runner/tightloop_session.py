@@ -111,7 +111,8 @@ def warm(names):
 
 def _nothing(outcome, seconds):
     return {
-        "outcome": outcome, "assertion": False, "place": "", "type": "", "text": "", "reached": [], "lines": {},
+        "outcome": outcome, "assertion": False, "place": "", "type": "", "text": "", "line": 0, "reached": [], "raised": [],
+        "lines": {},
         "seconds": seconds, "honest": True,
     }  # fmt: skip
 
@@ -241,7 +242,7 @@ class _Server:
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
         self._watching.stop()
         result = recorder.result()
-        result["reached"] = self._watching.taken_exceptions()
+        result["reached"], result["raised"] = self._watching.taken_exceptions()
         result["lines"] = self._watching.taken_lines() if mutant is None else {}
         result["honest"] = _canaries_sing(item.session)
         os.write(write_end, (json.dumps(result) + "\n").encode())
@@ -309,11 +310,20 @@ class _Recorder:
         """See the error of a test before any hook of the project does."""
         outcome = yield
         error = outcome.excinfo
-        self._raised = error[1] if error is not None else self._raised
+        if self._raised is not None:
+            return
+        self._raised = error[1] if error is not None else None
         # unittest's errors are not raised; pytest keeps them here.
         kept = getattr(item, "_excinfo", None)
         if error is None and kept:
             self._raised = getattr(kept[0], "value", None)
+
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self, item, call):
+        """See the error of a part of a test: of `subTest`."""
+        if call.when == "call" and call.excinfo is not None and self._raised is None:
+            self._raised = call.excinfo.value
+        yield
 
     def pytest_runtest_logreport(self, report):
         self._reports.append(report)
@@ -327,7 +337,9 @@ class _Recorder:
                 reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
                 return dict(result, outcome="skipped", text=str(reason)[:200])
             if report.outcome == "failed" and result["outcome"] == "passed":
-                result.update(outcome="failed", type=report.when, text=str(report.longreprtext)[-300:])
+                result.update(
+                    outcome="failed", type=report.when, text=str(report.longreprtext).strip().rpartition("\n")[2][:300]
+                )
                 if report.when == "call" and self._raised is not None:
                     result.update(self._watching.judge(self._raised))
         if not self._reports:

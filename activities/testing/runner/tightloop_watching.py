@@ -28,6 +28,7 @@ class Watching:
 
     def start(self, exceptions=False):
         self._lines, self._exceptions, self._sees_exceptions = {}, set(), exceptions
+        self._raised = set()
         threading.settrace(self._enter)
         sys.settrace(self._enter)
 
@@ -39,7 +40,8 @@ class Watching:
         return {path: sorted(lines) for path, lines in self._lines.items()}
 
     def taken_exceptions(self):
-        return sorted(self._exceptions)
+        """Return what reached the tests, and the lines where it came out of changed code."""
+        return sorted(self._exceptions), sorted(self._raised)
 
     def libraries(self):
         """Return the names of the modules that are loaded and do not belong to the tree."""
@@ -57,6 +59,7 @@ class Watching:
         return {
             "assertion": isinstance(error, assertions),
             "place": self._place(error),
+            "line": self._line(error),
             "type": type(error).__name__,
             "text": describe(error),
         }
@@ -77,6 +80,15 @@ class Watching:
             if role != LIBRARY:
                 return role
         return LIBRARY
+
+    def _line(self, error):
+        """Return the line of the test at which it came out."""
+        line, trace = 0, error.__traceback__
+        while trace is not None:
+            if self._role(trace.tb_frame.f_code.co_filename)[0] == TEST:
+                line = trace.tb_lineno
+            trace = trace.tb_next
+        return line
 
     def _enter(self, frame, event, arg):
         filename = frame.f_code.co_filename
@@ -105,7 +117,16 @@ class Watching:
             module = str(getattr(kind, "__module__", ""))
             if not issubclass(kind, self._ordinary) and module.partition(".")[0] not in _NOT_OURS:
                 self._exceptions.add(module + "." + kind.__name__)
+                if self._comes_from_change(arg[2]):
+                    self._raised.add(frame.f_lineno)
         return self._see
+
+    def _comes_from_change(self, trace):
+        while trace is not None:
+            if self._role(trace.tb_frame.f_code.co_filename)[0] == CHANGED:
+                return True
+            trace = trace.tb_next
+        return False
 
     def _role(self, filename):
         known = self._known.get(filename)
