@@ -28,7 +28,7 @@ class Pattern(NamedTuple):
     name: str
     body: tuple[str, ...]
     pieces: tuple[tuple[str, ...], ...]
-    """What it returns or assigns, and how it counts."""
+    """What it returns or assigns, how it counts, and its loops."""
 
 
 def patterns_of(tree: ast.Module, touched: frozenset[int]) -> tuple[Pattern, ...]:
@@ -66,7 +66,7 @@ def _piece(node: ast.AST) -> ast.AST | None:
     match node:
         case ast.Return(value=value) | ast.Assign(value=value):
             return value
-        case ast.AugAssign():
+        case ast.AugAssign() | ast.For() | ast.While():
             return node
     return None
 

@@ -167,6 +167,9 @@ class _Test:
         reaches = any(not lines.isdisjoint(evidence.changed.get(path, ())) for path, lines in self._lines())
         if not reading.asserts:
             return "It asserts nothing: it passes as long as nothing is raised. Assert what the code returns or does."
+        earlier = evidence.before.runs(self._green).values() if evidence.before else ()
+        if any(len({run.outcome for run in runs}) > 1 for runs in earlier):
+            return "Before the change it does not end the same way each time: that proves nothing."
         tried = self._tried()
         crashes = [run for run in tried if run.outcome not in (Outcome.PASSED, Outcome.SKIPPED)]
         if not crashes and not reaches and any(evidence.changed.values()):

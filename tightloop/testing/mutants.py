@@ -83,6 +83,8 @@ def choose(mutants: Iterable[Mutant], limit: int) -> tuple[Mutant, ...]:
 
 def _visited(node: ast.AST, place: _Place) -> Iterator[tuple[ast.AST, _Place]]:
     """Yield the nodes that may be mutated, each with the place of its statement."""
+    if _is_left_alone(node):
+        return
     if isinstance(node, ast.stmt | ast.excepthandler):
         weight = Weight.MESSAGE if is_message(node) else Weight.LOGIC
         place = _Place(_head(node), weight)
@@ -98,7 +100,7 @@ def _visited(node: ast.AST, place: _Place) -> Iterator[tuple[ast.AST, _Place]]:
 
 def _children(node: ast.AST) -> Iterator[ast.AST]:
     # Positions within f-strings are wrong before Python 3.12.
-    if isinstance(node, ast.JoinedStr) or _is_left_alone(node):
+    if isinstance(node, ast.JoinedStr):
         return
     skipped: list[object] = [getattr(node, "annotation", None), getattr(node, "returns", None)]
     skipped += getattr(node, "decorator_list", [])

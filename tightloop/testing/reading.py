@@ -165,8 +165,9 @@ def _weakness(claim: ast.expr, made: dict[str, ast.expr], known: Known) -> str:
             return "" if "" in kinds else min(kinds)
         case ast.UnaryOp(op=ast.Not(), operand=ast.Compare() | ast.Constant() as inner):
             return _weakness(inner, made, known)
-        case ast.Constant():
-            return SURE
+        case ast.Constant(value=value):
+            # `assert False` says that its line must not be reached.
+            return SURE if value else ""
         case ast.Call(func=ast.Name(id=name)) if name in _TYPE_CHECKS:
             return THERE
         case ast.Call(func=ast.Name(id=name)) if name in _NAME_CHECKS:

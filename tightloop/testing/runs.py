@@ -105,8 +105,8 @@ def can_fail(run: Run, green: Run, expecting: frozenset[int] = frozenset()) -> b
     It does where the test itself asserts. It does not where the code under test asserts, where the code raises what the
     test does not expect (in a handler of the test, too), or where hooks of the project meddle with results.
 
-    On a line where the test expects an exception (`expecting`), and got it from the code that changed, another exception
-    is as good as none.
+    On a line where the test expects an exception (`expecting`), and got it from the code that changed, another one is
+    as good as none.
     """
     if run.outcome is not Outcome.FAILED or not run.honest:
         return False

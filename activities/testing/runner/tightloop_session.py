@@ -111,8 +111,8 @@ def warm(names):
 
 def _nothing(outcome, seconds):
     return {
-        "outcome": outcome, "assertion": False, "place": "", "type": "", "text": "", "line": 0, "reached": [], "raised": [],
-        "lines": {},
+        "outcome": outcome, "assertion": False, "place": "", "type": "", "text": "", "line": 0, "reached": [],
+        "raised": [], "lines": {},
         "seconds": seconds, "honest": True,
     }  # fmt: skip
 
