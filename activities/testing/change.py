@@ -12,11 +12,16 @@ from tightloop.episode.proof.files import Guards
 from tightloop.testing.copies import Pattern, patterns_of
 from tightloop.testing.lines import changed_lines, touched_bodies
 from tightloop.testing.mutants import Mutant, mutants_of
-from tightloop.testing.reading import Known, Reading, functions_with_values, read_tests
+from tightloop.testing.reading import Known, Reading, functions_with_values, names_of, read_tests
 
 SOURCE_BYTES = 1_000_000
 """A larger file is not read: it was not written by hand."""
-HEAVY = ("hypothesis",)
+HEAVY = {
+    "hypothesis": "hypothesis",
+    "text(": "hypothesis.internal.charmap",
+    "characters(": "hypothesis.internal.charmap",
+}
+"""What takes long to load, by words of the tests that use it."""
 _LINK = 0o120000
 _OF_TESTS = (FileKind.TEST, FileKind.TEST_DATA)
 
@@ -34,8 +39,8 @@ class Change:
     bodies: dict[str, frozenset[int]] = field(default_factory=dict)
     mutants: list[Mutant] = field(default_factory=list)
     readings: dict[str, Reading] = field(default_factory=dict)
-    uses: tuple[str, ...] = ()
-    """Libraries that tests use and that take long to load."""
+    uses: list[str] = field(default_factory=list)
+    """Modules of libraries that tests use and that take long to load."""
     unread: list[str] = field(default_factory=list)
     """Files that the Python of the worker cannot read."""
 
@@ -48,7 +53,7 @@ def change_of(trees: HeldTrees, before: str, after: str, tests: Sequence[str]) -
     earlier |= {path: new[path] for path in of_tests}
     change = Change(earlier, new, tuple(sorted(path for path in of_tests if path.endswith(".py"))))
     patterns: list[Pattern] = []
-    plain = frozenset[str]()
+    plain, names = frozenset[str](), frozenset[str]()
     for path in sorted(new):
         if not path.endswith(".py") or path in of_tests or new[path] == old.get(path):
             continue
@@ -65,7 +70,8 @@ def change_of(trees: HeldTrees, before: str, after: str, tests: Sequence[str]) -
         change.mutants += mutants_of(path, text, found.lines)
         patterns += patterns_of(tree, bodies)
         plain |= functions_with_values(tree)
-    change.readings = _readings(trees, change, tests, Known(tuple(patterns), plain))
+        names |= names_of(tree)
+    change.readings = _readings(trees, change, tests, Known(tuple(patterns), plain, names))
     return change
 
 
@@ -73,7 +79,7 @@ def _readings(trees: HeldTrees, change: Change, tests: Iterable[str], known: Kno
     readings: dict[str, Reading] = {}
     for path in tests:
         text = _text(trees, change.after.get(path))
-        change.uses = HEAVY if any(name in (text or "") for name in HEAVY) else change.uses
+        change.uses += [module for word, module in HEAVY.items() if word in (text or "")]
         try:
             readings |= read_tests(path, text or "", known)
         except (SyntaxError, ValueError, RecursionError):

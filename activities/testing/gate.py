@@ -165,7 +165,7 @@ class _Runs:
             ],
             "expecting": {name: sorted(reading.expecting) for name, reading in readings},
             "exempt": [name for name, reading in readings if reading.weak or reading.refused],
-            "uses": list(self._change.uses),
+            "uses": sorted(set(self._change.uses)),
             "only": None if only is None else sorted(only),
             "items": ITEMS_LIMIT,
             "cases": CASES_LIMIT,

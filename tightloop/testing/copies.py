@@ -1,7 +1,7 @@
 """Tests that repeat the code that they test: they find no fault in it, because they have the same one."""
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
@@ -9,6 +9,8 @@ from tightloop.testing.lines import FunctionNode, functions_of
 
 BODY_TOKENS, BODY_SHARE, BLOCK_TOKENS = 12, 0.8, 5
 """Of a body of that size and more, or of a helper of a test, this share is copied in blocks of at least that size."""
+SHARED_TOKENS, SHARED_SHARE = 3, 0.6
+"""A test that computes with as many of the same operations, and hardly with others, computes its expectation alike."""
 LONG_TOKENS, LONG_COMPUTATIONS = 16, 4
 """Of longer code, a block of that size that computes that much."""
 PIECE_TOKENS = 6
@@ -19,6 +21,12 @@ _COMPUTING = frozenset({
     "BinOp", "Compare", "BoolOp", "UnaryOp", "IfExp", "Subscript", "FormattedValue", "For", "While", "comprehension",
     "AugAssign",
 })  # fmt: skip
+_COMMON = frozenset({
+    "len", "str", "range", "print", "isinstance", "list", "dict", "set", "tuple", "open", "append", "add", "items",
+    "keys", "values", "get", "enumerate", "zip", "raises", "approx", "fail", "given", "ValueError", "TypeError",
+    "KeyError", "Add",
+})  # fmt: skip
+"""What any code uses; it tells nothing of who wrote it after whom."""
 _UNSAID = (ast.expr_context, ast.arguments, ast.Return, ast.Expr)
 
 
@@ -29,6 +37,8 @@ class Pattern(NamedTuple):
     body: tuple[str, ...]
     pieces: tuple[tuple[str, ...], ...]
     """What it returns or assigns, how it counts, and its loops."""
+    operations: frozenset[str]
+    """What it computes with, without what everybody uses."""
 
 
 def patterns_of(tree: ast.Module, touched: frozenset[int]) -> tuple[Pattern, ...]:
@@ -41,15 +51,25 @@ def patterns_of(tree: ast.Module, touched: frozenset[int]) -> tuple[Pattern, ...
         pieces = [tuple(_tokens(piece)) for node in ast.walk(function) if (piece := _piece(node)) is not None]
         long = tuple(one for one in pieces if len(one) >= PIECE_TOKENS and _computes(one))
         is_long = len(body) >= BODY_TOKENS and _computes(body)
-        if is_long or long:
-            found.append(Pattern(function.name, body if is_long else (), long))
+        operations = _operations([function], frozenset())
+        if is_long or long or len(operations) >= SHARED_TOKENS:
+            found.append(Pattern(function.name, body if is_long else (), long, operations))
     return tuple(found)
 
 
-def copied(test: FunctionNode, helpers: Sequence[FunctionNode], patterns: Sequence[Pattern]) -> str:
-    """Return the name of a function whose code stands in a test or in its helpers; "" for none."""
+def copied(
+    test: FunctionNode, helpers: Sequence[FunctionNode], patterns: Sequence[Pattern], names: frozenset[str]
+) -> str:
+    """Return the name of a function whose code stands in a test or in its helpers; "" for none.
+
+    Calls of `names` are what the test tests.
+    """
     parts = [list(_body(part)) for part in (test, *helpers)]
+    operations = _operations((test, *helpers), names)
     for pattern in patterns:
+        shared = operations & pattern.operations
+        if len(shared) >= SHARED_TOKENS and len(shared) >= SHARED_SHARE * len(operations):
+            return pattern.name
         for tokens in parts:
             if any(_contains(tokens, piece) for piece in pattern.pieces) or _share(pattern.body, tokens) >= BODY_SHARE:
                 return pattern.name
@@ -100,6 +120,20 @@ def _tokens(node: ast.AST) -> Iterator[str]:
             children = list(ast.iter_child_nodes(node))
     for child in children:
         yield from _tokens(child)
+
+
+def _operations(parts: Iterable[FunctionNode], names: frozenset[str]) -> frozenset[str]:
+    """Return the functions, methods and operators that some code computes a value with."""
+    found: set[str] = set()
+    for node in (node for part in parts for node in ast.walk(part)):
+        match node:
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+                found.add(name)
+            case ast.BinOp(op=op) if any(isinstance(each, ast.Name) for each in ast.walk(node)):
+                found.add(type(op).__name__)
+            case ast.AugAssign(op=op):
+                found.add(type(op).__name__)
+    return frozenset(found - names - _COMMON)
 
 
 def _computes(tokens: Sequence[str], least: int = COMPUTATIONS) -> bool:

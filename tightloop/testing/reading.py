@@ -14,7 +14,12 @@ _MACHINERY = frozenset({
 })  # fmt: skip
 """What a test would need to see that it is watched, or to tell apart what it tests from what stands in the file."""
 _TYPE_CHECKS = frozenset({"isinstance", "issubclass"})
-_NAME_CHECKS, _NAME_LISTS = frozenset({"hasattr", "callable"}), frozenset({"dir", "vars"})
+_NAME_CHECKS = frozenset({"hasattr", "callable", "isfunction", "isclass", "ismethod", "ismodule"})
+_NAME_LISTS = frozenset({"dir", "vars", "__all__"})
+_VALUES = frozenset(
+    {"str", "repr", "list", "tuple", "dict", "set", "int", "float", "len", "sum", "sorted", "min", "max"}
+)
+"""Built-in functions that return something else than True or False."""
 _METHODS = {"assertIsNotNone": "there", "assertIsInstance": "there", "assertHasAttr": "named"}
 _BOOLEAN = frozenset({"any", "all", "bool", "isinstance", "callable", "hasattr", "startswith", "endswith"})
 _RAISING = frozenset({"raises", "warns", "deprecated_call", "fail"})
@@ -52,12 +57,21 @@ class Known(NamedTuple):
     patterns: tuple[Pattern, ...] = ()
     """Of the functions that changed."""
     plain: frozenset[str] = frozenset()
-    """Names of functions that return something else than True or False."""
+    """Names of functions that return something else than True or False, and of classes."""
+    names: frozenset[str] = frozenset()
+    """Names of all functions and classes of the changed files."""
 
 
 def functions_with_values(tree: ast.Module) -> frozenset[str]:
-    """Return the names of the functions of a module that return something else than True or False."""
-    return frozenset(function.name for function in functions_of(tree) if not _is_boolean(function))
+    """Return the names of the functions of a module that return something else than True or False, and of classes."""
+    values = {function.name for function in functions_of(tree) if not _is_boolean(function)}
+    return frozenset(values | {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)})
+
+
+def names_of(tree: ast.Module) -> frozenset[str]:
+    """Return the names of all functions and classes of a module."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, kinds))
 
 
 def read_tests(path: str, source: str, known: Known) -> dict[str, Reading]:
@@ -83,7 +97,7 @@ def _read(test: FunctionNode, helpers: dict[str, FunctionNode], everywhere: str,
     reading = reading._replace(expecting=frozenset(_expecting(test)))
     if name := everywhere or _machinery([test]):
         return reading._replace(refused=f"It names `{name}`: a test that can see how it is run does not count.")
-    if repeated := copied(test, used, known.patterns):
+    if repeated := copied(test, used, known.patterns, known.names | helpers.keys()):
         said = f"It repeats the code of `{repeated}` and compares that with itself: write down the expected result."
         return reading._replace(refused=said)
     return reading
@@ -153,6 +167,8 @@ def _weakness_of_method(name: str, args: list[ast.expr], made: dict[str, ast.exp
         return _METHODS[name]
     if name in {"assertTrue", "assertFalse"} and args:
         return _weakness(args[0], made, known)
+    if name == "assertIn" and len(args) > 1:
+        return _weakness_of_comparison(args[0], ast.In(), args[1], made)
     if name in {"assertEqual", "assertIs", "assertListEqual", "assertDictEqual"} and len(args) > 1:
         return _comparison(args[0], args[1], made)
     return ""
@@ -163,19 +179,21 @@ def _weakness(claim: ast.expr, made: dict[str, ast.expr], known: Known) -> str:
         case ast.BoolOp(values=values):
             kinds = {_weakness(value, made, known) for value in values}
             return "" if "" in kinds else min(kinds)
-        case ast.UnaryOp(op=ast.Not(), operand=ast.Compare() | ast.Constant() as inner):
+        case ast.UnaryOp(op=ast.Not(), operand=ast.Compare() as inner):
             return _weakness(inner, made, known)
+        case ast.UnaryOp(op=ast.Not(), operand=ast.Constant()):
+            return SURE
         case ast.Constant(value=value):
             # `assert False` says that its line must not be reached.
             return SURE if value else ""
         case ast.Call(func=ast.Name(id=name)) if name in _TYPE_CHECKS:
             return THERE
-        case ast.Call(func=ast.Name(id=name)) if name in _NAME_CHECKS:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in _NAME_CHECKS:
             return NAMED
         case ast.Compare(left=left, ops=[op], comparators=[right]):
             return _weakness_of_comparison(left, op, right, made)
         case ast.Call() | ast.Name() | ast.Await():
-            return THERE if _called(claim, made) in known.plain else ""
+            return THERE if _called(claim, made) in known.plain | _VALUES else ""
     return ""
 
 
@@ -183,13 +201,13 @@ def _weakness_of_comparison(left: ast.expr, op: ast.cmpop, right: ast.expr, made
     match (left, op, right):
         case (_, ast.IsNot() | ast.NotEq(), ast.Constant(value=None)):
             return THERE
-        case (_, ast.In(), ast.Call(func=ast.Name(id=name)) | ast.Attribute(attr="__all__" as name)):
-            return NAMED if name in _NAME_LISTS or name == "__all__" else ""
+        case (_, ast.In(), ast.Call(func=ast.Name(id=name)) | ast.Attribute(attr=name)) if name in _NAME_LISTS:
+            return NAMED
         case (ast.Call(func=ast.Name(id="type")), ast.Is() | ast.Eq(), _):
             return THERE
-        case (ast.Call(func=ast.Name(id="len")), ast.Gt() | ast.NotEq(), ast.Constant(value=0)):
+        case (_, ast.Gt() | ast.GtE() | ast.NotEq(), ast.Constant(value=0 | "" | b"")):
             return THERE
-        case (ast.Call(func=ast.Name(id="len")), ast.GtE(), ast.Constant(value=0 | 1)):
+        case (ast.Call(func=ast.Name(id="len")), ast.GtE(), ast.Constant(value=1)):
             return THERE
     # Two calls may differ on purpose.
     return "" if isinstance(op, ast.NotEq | ast.IsNot | ast.Lt | ast.Gt) else _comparison(left, right, made)
@@ -203,14 +221,25 @@ def _comparison(left: ast.expr, right: ast.expr, made: dict[str, ast.expr]) -> s
 
 
 def _assigned(test: FunctionNode) -> dict[str, ast.expr]:
-    """Return the values of names that are assigned once."""
+    """Return the values of names that are assigned once, where nothing is done after it: that may be what is tested."""
+    done = max((node.lineno for node in ast.walk(test) if isinstance(node, ast.Expr) and _acts(node)), default=0)
     found: dict[str, list[ast.expr]] = {}
     for node in ast.walk(test):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             found.setdefault(node.targets[0].id, []).append(node.value)
         elif isinstance(node, ast.AugAssign | ast.For) and isinstance(node.target, ast.Name):
             found.setdefault(node.target.id, []).extend((node.target, node.target))
-    return {name: values[0] for name, values in found.items() if len(values) == 1}
+    once = {name: values[0] for name, values in found.items() if len(values) == 1}
+    return {name: value for name, value in once.items() if value.lineno >= done or _makes(value)}
+
+
+def _acts(node: ast.Expr) -> bool:
+    return isinstance(node.value, ast.Call | ast.Await)
+
+
+def _makes(value: ast.expr) -> bool:
+    """Return whether a value is an object that is just made: what is done to it does not change what it is."""
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id[:1].isupper()
 
 
 def _resolved(value: ast.expr, made: dict[str, ast.expr]) -> ast.expr:

@@ -20,6 +20,7 @@ from tightloop_watching import Watching, describe
 
 COLLECT_GRACE_S = 2.0
 TAIL = 1500
+_LETTERS = "hypothesis.internal.charmap"
 _OF_XDIST, _OF_COVERAGE = ["-n", "0"], ["--no-cov"]
 
 
@@ -102,9 +103,12 @@ def plugins():
 def warm(names):
     """Load libraries before further sessions: each of them would take as long as the first one."""
     for name in names:
-        if name not in sys.modules:
+        if name not in sys.modules or name == _LETTERS:
             try:
-                importlib.import_module(name)
+                module = importlib.import_module(name)
+                if name == _LETTERS:
+                    # A table of all letters, which each run would make again: 1 s, and 14 s where lines are watched.
+                    module.charmap()
             except BaseException:  # it was loaded in another way before
                 pass
 
