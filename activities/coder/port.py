@@ -1,16 +1,26 @@
 """The ports of the coder: its tools, and the model that it asks."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from activities.artifacts.port import ArtifactStore
+from activities.coder.requests import TurnRequest
 from activities.workspace.port import WorkingTree
 from activities.workspace.scope import EpisodeScope
-from tightloop.executor.model import Grant
+from tightloop.coder.model import CallHead, CallResult, Turn
+from tightloop.coder.role import Role
+from tightloop.errors import TightloopError
+from tightloop.executor.model import Grant, WorkOrder
 from tightloop.executor.usage import Usage
 from tightloop.question import Question
+from tightloop.safety.prompt_privacy import PromptPrivacy
+from tightloop.value.artifact import ArtifactRef
+
+
+class ToolError(TightloopError):
+    """A tool cannot do what was asked; the message tells the model why, and what to do instead."""
 
 
 class ProposedCall(NamedTuple):
@@ -33,6 +43,8 @@ class Message(NamedTuple):
     """Of an assistant."""
     call_id: str = ""
     """Of a tool: the call that it answers."""
+    result: str = ""
+    """Of a tool: the hash of the artifact with its result, by which it can be read again."""
 
 
 class ToolSpec(NamedTuple):
@@ -82,6 +94,26 @@ class FileChange:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProgramStart:
+    """A program that a tool is about to start; everything that can be said against it was said before."""
+
+    run: Callable[[], ToolResult]
+    """Starts it, and waits for its end."""
+
+
+class CoderMemory(Protocol):
+    """What is remembered of one project. Blocking."""
+
+    def search(self, query: str, limit: int) -> list[str]:
+        """Return what fits best, a text each, the best first; nothing where it cannot be searched."""
+        ...
+
+    def remember(self, key: str, text: str) -> None:
+        """Keep a fact under a name, in place of what is there. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
 class ToolContext:
     """What a tool may use."""
 
@@ -100,12 +132,19 @@ class ToolContext:
     """Told the pid of what is started, so that the next holder ends it should this worker die."""
     tree: WorkingTree | None = field(default=None, repr=False)
     """Held exclusively while a tool writes or runs; None while it only reads."""
+    tools: tuple[str, ...] = ()
+    """Names of the tools that the role has; empty: all."""
+    memory: CoderMemory | None = None
+    """Of this project; None: there is none."""
+    find_result: Callable[[str], ArtifactRef | None] = lambda _digits: None
+    """Returns an earlier result of this session by the first digits of its digest; set by the toolbox."""
 
 
 class Tool(Protocol):
     """One tool; a file of its own in `activities/coder/tools/`. Blocking; runs in a thread.
 
-    A tool reads, or prepares a change of one file, or runs something.
+    A tool reads, or prepares a change of one file, or the start of a program: the toolbox writes down what is going
+    to happen, and only then lets it happen.
     """
 
     @property
@@ -118,13 +157,39 @@ class Tool(Protocol):
     runs: bool
     """It starts programs: after a crash its outcome is unknown, and it is not started again by itself."""
 
-    def use(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult | FileChange:
-        """Do it, or say what change is to be made. `arguments` follow the schema.
+    def use(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult | FileChange | ProgramStart:
+        """Do it, or say what is to be done. `arguments` follow the schema.
 
         Raises:
             ToolError: it cannot be done as asked; the model is told why.
         """
         ...
+
+
+class Turns(Protocol):
+    """Takes the turns of all roles."""
+
+    async def take(
+        self, request: TurnRequest, order: WorkOrder, store: ArtifactStore, *, beat: Callable[[], None]
+    ) -> Turn:
+        """Return the model's next step; what is in the journal is not asked again."""
+        ...
+
+
+class Calls(Protocol):
+    """Makes the calls of the turns."""
+
+    def heads(self, calls: Iterable[ProposedCall]) -> tuple[CallHead, ...]:
+        """Return what the history keeps of calls."""
+        ...
+
+    def use(self, turn: int, index: int, call: ProposedCall, context: ToolContext, session: Path) -> CallResult:
+        """Make a call, or return what came of it when it was made before."""
+        ...
+
+
+Review = Callable[[ToolContext], ToolResult | None]
+"""Looks at what the coder wrote before anything of it is run; None: it may be run."""
 
 
 class TurnModel(Protocol):
@@ -140,3 +205,7 @@ class TurnModel(Protocol):
             PlannerUnavailableError: it is busy or down; retryable.
         """
         ...
+
+
+TurnModels = Callable[[Role, str, PromptPrivacy], TurnModel]
+"""Returns the model of a role, by the id of the session and what the project lets leave this host in a prompt."""

@@ -37,7 +37,7 @@ class TestingActivities:
     def __init__(self, workspaces: Workspaces, gate: TestGate) -> None:
         self._workspaces, self._gate = workspaces, gate
 
-    @activity.defn(no_thread_cancel_exception=True)
+    @activity.defn(name="judge_tests_of_change", no_thread_cancel_exception=True)
     def judge_tests(self, request: JudgeTestsRequest) -> GateReport:
         """Run the tests on both trees and on mutants of the change. Idempotent: it changes nothing."""
         what = f"judge {counted(len(request.tests), 'test file')}"

@@ -29,6 +29,7 @@ class Topic(StrEnum):
     LICENCE = "licence and law"
     DAMAGE = "irreversible damage"
     CHECKS = "honest checks"
+    CODE = "safety of code"
     COST = "cost"
     PLANNER = "the planner's own check"
 
@@ -61,6 +62,8 @@ class Finding(Value):
     """What a model said about it, if one was asked."""
     refused: bool = False
     """A person denied the change: it is reported again until it is out of the tree."""
+    layer: str = ""
+    """Of code that is reviewed before it is run: the layer that found it, such as `ast` or `bandit`."""
 
     def __str__(self) -> str:
         """Return the finding as a sentence."""
@@ -127,6 +130,14 @@ def bounded(findings: Iterable[Finding], rubric: Rubric) -> tuple[Finding, ...]:
         if sum(other.rule == finding.rule for other in kept) < FINDINGS_LIMIT // 2:
             kept.append(finding)
     return tuple(kept[:FINDINGS_LIMIT])
+
+
+def told(findings: tuple[Finding, ...]) -> tuple[str, tuple[str, ...]]:
+    """Return what a person is asked about findings: a title, and the rest with what would resolve each."""
+    first, *others = findings
+    more = f" (and {len(others)} more)" if others else ""
+    resolved = [f"to resolve it: {each}" for each in dict.fromkeys(each.suggestion for each in findings)]
+    return f"{first}{more}", (*map(str, others), *resolved)
 
 
 def unanswered(findings: Iterable[Finding], overruled: Iterable[str]) -> tuple[Finding, ...]:

@@ -1,7 +1,7 @@
 """Settings of the bounds of an episode: budget, deviation and alignment."""
 
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import Field, WithJsonSchema, model_validator
 
@@ -9,6 +9,7 @@ from tightloop.episode.budget import Budget
 from tightloop.episode.progress import presets
 from tightloop.episode.progress.presets import Preset
 from tightloop.episode.progress.tracking import Thresholds
+from tightloop.safety.code.rules import CodeRule, CodeRules, default_rules
 from tightloop.safety.rubric import Rubric
 from tightloop.settings.section import Count, Section
 
@@ -71,11 +72,28 @@ class AlignmentSettings(Rubric, Section):
     """Sets the bounds here that are not given: `careful`, `normal` or `bold`."""
     judge: bool = True
     """Ask the planner's model about what a rule cannot tell, before a person is asked."""
+    code: dict[str, CodeRule] = Field(default_factory=dict)
+    """Rules about code that is reviewed before it is run, by name: what is given of a known rule is changed
+    (`network: {verdict: allow}`), other rules are added."""
+    dependencies: tuple[str, ...] = ()
+    """Packages that such code may use without a question, besides what the project depends on."""
 
     @model_validator(mode="before")
     @classmethod
     def _fill(cls, given: Any) -> Any:
         return presets.under(given, presets.ALIGNMENT)
+
+    @model_validator(mode="after")
+    def _code_is_known(self) -> Self:
+        if self.code:
+            self.code_rules()
+        return self
+
+    def code_rules(self) -> CodeRules:
+        """Return the rules about code with what is changed here."""
+        return default_rules().changed(
+            self.code, off=self.allow, dependencies=self.dependencies, enabled=self.enabled
+        )
 
     @property
     def rubric(self) -> Rubric:

@@ -5,7 +5,7 @@ from datetime import datetime
 from tightloop.episode.work import Work
 from tightloop.question import Answer, Option, Question, QuestionKind, read_paths
 from tightloop.safety.drift import Drift, DriftAnswer
-from tightloop.safety.rubric import Finding
+from tightloop.safety.rubric import Finding, told
 from tightloop.value import counted
 
 ALLOW, REFUSE, EXTEND, CANCEL = "allow", "refuse", "extend", "cancel"
@@ -56,10 +56,8 @@ def make_question(kind: QuestionKind, title: str, *, evidence: tuple[str, ...] =
 
 def alignment_question(findings: tuple[Finding, ...]) -> Question:
     """Return what is asked about findings, with what would resolve each."""
-    first, *others = findings
-    more = f" (and {len(others)} more)" if others else ""
-    resolved = [f"to resolve it: {each}" for each in dict.fromkeys(each.suggestion for each in findings)]
-    return make_question(QuestionKind.ALIGNMENT, f"{first}{more}", evidence=(*map(str, others), *resolved))
+    title, evidence = told(findings)
+    return make_question(QuestionKind.ALIGNMENT, title, evidence=evidence)
 
 
 def end_question(work: Work, now: datetime) -> Question:

@@ -1,0 +1,1 @@
+"""Rules about code, before anything of it is run."""

@@ -1,0 +1,286 @@
+"""Matches the patterns of the rules about code: names, attributes, texts and paths."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from tightloop.safety.code.names import GLOBALS, IMPORTING, Module, Placed
+from tightloop.safety.code.rules import CodeRule, CodeRules, Layer
+from tightloop.safety.glob import fits
+from tightloop.safety.rubric import Violation
+
+TEXT_CHARACTERS = 400
+"""Of a use, by which it is known again."""
+_BY_NAME = frozenset({"operator.attrgetter", "operator.methodcaller"})
+_OWN = (".", "__package__", "__name__")
+
+
+class Use(NamedTuple):
+    """A place where code does what a rule is about."""
+
+    violation: Violation
+    layer: Layer
+    place: tuple[int, int]
+    """Line and column; 0: the file as a whole."""
+    text: str
+    """By which it is known again in another place."""
+    shown: str = ""
+    """Evidence, where the line does not show it."""
+
+    @property
+    def line(self) -> int:
+        """The line."""
+        return self.place[0]
+
+    @property
+    def key(self) -> tuple[Violation, str]:
+        """What makes it the same use in another place."""
+        return self.violation, self.text
+
+
+class _Rule(NamedTuple):
+    name: str
+    rule: CodeRule
+    violation: Violation
+
+
+class Patterns:
+    """The rules, prepared for matching."""
+
+    def __init__(self, rules: CodeRules, own: frozenset[str] = frozenset()) -> None:
+        """Take the rules, of which those that allow are left out, and the names of the project's own modules."""
+        self.rules = rules
+        self._own = own - sys.stdlib_module_names
+        on = [_Rule(name, rule, rules.violation(name)) for name, rule in rules.rules.items() if rules.is_on(name)]
+        self._uses: dict[str, list[tuple[_Rule, str]]] = {}
+        for one in on:
+            for pattern in (*one.rule.uses, *one.rule.calls):
+                self._uses.setdefault(pattern.partition(".")[0], []).append((one, pattern))
+        self._computed = [(one, pattern) for one in on for pattern in one.rule.computed]
+        self._values = [(one, pattern) for one in on for pattern in one.rule.values]
+        self._watched = {pattern for _, pattern in self._values}
+        self._attributes = {name: one for one in on for name in one.rule.attributes}
+        self._stored = {name: one for one in on for name in one.rule.stored}
+        self._strings = [(one, re.compile(pattern)) for one in on for pattern in one.rule.strings]
+        self._source = [(one, re.compile(pattern)) for one in on for pattern in one.rule.source]
+        self._paths = [one for one in on if one.rule.paths]
+
+    def in_path(self, path: str) -> Iterator[Use]:
+        """Return what the path of a file says by itself."""
+        for one in self._paths:
+            if fits(one.rule.paths, path):
+                yield Use(one.violation, one.rule.layer, (0, 0), path, path)
+
+    def in_source(self, text: str) -> Iterator[Use]:
+        """Return what the text of a file shows before it is parsed."""
+        for one, pattern in self._source:
+            if found := pattern.search(text):
+                line = text.count("\n", 0, found.end()) + 1
+                yield Use(one.violation, one.rule.layer, (line, 0), found[0][-TEXT_CHARACTERS:])
+
+    def in_node(self, placed: Placed, module: Module) -> Iterator[Use]:
+        """Return what a node of the syntax tree does."""
+        node = placed.node
+        match node:
+            case ast.Import() | ast.ImportFrom():
+                yield from self._imported(node, placed)
+            case ast.Name(ctx=ast.Load()) | ast.Attribute():
+                yield from self._named(node, placed, module)
+            case ast.Subscript(ctx=ast.Load()):
+                yield from self._named(node, placed, module)
+                yield from self._text_of_key(node.slice, placed, module)
+                if module.fold(node.slice) is None and not _is_own(node.slice):
+                    yield from self._computing(self._looked_up_in(module.paths(node.value)), placed)
+            case ast.Dict():
+                yield from self._factories(node, module)
+            case ast.Call():
+                yield from self._called(node, placed, module)
+            case ast.Constant(value=str() as text) if not isinstance(placed.parents[0], ast.Expr):
+                yield from self._texts(text, placed)
+
+    def _imported(self, node: ast.Import | ast.ImportFrom, placed: Placed) -> Iterator[Use]:
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            names = [] if node.level else [f"{node.module}.{alias.name}" for alias in node.names]
+        if placed.scope.is_class:
+            # As an attribute of a class it is reached by names that nobody follows.
+            found = ((one, pattern) for one, pattern in self._values if pattern in names)
+            yield from (self._use(one, node, ast.unparse(node), pattern) for one, pattern in found)
+        for one, pattern in self._matching(names):
+            # Of text that becomes code the use is told, not the import: that alone runs nothing.
+            if one.rule.layer is Layer.ACCESS and pattern in one.rule.uses:
+                yield self._use(one, node, ast.unparse(node), pattern)
+
+    def _named(self, node: ast.expr, placed: Placed, module: Module) -> Iterator[Use]:
+        parent = placed.parents[0]
+        is_inner = isinstance(parent, ast.Attribute) and parent.value is node
+        if isinstance(node, ast.Attribute):
+            yield from self._attribute(node, placed, module)
+        elif isinstance(node, ast.Name) and node.id in self._attributes:
+            yield self._use(self._attributes[node.id], node, node.id, node.id)
+        paths = module.paths(node)
+        if not paths:
+            return
+        call = parent if isinstance(parent, ast.Call) and parent.func is node else None
+        for one, pattern in self._matching(paths):
+            if one.rule.through and not (call and self._goes_through(call, one.rule, module)):
+                continue
+            if call is None and pattern not in one.rule.uses:
+                continue
+            # Of `os.system` in `os.system.x` the longer name is the same use.
+            if not is_inner or not isinstance(parent, ast.Attribute) or not self._matches(module.paths(parent), one):
+                yield self._use(one, node, ast.unparse(call or node), pattern)
+        if not is_inner and not self._watched.isdisjoint(paths):
+            yield from self._passed_on(node, paths, placed, module)
+
+    def _attribute(self, node: ast.Attribute, placed: Placed, module: Module) -> Iterator[Use]:
+        one = self._attributes.get(node.attr)
+        if one and one.rule.layer is Layer.ACCESS and module.paths(node):
+            one = None  # judged by its full name
+        if one and not (node.attr == "__subclasses__" and module.is_plain_class(node.value)):
+            yield self._use(one, node, ast.unparse(node), node.attr)
+        stored = self._stored.get(node.attr)
+        parent = placed.parents[0]
+        is_replaced = isinstance(parent, ast.Attribute) and parent.attr == "replace"
+        if stored and (is_replaced or not isinstance(node.ctx, ast.Load)):
+            yield self._use(stored, node, ast.unparse(parent if is_replaced else node), node.attr)
+
+    def _called(self, node: ast.Call, placed: Placed, module: Module) -> Iterator[Use]:
+        functions = module.paths(node.func)
+        # `getattr(os, "system")(...)` and the like: what is called is a use by itself.
+        yield from self._named(node, placed, module)
+        texts = [module.fold(argument) for argument in node.args]
+        for argument, text in zip(node.args, texts, strict=True):
+            yield from self._text_of_key(argument, placed, module)
+            if functions & _BY_NAME and isinstance(text, str):
+                found = (self._attributes.get(part) or self._stored.get(part) for part in text.split("."))
+                yield from (self._use(one, node, ast.unparse(node), text) for one in found if one)
+        if self._is_computed(node, functions, texts, module):
+            yield from self._computing(functions, placed)
+
+    def _is_computed(self, node: ast.Call, functions: frozenset[str], texts: list[object], module: Module) -> bool:
+        """Return whether a name that a call looks up is not in the code."""
+        if {"builtins.getattr", "builtins.setattr"} & functions:
+            owners = module.paths(node.args[0]) if node.args else frozenset[str]()
+            return len(node.args) > 1 and texts[1] is None and not owners.isdisjoint(self._watched)
+        is_import = not functions.isdisjoint(IMPORTING)
+        return is_import and bool(node.args) and texts[0] is None and not _begins_with_own(node.args[0])
+
+    def _looked_up_in(self, paths: frozenset[str]) -> frozenset[str]:
+        """Return the mappings among some names, as the rules call them."""
+        found = {path for path in paths if path == "sys.modules"}
+        found |= {"builtins.globals" for path in paths if path == GLOBALS}
+        is_watched = any(path.removesuffix(".__dict__") in self._watched for path in paths if path.endswith(".__dict__"))
+        return frozenset(found | ({"builtins.vars"} if is_watched else set()))
+
+    def _factories(self, node: ast.Dict, module: Module) -> Iterator[Use]:
+        """Return what a configuration of logging calls: it names functions in texts."""
+        for key, value in zip(node.keys, node.values, strict=True):
+            name = module.fold(value) if key is not None and module.fold(key) == "()" else None
+            if isinstance(name, str):
+                for one, pattern in self._matching([name.removeprefix("ext://")]):
+                    yield self._use(one, value, name, pattern)
+
+    def _computing(self, functions: frozenset[str], placed: Placed) -> Iterator[Use]:
+        for one, pattern in self._computed:
+            if any(_covers(pattern, function) for function in functions):
+                yield self._use(one, placed.node, ast.unparse(placed.node), pattern)
+
+    def _text_of_key(self, node: ast.expr, placed: Placed, module: Module) -> Iterator[Use]:
+        text = module.fold(node)
+        one = self._attributes.get(text) if isinstance(text, str) else None
+        if one and isinstance(text, str):
+            yield self._use(one, placed.node, ast.unparse(placed.node), text)
+
+    def _texts(self, text: str, placed: Placed) -> Iterator[Use]:
+        for one, pattern in self._strings:
+            if pattern.search(text) and not self._is_taken(placed):
+                yield self._use(one, placed.node, text, text)
+
+    def _passed_on(self, node: ast.expr, paths: Iterable[str], placed: Placed, module: Module) -> Iterator[Use]:
+        parent = placed.parents[0]
+        is_alias = isinstance(parent, ast.Assign | ast.AnnAssign | ast.NamedExpr) and not isinstance(node, ast.Call)
+        is_alias = is_alias and all(
+            isinstance(target, ast.Name) for target in getattr(parent, "targets", [getattr(parent, "target", None)])
+        )
+        looked_up = isinstance(parent, ast.Subscript) and parent.value is node
+        if is_alias or looked_up or isinstance(parent, ast.Expr) or self._is_taken(placed):
+            return
+        if isinstance(parent, ast.Call) and {"builtins.getattr", "builtins.vars"} & module.paths(parent.func):
+            return  # judged by the name that is looked up
+        for one, pattern in self._values:
+            if any(pattern == path for path in paths):
+                yield self._use(one, node, ast.unparse(parent), pattern)
+
+    def _is_taken(self, placed: Placed) -> bool:
+        """Return whether a call takes the value to patch, reload or inspect it."""
+        for parent in placed.parents:
+            if isinstance(parent, ast.Call):
+                name = ast.unparse(parent.func).rpartition(".")[2]
+                return name in self.rules.replaced_by
+        return False
+
+    def _matching(self, paths: Iterable[str]) -> Iterator[tuple[_Rule, str]]:
+        for end in frozenset(end for path in paths for end in self._ends(path)):
+            for one, pattern in self._uses.get(end.partition(".")[0], ()):
+                if _covers(pattern, end):
+                    yield one, pattern
+
+    def _ends(self, path: str) -> Iterator[str]:
+        """Return a full name, and what of it begins with a module of the standard library that another one imported."""
+        if path.partition(".")[0] not in self._own:
+            yield path
+        parts = path.lstrip(".").split(".")
+        for at, part in enumerate(parts):
+            bare = part if part.startswith("__") else part.lstrip("_")
+            if at and bare in self._uses and bare in sys.stdlib_module_names:
+                yield ".".join((bare, *parts[at + 1 :]))
+
+    def _matches(self, paths: Iterable[str], rule: _Rule) -> bool:
+        return any(one is rule for one, _ in self._matching(paths))
+
+    def _goes_through(self, call: ast.Call, rule: CodeRule, module: Module) -> bool:
+        inner = (node for argument in call.args for node in ast.walk(argument) if isinstance(node, ast.Call))
+        paths = frozenset(path for node in inner for path in module.paths(node.func))
+        return any(_covers(pattern, path) for pattern in rule.through for path in paths)
+
+    def _use(self, one: _Rule, node: ast.AST, text: str, pattern: str) -> Use:
+        place = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
+        known_by = pattern if one.rule.layer is Layer.ACCESS else text[:TEXT_CHARACTERS]
+        return Use(one.violation, one.rule.layer, place, known_by)
+
+
+def _covers(pattern: str, path: str) -> bool:
+    """Return whether a full name is the one of a pattern, or within it."""
+    if path == pattern or path.startswith(f"{pattern}."):
+        return True
+    if "*" not in pattern and "?" not in pattern and "[" not in pattern:
+        return False
+    count = pattern.count(".") + 1
+    parts = path.split(".")
+    return len(parts) >= count and fnmatchcase(".".join(parts[:count]), pattern)
+
+
+def _is_own(key: ast.expr) -> bool:
+    """Return whether a key is the name of the module itself, or of that of a class."""
+    return (isinstance(key, ast.Name) and key.id in _OWN) or (isinstance(key, ast.Attribute) and key.attr == "__module__")
+
+
+def _begins_with_own(node: ast.expr) -> bool:
+    """Return whether a computed name of a module begins like one of the package itself."""
+    match node:
+        case ast.JoinedStr(values=[ast.Constant(value=str() as text), *_]):
+            return text.startswith(".")
+        case ast.JoinedStr(values=[ast.FormattedValue(value=ast.Name(id=name)), *_]):
+            return name in _OWN
+        case ast.BinOp(left=ast.Constant(value=str() as text)):
+            return text.startswith(".")
+        case ast.BinOp(left=ast.Name(id=name)):
+            return name in _OWN
+        case ast.BinOp(left=left):
+            return _begins_with_own(left)
+    return False

@@ -1,0 +1,147 @@
+"""Reviews changed code by the rules of `rules.yaml`: what the change uses that the files did not use before."""
+
+import ast
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from tightloop.safety.change.reading import Watch
+from tightloop.safety.change.tables import EXAMPLE
+from tightloop.safety.change.tables import VIOLATIONS as CHANGE_VIOLATIONS
+from tightloop.safety.code.commands import commands_in
+from tightloop.safety.code.model import CodeFile
+from tightloop.safety.code.names import Module
+from tightloop.safety.code.patterns import Patterns, Use
+from tightloop.safety.code.rules import CodeRules, Layer
+from tightloop.safety.code.syntax import Unread, is_python, parse_tree
+from tightloop.safety.rubric import Finding, Violation, make_finding
+from tightloop.safety.verdict import Verdict
+
+NODES_A_LOOK = 500
+UNREADABLE = "unreadable_code"
+
+
+def review_code(
+    files: Sequence[CodeFile], rules: CodeRules, *, own: frozenset[str] = frozenset(), watch: Watch | None = None
+) -> tuple[Finding, ...]:
+    """Return what the syntax tree shows of a change, in the order of the files: new uses only.
+
+    A use that only moved to another line, or to another file of the change, is not new.
+
+    Args:
+        files: all changed files; those that no rule reads are passed over.
+        rules: the table.
+        own: names that the project's own modules are imported by.
+        watch: bounds the time.
+
+    Raises:
+        OutOfTimeError: the time of the watch is over.
+    """
+    if not rules.enabled:
+        return ()
+    patterns = Patterns(rules, own)
+    watch = watch or Watch()
+    reviewed = [_Reviewed(file, patterns, watch) for file in files]
+    gone = sum((one.gone for one in reviewed), Counter[tuple[Violation, str]]())
+    return tuple(finding for one in reviewed for finding in one.findings(gone))
+
+
+class _Reviewed:
+    """The uses on both sides of one file."""
+
+    def __init__(self, file: CodeFile, patterns: Patterns, watch: Watch) -> None:
+        self._file = file
+        self._patterns = patterns
+        self._watch = watch
+        self._unread: list[Finding] = []
+        before = Counter(use.key for use in self._uses(file.before or "", is_after=False))
+        self._after = list(self._uses(file.after, is_after=True))
+        self._before = before
+        self.gone = before - Counter(use.key for use in self._after)
+
+    def findings(self, gone: Counter[tuple[Violation, str]]) -> Iterator[Finding]:
+        """Return a finding for each use that is new; what is `gone` elsewhere in the change may have moved here."""
+        yield from self._unread
+        known = self._before.copy()
+        for use in self._after:
+            for left in (known, gone):
+                if left[use.key] > 0:
+                    left[use.key] -= 1
+                    break
+            else:
+                yield self._finding(use)
+
+    def _finding(self, use: Use) -> Finding:
+        path = self._file.path
+        line = _line(self._file.after, use.line)
+        found = make_finding(
+            use.violation,
+            at=(path, use.text),
+            evidence=use.shown or line or path,
+            where=f"{path}:{use.line}" if use.line else path,
+        )
+        return found.evolve(layer=use.layer.value)
+
+    def _uses(self, text: str, *, is_after: bool) -> Iterator[Use]:
+        path, patterns = self._file.path, self._patterns
+        if not is_after and self._file.before is None:
+            return
+        if not text and is_after and self._file.before is not None:
+            return
+        yield from (use for use in patterns.in_path(path) if is_after == (self._file.before is None))
+        if not is_python(path, text):
+            return
+        yield from patterns.in_source(text)
+        tree = parse_tree(text)
+        if isinstance(tree, ast.Module):
+            yield from _each_once(self._in_module(Module(tree)))
+        elif is_after:
+            self._unread.append(self._not_read(tree))
+
+    def _in_module(self, module: Module) -> Iterator[Use]:
+        for number, placed in enumerate(module.nodes):
+            if number % NODES_A_LOOK == 0:
+                self._watch.look()
+            yield from self._patterns.in_node(placed, module)
+            yield from commands_in(placed, module)
+
+    def _not_read(self, unread: Unread) -> Finding:
+        file, violation = self._file, self._patterns.rules.violation(UNREADABLE)
+        known = isinstance(parse_tree(file.before or ""), Unread)
+        # Whoever wrote it can fix it; what nobody can fix, such as test data or a newer syntax, is for a person.
+        if not unread.line:
+            violation = CHANGE_VIOLATIONS["change_not_read"]
+        elif known or EXAMPLE.search(file.path):
+            violation = violation._replace(verdict=Verdict.ASK)
+        place = f"{file.path}:{unread.line}" if unread.line else file.path
+        evidence = f"{unread.why}: {_line(file.after, unread.line)}" if unread.line else unread.why
+        found = make_finding(violation, at=(file.path, file.after), evidence=evidence, where=place)
+        return found.evolve(layer=Layer.AST.value)
+
+
+def _each_once(uses: Iterable[Use]) -> Iterator[Use]:
+    """Return the uses in the order of their lines; of several at one place only the strictest of a layer."""
+    by_place: dict[tuple[int, int, Layer, str], Use] = {}
+    for use in uses:
+        place = (*use.place, use.layer, use.violation.rule if use.layer is not Layer.AST else "")
+        kept = by_place.get(place)
+        if kept is None or (kept.violation.verdict is not Verdict.DENY and use.violation.verdict is Verdict.DENY):
+            by_place[place] = use
+    seen: set[tuple[Violation, str]] = set()
+    for use in sorted(by_place.values(), key=lambda use: use.place):
+        # Access is one wish, however often it is used in a file.
+        if use.layer is Layer.ACCESS and use.key in seen:
+            continue
+        seen.add(use.key)
+        yield use
+
+
+def _line(text: str, number: int) -> str:
+    if not number:
+        return ""
+    start = 0
+    for _ in range(number - 1):
+        start = text.find("\n", start) + 1
+        if not start:
+            return ""
+    end = text.find("\n", start)
+    return text[start : end if end >= 0 else None].strip()
