@@ -9,10 +9,11 @@ from activities.proof.port import Files, TreeFile
 from activities.proof.trees import HeldTrees
 from tightloop.episode.proof import FileChange, FileKind
 from tightloop.episode.proof.files import Guards
+from tightloop.testing.claims import functions_with_values
 from tightloop.testing.copies import Pattern, patterns_of
 from tightloop.testing.lines import changed_lines, touched_bodies
 from tightloop.testing.mutants import Mutant, mutants_of
-from tightloop.testing.reading import Known, Reading, functions_with_values, names_of, read_tests
+from tightloop.testing.reading import Known, Reading, names_of, read_tests
 
 SOURCE_BYTES = 1_000_000
 """A larger file is not read: it was not written by hand."""

@@ -91,9 +91,7 @@ class AlignmentSettings(Rubric, Section):
 
     def code_rules(self) -> CodeRules:
         """Return the rules about code with what is changed here."""
-        return default_rules().changed(
-            self.code, off=self.allow, dependencies=self.dependencies, enabled=self.enabled
-        )
+        return default_rules().changed(self.code, off=self.allow, dependencies=self.dependencies, enabled=self.enabled)
 
     @property
     def rubric(self) -> Rubric:

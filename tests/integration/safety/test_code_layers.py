@@ -101,7 +101,9 @@ def test_each_hostile_snippet_meets_its_layer(scanner: CodeScanner, capsys: pyte
 
 def test_ordinary_code_passes(scanner: CodeScanner) -> None:
     ordinary = snippets("ordinary")
-    stopped = {one.name: review.findings for one in ordinary if (review := scanner.scan(one.filled({}), one.known)).findings}
+    stopped = {
+        one.name: review.findings for one in ordinary if (review := scanner.scan(one.filled({}), one.known)).findings
+    }
     assert len(ordinary) >= 40
     assert stopped == {}
 

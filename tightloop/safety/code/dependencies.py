@@ -36,7 +36,9 @@ def review_dependencies(files: Sequence[CodeFile], facts: ProjectFacts, rules: C
 
 def own_modules(paths: Sequence[str]) -> frozenset[str]:
     """Return the names that files of Python, and the folders around them, may be imported by."""
-    parts = (path.removesuffix(".py").removesuffix(".pyi").split("/") for path in paths if path.endswith((".py", ".pyi")))
+    parts = (
+        path.removesuffix(".py").removesuffix(".pyi").split("/") for path in paths if path.endswith((".py", ".pyi"))
+    )
     return frozenset(part for each in parts for part in each if part.isidentifier())
 
 
@@ -64,7 +66,13 @@ def imports_in(tree: ast.AST) -> Iterator[Imported]:
 
 
 def _misses_silently(node: ast.Try) -> bool:
-    caught = {part.id for handler in node.handlers if handler.type for part in ast.walk(handler.type) if isinstance(part, ast.Name)}
+    caught = {
+        part.id
+        for handler in node.handlers
+        if handler.type
+        for part in ast.walk(handler.type)
+        if isinstance(part, ast.Name)
+    }
     bare = any(handler.type is None for handler in node.handlers)
     return bare or not caught.isdisjoint(_MISSING)
 

@@ -29,7 +29,9 @@ _METHODS: Mapping[type, frozenset[str]] = {
     }),
     bytes: frozenset({"decode", "hex", "lower", "upper", "strip", "replace", "join", "split"}),
 }  # fmt: skip
-_ALPHABETS = frozenset({"rot13", "rot_13", "hex", "hex_codec", "base64", "base_64", "utf-8", "utf8", "ascii", "latin-1"})
+_ALPHABETS = frozenset(
+    {"rot13", "rot_13", "hex", "hex_codec", "base64", "base_64", "utf-8", "utf8", "ascii", "latin-1"}
+)
 
 
 def _decoded(value: Any, codec: str = "utf-8") -> Any:

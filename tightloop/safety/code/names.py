@@ -117,7 +117,7 @@ def _assigned(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[str, B
     match target, value:
         case ast.Name(id=name), _:
             yield name, Binding(target.lineno, value=value)
-        case (ast.Tuple(elts=targets) | ast.List(elts=targets)), _:
+        case ((ast.Tuple(elts=targets) | ast.List(elts=targets)), _):
             same = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(targets)
             values = value.elts if same and isinstance(value, ast.Tuple | ast.List) else [None] * len(targets)
             for each, part in zip(targets, values, strict=True):

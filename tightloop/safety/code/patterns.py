@@ -174,7 +174,9 @@ class Patterns:
         """Return the mappings among some names, as the rules call them."""
         found = {path for path in paths if path == "sys.modules"}
         found |= {"builtins.globals" for path in paths if path == GLOBALS}
-        is_watched = any(path.removesuffix(".__dict__") in self._watched for path in paths if path.endswith(".__dict__"))
+        is_watched = any(
+            path.removesuffix(".__dict__") in self._watched for path in paths if path.endswith(".__dict__")
+        )
         return frozenset(found | ({"builtins.vars"} if is_watched else set()))
 
     def _factories(self, node: ast.Dict, module: Module) -> Iterator[Use]:
@@ -267,7 +269,9 @@ def _covers(pattern: str, path: str) -> bool:
 
 def _is_own(key: ast.expr) -> bool:
     """Return whether a key is the name of the module itself, or of that of a class."""
-    return (isinstance(key, ast.Name) and key.id in _OWN) or (isinstance(key, ast.Attribute) and key.attr == "__module__")
+    return (isinstance(key, ast.Name) and key.id in _OWN) or (
+        isinstance(key, ast.Attribute) and key.attr == "__module__"
+    )
 
 
 def _begins_with_own(node: ast.expr) -> bool:

@@ -87,7 +87,16 @@ class CodeRule(Document):
     @property
     def is_complete(self) -> bool:
         """Whether it looks for something."""
-        lists = (self.uses, self.calls, self.computed, self.values, self.attributes, self.stored, self.strings, self.source)
+        lists = (
+            self.uses,
+            self.calls,
+            self.computed,
+            self.values,
+            self.attributes,
+            self.stored,
+            self.strings,
+            self.source,
+        )
         return any((*lists, self.paths))
 
 
