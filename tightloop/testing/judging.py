@@ -198,8 +198,10 @@ def _uncollected(evidence: Evidence, collected: Collected) -> list[RefusedTest]:
         if after.missing:
             reason = f"{after.missing}: install pytest in the project's .venv to have tests judged."
         elif path in said or (path not in found and "" in said):
-            last = (said.get(path) or said[""]).strip().splitlines()
-            reason = f"It could not be collected: {last[-1].strip() if last else 'pytest did not say why'}."
+            lines = (said.get(path) or said[""]).strip().splitlines() or ["pytest did not say why"]
+            # After an error in its options pytest tells where they stand.
+            line = next((line for line in reversed(lines) if "rror" in line), lines[-1])
+            reason = f"It could not be collected: {line.strip().rstrip('.')}."
         elif path not in found and after.collected is None:
             reason = f"No test could be run: {after.output.strip() or 'the runner said nothing'}."
         elif path not in found:

@@ -11,7 +11,8 @@ from tightloop.testing.lines import FunctionNode, functions_of
 _MACHINERY = frozenset({
     "_exit", "settrace", "gettrace", "setprofile", "meta_path", "path_hooks", "_getframe", "__code__", "co_code",
     "getsource", "getsourcelines", "getsourcefile", "get_objects", "get_referrers", "_pytest", "tightloop_gate",
-    "tightloop_session", "tightloop_watching", "tightloop_mutating", "PYTEST_CURRENT_TEST", "call_stack",
+    "tightloop_session", "tightloop_watching", "tightloop_mutating", "tightloop_recording",
+    "PYTEST_CURRENT_TEST",
 })  # fmt: skip
 """What a test would need to see that it is watched, or to tell apart what it tests from what stands in the file."""
 

@@ -25,7 +25,7 @@ def main():
         teller.tell("missing", program=sys.executable, version="%d.%d" % sys.version_info[:2], why=str(error))
         return
     teller.tell("begin", program=sys.executable, pytest=pytest.__version__)
-    from tightloop_session import plugins, warm
+    from tightloop_preparing import plugins, warm
 
     # Once, and as they are: pytest would rewrite the asserts of every package that has a plugin, in each session again
     # (hypothesis: 2 to 4 s).
@@ -77,7 +77,7 @@ class _Gate:
         finally:
             session.close()
         if later and self._left() > 0:
-            from tightloop_session import warm
+            from tightloop_preparing import warm
 
             warm(self._loaded)
         for mutant in later:
