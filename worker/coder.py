@@ -11,7 +11,8 @@ from activities.coder.choose import make_tools
 from activities.coder.equipment import Equipment
 from activities.coder.executor import CoderExecutor
 from activities.coder.port import TurnModel, TurnModels
-from activities.coder.toolbox import Toolbox, nothing_against
+from activities.coder.reviewing import CodeReviewer
+from activities.coder.toolbox import Toolbox
 from activities.coder.turns.taking import TurnTaker
 from activities.executor.port import Outboxes
 from activities.model.service import OPENAI_URL, ModelService
@@ -88,7 +89,7 @@ def coder_activities(
     checks: CheckRunner,
 ) -> CoderActivities:
     """Return what a worker does for the coder."""
-    review = nothing_against
+    review = CodeReviewer(settings.alignment.code_rules()).review
     toolbox = Toolbox(make_tools(Equipment(runner=checks, rubric=settings.alignment.rubric)), review=review)
     return CoderActivities(
         workspaces=workspaces,

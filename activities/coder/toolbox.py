@@ -127,9 +127,11 @@ class Toolbox:
 
     def _tool(self, name: str, context: ToolContext) -> Tool:
         known = [known for known in self._tools if not context.tools or known in context.tools]
+        if name in self._tools and name not in known:
+            raise ToolError(f"{name} is not one of your tools: {', '.join(known)}")
         if name not in known:
             name = shorten(name, NAME_CHARACTERS)
-            raise ToolError(f"there is no tool {name!r} for you. {did_you_mean(name, known)}")
+            raise ToolError(f"there is no tool {name!r}. {did_you_mean(name, known)}")
         return self._tools[name]
 
     def _begin(

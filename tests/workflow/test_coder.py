@@ -186,3 +186,35 @@ async def test_wrong_key_asks_a_person(
             waiting = await asked(client, started)
             await client.cancel(started, "")
     assert "answered 401" in waiting.questions[0].title
+
+
+async def test_new_dependency_reaches_a_person_and_goes_on_after_the_answer(
+    working: Working, client: TightloopClient, request_for: Callable[..., EpisodeRequest], shop: Path, coding: Any
+) -> None:
+    wish = use(("create_file", {"path": "rates.py", "content": "import forex_python\n", "overwrite": None}))
+    with FakeCoderModel(READ, FIX, wish, TESTS, FINISH) as fake:
+        async with working(under=coding(fake)):
+            started = await client.start(request_for(executor="coder", definition_of_done=[CHECK]))
+            waiting = await asked(client, started)
+            assert "forex" in str(waiting.questions[0])
+            await client.answer(started, "allow")
+            result = await client.result(started)
+    assert result.outcome is EpisodeOutcome.SUCCEEDED, result.reason
+    assert fake.paid == (1, 1, 1, 1, 1)
+
+
+async def test_forbidden_code_is_told_to_the_model_and_never_run(
+    working: Working, client: TightloopClient, request_for: Callable[..., EpisodeRequest], shop: Path, coding: Any
+) -> None:
+    evil = "getattr(__builtins__, 'ev' + 'al')('1')\n"
+    write = use(("create_file", {"path": "evil.py", "content": evil, "overwrite": None}))
+    run = use(("run_command", {"command": "python3 evil.py", "timeout_s": None}))
+    drop = use(("delete_file", {"path": "evil.py"}))
+    with FakeCoderModel(write, run, drop, FIX, FINISH) as fake:
+        async with working(under=coding(fake)):
+            started = await client.start(request_for(executor="coder", definition_of_done=[CHECK]))
+            result = await client.result(started)
+    assert result.outcome is EpisodeOutcome.SUCCEEDED, result.reason
+    told = str(fake.requests[2].body)
+    assert "Nothing was run" in told
+    assert "forbidden" in told

@@ -13,4 +13,4 @@ def numbered(lines: list[str], first: int = 1) -> str:
 def cut(line: str) -> str:
     """Return a line, marked where it was cut."""
     surplus = len(line) - LINE_CHARACTERS
-    return line if surplus <= 0 else f"{line[:LINE_CHARACTERS]} [... {surplus} characters more]"
+    return line if surplus <= 0 else f"{line[:LINE_CHARACTERS]} [... {surplus} more]"

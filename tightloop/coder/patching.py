@@ -107,10 +107,18 @@ def _plain(text: str) -> str:
 
 
 def _ways(text: str, old: str, new: str) -> Iterator[tuple[str, list[_Place]]]:
-    yield "", [_Place(at, at + len(old), new) for at in islice(_find_all(text, old), PLACES_LIMIT)]
+    exact = [_Place(at, at + len(old), new) for at in islice(_find_all(text, old), PLACES_LIMIT)]
+    # What begins in the middle of an indentation has another one: the other lines of new have to be shifted as well.
+    is_cut = old[0] in " \t" and "\n" in new.removesuffix("\n")
+    yield "", [place for place in exact if not (is_cut and _cuts_indentation(text, place.start))]
     if old.strip():
         yield "without blanks at line ends", _find_lines(text, old, new, shifted=False)
         yield "with other indentation", _find_lines(text, old, new, shifted=True)
+
+
+def _cuts_indentation(text: str, at: int) -> bool:
+    before = text[text.rfind("\n", 0, at) + 1 : at]
+    return bool(before) and not before.strip()
 
 
 def _find_all(text: str, part: str) -> Iterator[int]:

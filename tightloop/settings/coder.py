@@ -4,7 +4,6 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tightloop.coder.model import Bounds
 from tightloop.coder.role import Positive, Role, Temperature, TopP, known_roles, known_tools
 from tightloop.errors import did_you_mean
 from tightloop.settings.section import Count, Seconds, Section
@@ -18,7 +17,9 @@ class RoleSettings(Section):
     models: tuple[str, ...] = ()
     """The first that the service has is used."""
     temperature: Temperature | None = None
+    """How freely a model chooses its words; left out where the model takes none."""
     top_p: TopP | None = None
+    """Part of the likeliest words that a model chooses from; left out where the model takes none."""
     max_output_tokens: Positive | None = None
     """For one answer."""
     max_turns: Positive | None = None
@@ -74,11 +75,6 @@ class CoderSettings(Section):
                     near = did_you_mean(tool, known_tools())
                     raise ValueError(f"unknown tool {tool!r} (coder.roles.{name}.tools). {near}")
         return self
-
-    @property
-    def bounds(self) -> Bounds:
-        """What one delivery may take."""
-        return Bounds.of(self)
 
     def role(self, name: str) -> Role:
         """Return a role as its file and these settings say.

@@ -29,6 +29,8 @@ R = TypeVar("R")
 ORPHAN_WAIT = timedelta(seconds=2)
 ORPHAN_TRIES = 60
 """How often a child is started again while one of a discarded run still ends."""
+# A worker that dies with a tool under way is noticed after this time, because tools run within tasks.
+CODER_TASK_TIMEOUT = timedelta(seconds=3)
 RESULT_IN_DETAILS = frozenset({"PlanFailed", "EpisodeFailed"})
 """Failures of child workflows that have their result as a detail."""
 # From the start, so that lists show the workflow before a worker has taken its first task.
@@ -58,7 +60,9 @@ async def run_coder(identity: str, start: CoderInput, summary: str) -> CoderResu
         ActivityFailedError: it failed.
     """
     try:
-        return await _run(identity, start, CODER_WORKFLOW_TYPE, CoderResult, summary, queue=start.home)
+        return await _run(
+            identity, start, CODER_WORKFLOW_TYPE, CoderResult, summary, queue=start.home, task_timeout=CODER_TASK_TIMEOUT
+        )
     except ApplicationError as error:
         raise ActivityFailedError(f"the coder failed: {error.message}") from error
 
@@ -71,6 +75,7 @@ async def _run(
     summary: str,
     *,
     queue: str = "",
+    task_timeout: timedelta = TASK_TIMEOUT,
 ) -> R:
     """Start a child workflow and wait for its end.
 
@@ -91,7 +96,7 @@ async def _run(
                 cancellation_type=workflow.ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED,
                 parent_close_policy=workflow.ParentClosePolicy.REQUEST_CANCEL,
                 search_attributes=_FIRST_ATTRIBUTES,
-                task_timeout=TASK_TIMEOUT,
+                task_timeout=task_timeout,
                 memo={"goal": scrub(goal)[:200], "workspace": start.workspace},
                 static_summary=shorten(summary, 150),
             )

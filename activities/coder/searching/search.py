@@ -4,10 +4,11 @@ Either is a process of its own: an expression that backtracks for ever is ended 
 """
 
 import json
+import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -39,10 +40,17 @@ class Query:
     literal: bool = False
     ignore_case: bool = False
     context: int = 0
+    seconds: float = SECONDS
+    """Time limit of one process; ripgrep is started for every 200 kB of names."""
 
 
 def search_files(
-    root: Path, names: Sequence[str], query: Query, *, cancelled: Callable[[], bool], program: str | None = None
+    root: Path,
+    names: Sequence[str],
+    query: Query,
+    *,
+    cancelled: Callable[[], bool],
+    program: str | None = None,
 ) -> str:
     """Return the lines that match, as `path:line:text`.
 
@@ -62,7 +70,7 @@ def search_files(
     files = [name for name in names[:FILES_LIMIT] if _is_plain(root / name)]
     found = (shutil.which("rg") or "") if program is None else program
     run = _by_ripgrep if found else _by_re
-    lines = list(_lines(run(root, files, query, cancelled, found)))
+    lines = list(_lines(run(root, files, query, cancelled, found), set(map(os.fsencode, files))))
     marks = (
         [f"[only the first {LINES_LIMIT} lines: narrow the pattern or the path]"] if len(lines) > LINES_LIMIT else []
     )
@@ -78,19 +86,21 @@ def _is_plain(place: Path) -> bool:
         return False
 
 
-def _lines(outputs: Iterator[bytes]) -> Iterator[str]:
+def _lines(outputs: Iterator[bytes], names: Set[bytes]) -> Iterator[str]:
     """Yield lines of `path NUL number : text`, as ripgrep writes them, until there are too many."""
     number = 0
     for output in outputs:
-        for line in output.split(b"\n"):
-            path, nul, rest = line.partition(b"\0")
-            if not nul:
-                # Between groups of lines, and where ripgrep only says that a binary file matches.
-                continue
+        rest = output
+        while number <= LINES_LIMIT:
+            path, nul, rest = rest.partition(b"\0")
+            # In front of a name are lines between groups, and those that say that a binary file matches.
+            while path not in names and b"\n" in path:
+                path = path.partition(b"\n")[2]
+            line, end, rest = rest.partition(b"\n")
+            if not (nul and end):
+                break
             number += 1
-            yield f"{shown(path.decode('utf-8', 'surrogateescape'))}:{cut(rest.decode('utf-8', 'replace').rstrip())}"
-            if number > LINES_LIMIT:
-                return
+            yield f"{shown(os.fsdecode(path))}:{cut(line.decode('utf-8', 'replace').rstrip())}"
 
 
 def _by_ripgrep(
@@ -102,7 +112,8 @@ def _by_ripgrep(
     options += ["--ignore-case"] if query.ignore_case else []
     for batch in _batches(files):
         argv = (program, *options, "--regexp", query.pattern, "--", *batch)
-        yield _output(ProcessRequest(argv=argv, cwd=root, wall_limit_s=SECONDS, output_bytes=OUTPUT_BYTES), cancelled)
+        request = ProcessRequest(argv=argv, cwd=root, wall_limit_s=query.seconds, output_bytes=OUTPUT_BYTES)
+        yield _output(request, cancelled)
 
 
 def _by_re(
@@ -115,7 +126,7 @@ def _by_re(
         # Isolated: neither the folder nor variables decide what it imports.
         argv = (sys.executable, "-I", "-S", str(_BY_RE))
         request = ProcessRequest(
-            argv=argv, cwd=root, stdin=Path(file.name), wall_limit_s=SECONDS, output_bytes=OUTPUT_BYTES
+            argv=argv, cwd=root, stdin=Path(file.name), wall_limit_s=query.seconds, output_bytes=OUTPUT_BYTES
         )
         yield _output(request, cancelled)
 
@@ -123,7 +134,7 @@ def _by_re(
 def _output(request: ProcessRequest, cancelled: Callable[[], bool]) -> bytes:
     result = run_process(request, cancelled=cancelled, started=lambda _pid: None)
     if result.reason is Reason.WALL_LIMIT:
-        raise ToolError(f"the search took longer than {SECONDS:g} s. Simplify the pattern, or give a path")
+        raise ToolError(f"the search took longer than {request.wall_limit_s:g} s. Simplify the pattern, or give a path")
     if result.reason is not Reason.EXITED or result.exit_code not in (0, NO_MATCH):
         raise ToolError(f"the search failed: {_why(result)}")
     return result.output
@@ -138,7 +149,7 @@ def _batches(files: Sequence[str]) -> Iterator[list[str]]:
     batch: list[str] = []
     size = 0
     for name in files:
-        size += len(name.encode("utf-8", "surrogateescape")) + 16
+        size += len(os.fsencode(name)) + 16
         if batch and size > ARGUMENT_BYTES:
             yield batch
             batch, size = [], 0

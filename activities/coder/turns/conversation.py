@@ -94,14 +94,13 @@ def read_conversation(store: ArtifactStore, node: ArtifactRef) -> Conversation:
     Raises:
         ArtifactError: a node is missing or damaged.
     """
-    parts: list[tuple[Message, ...]] = []
-    at: ArtifactRef | None = node
-    while at is not None:
-        found = get_model(store, at, Node)
-        parts.append(found.messages)
-        at = found.parent
-    messages = [message for part in reversed(parts) for message in part]
-    return Conversation(tuple(messages[:OPENING]), tuple(messages[OPENING:]), found.digest, found.left_out)
+    last = get_model(store, node, Node)
+    nodes = [last]
+    while last.parent is not None:
+        last = get_model(store, last.parent, Node)
+        nodes.append(last)
+    messages = [message for each in reversed(nodes) for message in each.messages]
+    return Conversation(tuple(messages[:OPENING]), tuple(messages[OPENING:]), last.digest, last.left_out)
 
 
 def count_tokens(messages: Iterable[Message], tools: Sequence[ToolSpec] = ()) -> int:

@@ -4,13 +4,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import best_match
-
+from activities.coder.arguments import ArgumentsError, read_arguments
 from activities.coder.port import ModelReply, ProposedCall, ToolSpec
 from activities.model.repair import read_object
 from tightloop.coder.role import FINISH
-from tightloop.errors import did_you_mean
+from tightloop.errors import did_you_mean, followed_by
 from tightloop.value import shorten
 
 MOST_CALLS = 16
@@ -39,7 +37,8 @@ class _Wrong(Exception):  # noqa: N818
 def judge(reply: ModelReply, tools: Sequence[ToolSpec], *, number: int) -> Verdict:
     """Read an answer. `number` is that of the turn; it goes into the ids that are made here."""
     if reply.refusal:
-        return _wrong(reply, f"You refused: {reply.refusal}. If the task cannot be done, call `{FINISH}` and say why")
+        refusal = reply.refusal.rstrip(".")
+        return _wrong(reply, f"You refused: {refusal}. If the task cannot be done, call `{FINISH}` and say why")
     if reply.truncated:
         return _wrong(
             reply,
@@ -78,9 +77,9 @@ def _wrong(reply: ModelReply, problem: str) -> Verdict:
     """Return a problem. The answer stays as text: services refuse conversations with calls that they cannot read."""
     parts = (reply.text, reply.refusal, *(f"{call.tool}({call.arguments})" for call in reply.calls))
     text = shorten("\n".join(part for part in parts if part), QUOTED_CHARACTERS)
-    others = ". Nothing of this answer was done" if len(reply.calls) > 1 and not reply.truncated else ""
-    said = shorten(problem.rstrip("."), PROBLEM_CHARACTERS) + others
-    return Verdict(sound(text) or "(empty)", problem=f"{said}.")
+    others = "Nothing of this answer was done." if len(reply.calls) > 1 and not reply.truncated else ""
+    said = followed_by(shorten(problem.rstrip("."), PROBLEM_CHARACTERS), others).rstrip()
+    return Verdict(sound(text) or "(empty)", problem=said)
 
 
 def _calls_in(text: str, tools: Mapping[str, ToolSpec]) -> Iterator[ProposedCall]:
@@ -102,18 +101,14 @@ def _arguments(call: ProposedCall, tools: Mapping[str, ToolSpec]) -> str:
     tool = tools.get(call.tool)
     if tool is None:
         raise _Wrong(f"There is no tool {shorten(call.tool, 60)!r}. {did_you_mean(call.tool, tools)}")
-    properties: Mapping[str, Any] = tool.parameters.get("properties", {})
-    given = _object(call, tuple(properties))
-    # Strict schemas require what may be null, too; models of services without strict schemas leave it out.
-    filled = {name: None for name, schema in properties.items() if _allows(schema, "null")} | {
-        name: _unwrapped(value, properties.get(name, {})) for name, value in given.items()
-    }
-    problem = best_match(Draft202012Validator(dict(tool.parameters)).iter_errors(filled))
-    if problem is not None:
-        where = ".".join(map(str, problem.absolute_path))
-        said = shorten(" ".join(problem.message.split()), 300)
-        raise _Wrong(f"The arguments of {call.tool} are wrong: {f'`{where}`: ' if where else ''}{said}")
-    return sound(json.dumps(filled, ensure_ascii=False))
+    properties: Mapping[str, Any] = tool.parameters["properties"]
+    given = _object(call, tuple(properties)).items()
+    read = {name: _unwrapped(value, properties.get(name, {})) for name, value in given}
+    try:
+        fitting = read_arguments(sound(json.dumps(read, ensure_ascii=False)), tool.parameters)
+        return json.dumps(fitting, ensure_ascii=False)
+    except ArgumentsError as error:
+        raise _Wrong(f"{call.tool}: {error}") from None
 
 
 def _object(call: ProposedCall, names: tuple[str, ...]) -> dict[str, Any]:
@@ -129,9 +124,7 @@ def _object(call: ProposedCall, names: tuple[str, ...]) -> dict[str, Any]:
         if isinstance(value, dict):
             return value
         if not isinstance(value, str):
-            raise _Wrong(
-                f"The arguments of {call.tool} are {type(value).__name__}, not an object with {', '.join(names)}"
-            )
+            break
     reading = read_object(call.arguments, names)
     if reading.truncated:
         raise _Wrong(f"The arguments of {call.tool} have no end. Write less at once")
@@ -145,17 +138,9 @@ def _object(call: ProposedCall, names: tuple[str, ...]) -> dict[str, Any]:
 
 def _unwrapped(value: Any, schema: Mapping[str, Any]) -> Any:
     """Read a value that was written as a text although its schema takes none."""
-    if not isinstance(value, str) or _allows(schema, "string") or "enum" in schema:
+    if not isinstance(value, str) or "string" in schema.get("type", "string"):
         return value
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
         return value
-
-
-def _allows(schema: Mapping[str, Any], kind: str) -> bool:
-    """Return whether a schema takes values of a JSON type; one that says nothing takes all but null."""
-    if "anyOf" in schema:
-        return any(_allows(each, kind) for each in schema["anyOf"])
-    types = schema.get("type")
-    return kind != "null" if types is None else kind in ([types] if isinstance(types, str) else types)

@@ -1,11 +1,11 @@
 """Models of OpenAI-compatible services, asked with tools; answers come in pieces."""
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import httpx2
 import openai
 
 from activities.coder.port import Message, ModelReply, ToolSpec, TurnModel, TurnModels
@@ -47,7 +47,7 @@ class OpenAIModel:
     ) -> None:
         """Take the service, the role that speaks, the id of the session, and what the project lets leave this host."""
         learnt = learnt or Learnt()
-        self._service = replace(service, models=role.models or service.models, max_output_tokens=role.max_output_tokens)
+        self._service = replace(service, models=role.models or service.models)
         self._role = role
         self._session = session
         self._prompt_privacy = prompt_privacy
@@ -84,19 +84,19 @@ class OpenAIModel:
         self, model: str, messages: Sequence[Message], tools: Sequence[ToolSpec], beat: Callable[[], None]
     ) -> ModelReply:
         service = self._service
-        request = (responses_request if service.uses_responses else chat_request)(messages, tools)
+        given = (responses_request if service.uses_responses else chat_request)(messages, tools)
+        body = {"model": model, **given, **request_options(service, self._role, self._session)}
+        read = read_responses if service.uses_responses else read_chat
         try:
             async with asyncio.timeout(service.timeout_s), open_client(service, silence_s=service.silence_s) as client:
-                create: Any = client.responses.create if service.uses_responses else client.chat.completions.create
-                # Left without its end, a stream that is not closed goes on and is paid for.
-                async with await self._begin(create, {"model": model, **request, **self._options()}) as stream:
-                    return await (read_responses if service.uses_responses else read_chat)(stream, model, beat)
+                create = client.responses.create if service.uses_responses else client.chat.completions.create
+                # A stream that is left and not closed goes on, and is paid for.
+                async with await self._begin(create, body) as stream:
+                    return await read(stream, model, beat)
         except TimeoutError:
             said = f"did not finish its answer within {service.timeout_s:g} s (coder.timeout_s)"
-        except httpx2.TimeoutException:
-            said = f"was silent for {service.silence_s:g} s in the middle of an answer (coder.silence_s)"
-        except httpx2.TransportError as error:
-            said = f"broke off its answer: {error}"
+        except openai.APITimeoutError:
+            said = f"said nothing for {service.silence_s:g} s (coder.silence_s)"
         except ValueError as error:
             # The SDK reads each event as JSON.
             said = f"sent what is not its API: {error}"
@@ -114,27 +114,28 @@ class OpenAIModel:
                     raise
                 refused.add(named)
 
-    def _options(self) -> dict[str, Any]:
-        service, role = self._service, self._role
-        limit = "max_output_tokens" if service.uses_responses else "max_completion_tokens"
-        if not service.uses_responses and not service.is_openai:
-            # OpenAI's thinking models refuse the old name; own services may know no other.
-            limit = "max_tokens"
-        options: dict[str, Any] = {limit: service.max_output_tokens}
-        for name, value in (("temperature", role.temperature), ("top_p", role.top_p)):
-            if value is not None:
-                options[name] = value
-        if service.is_openai:
-            # Elsewhere many servers refuse the one or do not know the other.
-            options["tool_choice"] = "required"
-            if self._session:
-                options["prompt_cache_key"] = self._session
-        return options
+
+def request_options(service: ModelService, role: Role, session: str) -> dict[str, Any]:
+    """Return how a role is asked: bounds, sampling, and what only OpenAI itself is told."""
+    limit = "max_output_tokens" if service.uses_responses else "max_completion_tokens"
+    if not service.uses_responses and not service.is_openai:
+        # OpenAI's thinking models refuse the old name; own services may know no other.
+        limit = "max_tokens"
+    options: dict[str, Any] = {limit: role.max_output_tokens}
+    for name, value in (("temperature", role.temperature), ("top_p", role.top_p)):
+        if value is not None:
+            options[name] = value
+    if service.is_openai:
+        # Elsewhere many servers refuse the one or do not know the other.
+        options["tool_choice"] = "required"
+        if session:
+            options["prompt_cache_key"] = session
+    return options
 
 
 def _named(error: openai.APIStatusError, names: Sequence[str]) -> str:
     """Return which parameter the service does not take."""
-    return next((name for name in names if error.param == name or f"'{name}'" in error.message), "")
+    return next((name for name in names if error.param == name or re.search(rf"\b{name}\b", error.message)), "")
 
 
 def turn_models(service: ModelService) -> TurnModels:
