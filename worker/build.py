@@ -28,6 +28,7 @@ from activities.alerts.trail import TrailMemory
 from activities.artifacts.local import open_local_store
 from activities.checks.activity import VerificationActivities
 from activities.checks.runner import ProcessCheckRunner
+from activities.coder.port import TurnModels
 from activities.executor.activity import ExecutionActivities
 from activities.executor.choose import FenceWhenNeeded, Surroundings, executors, open_gateway
 from activities.executor.port import Executors, Outboxes
@@ -56,11 +57,13 @@ from activities.workspace.activity import WorkspaceActivities
 from activities.workspace.git import GitWorkspaces
 from tightloop.client.execution import SEALS
 from tightloop.client.sealing import SealingCodec
+from tightloop.coder.model import CODER
 from tightloop.database.opening import open_project
 from tightloop.episode.model import EpisodeRequest
 from tightloop.host import home_queue, state_home
 from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.settings import PlannerSettings, Settings
+from worker.coder import coder_activities, coder_executor, coder_models, coder_service
 from worker.connect import EndedEpisodes
 from worker.hosting.home import Home
 from worker.hosting.interceptor import ActivityInterceptor
@@ -135,6 +138,8 @@ class Adapters(PlanAdapters):
     """Where proofs of success are made."""
     gate: Gate = field(default_factory=Gate)
     """The alignment rubric."""
+    coder_models: TurnModels
+    """Whom the built-in coder asks."""
     programs: tuple[str, ...] = ()
     command_takes_whole_plans: bool = False
 
@@ -193,7 +198,8 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
         checks=ProcessCheckRunner(around.sandbox, settings.sandbox),
         sandbox=around.sandbox,
         sandbox_settings=settings.sandbox,
-        executors=executors(around),
+        executors=executors(around, {CODER: coder_executor(settings, around.sandbox)}),
+        coder_models=coder_models(coder_service(settings, os.environ)),
         planners=lambda asked: choose_planner(kind(asked)),
         reflectors=lambda asked: choose_reflector(kind(asked)),
         task_planners=lambda asked, model: choose_task_planner(kind(asked), model),
@@ -312,9 +318,17 @@ def _work(settings: Settings, use: Adapters) -> Work:
         *loop.on_host,
         alerting.send_alerts,
     ]
+    coder = coder_activities(
+        settings,
+        models=use.coder_models,
+        workspaces=use.workspaces,
+        stores=use.stores,
+        outboxes=use.outboxes,
+        checks=use.checks,
+    )
     return Work(
-        handling=handling,
-        executing=[execution.hand_off, execution.execute],
+        handling=[*handling, coder.begin_coding, coder.take_turn, coder.use_tool, coder.check_work],
+        executing=[execution.hand_off, execution.execute, execution.conclude],
         thinking=[planning.next_plan, reflection.reflect, *loop.thinking],
     )
 

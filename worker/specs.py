@@ -8,11 +8,14 @@ from typing import Any
 
 from tightloop.host import home_queue
 from tightloop.settings import Settings
+from workflows.coder.workflow import CoderWorkflow
 from workflows.episode.workflow import EpisodeWorkflow
 from workflows.loop.workflow import LoopWorkflow
 from workflows.plan.workflow import PlanWorkflow
 
-WORKFLOWS: list[type] = [EpisodeWorkflow, PlanWorkflow, LoopWorkflow]
+ON_HOST: list[type] = [CoderWorkflow]
+"""Workflows whose tools are local activities: they run where the workspace is."""
+WORKFLOWS: list[type] = [EpisodeWorkflow, PlanWorkflow, LoopWorkflow, *ON_HOST]
 
 
 class Role(StrEnum):
@@ -72,7 +75,8 @@ def worker_specs(settings: Settings, role: Role, work: Work) -> list[WorkerSpec]
         # All activities: what comes here for want of a queue of its own is sent on to the host that has the workspace.
         return [WorkerSpec(by_role[role], WORKFLOWS, work.all, slots)]
     if role is Role.WORKSPACE:
-        return [WorkerSpec(queue, [], work.all, slots) for queue in dict.fromkeys((home, by_role[role]))]
+        served = dict.fromkeys((home, by_role[role]))
+        return [WorkerSpec(queue, ON_HOST if queue == home else [], work.all, slots) for queue in served]
     if role is Role.LLM:
         return [WorkerSpec(by_role[role], [], work.thinking, slots)]
     if role is Role.GUI:
@@ -85,5 +89,9 @@ def worker_specs(settings: Settings, role: Role, work: Work) -> list[WorkerSpec]
         settings.queues.llm: work.thinking,
         settings.queues.executor: work.executing,
     }
-    others = [WorkerSpec(queue, [], done, slots) for queue, done in named.items() if queue and queue != main.queue]
+    others = [
+        WorkerSpec(queue, ON_HOST if queue == home else [], done, slots)
+        for queue, done in named.items()
+        if queue and queue != main.queue
+    ]
     return [main, *others]

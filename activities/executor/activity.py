@@ -13,10 +13,11 @@ from temporalio.exceptions import CancelledError
 
 from activities.artifacts.port import ArtifactStores, get_model, put_model
 from activities.executor.fallback import Chosen, choose
-from activities.executor.port import Delivered, DeliveryState, Executors, Outbox, Outboxes
+from activities.executor.port import DelegatingExecutor, Delivered, DeliveryState, Executors, Outbox, Outboxes
 from activities.workspace.folders import root_of, state_folder_of
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
+from tightloop.coder.model import CODER, CoderResult
 from tightloop.episode.model import EpisodeRequest
 from tightloop.episode.planning import PlanRecord
 from tightloop.errors import ArtifactMissingError, ExecutorError, StorageFullError
@@ -73,6 +74,15 @@ class ExecuteRequest(Value):
     scope: EpisodeScope
     key: str
     expected_tree: str
+
+
+class ConcludeRequest(Value):
+    """A delivery that a workflow has carried out."""
+
+    scope: EpisodeScope
+    begun: ExecutorReport
+    """What `execute` answered."""
+    result: CoderResult
 
 
 class Supervision:
@@ -189,7 +199,25 @@ class ExecutionActivities:
             outcome = self._run(request.scope, chosen, order, tree)
             if outcome.status is ExecutorStatus.CANCELLED and activity.is_cancelled():
                 raise CancelledError("the executor was stopped and its processes are gone")
-            return self._report(request, tree, outcome, chosen, new_tree=tree.snapshot(), drift=drift)
+            found = request.expected_tree if outcome.status is ExecutorStatus.DELEGATED else tree.snapshot()
+            return self._report(request, tree, outcome, chosen, new_tree=found, drift=drift)
+
+    @activity.defn(no_thread_cancel_exception=True)
+    def conclude(self, request: ConcludeRequest) -> ExecutorReport:
+        """Report a delivery that a workflow has carried out. Idempotent: the first report stays."""
+        workspace, begun = Path(request.scope.workspace), request.begun
+        with self._workspaces.hold(request.scope) as tree:
+            delivery = self._outboxes(workspace).get(begun.key)
+            if delivery is not None and delivery.report is not None:
+                return delivery.report
+            name = begun.executor or CODER
+            executor = self._executors(name)
+            if not isinstance(executor, DelegatingExecutor):
+                raise ExecutorError(f"the executor {name!r} of this worker does its work itself: restart the worker")
+            outcome = executor.conclude(request.result, self._stores(workspace), state_folder_of(request.scope))
+            execution = ExecuteRequest(scope=request.scope, key=begun.key, expected_tree=begun.new_tree)
+            chosen = Chosen(name, executor, begun.passed_over)
+            return self._report(execution, tree, outcome, chosen, new_tree=tree.snapshot(), drift=begun.drift)
 
     @staticmethod
     def _of_this_run(outbox: Outbox, request: ExecuteRequest) -> Delivered | None:
@@ -286,7 +314,8 @@ class ExecutionActivities:
             drift=drift,
             attempt=activity.info().attempt,
         )
-        self._outboxes(workspace).report(request.key, report)
+        if status is not ExecutorStatus.DELEGATED:
+            self._outboxes(workspace).report(request.key, report)
         return report
 
 

@@ -5,6 +5,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from activities.artifacts.port import ArtifactStore
+from tightloop.coder.model import CoderResult
 from tightloop.errors import TightloopError
 from tightloop.executor.model import ExecutorOutcome, ExecutorReport, Progress, WorkOrder
 from tightloop.value import Value
@@ -78,6 +80,14 @@ class Executor(Protocol):
             ExecutorError: the executor cannot be started as configured.
         """
         ...
+
+
+class DelegatingExecutor(Executor):
+    """An executor that is a workflow: `execute` claims the delivery, the episode starts the workflow and concludes."""
+
+    def conclude(self, result: CoderResult, store: ArtifactStore, state_folder: Path) -> ExecutorOutcome:
+        """Return how a delivery ended that the workflow has carried out. Idempotent."""
+        raise NotImplementedError
 
 
 Executors = Callable[[str], Executor]

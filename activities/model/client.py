@@ -4,9 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from activities.model.calling import FirstAvailable, open_client, read_usage
 from activities.model.prompt_privacy import passed
-from activities.model.service import OPENAI_URL, ModelService
-from tightloop.errors import PlannerError, PlannerUnavailableError
+from activities.model.service import ModelService
+from tightloop.errors import PlannerUnavailableError
 from tightloop.executor.usage import Usage
 from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.value import shorten
@@ -49,7 +50,7 @@ class ModelClient:
 
     def __init__(self, service: ModelService) -> None:
         self._service = service
-        self._missing: set[str] = set()
+        self._first = FirstAvailable(service, "planner.models")
 
     async def ask(
         self,
@@ -69,52 +70,16 @@ class ModelClient:
             PlannerError: the service refuses; not retryable.
             PlannerUnavailableError: it is busy or down; retryable.
         """
-        # The SDK takes most of a second to import: a worker that asks no model never pays for it.
-        import openai
-
-        from activities.model.failure import model_missing, too_large, translated
-        from activities.model.unpacking import AnswerError
-
         strictest = self._service.strictest_privacy
         system, *said = (
             passed(text, prompt_privacy, strictest=strictest) for text in (system, user, *(turn.text for turn in after))
         )
         turns = tuple(map(Turn, ("user", *(turn.role for turn in after)), said))
-        refused: list[str] = []
-        # All of them again once every one was missing: access may have been granted since.
-        left = tuple(model for model in self._service.models if model not in self._missing)
-        for model in left or self._service.models:
-            try:
-                return await self._ask_model(model, system, turns, schema)
-            except openai.APIStatusError as error:
-                if not model_missing(error):
-                    raise translated(error, model) from error
-                self._missing.add(model)
-                refused.append(f"{model} ({error.status_code})")
-            except AnswerError as error:
-                raise too_large(error, model) from error
-            except openai.APIError as error:
-                raise translated(error, model) from error
-        raise PlannerError(
-            f"{self._service.base_url} has none of the models {', '.join(refused) or '(none configured)'}: "
-            "set planner models to names that this key may use, and check the base URL"
-        )
+        return await self._first.ask(lambda model: self._ask_model(model, system, turns, schema))
 
     async def _ask_model(self, model: str, system: str, turns: Sequence[Turn], schema: AnswerSchema) -> ModelAnswer:
-        import openai
-
-        from activities.model.bounded import bounded_client
-
         service = self._service
-        # An empty key is passed on as a word: own services need none, and the SDK must not look for one elsewhere.
-        async with openai.AsyncOpenAI(
-            http_client=bounded_client(),
-            api_key=service.api_key or "none",
-            base_url=service.base_url or OPENAI_URL,
-            timeout=service.timeout_s,
-            # Temporal makes the next try: durable, visible, and after the wait that the service asks for.
-            max_retries=0,
-        ) as client:
+        async with open_client(service) as client:
             # The stable part goes first: providers cache exact prefixes (OpenAI: from 1 024 tokens on).
             messages = [{"role": turn.role, "content": turn.text} for turn in turns]
             strict = {"name": schema.name, "schema": schema.schema, "strict": True}
@@ -131,7 +96,7 @@ class ModelClient:
                     "store": False,
                 }
                 raw = await client.responses.with_raw_response.create(**body)
-                return _from_responses(_payload(raw.http_response.text), model)
+                return read_response(_payload(raw.http_response.text), model)
             body = {
                 "model": model,
                 "messages": [{"role": "system", "content": system}, *messages],
@@ -157,7 +122,12 @@ def _payload(body: str) -> dict[str, Any]:
     return payload
 
 
-def _from_responses(payload: dict[str, Any], model: str) -> ModelAnswer:
+def read_response(payload: dict[str, Any], model: str) -> ModelAnswer:
+    """Read a whole answer of the Responses API.
+
+    Raises:
+        PlannerUnavailableError: it says that the service failed.
+    """
     parts = [
         part
         for item in _dicts(payload.get("output"))
@@ -171,7 +141,7 @@ def _from_responses(payload: dict[str, Any], model: str) -> ModelAnswer:
         text="".join(str(part.get("text") or "") for part in parts if part.get("type") == "output_text"),
         truncated=payload.get("status") == "incomplete",
         refusal="".join(str(part.get("refusal") or "") for part in parts if part.get("type") == "refusal"),
-        usage=_usage(reported, "input", "output"),
+        usage=read_usage(reported, "input", "output"),
         model=str(payload.get("model") or model),
     )
 
@@ -185,24 +155,9 @@ def _from_chat(payload: dict[str, Any], model: str) -> ModelAnswer:
         text=str(message.get("content") or ""),
         truncated=reason == "length",
         refusal=str(message.get("refusal") or filtered),
-        usage=_usage(_dict(payload.get("usage")), "prompt", "completion"),
+        usage=read_usage(_dict(payload.get("usage")), "prompt", "completion"),
         model=str(payload.get("model") or model),
     )
-
-
-def _usage(reported: dict[str, Any], came_in: str, went_out: str) -> Usage:
-    details = _dict(reported.get(f"{came_in}_tokens_details"))
-    cost = reported.get("cost")
-    return Usage(
-        input_tokens=_count(reported.get(f"{came_in}_tokens")),
-        cached_tokens=_count(details.get("cached_tokens")),
-        output_tokens=_count(reported.get(f"{went_out}_tokens")),
-        cost_usd=float(cost) if isinstance(cost, int | float) else None,
-    )
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and value >= 0 else None
 
 
 def _dict(value: object) -> dict[str, Any]:

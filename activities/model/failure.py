@@ -13,6 +13,9 @@ from tightloop.value import shorten
 _DETAIL_CHARACTERS = 300
 _QUOTA = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 
+# OpenAI's code, and the type of llama.cpp's server.
+_TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error"})
+
 # What an operator can do about it, by HTTP status; the words of the service stand beside it.
 _ADVICE = {
     400: "the service does not accept the request: choose a model with support for JSON schemas and enough context",
@@ -67,5 +70,10 @@ def translated(error: openai.APIError, model: str) -> TightloopError:
             )
         wait = limit.retry_after if limit else None
         return PlannerUnavailableError(f"model {model} is busy or down ({status}: {detail})", retry_after=wait)
+    if error.code in _TOO_LONG or error.type in _TOO_LONG:
+        return PlannerError(
+            f"the prompt is too long for model {model} ({detail}): choose one with enough context, or lower "
+            "coder.context_tokens (for the planner: planner.context_characters)"
+        )
     advice = _ADVICE.get(status, "the service refuses the request: check base URL and model")
     return PlannerError(f"model {model} answered {status} ({detail}); {advice}")

@@ -22,6 +22,8 @@ class ModelService:
     """`auto`: Responses at OpenAI itself, Chat Completions elsewhere, where Responses often ignore the schema."""
     timeout_s: float = 100.0
     """For one request; keep it below the timeout of the activity."""
+    silence_s: float = 120.0
+    """Longest silence within an answer that comes in pieces."""
     max_output_tokens: int = 8_000
     corrections: int = 2
     """Maximum number of times a malformed answer is sent back."""

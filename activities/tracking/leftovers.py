@@ -17,6 +17,7 @@ from activities.artifacts.local import LocalArtifactStore
 from activities.workspace.ownership import locked, tree_key
 from activities.workspace.plain_git import remove_worktree, store_git
 from activities.workspace.user_repository import UserRepository
+from tightloop.coder.session import place_of, session_of
 from tightloop.database.opening import open_state
 from tightloop.database.sqlite_file import use_wal
 from tightloop.errors import TightloopError
@@ -99,6 +100,7 @@ class Leftovers:
             if episode in gone:
                 stem = file_stem(key)
                 found += [self._folder / "runs" / stem, self._folder / "inbox" / f"{stem}.md"]
+                found += [self._folder / place_of(session_of(key))]
         found += [self._folder.parent.parent / "homes" / file_stem(key) for key in gone]
         return {path: size_on_disk(path) for path in found if path.exists()}
 

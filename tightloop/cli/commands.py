@@ -43,6 +43,7 @@ def group(name: str, help: str, panel: str, *commands: Command) -> TyperGroup:
 
 COMMANDS = (
     Command("start", "start:start", "Start an episode: one goal, pursued until its checks pass.", START),
+    Command("code", "start:code", "Start an episode with the built-in coder, which needs nothing but a model.", START),
     Command("fork", "start:fork", "Start a new episode from a checkpoint, in a git worktree of its own.", START),
     Command(
         "list",

@@ -11,6 +11,7 @@ from tightloop.cli.render.terminal import remark, show_either
 from tightloop.cli.request import budget_of, executor_values, given, read_request
 from tightloop.cli.session import AsJson, Checkpoint, EpisodeId, Session, Wait, leave, operator, session_of, within
 from tightloop.client import Kind, TightloopClient
+from tightloop.coder.model import CODER
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeStatus
 from tightloop.errors import InvalidRequestError, TightloopError
 from tightloop.loop.model import LoopStatus
@@ -54,6 +55,30 @@ def start(
     asked |= given(executor=choice or None, budget=budget_of(max_iterations))
     request = read_request(session.settings, file, asked, workspace=workspace, check_timeout=check_timeout)
     started = start_now(session, request, new_id, replace=replace, as_json=as_json, followed=watch)
+    if watch:
+        leave(follow(session, started, as_json=as_json, wait=wait))
+
+
+def code(
+    context: typer.Context,
+    goal: options.Goal = None,
+    workspace: options.Workspace = None,
+    done: options.Done = None,
+    check_timeout: options.CheckTimeout = None,
+    model: options.Model = None,
+    allow: options.Allow = None,
+    max_iterations: options.MaxIterations = None,
+    worktree: options.Worktree = None,
+    new_id: options.EpisodeNewId = None,
+    watch: options.Watch = False,
+    wait: Wait = None,
+    as_json: AsJson = False,
+) -> None:
+    session = session_of(context)
+    asked = given(goal=goal, definition_of_done=done, worktree=worktree, allow=allow)
+    asked |= given(executor=given(name=CODER, model=model), budget=budget_of(max_iterations))
+    request = read_request(session.settings, None, asked, workspace=workspace, check_timeout=check_timeout)
+    started = start_now(session, request, new_id, replace=False, as_json=as_json, followed=watch)
     if watch:
         leave(follow(session, started, as_json=as_json, wait=wait))
 

@@ -42,6 +42,7 @@ from tightloop.client.execution import (
 from tightloop.client.records.history import History
 from tightloop.client.records.listing import Listing
 from tightloop.client.sealing import sealing_as
+from tightloop.coder.input import CODER_WORKFLOW_TYPE
 from tightloop.episode.model import TASK_TIMEOUT
 from tightloop.errors import (
     EpisodeNotFoundError,
@@ -151,7 +152,9 @@ class Calls:
             raise await self.listing.not_found(workflow_id)
         converter = converter_for(self.client, info.execution.workflow_id)
         seen = await read_execution(info, converter, pause.reason, answer.pending_activities)
-        return seen.evolve(work=await read_work(answer.pending_activities, self.client.data_converter))
+        coders = (one.workflow_id for one in answer.pending_children if one.workflow_type_name == CODER_WORKFLOW_TYPE)
+        work = await read_work(answer.pending_activities, self.client.data_converter)
+        return seen.evolve(work=work, coder=next(coders, ""))
 
     async def start(
         self,

@@ -120,6 +120,8 @@ class Execution(Summary):
     """What Temporal stores of it is encrypted."""
     work: Work | None = None
     """What its activity says that it does, with its attempts; None: none runs, or more than one."""
+    coder: str = ""
+    """Id of the coder that works for it; empty: none does."""
 
     @property
     def asked_run(self) -> str:

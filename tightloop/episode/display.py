@@ -14,7 +14,9 @@ from tightloop.value import clip, shorten
 CHECKPOINTS_SHOWN = 12
 NEEDS_RESPONSE = "NEEDS RESPONSE"
 _ABOUT_THE_LAST = frozenset({QuestionKind.ALIGNMENT, QuestionKind.DEVIATION})
-_OF_EXECUTOR = frozenset({QuestionKind.PERMISSION.value, QuestionKind.WORK.value})
+_OF_EXECUTOR = frozenset(
+    kind.value for kind in (QuestionKind.PERMISSION, QuestionKind.WORK, QuestionKind.CLARIFICATION)
+)
 
 
 def status_label(status: str, pause_kind: str | None) -> str:

@@ -6,12 +6,17 @@ from tightloop.question import Answer, Option, Question, QuestionKind, evidence_
 from tightloop.value import shorten
 
 ALLOW, DENY = "allow", "deny"
+ANSWER, SKIP = "answer", "skip"
 DONE, FAILED, REFUSED, LIMIT = "done", "failed", "refused", "limit"
 IN_A_WINDOW = frozenset({"cursor-gui"})
 """Executors that only watch: their agent works on whatever becomes of them, and can tell itself how its work ended."""
 _PERMISSION = (
     Option(name=ALLOW, effect="the agent may do it, also again in this iteration"),
     Option(name=DENY, effect="the agent may not, and is told so"),
+)
+_CLARIFICATION = (
+    Option(name=ANSWER, effect="the agent is told the text of the answer"),
+    Option(name=SKIP, effect="the agent decides by itself"),
 )
 _WORK = (
     Option(name=DONE, effect="the checks look at what is on disk now"),
@@ -25,6 +30,11 @@ _STATUS_OF = {FAILED: ExecutorStatus.FAILED, REFUSED: ExecutorStatus.REFUSED}
 def permission_question(title: str, detail: str, fingerprint: str) -> Question:
     """Return the question of an agent that wants to do something; the same fingerprint is not asked for again."""
     return executor_question(QuestionKind.PERMISSION, title, detail, _PERMISSION).evolve(fingerprint=fingerprint)
+
+
+def clarifying_question(title: str, detail: str, fingerprint: str) -> Question:
+    """Return the question of an agent that wants to know something; the same fingerprint is not asked for again."""
+    return executor_question(QuestionKind.CLARIFICATION, title, detail, _CLARIFICATION).evolve(fingerprint=fingerprint)
 
 
 def work_question(title: str, detail: str = "") -> Question:

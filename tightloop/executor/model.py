@@ -99,6 +99,8 @@ class Grant(Value):
     fingerprint: str
     """Of the permission request; see `tightloop/executor/permission.py`."""
     allowed: bool
+    text: str = ""
+    """What the person said; the answer itself where a question was asked."""
 
 
 class WorkOrder(Value):
@@ -135,6 +137,10 @@ class ExecutorStatus(StrEnum):
     """The worker died during the delivery: what was done is not known, and it was not delivered again."""
     NEEDS_PERSON = "needs_person"
     """A person has to do or to decide something first; `question` says what."""
+    PAUSED = "paused"
+    """It stopped between two steps of its own because somebody asked for a pause; the next delivery goes on there."""
+    DELEGATED = "delegated"
+    """It was claimed for an executor that is a workflow; the episode starts that, and concludes the delivery."""
 
 
 SUCCESSES = frozenset({ExecutorStatus.COMPLETED, ExecutorStatus.NO_CHANGE})

@@ -75,7 +75,7 @@ class CursorGuiOptions(Document):
     """Paste the whole plan, in place of one line that names a file with it."""
 
 
-_NONE = ("person", "cursor", "codex-acp", "copilot", "cursor-acp", "gemini", "opencode")
+_NONE = ("coder", "person", "cursor", "codex-acp", "copilot", "cursor-acp", "gemini", "opencode")
 OPTIONS: Mapping[str, type[Document]] = {
     "acp": AcpOptions,
     "claude": ClaudeOptions,

@@ -6,6 +6,7 @@ misspelt or out of bounds is refused with a sentence that names it and says what
 
 from tightloop.settings.alerts import AlertChannel, AlertSettings
 from tightloop.settings.bounds import AlignmentSettings, BudgetSettings, TrackingSettings
+from tightloop.settings.coder import CoderSettings, RoleSettings
 from tightloop.settings.document import Settings, combined_settings, parse_settings
 from tightloop.settings.execution import (
     AgentSettings,
@@ -37,6 +38,7 @@ __all__ = [
     "AlignmentSettings",
     "BudgetSettings",
     "CodecSettings",
+    "CoderSettings",
     "DatabaseSettings",
     "ExecutorSettings",
     "GatewaySettings",
@@ -45,6 +47,7 @@ __all__ = [
     "PrivacySettings",
     "ProjectPrivacy",
     "QueueSettings",
+    "RoleSettings",
     "SandboxSettings",
     "ServerSettings",
     "Settings",

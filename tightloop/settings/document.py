@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from tightloop.errors import SettingsError
 from tightloop.settings.alerts import AlertSettings
 from tightloop.settings.bounds import AlignmentSettings, BudgetSettings, TrackingSettings
+from tightloop.settings.coder import CoderSettings
 from tightloop.settings.execution import ExecutorSettings, SandboxSettings, WindowSettings, WorkspaceSettings
 from tightloop.settings.gates import GateSettings
 from tightloop.settings.gateway import GatewaySettings
@@ -40,6 +41,7 @@ class Settings(Document):
     planner: PlannerSettings = PlannerSettings()
     plans: PlanSettings = PlanSettings()
     executor: ExecutorSettings = ExecutorSettings()
+    coder: CoderSettings = CoderSettings()
     workspace: WorkspaceSettings = WorkspaceSettings()
     window: WindowSettings = WindowSettings()
     sandbox: SandboxSettings = SandboxSettings()

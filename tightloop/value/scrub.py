@@ -251,8 +251,14 @@ def _numbers(text: str) -> Iterator[Mark]:
 class Scrubber:
     """Takes out what the rules find, and secrets whose values are known."""
 
-    def __init__(self, known: Iterable[str] = ()) -> None:
-        """Take known secrets, such as the values of the keys of this process; short ones are left out."""
+    def __init__(self, known: Iterable[str] = (), *, kind: str = "") -> None:
+        """Take known secrets, such as the values of the keys of this process; short ones are left out.
+
+        Args:
+            known: secrets.
+            kind: how the names of the rules begin that are used, such as `secret:`; empty: all.
+        """
+        self._kind = kind
         plain = {secret for secret in known if len(secret) >= SHORTEST_KNOWN}
         # In JSON a quote or a letter beyond ASCII of the secret is escaped.
         quoted = {json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for secret in plain for ascii_only in (True, False)}
@@ -268,8 +274,9 @@ class Scrubber:
         parts: list[str] = []
         done = 0
         for found in marks(text):
-            parts += (text[done : found.start], f"[{found.name}]")
-            done = found.end
+            if found.name.startswith(self._kind):
+                parts += (text[done : found.start], f"[{found.name}]")
+                done = found.end
         return "".join((*parts, text[done:])) if parts else text
 
     def model(self, value: "M", keep: frozenset[str] = frozenset()) -> "M":
@@ -302,3 +309,5 @@ M = TypeVar("M", bound=BaseModel)
 
 scrub = Scrubber()
 """The rules alone, without known secrets."""
+scrub_secrets = Scrubber(kind="secret:")
+"""Likewise, and personal data stays: what a project works with may look like that."""

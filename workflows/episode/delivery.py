@@ -5,17 +5,22 @@ from datetime import timedelta
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
-from activities.executor.activity import ExecuteRequest, ExecutionActivities, HandOffRequest
+from activities.executor.activity import ConcludeRequest, ExecuteRequest, ExecutionActivities, HandOffRequest
+from tightloop.coder.display import path_line
+from tightloop.coder.input import CoderInput
+from tightloop.coder.model import CODER
 from tightloop.episode.loop import decisions, state_changes
 from tightloop.episode.model import EpisodePhase
 from tightloop.episode.planning import PlanningOutcome
 from tightloop.executor.asking import IN_A_WINDOW, report_by_message, report_on_work, report_question
 from tightloop.executor.crash import RETRY, report_on_crash
 from tightloop.executor.model import ExecutorReport, ExecutorStatus, backoff
+from tightloop.plan.child import child_id
 from tightloop.question import QuestionKind
 from workflows.episode.record import EpisodeRecord
 from workflows.episode.safe_points import Answered, SafePoints
 from workflows.shared.activities import GRACE, HAND_OFF_TIMEOUT, ActivityOptions
+from workflows.shared.child import run_coder
 
 _REPORT_PATCH = "report-by-message"
 """An agent in a window can report while its executor watches it. Without it only what the window shows counted."""
@@ -35,6 +40,8 @@ class Delivery:
             number += 1
             report = await self._execute(await self._hand_off(plan, number))
             points.leave_if_wanted()
+            if report.status is ExecutorStatus.PAUSED and points.is_pause_wanted:
+                continue  # the pause begins before it is handed off again
             question = decisions.after_execution(record.state, report).question
             if question is None:
                 if report.status is not ExecutorStatus.LIMIT_HIT:
@@ -89,10 +96,46 @@ class Delivery:
             before = ExecutorReport(status=ExecutorStatus.NEEDS_PERSON, key=key, new_tree=record.state.tree)
             await self._points.take_tree("the agent has reported: look at what it left")
             report = report_by_message(before, answered.answer, executor=name, tree=record.state.tree)
-        record.apply(state_changes.with_report, report)
         record.log_drift(report.drift)
         self._log_stand_in(report)
+        if report.status is ExecutorStatus.DELEGATED:
+            report = await self._by_coder(report)
+        record.apply(state_changes.with_report, report)
         return report
+
+    async def _by_coder(self, begun: ExecutorReport) -> ExecutorReport:
+        """Have the coder carry the delivery out, and conclude it."""
+        record = self._record
+        limit = record.request.executor.wall_limit_s
+        title = f"{CODER}: {record.state.plan_title}"
+        _, _, place = begun.key.partition("/")
+        identity = child_id(record.episode_id, CODER, record.state.iteration, place.rpartition("/")[2])
+        result = await self._points.do_workflow(
+            lambda: run_coder(identity, self._coder_input(begun, limit), title),
+            ActivityOptions(title, timedelta(seconds=limit)),
+            pause=lambda: workflow.get_external_workflow_handle(identity).signal("pause"),
+        )
+        record.log(CODER, path_line(result.progress))
+        return await self._points.do_next(
+            ExecutionActivities.conclude,
+            lambda: ConcludeRequest(scope=record.scope, begun=begun, result=result),
+            ActivityOptions(f"{CODER}: conclude the delivery", HAND_OFF_TIMEOUT, self._queue),
+        )
+
+    def _coder_input(self, begun: ExecutorReport, limit_s: float) -> CoderInput:
+        record = self._record
+        scope = record.scope
+        return CoderInput(
+            workspace=scope.workspace,
+            worktree=scope.worktree,
+            request=scope.request,
+            home=scope.home,
+            within=scope.holder,
+            key=begun.key,
+            base_tree=begun.new_tree,
+            title=record.state.plan_title,
+            wall_limit_s=limit_s,
+        )
 
     async def _back_off(self, report: ExecutorReport) -> None:
         strike = self._record.state.limit_strikes

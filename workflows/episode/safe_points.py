@@ -1,12 +1,13 @@
 """Safe points: where an episode runs one activity, and where people step in between two of them."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, overload
 
 from temporalio import workflow
+from temporalio.exceptions import FailureError
 
 from activities.workspace.activity import WorkspaceActivities
 from activities.workspace.requests import Adopted, AdoptRequest, AmendRequest, ReconcileRequest
@@ -66,6 +67,12 @@ class Answered(Exception):  # noqa: N818 - it ends an activity, it is not an err
         self.answer = answer
 
 
+async def _told(signal: Callable[[], Awaitable[None]]) -> None:
+    # It may have ended meanwhile: then nothing is left to be paused.
+    with suppress(FailureError):
+        await signal()
+
+
 class SafePoints:
     """Runs activities one by one, acts on what people want in between, and waits for them where needed.
 
@@ -96,6 +103,8 @@ class SafePoints:
         self._ending: str | None = None
         self._is_reset = self._putting_back = False
         self._restoring: RestoreTarget | None = None
+        self._pause_child: Callable[[], Awaitable[None]] | None = None
+        self._asking_child: asyncio.Task[None] | None = None
         # A reset is announced in no other way: the run that it makes gets a new random seed.
         workflow.register_random_seed_callback(self._on_reset)
 
@@ -119,7 +128,34 @@ class SafePoints:
             Answered: somebody answered the question beside it first.
         """
         await self._pass()
-        return await self._insist(method, request, options)
+        return await self._insist(lambda: self._runner.run(method, request(), options), options)
+
+    async def do_next(self, method: Callable[[Any, A], R], request: Callable[[], A], options: ActivityOptions) -> R:
+        """Run an activity that concludes what ran before: nobody steps in between, so the tree is known at a pause."""
+        result: R = await self._insist(lambda: self._runner.run(method, request(), options), options)
+        return result
+
+    async def do_workflow(
+        self,
+        child: Callable[[], Coroutine[Any, Any, R]],
+        options: ActivityOptions,
+        *,
+        pause: Callable[[], Awaitable[None]],
+    ) -> R:
+        """Run a child workflow at a safe point, as `do` runs an activity.
+
+        Args:
+            child: starts it and waits for its end; called again where it was interrupted.
+            options: what people are told of it.
+            pause: asks it to stop at a safe point of its own; called when a pause is wanted.
+        """
+        await self._pass()
+        self._pause_child = pause
+        try:
+            result: R = await self._insist(lambda: self._runner.run_workflow(child()), options)
+        finally:
+            self._pause_child = None
+        return result
 
     @contextmanager
     def restoring(self, target: RestoreTarget) -> Iterator[None]:
@@ -138,12 +174,10 @@ class SafePoints:
         finally:
             self._putting_back = before
 
-    async def _insist(
-        self, method: Callable[[Any, Any], Any], request: Callable[[], Any], options: ActivityOptions
-    ) -> Any:
+    async def _insist(self, once: Callable[[], Coroutine[Any, Any, Any]], options: ActivityOptions) -> Any:
         while True:
             try:
-                return await self._run(method, request(), options)
+                return await self._run(once, options)
             except ActivityFailedError as failure:
                 self.leave_if_wanted()
                 if self._runner.interrupted and (pause := self._operator.take_pause()):
@@ -160,13 +194,13 @@ class SafePoints:
         waits = f"the restore to {self._restoring.checkpoint_id} waits: " if self._restoring else ""
         await self.ask(make_question(QuestionKind.FATAL, waits + failure.reason), alert=unserved)
 
-    async def _run(self, method: Callable[[Any, Any], Any], request: Any, options: ActivityOptions) -> Any:
+    async def _run(self, once: Callable[[], Coroutine[Any, Any, Any]], options: ActivityOptions) -> Any:
         known = options.work or Work(what=options.summary, limit_s=options.timeout.total_seconds())
         self.work = known.evolve(since=workflow.now())
         beside = self._questions.ask(options.beside).id if options.beside is not None else ""
         self._reporter.show()
         try:
-            result = await self._runner.run(method, request, options)
+            result = await once()
         except ActivityFailedError as failure:
             self._heed(beside, failure)
             raise
@@ -189,7 +223,12 @@ class SafePoints:
             raise Answered(answer) from failure
 
     def offer_to_end(self) -> None:
-        """Ask whether a pause that is wanted ends what runs now, where that costs nothing but time."""
+        """Ask whether a pause that is wanted ends what runs now, where that costs nothing but time.
+
+        A child workflow is asked to stop at its own next safe point.
+        """
+        if self._pause_child is not None and self.is_pause_wanted:
+            self._asking_child = asyncio.create_task(_told(self._pause_child))
         if self.work is None or not self.work.ends_early or self._ending is not None:
             return
         if self._operator.pause_wanted is not None:
@@ -197,6 +236,11 @@ class SafePoints:
             self._ending = asked.id
             self._reporter.call_for(asked.kind.value, paused=False)
             self._recording.show()
+
+    @property
+    def is_pause_wanted(self) -> bool:
+        """Whether a pause begins at the next safe point."""
+        return self._operator.pause_wanted is not None
 
     def enter(self, phase: EpisodePhase) -> None:
         """Note where the episode is; what runs next shows it."""
@@ -422,12 +466,16 @@ class SafePoints:
         newest = max((each.number for each in record.state.checkpoints), default=-1)
         # A safe point would pause first: without the claim, and what is on disk would then be adopted.
         with self._replacing_files():
+            options = ActivityOptions(
+                "the run was reset: put the files back", RESTORE_TIMEOUT, record.request.queues.workspace
+            )
             outcome = await self._insist(
-                WorkspaceActivities.reconcile_reset,
-                lambda: ReconcileRequest(scope=record.scope, expected_tree=record.state.tree, newest_known=newest),
-                ActivityOptions(
-                    "the run was reset: put the files back", RESTORE_TIMEOUT, record.request.queues.workspace
+                lambda: self._runner.run(
+                    WorkspaceActivities.reconcile_reset,
+                    ReconcileRequest(scope=record.scope, expected_tree=record.state.tree, newest_known=newest),
+                    options,
                 ),
+                options,
             )
         record.replace(
             record.state.evolve(

@@ -2,7 +2,7 @@
 
 import asyncio
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
@@ -13,8 +13,10 @@ from temporalio.exceptions import (
     is_cancelled_exception,
 )
 
+from tightloop.coder.input import CODER_WORKFLOW_TYPE, CoderInput
+from tightloop.coder.model import CoderResult
 from tightloop.episode.input import EpisodeInput
-from tightloop.episode.model import TASK_TIMEOUT, WORKFLOW_TYPE, EpisodeOutcome, EpisodeRequest, EpisodeResult
+from tightloop.episode.model import TASK_TIMEOUT, WORKFLOW_TYPE, EpisodeOutcome, EpisodeResult
 from tightloop.plan.input import PlanInput
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE, PlanOutcome, PlanResult
 from tightloop.safety.seal import RefusedPayload
@@ -22,9 +24,13 @@ from tightloop.value import shorten
 from tightloop.value.scrub import scrub
 from workflows.shared.activities import ActivityFailedError
 
+R = TypeVar("R")
+
 ORPHAN_WAIT = timedelta(seconds=2)
 ORPHAN_TRIES = 60
 """How often a child is started again while one of a discarded run still ends."""
+# A worker that dies with a tool under way is noticed after this time, because tools run within tasks.
+CODER_TASK_TIMEOUT = timedelta(seconds=3)
 RESULT_IN_DETAILS = frozenset({"PlanFailed", "EpisodeFailed"})
 """Failures of child workflows that have their result as a detail."""
 # From the start, so that lists show the workflow before a worker has taken its first task.
@@ -34,25 +40,67 @@ _FIRST_ATTRIBUTES = TypedSearchAttributes(
 
 
 async def run_child(identity: str, start: EpisodeInput | PlanInput, summary: str) -> EpisodeResult | PlanResult:
-    """Start a child workflow and wait for its end, however it ends."""
+    """Start an episode or a plan and wait for its end, however it ends."""
     is_plan = isinstance(start, PlanInput)
     result_type: type[PlanResult] | type[EpisodeResult] = PlanResult if is_plan else EpisodeResult
+    try:
+        return await _run(identity, start, PLAN_WORKFLOW_TYPE if is_plan else WORKFLOW_TYPE, result_type, summary)
+    except ApplicationError as error:
+        if error.details and error.type in RESULT_IN_DETAILS:
+            return result_type.model_validate(error.details[0])
+        if is_plan:
+            return PlanResult(outcome=PlanOutcome.FAILED, reason=error.message)
+        return EpisodeResult(outcome=EpisodeOutcome.FAILED, reason=error.message)
+
+
+async def run_coder(identity: str, start: CoderInput, summary: str) -> CoderResult:
+    """Start a coder on the host of its workspace and wait for its end.
+
+    Raises:
+        ActivityFailedError: it failed.
+    """
+    try:
+        return await _run(
+            identity, start, CODER_WORKFLOW_TYPE, CoderResult, summary, queue=start.home, task_timeout=CODER_TASK_TIMEOUT
+        )
+    except ApplicationError as error:
+        raise ActivityFailedError(f"the coder failed: {error.message}") from error
+
+
+async def _run(
+    identity: str,
+    start: EpisodeInput | PlanInput | CoderInput,
+    workflow_type: str,
+    result_type: type[R],
+    summary: str,
+    *,
+    queue: str = "",
+    task_timeout: timedelta = TASK_TIMEOUT,
+) -> R:
+    """Start a child workflow and wait for its end.
+
+    Raises:
+        ApplicationError: it failed, or ended otherwise than by a result.
+        ActivityFailedError: its result is not authentic, or one of a discarded run does not end.
+        asyncio.CancelledError: this workflow, or the task that waits, is being cancelled.
+    """
     for _ in range(ORPHAN_TRIES):
         try:
-            goal = start.goal if isinstance(start, EpisodeRequest) else start.title
-            handle: workflow.ChildWorkflowHandle[Any, EpisodeResult | PlanResult] = await workflow.start_child_workflow(
-                PLAN_WORKFLOW_TYPE if is_plan else WORKFLOW_TYPE,
+            goal = start.title if isinstance(start, PlanInput) else start.goal
+            handle: workflow.ChildWorkflowHandle[Any, R] = await workflow.start_child_workflow(
+                workflow_type,
                 start,
                 id=identity,
+                task_queue=queue or None,
                 result_type=result_type,
                 cancellation_type=workflow.ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED,
                 parent_close_policy=workflow.ParentClosePolicy.REQUEST_CANCEL,
                 search_attributes=_FIRST_ATTRIBUTES,
-                task_timeout=TASK_TIMEOUT,
+                task_timeout=task_timeout,
                 memo={"goal": scrub(goal)[:200], "workspace": start.workspace},
                 static_summary=shorten(summary, 150),
             )
-            result: EpisodeResult | PlanResult | RefusedPayload = await handle
+            result: R | RefusedPayload = await handle
             if isinstance(result, RefusedPayload):
                 raise ActivityFailedError(f"the result of {identity} is not authentic: {result.reason}")
             return result
@@ -65,10 +113,5 @@ async def run_child(identity: str, start: EpisodeInput | PlanInput, summary: str
             if is_cancelled_exception(error) and task is not None and task.cancelling():
                 raise asyncio.CancelledError from error
             cause = error.cause
-            if isinstance(cause, ApplicationError) and cause.details and cause.type in RESULT_IN_DETAILS:
-                return result_type.model_validate(cause.details[0])
-            reason = cause.message if isinstance(cause, ApplicationError) else str(cause or error)
-            if is_plan:
-                return PlanResult(outcome=PlanOutcome.FAILED, reason=reason)
-            return EpisodeResult(outcome=EpisodeOutcome.FAILED, reason=reason)
+            raise cause if isinstance(cause, ApplicationError) else ApplicationError(str(cause or error)) from error
     raise ActivityFailedError(f"{identity} of a discarded run does not end. End it in Temporal, then resume")

@@ -265,6 +265,10 @@ class HandOff:
         # It may take a while until the new owner of the clipboard answers.
         if not self._until(lambda: self.driver.clipboard() == message.text, FOCUS_S):
             return False
+        # Editors tell a long text in pages, of which the last may be empty: a step back shows the one before it.
+        if self._look(window, message) is not BoxState.EMPTY or not self._press(window, "left"):
+            return False
+        self.sleep(SETTLE_S)
         if self._look(window, message) is not BoxState.EMPTY or not self._press(window, "mod+v"):
             return False
         self.sleep(SETTLE_S)

@@ -6,7 +6,8 @@ and resumed sessions get the right answer. After the last step it says "done".
 """
 
 from tests.support.fake_model.fault import Fault
-from tests.support.fake_model.script import Step, say, shell, write
+from tests.support.fake_model.script import Step, say, shell, use, write
 from tests.support.fake_model.server import FakeModel, Seen
+from tests.support.fake_model.turns import FakeCoderModel
 
-__all__ = ["FakeModel", "Fault", "Seen", "Step", "say", "shell", "write"]
+__all__ = ["FakeCoderModel", "FakeModel", "Fault", "Seen", "Step", "say", "shell", "use", "write"]

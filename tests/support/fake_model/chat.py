@@ -27,8 +27,8 @@ class Chat:
 
     def whole(self, answer: Answer) -> Json:
         message: Json = {"role": "assistant", "content": answer.text or None, "refusal": None, "annotations": []}
-        if answer.call:
-            message["tool_calls"] = [_call(answer, answer.arguments)]
+        if answer.calls:
+            message["tool_calls"] = [_call(answer, n, call.written) for n, call in enumerate(answer.calls)]
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _reason(answer)}
         return {**_head(answer, "chat.completion"), "choices": [choice], "usage": _usage(answer)}
 
@@ -67,12 +67,14 @@ def _usage(answer: Answer) -> Json:
 
 
 def _reason(answer: Answer) -> str:
-    return "tool_calls" if answer.call else "stop"
+    if answer.cut:
+        return "length"
+    return "tool_calls" if answer.calls else "stop"
 
 
-def _call(answer: Answer, arguments: str) -> Json:
-    name = answer.call.tool.name if answer.call else ""
-    return {"id": f"call_{answer.id}", "type": "function", "function": {"name": name, "arguments": arguments}}
+def _call(answer: Answer, number: int, arguments: str) -> Json:
+    function = {"name": answer.calls[number].tool.name, "arguments": arguments}
+    return {"id": answer.call_id(number), "type": "function", "function": function}
 
 
 def _chunk(answer: Answer, delta: dict[str, Any], reason: str | None = None) -> Json:
@@ -82,9 +84,17 @@ def _chunk(answer: Answer, delta: dict[str, Any], reason: str | None = None) -> 
 
 
 def _deltas(answer: Answer) -> list[Json]:
-    if answer.call is None:
+    said: list[Json] = []
+    if answer.text or not answer.calls:
         first = _chunk(answer, {"role": "assistant", "content": "", "refusal": None})
-        return [first, *(_chunk(answer, {"content": piece}) for piece in pieces(answer.text))]
-    begun = {"role": "assistant", "content": None, "tool_calls": [{"index": 0, **_call(answer, "")}]}
-    rest = ({"tool_calls": [{"index": 0, "function": {"arguments": p}}]} for p in pieces(answer.arguments))
-    return [_chunk(answer, begun), *(_chunk(answer, delta) for delta in rest)]
+        said = [first, *(_chunk(answer, {"content": piece}) for piece in pieces(answer.text))]
+    called = [delta for number in range(len(answer.calls)) for delta in _call_deltas(answer, number)]
+    if called and not said:
+        called[0] = {"role": "assistant", "content": None, **called[0]}
+    return [*said, *(_chunk(answer, delta) for delta in called)]
+
+
+def _call_deltas(answer: Answer, number: int) -> list[Json]:
+    begun = {"tool_calls": [{"index": number, **_call(answer, number, "")}]}
+    parts = pieces(answer.calls[number].written)
+    return [begun, *({"tool_calls": [{"index": number, "function": {"arguments": part}}]} for part in parts)]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tests.support.fake_model.script import Act, Call, Tool
+from tests.support.fake_model.script import Act, Call, Several, Tool
 
 PIECE_CHARACTERS = 24
 """Length of one delta of a stream."""
@@ -48,18 +48,36 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """What is said; empty for a call."""
+        """What is said; empty for a lone call."""
+        if isinstance(self.act, Several):
+            return self.act.text
         return self.act if isinstance(self.act, str) else ""
 
     @property
+    def calls(self) -> tuple[Call, ...]:
+        """What is called."""
+        if isinstance(self.act, Several):
+            return self.act.calls
+        return (self.act,) if isinstance(self.act, Call) else ()
+
+    @property
+    def cut(self) -> bool:
+        """Whether it ends at the output limit."""
+        return isinstance(self.act, Several) and self.act.cut
+
+    @property
     def call(self) -> Call | None:
-        """What is called, if anything."""
-        return self.act if isinstance(self.act, Call) else None
+        """The first of them, if anything is called."""
+        return next(iter(self.calls), None)
 
     @property
     def arguments(self) -> str:
-        """Arguments of the call as JSON."""
-        return json.dumps(dict(self.call.arguments)) if self.call else ""
+        """Arguments of the first call as JSON."""
+        return self.call.written if self.call else ""
+
+    def call_id(self, number: int) -> str:
+        """Return the id of a call, by its place in the answer."""
+        return f"call_{self.id}" + (f"_{number}" if number else "")
 
 
 @dataclass(frozen=True, kw_only=True)

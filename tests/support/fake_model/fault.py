@@ -35,6 +35,8 @@ class Fault:
     status: int = 0
     """Only where the services differ."""
     command: str = ""
+    parameter: str = "tools"
+    """Which one the service does not take."""
 
     def hits(self, call: int) -> bool:
         """Return whether it hits the call with this number (from 0)."""
@@ -50,9 +52,9 @@ class Fault:
         return cls(trouble=Trouble.UNAUTHORIZED, times=times)
 
     @classmethod
-    def bad_request(cls, *, times: int | None = None) -> "Fault":
-        """400: the service does not understand the request."""
-        return cls(trouble=Trouble.BAD_REQUEST, times=times)
+    def bad_request(cls, *, parameter: str = "tools", times: int | None = None) -> "Fault":
+        """400: the service does not understand the request; OpenAI's formats name the parameter."""
+        return cls(trouble=Trouble.BAD_REQUEST, times=times, parameter=parameter)
 
     @classmethod
     def context_full(cls, *, times: int | None = None) -> "Fault":

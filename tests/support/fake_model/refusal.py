@@ -99,8 +99,8 @@ OPENAI: Mapping[Trouble, Callable[[Fault], Failure]] = {
         kind="invalid_request_error",
         code="invalid_api_key",
     ),
-    Trouble.BAD_REQUEST: lambda _f: _openai(
-        400, "Unsupported parameter: 'tools'.", kind="invalid_request_error", code="unsupported_parameter"
+    Trouble.BAD_REQUEST: lambda f: _openai(
+        400, f"Unsupported parameter: '{f.parameter}'.", kind="invalid_request_error", code="unsupported_parameter"
     ),
     Trouble.CONTEXT_FULL: lambda _f: _openai_full(),
     Trouble.UNKNOWN_MODEL: lambda _f: _openai(

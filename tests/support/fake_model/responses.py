@@ -24,19 +24,15 @@ class Responses:
         )
 
     def whole(self, answer: Answer) -> Json:
-        return _response(answer, "completed", [_item(answer, "completed")])
+        status = "incomplete" if answer.cut else "completed"
+        return _response(answer, status, [_item(answer, number, status) for number in _places(answer)])
 
     def stream(self, answer: Answer) -> list[bytes]:
-        item = _item(answer, "completed")
-        return _numbered(
-            [
-                *_opening(answer),
-                ("response.output_item.added", {"output_index": 0, "item": _item(answer, "in_progress")}),
-                *_content(answer, item["id"]),
-                ("response.output_item.done", {"output_index": 0, "item": item}),
-                ("response.completed", {"response": self.whole(answer)}),
-            ]
-        )
+        whole = self.whole(answer)
+        events = [
+            event for index, number in enumerate(_places(answer)) for event in _item_events(answer, index, number)
+        ]
+        return _numbered([*_opening(answer), *events, (f"response.{whole['status']}", {"response": whole})])
 
     def broken_stream(self, answer: Answer) -> list[bytes]:
         error = {
@@ -73,7 +69,7 @@ def _response(answer: Answer, status: str, output: list[Json]) -> Json:
         "created_at": CREATED_AT,
         "status": status,
         "error": None,
-        "incomplete_details": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
         "instructions": None,
         "metadata": {},
         "model": answer.asked.model,
@@ -83,30 +79,38 @@ def _response(answer: Answer, status: str, output: list[Json]) -> Json:
         "tool_choice": "auto",
         "tools": [],
         "top_p": 1.0,
-        "usage": usage if status == "completed" else None,
+        "usage": usage if status in ("completed", "incomplete") else None,
     }
 
 
-def _item(answer: Answer, status: str) -> Json:
-    """Return the one output item, empty while it is in progress."""
-    call, done = answer.call, status == "completed"
-    if call is None:
+def _places(answer: Answer) -> list[int | None]:
+    """Return the output items: None for what is said, the number of each call."""
+    said: list[int | None] = [None] if answer.text or not answer.calls else []
+    return [*said, *range(len(answer.calls))]
+
+
+def _item(answer: Answer, number: int | None, status: str) -> Json:
+    """Return an output item, empty while it is in progress."""
+    done = status != "in_progress"
+    if number is None:
         part = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": []}
         message = {"id": f"msg_{answer.id}", "type": "message", "status": status, "role": "assistant"}
         return {**message, "content": [part] if done else []}
+    call, call_id = answer.calls[number], answer.call_id(number)
+    own_id = call_id.removeprefix("call_")
     if call.tool.hosted:
         action = {"type": "exec", "command": call.arguments["command"], "env": {}}
-        named = {"call_id": f"call_{answer.id}", "status": status, "action": action}
-        return {"id": f"lsh_{answer.id}", "type": "local_shell_call", **named}
-    named = {"status": status, "call_id": f"call_{answer.id}", "name": call.tool.name}
+        return {
+            "id": f"lsh_{own_id}",
+            "type": "local_shell_call",
+            "call_id": call_id,
+            "status": status,
+            "action": action,
+        }
+    named = {"status": status, "call_id": call_id, "name": call.tool.name}
     if call.tool.freeform:
-        return {"id": f"ctc_{answer.id}", "type": "custom_tool_call", **named, "input": call.text if done else ""}
-    return {
-        "id": f"fc_{answer.id}",
-        "type": "function_call",
-        **named,
-        "arguments": answer.arguments if done else "",
-    }
+        return {"id": f"ctc_{own_id}", "type": "custom_tool_call", **named, "input": call.text if done else ""}
+    return {"id": f"fc_{own_id}", "type": "function_call", **named, "arguments": call.written if done else ""}
 
 
 Event = tuple[str, dict[str, Any]]
@@ -117,18 +121,27 @@ def _opening(answer: Answer) -> list[Event]:
     return [("response.created", begun), ("response.in_progress", begun)]
 
 
-def _content(answer: Answer, item_id: str) -> list[Event]:
-    call, at = answer.call, {"item_id": item_id, "output_index": 0}
-    if call is None:
+def _item_events(answer: Answer, index: int, number: int | None) -> list[Event]:
+    item = _item(answer, number, "completed")
+    return [
+        ("response.output_item.added", {"output_index": index, "item": _item(answer, number, "in_progress")}),
+        *_content(answer, number, {"item_id": item["id"], "output_index": index}),
+        ("response.output_item.done", {"output_index": index, "item": item}),
+    ]
+
+
+def _content(answer: Answer, number: int | None, at: Json) -> list[Event]:
+    if number is None:
         return _said(answer.text, {**at, "content_index": 0})
+    call = answer.calls[number]
     if call.tool.hosted:
         return []
     if call.tool.freeform:
         deltas = [("response.custom_tool_call_input.delta", {**at, "delta": piece}) for piece in pieces(call.text)]
         return [*deltas, ("response.custom_tool_call_input.done", {**at, "input": call.text})]
     name = {"name": call.tool.name}
-    deltas = [("response.function_call_arguments.delta", {**at, "delta": p}) for p in pieces(answer.arguments)]
-    return [*deltas, ("response.function_call_arguments.done", {**at, **name, "arguments": answer.arguments})]
+    deltas = [("response.function_call_arguments.delta", {**at, "delta": p}) for p in pieces(call.written)]
+    return [*deltas, ("response.function_call_arguments.done", {**at, **name, "arguments": call.written})]
 
 
 def _said(text: str, at: Json) -> list[Event]:

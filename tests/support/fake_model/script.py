@@ -1,5 +1,6 @@
 """What the fake model says and does, step by step, with whatever tools an agent offers."""
 
+import json
 import posixpath
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -34,10 +35,28 @@ class Call:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
     """Input of a freeform tool."""
+    raw: str | None = None
+    """Arguments as they stand in the answer, where they are malformed on purpose."""
+
+    @property
+    def written(self) -> str:
+        """The arguments as the answer has them."""
+        return json.dumps(dict(self.arguments)) if self.raw is None else self.raw
 
 
-Act = str | Call
-"""What one answer holds: a text, which ends the turn, or a call."""
+@dataclass(frozen=True)
+class Several:
+    """Calls that are made at once; OpenAI's formats only."""
+
+    calls: tuple[Call, ...] = ()
+    text: str = ""
+    """Said beside them."""
+    cut: bool = False
+    """The answer ends at the output limit."""
+
+
+Act = str | Call | Several
+"""What one answer holds: a text, which ends the turn, or calls."""
 
 Step = Callable[[Sequence[Tool]], Act]
 """One step of a script: looks at the offered tools and acts."""
@@ -56,6 +75,14 @@ def shell(command: str) -> Step:
 def write(path: str, text: str) -> Step:
     """Write a file with the agent's write tool, else with its shell."""
     return lambda tools: _write(path, text, tools)
+
+
+def use(*calls: tuple[str, Mapping[str, Any] | str], text: str = "", cut: bool = False) -> Step:
+    """Call tools by their names, whether they are offered or not; arguments that are a text are sent as they are."""
+    made = tuple(
+        Call(Tool(name), raw=given) if isinstance(given, str) else Call(Tool(name), given) for name, given in calls
+    )
+    return lambda _tools: Several(made, text, cut)
 
 
 def act(steps: Sequence[Step], number: int, tools: Sequence[Tool]) -> Act:

@@ -13,7 +13,7 @@ from typing import Any
 
 from activities.model.gateway.port import Wire
 from tests.support.fake_model.chat import Chat
-from tests.support.fake_model.exchange import Answer, Failure, Json, Tokens, WireFormat, digest
+from tests.support.fake_model.exchange import Answer, Asked, Failure, Json, Tokens, WireFormat, digest
 from tests.support.fake_model.fault import Fault, Trouble
 from tests.support.fake_model.gemini import Gemini
 from tests.support.fake_model.listings import listing
@@ -113,6 +113,10 @@ class FakeModel(Loopback):
             self._changed.notify_all()
         return self._spoken(wire, seen, steps, fault if fault and fault.hits(number) else None)
 
+    def step_of(self, asked: Asked, seen: Seen) -> int:
+        """Return which step of the script answers a request."""
+        return asked.step
+
     def wait_for_the_end(self) -> None:
         """Hang until the fake is closed."""
         self.closing.wait()
@@ -132,7 +136,7 @@ class FakeModel(Loopback):
         if fault and trouble is Trouble.ENDLESS_TOOLS:
             done = shell(fault.command)(asked.tools)
         else:
-            done = act(steps, asked.step, asked.tools)
+            done = act(steps, self.step_of(asked, seen), asked.tools)
         answer = Answer(asked=asked, act=done, tokens=self._tokens, id=digest(seen.body))
         return _written(wire, answer, trouble, sse=wire is not Wire.GEMINI or "alt=sse" in seen.path)
 

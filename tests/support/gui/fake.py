@@ -37,6 +37,10 @@ class Desktop:
     acknowledges: bool = True
     guards: bool = True
     lagging: int = 0
+    page_lines: int = 0
+    """Lines of a page in which the text of the box is told, as VS Code does; 0: all of it. The caret is at the end."""
+    stepped: int = 0
+    """Characters that the caret was moved back from the end."""
     clock: float = 0.0
     undo: list[str] = field(default_factory=list)
     receipts: dict[str, Receipt] = field(default_factory=dict)
@@ -122,6 +126,15 @@ class Calls:
         return fault
 
 
+def _page(desktop: Desktop) -> str:
+    """Return the page that has the caret."""
+    if not desktop.page_lines:
+        return desktop.box
+    line = desktop.box[: len(desktop.box) - desktop.stepped].count("\n")
+    first = line - line % desktop.page_lines
+    return "".join(desktop.box.splitlines(keepends=True)[first : first + desktop.page_lines])
+
+
 class FakeDriver:
     """Drives a desktop in memory."""
 
@@ -170,7 +183,7 @@ class FakeDriver:
             desktop.lagging -= 1
             if not desktop.lagging:
                 desktop.box = ""
-        text = desktop.box if self.tells_text else None
+        text = _page(desktop) if self.tells_text else None
         return Element(role="text", label="Chat Input, type here", text=text, editable=True)
 
     def clipboard(self) -> str | None:
@@ -185,7 +198,7 @@ class FakeDriver:
     def press(self, chord: str) -> None:
         self._do(f"press {chord}", lambda: self._press(chord))
 
-    def _press(self, chord: str) -> None:
+    def _press(self, chord: str) -> None:  # noqa: C901 - a key each
         desktop = self.desktop
         if chord == "mod+l":
             if desktop.front == EDITOR.id and not desktop.deaf:
@@ -196,6 +209,8 @@ class FakeDriver:
             if chord in ("mod+v", "enter", "backspace", "mod+z"):
                 desktop.leaked.append(f"{chord} {desktop.clipboard if chord == 'mod+v' else ''}".strip())
             return
+        if chord == "left":
+            desktop.stepped = min(desktop.stepped + 1, len(desktop.box))
         if chord == "mod+v":
             desktop.undo.append(desktop.box)
             if self.paste:

@@ -18,8 +18,8 @@ from tightloop.episode.loop.state_changes import begin_iteration, with_answer, w
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanningOutcome, PlanVerdict
 from tightloop.errors import InvalidRequestError
-from tightloop.executor.asking import permission_question, report_on_work, work_question
-from tightloop.executor.model import ExecutorReport, ExecutorStatus, ResumeToken
+from tightloop.executor.asking import clarifying_question, permission_question, report_on_work, work_question
+from tightloop.executor.model import ExecutorReport, ExecutorStatus, Grant, ResumeToken
 from tightloop.question import Answer, Question, QuestionKind, evidence_of, read_answers
 from tightloop.safety.rubric import Finding, Topic
 from tightloop.safety.verdict import Verdict
@@ -189,6 +189,20 @@ def test_the_last_answer_counts_and_is_forgotten_in_the_next_iteration() -> None
     state = with_grant(with_grant(EpisodeState(), PERMISSION, allowed=True), PERMISSION, allowed=False)
     assert [(grant.fingerprint, grant.allowed) for grant in state.grants] == [("f1", False)]
     assert begin_iteration(state).grants == ()
+
+
+@pytest.mark.parametrize(("option", "allowed"), [("answer", True), ("skip", False)])
+def test_the_answer_to_a_question_of_an_agent_is_granted_with_its_text(option: str, allowed: bool) -> None:
+    question = clarifying_question("which rounding?", "", "f2").evolve(id="q1")
+    answer = Answer(question="q1", option=option, text="half even", by="ada")
+    state = with_answer(EpisodeState(), question, answer, first=Budget())
+    assert state.grants == (Grant(fingerprint="f2", allowed=allowed, text="half even"),)
+    assert state.notes == ("ada, asked 'which rounding?': half even",)
+
+
+def test_what_a_person_says_with_a_permission_is_granted_with_it() -> None:
+    state = with_answer(EpisodeState(), PERMISSION, Answer(question="q1", option="deny", text="no"), first=Budget())
+    assert [(grant.allowed, grant.text) for grant in state.grants] == [(False, "no")]
 
 
 @pytest.mark.parametrize(("allowed", "failures"), [(False, 0), (True, 1)])

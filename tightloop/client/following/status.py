@@ -16,8 +16,9 @@ from tightloop.client.connection import CALL_TIMEOUT
 from tightloop.client.execution import CLOSED_STATUSES, CONTINUED, Execution, Kind
 from tightloop.client.following.feed import POLL_INTERVAL, Feed
 from tightloop.client.following.finding import described
+from tightloop.coder.model import CoderStatus
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeResult, EpisodeStatus
-from tightloop.errors import InvalidRequestError, ServiceUnavailableError
+from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ServiceUnavailableError
 from tightloop.loop.model import LoopResult, LoopState, LoopStatus
 from tightloop.loop.states import word_of
 from tightloop.plan.request import PlanOutcome, PlanPhase, PlanResult, PlanStatus
@@ -62,7 +63,7 @@ async def status_of(calls: Calls, workflow_id: str) -> Status:
         return _outline(seen)
     if seen.is_open:
         asked: Status = await calls.query(workflow_id, "status", STATUS_TYPES[seen.kind])
-        status = _with_work(asked, seen)
+        status = await _with_coder(calls, _with_work(asked, seen), seen)
         # The workflow knows since when, but not whether a worker has taken the step in this moment.
         return status.evolve(waits_for=seen.waits_for and (status.waits_for or seen.waits_for))
     result = await result_of(calls, seen)
@@ -87,6 +88,17 @@ def _with_work(answered: Status, seen: Execution) -> Status:
     if not told.what:
         told = told.evolve(what=known.what, since=known.since, limit_s=known.limit_s, ends_early=known.ends_early)
     return answered.evolve(work=told)
+
+
+async def _with_coder(calls: Calls, answered: Status, seen: Execution) -> Status:
+    """Return a status that says what the coder does which works for the episode."""
+    if not isinstance(answered, EpisodeStatus) or answered.work is None or not seen.coder:
+        return answered
+    try:
+        coder = await calls.query(seen.coder, "status", CoderStatus)
+    except (ServiceUnavailableError, EpisodeNotFoundError):
+        return answered  # it has just ended, or its worker has
+    return answered.evolve(work=answered.work.evolve(what=f"{answered.work.what}: {coder.line}"))
 
 
 async def result_of(calls: Calls, seen: Execution) -> Result:

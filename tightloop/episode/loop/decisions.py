@@ -88,6 +88,8 @@ def after_execution(state: EpisodeState, report: ExecutorReport) -> Decision:
     """Decide whether the work can be verified, or a person is needed first."""
     if report.status is ExecutorStatus.NEEDS_PERSON and report.question is not None:
         return Decision(action=NextAction.ASK, question=report.question)
+    if report.status is ExecutorStatus.PAUSED:
+        return _ask(QuestionKind.OPERATOR, "the executor was paused")
     if report.status in (ExecutorStatus.FATAL, ExecutorStatus.NEEDS_PERSON):
         why = report.error or report.summary or f"it ended with {report.status.value} and does not say why"
         return _ask(QuestionKind.FATAL, f"the executor cannot work: {why}")

@@ -13,6 +13,7 @@ from tightloop.episode.planning import PlanningOutcome, PlanVerdict, ReflectCaus
 from tightloop.episode.progress.course import reset_counts
 from tightloop.episode.progress.tracking import ProbabilityClass, Tracking
 from tightloop.episode.timeline import TimelineLine
+from tightloop.executor.asking import ANSWER
 from tightloop.executor.model import SUCCESSES, ExecutorReport, ExecutorStatus, Grant
 from tightloop.question import Answer, Question, QuestionKind
 from tightloop.safety.rubric import OVERRULED_LIMIT, unanswered
@@ -23,6 +24,7 @@ from tightloop.value.artifact import ArtifactRef
 TIMELINE_LIMIT = 80
 NOTES_LIMIT = 5
 GRANTS_LIMIT = 100
+GRANT_CHARACTERS = 2_000
 FAILED_SHOWN = 5
 # Two rounds of the longest circle that `goes_round` recognises.
 LINE_CHARACTERS = 240
@@ -33,9 +35,16 @@ DOUBTFUL_WEIGHT = 0.6
 """What an iteration counts of which nobody can tell whether it helped; one that brought nothing counts 1."""
 NEWS_WEIGHT = 0.4
 """The same, where the checks fail in a way that they never did."""
-NOT_A_FAILURE = SUCCESSES | {ExecutorStatus.LIMIT_HIT, ExecutorStatus.CANCELLED, ExecutorStatus.NEEDS_PERSON}
+NOT_A_FAILURE = SUCCESSES | {
+    ExecutorStatus.LIMIT_HIT,
+    ExecutorStatus.CANCELLED,
+    ExecutorStatus.NEEDS_PERSON,
+    ExecutorStatus.PAUSED,
+}
 """Ends of a delivery that are not counted as a failure of the executor."""
-DELIVERED_AGAIN = frozenset({ExecutorStatus.LIMIT_HIT, ExecutorStatus.NEEDS_PERSON, ExecutorStatus.FATAL})
+DELIVERED_AGAIN = frozenset(
+    {ExecutorStatus.LIMIT_HIT, ExecutorStatus.NEEDS_PERSON, ExecutorStatus.FATAL, ExecutorStatus.PAUSED}
+)
 """Ends after which the same plan is delivered again, from where the executor was."""
 
 
@@ -134,10 +143,10 @@ def with_report(state: EpisodeState, report: ExecutorReport) -> EpisodeState:
     )
 
 
-def with_grant(state: EpisodeState, question: Question, *, allowed: bool) -> EpisodeState:
+def with_grant(state: EpisodeState, question: Question, *, allowed: bool, text: str = "") -> EpisodeState:
     """Keep a person's answer for the next delivery of the plan; the last answer to a question counts."""
     others = tuple(grant for grant in state.grants if grant.fingerprint != question.fingerprint)
-    grant = Grant(fingerprint=question.fingerprint, allowed=allowed)
+    grant = Grant(fingerprint=question.fingerprint, allowed=allowed, text=shorten(text, GRANT_CHARACTERS))
     return state.evolve(grants=(*others, grant)[-GRANTS_LIMIT:])
 
 
@@ -256,8 +265,11 @@ def with_answer(state: EpisodeState, question: Question, answer: Answer, *, firs
         case QuestionKind.WORK, _:
             text = ""  # it goes into the report on the work
         case QuestionKind.PERMISSION, option:
-            state = with_grant(state, question, allowed=option == ALLOW)
+            state = with_grant(state, question, allowed=option == ALLOW, text=answer.text)
             text = answer.text and f"{answer.by}, asked about {question.title}: {answer.text}"
+        case QuestionKind.CLARIFICATION, option:
+            state = with_grant(state, question, allowed=option == ANSWER, text=answer.text)
+            text = answer.text and f"{answer.by}, asked {question.title!r}: {answer.text}"
         case QuestionKind.ALIGNMENT, option if option == ALLOW:
             state = _with_allowed_findings(state)
         case QuestionKind.ALIGNMENT, option if option == REFUSE:

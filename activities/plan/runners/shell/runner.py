@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from activities.plan.attempts.contract import make_failure
-from activities.plan.attempts.protected_files import find_protected_paths
+from activities.plan.attempts.protected_files import find_protected_paths, protect_lists
 from activities.plan.files import resolve_path
 from activities.plan.port import RunnerResult, Work
 from activities.plan.quoting import shell_command, variable
@@ -70,7 +70,7 @@ class ShellRunner:
         folder = resolve_path(work.root, action.folder) if action.folder not in ("", ".") else work.root
         if not folder.is_dir() or folder.is_symlink():
             raise InvalidRequestError(f"the folder {action.folder!r} is not there")
-        protected = find_protected_paths(work)
+        protected = _protected(work)
         with _receiver() as (place, descriptor):
             argv = ("/bin/sh", "-c", _WRAPPER, "sh", str(folder), command.text, str(place))
             spec = allowed(self._settings, argv, work.root, wall_limit_s=work.step.timeout_s, grace_s=self._grace_s)
@@ -148,9 +148,13 @@ def _failure(ran: Ran, step: Step) -> StepFailure | None:
     return None
 
 
+def _protected(work: Work) -> frozenset[Path]:
+    return find_protected_paths(work.root, protect_lists(work.plan.policy))
+
+
 def _remove_protected(work: Work, before: frozenset[Path]) -> StepFailure | None:
     """Return the failure of a command that made files which no step may make, where git ignores them; they go."""
-    made = sorted(find_protected_paths(work) - before)
+    made = sorted(_protected(work) - before)
     if not made:
         return None
     for place in made:

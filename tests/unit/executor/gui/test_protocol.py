@@ -275,3 +275,12 @@ def test_random_faults_never_submit_twice_nor_anything_else(deliver: Deliver) ->
         assert deliver(desktop).end is HandOffEnd.ACKED, seed
         assert desktop.submitted == [MESSAGE.text], seed
         assert desktop.leaked == [], seed
+
+
+def test_draft_whose_last_page_is_empty_is_found_and_kept(deliver: Deliver) -> None:
+    draft = "somebody's line\n" * 500
+    desktop = Desktop(box=draft, page_lines=500)
+    result = deliver(desktop)
+    assert result.end is HandOffEnd.REFUSED
+    assert "a draft in the chat box that is not ours" in result.reason
+    assert (desktop.box, desktop.submitted, desktop.leaked) == (draft, [], [])

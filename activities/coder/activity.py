@@ -1,0 +1,157 @@
+"""The activities of the coder: each does one thing, once, and says in few bytes what came of it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from temporalio import activity
+from temporalio.exceptions import CancelledError
+
+from activities.artifacts.port import ArtifactStore, ArtifactStores, get_model
+from activities.checks.activity import run_check
+from activities.checks.port import CheckRunner
+from activities.coder.port import Calls, Review, ToolContext, Turns
+from activities.coder.requests import (
+    BeginRequest,
+    Brief,
+    Checked,
+    CheckRequest,
+    ToolRequest,
+    TurnRequest,
+)
+from activities.coder.session import read_progress, session_folder
+from activities.coder.turns.stored import read_turn
+from activities.executor.port import Outboxes
+from activities.workspace.folders import root_of, state_folder_of
+from activities.workspace.port import WorkingTree, Workspaces
+from activities.workspace.scope import EpisodeScope
+from tightloop.coder import course
+from tightloop.coder.model import Bounds, CallResult, Turn
+from tightloop.coder.session import session_of
+from tightloop.episode.check import CheckResult
+from tightloop.episode.model import EpisodeRequest
+from tightloop.errors import ExecutorError
+from tightloop.executor.model import WorkOrder
+from tightloop.safety.drift import DriftCause
+from tightloop.value import clip, counted
+from tightloop.value.scrub import scrub
+
+FAILING_CHARACTERS = 4_000
+"""Of the output of one red check that a model gets."""
+FAILING_CHECKS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoderActivities:
+    """Turns, tools and checks of the coder."""
+
+    workspaces: Workspaces
+    stores: ArtifactStores
+    outboxes: Outboxes
+    turns: Turns
+    toolbox: Calls
+    review: Review
+    """Looks at what was written before anything of it is run."""
+    checks: CheckRunner
+    bounds: Bounds
+
+    @activity.defn(no_thread_cancel_exception=True)
+    def begin_coding(self, request: BeginRequest) -> Brief:
+        """Return the session of a delivery, and how far it has come. Changes nothing."""
+        order = self._order(request.scope, request.key)
+        resume = order.resume
+        if resume is None or resume.adapter != "coder":
+            return Brief(session=session_of(request.key), bounds=self.bounds)
+        progress = course.resumed(read_progress(state_folder_of(request.scope), resume.session_id))
+        return Brief(session=resume.session_id, bounds=self.bounds, progress=progress)
+
+    @activity.defn
+    async def take_turn(self, request: TurnRequest) -> Turn:
+        """Ask a model for its next step. A turn that is in the journal is not paid again.
+
+        Raises:
+            PlannerError: the service refuses; not retryable.
+            PlannerUnavailableError: it is busy or down; retryable.
+        """
+        store = self.stores(Path(request.scope.workspace))
+        order = self._order(request.scope, request.key)
+        return await self.turns.take(request, order, store, beat=activity.heartbeat)
+
+    @activity.defn(no_thread_cancel_exception=True)
+    def use_tool(self, request: ToolRequest) -> CallResult:
+        """Make one call of a turn. Idempotent: a call that is in the journal is not made again."""
+        folder = session_folder(state_folder_of(request.scope), request.session)
+        call = read_turn(folder, request.turn).calls[request.index]
+        order = self._order(request.scope, request.key)
+
+        def use(tree: WorkingTree | None) -> CallResult:
+            context = self._context(request.scope, request.base_tree, order, tree)
+            return self.toolbox.use(request.turn, request.index, call, context, folder)
+
+        if self.toolbox.heads([call])[0].reads:
+            return use(None)
+        with self.workspaces.hold(request.scope) as tree:
+            result = use(tree)
+        if activity.is_cancelled():
+            raise CancelledError(f"{call.tool} was stopped")
+        return result
+
+    @activity.defn(no_thread_cancel_exception=True)
+    def check_work(self, request: CheckRequest) -> Checked:
+        """Run the definition of done on what is there, and undo what the checks left. Idempotent by that."""
+        store = self.stores(Path(request.scope.workspace))
+        checks = get_model(store, request.scope.stored_request, EpisodeRequest).definition_of_done
+        order = self._order(request.scope, request.key)
+        with self.workspaces.hold(request.scope) as tree:
+            context = self._context(request.scope, request.base_tree, order, tree)
+            found = tree.snapshot()
+            if (refusal := self.review(context)) is not None:
+                return self._held_back(store, refusal.text, found).evolve(question=refusal.question)
+            results = []
+            try:
+                for check in checks:
+                    results.append(
+                        run_check(self.checks, check, tree, store, expected_tree=found, cancelled=activity.is_cancelled)
+                    )
+            finally:
+                tree.ensure(found, DriftCause.DURING_CHECKS)
+        red = [result for result in results if not result.passed]
+        if not red:
+            return Checked(green=True, tree=found, summary=f"{counted(len(results), 'check')} green")
+        said = store.put(_failing(red).encode(), name="red checks", media_type="text/plain")
+        return Checked(tree=found, said=said, summary=f"{len(red)} of {counted(len(results), 'check')} red")
+
+    @staticmethod
+    def _held_back(store: ArtifactStore, text: str, tree: str) -> Checked:
+        said = store.put(text.encode(), name="safety", media_type="text/plain")
+        return Checked(tree=tree, said=said, summary="the checks were not run: the code did not pass the safety layers")
+
+    def _context(self, scope: EpisodeScope, base_tree: str, order: WorkOrder, tree: WorkingTree | None) -> ToolContext:
+        return ToolContext(
+            scope=scope,
+            root=root_of(scope),
+            base_tree=base_tree,
+            store=self.stores(Path(scope.workspace)),
+            checks=order.plan.definition_of_done,
+            grants=order.grants,
+            cancelled=activity.is_cancelled,
+            started=tree.own_process if tree is not None else lambda _pid: None,
+            tree=tree,
+        )
+
+    def _order(self, scope: EpisodeScope, key: str) -> WorkOrder:
+        workspace = Path(scope.workspace)
+        delivery = self.outboxes(workspace).get(key)
+        if delivery is None:
+            raise ExecutorError(f"the outbox of {workspace} has no delivery {key}: was its state folder removed?")
+        return get_model(self.stores(workspace), delivery.order, WorkOrder).evolve(key=key)
+
+
+def _failing(red: list[CheckResult]) -> str:
+    """Return red checks in words."""
+    parts = [
+        f"The check `{result.name}` failed ({result.status.value}):\n{clip(scrub(result.tail), FAILING_CHARACTERS)}"
+        for result in red[:FAILING_CHECKS]
+    ]
+    if len(red) > FAILING_CHECKS:
+        parts.append(f"{counted(len(red) - FAILING_CHECKS, 'further check')} failed.")
+    return "\n\n".join(parts)

@@ -1,0 +1,67 @@
+"""The executor `coder`: its deliveries are carried out by a workflow, see `workflows/coder/`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from activities.artifacts.port import ArtifactStore
+from activities.coder.session import keep_progress
+from activities.coder.turns.conversation import rendered
+from activities.executor.port import Availability, Control, DelegatingExecutor
+from tightloop.coder.model import CODER, CoderResult, Talk
+from tightloop.executor.model import ErrorKind, ExecutorOutcome, ExecutorStatus, ResumeToken, WorkOrder
+
+
+@dataclass(frozen=True)
+class CoderExecutor(DelegatingExecutor):
+    """Hands deliveries over to the workflow."""
+
+    problem: Callable[[], str]
+    """Returns why no model can be asked here, or no sandbox runs commands; empty: nothing is missing."""
+    open_to: tuple[str, ...] = ()
+    """Hosts and folders that the sandbox leaves open."""
+
+    def availability(self) -> Availability:
+        """Look for a model and a sandbox; see the port."""
+        problem = self.problem()
+        return Availability(usable=not problem, reason=problem)
+
+    def continues(self, order: WorkOrder, state_folder: Path) -> bool:
+        """Return True: its journal knows what was done."""
+        del order, state_folder
+        return True
+
+    def effects_outside(self, order: WorkOrder) -> str:
+        """Return what the sandbox leaves open; see the port."""
+        del order
+        return f"its commands may reach {', '.join(self.open_to)}" if self.open_to else ""
+
+    def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
+        """Say that the episode starts the workflow."""
+        del order, control, state_folder
+        return ExecutorOutcome(status=ExecutorStatus.DELEGATED)
+
+    def conclude(self, result: CoderResult, store: ArtifactStore, state_folder: Path) -> ExecutorOutcome:
+        """Return how the delivery ended; where it goes on later, its progress is kept in the session."""
+        talk = result.progress.talks.get(CODER)
+        resume = None
+        if result.status in (ExecutorStatus.NEEDS_PERSON, ExecutorStatus.PAUSED):
+            keep_progress(state_folder, result.session, result.progress)
+            resume = ResumeToken(adapter=CODER, session_id=result.session)
+        is_fatal = result.status is ExecutorStatus.FATAL
+        return ExecutorOutcome(
+            status=result.status,
+            summary=_said(store, talk) or result.error,
+            error=result.error,
+            error_kind=ErrorKind.CONFIG if is_fatal else None,
+            usage=result.progress.usage,
+            resume=resume,
+            question=result.question,
+            transcript=rendered(store, talk.node) if talk and talk.node else b"",
+        )
+
+
+def _said(store: ArtifactStore, talk: Talk | None) -> str:
+    """Return what the coder said when it finished; empty where it did not."""
+    finished = [result.result for result in talk.results if result.finished] if talk else []
+    return store.get(finished[-1]).decode("utf-8", "replace") if finished else ""

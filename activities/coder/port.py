@@ -1,0 +1,211 @@
+"""The ports of the coder: its tools, and the model that it asks."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from activities.artifacts.port import ArtifactStore
+from activities.coder.requests import TurnRequest
+from activities.workspace.port import WorkingTree
+from activities.workspace.scope import EpisodeScope
+from tightloop.coder.model import CallHead, CallResult, Turn
+from tightloop.coder.role import Role
+from tightloop.errors import TightloopError
+from tightloop.executor.model import Grant, WorkOrder
+from tightloop.executor.usage import Usage
+from tightloop.question import Question
+from tightloop.safety.prompt_privacy import PromptPrivacy
+from tightloop.value.artifact import ArtifactRef
+
+
+class ToolError(TightloopError):
+    """A tool cannot do what was asked; the message tells the model why, and what to do instead."""
+
+
+class ProposedCall(NamedTuple):
+    """A tool call as the model wrote it."""
+
+    id: str
+    """The provider's id; unique within its answer."""
+    tool: str
+    arguments: str
+    """JSON, as yet unread."""
+
+
+class Message(NamedTuple):
+    """One message of a conversation."""
+
+    role: str
+    """`system`, `user`, `assistant` or `tool`."""
+    text: str = ""
+    calls: tuple[ProposedCall, ...] = ()
+    """Of an assistant."""
+    call_id: str = ""
+    """Of a tool: the call that it answers."""
+    result: str = ""
+    """Of a tool: the hash of the artifact with its result, by which it can be read again."""
+
+
+class ToolSpec(NamedTuple):
+    """A tool as a model is told of it."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    """Strict JSON schema: every property is required (null where it is optional), none may be added."""
+
+
+class ModelReply(NamedTuple):
+    """What a model answered, unchanged."""
+
+    text: str = ""
+    calls: tuple[ProposedCall, ...] = ()
+    truncated: bool = False
+    refusal: str = ""
+    usage: Usage = Usage()
+    model: str = ""
+
+
+class ToolResult(NamedTuple):
+    """What a tool brought."""
+
+    text: str
+    """For the model; the toolbox bounds it."""
+    failed: bool = False
+    question: Question | None = None
+    """Nothing was done; a person decides first."""
+    finished: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileChange:
+    """What a writing tool is about to do to one file; done by rename, so that it happens whole or not."""
+
+    path: str
+    """Relative to the root."""
+    before: bytes | None
+    """None: there is no such file."""
+    after: bytes | None
+    """None: it is removed."""
+    text: str
+    """For the model, once it is done."""
+    executable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramStart:
+    """A program that a tool is about to start; everything that can be said against it was said before."""
+
+    run: Callable[[], ToolResult]
+    """Starts it, and waits for its end."""
+
+
+class CoderMemory(Protocol):
+    """What is remembered of one project. Blocking."""
+
+    def search(self, query: str, limit: int) -> list[str]:
+        """Return what fits best, a text each, the best first; nothing where it cannot be searched."""
+        ...
+
+    def remember(self, key: str, text: str) -> None:
+        """Keep a fact under a name, in place of what is there. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolContext:
+    """What a tool may use."""
+
+    scope: EpisodeScope
+    root: Path
+    """The working tree."""
+    base_tree: str
+    """Tree from which the delivery began."""
+    store: ArtifactStore
+    checks: tuple[str, ...] = ()
+    """Commands of the definition of done."""
+    grants: tuple[Grant, ...] = ()
+    """What people allowed or denied, by fingerprint."""
+    cancelled: Callable[[], bool] = lambda: False
+    started: Callable[[int], None] = lambda _pid: None
+    """Told the pid of what is started, so that the next holder ends it should this worker die."""
+    tree: WorkingTree | None = field(default=None, repr=False)
+    """Held exclusively while a tool writes or runs; None while it only reads."""
+    tools: tuple[str, ...] = ()
+    """Names of the tools that the role has; empty: all."""
+    memory: CoderMemory | None = None
+    """Of this project; None: there is none."""
+    find_result: Callable[[str], ArtifactRef | None] = lambda _digits: None
+    """Returns an earlier result of this session by the first digits of its digest; set by the toolbox."""
+
+
+class Tool(Protocol):
+    """One tool; a file of its own in `activities/coder/tools/`. Blocking; runs in a thread.
+
+    A tool reads, or prepares a change of one file, or the start of a program: the toolbox writes down what is going
+    to happen, and only then lets it happen.
+    """
+
+    @property
+    def spec(self) -> ToolSpec:
+        """What a model is told of it."""
+        ...
+
+    reads: bool
+    """It changes nothing and starts nothing."""
+    runs: bool
+    """It starts programs: after a crash its outcome is unknown, and it is not started again by itself."""
+
+    def use(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult | FileChange | ProgramStart:
+        """Do it, or say what is to be done. `arguments` follow the schema.
+
+        Raises:
+            ToolError: it cannot be done as asked; the model is told why.
+        """
+        ...
+
+
+class Turns(Protocol):
+    """Takes the turns of all roles."""
+
+    async def take(
+        self, request: TurnRequest, order: WorkOrder, store: ArtifactStore, *, beat: Callable[[], None]
+    ) -> Turn:
+        """Return the model's next step; what is in the journal is not asked again."""
+        ...
+
+
+class Calls(Protocol):
+    """Makes the calls of the turns."""
+
+    def heads(self, calls: Iterable[ProposedCall]) -> tuple[CallHead, ...]:
+        """Return what the history keeps of calls."""
+        ...
+
+    def use(self, turn: int, index: int, call: ProposedCall, context: ToolContext, session: Path) -> CallResult:
+        """Make a call, or return what came of it when it was made before."""
+        ...
+
+
+Review = Callable[[ToolContext], ToolResult | None]
+"""Looks at what the coder wrote before anything of it is run; None: it may be run."""
+
+
+class TurnModel(Protocol):
+    """Asks a model for its next step."""
+
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, beat: Callable[[], None]
+    ) -> ModelReply:
+        """Return the answer; `beat` is called with every piece that arrives.
+
+        Raises:
+            PlannerError: the service refuses; not retryable.
+            PlannerUnavailableError: it is busy or down; retryable.
+        """
+        ...
+
+
+TurnModels = Callable[[Role, str, PromptPrivacy], TurnModel]
+"""Returns the model of a role, by the id of the session and what the project lets leave this host in a prompt."""

@@ -1,0 +1,62 @@
+"""Searches files for an expression of Python's `re`; a program, which is ended where the expression backtracks.
+
+It reads its order as JSON from its standard input and prints as `rg --null --line-number` does. Exit codes are those of
+ripgrep: 0 for a match, 1 for none, 2 for a wrong expression.
+"""
+
+import json
+import os
+import re
+import stat
+import sys
+
+BINARY_BYTES = 8_000
+CONTROL = 2
+
+
+def main() -> int:
+    """Search, print, and return the exit code."""
+    order = json.load(sys.stdin)
+    try:
+        flags = re.IGNORECASE if order["ignore_case"] else 0
+        pattern = re.compile(re.escape(order["pattern"]) if order["literal"] else order["pattern"], flags)
+    except (re.error, RecursionError, OverflowError) as error:
+        sys.stdout.write(f"regex parse error: {error}\n")
+        return CONTROL
+    left = order["lines"]
+    for name in order["files"]:
+        lines = _matches(_read(name), pattern, order["context"])[:left]
+        for number, is_match, line in lines:
+            text = (
+                line if len(line) <= order["columns"] else line[: order["columns"]] + " [... omitted end of long line]"
+            )
+            mark = ":" if is_match else "-"
+            sys.stdout.buffer.write(os.fsencode(name) + b"\0" + f"{number}{mark}{text}\n".encode("utf-8", "replace"))
+        left -= len(lines)
+        if not left:
+            break
+    return 0 if left < order["lines"] else 1
+
+
+def _matches(text: str, pattern: "re.Pattern[str]", context: int) -> list[tuple[int, bool, str]]:
+    lines = text.removesuffix("\n").split("\n") if text else []
+    found = [number for number, line in enumerate(lines) if pattern.search(line.removesuffix("\r"))]
+    around = {near for number in found for near in range(number - context, number + context + 1)}
+    matching = set(found)
+    return [(at + 1, at in matching, lines[at].removesuffix("\r")) for at in sorted(around) if 0 <= at < len(lines)]
+
+
+def _read(name: str) -> str:
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return ""
+        content = file.read()
+    return "" if b"\0" in content[:BINARY_BYTES] else content.decode("utf-8", "replace")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,3 @@
+from turnstile.machine import Turnstile
+
+__all__ = ["Turnstile"]

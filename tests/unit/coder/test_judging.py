@@ -1,0 +1,105 @@
+"""Answers of models: calls that can be made, or a sentence that the model can act on."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from activities.coder.port import ModelReply, ProposedCall
+from activities.coder.turns.judging import MOST_CALLS, PROBLEM_CHARACTERS, judge
+from tests.support.coder_turns import SPECS
+
+
+def called(*calls: tuple[str, str], **options: Any) -> ModelReply:
+    return ModelReply(calls=tuple(ProposedCall(f"c{n}", *call) for n, call in enumerate(calls)), **options)
+
+
+@pytest.mark.parametrize(
+    ("written", "start"),
+    [
+        ('{"path": "a.py", "start": 3}', 3),
+        ('{"path": "a.py"}', None),
+        ('{"path": "a.py", "start": "3"}', 3),
+        (json.dumps('{"path": "a.py", "start": 3}'), 3),
+        ("{path: 'a.py', start: 3,}", 3),
+        ('```json\n{"path": "a.py", "start": 3}\n```', 3),
+    ],
+)
+def test_call_that_can_be_understood_is_made(written: str, start: int | None) -> None:
+    verdict = judge(called(("read_file", written)), SPECS, number=1)
+    assert verdict.problem == ""
+    assert json.loads(verdict.calls[0].arguments) == {"path": "a.py", "start": start}
+
+
+@pytest.mark.parametrize(
+    ("reply", "sentence"),
+    [
+        (called(("raed_file", "{}")), "There is no tool 'raed_file'. Did you mean 'read_file'?"),
+        (called(("read_file", '{"path": "a')), "The arguments of read_file have no end. Write less at once."),
+        (
+            called(("read_file", "a.py")),
+            "The arguments of read_file are not a JSON object: 'a.py'. Write an object",
+        ),
+        (called(("read_file", "[1]")), "The arguments of read_file are not a JSON object: '[1]'."),
+        (called(("read_file", '{"path": 5}')), "read_file: wrong arguments: path: 5 is not of type 'string'."),
+        (called(("finish", "{}")), "finish: wrong arguments: 'summary' is a required property."),
+        (called(("finish", '{"summary": "a", "x": 1}')), "finish: unknown argument 'x'."),
+        (ModelReply(text="I would read it."), "Your answer calls no tool. Call one of read_file, edit_file, run_tests"),
+        (ModelReply(), "Your answer calls no tool."),
+        (called(("finish", '{"summary": "a"}'), truncated=True), "Your answer was cut off at the output limit"),
+        (ModelReply(refusal="I must not."), "You refused: I must not. If the task cannot be done, call `finish`"),
+    ],
+)
+def test_what_is_wrong_is_said_so_that_the_model_can_act(reply: ModelReply, sentence: str) -> None:
+    verdict = judge(reply, SPECS, number=1)
+    assert verdict.problem.startswith(sentence)
+    assert verdict.calls == ()
+    assert verdict.text != ""
+
+
+def test_one_bad_call_stops_the_good_ones_beside_it() -> None:
+    verdict = judge(called(("read_file", '{"path": "a"}'), ("nothing", "{}")), SPECS, number=1)
+    assert verdict.calls == ()
+    assert verdict.problem.endswith("Nothing of this answer was done.")
+
+
+def test_too_many_calls_are_refused() -> None:
+    verdict = judge(called(*[("finish", '{"summary": "a"}')] * (MOST_CALLS + 1)), SPECS, number=1)
+    assert f"at most {MOST_CALLS}" in verdict.problem
+
+
+def test_call_that_was_written_as_text_is_found() -> None:
+    text = 'I read it.\n<tool_call>{"name": "read_file", "arguments": {"path": "a.py"}}</tool_call>'
+    [call] = judge(ModelReply(text=text), SPECS, number=4).calls
+    assert (call.tool, json.loads(call.arguments)["path"], call.id) == ("read_file", "a.py", "call_4_0")
+
+
+def test_text_about_a_tool_that_does_not_exist_is_no_call() -> None:
+    assert judge(ModelReply(text='{"name": "rm", "arguments": {}}'), SPECS, number=4).calls == ()
+
+
+def test_calls_get_ids_of_their_own_where_the_service_gives_none() -> None:
+    calls = tuple(ProposedCall(given, "finish", '{"summary": "a"}') for given in ("", "x", "x", "y" * 100))
+    ids = [call.id for call in judge(ModelReply(calls=calls), SPECS, number=7).calls]
+    assert ids == ["call_7_0", "x", "call_7_2", "call_7_3"]
+
+
+def test_half_a_surrogate_pair_can_be_stored() -> None:
+    [call] = judge(called(("finish", '{"summary": "\\ud800 done"}')), SPECS, number=1).calls
+    assert call.arguments.encode() == b'{"summary": "? done"}'
+
+
+@given(
+    st.text(max_size=200), st.sampled_from(["read_file", "edit_file", "run_tests", "finish", "other"]), st.booleans()
+)
+def test_whatever_is_answered_ends_in_calls_that_fit_or_a_problem(written: str, tool: str, truncated: bool) -> None:
+    reply = ModelReply(text=written, calls=(ProposedCall("c", tool, written),), truncated=truncated)
+    verdict = judge(reply, SPECS, number=1)
+    assert bool(verdict.calls) != bool(verdict.problem)
+    assert len(verdict.problem) <= PROBLEM_CHARACTERS + 40
+    schemas = {spec.name: spec.parameters for spec in SPECS}
+    for call in verdict.calls:
+        Draft202012Validator(dict(schemas[call.tool])).validate(json.loads(call.arguments))

@@ -1,0 +1,1 @@
+"""The built-in coder: its words and its rules."""

@@ -1,0 +1,101 @@
+"""Decides how a coder goes on: after a turn, after results, and when it goes round in circles."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from tightloop.coder.model import Bounds, CallResult, CoderProgress, Talk, Turn
+from tightloop.executor.usage import Usage
+from tightloop.value.artifact import ArtifactRef
+
+# The numbers are those of OpenHands' stuck detector: 4 equal calls with equal results within 20, 3 monologues.
+WINDOW = 20
+REPEATS_TOLD = 3
+"""Equal calls with equal results after which the model is told."""
+REPEATS_STOP = 4
+SILENT_STOP = 3
+"""Answers in a row that propose nothing that can be done."""
+NUDGE = (
+    "You have made the same call with the same result {times} times. It will not change. Look at the problem from "
+    "another side: read other files, or finish and say what stands in the way."
+)
+PROPOSE = "You proposed no tool call. Go on with one, or call finish with a summary."
+
+
+def spent_tokens(usage: Usage) -> int:
+    """Return the tokens that are known to be spent."""
+    return (usage.input_tokens or 0) + (usage.output_tokens or 0)
+
+
+def told(talk: Talk, message: ArtifactRef) -> Talk:
+    """Return the conversation with a message for the model; whatever it ended with before, this is news to it."""
+    return talk.evolve(said=(*talk.said, message), marks=(), turns=0, silent=0, nudged=False)
+
+
+def bound_reached(role: str, progress: CoderProgress, bounds: Bounds) -> str:
+    """Return which bound leaves no room for another turn of a role, as a sentence; empty: none."""
+    most, taken = bounds.turns_of.get(role, bounds.max_turns), progress.talks.get(role, Talk()).turns
+    if taken >= most:
+        return f"coder.roles.{role}.max_turns is {most}, and {taken} turns are taken"
+    if progress.turns >= bounds.max_turns:
+        return f"coder.max_turns is {bounds.max_turns}, and {progress.turns} turns are taken"
+    if (spent := spent_tokens(progress.usage)) >= bounds.max_tokens:
+        return f"coder.max_tokens is {bounds.max_tokens}, and {spent} tokens are spent"
+    return ""
+
+
+def after_turn(talk: Talk, turn: Turn) -> Talk:
+    """Return the conversation with an answer, before its calls are made."""
+    idle = not turn.calls or bool(turn.problem)
+    return talk.evolve(
+        node=turn.node,
+        turn=turn,
+        results=(),
+        said=(),
+        correction=turn.problem or ("" if turn.calls else PROPOSE),
+        turns=talk.turns + 1,
+        silent=talk.silent + 1 if idle else 0,
+    )
+
+
+def after_results(talk: Talk, results: Sequence[CallResult]) -> Talk:
+    """Return the conversation with the results of all calls of its last answer."""
+    marks = (*talk.marks, *(result.mark for result in results if result.mark))[-WINDOW:]
+    times = most_repeated(marks)
+    # Other work in between gives the same call a new meaning, so being told once is not for ever.
+    told = times >= REPEATS_TOLD
+    return talk.evolve(
+        results=tuple(results),
+        marks=marks,
+        nudged=told,
+        correction=NUDGE.format(times=times) if told and not talk.nudged else "",
+    )
+
+
+def most_repeated(marks: Sequence[str]) -> int:
+    """Return how often the newest result has come within the window."""
+    return Counter(marks)[marks[-1]] if marks else 0
+
+
+def why_stuck(talk: Talk) -> str:
+    """Return why a conversation leads nowhere, as a sentence; empty: it does not."""
+    if talk.silent >= SILENT_STOP:
+        problem = talk.turn.problem if talk.turn else ""
+        return f"{talk.silent} answers in a row had no tool call that can be made" + (f": {problem}" if problem else "")
+    if (times := most_repeated(talk.marks)) >= REPEATS_STOP:
+        return f"the same call had the same result {times} times"
+    return ""
+
+
+def resumed(progress: CoderProgress) -> CoderProgress:
+    """Return the progress after a person's answer: the calls that waited for it are made again."""
+    talks = {role: _without_questions(talk) for role, talk in progress.talks.items()}
+    return progress.evolve(talks=talks)
+
+
+def _without_questions(talk: Talk) -> Talk:
+    made = []
+    for result in talk.results:
+        if result.question is not None:
+            break
+        made.append(result)
+    return talk.evolve(results=tuple(made))

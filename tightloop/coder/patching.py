@@ -1,0 +1,277 @@
+"""Search and replace that fits one place of a file exactly, or nothing is changed; never by similarity.
+
+A place is looked for in three ways, and the first that finds any decides: character by character; by whole lines
+without the blanks at their ends; by whole lines that are all shifted by the same indentation. Line ends are compared
+as if they were all alike, and the file keeps its own.
+"""
+
+import re
+from collections.abc import Iterator
+from difflib import SequenceMatcher
+from itertools import islice
+from typing import NamedTuple
+
+from tightloop.coder.lines import numbered
+from tightloop.value import counted
+
+NEAR_LINES = 2
+"""Shown before and behind the lines that are nearest to what was not found."""
+SHOWN_LINES = 30
+PLACES_SHOWN = 10
+PLACES_LIMIT = 1_000
+"""Places that are looked at: a file may be one letter eight million times."""
+COMPARED_LINES, COMPARED_CHARACTERS = 2_000, 200
+"""What is compared by similarity, and only to show the nearest lines: it takes quadratic time."""
+BYTE_ORDER_MARK = "\ufeff"
+
+
+class Patched(NamedTuple):
+    """A file after the change."""
+
+    text: str
+    line: int
+    """The first line that was replaced, from 1."""
+    lines: int
+    """How many lines stand in its place now."""
+    how: str = ""
+    """In which way the place was found; empty: character by character."""
+
+
+class Miss(NamedTuple):
+    """Nothing was changed."""
+
+    reason: str
+    """For the model: why, and what to do."""
+    lines: tuple[int, ...] = ()
+    """Where the text was found, if it was found more than once."""
+    is_applied: bool = False
+    """The new text is there already."""
+
+
+class _Place(NamedTuple):
+    start: int
+    end: int
+    new: str
+
+
+def patch(text: str, old: str, new: str) -> Patched | Miss:
+    """Replace the one place in `text` that is `old`."""
+    mark = BYTE_ORDER_MARK if text.startswith(BYTE_ORDER_MARK) else ""
+    file = _File(text[len(mark) :])
+    old, new = (_plain(part.removeprefix(BYTE_ORDER_MARK)) for part in (old, new))
+    if not old:
+        return Miss("old is empty: quote the lines that are replaced. A new file is made by create_file")
+    if old == new:
+        return Miss("old and new are the same: there is nothing to change")
+    done: list[int] = []
+    for how, places in _ways(file.plain, old, new):
+        found, inside = _split(places, file.plain)
+        done += inside
+        if len(found) == 1:
+            place = found[0]
+            line = file.plain.count("\n", 0, place.start) + 1
+            return Patched(mark + file.replace(place), line, place.new.count("\n") + 1, how)
+        if found:
+            return _several(file.plain, found)
+    return _missing(file.plain, old, new, done)
+
+
+class _File:
+    """A text with plain line ends, and what they were before."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.plain = _plain(text)
+        self._returns = [found.start() for found in re.finditer("\r\n", text)]
+
+    def replace(self, place: _Place) -> str:
+        """Return the text with a place replaced; line ends in the new part are those of the old one, or of the file."""
+        start, end = self._original(place.start), self._original(place.end)
+        old = self._text[start:end]
+        like = old if "\n" in old else self._text
+        is_dos = like.count("\r\n") * 2 > like.count("\n")
+        return self._text[:start] + (place.new.replace("\n", "\r\n") if is_dos else place.new) + self._text[end:]
+
+    def _original(self, at: int) -> int:
+        # Each earlier pair of return and line feed is one character less in the plain text.
+        before = 0
+        for number, place in enumerate(self._returns):
+            if place - number >= at:
+                break
+            before = number + 1
+        return at + before
+
+
+def _plain(text: str) -> str:
+    return text.replace("\r\n", "\n")
+
+
+def _ways(text: str, old: str, new: str) -> Iterator[tuple[str, list[_Place]]]:
+    exact = [_Place(at, at + len(old), new) for at in islice(_find_all(text, old), PLACES_LIMIT)]
+    # What begins in the middle of an indentation has another one: the other lines of new have to be shifted as well.
+    is_cut = old[0] in " \t" and "\n" in new.removesuffix("\n")
+    yield "", [place for place in exact if not (is_cut and _cuts_indentation(text, place.start))]
+    if old.strip():
+        yield "without blanks at line ends", _find_lines(text, old, new, shifted=False)
+        yield "with other indentation", _find_lines(text, old, new, shifted=True)
+
+
+def _cuts_indentation(text: str, at: int) -> bool:
+    before = text[text.rfind("\n", 0, at) + 1 : at]
+    return bool(before) and not before.strip()
+
+
+def _find_all(text: str, part: str) -> Iterator[int]:
+    """Yield where a text occurs, overlapping places included."""
+    at = text.find(part)
+    while at >= 0:
+        yield at
+        at = text.find(part, at + 1)
+
+
+def _find_lines(text: str, old: str, new: str, *, shifted: bool) -> list[_Place]:
+    """Return the places whose lines are those of `old` but for blanks at their ends, or for their indentation too."""
+    wanted = old.removesuffix("\n").split("\n")
+    lines = text.split("\n")
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line) + 1)
+    anchor = next(number for number, line in enumerate(wanted) if line.strip())
+    found: list[_Place] = []
+    for first in range(len(lines) - len(wanted) + 1):
+        # One line is compared before the others: most places end here.
+        if lines[first + anchor].strip() != wanted[anchor].strip():
+            continue
+        moved = _moved(lines[first : first + len(wanted)], wanted, new, shifted=shifted)
+        if moved is not None and len(found) < PLACES_LIMIT:
+            end = starts[first + len(wanted)]
+            found.append(_place(text, starts[first], end, moved, old_ends=old.endswith("\n")))
+    return found
+
+
+def _place(text: str, start: int, end: int, new: str, *, old_ends: bool) -> _Place:
+    if end > len(text):
+        # The last line of a file without a line end, which it keeps doing without.
+        new = new.removesuffix("\n") if old_ends else new
+        if old_ends and not new:
+            start = max(start - 1, 0)
+        return _Place(start, len(text), new)
+    return _Place(start, end if old_ends else end - 1, new)
+
+
+def _moved(lines: list[str], wanted: list[str], new: str, *, shifted: bool) -> str | None:
+    """Return the new text as it has to be in these lines; None: they are not the wanted ones."""
+    if not shifted:
+        return new if [line.rstrip() for line in lines] == [line.rstrip() for line in wanted] else None
+    shifts = set()
+    for line, want in zip(lines, wanted, strict=True):
+        if line.strip() != want.strip():
+            return None
+        if want.strip():
+            shifts.add(_shift(_indentation(line), _indentation(want)))
+    return _shifted(new, *shifts.pop()) if len(shifts) == 1 else None
+
+
+def _shift(has: str, wanted: str) -> tuple[str, str]:
+    """Return the indentation to add, and that to take away."""
+    if has.endswith(wanted):
+        return has[: len(has) - len(wanted)], ""
+    if wanted.endswith(has):
+        return "", wanted[: len(wanted) - len(has)]
+    return "\0", "\0"
+
+
+def _shifted(text: str, add: str, remove: str) -> str | None:
+    """Return the text with all its lines shifted; None: it has a line that is not indented as much."""
+    lines = text.split("\n")
+    if "\0" in add or any(line.strip() and not line.startswith(remove) for line in lines):
+        return None
+    return "\n".join(add + line.removeprefix(remove) if line.strip() else line for line in lines)
+
+
+def _indentation(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
+
+
+def _split(places: list[_Place], text: str) -> tuple[list[_Place], list[int]]:
+    """Return the places that are still to be replaced, and where those are that the same edit has made already.
+
+    Where the new text contains the old one, an edit that is done would be found again.
+    """
+    found: list[_Place] = []
+    done: list[int] = []
+    for place in places:
+        around = _around(text, place)
+        if around is None:
+            found.append(place)
+        else:
+            done.append(around)
+    return found, done
+
+
+def _around(text: str, place: _Place) -> int | None:
+    """Return where the new text begins that a place is a part of; None: it is not."""
+    old = text[place.start : place.end]
+    for inside in islice(_find_all(place.new, old), PLACES_LIMIT):
+        begin = place.start - inside
+        if begin >= 0 and text.startswith(place.new, begin):
+            return begin
+    return None
+
+
+def _several(text: str, places: list[_Place]) -> Miss:
+    lines = tuple(text.count("\n", 0, place.start) + 1 for place in places[:PLACES_SHOWN])
+    more = f" and {len(places) - PLACES_SHOWN} more" if len(places) > PLACES_SHOWN else ""
+    at = ", ".join(map(str, lines))
+    reason = f"old is there {len(places)} times, it begins at lines {at}{more}. Take more of the lines around the one"
+    return Miss(f"{reason} that is meant", lines)
+
+
+def _missing(text: str, old: str, new: str, done: list[int]) -> Miss:
+    made = done or (list(islice(_find_all(text, new), 1)) if new.strip() else [])
+    if made:
+        line = text.count("\n", 0, made[0]) + 1
+        shown = _around_line(text, line, new.count("\n") + 1)
+        return Miss(f"already applied: new is there, at line {line}, and old is not there besides\n{shown}", (), True)
+    near = _nearest(text.split("\n"), old.removesuffix("\n").split("\n"))
+    if near is None:
+        return Miss("old is not in the file, and no line of it is like one of old. Read the file, and copy from it")
+    shown = _around_line(text, near, old.count("\n") + 1)
+    return Miss(f"old is not in the file. Copy it exactly, blanks included. The nearest lines are:\n{shown}")
+
+
+def _around_line(text: str, line: int, count: int) -> str:
+    lines = text.split("\n")
+    first = max(line - NEAR_LINES, 1)
+    last = min(line + count - 1 + NEAR_LINES, first + SHOWN_LINES - 1)
+    more = counted(line + count - 1 - last, "line")
+    return numbered(lines[first - 1 : last], first) + (f"\n[... {more} more]" if last < line + count - 1 else "")
+
+
+def _nearest(lines: list[str], wanted: list[str]) -> int | None:
+    """Return the line at which most lines are those wanted, without regard to blanks; else where one is most alike."""
+    votes: dict[int, int] = {}
+    at: dict[str, list[int]] = {}
+    for number, line in enumerate(lines):
+        at.setdefault(line.strip(), []).append(number)
+    for number, want in enumerate(wanted[:COMPARED_LINES]):
+        # A line that is everywhere, such as a bracket, says nothing.
+        places = at.get(want.strip(), ()) if want.strip() else ()
+        for place in places if len(places) <= PLACES_SHOWN else ():
+            votes[place - number] = votes.get(place - number, 0) + 1
+    if votes:
+        best = min(votes, key=lambda start: (-votes[start], start))
+        return min(max(best, 0), len(lines) - 1) + 1
+    return _most_alike(lines, wanted)
+
+
+def _most_alike(lines: list[str], wanted: list[str]) -> int | None:
+    first = next((want.strip() for want in wanted if want.strip()), "")[:COMPARED_CHARACTERS]
+    matcher = SequenceMatcher(autojunk=False)
+    matcher.set_seq2(first)
+    best, least = None, 0.6
+    for number, line in enumerate(lines[:COMPARED_LINES], start=1):
+        matcher.set_seq1(line.strip()[:COMPARED_CHARACTERS])
+        if matcher.quick_ratio() > least and (ratio := matcher.ratio()) > least:
+            best, least = number, ratio
+    return best
