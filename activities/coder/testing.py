@@ -50,6 +50,8 @@ class ChangedTests:
             accepted=len(report.accepted),
             refused=len(report.refused),
             survived=report.survived_count,
+            covered=report.coverage.covered,
+            changed=report.coverage.total,
             said=put_text(context.store, _told(report, removed).encode(), name="judged tests"),
             summary=_summary(report),
         )

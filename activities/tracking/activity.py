@@ -115,7 +115,7 @@ class TrackingActivities:
             tree.keep(str(record.number), record.tree)
         note_iteration(self.ledgers(workspace), request, tracking, record, this_call())
         weighed = self._weigh(store, request, diff, episode, before)
-        note_findings(self.ledgers(workspace), request, weighed.findings, this_call())
+        note_measured(self.ledgers(workspace), request, weighed.findings, this_call())
         return Tracked(
             tracking=tracking,
             checkpoint=record,
@@ -218,20 +218,26 @@ def note_iteration(
     )
 
 
-def note_findings(ledger: Ledger, request: TrackRequest, findings: tuple[Finding, ...], call: Call) -> None:
-    """Enter how much the alignment check of the change found; what a person refused before was counted then."""
+def note_measured(ledger: Ledger, request: TrackRequest, findings: tuple[Finding, ...], call: Call) -> None:
+    """Enter how much the alignment check of the change found, and the coverage of the changed lines.
+
+    What a person refused before was counted then.
+    """
     found = sum(not finding.refused for finding in findings)
-    ledger.add_metrics(
-        [
-            Metric(
-                workflow_id=request.scope.episode_id,
-                kind=MetricKind.SAFETY_FINDINGS,
-                value=found,
-                at=call.scheduled,
-                key=f"change/{checkpoint_key(request, call.run)}",
-            )
-        ]
-    )
+    episode = request.scope.episode_id
+    measured = [
+        Metric(
+            workflow_id=episode,
+            kind=MetricKind.SAFETY_FINDINGS,
+            value=found,
+            at=call.scheduled,
+            key=f"change/{checkpoint_key(request, call.run)}",
+        )
+    ]
+    if request.report is not None and (share := request.report.coverage) is not None:
+        kind = MetricKind.CHANGED_LINE_COVERAGE
+        measured.append(Metric(workflow_id=episode, kind=kind, value=share, at=call.scheduled))
+    ledger.add_metrics(measured)
 
 
 def gather(

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, case, func, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
 
 from tightloop.database.rows import next_tick, scrubbed, upsert
 from tightloop.database.schema import metrics, workflows
@@ -82,7 +82,7 @@ def _episode(row: Sequence[Any], answers: Mapping[tuple[str, str], Iterable[floa
     )
 
 
-def _episodes(which: Iterable[ColumnElement[bool]]) -> Select[Any]:
+def _episodes(which: Iterable[ColumnElement[bool]]) -> Any:
     of_kind = {kind: case((metrics.c.kind == kind.value, metrics.c.value)) for kind in MetricKind}
     row = workflows.c
     columns = (

@@ -240,6 +240,8 @@ class ExecutorResult(Value):
     question: Question | None = None
     model: str = ""
     """The model that it used, where its name is known."""
+    coverage: float | None = None
+    """Share of the changed lines that tests execute which can fail, from 0 to 1; None: not measured."""
     versions: dict[str, str] = Field(default_factory=dict)
     """Of the agent, and what fenced it: `{"codex": "0.169.0", "fence": "own"}`."""
     cpu_s: float | None = None
