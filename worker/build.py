@@ -51,6 +51,7 @@ from activities.safety.choose import judges
 from activities.safety.gate import Gate
 from activities.sandbox.choose import choose_sandbox
 from activities.staffing.activity import StaffingActivities
+from activities.testing.gate import SandboxedTestGate
 from activities.tracking.activity import TrackingActivities
 from activities.tracking.git_differ import GitDiffer
 from activities.tracking.record import RecordActivities
@@ -332,9 +333,10 @@ def _work(settings: Settings, use: Adapters) -> Work:
         stores=use.stores,
         outboxes=use.outboxes,
         checks=use.checks,
+        gate=SandboxedTestGate(use.sandbox, use.sandbox_settings, use.bench),
     )
     return Work(
-        handling=[*handling, coder.begin_coding, coder.take_turn, coder.use_tool, coder.check_work],
+        handling=[*handling, coder.begin_coding, coder.take_turn, coder.use_tool, coder.check_work, coder.judge_tests],
         executing=[execution.hand_off, execution.execute, execution.conclude],
         thinking=[planning.next_plan, reflection.reflect, *loop.thinking],
     )

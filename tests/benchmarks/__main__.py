@@ -23,6 +23,7 @@ NAMES = (
     "scheduler",
     "plan",
     "proof",
+    "gate",
     "watchers",
     "events",
     "ledger",

@@ -123,6 +123,10 @@ class CoderProgress(Sparse):
     """By role."""
     tested: bool = False
     """The tester has had its turn."""
+    model: str = ""
+    """Whom the role `coder` asked last."""
+    coverage: float | None = None
+    """Share of the changed lines that tests execute which can fail; None: not measured."""
     path: tuple[tuple[CoderState, int], ...] = ()
     """The last states, each with the turns that were taken before it."""
 

@@ -158,13 +158,16 @@ class CoderWorkflow:
             CoderActivities.judge_tests,
             JudgeRequest(
                 scope=self._scope,
-                session=self._talking.session,
+                key=self._given.key,
                 base_tree=self._given.base_tree,
                 coded_tree=checked.tree,
             ),
             ActivityOptions("prove that the new tests can fail", CHECK_TIMEOUT),
         )
         self._log(judged.summary)
+        if judged.changed:
+            coverage = judged.covered / judged.changed
+            self._talking.progress = self._talking.progress.evolve(coverage=coverage)
         # Mutants that survive are work for the coder; without any the checks are run once more, with the new tests.
         self._enter(CoderState.CODING if judged.survived else CoderState.TESTING, said=judged.said)
 
