@@ -9,8 +9,10 @@ from pathlib import Path
 from temporalio import activity
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, put_model
+from activities.memory.spared import Memories, no_memories
 from activities.safety.gate import Gate, Weighed
 from activities.safety.port import JudgeBriefing
+from activities.tracking.learning import Lesson, Moment, earlier, teach, tell_once
 from activities.tracking.reading import read_diff
 from activities.workspace.folders import root_of, store_folder_of
 from activities.workspace.port import Workspaces
@@ -79,6 +81,7 @@ class TrackingActivities:
     differ: Differ
     gate: Gate = field(default_factory=Gate)
     """The gate of the alignment rubric."""
+    memories: Memories = no_memories
 
     # A cancellation must not fall between the checkpoint in the ledger and the reference that keeps its tree alive.
     @activity.defn(no_thread_cancel_exception=True)
@@ -116,6 +119,7 @@ class TrackingActivities:
         note_iteration(self.ledgers(workspace), request, tracking, record, this_call())
         weighed = self._weigh(store, request, diff, episode, before)
         note_measured(self.ledgers(workspace), request, weighed.findings, this_call())
+        problem = self._teach(store, request, diff, weighed)
         return Tracked(
             tracking=tracking,
             checkpoint=record,
@@ -124,8 +128,29 @@ class TrackingActivities:
             alignment=weighed.store(store),
             usage=weighed.usage,
             drift=drift,
+            memory_problem=problem,
             attempt=activity.info().attempt,
         )
+
+    def _teach(self, store: ArtifactStore, request: TrackRequest, diff: TreeDiff, weighed: Weighed) -> str:
+        """Teach the memory; return why it could not be, where nobody was told yet."""
+        workspace, state = Path(request.scope.workspace), request.state
+        memory = self.memories(workspace)
+        if not memory.wanted:
+            return ""
+        ledger, moment = self.ledgers(workspace), moment_of(request, this_call())
+        plan = find_model(store, state.plan, PlanRecord)
+        verified = request.verification is not None
+        lesson = Lesson(
+            plan=plan if request.report is not None and verified else None,
+            before=find_model(store, plan.checks, CheckReport) if plan else None,
+            after=find_model(store, state.checks, CheckReport) if verified else None,
+            diff=diff,
+            findings=weighed.findings,
+            earlier=earlier(store, ledger.checkpoints(moment.episode_id), request.parent),
+        )
+        teach(memory, lesson, moment)
+        return tell_once(ledger, memory.problem, moment)
 
     def _weigh(
         self, store: ArtifactStore, request: TrackRequest, diff: TreeDiff, episode: EpisodeRequest, lines_before: int
@@ -189,6 +214,11 @@ class TrackingActivities:
 def checkpoint_key(request: TrackRequest, run: str) -> str:
     """Return the key of the checkpoint of an iteration."""
     return f"{run}/{request.state.iteration}"
+
+
+def moment_of(request: TrackRequest, call: Call) -> Moment:
+    """Return the iteration that is tracked."""
+    return Moment(request.scope.episode_id, request.state.iteration, call.run, call.scheduled)
 
 
 def note_iteration(

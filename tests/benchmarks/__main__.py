@@ -29,6 +29,7 @@ NAMES = (
     "ledger",
     "pages",
     "gui",
+    "memory",
 )
 LIMIT_S = 300
 """For one benchmark, unless it says otherwise: a workflow whose code is edited meanwhile fails its tasks for ever."""

@@ -131,4 +131,9 @@ def shared_id(connection: Connection, project: str, host: str) -> str:
     owner = connection.execute(select(projects.c.host).where(projects.c.project == project)).scalar()
     if owner in (None, "", host):
         return project
+    return id_beside(project, host)
+
+
+def id_beside(project: str, host: str) -> str:
+    """Return the id of a project of a host beside one of another host that has the same path."""
     return f"{project}-{hashlib.sha256(host.encode()).hexdigest()[:8]}"
