@@ -1,5 +1,6 @@
 """The activities of the coder: each does one thing, once, and says in few bytes what came of it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from temporalio.exceptions import CancelledError
 from activities.artifacts.port import ArtifactStore, ArtifactStores, get_model
 from activities.checks.activity import run_check
 from activities.checks.port import CheckRunner
-from activities.coder.port import Calls, Review, TestJudge, ToolContext, Turns
+from activities.coder.port import Calls, CoderMemory, Review, TestJudge, ToolContext, Turns
 from activities.coder.requests import (
     BeginRequest,
     Brief,
@@ -55,6 +56,7 @@ class CoderActivities:
     review: Review
     """Looks at what was written before anything of it is run."""
     checks: CheckRunner
+    memory_of: Callable[[EpisodeScope], CoderMemory | None]
     bounds: Bounds
 
     @activity.defn(no_thread_cancel_exception=True)
@@ -146,6 +148,7 @@ class CoderActivities:
             cancelled=activity.is_cancelled,
             started=tree.own_process if tree is not None else lambda _pid: None,
             tree=tree,
+            memory=self.memory_of(scope),
         )
 
     def _order(self, scope: EpisodeScope, key: str) -> WorkOrder:
