@@ -50,7 +50,6 @@ from activities.safety.choose import judges
 from activities.safety.gate import Gate
 from activities.sandbox.choose import choose_sandbox
 from activities.staffing.activity import StaffingActivities
-from activities.testing.activity import TestingActivities
 from activities.testing.gate import SandboxedTestGate
 from activities.tracking.activity import TrackingActivities
 from activities.tracking.git_differ import GitDiffer
@@ -288,7 +287,6 @@ def _work(settings: Settings, use: Adapters) -> Work:
     )
     verification = VerificationActivities(use.workspaces, use.stores, use.checks)
     proof = ProofActivities(use.workspaces, use.stores, use.checks, use.bench)
-    testing = TestingActivities(use.workspaces, SandboxedTestGate(use.sandbox, use.sandbox_settings, use.bench))
     tracking = TrackingActivities(use.workspaces, use.stores, use.ledgers, use.differ, gate=use.gate)
     execution = ExecutionActivities(use.workspaces, use.stores, use.outboxes, use.executors)
     planning = PlanningActivities(
@@ -315,7 +313,6 @@ def _work(settings: Settings, use: Adapters) -> Work:
         proof.begin,
         proof.prove,
         proof.accept_proof,
-        testing.judge_tests,
         tracking.track_iteration,
         RecordActivities(use.ledgers).record,
         *activities_of(plan_activities(use)),
@@ -329,9 +326,10 @@ def _work(settings: Settings, use: Adapters) -> Work:
         stores=use.stores,
         outboxes=use.outboxes,
         checks=use.checks,
+        gate=SandboxedTestGate(use.sandbox, use.sandbox_settings, use.bench),
     )
     return Work(
-        handling=[*handling, coder.begin_coding, coder.take_turn, coder.use_tool, coder.check_work],
+        handling=[*handling, coder.begin_coding, coder.take_turn, coder.use_tool, coder.check_work, coder.judge_tests],
         executing=[execution.hand_off, execution.execute, execution.conclude],
         thinking=[planning.next_plan, reflection.reflect, *loop.thinking],
     )

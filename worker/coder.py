@@ -12,11 +12,13 @@ from activities.coder.equipment import Equipment
 from activities.coder.executor import CoderExecutor
 from activities.coder.port import TurnModel, TurnModels
 from activities.coder.reviewing import CodeReviewer
+from activities.coder.testing import ChangedTests
 from activities.coder.toolbox import Toolbox
 from activities.coder.turns.taking import TurnTaker
 from activities.executor.port import Outboxes
 from activities.model.service import OPENAI_URL, ModelService
 from activities.sandbox.port import Sandbox
+from activities.testing.port import TestGate
 from activities.workspace.port import Workspaces
 from tightloop.coder.model import Bounds
 from tightloop.coder.role import Role, known_roles
@@ -87,6 +89,7 @@ def coder_activities(
     stores: ArtifactStores,
     outboxes: Outboxes,
     checks: CheckRunner,
+    gate: TestGate,
 ) -> CoderActivities:
     """Return what a worker does for the coder."""
     review = CodeReviewer(settings.alignment.code_rules()).review
@@ -97,6 +100,7 @@ def coder_activities(
         outboxes=outboxes,
         turns=TurnTaker(models=models, tools=toolbox, settings=settings.coder, privacy=settings.privacy),
         toolbox=toolbox,
+        tests=ChangedTests(gate, review),
         review=review,
         checks=checks,
         bounds=coder_bounds(settings.coder),

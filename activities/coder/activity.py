@@ -9,12 +9,14 @@ from temporalio.exceptions import CancelledError
 from activities.artifacts.port import ArtifactStore, ArtifactStores, get_model
 from activities.checks.activity import run_check
 from activities.checks.port import CheckRunner
-from activities.coder.port import Calls, Review, ToolContext, Turns
+from activities.coder.port import Calls, Review, TestJudge, ToolContext, Turns
 from activities.coder.requests import (
     BeginRequest,
     Brief,
     Checked,
     CheckRequest,
+    Judged,
+    JudgeRequest,
     ToolRequest,
     TurnRequest,
 )
@@ -49,6 +51,7 @@ class CoderActivities:
     outboxes: Outboxes
     turns: Turns
     toolbox: Calls
+    tests: TestJudge
     review: Review
     """Looks at what was written before anything of it is run."""
     checks: CheckRunner
@@ -119,6 +122,13 @@ class CoderActivities:
             return Checked(green=True, tree=found, summary=f"{counted(len(results), 'check')} green")
         said = store.put(_failing(red).encode(), name="red checks", media_type="text/plain")
         return Checked(tree=found, said=said, summary=f"{len(red)} of {counted(len(results), 'check')} red")
+
+    @activity.defn(no_thread_cancel_exception=True)
+    def judge_tests(self, request: JudgeRequest) -> Judged:
+        """Let the new tests prove that they can fail. Idempotent, but for the files without any that can: they go."""
+        order = self._order(request.scope, request.key)
+        with self.workspaces.hold(request.scope) as tree:
+            return self.tests.judge(self._context(request.scope, request.base_tree, order, tree), request.coded_tree)
 
     @staticmethod
     def _held_back(store: ArtifactStore, text: str, tree: str) -> Checked:

@@ -79,7 +79,7 @@ class JudgeRequest(Sparse):
     """The tests that the tester wrote are to prove that they can fail."""
 
     scope: EpisodeScope
-    session: str
+    key: str
     base_tree: str
     """Before the change."""
     coded_tree: str

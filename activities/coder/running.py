@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from activities.checks.port import CheckRunner, CheckView, CommandResult
+from activities.coder.files.tree_files import PROTECTED, shown
 from activities.coder.port import ToolContext, ToolResult
-from activities.coder.tree_files import PROTECTED, shown
 from activities.plan.attempts.protected_files import find_protected_paths
 from tightloop.episode.check import Check
 from tightloop.executor.asking import permission_question

@@ -9,6 +9,7 @@ from typing import Any
 
 from activities.artifacts.durable import FULL
 from activities.coder.arguments import ArgumentsError, read_arguments
+from activities.coder.files.tree_files import digest, read_file, remove_temporary, shown, write_change
 from activities.coder.journal import CallJournal, CallRecord, find_result
 from activities.coder.port import (
     FileChange,
@@ -21,7 +22,6 @@ from activities.coder.port import (
     ToolResult,
     ToolSpec,
 )
-from activities.coder.tree_files import digest, read_file, remove_temporary, shown, write_change
 from activities.sandbox.port import SandboxUnavailableError
 from tightloop.coder.model import CallHead, CallResult
 from tightloop.coder.output import is_long, keep_ends

@@ -80,10 +80,8 @@ def _visitor_class() -> Any:
     # Imported late: only who reviews code needs it, and it takes 0.2 s. It replaces how Python writes warnings.
     shown = warnings.formatwarning
     with warnings.catch_warnings():
-        # Its loader of plug-ins passes an argument that the newest stevedore (5.10) no longer wants.
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore")
         from bandit.core import config, meta_ast, metrics, node_visitor, test_set
-
     warnings.formatwarning = shown
     # A test that fails within Bandit is its own affair: it would print a traceback with lines of the code.
     logging.getLogger("bandit").setLevel(logging.CRITICAL)

@@ -46,7 +46,7 @@ class CodeScanner:
             *self._in_time(files, lambda: review_code(files, self._rules, own=known.modules, watch=watch)),
             *self._in_time(files, lambda: review_scripts(files, watch)),
             *review_dependencies(files, known, self._rules),
-            *self._by_bandit(files),
+            *(self._by_bandit(files) if self._rules.is_on(Layer.BANDIT.value) else ()),
         ]
         # Two ways to find a command in a line give two findings that say the same.
         once = {(finding.layer, finding.rule, finding.where): finding for finding in reversed(found)}

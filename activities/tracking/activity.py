@@ -29,11 +29,12 @@ from tightloop.episode.progress.tracking import TrackerMemory, Tracking, similar
 from tightloop.episode.progress.work import Work, hear, only_tests, weigh_work
 from tightloop.executor.messages.message import PlanRequestMessage, Reflection, render_plan
 from tightloop.executor.model import ExecutorReport
+from tightloop.ledger.metrics import Metric, MetricKind
 from tightloop.ledger.model import TrailEvent
 from tightloop.safety.change.patch import Change
 from tightloop.safety.change.reading import Watch
 from tightloop.safety.change.rules import review_change, still_stands
-from tightloop.safety.rubric import bounded
+from tightloop.safety.rubric import Finding, bounded
 from tightloop.safety.scope import announced
 from tightloop.value import Value, counted, shorten
 from tightloop.value.artifact import ArtifactRef
@@ -114,6 +115,7 @@ class TrackingActivities:
             tree.keep(str(record.number), record.tree)
         note_iteration(self.ledgers(workspace), request, tracking, record, this_call())
         weighed = self._weigh(store, request, diff, episode, before)
+        note_findings(self.ledgers(workspace), request, weighed.findings, this_call())
         return Tracked(
             tracking=tracking,
             checkpoint=record,
@@ -213,6 +215,22 @@ def note_iteration(
         checks=record.checks,
         cost_usd=state.spent.cost_usd,
         at=call.scheduled,
+    )
+
+
+def note_findings(ledger: Ledger, request: TrackRequest, findings: tuple[Finding, ...], call: Call) -> None:
+    """Enter how much the alignment check of the change found; what a person refused before was counted then."""
+    found = sum(not finding.refused for finding in findings)
+    ledger.add_metrics(
+        [
+            Metric(
+                workflow_id=request.scope.episode_id,
+                kind=MetricKind.SAFETY_FINDINGS,
+                value=found,
+                at=call.scheduled,
+                key=f"change/{checkpoint_key(request, call.run)}",
+            )
+        ]
     )
 
 

@@ -85,6 +85,12 @@ COMMANDS = (
         LOOK,
     ),
     Command(
+        "metrics",
+        "look.metrics:metrics",
+        "Show success, iterations, tokens, cost, time, findings and interventions of a time range.",
+        LOOK,
+    ),
+    Command(
         "proof",
         "proof:proof",
         "Show how the success of an episode or a plan was proven. Exit code 1: it was not.",

@@ -21,6 +21,7 @@ from tightloop.database.schema import (
     days,
     events,
     freed,
+    metrics,
     projects,
     spools,
     steps,
@@ -30,7 +31,7 @@ from tightloop.host import host_name
 
 WINDOW = 500
 """Changes that are brought at once: bounds the memory, and how long other writers wait."""
-REPLACED = (projects, workflows, checkpoints, steps, days, freed)
+REPLACED = (projects, workflows, checkpoints, steps, days, metrics, freed)
 """In the order in which they are written; lines of the trail are only added."""
 
 Rows = dict[str, list[dict[str, Any]]]

@@ -19,7 +19,7 @@ from activities.plan.requests import (
     SettleRequest,
     StepRun,
 )
-from activities.tracking.activity import TrackRequest, checkpoint_key, note_iteration
+from activities.tracking.activity import TrackRequest, checkpoint_key, note_findings, note_iteration
 from activities.tracking.record import Recorded, RecordRequest, keep_record
 from activities.workspace import entries as workspace
 from activities.workspace.requests import (
@@ -88,6 +88,7 @@ def _tracked(ledger: ProjectLedger, request: TrackRequest, result: Tracked | Non
     if result is not None:
         _checkpoint(ledger, request.scope.episode_id, checkpoint_key(request, call.run), result.checkpoint)
         note_iteration(ledger, request, result.tracking, result.checkpoint, call)
+        note_findings(ledger, request, result.findings, call)
 
 
 def _alerted(ledger: ProjectLedger, request: SendAlertsRequest, result: AlertsSent | None, call: Call) -> None:

@@ -158,7 +158,7 @@ class CoderWorkflow:
             CoderActivities.judge_tests,
             JudgeRequest(
                 scope=self._scope,
-                session=self._talking.session,
+                key=self._given.key,
                 base_tree=self._given.base_tree,
                 coded_tree=checked.tree,
             ),

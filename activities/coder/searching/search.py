@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from activities.coder.files.tree_files import shown
 from activities.coder.port import ToolError
-from activities.coder.tree_files import shown
 from activities.process import Reason, run_process
 from activities.process.request import ProcessRequest, ProcessResult
 from tightloop.coder.lines import cut

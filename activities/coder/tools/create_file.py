@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from activities.coder.arguments import optional, schema, text
-from activities.coder.content import check_placeholders, line_ends_of
 from activities.coder.equipment import Equipment
+from activities.coder.files.content import check_placeholders, line_ends_of
+from activities.coder.files.tree_files import check_writable, read_file, relative, shown
 from activities.coder.port import FileChange, ToolContext, ToolError, ToolSpec
-from activities.coder.tree_files import check_writable, read_file, relative, shown
 from tightloop.value import counted
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from activities.coder.arguments import schema, text
 from activities.coder.equipment import Equipment
+from activities.coder.files.tree_files import check_writable, read_file, relative, shown
 from activities.coder.port import FileChange, ToolContext, ToolError, ToolSpec
-from activities.coder.tree_files import check_writable, read_file, relative, shown
 
 
 class DeleteFile:

@@ -5,9 +5,9 @@ from typing import Any
 
 from activities.coder.arguments import optional, schema
 from activities.coder.equipment import Equipment
-from activities.coder.listed import listed_files
+from activities.coder.files.listed import listed_files
+from activities.coder.files.tree_files import shown
 from activities.coder.port import ToolContext, ToolResult, ToolSpec
-from activities.coder.tree_files import shown
 from tightloop.value import counted
 
 SHOWN_FILES = 400

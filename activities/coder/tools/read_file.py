@@ -5,8 +5,8 @@ from typing import Any
 
 from activities.coder.arguments import optional, schema, text
 from activities.coder.equipment import Equipment
+from activities.coder.files.tree_files import is_binary, read_file, relative, shown
 from activities.coder.port import ToolContext, ToolError, ToolResult, ToolSpec
-from activities.coder.tree_files import is_binary, read_file, relative, shown
 from tightloop.coder.lines import cut, numbered
 from tightloop.coder.output import RESULT
 

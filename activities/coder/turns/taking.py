@@ -23,6 +23,7 @@ from activities.coder.turns.judging import judge
 from activities.coder.turns.stored import StoredTurn, discard_turns, find_turn, write_turn
 from activities.workspace.folders import state_folder_of
 from tightloop.coder.model import CallHead, Turn
+from tightloop.errors import ArtifactError
 from tightloop.executor.model import WorkOrder
 from tightloop.settings import CoderSettings, PrivacySettings
 
@@ -75,7 +76,7 @@ class TurnTaker:
         Raises:
             PlannerError: the model service refuses, or the project keeps its code to itself; not retryable.
             PlannerUnavailableError: it is busy or down; retryable.
-            ArtifactError: the conversation or the journal cannot be read; not retryable.
+            ArtifactError: the conversation or the journal cannot be read, or another run went on; not retryable.
             StorageFullError: no room is left; not retryable.
         """
         folder = session_folder(state_folder_of(request.scope), request.session)
@@ -104,7 +105,12 @@ class TurnTaker:
 
     def _keep(self, request: TurnRequest, asked: _Asked, reply: ModelReply, store: ArtifactStore, folder: Path) -> Turn:
         # An attempt that was given up for dead may have been faster; its answer is the one that others have seen.
-        earlier = _find(folder, request.number, asked.key)
+        earlier = find_turn(folder, request.number)
+        if earlier is not None and earlier.input != asked.key:
+            raise ArtifactError(
+                f"turn {request.number} of session {request.session} was taken by another run meanwhile, which goes on "
+                "with it; this run was given up"
+            )
         if earlier is not None:
             return earlier.turn
         verdict = judge(reply, asked.specs, number=request.number)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.coder.listed import listed_files
+from activities.coder.files.listed import listed_files
 from activities.coder.port import ToolError
 from activities.coder.searching.search import LINES_LIMIT, Query, search_files
 from tests.support.coder_tools import Bench, bench

@@ -1,5 +1,6 @@
 """The journal of turns: an answer is paid for once, and a future that was given up leaves nothing behind."""
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -7,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from activities.coder.turns.stored import read_turn
+from activities.coder.turns.stored import StoredTurn, read_turn, write_turn
 from activities.model.gateway.port import Wire
 from tests.support.coder_turns import Conversing, conversing
 from tests.support.dying.turn import Death
 from tests.support.fake_model import FakeCoderModel, use
 from tightloop.coder.model import Turn
-from tightloop.errors import ArtifactCorruptError, ArtifactMissingError
+from tightloop.errors import ArtifactCorruptError, ArtifactError, ArtifactMissingError
 
 READ = ("read_file", {"path": "src/shop.py", "start": None})
 EDIT = ("edit_file", {"path": "src/shop.py", "old": "a", "new": "b"})
@@ -99,6 +100,20 @@ async def test_half_discarded_future_is_discarded_by_the_next_attempt(workspace:
         session.number, session.node = 1, node
         await session.turn("new")
     assert [path.name for path in sorted(session.folder.glob("turn-*"))] == ["turn-0001.json", "turn-0002.json"]
+
+
+async def test_late_answer_of_a_run_that_was_given_up_changes_nothing(workspace: Path) -> None:
+    with FakeCoderModel(use(READ)) as model:
+        late = conversing(workspace, model)
+        task = asyncio.create_task(late.take(late.request()))
+        # While the first answer is on its way, the journal gets the turn of another run.
+        stored = StoredTurn(input="another", turn=Turn(number=1, node=late.put("another plan")))
+        while not model.requests:
+            await asyncio.sleep(0)
+        write_turn(late.folder, stored)
+        with pytest.raises(ArtifactError, match="was taken by another run meanwhile"):
+            await task
+    assert read_turn(late.folder, 1) == stored
 
 
 async def test_problem_costs_one_request_and_is_kept(workspace: Path) -> None:

@@ -117,6 +117,13 @@ def test_nothing_gets_out_of_the_sandbox(snippet: Snippet, host: Host) -> None:
     assert (host.folder / "secret").read_text() == SECRET
 
 
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+def test_the_sandbox_runs_what_it_holds(host: Host) -> None:
+    inside = Snippet(name="", half="", files=({"path": "a.py", "after": "open('inside', 'w').write('x')\n"},))
+    attack(box("bubblewrap"), inside, host)
+    assert (host.folder / "tree" / "inside").read_text() == "x"
+
+
 @pytest.mark.parametrize("snippet", RUNNABLE, ids=named)
 def test_each_attack_works_where_nothing_holds_it(snippet: Snippet, host: Host) -> None:
     attack(box("unsafe-local"), snippet, host)

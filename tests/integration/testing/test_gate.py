@@ -3,22 +3,18 @@
 import json
 import venv
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 from temporalio.exceptions import CancelledError
-from temporalio.testing import ActivityEnvironment
 
 from activities.sandbox.bubblewrap import BubblewrapSandbox
 from activities.sandbox.unsafe import UnsafeLocal
-from activities.testing.activity import JudgeTestsRequest, TestingActivities
-from activities.workspace.port import WorkingTree
-from activities.workspace.scope import EpisodeScope
 from tests.support.gating import Judged, changed, make_lean_environment
-from tests.support.git_sample import on_disk, scope_of, user_state
+from tests.support.git_sample import on_disk, user_state
 
 OLD = "def grade(points):\n    return 'failed'\n"
 NEW = """\
@@ -265,28 +261,3 @@ def test_cancelling_ends_it_at_once(judging: Judging) -> None:
     project = judging("def test_it():\n    while True: pass\n")
     with pytest.raises(CancelledError, match="judging tests was stopped"):
         project.judge("tests/test_it.py", cancelled=lambda: next(asked, None) is None)
-
-
-def test_the_activity_holds_the_tree_and_returns_the_report(judging: Judging, tmp_path: Path) -> None:
-    project = judging(REAL)
-    scope = scope_of(project.tree.root)
-    request = JudgeTestsRequest(scope=scope, before=project.before, after=project.after, tests=("tests/test_it.py",))
-    activities = TestingActivities(Held(project.tree), project.gate)
-    report = ActivityEnvironment().run(activities.judge_tests, request)
-    assert [one.test for one in report.accepted] == ["tests/test_it.py::test_limit"]
-    assert len(report.model_dump_json()) < 4_000
-
-
-class Held:
-    """Workspaces with one tree that is held already."""
-
-    def __init__(self, tree: WorkingTree) -> None:
-        self._tree = tree
-
-    def hold(self, scope: EpisodeScope) -> AbstractContextManager[WorkingTree]:
-        return nullcontext(self._tree)
-
-    def prepare(self, scope: EpisodeScope, *, take_over: Callable[[str], bool]) -> tuple[str, ...]:
-        return ()
-
-    def release(self, scope: EpisodeScope) -> None: ...

@@ -28,7 +28,7 @@ _LICENCES: dict[str, dict[str, str]] = _DATA["licences"]
 def ecosystem_of(path: str) -> str:
     """Return whose packages a manifest names; empty where it is none."""
     name = path.rpartition("/")[2]
-    if re.fullmatch(r"(?:requirements|constraints)[\w.-]*\.(?:txt|in)|requirements/.*\.txt", name):
+    if re.search(r"(?:^|/)(?:(?:requirements|constraints)[\w.-]*|requirements/[\w./-]+)\.(?:txt|in)$", path):
         return "pypi"
     return str(_DATA["manifests"].get(name, ""))
 

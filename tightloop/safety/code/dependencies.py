@@ -93,7 +93,11 @@ class _Review:
         """Return what manifests name that they did not name before."""
         places = self._rules.manifests
         sides = [
-            (file, *(requirements_in(file.path, text, places) for text in (file.before or "", file.after)))
+            (
+                file,
+                requirements_in(file.path, file.before or "", places),
+                requirements_in(file.path, file.after, places),
+            )
             for file in self._files
             if is_manifest(file.path, places)
         ]
@@ -105,7 +109,7 @@ class _Review:
                 self._declared.add(one.name)
                 if one.source and (one.name, one.source) not in sources:
                     yield from self._found("dependency_source", file, one.line, one.text, known_by=one.text)
-                elif one.name and one.name not in known | self._allowed and one.name not in self._facts.distributions:
+                elif one.name and one.name not in known | self._allowed | self._facts.distributions:
                     yield from self._new(file, one)
 
     def in_code(self) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ GROWTH_LIMIT = 1_000_000
 """Product of the sizes of a value and of the arguments of its method."""
 
 
-class Unknown(Exception):
+class UnknownValueError(Exception):
     """The value is not known before the code is run. Caught by `fold`."""
 
 
@@ -37,7 +37,7 @@ _ALPHABETS = frozenset(
 def _decoded(value: Any, codec: str = "utf-8") -> Any:
     # No codec that unpacks: a few bytes may become a gigabyte.
     if codec.lower() not in _ALPHABETS:
-        raise Unknown
+        raise UnknownValueError
     return codecs.decode(value, codec)
 
 
@@ -73,33 +73,39 @@ class Folding:
         """Take what returns the full names that an expression may have, and what a name is assigned once."""
         self._paths = paths
         self._value_of = value_of
+        self._assigned: dict[int, Any] = {}
 
     def fold(self, node: ast.expr) -> Any:
         """Return the value of an expression (a text, bytes, a number or a list), or None where it is not known."""
         try:
             return self._value(node, {}, 0)
-        except (Unknown, ArithmeticError, LookupError, TypeError, ValueError):
+        except (UnknownValueError, ArithmeticError, LookupError, TypeError, ValueError):
             return None
 
     def _value(self, node: ast.expr, names: Mapping[str, Any], depth: int) -> Any:
         if depth > DEPTH_LIMIT:
-            raise Unknown
+            raise UnknownValueError
         value = self._inner(node, names, depth + 1)
         if isinstance(value, str | bytes | list) and len(value) > SIZE_LIMIT:
-            raise Unknown
+            raise UnknownValueError
         return value
 
     def _inner(self, node: ast.expr, names: Mapping[str, Any], depth: int) -> Any:
         match node:
             case ast.Constant(value=str() | bytes() | int() as value):
                 return value
-            case ast.Name(id=name) if name in names:
-                return names[name]
-            case ast.Name():
-                assigned = self._value_of(node)
-                if assigned is None:
-                    raise Unknown
-                return self._value(assigned, {}, depth)
+            case ast.Name(id=name):
+                return names[name] if name in names else self._named(node, depth)
+            case ast.Call(keywords=[]):
+                return self._called(node, names, depth)
+            case ast.ListComp() | ast.GeneratorExp():
+                return list(self._items(node, names, depth))
+            case ast.Subscript(value=owner, slice=index):
+                return self._item(self._value(owner, names, depth), index, names, depth)
+        return self._composed(node, names, depth)
+
+    def _composed(self, node: ast.expr, names: Mapping[str, Any], depth: int) -> Any:
+        match node:
             case ast.BinOp(left=left, op=operator, right=right):
                 return _combined(operator, self._value(left, names, depth), self._value(right, names, depth))
             case ast.JoinedStr(values=values):
@@ -108,15 +114,20 @@ class Folding:
                 return self._value(value, names, depth)
             case ast.List(elts=elements) | ast.Tuple(elts=elements):
                 return [self._value(element, names, depth) for element in elements]
-            case ast.Subscript(value=value, slice=index):
-                return self._item(self._value(value, names, depth), index, names, depth)
-            case ast.ListComp() | ast.GeneratorExp():
-                return list(self._items(node, names, depth))
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -self._value(operand, names, depth)
-            case ast.Call(keywords=[]):
-                return self._called(node, names, depth)
-        raise Unknown
+        raise UnknownValueError
+
+    def _named(self, node: ast.Name, depth: int) -> Any:
+        assigned = self._value_of(node)
+        if assigned is None:
+            raise UnknownValueError
+        if id(assigned) not in self._assigned:
+            self._assigned[id(assigned)] = None
+            self._assigned[id(assigned)] = self._value(assigned, {}, depth)
+        if self._assigned[id(assigned)] is None:
+            raise UnknownValueError
+        return self._assigned[id(assigned)]
 
     def _item(self, value: Any, index: ast.expr, names: Mapping[str, Any], depth: int) -> Any:
         if isinstance(index, ast.Slice):
@@ -126,10 +137,10 @@ class Folding:
 
     def _items(self, node: ast.ListComp | ast.GeneratorExp, names: Mapping[str, Any], depth: int) -> Iterator[Any]:
         if len(node.generators) != 1 or node.generators[0].ifs:
-            raise Unknown
+            raise UnknownValueError
         target, each = node.generators[0].target, self._value(node.generators[0].iter, names, depth)
         if not isinstance(target, ast.Name) or not isinstance(each, str | bytes | list):
-            raise Unknown
+            raise UnknownValueError
         for item in each:
             yield self._value(node.elt, {**names, target.id: item}, depth)
 
@@ -138,18 +149,18 @@ class Folding:
         if MAPPED & paths and len(node.args) == 2:
             function = next((_FUNCTIONS[path] for path in self._paths(node.args[0]) if path in _FUNCTIONS), None)
             if function is None:
-                raise Unknown
+                raise UnknownValueError
             return [function(item) for item in self._value(node.args[1], names, depth)]
         known = next((_FUNCTIONS[path] for path in paths if path in _FUNCTIONS), None)
         if known is None and not isinstance(node.func, ast.Attribute):
-            raise Unknown
+            raise UnknownValueError
         arguments = [self._value(argument, names, depth) for argument in node.args]
         if known is not None:
             return known(*arguments)
         assert isinstance(node.func, ast.Attribute)
         value = self._value(node.func.value, names, depth)
         if node.func.attr not in _METHODS.get(type(value), ()) or _grows(value, node.func.attr, arguments):
-            raise Unknown
+            raise UnknownValueError
         return getattr(value, node.func.attr)(*arguments)
 
 
@@ -171,4 +182,4 @@ def _combined(operator: ast.operator, left: Any, right: Any) -> Any:
             return left % (tuple(right) if isinstance(right, list) else right)
         case ast.Mult() if isinstance(left, str | bytes) and isinstance(right, int) and len(left) * right <= SIZE_LIMIT:
             return left * right
-    raise Unknown
+    raise UnknownValueError

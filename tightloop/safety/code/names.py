@@ -10,120 +10,16 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from tightloop.safety.code.folding import Folding
+from tightloop.safety.code.scopes import SCOPES, Binding, Scope
 
 DEPTH_LIMIT = 40
 BUILTINS = "builtins"
 GLOBALS = "builtins.globals()"
 _BUILTIN_NAMES = frozenset(dir(builtins)) | {"__loader__", "__spec__", "__builtins__"}
 IMPORTING = frozenset({"builtins.__import__", "importlib.import_module", "importlib.__import__"})
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _LOOKING_UP = frozenset({"get", "pop", "__getitem__", "setdefault"})
 _SAME = {"posix": "os", "nt": "os", "_io": "io", "__builtin__": BUILTINS, "_ctypes": "ctypes", "_socket": "socket"}
 """Modules by other names that they have."""
-
-
-class Binding(NamedTuple):
-    """One way in which a scope binds a name."""
-
-    line: int
-    path: str = ""
-    """Of what is imported."""
-    value: ast.expr | None = None
-    """What is assigned."""
-    defined: bool = False
-    """By `def`, `class` or an import in the body of the module itself."""
-    is_class: bool = False
-
-
-class Scope:
-    """A module, a class or a function, with the names that it binds."""
-
-    def __init__(self, node: ast.AST, parent: "Scope | None" = None) -> None:
-        """Take the node and the scope around it."""
-        self.node = node
-        self.parent = parent
-        self.names: dict[str, list[Binding]] = {}
-        self.stars: list[str] = []
-        """Modules from which everything is imported."""
-        self.elsewhere: set[str] = set()
-        """Names that belong to other scopes (`global`, `nonlocal`), or are deleted."""
-        for binding in _bindings(self, node):
-            self.names.setdefault(binding[0], []).append(binding[1])
-
-    @property
-    def is_function(self) -> bool:
-        """Whether its names hide all others: a function never falls back to a built-in."""
-        return isinstance(self.node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-
-    @property
-    def is_class(self) -> bool:
-        """Whether its names are not seen by the functions in it."""
-        return isinstance(self.node, ast.ClassDef)
-
-
-def _bindings(scope: Scope, node: ast.AST) -> Iterator[tuple[str, Binding]]:
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-        every = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg)
-        yield from ((argument.arg, Binding(argument.lineno)) for argument in every if argument is not None)
-    body: list[ast.AST] = list(node.body) if isinstance(getattr(node, "body", None), list) else []
-    is_module = isinstance(node, ast.Module)
-    top = frozenset(map(id, body)) if is_module else frozenset()
-    waiting = list(body)
-    while waiting:
-        inner = waiting.pop()
-        yield from _bound_by(scope, inner, at_top=id(inner) in top)
-        if not isinstance(inner, _SCOPES):
-            waiting.extend(ast.iter_child_nodes(inner))
-
-
-def _bound_by(scope: Scope, node: ast.AST, *, at_top: bool) -> Iterator[tuple[str, Binding]]:
-    match node:
-        case ast.Import(names=names):
-            for alias in names:
-                path = alias.name if alias.asname else alias.name.partition(".")[0]
-                yield alias.asname or path, Binding(node.lineno, path, defined=at_top)
-        case ast.ImportFrom(names=names):
-            module = "." * node.level + (node.module or "")
-            for alias in names:
-                if alias.name == "*":
-                    scope.stars.append(module)
-                    continue
-                joint = "" if module.endswith(".") else "."
-                yield alias.asname or alias.name, Binding(node.lineno, f"{module}{joint}{alias.name}", defined=at_top)
-        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-            yield node.name, Binding(node.lineno, defined=at_top, is_class=isinstance(node, ast.ClassDef))
-        case ast.Assign(targets=targets, value=value):
-            for target in targets:
-                yield from _assigned(target, value)
-        case ast.AnnAssign(target=target, value=value) | ast.NamedExpr(target=target, value=value):
-            yield from _assigned(target, value)
-        case ast.AugAssign(target=ast.Name(id=name)):
-            yield name, Binding(node.lineno)
-        case ast.For(target=target) | ast.AsyncFor(target=target):
-            yield from _assigned(target, None)
-        case ast.withitem(optional_vars=ast.expr() as target):
-            yield from _assigned(target, None)
-        case ast.ExceptHandler(name=str() as name):
-            yield name, Binding(node.lineno)
-        case ast.MatchAs(name=str() as name) | ast.MatchStar(name=str() as name):
-            yield name, Binding(node.lineno)
-        case ast.Global(names=names) | ast.Nonlocal(names=names):
-            scope.elsewhere.update(names)
-        case ast.Delete(targets=targets):
-            scope.elsewhere.update(target.id for target in targets if isinstance(target, ast.Name))
-
-
-def _assigned(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[str, Binding]]:
-    match target, value:
-        case ast.Name(id=name), _:
-            yield name, Binding(target.lineno, value=value)
-        case ((ast.Tuple(elts=targets) | ast.List(elts=targets)), _):
-            same = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(targets)
-            values = value.elts if same and isinstance(value, ast.Tuple | ast.List) else [None] * len(targets)
-            for each, part in zip(targets, values, strict=True):
-                yield from _assigned(each, part)
-        case ast.Starred(value=inner), _:
-            yield from _assigned(inner, None)
 
 
 class Placed(NamedTuple):
@@ -143,7 +39,9 @@ class Module:
         self._top = Scope(tree)
         self.nodes = tuple(_walk(tree, self._top))
         self._scopes = {id(placed.node): placed.scope for placed in self.nodes}
-        self._found: dict[int, frozenset[str]] = {}
+        self._known: dict[int, frozenset[str]] = {}
+        self._found: dict[tuple[int, str], frozenset[str]] = {}
+        self._folding = Folding(self.paths, self._assigned_once)
 
     def scope_of(self, node: ast.AST) -> Scope:
         """Return the scope that the names of a node are looked up in."""
@@ -151,6 +49,15 @@ class Module:
 
     def paths(self, node: ast.expr, depth: int = 0) -> frozenset[str]:
         """Return the full names that an expression may mean, such as `os.system`; empty where it is none."""
+        if id(node) not in self._scopes:
+            return self._paths(node, depth)
+        if id(node) not in self._known:
+            # Also while it is worked out: what refers to itself means nothing more.
+            self._known[id(node)] = frozenset()
+            self._known[id(node)] = self._paths(node, depth)
+        return self._known[id(node)]
+
+    def _paths(self, node: ast.expr, depth: int) -> frozenset[str]:
         if depth > DEPTH_LIMIT:
             return frozenset()
         match node:
@@ -170,10 +77,9 @@ class Module:
                 return self._result(node, depth + 1)
         return frozenset()
 
-    def fold(self, node: ast.expr, depth: int = 0) -> Any:
+    def fold(self, node: ast.expr) -> Any:
         """Return the value of a constant expression, or None."""
-        folding = Folding(lambda inner: self.paths(inner, depth + 10), self._assigned_once)
-        return folding.fold(node) if depth <= DEPTH_LIMIT else None
+        return self._folding.fold(node)
 
     def is_plain_class(self, node: ast.expr) -> bool:
         """Return whether an expression may be a class of the project: a name that was not worked out, no built-in."""
@@ -196,42 +102,41 @@ class Module:
         return []
 
     def _lookup(self, node: ast.Name, depth: int) -> frozenset[str]:
-        if id(node) not in self._scopes:
-            return self._looked_up(node, depth)
-        if id(node) not in self._found:
-            # Names that are assigned to each other mean nothing more.
-            self._found[id(node)] = frozenset()
-            self._found[id(node)] = self._looked_up(node, depth)
-        return self._found[id(node)]
-
-    def _looked_up(self, node: ast.Name, depth: int) -> frozenset[str]:
         found: set[str] = set()
         scope: Scope | None = self.scope_of(node)
         inner = scope
         while scope is not None:
-            known = () if scope.is_class and scope is not inner else scope.names.get(node.id, ())
-            for binding in known:
-                if binding.path:
-                    found.add(binding.path)
-                elif binding.value is not None and binding.value is not node:
-                    found |= self.paths(binding.value, depth + 8)
+            known = [] if scope.is_class and scope is not inner else scope.names.get(node.id, [])
+            if known:
+                found |= self._meanings(scope, node.id, known, depth)
             if known and node.id not in scope.elsewhere:
-                certain = any(binding.defined and binding.line < node.lineno for binding in known)
+                certain = scope.defined.get(node.id, node.lineno) < node.lineno
                 if scope.is_function or certain:
-                    return frozenset(map(_canonical, found))
+                    return frozenset(found)
             if scope.parent is None:
-                found |= {f"{module}.{node.id}" for module in scope.stars}
+                found |= {_canonical(f"{module}.{node.id}") for module in scope.stars}
             scope = scope.parent
         if node.id in _BUILTIN_NAMES:
             found.add(BUILTINS if node.id == "__builtins__" else f"{BUILTINS}.{node.id}")
-        return frozenset(map(_canonical, found))
+        return frozenset(found)
+
+    def _meanings(self, scope: Scope, name: str, known: list[Binding], depth: int) -> frozenset[str]:
+        """Return all that a scope may mean by a name, worked out once."""
+        key = (id(scope), name)
+        if key not in self._found:
+            # Names that are assigned to each other mean nothing more.
+            self._found[key] = frozenset()
+            values = [self.paths(one.value, depth + 8) for one in known if one.value is not None]
+            imported = [_canonical(one.path) for one in known if one.path]
+            self._found[key] = frozenset().union(imported, *values)
+        return self._found[key]
 
     def _result(self, node: ast.Call, depth: int) -> frozenset[str]:
         """Return what a call gives, where it only looks something up."""
         functions = self.paths(node.func, depth)
-        folded = [self.fold(argument, depth) for argument in node.args[:2]]
+        folded = [self.fold(argument) for argument in node.args[:2]]
         if functions & IMPORTING and folded and isinstance(folded[0], str):
-            # `__import__("a.b")` gives a, `import_module` gives a.b: a is enough, as what is in it is looked up by name.
+            # `__import__("a.b")` gives a, `import_module` gives a.b.
             is_top = "importlib.import_module" not in functions
             return frozenset({_canonical(folded[0].partition(".")[0] if is_top else folded[0])})
         if "builtins.getattr" in functions and len(folded) == 2 and isinstance(folded[1], str):
@@ -253,7 +158,7 @@ class Module:
             return frozenset()
         found: set[str] = set()
         for owner in owners:
-            if owner == "sys.modules":
+            if is_module_table(owner):
                 found.add(_canonical(key))
             elif owner.endswith(".__dict__") or owner == BUILTINS:
                 found.add(_joined(owner.removesuffix(".__dict__"), key))
@@ -261,6 +166,11 @@ class Module:
                 name = ast.copy_location(ast.Name(key, ast.Load()), node)
                 found |= self._lookup(name, depth)
         return frozenset(found)
+
+
+def is_module_table(path: str) -> bool:
+    """Return whether a full name is `sys.modules`, also through a module that imported `sys`."""
+    return path == "sys.modules" or path.endswith((".sys.modules", "._sys.modules"))
 
 
 def _outside(arguments: ast.arguments) -> Iterator[ast.AST]:
@@ -289,7 +199,7 @@ def _walk(tree: ast.Module, top: Scope) -> Iterator[Placed]:
         placed = waiting.pop()
         yield placed
         node, outer, parents = placed
-        scope = Scope(node, outer) if isinstance(node, _SCOPES) else outer
+        scope = Scope(node, outer) if isinstance(node, SCOPES) else outer
         for field, value in ast.iter_fields(node):
             # Decorators, defaults, bases and annotations are evaluated outside.
             around = outer if field in ("decorator_list", "bases", "keywords", "returns") else scope

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from tightloop.safety.code.names import GLOBALS, IMPORTING, Module, Placed
-from tightloop.safety.code.rules import CodeRule, CodeRules, Layer
+from tightloop.safety.code.names import GLOBALS, IMPORTING, Module, Placed, is_module_table
+from tightloop.safety.code.rules import CodeRule, CodeRules, Layer, default_rules
 from tightloop.safety.glob import fits
 from tightloop.safety.rubric import Violation
 
@@ -53,7 +53,10 @@ class Patterns:
     def __init__(self, rules: CodeRules, own: frozenset[str] = frozenset()) -> None:
         """Take the rules, of which those that allow are left out, and the names of the project's own modules."""
         self.rules = rules
-        self._own = own - sys.stdlib_module_names
+        # Whoever adds a rule about a module of the project means it.
+        added = (rule for name, rule in rules.rules.items() if name not in default_rules().rules)
+        meant = frozenset(pattern.partition(".")[0] for rule in added for pattern in (*rule.uses, *rule.calls))
+        self._own = own - sys.stdlib_module_names - meant
         on = [_Rule(name, rule, rules.violation(name)) for name, rule in rules.rules.items() if rules.is_on(name)]
         self._uses: dict[str, list[tuple[_Rule, str]]] = {}
         for one in on:
@@ -87,6 +90,8 @@ class Patterns:
         match node:
             case ast.Import() | ast.ImportFrom():
                 yield from self._imported(node, placed)
+            case ast.Name(id=name) if name in self._attributes:
+                yield self._use(self._attributes[name], node, name, name)
             case ast.Name(ctx=ast.Load()) | ast.Attribute():
                 yield from self._named(node, placed, module)
             case ast.Subscript(ctx=ast.Load()):
@@ -120,8 +125,6 @@ class Patterns:
         is_inner = isinstance(parent, ast.Attribute) and parent.value is node
         if isinstance(node, ast.Attribute):
             yield from self._attribute(node, placed, module)
-        elif isinstance(node, ast.Name) and node.id in self._attributes:
-            yield self._use(self._attributes[node.id], node, node.id, node.id)
         paths = module.paths(node)
         if not paths:
             return
@@ -172,7 +175,7 @@ class Patterns:
 
     def _looked_up_in(self, paths: frozenset[str]) -> frozenset[str]:
         """Return the mappings among some names, as the rules call them."""
-        found = {path for path in paths if path == "sys.modules"}
+        found = {"sys.modules" for path in paths if is_module_table(path)}
         found |= {"builtins.globals" for path in paths if path == GLOBALS}
         is_watched = any(
             path.removesuffix(".__dict__") in self._watched for path in paths if path.endswith(".__dict__")
@@ -206,6 +209,7 @@ class Patterns:
     def _passed_on(self, node: ast.expr, paths: Iterable[str], placed: Placed, module: Module) -> Iterator[Use]:
         parent = placed.parents[0]
         is_alias = isinstance(parent, ast.Assign | ast.AnnAssign | ast.NamedExpr) and not isinstance(node, ast.Call)
+        is_alias = is_alias and not placed.scope.is_class
         is_alias = is_alias and all(
             isinstance(target, ast.Name) for target in getattr(parent, "targets", [getattr(parent, "target", None)])
         )

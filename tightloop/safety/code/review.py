@@ -3,6 +3,7 @@
 import ast
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from tightloop.safety.change.reading import Watch
 from tightloop.safety.change.tables import EXAMPLE
@@ -17,6 +18,9 @@ from tightloop.safety.rubric import Finding, Violation, make_finding
 from tightloop.safety.verdict import Verdict
 
 NODES_A_LOOK = 500
+USES_OF_A_FILE = 2_000
+FINDINGS_OF_A_FILE = 50
+"""Nobody is shown more; what comes after them is found once these are out of the code."""
 UNREADABLE = "unreadable_code"
 
 
@@ -52,6 +56,7 @@ class _Reviewed:
         self._file = file
         self._patterns = patterns
         self._watch = watch
+        self._lines = file.after.splitlines()
         self._unread: list[Finding] = []
         before = Counter(use.key for use in self._uses(file.before or "", is_after=False))
         self._after = list(self._uses(file.after, is_after=True))
@@ -62,17 +67,21 @@ class _Reviewed:
         """Return a finding for each use that is new; what is `gone` elsewhere in the change may have moved here."""
         yield from self._unread
         known = self._before.copy()
+        told = 0
         for use in self._after:
+            if told == FINDINGS_OF_A_FILE:
+                return
             for left in (known, gone):
                 if left[use.key] > 0:
                     left[use.key] -= 1
                     break
             else:
+                told += 1
                 yield self._finding(use)
 
     def _finding(self, use: Use) -> Finding:
         path = self._file.path
-        line = _line(self._file.after, use.line)
+        line = self._line(use.line)
         found = make_finding(
             use.violation,
             at=(path, use.text),
@@ -80,6 +89,9 @@ class _Reviewed:
             where=f"{path}:{use.line}" if use.line else path,
         )
         return found.evolve(layer=use.layer.value)
+
+    def _line(self, number: int) -> str:
+        return self._lines[number - 1].strip() if 0 < number <= len(self._lines) else ""
 
     def _uses(self, text: str, *, is_after: bool) -> Iterator[Use]:
         path, patterns = self._file.path, self._patterns
@@ -93,8 +105,11 @@ class _Reviewed:
         yield from patterns.in_source(text)
         tree = parse_tree(text)
         if isinstance(tree, ast.Module):
-            yield from _each_once(self._in_module(Module(tree)))
-        elif is_after:
+            try:
+                yield from _each_once(islice(self._in_module(Module(tree)), USES_OF_A_FILE))
+            except RecursionError:
+                self._unread += [self._not_read(Unread("nested too deeply"))] if is_after else []
+        elif is_after and (not tree.line or patterns.rules.is_on(UNREADABLE)):
             self._unread.append(self._not_read(tree))
 
     def _in_module(self, module: Module) -> Iterator[Use]:
@@ -113,7 +128,7 @@ class _Reviewed:
         elif known or EXAMPLE.search(file.path):
             violation = violation._replace(verdict=Verdict.ASK)
         place = f"{file.path}:{unread.line}" if unread.line else file.path
-        evidence = f"{unread.why}: {_line(file.after, unread.line)}" if unread.line else unread.why
+        evidence = f"{unread.why}: {self._line(unread.line)}" if unread.line else unread.why
         found = make_finding(violation, at=(file.path, file.after), evidence=evidence, where=place)
         return found.evolve(layer=Layer.AST.value)
 
@@ -133,15 +148,3 @@ def _each_once(uses: Iterable[Use]) -> Iterator[Use]:
             continue
         seen.add(use.key)
         yield use
-
-
-def _line(text: str, number: int) -> str:
-    if not number:
-        return ""
-    start = 0
-    for _ in range(number - 1):
-        start = text.find("\n", start) + 1
-        if not start:
-            return ""
-    end = text.find("\n", start)
-    return text[start : end if end >= 0 else None].strip()

@@ -143,7 +143,8 @@ class CodeRules(Document):
         """Return the rules with changed and additional rows.
 
         Args:
-            rows: by name; of a known rule only the fields that are given are changed.
+            rows: by name; of a known rule only the fields that are given are changed, of a test of Bandit (`B506`)
+                the verdict.
             off: names of rules that are off.
             dependencies: distributions that may be used without a question, besides those of the table.
             enabled: look for anything at all.
@@ -151,16 +152,26 @@ class CodeRules(Document):
         Raises:
             ValueError: a name is not known and the row has no pattern.
         """
-        rules = dict(self.rules)
+        rules, bandit = dict(self.rules), dict(self.bandit)
         for name, row in rows.items():
+            if _OF_BANDIT.fullmatch(name):
+                bandit[name] = row.verdict
+                continue
             given = {field: getattr(row, field) for field in row.model_fields_set}
             if name not in rules and not row.is_complete:
                 raise ValueError(f"{name!r} is not a rule, and it looks for nothing. {did_you_mean(name, rules)}")
             rules[name] = rules[name].evolve(**given) if name in rules else row
         more = frozenset(map(normal_name, dependencies))
         return self.evolve(
-            rules=rules, dependencies=self.dependencies | more, off=(*self.off, *off), enabled=self.enabled and enabled
+            rules=rules,
+            bandit=bandit,
+            dependencies=self.dependencies | more,
+            off=(*self.off, *off),
+            enabled=self.enabled and enabled,
         )
+
+
+_OF_BANDIT = re.compile(r"B\d{3}")
 
 
 def normal_name(distribution: str) -> str:

@@ -5,7 +5,7 @@ import re
 import warnings
 from typing import NamedTuple
 
-CODE_CHARACTERS = 1_000_000
+CODE_CHARACTERS = 500_000
 """Of one file; a longer one is not read."""
 _SHEBANG = re.compile(r"#!.*\bpython[\d.]*\b")
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from activities.coder.files.tree_files import relative, shown
 from activities.coder.port import ToolError
-from activities.coder.tree_files import relative, shown
 from activities.workspace.listing import list_files
 from tightloop.safety.glob import fits
 

@@ -1,0 +1,1 @@
+"""Files of a working tree, as the tools find, read and write them."""
