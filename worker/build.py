@@ -334,6 +334,7 @@ def _work(settings: Settings, use: Adapters) -> Work:
         outboxes=use.outboxes,
         checks=use.checks,
         gate=SandboxedTestGate(use.sandbox, use.sandbox_settings, use.bench),
+        memories=use.memories,
     )
     return Work(
         handling=[*handling, coder.begin_coding, coder.take_turn, coder.use_tool, coder.check_work, coder.judge_tests],

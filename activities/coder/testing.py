@@ -61,6 +61,9 @@ class ChangedTests:
         context: ToolContext, coded_tree: str, paths: tuple[str, ...], report: GateReport
     ) -> tuple[str, ...]:
         assert context.tree is not None
+        if report.notes:
+            # Something was not run or not measured: that says nothing about a test.
+            return ()
         counting = {one.test.partition("::")[0] for one in report.accepted}
         known = context.tree.entries(coded_tree)
         useless = tuple(path for path in paths if path not in counting and path.encode() not in known)

@@ -12,6 +12,7 @@ import pytest
 from temporalio.exceptions import CancelledError
 
 from activities.sandbox.bubblewrap import BubblewrapSandbox
+from activities.sandbox.unsafe import UnsafeLocal
 from tests.support.gating import Judged, changed, make_lean_environment
 from tests.support.git_sample import on_disk, user_state
 
@@ -75,6 +76,13 @@ def test_a_test_that_can_fail_is_accepted_and_told_what_it_does_not_notice(judgi
     assert set(report.coverage.missing) == {"grades.py:6", "grades.py:9"}
     assert project.pids
     assert (on_disk(project.tree.root), user_state(project.tree.root)) == (disk, user)
+
+
+def test_it_works_where_a_checkout_cannot_lie_at_the_path_of_the_workspace(judging: Judging) -> None:
+    project = judging(REAL)
+    report = replace(project, gate=replace(project.gate, sandbox=UnsafeLocal())).judge("tests/test_it.py")
+    assert [one.fails_before for one in report.accepted] == [True]
+    assert report.accepted[0].killed >= 2
 
 
 def test_constants_of_a_module_have_mutants_although_they_are_read_once(judging: Judging) -> None:

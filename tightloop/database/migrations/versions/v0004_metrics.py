@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from alembic import op
 from pydantic import TypeAdapter, ValidationError
 
-revision = "v0005_metrics"
+revision = "v0004_metrics"
 down_revision = "v0003_agent_tokens"
 branch_labels = None
 depends_on = None
