@@ -54,7 +54,8 @@ def recollections(
         solved: leave out what was never solved.
     """
     names = [one.id for one, _ in found]
-    query = select(failures).where(failures.c.project == project, failures.c.signature.in_(names))
+    columns = (failures.c.signature, failures.c.type, failures.c.line)
+    query = select(*columns).where(failures.c.project == project, failures.c.signature.in_(names))
     rows = {row["signature"]: row for row in connection.execute(query).mappings()}
     solutions = Solved(connection, project, names)
     result: list[Recollection] = []

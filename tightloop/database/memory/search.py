@@ -18,7 +18,7 @@ SCANNED_LIMIT = 200_000
 """Vectors that an index looks at before it gives up; pgvector's default is 20 000."""
 CANDIDATES = 50
 """Of each kind of search, before they become one list."""
-POSTINGS_LIMIT = 20_000
+POSTINGS_LIMIT = 10_000
 """Bounds the time of a search by words: the most frequent words are left out."""
 AT_ONCE = 4_096
 """Vectors in memory at a time."""
@@ -73,10 +73,12 @@ def cosines(connection: Connection, space: Space, vector: "array[float]", owners
 
 
 def _near_in_postgresql(connection: Connection, space: Space, vector: "array[float]", limit: int) -> dict[str, float]:
-    many = select(func.count()).select_from(space.table).where(*space.condition)
+    kind = Kind.FAILURE if space.table is failures else Kind.PATTERN
+    here = (corpora.c.project == space.project, corpora.c.kind == kind.value)
+    many = connection.execute(select(corpora.c.documents).where(*here)).scalar() or 0
     sized = PostgresVector(space.dimension)
     distance = cast(space.table.c.embedding, sized).op("<=>", return_type=Float())(cast(as_text(vector), sized))
-    if space.dimension not in INDEXED or connection.execute(many).scalar_one() <= EXACT_BELOW:
+    if space.dimension not in INDEXED or many <= EXACT_BELOW:
         # An index serves the bare distance only.
         order: Any = distance + 0
     else:
