@@ -17,6 +17,7 @@ from pydantic_core import PydanticUndefined
 
 from deploy.plan_examples import EXAMPLES, INTERNAL, TITLES
 from tightloop.cli.main import app
+from tightloop.ledger.metrics import MEANINGS
 from tightloop.settings import Settings
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference"
@@ -24,6 +25,12 @@ GENERATED = "<!-- Generated from the code by `make docs`; do not edit. -->"
 _ABOUT_SETTINGS = (
     "Where the file is, and what wins over what: [settings.md](../operate/settings.md). "
     "Each key is also an environment variable: `TIGHTLOOP_<SECTION>__<KEY>`."
+)
+_ABOUT_METRICS = (
+    "`tightloop metrics`, the page `/metrics` and `GET /api/metrics` show these of the episodes that ended in a time "
+    "range and are still in the ledger. Each has the number `n` of known values, and how many are not known: these are "
+    "in no median, rate or sum. The 90th percentile (`p90`) is the smallest value that is not below 90 % of them. "
+    "Field names are those of `--json`; in the API they are camelCase."
 )
 _ABOUT_PLANS = (
     "What they do together: [plans.md](../plans.md). Fields that end with `_s`, and durations, take seconds, or `90s`, "
@@ -55,7 +62,19 @@ _WORDS = {
 
 def pages() -> dict[str, str]:
     """Return the text of each page by its file name."""
-    return {"settings.md": settings_page(), "cli.md": cli_page(), "plan.md": plan_page()}
+    return {
+        "settings.md": settings_page(),
+        "cli.md": cli_page(),
+        "plan.md": plan_page(),
+        "metrics.md": metrics_page(),
+    }
+
+
+def metrics_page() -> str:
+    """Return what each figure of `tightloop metrics` means."""
+    rows = [f"| {one.title} | `{name}` | {one.definition} |" for name, one in MEANINGS.items()]
+    table = ["| figure | field | meaning |", "|---|---|---|", *rows]
+    return "\n\n".join(["# Figures of metrics", GENERATED, _ABOUT_METRICS, "\n".join(table)]) + "\n"
 
 
 def settings_page() -> str:

@@ -8,18 +8,20 @@ import sys
 from pathlib import Path
 
 from tightloop.client.encryption import data_converter
+from tightloop.database.memory.opening import memory_database
 from tightloop.database.opening import open_ledger
-from tightloop.database.upgrading import HEAD
 from tightloop.errors import TightloopError
 from tightloop.host import load_settings, name_user, open_state_home, state_home
 from tightloop.host.log import set_up
 from tightloop.settings import Settings
 from tightloop.value.scrub import scrub
+from worker.build import model_service
 from worker.connect import connect
 from worker.demo import run_demo
 from worker.describe import print_description
 from worker.encryption import turn_on
 from worker.ledger.rebuild import rebuild
+from worker.remembering import print_recalled
 from worker.replay import account, fetch_history, read_history, replay
 from worker.rerun import print_rerun
 from worker.specs import Role
@@ -64,8 +66,8 @@ async def _dispatch(arguments: argparse.Namespace, settings: Settings) -> int:
         await run_worker(settings, Role(arguments.role))
     elif arguments.command == "describe":
         await asyncio.to_thread(print_description, settings)
-    elif arguments.command == "rerun":
-        return 0 if await asyncio.to_thread(print_rerun, settings) else 1
+    elif arguments.command in ("rerun", "recall"):
+        return await asyncio.to_thread(_answer, arguments.command, settings)
     elif arguments.command == "gc":
         await free(await connect(settings), arguments.older_than or settings.server.retention_days, arguments.dry_run)
     elif arguments.command == "ledger":
@@ -74,6 +76,14 @@ async def _dispatch(arguments: argparse.Namespace, settings: Settings) -> int:
         return await run_demo(settings, folder, settings_file=arguments.settings)
     else:
         return await _replay(arguments.what, settings)
+    return 0
+
+
+def _answer(command: str, settings: Settings) -> int:
+    """Do what JSON on standard input asks for."""
+    if command == "rerun":
+        return 0 if print_rerun(settings) else 1
+    print_recalled(settings, model_service(settings.planner, os.environ, settings.privacy.strictest))
     return 0
 
 
@@ -94,9 +104,13 @@ async def _ledger(what: str, settings: Settings) -> None:
         open_state_home(state_home())
         print(await rebuild(await connect(settings), settings))
         return
-    database = open_ledger(settings).database
-    before = await asyncio.to_thread(database.upgrade)
-    print(f"{database}: at migration {HEAD}" + (f", was at {before}" if before not in ("", HEAD) else ""))
+    databases = {"ledger": open_ledger(settings).database}
+    if settings.memory.enabled:
+        databases["memory"] = memory_database(settings)
+    for name, database in databases.items():
+        before = await asyncio.to_thread(database.upgrade)
+        was = f", was at {before}" if before not in ("", database.head) else ""
+        print(f"{name} in {database}: at migration {database.head}{was}")
 
 
 def _hooks(what: str) -> str:
@@ -129,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     hooks = commands.add_parser("hooks", help="Cursor's hooks, which tell of hand-offs through its window")
     hooks.add_argument("what", choices=("show", "install", "remove"))
     commands.add_parser("rerun", help="run the commands of a proof again; JSON on standard input")
+    commands.add_parser("recall", help="search the memory of a project; JSON on standard input")
     commands.add_parser("demo", help="everything up, and one real episode on a sample repository")
     commands.add_parser("describe", help="what executors and sandboxes of this host can do, as JSON")
     again = commands.add_parser("replay", help="replay a history file or an episode against the current code")

@@ -35,6 +35,7 @@ from activities.executor.port import Executors, Outboxes
 from activities.executor.sqlite_outbox import open_sqlite_outbox
 from activities.loop.tasks.choose import task_planners
 from activities.loop.tasks.port import TaskPlanners
+from activities.memory.spared import Memories, no_memories
 from activities.model.service import OPENAI_URL, ModelService
 from activities.planner.activity import PlanningActivities
 from activities.planner.choose import planners
@@ -50,6 +51,7 @@ from activities.safety.choose import judges
 from activities.safety.gate import Gate
 from activities.sandbox.choose import choose_sandbox
 from activities.staffing.activity import StaffingActivities
+from activities.testing.gate import SandboxedTestGate
 from activities.tracking.activity import TrackingActivities
 from activities.tracking.git_differ import GitDiffer
 from activities.tracking.record import RecordActivities
@@ -72,6 +74,7 @@ from worker.hosting.staff import TemporalStaff
 from worker.loop import loop_activities
 from worker.observing.metrics import measuring
 from worker.plan import PlanAdapters, activities_of, model_runners, plan_activities, plan_writer
+from worker.remembering import memories
 from worker.specs import Role, Work, worker_specs
 
 PASSED_THROUGH = (
@@ -140,6 +143,7 @@ class Adapters(PlanAdapters):
     """The alignment rubric."""
     coder_models: TurnModels
     """Whom the built-in coder asks."""
+    memories: Memories = no_memories
     programs: tuple[str, ...] = ()
     command_takes_whole_plans: bool = False
 
@@ -212,6 +216,7 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
         gate=Gate(
             settings.alignment.rubric, lambda asked: choose_judge(kind(asked)), settings.privacy.prompt_privacy_of
         ),
+        memories=memories(settings, service),
         programs=settings.executor.programs,
         command_takes_whole_plans=bool(settings.executor.argv),
     )
@@ -286,7 +291,7 @@ def _work(settings: Settings, use: Adapters) -> Work:
     )
     verification = VerificationActivities(use.workspaces, use.stores, use.checks)
     proof = ProofActivities(use.workspaces, use.stores, use.checks, use.bench)
-    tracking = TrackingActivities(use.workspaces, use.stores, use.ledgers, use.differ, gate=use.gate)
+    tracking = TrackingActivities(use.workspaces, use.stores, use.ledgers, use.differ, use.gate, use.memories)
     execution = ExecutionActivities(use.workspaces, use.stores, use.outboxes, use.executors)
     planning = PlanningActivities(
         use.stores,
@@ -296,8 +301,11 @@ def _work(settings: Settings, use: Adapters) -> Work:
         prompt_privacy=settings.privacy.prompt_privacy_of,
         timeout=timedelta(seconds=settings.planner.plan_timeout_s),
         gate=use.gate,
+        memories=use.memories,
     )
-    reflection = ReflectionActivities(use.stores, use.reflectors, settings.privacy.prompt_privacy_of)
+    reflection = ReflectionActivities(
+        use.stores, use.reflectors, settings.privacy.prompt_privacy_of, memories=use.memories
+    )
     # The workers of workflows can alert too: they are there even where no other worker is.
     alerting = AlertActivities(use.post, TrailMemory(use.ledgers))
     loop = loop_activities(use, use.task_planners, settings)
@@ -325,9 +333,11 @@ def _work(settings: Settings, use: Adapters) -> Work:
         stores=use.stores,
         outboxes=use.outboxes,
         checks=use.checks,
+        gate=SandboxedTestGate(use.sandbox, use.sandbox_settings, use.bench),
+        memories=use.memories,
     )
     return Work(
-        handling=[*handling, coder.begin_coding, coder.take_turn, coder.use_tool, coder.check_work],
+        handling=[*handling, coder.begin_coding, coder.take_turn, coder.use_tool, coder.check_work, coder.judge_tests],
         executing=[execution.hand_off, execution.execute, execution.conclude],
         thinking=[planning.next_plan, reflection.reflect, *loop.thinking],
     )

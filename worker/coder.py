@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 
 from activities.artifacts.port import ArtifactStores
 from activities.checks.port import CheckRunner
@@ -10,14 +11,19 @@ from activities.coder.activity import CoderActivities
 from activities.coder.choose import make_tools
 from activities.coder.equipment import Equipment
 from activities.coder.executor import CoderExecutor
-from activities.coder.port import TurnModel, TurnModels
+from activities.coder.port import CoderMemory, TurnModel, TurnModels
 from activities.coder.reviewing import CodeReviewer
+from activities.coder.testing import ChangedTests
 from activities.coder.toolbox import Toolbox
 from activities.coder.turns.taking import TurnTaker
 from activities.executor.port import Outboxes
+from activities.memory.spared import Memories
+from activities.memory.telling import ToldMemory
 from activities.model.service import OPENAI_URL, ModelService
 from activities.sandbox.port import Sandbox
+from activities.testing.port import TestGate
 from activities.workspace.port import Workspaces
+from activities.workspace.scope import EpisodeScope
 from tightloop.coder.model import Bounds
 from tightloop.coder.role import Role, known_roles
 from tightloop.safety.prompt_privacy import PromptPrivacy
@@ -87,8 +93,15 @@ def coder_activities(
     stores: ArtifactStores,
     outboxes: Outboxes,
     checks: CheckRunner,
+    gate: TestGate,
+    memories: Memories,
 ) -> CoderActivities:
     """Return what a worker does for the coder."""
+
+    def memory_of(scope: EpisodeScope) -> CoderMemory | None:
+        memory = memories(Path(scope.workspace))
+        return ToldMemory(memory, scope.holder) if memory.wanted else None
+
     review = CodeReviewer(settings.alignment.code_rules()).review
     toolbox = Toolbox(make_tools(Equipment(runner=checks, rubric=settings.alignment.rubric)), review=review)
     return CoderActivities(
@@ -97,7 +110,9 @@ def coder_activities(
         outboxes=outboxes,
         turns=TurnTaker(models=models, tools=toolbox, settings=settings.coder, privacy=settings.privacy),
         toolbox=toolbox,
+        tests=ChangedTests(gate, review),
         review=review,
         checks=checks,
+        memory_of=memory_of,
         bounds=coder_bounds(settings.coder),
     )

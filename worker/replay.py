@@ -24,6 +24,7 @@ from temporalio.worker import (
 from tightloop.client import TightloopClient
 from tightloop.client.encryption import CheckedFailures, ScrubbedFailures, has_seals, key_ids, open_all
 from tightloop.client.sealing import REFUSED, ReadingCodec, SealingCodec
+from tightloop.coder.input import CODER_WORKFLOW_TYPE
 from tightloop.episode.model import WORKFLOW_TYPE
 from tightloop.episode.timeline import TimelineLine
 from tightloop.errors import InvalidRequestError, SettingsError
@@ -94,7 +95,8 @@ def read_history(path: Path) -> WorkflowHistory:
         if not history.events or not history.events[0].HasField("workflow_execution_started_event_attributes"):
             raise ValueError("its first event is not WorkflowExecutionStarted")
         started = history.events[0].workflow_execution_started_event_attributes
-        if started.workflow_type.name not in (WORKFLOW_TYPE, PLAN_WORKFLOW_TYPE, LOOP_WORKFLOW_TYPE):
+        known = (WORKFLOW_TYPE, PLAN_WORKFLOW_TYPE, LOOP_WORKFLOW_TYPE, CODER_WORKFLOW_TYPE)
+        if started.workflow_type.name not in known:
             raise ValueError(f"it is of a {started.workflow_type.name or 'nameless'} workflow")
         # Ids of child workflows are made of it; old servers leave it out.
         return replace(history, workflow_id=started.workflow_id or path.stem)

@@ -1,5 +1,6 @@
 """The activities of the coder: each does one thing, once, and says in few bytes what came of it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,12 +10,14 @@ from temporalio.exceptions import CancelledError
 from activities.artifacts.port import ArtifactStore, ArtifactStores, get_model
 from activities.checks.activity import run_check
 from activities.checks.port import CheckRunner
-from activities.coder.port import Calls, Review, ToolContext, Turns
+from activities.coder.port import Calls, CoderMemory, Review, TestJudge, ToolContext, Turns
 from activities.coder.requests import (
     BeginRequest,
     Brief,
     Checked,
     CheckRequest,
+    Judged,
+    JudgeRequest,
     ToolRequest,
     TurnRequest,
 )
@@ -49,9 +52,11 @@ class CoderActivities:
     outboxes: Outboxes
     turns: Turns
     toolbox: Calls
+    tests: TestJudge
     review: Review
     """Looks at what was written before anything of it is run."""
     checks: CheckRunner
+    memory_of: Callable[[EpisodeScope], CoderMemory | None]
     bounds: Bounds
 
     @activity.defn(no_thread_cancel_exception=True)
@@ -120,6 +125,13 @@ class CoderActivities:
         said = store.put(_failing(red).encode(), name="red checks", media_type="text/plain")
         return Checked(tree=found, said=said, summary=f"{len(red)} of {counted(len(results), 'check')} red")
 
+    @activity.defn(no_thread_cancel_exception=True)
+    def judge_tests(self, request: JudgeRequest) -> Judged:
+        """Let the new tests prove that they can fail. Idempotent, but for the files without any that can: they go."""
+        order = self._order(request.scope, request.key)
+        with self.workspaces.hold(request.scope) as tree:
+            return self.tests.judge(self._context(request.scope, request.base_tree, order, tree), request.coded_tree)
+
     @staticmethod
     def _held_back(store: ArtifactStore, text: str, tree: str) -> Checked:
         said = store.put(text.encode(), name="safety", media_type="text/plain")
@@ -136,6 +148,7 @@ class CoderActivities:
             cancelled=activity.is_cancelled,
             started=tree.own_process if tree is not None else lambda _pid: None,
             tree=tree,
+            memory=self.memory_of(scope),
         )
 
     def _order(self, scope: EpisodeScope, key: str) -> WorkOrder:

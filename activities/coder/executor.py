@@ -55,6 +55,8 @@ class CoderExecutor(DelegatingExecutor):
             error=result.error,
             error_kind=ErrorKind.CONFIG if is_fatal else None,
             usage=result.progress.usage,
+            model=result.progress.model,
+            coverage=result.progress.coverage,
             resume=resume,
             question=result.question,
             transcript=rendered(store, talk.node) if talk and talk.node else b"",

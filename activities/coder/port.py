@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from activities.artifacts.port import ArtifactStore
-from activities.coder.requests import TurnRequest
+from activities.coder.requests import Judged, TurnRequest
 from activities.workspace.port import WorkingTree
 from activities.workspace.scope import EpisodeScope
 from tightloop.coder.model import CallHead, CallResult, Turn
@@ -190,6 +190,14 @@ class Calls(Protocol):
 
 Review = Callable[[ToolContext], ToolResult | None]
 """Looks at what the coder wrote before anything of it is run; None: it may be run."""
+
+
+class TestJudge(Protocol):
+    """Judges the tests that were written for a change."""
+
+    def judge(self, context: ToolContext, coded_tree: str) -> Judged:
+        """Let the tests that are new since `coded_tree` prove that they can fail."""
+        ...
 
 
 class TurnModel(Protocol):

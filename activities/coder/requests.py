@@ -79,7 +79,7 @@ class JudgeRequest(Sparse):
     """The tests that the tester wrote are to prove that they can fail."""
 
     scope: EpisodeScope
-    session: str
+    key: str
     base_tree: str
     """Before the change."""
     coded_tree: str
@@ -94,4 +94,8 @@ class Judged(Sparse):
     said: ArtifactRef | None = None
     """What a model should know: the reasons of refusals, and mutants that survived."""
     survived: int = 0
+    covered: int = 0
+    """Changed lines that the accepted tests execute."""
+    changed: int = 0
+    """Changed lines with code; 0: not measured."""
     summary: str = ""

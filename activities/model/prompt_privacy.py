@@ -43,7 +43,8 @@ def passed(text: str, prompt_privacy: PromptPrivacy | None, *, strictest: Prompt
 
 
 def _summarised(briefing: B) -> B:
-    changes: dict[str, Any] = {}
+    # What was remembered quotes outputs and changes.
+    changes: dict[str, Any] = {"remembered": ()}
     if checks := briefing.checks:
         # Names and counts stay; what a check printed may quote any file.
         kept = (result.evolve(tail=WITHHELD if result.tail else "", output=None) for result in checks.results)

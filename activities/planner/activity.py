@@ -9,6 +9,8 @@ from pathlib import Path
 from temporalio import activity
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, get_model, put_model, put_text
+from activities.memory.recalling import recalled
+from activities.memory.spared import Memories, no_memories
 from activities.planner.enforce import enforced_plan
 from activities.planner.in_time import in_time
 from activities.planner.port import Planners
@@ -16,6 +18,7 @@ from activities.safety.gate import Gate, Weighed
 from activities.safety.port import JudgeBriefing
 from activities.workspace.folders import root_of
 from activities.workspace.scope import EpisodeScope
+from activities.workspace.trail import this_call
 from tightloop.episode.check import CheckReport
 from tightloop.episode.messages.plan_rules import review_plan
 from tightloop.episode.model import EpisodeRequest
@@ -27,8 +30,10 @@ from tightloop.episode.planning import (
     PlanVerdict,
     ReflectionRecord,
 )
+from tightloop.episode.remembering import Followed
 from tightloop.executor.messages.message import PlanRequestMessage, render_plan
 from tightloop.executor.usage import total
+from tightloop.memory.model import Recollection
 from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.value import Value, shorten
 from tightloop.value.artifact import ArtifactRef
@@ -66,6 +71,7 @@ class PlanningActivities:
     timeout: timedelta = PLAN_TIMEOUT
     """For all attempts at one plan together, without the waits between them."""
     gate: Gate = field(default_factory=Gate)
+    memories: Memories = no_memories
 
     @activity.defn
     async def next_plan(self, request: NextPlanRequest) -> PlanningOutcome:
@@ -81,7 +87,7 @@ class PlanningActivities:
             lambda: enforced_plan(self.planners(episode.planner), briefing), self.timeout, episode.planner
         )
         weighed = await self._weigh(request, episode, answer, briefing.prompt_privacy)
-        return await asyncio.to_thread(self._record, store, answer, briefing.prompt_privacy, weighed)
+        return await asyncio.to_thread(self._record, store, answer, briefing, request.checks, weighed)
 
     async def _weigh(
         self, request: NextPlanRequest, episode: EpisodeRequest, answer: PlannerAnswer, prompt_privacy: PromptPrivacy
@@ -105,6 +111,7 @@ class PlanningActivities:
             reflection = None
         # A retry gets the reflection of an earlier iteration, too: it counts as fresh for the report it was made from.
         about = request.plan_request.sha256 if request.plan_request else ""
+        checks = find_model(store, request.checks, CheckReport)
         # Only the command executor runs the steps one by one; the others get the whole plan as a text.
         own_steps = choice.name == "command" and not template
         return episode, Briefing(
@@ -113,7 +120,8 @@ class PlanningActivities:
             definition_of_done=tuple(check.run for check in episode.definition_of_done),
             iteration=request.iteration,
             plan_request=find_model(store, request.plan_request, PlanRequestMessage),
-            checks=find_model(store, request.checks, CheckReport),
+            checks=checks,
+            remembered=self._remembered(request, checks),
             reflection=reflection.plain if reflection else None,
             reflection_is_fresh=reflection is not None and reflection.about == about,
             notes=request.notes,
@@ -124,18 +132,34 @@ class PlanningActivities:
             prompt_privacy=prompt_privacy,
         )
 
+    def _remembered(self, request: NextPlanRequest, checks: CheckReport | None) -> tuple[Recollection, ...]:
+        memory = self.memories(Path(request.scope.workspace))
+        episode = request.scope.episode_id
+        return recalled(memory, checks, by="planner", episode_id=episode, iteration=request.iteration, call=this_call())
+
     def _record(
-        self, store: ArtifactStore, answer: PlannerAnswer, prompt_privacy: PromptPrivacy, weighed: Weighed
+        self,
+        store: ArtifactStore,
+        answer: PlannerAnswer,
+        briefing: Briefing,
+        checks: ArtifactRef | None,
+        weighed: Weighed,
     ) -> PlanningOutcome:
         with store.together() as together:
             record = PlanRecord(
                 message=answer.message,
                 verdict=answer.verdict,
+                checks=checks,
+                followed=tuple(
+                    Followed(failure=one.failure, pattern=one.pattern.id, check=one.check)
+                    for one in briefing.remembered
+                    if one.pattern is not None and one.pattern.id in answer.followed
+                ),
                 reason=answer.reason,
                 model=answer.model,
                 prompt_sha256=answer.prompt_sha256,
                 repair=answer.repair,
-                prompt_privacy=prompt_privacy,
+                prompt_privacy=briefing.prompt_privacy,
                 transcript=put_text(together, answer.transcript, name="planner transcript"),
             )
             plan, alignment = put_model(together, record, name="plan"), weighed.store(together)

@@ -1,6 +1,7 @@
 """A planner without a model: it reads the failing checks and plans what the toolchain itself can fix."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +12,7 @@ from tightloop.episode.fixes.ruff import RuffRules
 from tightloop.episode.planning import Briefing, PlannerAnswer, PlanVerdict
 from tightloop.episode.progress.history import parse_history
 from tightloop.executor.messages.message import Alignment, PlanMessage, PlannedStep, Reflection
+from tightloop.memory.model import Recollection
 
 MODEL = "heuristic"
 
@@ -47,6 +49,10 @@ class HeuristicPlanner:
         if finder.ruff:
             rules = await asyncio.to_thread(self.ruff.rules, finder.ruff, Path(briefing.root))
         fixes = finder.fixes(rules)
+        # What fixed the same failure comes before any rule; what fixed one like it, before giving up.
+        known = finder.remembered(briefing.remembered, exact=bool(fixes))
+        if known:
+            return _repeated(report, known, fixes)
         if not fixes:
             return _gave_up(finder.why_none(rules))
         return _planned(report, fixes)
@@ -74,8 +80,11 @@ def _handed_over(briefing: Briefing, report: CheckReport) -> PlannerAnswer:
     """Pass the goal on with what fails; the agent finds the way itself."""
     failed = report.failed
     names = ", ".join(f"'{result.name}'" for result in failed[:3])
+    helped = [(one, one.pattern) for one in briefing.remembered if one.pattern is not None]
+    known = [f"{one.line} ({one.shown}): {'; '.join(pattern.steps)}" for one, pattern in helped]
+    before = (f"What helped before in this project: {'. '.join(known)}",) if known else ()
     message = PlanMessage(
-        context="\n\n".join((*briefing.notes, *(f"{result.run}\n{result.tail}" for result in failed[:5]))),
+        context="\n\n".join((*briefing.notes, *(f"{result.run}\n{result.tail}" for result in failed[:5]), *before)),
         steps=tuple(PlannedStep(title=f"Make '{result.name}' pass") for result in failed[:5]),
         reflection=Reflection(
             diagnosis=f"{failing_text(len(failed), len(report.results))}: {names}",
@@ -83,7 +92,33 @@ def _handed_over(briefing: Briefing, report: CheckReport) -> PlannerAnswer:
         ),
         alignment=Alignment(answer="yes", rationale="the agent is asked for the goal and its checks only"),
     )
-    return PlannerAnswer(verdict=PlanVerdict.PLANNED, message=message, model=MODEL)
+    followed = tuple(pattern.id for _, pattern in helped)
+    return PlannerAnswer(verdict=PlanVerdict.PLANNED, message=message, followed=followed, model=MODEL)
+
+
+def _repeated(report: CheckReport, known: Sequence[Recollection], fixes: tuple[Fix, ...]) -> PlannerAnswer:
+    """Do again what worked before, each command once."""
+    patterns = [one.pattern for one in known if one.pattern is not None]
+    steps = {run: title for pattern in patterns for title, run in zip(pattern.titles, pattern.commands, strict=True)}
+    names = ", ".join(f"'{result.name}'" for result in report.failed[:3])
+    message = PlanMessage(
+        context=f"{failing_text(len(report.failed), len(report.results))}: {names}",
+        steps=tuple(PlannedStep(title=title, run=run) for run, title in steps.items()),
+        reflection=Reflection(
+            diagnosis=". ".join(f"'{one.check}' fails with {one.shown}: {one.line}" for one in known),
+            action_items=(
+                *(f"{pattern.title}, and nothing else in this iteration" for pattern in patterns),
+                *(f"run '{one.check}' again" for one in known),
+                *(f"if it still fails: {fix.title}" for fix in fixes[:2]),
+            ),
+        ),
+        alignment=Alignment(
+            answer="yes",
+            rationale=f"{known[0].check!r} is part of the definition of done; this made it pass before",
+        ),
+    )
+    followed = tuple(pattern.id for pattern in patterns)
+    return PlannerAnswer(verdict=PlanVerdict.PLANNED, message=message, followed=followed, model=MODEL)
 
 
 def _planned(report: CheckReport, fixes: tuple[Fix, ...]) -> PlannerAnswer:

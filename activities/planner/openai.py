@@ -85,6 +85,8 @@ class OpenAIPlanner:
         return PlannerAnswer(
             verdict=verdict,
             message=_message(plan, briefing) if plan else None,
+            # Nobody can tell which of them a model followed.
+            followed=tuple(one.pattern.id for one in cleared(briefing).remembered if one.pattern),
             reason=shorten(reason, 2_000),
             usage=exchange.usage,
             model=exchange.model,

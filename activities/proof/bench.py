@@ -56,6 +56,10 @@ class LocalBench:
         """Return what became of what a manifest lists."""
         return beside.compare(root, beside.read_survey(manifest), tracked)
 
+    def present(self, root: Path, tracked: Iterable[str]) -> Moved:
+        """Return what lies in a working tree besides these files, as it is."""
+        return beside.present(root, tracked)
+
     @contextlib.contextmanager
     def room(self, root: Path) -> Iterator["LocalRoom"]:
         """Open a temporary place for checks of a working tree."""
@@ -95,7 +99,7 @@ class LocalRoom:
     def __init__(self, folder: Path, root: Path) -> None:
         self._folder, self._root = folder, root
         self._numbers = 0
-        self._observers = self._new_folder("observers")
+        self._observers = self.folder("observers")
         for file in OBSERVERS.iterdir():
             if file.is_file():
                 shutil.copyfile(file, self._observers / file.name)
@@ -103,7 +107,7 @@ class LocalRoom:
 
     def checkout(self, trees: Trees, files: Files, moved: Moved) -> CheckView:
         """Write files into a new folder; see the port."""
-        content = self._new_folder("tree")
+        content = self.folder("tree")
         wanted = {path: file for path, file in files.items() if not is_cache(path)}
         _write_files(content, trees, {path: file for path, file in wanted.items() if file.mode != _LINK})
         self._copy(content, moved.unchanged)
@@ -115,7 +119,7 @@ class LocalRoom:
             mounts.append((self._root / environment, self._root / environment))
         variables: dict[str, str] = {}
         if len(moved.hidden) <= HIDDEN_LIMIT:
-            empty = self._new_folder("empty") if moved.hidden else content
+            empty = self.folder("empty") if moved.hidden else content
             mounts += [(empty, self._root / folder) for folder in moved.hidden if (self._root / folder).is_dir()]
         else:
             variables["PYTHONPYCACHEPREFIX"] = "/tmp/bytecode"  # noqa: S108 - of the sandbox
@@ -123,7 +127,7 @@ class LocalRoom:
 
     def watch(self, check: Check, view: CheckView) -> Watched:
         """Return how to run a check under observation; see the port."""
-        events = self._new_folder("events")
+        events = self.folder("events")
         nonce = secrets.token_hex(16)
         options = {"NODE_OPTIONS": f'--require="{self._observers / "node_observer.cjs"}"'}
         # An option of Go cannot have a space.
@@ -180,7 +184,8 @@ class LocalRoom:
                 shutil.copy2(source, place, follow_symlinks=False)
                 left -= found.st_size
 
-    def _new_folder(self, name: str) -> Path:
+    def folder(self, name: str) -> Path:
+        """Make an empty folder; see the port."""
         self._numbers += 1
         # Random, so that nothing that ran before knows the path.
         folder = self._folder / f"{name}-{self._numbers}-{secrets.token_hex(4)}"

@@ -103,6 +103,13 @@ def compare(root: Path, before: Survey, tracked: Iterable[str]) -> Moved:
     )
 
 
+def present(root: Path, tracked: Iterable[str]) -> Moved:
+    """Return everything below `root` that is not tracked, as it is; of installed programs only their folders."""
+    environments: list[str] = []
+    found = [path for path, _ in _walk(root, frozenset(tracked), environments, enters=False)]
+    return Moved(environments=tuple(environments), unchanged=tuple(found))
+
+
 def _first(lines: list[str]) -> list[str]:
     # Programs first: they are what a check starts.
     return sorted(lines, key=lambda line: ("/bin/" not in line and "/.bin/" not in line, line))[:SHOWN_LIMIT]
@@ -117,8 +124,13 @@ def _cache_folder(path: str) -> str:
     return "/".join(parts[: next(at for at, part in enumerate(parts) if is_cache(part)) + 1])
 
 
-def _walk(root: Path, tracked: frozenset[str], environments: list[str]) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
-    """Yield files and links that are not tracked, and collect the folders of installed programs."""
+def _walk(
+    root: Path, tracked: frozenset[str], environments: list[str], *, enters: bool = True
+) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
+    """Yield files and links that are not tracked, and collect the folders of installed programs.
+
+    Those folders are left out unless it `enters` them.
+    """
     holding = {folder for path in tracked for folder in _folders_above(path)}
     waiting: list[tuple[str, bool]] = [("", False)]
     count = 0
@@ -133,7 +145,7 @@ def _walk(root: Path, tracked: frozenset[str], environments: list[str]) -> Itera
                     is_own = not installed and path not in holding and _is_environment(entry)
                     if is_own:
                         environments.append(path)
-                    if installed or is_own or not is_cache(entry.name):
+                    if installed or (is_own and enters) or not (is_own or is_cache(entry.name)):
                         waiting.append((path, installed or is_own))
                 elif path not in tracked and (installed or not is_cache(entry.name)):
                     count += 1

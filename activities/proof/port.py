@@ -73,6 +73,10 @@ class Room(Protocol):
         """Write files into a new folder, with what lay beside them at the beginning, and return it as a view."""
         ...
 
+    def folder(self, name: str) -> Path:
+        """Make an empty folder; what is written there is seen only by commands that are given it."""
+        ...
+
     def watch(self, check: Check, view: CheckView) -> Watched:
         """Return how to run a check under observation."""
         ...
@@ -87,6 +91,10 @@ class Bench(Protocol):
 
     def compare(self, root: Path, manifest: bytes, tracked: Iterable[str]) -> Moved:
         """Return what became of what a manifest lists."""
+        ...
+
+    def present(self, root: Path, tracked: Iterable[str]) -> Moved:
+        """Return what lies in a working tree besides these files, to have it in a checkout as it is."""
         ...
 
     def room(self, root: Path) -> AbstractContextManager[Room]:

@@ -9,8 +9,10 @@ from pathlib import Path
 from temporalio import activity
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, put_model
+from activities.memory.spared import Memories, no_memories
 from activities.safety.gate import Gate, Weighed
 from activities.safety.port import JudgeBriefing
+from activities.tracking.learning import Lesson, Moment, earlier, teach, tell_once
 from activities.tracking.reading import read_diff
 from activities.workspace.folders import root_of, store_folder_of
 from activities.workspace.port import Workspaces
@@ -29,11 +31,12 @@ from tightloop.episode.progress.tracking import TrackerMemory, Tracking, similar
 from tightloop.episode.progress.work import Work, hear, only_tests, weigh_work
 from tightloop.executor.messages.message import PlanRequestMessage, Reflection, render_plan
 from tightloop.executor.model import ExecutorReport
+from tightloop.ledger.metrics import Metric, MetricKind
 from tightloop.ledger.model import TrailEvent
 from tightloop.safety.change.patch import Change
 from tightloop.safety.change.reading import Watch
 from tightloop.safety.change.rules import review_change, still_stands
-from tightloop.safety.rubric import bounded
+from tightloop.safety.rubric import Finding, bounded
 from tightloop.safety.scope import announced
 from tightloop.value import Value, counted, shorten
 from tightloop.value.artifact import ArtifactRef
@@ -78,6 +81,7 @@ class TrackingActivities:
     differ: Differ
     gate: Gate = field(default_factory=Gate)
     """The gate of the alignment rubric."""
+    memories: Memories = no_memories
 
     # A cancellation must not fall between the checkpoint in the ledger and the reference that keeps its tree alive.
     @activity.defn(no_thread_cancel_exception=True)
@@ -114,6 +118,8 @@ class TrackingActivities:
             tree.keep(str(record.number), record.tree)
         note_iteration(self.ledgers(workspace), request, tracking, record, this_call())
         weighed = self._weigh(store, request, diff, episode, before)
+        note_measured(self.ledgers(workspace), request, weighed.findings, this_call())
+        problem = self._teach(store, request, diff, weighed)
         return Tracked(
             tracking=tracking,
             checkpoint=record,
@@ -122,8 +128,29 @@ class TrackingActivities:
             alignment=weighed.store(store),
             usage=weighed.usage,
             drift=drift,
+            memory_problem=problem,
             attempt=activity.info().attempt,
         )
+
+    def _teach(self, store: ArtifactStore, request: TrackRequest, diff: TreeDiff, weighed: Weighed) -> str:
+        """Teach the memory; return why it could not be, where nobody was told yet."""
+        workspace, state = Path(request.scope.workspace), request.state
+        memory = self.memories(workspace)
+        if not memory.wanted:
+            return ""
+        ledger, moment = self.ledgers(workspace), moment_of(request, this_call())
+        plan = find_model(store, state.plan, PlanRecord)
+        verified = request.verification is not None
+        lesson = Lesson(
+            plan=plan if request.report is not None and verified else None,
+            before=find_model(store, plan.checks, CheckReport) if plan else None,
+            after=find_model(store, state.checks, CheckReport) if verified else None,
+            diff=diff,
+            findings=weighed.findings,
+            earlier=earlier(store, ledger.checkpoints(moment.episode_id), request.parent),
+        )
+        teach(memory, lesson, moment)
+        return tell_once(ledger, memory.problem, moment)
 
     def _weigh(
         self, store: ArtifactStore, request: TrackRequest, diff: TreeDiff, episode: EpisodeRequest, lines_before: int
@@ -189,6 +216,11 @@ def checkpoint_key(request: TrackRequest, run: str) -> str:
     return f"{run}/{request.state.iteration}"
 
 
+def moment_of(request: TrackRequest, call: Call) -> Moment:
+    """Return the iteration that is tracked."""
+    return Moment(request.scope.episode_id, request.state.iteration, call.run, call.scheduled)
+
+
 def note_iteration(
     ledger: Ledger, request: TrackRequest, tracking: Tracking, record: CheckpointRecord, call: Call
 ) -> None:
@@ -214,6 +246,28 @@ def note_iteration(
         cost_usd=state.spent.cost_usd,
         at=call.scheduled,
     )
+
+
+def note_measured(ledger: Ledger, request: TrackRequest, findings: tuple[Finding, ...], call: Call) -> None:
+    """Enter how much the alignment check of the change found, and the coverage of the changed lines.
+
+    What a person refused before was counted then.
+    """
+    found = sum(not finding.refused for finding in findings)
+    episode = request.scope.episode_id
+    measured = [
+        Metric(
+            workflow_id=episode,
+            kind=MetricKind.SAFETY_FINDINGS,
+            value=found,
+            at=call.scheduled,
+            key=f"change/{checkpoint_key(request, call.run)}",
+        )
+    ]
+    if request.report is not None and (share := request.report.coverage) is not None:
+        kind = MetricKind.CHANGED_LINE_COVERAGE
+        measured.append(Metric(workflow_id=episode, kind=kind, value=share, at=call.scheduled))
+    ledger.add_metrics(measured)
 
 
 def gather(

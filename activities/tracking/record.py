@@ -8,6 +8,7 @@ from temporalio import activity
 from activities.workspace.folders import state_folder_of
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.trail import Ledger, Ledgers
+from tightloop.ledger.metrics import Metric
 from tightloop.ledger.model import TrailEvent, WorkflowSnapshot
 from tightloop.value import Value
 
@@ -19,6 +20,8 @@ class RecordRequest(Value):
     snapshot: WorkflowSnapshot
     events: tuple[TrailEvent, ...] = ()
     """Lines of the trail besides those that a change of status and of questions makes."""
+    metrics: tuple[Metric, ...] = ()
+    """What was measured since."""
 
 
 class Recorded(Value):
@@ -46,4 +49,6 @@ def keep_record(ledger: Ledger, request: RecordRequest) -> None:
     """Enter what a workflow said of itself."""
     for event in request.events:
         ledger.add_event(event)
+    if request.metrics:
+        ledger.add_metrics(request.metrics)
     ledger.record(request.snapshot)

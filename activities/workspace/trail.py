@@ -10,6 +10,7 @@ from pydantic import Field
 from temporalio import activity
 
 from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.ledger.metrics import Metric
 from tightloop.ledger.model import StepRow, TrailEvent, WorkflowSnapshot
 from tightloop.value import Value
 
@@ -110,6 +111,9 @@ class Ledger(Protocol):
 
     def progress(self, workflow_id: str, *, iteration: int, checks: str, cost_usd: float, at: datetime) -> None:
         """Note how far a recorded workflow is, without a line of the trail."""
+
+    def add_metrics(self, measured: Iterable[Metric]) -> None:
+        """Keep what was measured of workflows; of two values with the same kind and key the newer one stays."""
 
     def record_steps(self, rows: Iterable[StepRow]) -> None:
         """Keep steps of plans as they are now; older news is dropped."""

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from gateway.access.body import RefusedError
 from gateway.web import acting, assets, pages
 from gateway.web.look import Around, Look, Screen
+from gateway.web.metrics.page import metrics
 from gateway.web.rendering import Templates
 from gateway.web.sharing import Sharing
 from tightloop.client import TightloopClient
@@ -36,6 +37,7 @@ PAGES: dict[str, Page] = {
     "/plans": pages.plans,
     "/projects": pages.projects,
     "/projects/{id}": pages.project,
+    "/metrics": metrics,
     "/workflows/{id}": pages.workflow,
 }
 ACTS: dict[str, Act] = {

@@ -23,11 +23,13 @@ NAMES = (
     "scheduler",
     "plan",
     "proof",
+    "gate",
     "watchers",
     "events",
     "ledger",
     "pages",
     "gui",
+    "memory",
 )
 LIMIT_S = 300
 """For one benchmark, unless it says otherwise: a workflow whose code is edited meanwhile fails its tasks for ever."""

@@ -25,8 +25,9 @@ from tightloop.database.engine import Database, postgres_database, sqlite_databa
 from tightloop.database.forwarding import Forwarder
 from tightloop.database.ledger import Ledger
 from tightloop.database.rows import insert_missing, next_tick, upsert, workflow_row
-from tightloop.database.schema import events, projects, workflows
+from tightloop.database.schema import events, metrics, projects, workflows
 from tightloop.episode.model import EpisodeStatus
+from tightloop.ledger.metrics import MetricKind, MetricsFilter
 from tightloop.ledger.model import WorkflowFilter
 from tightloop.safety.person import Role
 
@@ -43,6 +44,18 @@ STARTED_AT_ONCE = 100
 WARM_UP = 5
 CLIENTS = 8
 AIM = "p95 <= 50"
+MEASURED = [
+    (kind, str(number))
+    for kind, count in (
+        (MetricKind.SAFETY_FINDINGS, 4),
+        (MetricKind.MEMORY_HIT, 3),
+        (MetricKind.ANSWER_S, 2),
+        (MetricKind.BANDIT_FINDINGS, 1),
+        (MetricKind.CHANGED_LINE_COVERAGE, 1),
+    )
+    for number in range(count)
+]
+"""What is measured of each episode."""
 DETAILS = EpisodeStatus(episode_id="episode", goal="goal " * 100, workspace="/src/project").model_dump(mode="json")
 
 
@@ -83,7 +96,7 @@ async def measure() -> Report:
 def _fill(database: Database) -> None:
     with database.writing() as connection:
         names = [f"project-{number}" for number in range(PROJECTS)]
-        first = next_tick(connection, EPISODES * 2 + PROJECTS)
+        first = next_tick(connection, EPISODES * (2 + len(MEASURED)) + PROJECTS)
         upsert(connection, projects, [_project(name, first + place) for place, name in enumerate(names)])
         rows = [_episode(number, names[number % PROJECTS], first + PROJECTS + number) for number in range(EPISODES)]
         upsert(connection, workflows, rows)
@@ -100,6 +113,14 @@ def _fill(database: Database) -> None:
             for row in rows
         ]
         insert_missing(connection, events, lines, "project", "workflow_id", "key")
+        for place, (kind, key) in enumerate(MEASURED, 2):
+            values = [_measured(row, kind, key, row["changed"] + place * EPISODES) for row in rows]
+            upsert(connection, metrics, values)
+
+
+def _measured(row: dict[str, Any], kind: MetricKind, key: str, tick: int) -> dict[str, Any]:
+    of = {"project": row["project"], "workflow_id": row["id"], "kind": kind.value, "key": key}
+    return {**of, "value": 1.0, "at": row["at"], "metadata": "", "changed": tick}
 
 
 def _project(name: str, tick: int) -> dict[str, Any]:
@@ -136,6 +157,9 @@ def _looks(ledger: Ledger) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "projects", ledger.projects
     yield "digest", lambda: ledger.digest("project-3", START.date())
     yield "last event", ledger.last_event
+    whole = MetricsFilter(since=START, until=START + timedelta(days=1))
+    yield f"metrics of {EPISODES}", lambda: ledger.metrics(whole)
+    yield "metrics of one project", lambda: ledger.metrics(whole.evolve(project="project-3"))
 
 
 def _timed(look: Callable[[], Any]) -> float:

@@ -40,6 +40,7 @@ KNOWN_LABELS = {
     *("tightloop", "default", "EpisodeWorkflow", "none"),
     *(member.value for kind in (ExecutorStatus, QuestionKind, PlanVerdict) for member in kind),
     *(member.value for kind in (ProbabilityClass, EpisodeOutcome) for member in kind),
+    *("change", "plan", "pause", "resume"),
 }
 WORKS = {"write": [{"path": "done.txt"}], "summary": "done"}
 
@@ -138,6 +139,10 @@ async def test_prometheus_reads_at_the_workers_port_what_an_episode_did_and_labe
     assert one_series(text, "tightloop_iterations", executor="failed") == 1
     assert one_series(text, "tightloop_iterations", executor="completed") == 1
     assert one_series(text, "tightloop_pauses", kind="operator") == 1
+    assert one_series(text, "tightloop_interventions", message="pause") == 1
+    assert one_series(text, "tightloop_interventions", message="resume") == 1
+    assert one_series(text, "tightloop_safety_findings", of="change") == 0, "known, and none"
+    assert "tightloop_answer_seconds" not in text, "an operator's own pause is not a question"
     assert one_series(text, "tightloop_episodes", outcome="SUCCEEDED") == 1
     assert one_series(text, "tightloop_tracker_seconds_count") == 2
     assert 0 < one_series(text, "tightloop_tracker_seconds_sum") < 60

@@ -17,8 +17,11 @@ from temporalio.client import Client
 
 from activities.executor.choose import executors
 from activities.executor.port import Executor
+from activities.model.gateway.port import Wire
 from tests.support.doubles import AppendingExecutor, AskingExecutor, ScriptedPlanner, gives_up, planned
 from tests.support.episodes import APPEND, eventually, scripted
+from tests.support.fake_model.script import Step, use
+from tests.support.fake_model.turns import FakeCoderModel
 from tests.support.gui.agent import Agent
 from tests.support.loops import (
     ObedientExecutor,
@@ -42,17 +45,23 @@ from tests.support.plan.doubles import (
     plan_worker,
 )
 from tightloop.client import TightloopClient
+from tightloop.coder.model import CODER
 from tightloop.episode.budget import Budget
 from tightloop.episode.check import Check
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.control import ExecutorAmendment
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, Queues
 from tightloop.loop.model import LoopRequest, LoopTask
+from tightloop.plan.child import child_id
 from tightloop.question import QuestionKind
-from tightloop.settings import parse_settings
+from tightloop.settings import Settings, parse_settings
 from worker.build import Role, build_adapters, build_workers, surroundings
+from worker.coder import coder_executor
 
 SLOW = {**APPEND, "sleep": 0.4}
+READ = use(("read_file", {"path": "app.py", "start": None, "end": None}), ("list_files", {"path": None, "glob": None}))
+WRITE = use(("create_file", {"path": "log.txt", "content": "one\n", "overwrite": None}))
+FINISH = use(("finish", {"summary": "log.txt is there"}))
 TASK_QUEUE = "tightloop-sample"
 
 
@@ -66,10 +75,10 @@ class Stage:
 
     @property
     def client(self) -> TightloopClient:
-        return TightloopClient(self.temporal, self._settings)
+        return TightloopClient(self.temporal, self.settings)
 
     @property
-    def _settings(self) -> Any:
+    def settings(self) -> Settings:
         address = self.temporal.service_client.config.target_host
         return parse_settings(
             f"temporal: {{address: '{address}', task_queue: '{TASK_QUEUE}'}}\n"
@@ -79,22 +88,25 @@ class Stage:
         )
 
     @asynccontextmanager
-    async def working(self, planner: ScriptedPlanner | None = None, **more: Executor) -> AsyncIterator[TightloopClient]:
-        chosen = planner or ScriptedPlanner()
+    async def working(
+        self, planner: ScriptedPlanner | None = None, *, settings: Settings | None = None, **more: Executor
+    ) -> AsyncIterator[TightloopClient]:
+        chosen, under = planner or ScriptedPlanner(), settings or self.settings
+        around = surroundings(under)
         adapters = replace(
-            build_adapters(self.temporal, self._settings),
+            build_adapters(self.temporal, under),
             planners=lambda _kind: chosen,
-            executors=executors(surroundings(self._settings), more),
+            executors=executors(around, {CODER: coder_executor(under, around.sandbox), **more}),
         )
         async with AsyncExitStack() as stack:
-            for worker in build_workers(self.temporal, self._settings, adapters=adapters):
+            for worker in build_workers(self.temporal, under, adapters=adapters):
                 await stack.enter_async_context(worker)
             yield self.client
 
     @asynccontextmanager
     async def at_the_screen(self) -> AsyncIterator[None]:
         """Run the worker of an executor's own queue."""
-        settings = self._settings
+        settings = self.settings
         settings = settings.evolve(queues=settings.queues.evolve(executor=f"{TASK_QUEUE}-screen"))
         async with AsyncExitStack() as stack:
             for worker in build_workers(self.temporal, settings, Role.GUI):
@@ -106,13 +118,13 @@ class Stage:
         """Work on a project's plan of these tasks."""
         planner, writer = planner_of_goals(), ScriptedTaskPlanner(*tasks)
         adapters = replace(
-            build_adapters(self.temporal, self._settings),
+            build_adapters(self.temporal, self.settings),
             planners=lambda _kind: planner,
             executors=lambda _name: ObedientExecutor(),
             task_planners=lambda _kind, _model: writer,
         )
         async with AsyncExitStack() as stack:
-            for worker in build_workers(self.temporal, self._settings, adapters=adapters):
+            for worker in build_workers(self.temporal, self.settings, adapters=adapters):
                 await stack.enter_async_context(worker)
             yield self.client
 
@@ -309,6 +321,31 @@ async def asked_for_permission(stage: Stage) -> str:
         await client.resume(episode_id)
         await client.answer(episode_id, "allow")
         await client.result(episode_id)
+    return episode_id
+
+
+async def coder_reflects(stage: Stage) -> str:
+    """The coder finishes too early, reflects, works on and finishes."""
+    diagnosis = use(("finish", {"summary": "log.txt is missing"}))
+    episode_id = await _coded(stage, READ, FINISH, diagnosis, READ, WRITE, FINISH)
+    return child_id(episode_id, CODER, 1, "1")
+
+
+async def coder_asks(stage: Stage) -> str:
+    """An episode whose coder asks a person in the middle of its work."""
+    ask = use(("ask_person", {"question": "Which text?", "detail": None}))
+    return await _coded(stage, READ, ask, WRITE, FINISH, answer="any")
+
+
+async def _coded(stage: Stage, *steps: Step, answer: str = "") -> str:
+    with FakeCoderModel(*steps) as fake:
+        coder = stage.settings.coder.evolve(base_url=fake.base_url(Wire.CHAT), models=("sample",))
+        async with stage.working(settings=stage.settings.evolve(coder=coder)) as client:
+            episode_id = await stage.start(executor={"name": CODER}, definition_of_done=["test -f log.txt"])
+            if answer:
+                await stage.paused()
+                await client.answer(episode_id, "answer", answer)
+            await client.result(episode_id)
     return episode_id
 
 
@@ -548,6 +585,8 @@ SCENARIOS: dict[str, Scenario] = {
     "planner_gave_up_and_respond": _scenario(planner_gave_up_and_respond),
     "budget_top_up_amend": _scenario(budget_top_up_amend),
     "asked_for_permission": _scenario(asked_for_permission),
+    "coder_reflects": _scenario(coder_reflects),
+    "coder_asks": _scenario(coder_asks),
     "person_works": _scenario(person_works),
     "fallback_and_amended_executor": _scenario(fallback_and_amended_executor),
     "alerted": _scenario(alerted),

@@ -47,6 +47,14 @@ TOLD = {
         r"iteration: ckpt-1:",
         r"closed: SUCCEEDED",
     ),
+    "coder_reflects": (r"coding: turn 0", r"checks: 1 of 1 check red", r"reflecting: turn 2", r"success: turn 6"),
+    "coder_asks": (
+        r"coder: CODING \(2 turns\)",
+        r"paused: clarification: Which text\?",
+        r"answered: operator: answer",
+        r"coder: CODING \(.*\) > TESTING > SUCCESS",
+        r"closed: SUCCEEDED",
+    ),
     "limit_hit": (
         r"limit: strike 1: wait 0.1 s. 429 Too Many Requests",
         r"limit: strike 2:",

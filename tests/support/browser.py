@@ -7,7 +7,10 @@ from pathlib import Path
 
 import axe_playwright_python
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from tightloop.client.sign_in.page_session import page_link
+from tightloop.settings import Settings
 
 ARGUMENTS = ("--no-sandbox", "--disable-dev-shm-usage", "--disable-background-networking", "--no-first-run")
 AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
@@ -31,6 +34,18 @@ def chromium() -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
+
+
+def signed_in(browser: Browser, settings: Settings, **options: object) -> BrowserContext:
+    """Open a window that is signed in to the page."""
+    context = browser.new_context(**options)  # type: ignore[arg-type]
+    context.new_page().goto(page_link(settings))
+    return context
+
+
+def base(settings: Settings) -> str:
+    """Return the origin of the page."""
+    return settings.gateway.page(settings.temporal)
 
 
 def violations(page: Page) -> list[str]:

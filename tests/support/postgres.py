@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import subprocess
 import tempfile
 import time
 import warnings
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
+import psutil
 import psycopg
 import pytest
 
@@ -36,7 +38,9 @@ def postgres_server() -> Iterator[str]:
         _wait_for(address)
         yield address
     finally:
-        server.cleanup()
+        # A test may have killed it.
+        with contextlib.suppress(subprocess.CalledProcessError):
+            server.cleanup()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -51,6 +55,16 @@ def new_database(server: str) -> Iterator[str]:
     finally:
         with psycopg.connect(server, autocommit=True) as connection:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def kill_server(address: str) -> None:
+    """Kill the server at once, as a machine that loses its power does; every connection to it is cut."""
+    folder = Path(_socket_of(address))
+    server = psutil.Process(int((folder / "postmaster.pid").read_text().splitlines()[0]))
+    for process in (server, *server.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs([server], timeout=START_S)
 
 
 def _socket_of(uri: str) -> str:

@@ -9,6 +9,7 @@ from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.model import EpisodeStatus
 from tightloop.episode.progress.tracking import ProbabilityClass
 from tightloop.ledger import ProjectLine, StepRow, WorkflowSnapshot
+from tightloop.ledger.metrics import Metric, MetricKind
 from tightloop.loop.model import GateCheck, GateResult, LoopState, LoopStatus, LoopTask, TaskState
 from tightloop.plan.request import PlanPhase, PlanStatus
 from tightloop.question import Option, Question, QuestionKind
@@ -70,6 +71,49 @@ def fill(ledger: Ledger, workspace: Path) -> None:
     relay.record(_episode(working, "running", started=ago(minutes=3), checks="0/2", executor="claude"))
     _plan(relay.record, relay.record_steps)
     orders.record(_loop(workspace))
+
+
+def fill_week(ledger: Ledger) -> None:
+    """Write the ends of the last six days: two executors, three models, all that is measured, and what nobody knows."""
+    relay = ledger.opened(ProjectLine(id=RELAY, name="relay", workspace="/srv/relay", host="here"))
+    for number in range(24):
+        closed = ago(hours=1 + 6 * number)
+        relay.record(_ended(number, closed))
+        relay.add_metrics(_measured(f"episode-{number:02}", number, closed))
+
+
+def _ended(number: int, closed: datetime) -> WorkflowSnapshot:
+    is_agent = number % 3 > 0
+    return WorkflowSnapshot(
+        id=f"episode-{number:02}",
+        kind="episode",
+        status="failed" if number % 4 == 3 else "succeeded",
+        goal=f"Fix check {number}",
+        executor="codex" if is_agent else "claude in place of cursor",
+        model=("gpt-5-codex", "gpt-5-mini")[number % 2] if is_agent else "",
+        iteration=1 + number % 5,
+        cost_usd=0.1 * (number + 1),
+        cost_known=is_agent,
+        tokens=10_000 * (number + 1) if is_agent else None,
+        worked_s=120.0 * (number + 1),
+        interventions=number % 3,
+        at=closed,
+        started=closed - timedelta(hours=1),
+        closed=closed,
+    )
+
+
+def _measured(name: str, number: int, closed: datetime) -> list[Metric]:
+    values = [
+        (MetricKind.ANSWER_S, "q1", 60.0 * (1 + number * number)),
+        (MetricKind.SAFETY_FINDINGS, "change/1", number % 2),
+        (MetricKind.MEMORY_HIT, "1", 1),
+        (MetricKind.MEMORY_HIT, "2", number % 2),
+        (MetricKind.CHANGED_LINE_COVERAGE, "", 0.5 + number / 50),
+        (MetricKind.BANDIT_FINDINGS, "", 0),
+    ]
+    kept = values if number % 3 else values[1:2]
+    return [Metric(workflow_id=name, kind=kind, key=key, value=value, at=closed) for kind, key, value in kept]
 
 
 def _episode(status: EpisodeStatus, word: str, **fields: object) -> WorkflowSnapshot:

@@ -18,6 +18,7 @@ from tightloop.plan.child import child_id
 from tightloop.settings import Settings
 
 TURNS = 200
+SHARED = 0.9
 
 
 def reading(number: int) -> tuple[str, dict[str, Any]]:
@@ -72,13 +73,14 @@ async def test_turn_costs_few_events_and_bytes(
             await client.result(started)
             history = await temporal_client.get_workflow_handle(child_id(started, "coder", 1, "1")).fetch_history()
     size = sum(event.ByteSize() for event in history.events)
-    print(
-        f"{calls} calls: {len(history.events) / turns:.2f} events, {size / turns:.0f} bytes a turn; {len(fake.paid)} prompts"
-    )
+    print(f"{calls} calls: {len(history.events) / turns:.2f} events and {size / turns:.0f} bytes a turn")
     assert len(history.events) / turns <= events
     assert size / turns <= bytes_a_turn
     shared, sent = fake.shared, [sum(map(len, prompt)) for prompt in fake.prompts]
-    compactions = sum(part < 0.9 for part in shared)
+    compactions = sum(part < SHARED for part in shared)
+    at_50, at_end = sent[min(50, turns)], sent[-1]
     print(
-        f"prefix: {compactions} of {len(shared)} below 0.9; prompt {max(sent)} at most, 50: {sent[min(50, turns)]}, end: {sent[-1]}"
+        f"prompts: {compactions} of {len(shared)} share less than {SHARED}; turn 50 {at_50}, last {at_end} characters"
     )
+    assert compactions <= len(shared) / 20
+    assert at_end <= 1.3 * max(sent[: min(50, turns)])

@@ -218,3 +218,24 @@ async def test_forbidden_code_is_told_to_the_model_and_never_run(
     told = str(fake.requests[2].body)
     assert "Nothing was run" in told
     assert "forbidden" in told
+
+
+async def test_tests_of_the_tester_count_once_they_can_fail(
+    working: Working, client: TightloopClient, request_for: Callable[..., EpisodeRequest], shop: Path, coding: Any
+) -> None:
+    real = "from shop import total\n\n\ndef test_the_first_price_counts():\n    assert total([1, 2, 3]) == 6\n"
+    empty = "from shop import total\n\n\ndef test_it_runs():\n    total([1])\n"
+    write = use(
+        ("create_file", {"path": "test_shop.py", "content": real, "overwrite": None}),
+        ("create_file", {"path": "test_idle.py", "content": empty, "overwrite": None}),
+    )
+    with FakeCoderModel(FIX, FINISH, write, FINISH, FINISH) as fake:
+        async with working(under=coding(fake, testing=True)):
+            started = await client.start(request_for(executor="coder", definition_of_done=[CHECK]))
+            result = await client.result(started)
+            lines = [line.text for line in await client.timeline(started) if line.kind == "coder"]
+    assert result.outcome is EpisodeOutcome.SUCCEEDED, result.reason
+    assert lines[0].startswith("CODING (2 turns) > TESTING (2 turns) > ")
+    assert lines[0].endswith("TESTING > SUCCESS")
+    assert (shop / "test_shop.py").read_text() == real
+    assert not (shop / "test_idle.py").exists()

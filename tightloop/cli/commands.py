@@ -85,6 +85,12 @@ COMMANDS = (
         LOOK,
     ),
     Command(
+        "metrics",
+        "look.metrics:metrics",
+        "Show success, iterations, tokens, cost, time, findings and interventions of a time range.",
+        LOOK,
+    ),
+    Command(
         "proof",
         "proof:proof",
         "Show how the success of an episode or a plan was proven. Exit code 1: it was not.",
@@ -239,8 +245,20 @@ COMMANDS = (
         Command(
             "upgrade",
             "host.commands:upgrade",
-            "Bring the database of database.url, or this host's, to the newest migration. Stop older workers first.",
+            "Bring the database of database.url, or this host's, with its memory to the newest migration. Stop older "
+            "workers first.",
         ),
+    ),
+    group(
+        "memory",
+        "The memory of projects: failures, what solved them, and facts.",
+        LOOK,
+        Command("search", "host.memory:search", "Find failures like one and what solved them; patterns; facts."),
+        Command("list", "host.memory:list_entries", "List what is remembered, the newest first."),
+        Command("show", "host.memory:show_entry", "Show everything about one entry."),
+        Command("forget", "host.memory:forget", "Remove entries for good, or everything of a project."),
+        Command("export", "host.memory:export", "Write everything of a project as JSON, one entry a line."),
+        Command("stats", "host.memory:stats", "Show how much is remembered, and how often it helped."),
     ),
     group(
         "hooks",

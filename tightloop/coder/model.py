@@ -1,6 +1,5 @@
 """What travels through the history of a coder: numbers, names and references, never the conversation itself."""
 
-from datetime import datetime
 from enum import StrEnum
 
 from pydantic import Field
@@ -123,6 +122,10 @@ class CoderProgress(Sparse):
     """By role."""
     tested: bool = False
     """The tester has had its turn."""
+    model: str = ""
+    """Whom the role `coder` asked last."""
+    coverage: float | None = None
+    """Share of the changed lines that tests execute which can fail; None: not measured."""
     path: tuple[tuple[CoderState, int], ...] = ()
     """The last states, each with the turns that were taken before it."""
 
@@ -159,11 +162,3 @@ class CoderStatus(Sparse):
         spent = (self.usage.input_tokens or 0) + (self.usage.output_tokens or 0)
         known = f", {spent} tokens" if self.usage.known else ""
         return f"{self.state.value}, turn {self.turns} of at most {self.max_turns}, round {self.round}{known}"
-
-
-class TimelineEntry(Sparse):
-    """One thing that happened."""
-
-    at: datetime
-    turn: int = 0
-    text: str = ""

@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from tightloop.database.sqlite_file import file_id, make_database, use_wal
-from tightloop.database.upgrading import HEAD, revision_of, upgrade
+from tightloop.database.upgrading import LEDGER, Migrations
 from tightloop.errors import ServiceUnavailableError, SettingsError, StorageFullError, WorkspaceError
 
 BUSY_TIMEOUT = timedelta(seconds=10)
@@ -47,17 +47,19 @@ class Mode(Enum):
 class Database:
     """One database. Safe for many threads; SQLite's file also for many processes."""
 
-    def __init__(self, engine: Engine, name: str, *, upgrades: bool) -> None:
+    def __init__(self, engine: Engine, name: str, *, upgrades: bool, migrations: Migrations = LEDGER) -> None:
         """Take an engine.
 
         Args:
             engine: opens connections.
             name: for messages; no password in it.
             upgrades: bring an older one to the newest migration when it is first used.
+            migrations: of the tables that are used in it.
         """
         self._engine = engine
         self._name = name
         self._upgrades = upgrades
+        self._migrations = migrations
 
     def __str__(self) -> str:
         """Return its name, without a password."""
@@ -89,18 +91,28 @@ class Database:
         with self._transaction(Mode.DURABLE if durable else Mode.WRITE) as connection:
             yield connection
 
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a file of this host."""
+        return self._engine.dialect.name == "sqlite"
+
+    @property
+    def head(self) -> str:
+        """The newest migration."""
+        return self._migrations.head
+
     def upgrade(self) -> str:
         """Bring the database to the newest migration; return the one that it was at, empty for a new one."""
         with self._explained(), self._begun(Mode.DURABLE) as connection:
-            before = revision_of(connection)
-            if before != HEAD:
+            before = self._migrations.revision_of(connection)
+            if before != self.head:
                 self._refuse_newer(before)
-                upgrade(connection)
+                self._migrations.upgrade(connection)
             return before
 
     def shrink(self) -> None:
         """Give the room of removed rows back to the disk, beside writers; PostgreSQL does that by itself."""
-        if self._engine.dialect.name != "sqlite":
+        if not self.is_file:
             return
         with self._explained():
             raw = self._engine.raw_connection()
@@ -124,9 +136,9 @@ class Database:
             if mode is Mode.READ and time.monotonic() < connection.info.get(CHECKED, 0.0):
                 yield connection
                 return
-            found = revision_of(connection)
-            connection.info[CHECKED] = time.monotonic() + CHECKED_S if found == HEAD else 0.0
-            if found != HEAD:
+            found = self._migrations.revision_of(connection)
+            connection.info[CHECKED] = time.monotonic() + CHECKED_S if found == self.head else 0.0
+            if found != self.head:
                 stack.close()
                 self._bring_up(found)
                 connection = stack.enter_context(self._begun(mode))
@@ -149,14 +161,15 @@ class Database:
             return
         self._refuse_newer(found)
         raise WorkspaceError(
-            f"the database {self} is at migration {found}, this code at {HEAD}. "
+            f"the {self._migrations.name} in {self} is at migration {found}, this code at {self.head}. "
             "Bring it up to date: tightloop ledger upgrade"
         )
 
     def _refuse_newer(self, found: str) -> None:
-        if found > HEAD:
+        if found > self.head:
             raise WorkspaceError(
-                f"the ledger {self} was written by a newer tightloop (migration {found}, known is {HEAD}). "
+                f"the {self._migrations.name} {self} was written by a newer tightloop (migration {found}, "
+                f"known is {self.head}). "
                 "Upgrade this worker"
             )
 
@@ -174,11 +187,10 @@ class Database:
         code: int = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the rest is detail
         state = getattr(cause, "sqlstate", None)
         if code in FULL or state == "53100":  # disk_full
-            return StorageFullError(f"no room for the ledger {self}: {said}. Free space there")
+            return StorageFullError(f"no room for the {self._migrations.name} {self}: {said}. Free space there")
         if code in DAMAGED:
             return WorkspaceError(
-                f"the ledger {self} is damaged: {said}. Move it away, and restore it from a backup or make it again: "
-                "tightloop ledger rebuild"
+                f"the {self._migrations.name} {self} is damaged: {said}. {self._migrations.when_damaged}"
             )
         return ServiceUnavailableError(f"the database {self} does not answer: {said}. It is asked again")
 
@@ -189,7 +201,7 @@ def lock_writers(connection: Connection) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": WRITERS_LOCK})
 
 
-def sqlite_database(path: Path) -> Database:
+def sqlite_database(path: Path, migrations: Migrations = LEDGER) -> Database:
     """Return the database in a file; it is made when it is first used."""
     engine = create_engine(
         URL.create("sqlite", database=str(path)),
@@ -235,10 +247,10 @@ def sqlite_database(path: Path) -> Database:
         connection.exec_driver_sql(f"PRAGMA synchronous = {'FULL' if mode is Mode.DURABLE else 'NORMAL'}")
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
-    return Database(engine, str(path), upgrades=True)
+    return Database(engine, str(path), upgrades=True, migrations=migrations)
 
 
-def postgres_database(address: str) -> Database:
+def postgres_database(address: str, migrations: Migrations = LEDGER) -> Database:
     """Return the database at an address such as `postgresql://user@host/name`; it is set up if it is empty.
 
     Raises:
@@ -265,4 +277,5 @@ def postgres_database(address: str) -> Database:
         },
     )
 
-    return Database(engine, url.render_as_string(hide_password=True).replace("+psycopg", ""), upgrades=False)
+    name = url.render_as_string(hide_password=True).replace("+psycopg", "")
+    return Database(engine, name, upgrades=False, migrations=migrations)

@@ -21,6 +21,7 @@ from tightloop.database.schema import (
     days,
     events,
     freed,
+    metrics,
     projects,
     spools,
     steps,
@@ -30,7 +31,7 @@ from tightloop.host import host_name
 
 WINDOW = 500
 """Changes that are brought at once: bounds the memory, and how long other writers wait."""
-REPLACED = (projects, workflows, checkpoints, steps, days, freed)
+REPLACED = (projects, workflows, checkpoints, steps, days, metrics, freed)
 """In the order in which they are written; lines of the trail are only added."""
 
 Rows = dict[str, list[dict[str, Any]]]
@@ -130,4 +131,9 @@ def shared_id(connection: Connection, project: str, host: str) -> str:
     owner = connection.execute(select(projects.c.host).where(projects.c.project == project)).scalar()
     if owner in (None, "", host):
         return project
+    return id_beside(project, host)
+
+
+def id_beside(project: str, host: str) -> str:
+    """Return the id of a project of a host beside one of another host that has the same path."""
     return f"{project}-{hashlib.sha256(host.encode()).hexdigest()[:8]}"

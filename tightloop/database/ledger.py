@@ -25,12 +25,16 @@ from sqlalchemy import (
 from tightloop.database.engine import Database
 from tightloop.database.forwarding import shared_id
 from tightloop.database.inbox import LEVELS, Within, inbox_items
+from tightloop.database.metric_rows import ended_episodes
 from tightloop.database.project import ProjectLedger
 from tightloop.database.rows import event_line, read_step, workflow_line
 from tightloop.database.schema import Moment, checkpoints, days, events, projects, steps, workflows
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ProjectNotFoundError
+from tightloop.ledger.figures import report_of
+from tightloop.ledger.metrics import MetricsFilter, MetricsReport
 from tightloop.ledger.model import (
+    SUCCEEDED,
     Digest,
     EvidenceLine,
     InboxItem,
@@ -45,7 +49,6 @@ from tightloop.loop.model import LoopStatus
 PAGE_LIMIT = 500
 EVENTS_LIMIT = 5_000
 DIGEST_LINES = 200
-SUCCEEDED = frozenset({"succeeded", "completed", "verified"})
 _LISTED = [column for column in workflows.c if column.name != "details"]
 """Details are long: a list of 50 would read a megabyte."""
 
@@ -247,6 +250,12 @@ class Ledger:
             iterations=iterations,
             cost_usd=cost,
         )
+
+    def metrics(self, wanted: MetricsFilter) -> MetricsReport:
+        """Return what the episodes that ended in a time range show."""
+        with self._database.reading() as connection:
+            episodes = ended_episodes(connection, wanted, self._sees(workflows))
+        return report_of(wanted, episodes)
 
     def _sees(self, table: Table) -> ColumnElement[bool]:
         return true() if self._only is None else table.c.project.in_(sorted(self._only))

@@ -8,6 +8,7 @@ from uuid import uuid4
 from sqlalchemy import Connection, delete, func, select, update
 
 from tightloop.database.engine import Database
+from tightloop.database.metric_rows import answer_times, write_metrics
 from tightloop.database.rows import (
     TEXT_CHARACTERS,
     book,
@@ -19,9 +20,10 @@ from tightloop.database.rows import (
     upsert,
     workflow_row,
 )
-from tightloop.database.schema import checkpoints, days, events, freed, projects, steps, workflows
+from tightloop.database.schema import checkpoints, days, events, freed, metrics, projects, steps, workflows
 from tightloop.database.step_rows import settle_steps, write_graph, write_steps
 from tightloop.episode.checkpoint import CheckpointRecord, checkpoint_id
+from tightloop.ledger.metrics import Metric
 from tightloop.ledger.model import FREED, ProjectLine, StepRow, TrailEvent, WorkflowSnapshot
 from tightloop.value import shorten
 from tightloop.value.scrub import scrub
@@ -118,7 +120,7 @@ class ProjectLedger:
             row = workflow_row(self._project, snapshot)
             if known is not None:
                 # What a later snapshot leaves out is still so.
-                kept = ("parent", "goal", "executor", "started", "details")
+                kept = ("parent", "goal", "executor", "model", "started", "details")
                 row |= {name: row[name] or known[name] for name in kept}
                 row["placed"] = snapshot.started or known["placed"]
             unchanged = known is not None and all(known[name] == value for name, value in row.items())
@@ -144,6 +146,8 @@ class ProjectLedger:
                 if name not in now and not snapshot.closed
             ]
             self._add(connection, lines)
+            settled = (question for name, question in before.items() if name not in now and not snapshot.closed)
+            write_metrics(connection, self._project, answer_times(snapshot, settled))
 
     def progress(self, workflow_id: str, *, iteration: int, checks: str, cost_usd: float, at: datetime) -> None:
         """Note how far a recorded workflow is, without a line of the trail; older news is dropped."""
@@ -154,6 +158,11 @@ class ProjectLedger:
             book(connection, self._project, workflow_id, at=at, cost_usd=cost_usd)
             values = {"iteration": iteration, "checks": checks, "cost_usd": cost_usd, "at": at}
             connection.execute(update(workflows).where(*here).values(**values, changed=next_tick(connection)))
+
+    def add_metrics(self, measured: Iterable[Metric]) -> None:
+        """Keep what was measured of workflows; of two values with the same kind and key the newer one stays."""
+        with self._writing() as connection:
+            write_metrics(connection, self._project, measured)
 
     def record_steps(self, rows: Iterable[StepRow]) -> None:
         """Keep steps of plans as they are now; older news is dropped, and each change becomes a line of the trail."""
@@ -253,6 +262,7 @@ def drop_rows(connection: Connection, project: str, workflow_id: str) -> None:
         (steps, "plan_id"),
         (events, "workflow_id"),
         (days, "workflow_id"),
+        (metrics, "workflow_id"),
     ):
         connection.execute(delete(table).where(table.c.project == project, table.c[column] == workflow_id))
 

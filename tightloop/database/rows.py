@@ -67,18 +67,18 @@ def workflow_row(project: str, snapshot: WorkflowSnapshot) -> dict[str, Any]:
         "goal": shorten(scrub(snapshot.goal), GOAL_CHARACTERS),
         "placed": snapshot.started or snapshot.at,
         "waiting_since": min((question.since or snapshot.at for question in asked), default=None),
-        "questions": json.dumps(_scrubbed(_QUESTIONS.dump_python(asked, mode="json"))) if asked else "",
-        "details": json.dumps(_scrubbed(snapshot.details)) if snapshot.details else "",
+        "questions": json.dumps(scrubbed(_QUESTIONS.dump_python(asked, mode="json"))) if asked else "",
+        "details": json.dumps(scrubbed(snapshot.details)) if snapshot.details else "",
     }
 
 
-def _scrubbed(value: Any) -> Any:
+def scrubbed(value: Any) -> Any:
     """Return JSON without secrets and personal data in its texts: it may leave this host."""
     if isinstance(value, str):
         return scrub(value)
     if isinstance(value, dict):
-        return {name: _scrubbed(one) for name, one in value.items()}
-    return [_scrubbed(one) for one in value] if isinstance(value, list | tuple) else value
+        return {name: scrubbed(one) for name, one in value.items()}
+    return [scrubbed(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def workflow_line(row: RowMapping) -> WorkflowLine:

@@ -5,6 +5,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Date,
     DateTime,
@@ -17,6 +18,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
 )
 from sqlalchemy.types import TypeDecorator
 
@@ -109,7 +111,12 @@ workflows = Table(
     _text("phase"),
     Column("iteration", Integer, nullable=False),
     _text("checks"),
+    _text("model"),
     Column("cost_usd", Float, nullable=False),
+    Column("cost_known", Boolean, nullable=False, server_default=false()),
+    Column("tokens", BigInteger),
+    Column("worked_s", Float),
+    Column("interventions", Integer),
     Column("run", Integer, nullable=False),
     Column("at", Moment, nullable=False),
     Column("placed", Moment, nullable=False),
@@ -127,6 +134,7 @@ workflows = Table(
     Index(None, "parent"),
     Index(None, "waiting_since"),
     Index(None, "project", "closed", "waiting_since"),
+    Index(None, "kind", "closed"),
 )
 """Episodes, plans and loops as they last were. `placed` orders lists: the start, or when it was first heard of."""
 
@@ -189,6 +197,20 @@ days = Table(
     _changed(),
 )
 """What each workflow spent on each day (UTC)."""
+
+metrics = Table(
+    "metrics",
+    METADATA,
+    _key("project"),
+    _key("workflow_id"),
+    _key("kind"),
+    _key("key"),
+    Column("value", Float, nullable=False),
+    Column("at", Moment, nullable=False),
+    _text("metadata", Text),
+    _changed(),
+)
+"""What was measured of workflows while they ran; see `tightloop.ledger.metrics`."""
 
 freed = Table("freed", METADATA, _key("project"), _key("workflow_id"), _changed())
 """Workflows whose rows were removed: forwarded, so that they go elsewhere too."""

@@ -56,6 +56,8 @@ class Spent(Value):
     unpriced_calls: int = 0
     """Calls whose cost is not known; while it is above zero `cost_usd` is a lower bound."""
     wall_time: timedelta = timedelta()
+    interventions: int = 0
+    """Messages of people that were accepted."""
 
     @property
     def tokens(self) -> int:

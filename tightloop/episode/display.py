@@ -13,6 +13,8 @@ from tightloop.value import clip, shorten
 # For one look in the Web UI; `tightloop checkpoints` lists them all.
 CHECKPOINTS_SHOWN = 12
 NEEDS_RESPONSE = "NEEDS RESPONSE"
+STANDS_IN = " in place of "
+"""Between the name of the executor that worked and of the one that was asked for."""
 _ABOUT_THE_LAST = frozenset({QuestionKind.ALIGNMENT, QuestionKind.DEVIATION})
 _OF_EXECUTOR = frozenset(
     kind.value for kind in (QuestionKind.PERMISSION, QuestionKind.WORK, QuestionKind.CLARIFICATION)
@@ -56,7 +58,8 @@ def status_of(
         iteration=state.iteration,
         branch=state.branch,
         plan=state.plan_title,
-        executor=f"{state.stand_in} in place of {request.executor.name}".removeprefix(" in place of "),
+        executor=f"{state.stand_in}{STANDS_IN}{request.executor.name}".removeprefix(STANDS_IN),
+        model=state.model or ("" if state.stand_in else request.executor.model),
         checks=state.checks_text,
         failed_checks=state.failed_checks,
         proof=state.proof,

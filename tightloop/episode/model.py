@@ -267,6 +267,8 @@ class EpisodeState(Value):
     executor_error: str = ""
     stand_in: str = ""
     """The fallback that worked in the last delivery; empty: who was asked for."""
+    model: str = ""
+    """The model that worked in the last delivery that named one."""
     spent: Spent = Spent()
     budget: Budget = Budget()
     notes: tuple[str, ...] = ()
@@ -338,6 +340,8 @@ class EpisodeStatus(Value):
     """0: not known, because no worker answers."""
     plan: str = ""
     executor: str = ""
+    model: str = ""
+    """Of the executor; empty: its name is not known."""
     checks: str = ""
     failed_checks: tuple[FailedCheck, ...] = ()
     proof: ArtifactRef | None = None

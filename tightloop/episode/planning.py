@@ -3,9 +3,11 @@
 from enum import StrEnum
 
 from tightloop.episode.check import CheckReport
+from tightloop.episode.remembering import Followed
 from tightloop.errors import did_you_mean
 from tightloop.executor.messages.message import PlanMessage, PlanRequestMessage, Reflection
 from tightloop.executor.usage import Usage
+from tightloop.memory.model import Recollection
 from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.safety.rubric import Finding
 from tightloop.value import Value, shorten
@@ -59,6 +61,8 @@ class Briefing(Value):
     """Programs that the executor may run; empty: the executor decides itself."""
     takes_whole_plans: bool = False
     """The executor is an agent: it works on goals and findings, its steps need no command."""
+    remembered: tuple[Recollection, ...] = ()
+    """What helped against such failures before, the surest first; at most three."""
     files: tuple[str, ...] = ()
     """Files of the tree, bounded."""
     root: str = ""
@@ -72,6 +76,8 @@ class PlannerAnswer(Value):
 
     verdict: PlanVerdict
     message: PlanMessage | None = None
+    followed: tuple[str, ...] = ()
+    """Ids of the patterns in the briefing that the plan is made from, as far as that can be told."""
     reason: str = ""
     """Why no plan was made; a sentence for a person."""
     usage: Usage | None = None
@@ -104,6 +110,8 @@ class ReflectionBriefing(Value):
     plan_change: str = ""
     """How the last plan differs from the one before, as a word diff."""
     checks: CheckReport | None = None
+    remembered: tuple[Recollection, ...] = ()
+    """What helped against such failures before, the surest first; at most three."""
     previous: Reflection | None = None
     """The reflection before this one."""
     earlier: tuple[Reflection, ...] = ()
@@ -164,6 +172,10 @@ class PlanRecord(Value):
 
     message: PlanMessage | None = None
     verdict: PlanVerdict = PlanVerdict.PLANNED
+    checks: ArtifactRef | None = None
+    """The stored `CheckReport` that it was made from."""
+    followed: tuple[Followed, ...] = ()
+    """What it took from the memory."""
     reason: str = ""
     model: str = ""
     prompt_sha256: str = ""

@@ -238,6 +238,10 @@ class ExecutorResult(Value):
     denied: tuple[str, ...] = ()
     """What the agent was not allowed to do, at most `DENIED_LINES` of `DENIED_CHARACTERS`."""
     question: Question | None = None
+    model: str = ""
+    """The model that it used, where its name is known."""
+    coverage: float | None = None
+    """Share of the changed lines that tests execute which can fail, from 0 to 1; None: not measured."""
     versions: dict[str, str] = Field(default_factory=dict)
     """Of the agent, and what fenced it: `{"codex": "0.169.0", "fence": "own"}`."""
     cpu_s: float | None = None

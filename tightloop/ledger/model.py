@@ -16,6 +16,12 @@ FREED = "freed"
 """Kind of the one event that stays of a workflow whose rows `tightloop gc` freed."""
 
 
+SUCCEEDED = frozenset({"succeeded", "completed", "verified"})
+"""Statuses of what succeeded, in small letters."""
+UNKNOWN = "unknown"
+"""Status of what ended, and Temporal has forgotten how."""
+
+
 class TrailEvent(Value):
     """One line of the evidence trail."""
 
@@ -53,7 +59,17 @@ class WorkflowSnapshot(Value):
     iteration: int = 0
     checks: str = ""
     """Passed of all, such as `2/3`."""
+    model: str = ""
+    """Of the executor, where its name is known."""
     cost_usd: float = 0.0
+    cost_known: bool = False
+    """Whether that is all of it; False: it is a lower bound, or nobody said."""
+    tokens: int | None = None
+    """Input and output tokens of all calls of models. Here and below None: not known, or not in full."""
+    worked_s: float | None = None
+    """Working time in seconds."""
+    interventions: int | None = None
+    """Messages of people while it ran."""
     run: int = 1
     """Number of the run; with `at` it tells which snapshot is newer."""
     at: datetime

@@ -17,6 +17,7 @@ from tightloop.settings.execution import (
     WorkspaceSettings,
 )
 from tightloop.settings.gateway import GatewaySettings
+from tightloop.settings.memory import MemorySettings
 from tightloop.settings.planning import PlannerSettings, PlanSettings
 from tightloop.settings.privacy import PrivacySettings, ProjectPrivacy
 from tightloop.settings.services import (
@@ -42,6 +43,7 @@ __all__ = [
     "DatabaseSettings",
     "ExecutorSettings",
     "GatewaySettings",
+    "MemorySettings",
     "PlanSettings",
     "PlannerSettings",
     "PrivacySettings",

@@ -13,6 +13,7 @@ from tightloop.settings.execution import ExecutorSettings, SandboxSettings, Wind
 from tightloop.settings.gates import GateSettings
 from tightloop.settings.gateway import GatewaySettings
 from tightloop.settings.layers import read_layers
+from tightloop.settings.memory import MemorySettings
 from tightloop.settings.planning import PlannerSettings, PlanSettings
 from tightloop.settings.privacy import PrivacySettings
 from tightloop.settings.services import (
@@ -52,6 +53,7 @@ class Settings(Document):
     privacy: PrivacySettings = PrivacySettings()
     codec: CodecSettings = CodecSettings()
     database: DatabaseSettings = DatabaseSettings()
+    memory: MemorySettings = MemorySettings()
     gateway: GatewaySettings = GatewaySettings()
     alerts: AlertSettings = AlertSettings()
     telemetry: TelemetrySettings = TelemetrySettings()

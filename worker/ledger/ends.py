@@ -47,7 +47,9 @@ def enter_end(ledger: Ledger, run: Execution) -> None:
         return
     if run.closed is None or line.closed is not None or line.at > run.closed:
         return
-    ended = WorkflowSnapshot.of(line, status=run.status, at=run.closed, closed=run.closed, questions=())
+    # What was used since it last told of itself is not known.
+    unknown = {"cost_known": False, "tokens": None, "worked_s": None, "interventions": None}
+    ended = WorkflowSnapshot.of(line, status=run.status, at=run.closed, closed=run.closed, questions=(), **unknown)
     ledger.of(line.project).record(ended)
 
 

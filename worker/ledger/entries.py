@@ -19,7 +19,8 @@ from activities.plan.requests import (
     SettleRequest,
     StepRun,
 )
-from activities.tracking.activity import TrackRequest, checkpoint_key, note_iteration
+from activities.tracking.activity import TrackRequest, checkpoint_key, moment_of, note_iteration, note_measured
+from activities.tracking.learning import note_problem
 from activities.tracking.record import Recorded, RecordRequest, keep_record
 from activities.workspace import entries as workspace
 from activities.workspace.requests import (
@@ -88,6 +89,9 @@ def _tracked(ledger: ProjectLedger, request: TrackRequest, result: Tracked | Non
     if result is not None:
         _checkpoint(ledger, request.scope.episode_id, checkpoint_key(request, call.run), result.checkpoint)
         note_iteration(ledger, request, result.tracking, result.checkpoint, call)
+        note_measured(ledger, request, result.findings, call)
+        if result.memory_problem:
+            note_problem(ledger, result.memory_problem, moment_of(request, call))
 
 
 def _alerted(ledger: ProjectLedger, request: SendAlertsRequest, result: AlertsSent | None, call: Call) -> None:

@@ -21,13 +21,12 @@ from tightloop.episode.checkpoint import CheckpointRecord, checkpoint_id
 from tightloop.episode.model import CheckpointFile
 from tightloop.errors import TightloopError
 from tightloop.executor.model import WorkOrder
-from tightloop.ledger.model import StepRow, WorkflowSnapshot
+from tightloop.ledger.model import UNKNOWN, StepRow, WorkflowSnapshot
 from tightloop.plan.result import StepStatus
 from tightloop.plan.stored import StoredPlan
 from tightloop.value import counted, shorten
 from tightloop.value.artifact import ArtifactRef
 
-UNKNOWN = "unknown"
 """The status of a workflow whose end nobody remembers."""
 TITLE = "found in the stores of this host"
 GOAL_CHARACTERS = 200

@@ -4,9 +4,9 @@ Labels are enums and names of classes; no metric carries an id or a text. See do
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, assert_never
 
 from temporalio import activity
 from temporalio.client import Client
@@ -15,16 +15,22 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
 from activities.alerts.activity import AlertsSent, SendAlertsRequest
+from activities.tracking.record import Recorded, RecordRequest
 from tightloop.episode.checkpoint import Tracked
 from tightloop.episode.planning import PlanningOutcome, ReflectionOutcome
 from tightloop.errors import TightloopError
 from tightloop.executor.model import ExecutorReport
 from tightloop.executor.usage import Usage
+from tightloop.ledger.metrics import Metric, MetricKind
 from tightloop.telemetry import METRICS, class_name
 
 BUCKETS = {
     # Seconds; an iteration may take 3 s to be looked at.
     "tightloop_tracker_seconds": (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0),
+    # A person may answer at once, or after the weekend.
+    "tightloop_answer_seconds": (10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0, 259200.0, 604800.0),
+    "tightloop_bandit_findings": (0.0, 1.0, 2.0, 5.0, 10.0, 50.0),
+    "tightloop_changed_line_coverage": (0.1, 0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0),
     "tightloop_call_cost_usd": (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 20.0, 100.0),
     "tightloop_episode_cost_usd": (0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 50.0, 100.0, 500.0),
     "tightloop_episode_tokens": (1e3, 1e4, 1e5, 3e5, 1e6, 3e6, 1e7, 1e8),
@@ -56,19 +62,42 @@ def samples(request: object, result: object, seconds: float) -> Iterator[Sample]
             classed = result.tracking.probability_class.value
             yield Sample("tightloop_iterations", 1, {"class": classed, "executor": status or "none"})
             yield Sample("tightloop_tracker_seconds", float(seconds))
+            found = sum(not finding.refused for finding in result.findings)
+            yield Sample("tightloop_safety_findings", found, {"of": "change"})
             yield from _usage("judge", result.usage)
         case PlanningOutcome():
             yield Sample("tightloop_plans", 1, {"verdict": result.verdict.value})
+            yield Sample("tightloop_safety_findings", len(result.findings), {"of": "plan"})
             yield from _usage("planner", result.usage)
         case ReflectionOutcome():
             yield from _usage("reflector", result.usage)
         case ExecutorReport():
             yield from _usage("executor", result.usage)
+        case Recorded() if isinstance(request, RecordRequest) and result.kept:
+            yield from measured(request.metrics)
         case AlertsSent() if isinstance(request, SendAlertsRequest):
             for delivery in result.deliveries:
                 if not delivery.known:
                     sent = "failed" if delivery.at is None else "sent"
                     yield Sample("tightloop_alerts", 1, {"cause": request.alert.kind.value, "result": sent})
+
+
+def measured(metrics: Iterable[Metric]) -> Iterator[Sample]:
+    """Return what is counted of values that go into the ledger; answers are counted where they come in."""
+    for one in metrics:
+        match one.kind:
+            case MetricKind.SAFETY_FINDINGS:
+                yield Sample("tightloop_safety_findings", int(one.value), {"of": "work"})
+            case MetricKind.BANDIT_FINDINGS:
+                yield Sample("tightloop_bandit_findings", one.value)
+            case MetricKind.MEMORY_HIT:
+                yield Sample("tightloop_memory_searches", 1, {"result": "hit" if one.value else "miss"})
+            case MetricKind.CHANGED_LINE_COVERAGE:
+                yield Sample("tightloop_changed_line_coverage", one.value)
+            case MetricKind.ANSWER_S:
+                pass
+            case _:
+                assert_never(one.kind)
 
 
 def _usage(by: str, usage: Usage | None) -> Iterator[Sample]:

@@ -13,7 +13,7 @@ from activities.coder.requests import ToolRequest, TurnRequest
 from activities.workspace.scope import EpisodeScope
 from tightloop.coder import course
 from tightloop.coder.input import CoderInput
-from tightloop.coder.model import CallHead, CallResult, CoderProgress, Talk, Turn
+from tightloop.coder.model import CODER, CallHead, CallResult, CoderProgress, Talk, Turn
 from tightloop.executor.usage import total
 from tightloop.question import Question
 from tightloop.value.artifact import ArtifactRef
@@ -134,7 +134,8 @@ class Talking:
         )
         # A field that a service does not report is unknown in the sum, which is not zero.
         usage = total((self.progress.usage, turn.usage))
-        self.progress = self.progress.evolve(turns=number, usage=usage)
+        model = turn.model if role == CODER else self.progress.model
+        self.progress = self.progress.evolve(turns=number, usage=usage, model=model)
         return turn
 
     async def _make_calls(self, role: str, talk: Talk, left: Calls) -> Talk:

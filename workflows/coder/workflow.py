@@ -23,9 +23,9 @@ from tightloop.coder.model import (
     CoderResult,
     CoderState,
     CoderStatus,
-    TimelineEntry,
 )
 from tightloop.episode.model import Queues
+from tightloop.episode.timeline import TimelineLine
 from tightloop.executor.model import ExecutorStatus
 from tightloop.safety.seal import check_start
 from tightloop.value.artifact import ArtifactRef
@@ -68,7 +68,7 @@ class CoderWorkflow:
         )
         self._runner = ActivityRunner(lambda: Queues(home=given.home))
         self._talking = Talking(given, self._scope, self._runner, self._show)
-        self._timeline: list[TimelineEntry] = []
+        self._timeline: list[TimelineLine] = []
 
     @workflow.run
     async def run(self, given: CoderInput) -> CoderResult:
@@ -150,21 +150,22 @@ class CoderWorkflow:
         raise _Over(Ended(Why.FINISHED))
 
     async def _write_tests(self, checked: Checked) -> None:
-        ended = await self._talk(TESTER)
+        await self._talk(TESTER)
         self._talking.progress = self._talking.progress.evolve(tested=True)
-        if ended.why is not Why.FINISHED:
-            self._log(f"no tests were written: {ended.reason}")
         judged: Judged = await self._runner.run(
             CoderActivities.judge_tests,
             JudgeRequest(
                 scope=self._scope,
-                session=self._talking.session,
+                key=self._given.key,
                 base_tree=self._given.base_tree,
                 coded_tree=checked.tree,
             ),
             ActivityOptions("prove that the new tests can fail", CHECK_TIMEOUT),
         )
-        self._log(judged.summary)
+        self._log("tests", judged.summary)
+        if judged.changed:
+            coverage = judged.covered / judged.changed
+            self._talking.progress = self._talking.progress.evolve(coverage=coverage)
         # Mutants that survive are work for the coder; without any the checks are run once more, with the new tests.
         self._enter(CoderState.CODING if judged.survived else CoderState.TESTING, said=judged.said)
 
@@ -180,7 +181,7 @@ class CoderWorkflow:
         if ended.why in (Why.QUESTION, Why.PAUSED) or (ended.why is Why.BOUND and role == CODER):
             raise _Over(ended)
         if ended.why is not Why.FINISHED:
-            self._log(f"{role}: {ended.reason}")
+            self._log(role, ended.reason)
         return ended
 
     async def _check(self) -> Checked:
@@ -191,7 +192,7 @@ class CoderWorkflow:
         checked: Checked = await self._runner.run(CoderActivities.check_work, request, options)
         if checked.question is not None:
             raise _Over(Ended(Why.QUESTION, question=checked.question))
-        self._log(checked.summary)
+        self._log("checks", checked.summary)
         return checked
 
     # -- how it ends ----------------------------------------------------------------------------------
@@ -233,17 +234,23 @@ class CoderWorkflow:
         if said is not None:
             self._talking.say(role, said)
         self._talking.progress = self._talking.progress.entering(state)
-        self._log(state.value)
+        self._log(state.value.lower())
         # Search attributes are plain text for everybody: an enum value, and nothing else.
         workflow.upsert_search_attributes([STATUS.value_set(state.value.lower())])
         self._show()
 
-    def _log(self, text: str) -> None:
-        entry = TimelineEntry(at=workflow.now(), turn=self._talking.progress.turns, text=text)
+    def _log(self, kind: str, text: str = "") -> None:
+        place = f"turn {self._talking.progress.turns}"
+        entry = TimelineLine(at=workflow.now(), kind=kind, text=f"{text} ({place})" if text else place)
         self._timeline = [*self._timeline, entry][-self.timeline_limit :]
 
     def _show(self) -> None:
         workflow.set_current_details(details_markdown(self.status()))
+
+    @property
+    def place(self) -> str:
+        """Where it is, for a replay."""
+        return f"{self._talking.progress.state.value}, turn {self._talking.progress.turns}"
 
     @workflow.query(description="State, turns and tokens of the delivery")
     def status(self) -> CoderStatus:
@@ -256,6 +263,6 @@ class CoderWorkflow:
         )
 
     @workflow.query(description="What happened in this run, newest last")
-    def timeline(self) -> list[TimelineEntry]:
+    def timeline(self) -> list[TimelineLine]:
         """Return the last lines."""
         return list(self._timeline)

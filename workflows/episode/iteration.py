@@ -157,6 +157,8 @@ class Iteration:
         made = tracked.checkpoint.evolve(event_id=workflow.info().get_current_history_length())
         record.apply(state_changes.with_tracking, tracked.evolve(checkpoint=made), verification)
         record.log_drift(tracked.drift)
+        if tracked.memory_problem:
+            record.log("memory", tracked.memory_problem)
         record.log(
             "iteration",
             f"{made.id}: {record.state.plan_title or 'no plan'} - checks {made.checks}, "

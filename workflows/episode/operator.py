@@ -11,6 +11,7 @@ from tightloop.episode.loop.questions import CANCEL, END, WAIT, is_ended_by_mess
 from tightloop.errors import InvalidRequestError
 from tightloop.question import Answer, Question, QuestionKind, is_paused
 from workflows.episode.record import EpisodeRecord
+from workflows.shared.metering import count_intervention
 from workflows.shared.questions import Questions
 from workflows.shared.refusal import refusals
 
@@ -31,9 +32,16 @@ class Operator:
         is_amended: the request was changed and is still to be stored.
     """
 
-    def __init__(self, record: EpisodeRecord, questions: Questions, interrupt: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        record: EpisodeRecord,
+        questions: Questions,
+        interrupt: Callable[[], None],
+        *,
+        count: Callable[[str], None] = count_intervention,
+    ) -> None:
         """Restore what people wanted while the previous run ended; `interrupt` stops the activity that is running."""
-        self._record, self._questions, self._interrupt = record, questions, interrupt
+        self._record, self._questions, self._interrupt, self._count = record, questions, interrupt, count
         self.pause_wanted = record.state.pause
         self.cancel_wanted = record.state.cancel
         self.restore_wanted: RestoreTarget | None = None
@@ -72,6 +80,7 @@ class Operator:
             waiting = self._questions.waiting[0]
             self._record.log("refused", f"pause: {waiting.id} waits already; the reason was: {remark.text}")
         elif self.pause_wanted is None and not is_asked and self._record.is_open:
+            self._intervene("pause")
             text = remark.text or "paused by an operator"
             self.pause_wanted = make_question(QuestionKind.OPERATOR, text, by=remark.by)
 
@@ -86,6 +95,8 @@ class Operator:
             return
         remark = control.read_remark(note)
         answered = self._questions.answer_by_default(text=remark.text, by=remark.by)
+        if answered or remark.text or self.pause_wanted is not None:
+            self._intervene("resume")
         for question, answer in answered:
             self._take(question, answer)
         left = [question for question in self._questions.waiting if question.blocks]
@@ -99,6 +110,10 @@ class Operator:
 
     def cancel(self, reason: Any) -> None:
         """Stop what is running and end the episode."""
+        self._intervene("cancel")
+        self._cancel(reason)
+
+    def _cancel(self, reason: Any) -> None:
         self.cancel_wanted = control.read_remark(reason).text
         if self._record.is_open:
             self._interrupt()
@@ -114,6 +129,7 @@ class Operator:
     def restore(self, target: Any) -> str:
         """Stop what is running and continue from a checkpoint as a new run."""
         self.restore_wanted = self.read_restore(target)
+        self._intervene("restore")
         self._interrupt()
         branch = self._record.state.branch + 1
         return f"going back to {self.restore_wanted.checkpoint_id}; a new run continues on branch {branch}"
@@ -143,6 +159,9 @@ class Operator:
     def respond(self, message: Any) -> str:
         """Give the planner a message. It ends a wait after which the planner is asked, and chooses no option."""
         remark = control.read_response(message)
+        # What does not resume comes from an agent.
+        if remark.resumes:
+            self._intervene("respond")
         self._record.note(f"{remark.by}: {remark.text}", asks=remark.resumes)
         self._record.log("response", f"{remark.by}: {remark.text}")
         waiting = self._questions.waiting
@@ -181,12 +200,16 @@ class Operator:
                 return "this report was heard already, and is not about what runs now. If it happened again, say so"
             self._reported = said
         [(question, answer)] = self._questions.answer(value)
+        if question.needs_person:
+            self._intervene("answer")
         self._take(question, answer)
         return f"the answer is {answer.option!r}; {_AFTER.get(answer.option, 'the episode goes on')}"
 
     def top_up(self, addition: Any) -> str:
         """Raise the bounded items of the budget; a wait for that ends where it is enough."""
-        state, added = self._record.state, control.read_top_up(addition)
+        added = control.read_top_up(addition)
+        self._intervene("top_up")
+        state = self._record.state
         self._record.replace(state.evolve(budget=topped_up(state.budget, added)))
         self._record.log("topped up", control.describe_amounts(added))
         still = decisions.guard_rails(self._record.state).question
@@ -200,6 +223,7 @@ class Operator:
     def amend(self, amendment: Any) -> str:
         """Change what is pursued or who works on it, from the next step on."""
         change = control.read_amendment(amendment)
+        self._intervene("amend")
         before, request = self._record.request, change.applied(self._record.request)
         self._record.amend(request)
         self.is_amended = True
@@ -222,12 +246,18 @@ class Operator:
 
     # -- small things -------------------------------------------------------------------------------
 
+    def _intervene(self, message: str) -> None:
+        state = self._record.state
+        spent = state.spent.evolve(interventions=state.spent.interventions + 1)
+        self._record.replace(state.evolve(spent=spent))
+        self._count(message)
+
     def _take(self, question: Question, answer: Answer) -> None:
         if question.kind is not QuestionKind.OPERATOR:
             self._record.log("answered", f"{answer.by}: {answer.option} to {question.title!r} {answer.text}".rstrip())
         self._answers[question.id] = answer
         if answer.option == CANCEL:
-            self.cancel({"text": answer.text, "by": answer.by})
+            self._cancel({"text": answer.text, "by": answer.by})
         if not question.needs_person or (answer.option == END and self.pause_wanted is not None):
             self._interrupt()
 

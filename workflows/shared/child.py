@@ -61,7 +61,13 @@ async def run_coder(identity: str, start: CoderInput, summary: str) -> CoderResu
     """
     try:
         return await _run(
-            identity, start, CODER_WORKFLOW_TYPE, CoderResult, summary, queue=start.home, task_timeout=CODER_TASK_TIMEOUT
+            identity,
+            start,
+            CODER_WORKFLOW_TYPE,
+            CoderResult,
+            summary,
+            queue=start.home,
+            task_timeout=CODER_TASK_TIMEOUT,
         )
     except ApplicationError as error:
         raise ActivityFailedError(f"the coder failed: {error.message}") from error

@@ -1,13 +1,13 @@
 """What waits for a person in a workflow, and how people answer."""
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from temporalio import workflow
 
 from tightloop.question import TELL_THE_PLANNER, Answer, Question, QuestionKind, read_answers
-from workflows.shared.metering import count_pause
+from workflows.shared.metering import count_answer, count_pause
 
 Answered = tuple[tuple[Question, Answer], ...]
 
@@ -27,6 +27,7 @@ class Questions:
         otherwise: Callable[[], str] = lambda: TELL_THE_PLANNER,
         now: Callable[[], datetime] = workflow.now,
         count: Callable[[QuestionKind], None] = count_pause,
+        count_wait: Callable[[QuestionKind, timedelta], None] = count_answer,
     ) -> None:
         """Restore the questions of the previous run: those that were open, and how many had been asked.
 
@@ -34,7 +35,7 @@ class Questions:
         """
         self._waiting = {question.id: question for question in waiting}
         self.asked = asked
-        self._otherwise, self._now, self._count = otherwise, now, count
+        self._otherwise, self._now, self._count, self._count_wait = otherwise, now, count, count_wait
 
     @property
     def waiting(self) -> tuple[Question, ...]:
@@ -91,6 +92,8 @@ class Questions:
         question = question.evolve(answers=(*question.answers, answer))
         if question.chosen:
             del self._waiting[question.id]
+            if question.since is not None and question.needs_person and question.kind is not QuestionKind.OPERATOR:
+                self._count_wait(question.kind, self._now() - question.since)
         else:
             self._waiting[question.id] = question
         return question, answer

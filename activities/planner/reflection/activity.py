@@ -8,8 +8,11 @@ from pathlib import Path
 from temporalio import activity
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, get_model, put_model, put_text
+from activities.memory.recalling import recalled
+from activities.memory.spared import Memories, no_memories
 from activities.planner.reflection.port import Reflectors
 from activities.workspace.scope import EpisodeScope
+from activities.workspace.trail import this_call
 from tightloop.episode.check import CheckReport
 from tightloop.episode.messages.plan_change import PlanDelta, show_delta
 from tightloop.episode.model import CheckpointFile, EpisodeRequest
@@ -50,6 +53,7 @@ class ReflectionActivities:
     reflectors: Reflectors
     prompt_privacy: Callable[[str], PromptPrivacy] = lambda _workspace: PromptPrivacy.FULL
     """Returns what prompts about a workspace may contain."""
+    memories: Memories = no_memories
 
     @activity.defn
     async def reflect(self, request: ReflectRequest) -> ReflectionOutcome:
@@ -94,16 +98,22 @@ class ReflectionActivities:
     def _brief(self, store: ArtifactStore, request: ReflectRequest) -> tuple[str, ReflectionBriefing]:
         episode = get_model(store, request.scope.stored_request, EpisodeRequest)
         prompt_privacy = self.prompt_privacy(str(Path(request.scope.workspace).resolve()))
+        plan_request = find_model(store, request.plan_request, PlanRequestMessage)
         previous = find_model(store, request.previous, ReflectionRecord)
         if previous is not None and not previous.usable_at(prompt_privacy):
             previous = None
+        checks = find_model(store, request.checks, CheckReport)
+        asked_by = {"by": "reflector", "episode_id": request.scope.episode_id}
+        iteration = plan_request.iteration if plan_request else 0
+        memory = self.memories(Path(request.scope.workspace))
         return episode.planner, ReflectionBriefing(
             goal=episode.goal,
             cause=request.cause,
             detail=request.detail,
-            plan_request=find_model(store, request.plan_request, PlanRequestMessage),
+            plan_request=plan_request,
             plan_change=_plan_change(store, request),
-            checks=find_model(store, request.checks, CheckReport),
+            checks=checks,
+            remembered=recalled(memory, checks, **asked_by, iteration=iteration, call=this_call()),
             previous=previous.plain if previous else None,
             earlier=previous.earlier if previous else (),
             prompt_privacy=prompt_privacy,

@@ -1,4 +1,4 @@
-"""What goes on everywhere: projects, the inbox, the digest of a day, live events."""
+"""What goes on everywhere: projects, the inbox, the digest of a day, metrics, live events."""
 
 from datetime import UTC, date, datetime
 from typing import Annotated, Any
@@ -11,10 +11,22 @@ from gateway.http.camel import Shown, shown
 from gateway.http.hub import Wanted
 from gateway.http.services import InScope
 from tightloop.errors import InvalidRequestError
+from tightloop.ledger.metrics import Division, MetricsFilter, MetricsReport, read_range
 from tightloop.ledger.model import Digest, ProjectLine
 
 STREAM = "text/event-stream"
 _SEGMENTS = {"episode": "episodes", "plan": "plans", "loop": "plans"}
+
+TimeOf = Annotated[
+    str,
+    Query(
+        max_length=25,
+        pattern=r"^([0-9]{1,4}[hd]|[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9]{2}:[0-9]{2}(:[0-9]{2})?Z?)?)?$",
+        description="A time before now, a day or a time, in UTC; an empty `until` means now.",
+        examples=["7d", "2026-01-31T08:00Z"],
+    ),
+]
+NameFilter = Annotated[str, Query(max_length=200, pattern=r"^[^\x00]*$", description="Its name; empty: all.")]
 
 router = APIRouter()
 
@@ -67,6 +79,26 @@ def inbox(scope: InScope, project: ProjectFilter = "") -> Any:
     items = scope.ledger.inbox(project)
     where = (f"/api/{_SEGMENTS.get(item.kind, 'plans')}/{item.workflow_id}/answer" for item in items)
     return {"items": [{**dict(item), "answer_href": href} for item, href in zip(items, where, strict=True)]}
+
+
+@router.get("/metrics", response_model=shown(MetricsReport), tags=["metrics"])
+def metrics(
+    scope: InScope,
+    since: TimeOf = "7d",
+    until: TimeOf = "",
+    project: ProjectFilter = "",
+    executor: NameFilter = "",
+    model: NameFilter = "",
+    by: Annotated[Division | None, Query(description="Return the figures for each of these, too.")] = None,
+) -> Any:
+    """Return what the episodes that ended in a time range show: success, cost, time, interventions, findings.
+
+    A figure has its number of known values (`n`), median, 90th percentile and sum; what nobody reported counts as
+    `unknown` and in nothing else.
+    """
+    begin, end = read_range(since, until, datetime.now(UTC))
+    wanted = MetricsFilter(since=begin, until=end, project=project, executor=executor, model=model, by=by)
+    return scope.ledger.metrics(wanted)
 
 
 @router.get(

@@ -110,7 +110,7 @@
   document.addEventListener("htmx:after:swap", () => { if (view && svg()) show(view.x, view.y, view.width, view.height); });
 
   // -- keys -----------------------------------------------------------------------------------------------------------
-  const go = { i: "/", e: "/episodes", p: "/plans", j: "/projects", w: "/workers" };
+  const go = { i: "/", e: "/episodes", p: "/plans", j: "/projects", m: "/metrics", w: "/workers" };
   let first = "";
   const items = () => [...document.querySelectorAll("[data-item]")];
   const move = (step) => { const all = items(); if (!all.length) return;

@@ -16,6 +16,12 @@ def postgres() -> Iterator[str]:
         yield address
 
 
+@pytest.fixture
+def database_address(postgres: str) -> Iterator[str]:
+    with new_database(postgres) as address:
+        yield address
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     if request.param == "sqlite":
@@ -23,10 +29,9 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
         yield found
         found.close()
         return
-    with new_database(request.getfixturevalue("postgres")) as address:
-        found = postgres_database(address)
-        yield found
-        found.close()
+    found = postgres_database(request.getfixturevalue("database_address"))
+    yield found
+    found.close()
 
 
 @pytest.fixture

@@ -134,6 +134,10 @@ sys.exit(3)
     assert kept.count(b"[secret]") >= 6
 
 
+def test_a_report_names_the_model_that_worked(run: Run) -> None:
+    assert run("tell('done')", model="large-2").model == "large-2"
+
+
 def test_an_exit_code_of_zero_is_no_success(run: Run) -> None:
     outcome = run("tell('session', id='s1'); tell('work')")
     assert (outcome.status, outcome.error_kind) == (ExecutorStatus.FAILED, ErrorKind.PROTOCOL)

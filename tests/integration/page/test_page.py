@@ -5,29 +5,23 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import Browser, Page, expect
 from temporalio.testing import WorkflowEnvironment
 
-from gateway.server import application
-from tests.support.browser import chromium, scrolls_sideways, violations
+from tests.support.browser import base, scrolls_sideways, signed_in, violations
 from tests.support.seeded_ledger import ORDERS, fill
 from tests.support.stack.stack import ROOT
-from tests.support.ui_server import serving
-from tightloop.client import TightloopClient
-from tightloop.client.sign_in.page_session import page_link
 from tightloop.database.engine import sqlite_database
 from tightloop.database.ledger import Ledger
 from tightloop.episode.budget import Budget
 from tightloop.episode.check import Check
 from tightloop.ledger import ProjectLine, TrailEvent, WorkflowSnapshot
 from tightloop.loop.model import LoopStatus, LoopTask
-from tightloop.settings import Settings, parse_settings
-from worker.stack.server import free_port
+from tightloop.settings import Settings
 
 PAGES = (
     "/",
@@ -36,6 +30,9 @@ PAGES = (
     "/plans",
     "/projects",
     f"/projects/{ORDERS}",
+    "/metrics",
+    "/metrics?since=24h&by=executor",
+    "/metrics?since=2020-01-01&until=2020-02-01",
     "/workflows/episode-ask",
     "/workflows/episode-ask?tab=diff",
     "/workflows/episode-ask?tab=plan",
@@ -56,41 +53,6 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
     made = Ledger(sqlite_database(tmp_path_factory.mktemp("page") / "ledger.db"))
     fill(made, tmp_path_factory.mktemp("orders"))
     return made
-
-
-@pytest.fixture(scope="module")
-def page_settings(temporal: WorkflowEnvironment) -> Settings:
-    address, port = temporal.client.service_client.config.target_host, free_port()
-    return parse_settings(
-        f"temporal: {{address: '{address}', authenticate: false}}\ngateway: {{listen: '127.0.0.1:{port}'}}\n", {}
-    )
-
-
-@pytest.fixture(scope="module")
-def served(ledger: Ledger, page_settings: Settings, temporal: WorkflowEnvironment) -> Iterator[Settings]:
-    client = TightloopClient(temporal.client, page_settings)
-    address = page_settings.gateway.address(page_settings.temporal)
-    with serving(application(ledger, client, page_settings), address):
-        yield page_settings
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as opened:
-        yield opened
-
-
-def signed_in(browser: Browser, settings: Settings, **options: object) -> BrowserContext:
-    context = browser.new_context(**options)  # type: ignore[arg-type]
-    context.new_page().goto(page_link(settings))
-    return context
-
-
-@pytest.fixture
-def page(browser: Browser, served: Settings) -> Iterator[Page]:
-    context = signed_in(browser, served)
-    yield context.pages[0]
-    context.close()
 
 
 @pytest.mark.parametrize(("scheme", "width"), SHAPES)
@@ -244,8 +206,3 @@ def test_what_comes_from_outside_is_only_text(page: Page, ledger: Ledger, served
 def test_what_came_of_an_action_cannot_be_put_there_by_a_link(page: Page, served: Settings) -> None:
     page.goto(f"{base(served)}/?said=pay+now")
     expect(page.locator(".said")).to_have_count(0)
-
-
-def base(settings: Settings) -> str:
-    """Return the origin of the page."""
-    return settings.gateway.page(settings.temporal)

@@ -67,8 +67,9 @@ class Episode:
         state = with_plan(EpisodeState(), PlanningOutcome(verdict=PlanVerdict.PLANNED, findings=(FINDING,)))
         request = EpisodeRequest(budget=Budget(max_iterations=5))
         self.record = EpisodeRecord(request, state.evolve(budget=request.budget), episode_id="e", now=lambda: NOW)
-        self.questions = Questions(now=lambda: NOW, count=lambda _kind: None)
-        self.operator = Operator(self.record, self.questions, lambda: None)
+        self.questions = Questions(now=lambda: NOW, count=lambda _kind: None, count_wait=lambda *_: None)
+        self.counted: list[str] = []
+        self.operator = Operator(self.record, self.questions, lambda: None, count=self.counted.append)
         self.question = self.questions.ask(question)
 
     @property
@@ -271,3 +272,34 @@ def test_an_amendment_may_change_who_works() -> None:
     assert read_amendment({"planner": "heuristic"}).applied(request).planner == "heuristic"
     with pytest.raises(InvalidRequestError, match=r"unknown field 'executor\.nam'\. Did you mean 'name'\?"):
         read_amendment({"executor": {"nam": "codex"}})
+
+
+def test_what_people_do_is_counted_and_what_is_refused_or_comes_from_an_agent_is_not() -> None:
+    episode = Episode(BUDGET)
+    operator = episode.operator
+    operator.pause("a reason, while a question waits")
+    operator.respond({"text": "a remark of an agent", "resumes": False})
+    with pytest.raises(InvalidRequestError):
+        operator.top_up({"iterations": "many"})
+    assert episode.counted == []
+    operator.respond("leave the flaky test")
+    operator.top_up({"iterations": 5})
+    operator.amend({"goal": "another"})
+    operator.resume(None)
+    operator.pause(None)
+    operator.resume("after all")
+    operator.cancel("enough")
+    assert episode.counted == ["respond", "top_up", "amend", "pause", "resume", "cancel"]
+    assert episode.record.state.spent.interventions == 6
+
+
+def test_an_answer_that_cancels_is_one_intervention() -> None:
+    episode = Episode(BUDGET)
+    episode.operator.answer("cancel")
+    assert episode.counted == ["answer"]
+
+
+def test_the_report_of_an_agent_is_no_intervention() -> None:
+    episode = Episode(WORK.evolve(blocks=""))
+    episode.operator.answer("done: two joints")
+    assert episode.counted == []

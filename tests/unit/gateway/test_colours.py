@@ -35,7 +35,11 @@ def pairs() -> list[tuple[str, str, float]]:
     words += [("--on-accent", "--accent", TEXT), ("--on-danger", "--danger", TEXT), ("--danger", "--page", TEXT)]
     words += [("--good-fg", "--page", TEXT), ("--bad-fg", "--raised", TEXT), ("--good-fg", "--raised", TEXT)]
     words += list(product((*CODE, "--text", "--muted"), ("--page", "--add", "--del"), (TEXT,)))
-    return [*words, ("--focus", "--page", GRAPHIC), ("--accent", "--quiet-bg", GRAPHIC)]
+    return [
+        *words,
+        ("--focus", "--page", GRAPHIC),
+        *(("--accent", under, GRAPHIC) for under in ("--quiet-bg", "--page")),
+    ]
 
 
 @pytest.mark.parametrize("theme", themes())

@@ -203,7 +203,7 @@ def test_one_new_package_is_asked_about_once() -> None:
         ("pyproject.toml", "[project]\nname='x'\ndependencies=['a>1','b @ https://e.org/b.whl']\n", ["a", "b"]),
         ("pyproject.toml", "[dependency-groups]\ndev=['a', {include-group='x'}]\n[tool.ruff]\nselect=['E']\n", ["a"]),
         ("pyproject.toml", "[tool.poetry.dependencies]\npython='^3'\na='*'\nb={git='https://e.org/b'}\n", ["a", "b"]),
-        ("setup.py", "s(install_requires=['a'], extras_require={'k': ['b']})", ["a", "b"]),
+        ("setup.py", "import setuptools as s\ns.setup(install_requires=['a'], extras_require={'k':['b']})", ["a", "b"]),
         ("setup.cfg", "[options]\ninstall_requires =\n    a>=1\n    b\n", ["a", "b"]),
         ("package.json", '{"name": "x", "version": "1.0", "dependencies": {"@a/b": "^1"}}', ["@a/b"]),
         ("Cargo.toml", "[package]\nname='x'\n[dependencies]\nserde='1'\n", ["serde"]),

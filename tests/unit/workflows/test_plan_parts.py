@@ -58,7 +58,7 @@ class Parts:
         self.context = PlanContext(PlanInput(workspace="/w", source="x"), plan_id="p", now=lambda: NOW)
         self.context.open(compile_graph(plan), has_planner=False)
         self.context.progress.begin(plan.budget, ())
-        self.waiting = Questions(now=lambda: NOW, count=lambda _kind: None)
+        self.waiting = Questions(now=lambda: NOW, count=lambda _kind: None, count_wait=lambda *_: None)
         self.questions = PlanQuestions(self.context, self.waiting, self.told)
         unused: Any = None
         self.handlers = Handlers(self.context, self.waiting, self.questions, unused, self.told)

@@ -1,6 +1,6 @@
 """What waits for a person: ids, answers, agreement of several people, defaults."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -19,8 +19,17 @@ def counted() -> list[QuestionKind]:
 
 
 @pytest.fixture
-def questions(counted: list[QuestionKind]) -> Questions:
-    return Questions(now=lambda: NOW, count=counted.append)
+def waited() -> list[tuple[QuestionKind, timedelta]]:
+    return []
+
+
+@pytest.fixture
+def questions(counted: list[QuestionKind], waited: list[tuple[QuestionKind, timedelta]]) -> Questions:
+    return Questions(now=lambda: NOW, count=counted.append, count_wait=lambda *one: waited.append(one))
+
+
+def ignore(*_: object) -> None:
+    """Count nothing."""
 
 
 def gate(step: str, **fields: object) -> Question:
@@ -46,7 +55,7 @@ def test_ids_are_never_used_again(questions: Questions, counted: list[QuestionKi
     first = questions.ask(gate("a"))
     questions.close(first.id)
     second = questions.ask(gate("a"))
-    next_run = Questions(questions.waiting, questions.asked, now=lambda: NOW, count=counted.append)
+    next_run = Questions(questions.waiting, questions.asked, now=lambda: NOW, count=counted.append, count_wait=ignore)
     third = next_run.ask(gate("b"))
     assert [each.id for each in (first, second, third)] == ["q1", "q2", "q3"]
     assert [each.id for each in next_run.waiting] == ["q2", "q3"]
@@ -137,3 +146,18 @@ def test_texts_of_a_question_are_bounded(questions: Questions) -> None:
     opened = questions.ask(gate("a", title="x" * 2_000, evidence=("y" * 1_000,) * 50))
     assert len(opened.title) == 600
     assert (len(opened.evidence), len(opened.evidence[0])) == (20, 300)
+
+
+def test_only_what_a_person_decided_has_a_time_to_answer(waited: list[tuple[QuestionKind, timedelta]]) -> None:
+    clock = iter(NOW + timedelta(minutes=minute) for minute in range(100))
+    asked = Questions(now=lambda: next(clock), count=ignore, count_wait=lambda *one: waited.append(one))
+    first, own, ended = (
+        asked.ask(failed(step).evolve(kind=kind))
+        for step, kind in (("a", QuestionKind.FAILED_STEP), ("b", QuestionKind.OPERATOR), ("c", QuestionKind.GATE))
+    )
+    asked.close(ended.id)
+    for question in (own, first):
+        asked.answer({"question": question.id, "option": "retry"})
+    [(kind, time)] = waited
+    assert kind is QuestionKind.FAILED_STEP
+    assert time > timedelta()

@@ -71,16 +71,28 @@ def run_again(session: Session, root: Path, content: Path, commands: tuple[str, 
     Raises:
         ServiceUnavailableError: the server part is not installed here, or cannot run them.
     """
-    command = [*_command("worker"), *_options(session), "rerun"]
     wanted = json.dumps({"root": str(root), "content": str(content), "commands": commands})
-    done = subprocess.run(
-        command, env=environment_of(session), input=wanted, capture_output=True, text=True, check=False
-    )
+    return _asked(session, "rerun", wanted, "the commands were not run")
+
+
+def recalled(session: Session, wanted: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what the memory finds, with the embedder of the settings.
+
+    Raises:
+        ServiceUnavailableError: the server part is not installed here, or cannot be asked.
+    """
+    return _asked(session, "recall", json.dumps(wanted), "the memory was not searched")
+
+
+def _asked(session: Session, command: str, given: str, failed: str) -> list[dict[str, Any]]:
+    """Run a command of the server part that reads and prints JSON; `failed` says what did not happen."""
+    whole = [*_command("worker"), *_options(session), command]
+    done = subprocess.run(whole, env=environment_of(session), input=given, capture_output=True, text=True, check=False)
     try:
         results: list[dict[str, Any]] = json.loads(done.stdout)
     except json.JSONDecodeError:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise ServiceUnavailableError(f"the commands were not run: {last.removeprefix('error: ')}") from None
+        raise ServiceUnavailableError(f"{failed}: {last.removeprefix('error: ')}") from None
     return results
 
 

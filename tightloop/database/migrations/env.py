@@ -2,11 +2,11 @@
 
 from alembic import context
 
-from tightloop.database.schema import METADATA
-
+given = context.config.attributes
 context.configure(
-    connection=context.config.attributes["connection"],
-    target_metadata=METADATA,
+    connection=given["connection"],
+    target_metadata=given["metadata"],
+    version_table=given["table"],
     # SQLite changes a table by copying it.
     render_as_batch=True,
     # The caller's transaction is the one that counts.

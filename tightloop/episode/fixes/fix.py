@@ -7,6 +7,7 @@ from importlib import resources
 from typing import NamedTuple
 
 from tightloop.episode.check import CheckReport, CheckResult, CheckStatus
+from tightloop.episode.failure.saying import telling_line
 from tightloop.episode.fixes.known_bugs import PROBES, known_bugs
 from tightloop.episode.fixes.ruff import (
     RuffRules,
@@ -19,6 +20,7 @@ from tightloop.episode.fixes.ruff import (
 )
 from tightloop.episode.fixes.toolcall import ToolCall, echoed_calls, tool_calls
 from tightloop.episode.progress.history import HistoryEntry, command_text, one_line
+from tightloop.memory.model import Match, Recollection
 from tightloop.value import Value
 
 RUNS_PER_COMMAND = 3
@@ -70,18 +72,6 @@ _FORMATTERS = tuple(_Formatter(**each) for each in _DATA["formatters"])
 _TESTS = frozenset({"pytest", "py.test", "unittest", "tox", "nox"})
 _PYTHON = _TESTS | {"mypy", "python", "python3"}
 _TOOLS = frozenset({*(tool.name for tool in _FORMATTERS), *_TESTS, "mypy"})
-_ERROR_LINES = tuple(
-    re.compile(pattern, re.MULTILINE)
-    for pattern in (
-        r"^E  +(?:assert\b|[\w.]*(?:Error|Exception|Warning)\b).*$",
-        r"^E  +[^\s+].*$",
-        r"^.*\b[A-Z]\w*(?:Error|Exception)\b.*$",
-        r"^(?:\S*:\d+:\d+: )?[A-Z]{1,6}\d{3,4}\b.*$",
-        r"^(?!Found ).*\berror\b.*$",
-        r"^.*\S.*$",
-    )
-)
-"""Lines that explain a failure, the best first: pytest's error, an exception, a finding, an error, anything."""
 
 
 class FixFinder:
@@ -102,6 +92,24 @@ class FixFinder:
     def fixes(self, rules: RuffRules) -> tuple[Fix, ...]:
         """Return what is left to try, the best first."""
         return tuple(fix for fix in self._open(rules) if self._may_run(fix.run[0]))
+
+    def remembered(self, found: Sequence[Recollection], *, exact: bool) -> tuple[Recollection, ...]:
+        """Return what to do again: for each check what fixed the same failure, else the first that fixed one like it.
+
+        Args:
+            found: what was recalled, the surest first.
+            exact: leave out what fixed other failures.
+        """
+        usable = [one for one in found if self._is_usable(one)]
+        same = {one.check: one for one in reversed(usable) if one.match is Match.SIGNATURE}
+        ordered = tuple(one for one in usable if one in same.values())
+        return ordered or (() if exact else tuple(usable[:1]))
+
+    def _is_usable(self, one: Recollection) -> bool:
+        """Return whether all commands may be run, and are worth it."""
+        commands = one.pattern.commands if one.pattern else ()
+        may_run = all(command and self._may_run(command[0]) for command in commands)
+        return bool(commands) and may_run and not exhausted(command_text(commands[0]), self._tried)
 
     def why_none(self, rules: RuffRules) -> str:
         """Say why no fix is left: the failing check, its last error, and what a person could do."""
@@ -217,10 +225,7 @@ class FixFinder:
 
 def last_error(result: CheckResult) -> str:
     """Return the line of the output that says most about the failure, at most `ERROR_CHARACTERS`."""
-    for pattern in _ERROR_LINES:
-        if lines := pattern.findall(result.tail):
-            return one_line(lines[-1], ERROR_CHARACTERS)
-    return "it printed nothing"
+    return one_line(telling_line(result.tail), ERROR_CHARACTERS) or "it printed nothing"
 
 
 def exhausted(command: str, tried: Sequence[HistoryEntry]) -> bool:

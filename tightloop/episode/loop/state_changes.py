@@ -136,6 +136,7 @@ def with_report(state: EpisodeState, report: ExecutorReport) -> EpisodeState:
             executor_status=report.status,
             executor_error="" if fine else shorten(report.error or report.summary, 300),
             stand_in=report.executor,
+            model=report.model or state.model,
             limit_strikes=state.limit_strikes + 1 if limited else 0,
             resume=report.resume if report.status in DELIVERED_AGAIN else None,
         ),

@@ -136,10 +136,15 @@ def hear(files: Iterable[FilePatch], said: str, heard: str) -> tuple[bool, bool,
     return news, text not in known, memory[-HEARD * _MARK :]
 
 
+def is_test(path: str) -> bool:
+    """Return whether a file belongs to the tests."""
+    return bool(_TEST.search(path))
+
+
 def only_tests(files: Iterable[FilePatch]) -> bool:
     """Return whether a change adds tests and takes nothing away: they may fail, and nothing else can."""
     changed = tuple(files)
-    return bool(changed) and all(_TEST.search(file.path) and not (file.removed or file.deleted) for file in changed)
+    return bool(changed) and all(is_test(file.path) and not (file.removed or file.deleted) for file in changed)
 
 
 class _Sides:

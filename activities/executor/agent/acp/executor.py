@@ -85,7 +85,8 @@ class AcpExecutor(AgentHost, Executor):
                 return fatal_outcome(error.message, ErrorKind.SANDBOX)
             sign_in, meta = self.agent.sign_in, launch.session_meta
             delivery = Delivery(order, control, record, gateway, sign_in=sign_in, session_meta=meta)
-            return AcpRun(self.agent, order, delivery, record).deliver(request, control, fence)
+            outcome = AcpRun(self.agent, order, delivery, record).deliver(request, control, fence)
+            return outcome.evolve(model=access.model)
 
     def _with_login(self, launch: Launch, home: Path) -> Launch:
         """Give the agent its own login, where the settings say so: out of a variable of the worker, or its files."""

@@ -73,6 +73,7 @@ class AgentExecutor(AgentHost, Executor):
                 fresh = asked.evolve(resume=None, prompt=order.prompt)
                 outcome = self._run(fresh, control, state_folder, home, way)
         assert outcome is not None
+        outcome = outcome.evolve(model=way[0].model)
         return outcome.evolve(summary=f"[{note}] {outcome.summary}") if note else outcome
 
     def _resumable(self, order: WorkOrder) -> tuple[WorkOrder, str]:

@@ -1,0 +1,1 @@
+"""Remembers failures, what solved them, and facts about a project."""

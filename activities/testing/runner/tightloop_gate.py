@@ -1,0 +1,201 @@
+"""Decides which test runs with which mutant and tells what came of it, a line of JSON for each result.
+
+It reads its orders from standard input, and imports nothing of the project: sessions of pytest, which do, are children
+of this process, and each run of a test is a child of its session. The nonce and the pipe to the worker stay here.
+It works in any Python from 3.8 on.
+"""
+
+import json
+import os
+import sys
+import time
+
+COLLECT_S = 60.0
+GRACE_S = 5.0
+
+
+def main():
+    """Carry out the orders."""
+    orders = json.loads(sys.stdin.read())
+    orders["root"] = os.getcwd()
+    teller = _Teller(orders.pop("nonce"))
+    try:
+        import pytest
+    except ImportError as error:
+        teller.tell("missing", program=sys.executable, version="%d.%d" % sys.version_info[:2], why=str(error))
+        return
+    teller.tell("begin", program=sys.executable, pytest=pytest.__version__)
+    from tightloop_preparing import plugins, warm
+
+    # Once, and as they are: pytest would rewrite the asserts of every package that has a plugin, in each session again
+    # (hypothesis: 2 to 4 s).
+    warm(plugins() + orders["uses"])
+    _Gate(orders, teller).run()
+    teller.tell("end")
+
+
+class _Teller:
+    def __init__(self, nonce):
+        self._nonce = nonce
+
+    def tell(self, event, **fields):
+        line = json.dumps(dict(fields, n=self._nonce, e=event))
+        sys.stdout.write("\n" + line + "\n")
+        sys.stdout.flush()
+
+    def forget(self):
+        """Leave nothing of it in a child."""
+        self._nonce = ""
+
+
+class _Gate:
+    """Every test alone, twice; then the mutants of the lines that it executes."""
+
+    def __init__(self, orders, teller):
+        self._orders, self._teller = orders, teller
+        self._end = time.monotonic() + orders["total_s"]
+        self._proved = set()
+        """Functions that have killed a mutant."""
+        self._loaded = []
+        self._green = {}
+        """Tests that passed: node id to the first result."""
+
+    def run(self):
+        session = self._open(None)
+        if session is None:
+            return
+        try:
+            self._plain(session)
+            later = []
+            for mutant in self._orders["mutants"]:
+                if self._left() <= 0:
+                    break
+                if not session.swaps(mutant):
+                    later.append(mutant)
+                elif not self._try(session, mutant):
+                    later.append(mutant)
+        finally:
+            session.close()
+        if later and self._left() > 0:
+            from tightloop_preparing import warm
+
+            warm(self._loaded)
+        for mutant in later:
+            if self._left() <= 0:
+                break
+            self._try_whole(mutant)
+
+    def _left(self):
+        return self._end - time.monotonic()
+
+    def _open(self, mutant):
+        from tightloop_session import Session
+
+        session = Session(self._orders, self._teller.forget, mutant)
+        found = session.collect(max(min(COLLECT_S, self._left()), 1.0))
+        self._loaded = self._loaded or found.pop("loaded", [])
+        only = self._orders["only"]
+        if only is not None:
+            found["items"] = [item for item in found["items"] if item["function"] in only]
+        if mutant is None:
+            self._teller.tell("collected", **found)
+        if not found["items"]:
+            session.close()
+            return None
+        session.found = found
+        return session
+
+    def _plain(self, session):
+        """Run every test alone; where nothing is mutated, whatever it says has to be said twice."""
+        repeats = 2
+        for item in session.found["items"]:
+            for number in range(repeats):
+                if self._left() <= 0:
+                    return
+                result = session.run(item["index"], None, min(self._orders["test_s"], self._left() + 1.0))
+                self._teller.tell("plain", id=item["id"], round=number, **result)
+                if number == 0 and result["outcome"] == "passed":
+                    self._green[item["id"]] = result
+                elif result["outcome"] != "passed":
+                    self._green.pop(item["id"], None)
+                    if number == 0 and not result["assertion"]:
+                        break
+
+    def _concerned(self, session, mutant):
+        """Return the tests that execute the lines of a mutant: first those that have not killed any."""
+        at_import = session.runs_at_import(mutant)
+        lines = set(mutant["lines"])
+        found = []
+        for item in session.found["items"]:
+            green = self._green.get(item["id"])
+            if green is None or item["function"] in self._orders["exempt"]:
+                continue
+            if at_import or lines & set(green["lines"].get(mutant["path"], ())):
+                found.append(item)
+        found.sort(key=lambda item: item["function"] in self._proved)
+        return found
+
+    def _try(self, session, mutant):
+        """Run the tests concerned with a mutant; False: it needs a session of its own."""
+        concerned = self._concerned(session, mutant)
+        if not concerned:
+            self._teller.tell("unreached", mutant=mutant["id"])
+            return True
+        return self._kill(session, mutant, concerned)
+
+    def _kill(self, session, mutant, concerned):
+        killed, tried = False, {}
+        for item in concerned:
+            name = item["function"]
+            if (killed and name in self._proved) or tried.get(name, 0) >= self._orders["cases"]:
+                continue
+            if self._left() <= 0:
+                return True
+            tried[name] = tried.get(name, 0) + 1
+            green = self._green[item["id"]]
+            limit = min(self._orders["test_s"], 1.0 + 5.0 * green["seconds"])
+            result = session.run(item["index"], mutant, limit)
+            if result["outcome"] == "unswapped":
+                return False
+            if self._kills(result, green, name) and name not in self._proved:
+                again = session.run(item["index"], mutant, limit)
+                if not self._kills(again, green, name):
+                    result = again
+            if self._kills(result, green, name):
+                killed = True
+                self._proved.add(name)
+            self._teller.tell("mutated", mutant=mutant["id"], id=item["id"], **result)
+        return True
+
+    def _kills(self, result, green, function):
+        """Return whether a test that passed fails by itself; see `can_fail` in tightloop/testing, which decides."""
+        if result["outcome"] != "failed" or not result["honest"]:
+            return False
+        if result["assertion"]:
+            return result["place"] == "test" and set(result["reached"]) <= set(green["reached"])
+        return result["line"] in self._orders["expecting"].get(function, ()) and result["line"] in green["raised"]
+
+    def _try_whole(self, mutant):
+        """Try a mutant that is executed while modules are imported: in a session that imports it."""
+        session = self._open(mutant)
+        if session is None:
+            self._teller.tell("broken", mutant=mutant["id"])
+            return
+        try:
+            known = [item for item in session.found["items"] if item["id"] in self._green]
+            known = [item for item in known if item["function"] not in self._orders["exempt"]]
+            known.sort(key=lambda item: item["function"] in self._proved)
+            if known:
+                self._kill(session, mutant, known)
+            else:
+                self._teller.tell("unreached", mutant=mutant["id"])
+        finally:
+            session.close()
+
+
+if __name__ == "__main__":
+    here = os.path.dirname(os.path.abspath(__file__))
+    # Only what is named is taken from this folder, never in place of a module of the project.
+    sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != here]
+    sys.path.append(here)
+    main()

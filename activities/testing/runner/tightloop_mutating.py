@@ -1,0 +1,134 @@
+"""Puts a mutant in the place of code: into functions that are there, or into modules when they are imported.
+
+No file is written: a mutant is a piece of text that replaces another one in what the file says.
+"""
+
+import dis
+import gc
+import importlib.machinery
+import os
+import sys
+import types
+
+
+class Changing:
+    """The files below a folder, with changes."""
+
+    def __init__(self, root):
+        self._root = root
+        self._sources = {}
+        self._functions = {}
+
+    def executable(self, path):
+        """Return the lines of a file that have code."""
+        try:
+            code = compile(self._source(path), path, "exec", dont_inherit=True)
+        except (OSError, SyntaxError, ValueError):
+            return []
+        lines, waiting = set(), [code]
+        while waiting:
+            one = waiting.pop()
+            lines.update(line for _, line in dis.findlinestarts(one) if line)
+            waiting += _inner(one)
+        return sorted(lines)
+
+    def note_functions(self, paths):
+        """Find the functions of files among all that was imported, once for all children."""
+        known = {}
+        for one in gc.get_objects():
+            if type(one) is not types.FunctionType:
+                continue
+            name = one.__code__.co_filename
+            if name not in known:
+                known[name] = next((path for path in paths if self._is_file(name, path)), None)
+            if known[name] is not None:
+                self._functions.setdefault(known[name], {}).setdefault(one.__code__, []).append(one)
+
+    def overlay(self, mutant):
+        """Have the mutant in the module once it is imported."""
+        path = os.path.realpath(os.path.join(self._root, mutant["path"]))
+        sys.meta_path.insert(0, _Finder(path, self._mutated(mutant)))
+
+    def swap(self, mutant):
+        """Put the mutant into the functions of a module that is imported; False where there are none to change."""
+        # Also where it is loaded: a test may load it again.
+        self.overlay(mutant)
+        if not any(
+            self._is_file(str(getattr(module, "__file__", None) or ""), mutant["path"])
+            for module in list(sys.modules.values())
+        ):
+            return True
+        functions = self._functions.get(mutant["path"], {})
+        filenames = {code.co_filename for code in functions}
+        swapped = False
+        for filename in filenames:
+            old = compile(self._source(mutant["path"]), filename, "exec", dont_inherit=True)
+            new = compile(self._mutated(mutant), filename, "exec", dont_inherit=True)
+            for before, after in _pairs(old, new):
+                for function in functions.get(before, ()):
+                    try:
+                        function.__code__ = after
+                    except ValueError:
+                        return False
+                    swapped = True
+        return swapped
+
+    def _is_file(self, name, path):
+        if os.path.basename(name) != os.path.basename(path):
+            return False
+        return os.path.realpath(name) == os.path.realpath(os.path.join(self._root, path))
+
+    def _source(self, path):
+        if path not in self._sources:
+            with open(os.path.join(self._root, path), "rb") as file:
+                self._sources[path] = file.read()
+        return self._sources[path]
+
+    def _mutated(self, mutant):
+        source = self._source(mutant["path"])
+        return source[: mutant["start"]] + mutant["text"].encode() + source[mutant["end"] :]
+
+
+class _Finder:
+    """Finds a module as usual, and gives it other code."""
+
+    def __init__(self, path, source):
+        self._path, self._source = path, source
+
+    def find_spec(self, name, path=None, target=None):
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is None:
+                continue
+            if spec.origin and os.path.realpath(spec.origin) == self._path:
+                spec.loader = _Loader(name, spec.origin, self._source)
+                spec.cached = None
+            return spec
+        return None
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    def __init__(self, name, path, source):
+        super().__init__(name, path)
+        self._mutated = source
+
+    def get_code(self, fullname):
+        return compile(self._mutated, self.path, "exec", dont_inherit=True)
+
+
+def _inner(code):
+    return [each for each in code.co_consts if isinstance(each, types.CodeType)]
+
+
+def _pairs(old, new):
+    """Return the code objects that differ, each with the one in its place."""
+    if old == new:
+        return []
+    found = [(old, new)]
+    before, after = _inner(old), _inner(new)
+    if len(before) == len(after):
+        for one, other in zip(before, after):
+            found += _pairs(one, other)
+    return found

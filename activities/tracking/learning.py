@@ -1,0 +1,172 @@
+"""Teaches the memory what an iteration showed."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from itertools import islice
+from typing import NamedTuple
+
+from activities.artifacts.port import ArtifactStore, find_model
+from activities.memory.spared import SparedMemory
+from activities.workspace.trail import Ledger, TreeDiff
+from tightloop.episode.check import CheckReport, CheckResult
+from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.model import CheckpointFile
+from tightloop.episode.planning import PlanRecord, PlanVerdict
+from tightloop.episode.progress.work import is_test
+from tightloop.episode.remembering import (
+    failure_signature,
+    outcomes_of_followed,
+    pattern_of,
+    problem_type,
+    seen_failures,
+    turned_green,
+)
+from tightloop.executor.messages.message import PlanMessage
+from tightloop.ledger.model import TrailEvent
+from tightloop.memory.model import STEPS_LIMIT, TITLE_CHARACTERS, Outcome, Pattern
+from tightloop.safety.rubric import Finding
+from tightloop.value import shorten
+
+KIND = "memory"
+"""Of the line of the trail that says why the memory is not used."""
+_FILE = re.compile(r"^diff --git .*(?:\n(?!diff --git ).*)*", re.MULTILINE)
+_PATH = re.compile(r"^\+\+\+ (?:b/)?(.+)$|^--- (?:a/)?(.+)$", re.MULTILINE)
+
+
+class Moment(NamedTuple):
+    """An iteration of an episode."""
+
+    episode_id: str
+    iteration: int
+    run: str
+    at: datetime
+
+    @property
+    def key(self) -> str:
+        """The same for all attempts."""
+        return f"{self.run}/{self.iteration}"
+
+
+class Earlier(NamedTuple):
+    """An iteration before, on the way to where the files are now."""
+
+    plan: PlanMessage
+    before: CheckReport
+    """The checks that it was made from."""
+
+
+class Lesson(NamedTuple):
+    """What an iteration showed."""
+
+    plan: PlanRecord | None
+    """None: nothing was delivered."""
+    before: CheckReport | None
+    """The checks that the plan was made from."""
+    after: CheckReport | None
+    """The checks of what was delivered."""
+    diff: TreeDiff
+    findings: Sequence[Finding]
+    """What a person has to see of the change."""
+    earlier: Iterable[Earlier] = ()
+    """The iterations before that changed the files, the newest first."""
+
+
+def teach(memory: SparedMemory, lesson: Lesson, moment: Moment) -> None:
+    """Write down what failed, what helped, and what became of what was recalled. Idempotent; blocking."""
+    plan, before, after = lesson.plan, lesson.before, lesson.after
+    episode, iteration, at = moment.episode_id, moment.iteration, moment.at
+    if seen := seen_failures((before, after), workflow_id=episode, iteration=iteration, at=at):
+        memory.record_failures(seen)
+    if plan is None or plan.message is None or plan.verdict is not PlanVerdict.PLANNED or not before or not after:
+        return
+    key = f"{episode}/{moment.key}"
+    memory.record_outcomes(outcomes_of_followed(plan.followed, after, key=key, at=at))
+    solved = turned_green(before, after)
+    code, tests = _templates(lesson.diff)
+    # A check that passes by itself was not solved, nor one whose tests alone were changed, nor by what a person has to
+    # look at first.
+    if not solved or not code or lesson.findings:
+        return
+    pattern = pattern_of(plan.message, solved[0], code=code, tests=tests, workflow_id=episode, iteration=iteration)
+    marks = dict.fromkeys(map(failure_signature, solved))
+    memory.record_solution(pattern, [_worked(mark, key, at) for mark in marks])
+    before_that = [*islice(lesson.earlier, STEPS_LIMIT)]
+    for result in solved:
+        for mark, longer in _longer(pattern, result, before_that):
+            memory.record_solution(longer, [_worked(mark, key, at)])
+
+
+def _worked(mark: str, key: str, at: datetime) -> Outcome:
+    return Outcome(signature=mark, pattern="", worked=True, key=key, at=at)
+
+
+def _longer(pattern: Pattern, solved: CheckResult, before: Iterable[Earlier]) -> Iterator[tuple[str, Pattern]]:
+    """Yield what the same check failed with in the iterations before, and all commands from there until it passed."""
+    for one in before:
+        failed = next((result for result in one.before.failed if result.run == solved.run), None)
+        steps = one.plan.steps
+        if failed is None or not pattern.commands or not all(step.run for step in steps):
+            return
+        if len(pattern.commands) + len(steps) > STEPS_LIMIT:
+            return
+        pattern = pattern.evolve(
+            problem_type=problem_type(failed),
+            title=shorten(f"{steps[0].title}, then: {pattern.title}", TITLE_CHARACTERS),
+            steps=(*(step.title for step in steps), *pattern.steps),
+            commands=(*(step.run for step in steps), *pattern.commands),
+        )
+        yield failure_signature(failed), pattern
+
+
+def earlier(store: ArtifactStore, records: Iterable[CheckpointRecord], parent: str | None) -> Iterator[Earlier]:
+    """Yield the iterations that led to a checkpoint and changed the files, the newest first.
+
+    Args:
+        store: holds what the checkpoints refer to, which is read as far as it is asked for.
+        records: the checkpoints of the episode.
+        parent: the checkpoint; None: there is none.
+    """
+    by_id = {record.id: record for record in records}
+    record = by_id.get(parent or "")
+    while record is not None:
+        before = by_id.get(record.parent or "")
+        file = find_model(store, record.state, CheckpointFile)
+        plan = find_model(store, file.state.plan, PlanRecord) if file else None
+        checks = find_model(store, plan.checks, CheckReport) if plan else None
+        if plan is None or plan.message is None or checks is None:
+            return
+        if before is None or before.tree != record.tree:
+            yield Earlier(plan.message, checks)
+        record = before
+
+
+def tell_once(ledger: Ledger, problem: str, moment: Moment) -> str:
+    """Enter why the memory is not used; return it, or nothing where the episode was told before."""
+    if not problem:
+        return ""
+    told = (event for event in ledger.events(moment.episode_id) if event.kind == KIND)
+    if any(event.key != _event_key(moment) for event in told):
+        return ""
+    note_problem(ledger, problem, moment)
+    return problem
+
+
+def note_problem(ledger: Ledger, problem: str, moment: Moment) -> None:
+    """Enter why the memory is not used."""
+    event = TrailEvent(episode_id=moment.episode_id, kind=KIND, key=_event_key(moment), text=problem, at=moment.at)
+    ledger.add_event(event)
+
+
+def _event_key(moment: Moment) -> str:
+    return f"{KIND}/{moment.key}"
+
+
+def _templates(diff: TreeDiff) -> tuple[str, str]:
+    """Return the change of the code and that of the tests, each as a diff."""
+    code: list[str] = []
+    tests: list[str] = []
+    for part in _FILE.findall(diff.patch.decode("utf-8", "replace")):
+        paths = [new or old for new, old in _PATH.findall(part)]
+        (tests if any(is_test(path) for path in paths) else code).append(part)
+    return "\n".join(code), "\n".join(tests)

@@ -1,0 +1,158 @@
+"""Lays out the plots of the metrics page as SVG coordinates: columns for shares, lines for medians.
+
+What is not known is a gap: no column, no point, no line across it.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tightloop.ledger.metrics import MEANINGS, Figure, Period, Unit
+from tightloop.ledger.shown import amount
+
+WIDTH, HEIGHT = 560, 220
+LEFT, RIGHT, TOP, BOTTOM = 72, 12, 12, 28
+RADIUS = 4
+TICKS = 4
+NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
+"""Steps of an axis, times a power of ten."""
+NICE_SECONDS = (1.0, 5.0, 15.0, 30.0, 60.0, 300.0, 900.0, 1_800.0, 3_600.0, 7_200.0, 14_400.0, 43_200.0, 86_400.0)
+SHARE_STEP = 0.25
+LINES = (("median", "median"), ("p90", "p90"))
+"""Field of a figure, and the name of its line."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A line of the axis with its label."""
+
+    y: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A column or a point with what it says."""
+
+    x: float
+    y: float
+    height: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """One series: its points, and the pieces of the line between those that follow each other."""
+
+    name: str
+    marks: tuple[Mark, ...]
+    pieces: tuple[str, ...] = ()
+    """`points` of an SVG polyline for each piece."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot of one figure over the periods of a range."""
+
+    name: str
+    title: str
+    definition: str
+    ticks: tuple[Tick, ...]
+    lines: tuple[Line, ...]
+    step: float
+    """Distance between two periods; columns are three quarters of it wide."""
+    first: str
+    last: str
+    """Labels of the ends of the time axis."""
+    columns: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is known in any period."""
+        return not any(line.marks for line in self.lines)
+
+
+def plot_of(name: str, periods: Sequence[Period]) -> Plot:
+    """Return the plot of a field of `Figures`; there is at least one period."""
+    meaning = MEANINGS[name]
+    columns = meaning.unit is Unit.SHARE
+    top, ticks = _axis(1.0 if columns else _largest(name, periods), meaning.unit)
+    step = (WIDTH - LEFT - RIGHT) / len(periods)
+    fields = (("share", meaning.title),) if columns else LINES
+    lines = tuple(_line(name, field, title, periods, step, top) for field, title in fields)
+    return Plot(
+        name,
+        meaning.title,
+        meaning.definition,
+        ticks,
+        lines,
+        step,
+        first=when(periods[0], periods),
+        last=when(periods[-1], periods),
+        columns=columns,
+    )
+
+
+def when(period: Period, periods: Sequence[Period]) -> str:
+    """Return how a period is called: its day, or its hour where periods are that short."""
+    is_short = (periods[-1].end - periods[0].start).days < 2
+    return f"{period.start:%m-%d %H:%M}" if is_short else f"{period.start:%Y-%m-%d}"
+
+
+def _line(name: str, field: str, title: str, periods: Sequence[Period], step: float, top: float) -> Line:
+    found: list[Mark | None] = []
+    for number, period in enumerate(periods):
+        figure = getattr(period.figures, name)
+        value = getattr(figure, field)
+        if value is None:
+            found.append(None)
+            continue
+        y = _y(value, top)
+        said = f"{when(period, periods)}: {title} {amount(value, MEANINGS[name].unit)}, n {figure.n}"
+        found.append(Mark(_round(LEFT + (number + 0.5) * step), y, _round(HEIGHT - BOTTOM - y), said))
+    return Line(title, tuple(mark for mark in found if mark), tuple(_pieces(found)))
+
+
+def _pieces(marks: Iterable[Mark | None]) -> Iterable[str]:
+    piece: list[str] = []
+    for mark in (*marks, None):
+        if mark is not None:
+            piece.append(f"{mark.x:g},{mark.y:g}")
+            continue
+        if len(piece) > 1:
+            yield " ".join(piece)
+        piece = []
+
+
+def _largest(name: str, periods: Iterable[Period]) -> float:
+    figures: Iterable[Figure] = (getattr(period.figures, name) for period in periods)
+    return max((value for one in figures for value in (one.median, one.p90) if value is not None), default=0.0)
+
+
+def _axis(largest: float, unit: Unit) -> tuple[float, tuple[Tick, ...]]:
+    """Return the value at the top, and lines at round values."""
+    step = SHARE_STEP if unit is Unit.SHARE else _nice_step(largest, unit)
+    top = step * max(math.ceil(largest / step - 1e-9), 1)
+    count = round(top / step)
+    return top, tuple(Tick(_y(step * number, top), amount(step * number, unit)) for number in range(count + 1))
+
+
+def _nice_step(largest: float, unit: Unit) -> float:
+    wanted = largest / TICKS
+    if unit is Unit.SECONDS:
+        days = 86_400.0 * _nice_step(largest / 86_400.0, Unit.COUNT)
+        return next((step for step in NICE_SECONDS if step >= wanted), days)
+    if wanted <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(wanted))
+    step = power * next(each for each in NICE if each * power >= wanted * (1 - 1e-9))
+    # Half an iteration is no place on an axis.
+    return max(step, 1.0) if unit is Unit.COUNT else step
+
+
+def _y(value: float, top: float) -> float:
+    return _round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * min(value / top, 1.0))
+
+
+def _round(value: float) -> float:
+    return round(value, 1)

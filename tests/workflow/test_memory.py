@@ -1,0 +1,195 @@
+"""The loop writes and reads the memory, and whatever is wrong with its database costs nothing but the memory."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+from sqlalchemy import text
+
+from tests.support.episodes import APPEND, Working, eventually, scripted
+from tests.support.postgres import kill_server, new_database, postgres_server
+from tightloop.client import TightloopClient
+from tightloop.database.engine import postgres_database, sqlite_database
+from tightloop.database.memory.opening import FILE, open_memory
+from tightloop.database.memory.schema import MEMORY
+from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeResult
+from tightloop.host import state_folder
+from tightloop.memory.model import Kind
+from tightloop.settings import Settings
+
+Ask = Callable[..., EpisodeRequest]
+TELLS = "echo \"ValueError: 'log.txt' is too short\"; test $(cat log.txt 2>/dev/null | wc -l) -ge 3"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A state home of this test's own."""
+    folder = tmp_path / "home"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("TIGHTLOOP_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with postgres_server() as address:
+        yield address
+
+
+def with_url(settings: Settings, address: str) -> Settings:
+    return settings.evolve(database=settings.database.evolve(url=SecretStr(address)))
+
+
+async def ended(client: TightloopClient, request: EpisodeRequest) -> tuple[EpisodeResult, list[str]]:
+    """Run an episode; return its result and what its timeline says of the memory."""
+    episode = await client.start(request)
+    result = await client.result(episode)
+    return result, [line.text for line in await client.timeline(episode) if line.kind == "memory"]
+
+
+async def test_episode_leaves_its_failures_and_what_solved_them(
+    client, working: Working, request_for: Ask, workspace: Path, home: Path, settings: Settings
+) -> None:
+    async with working():
+        result, told = await ended(client, request_for(definition_of_done=[TELLS]))
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+    assert told == []
+    memory, project = open_memory(settings, None), state_folder(workspace).name
+    [failure] = memory.entries(project, Kind.FAILURE)
+    assert (failure.type, failure.text) == ("ValueError", "ValueError: 'log.txt' is too short")
+    assert failure.times == result.iterations
+    found = memory.show(project, failure.id)
+    [solution] = found.related
+    pattern = memory.show(project, solution.id).pattern
+    assert pattern is not None
+    assert "log.txt" in pattern.code_template
+    # Only the plan after which the check passed.
+    assert pattern.iteration == result.iterations
+    assert (memory.stats(project).recalls, memory.stats(project).hits) == (result.iterations, 0)
+
+
+async def test_next_episode_is_briefed_and_what_it_was_shown_is_judged(
+    client, working: Working, request_for: Ask, workspace: Path, home: Path, settings: Settings
+) -> None:
+    async with working():
+        await ended(client, request_for(definition_of_done=[TELLS]))
+        (workspace / "log.txt").unlink()
+        result, _ = await ended(client, request_for(definition_of_done=[TELLS]))
+    stats = open_memory(settings, None).stats(state_folder(workspace).name)
+    assert stats.hits == result.iterations
+
+
+async def test_project_without_a_memory_has_none(
+    client, working: Working, request_for: Ask, home: Path, settings: Settings
+) -> None:
+    off = settings.evolve(memory=settings.memory.evolve(enabled=False))
+    async with working(under=off):
+        result, told = await ended(client, request_for())
+    assert (result.outcome, told) == (EpisodeOutcome.SUCCEEDED, [])
+    assert not (home / FILE).exists()
+
+
+async def test_killed_server_costs_nothing_but_the_memory(
+    client, working: Working, request_for: Ask, home: Path, settings: Settings, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    hold = f"test $(wc -l < log.txt) -lt 2 || until test -e {go}; do sleep 0.05; done"
+    waits = {**APPEND, "run": ["sh", "-c", hold]}
+    with postgres_server() as address:
+        async with working(under=with_url(settings, address)):
+            episode = await client.start(request_for(executor=scripted(waits)))
+
+            async def halfway() -> bool:
+                return (await client.status(episode)).iteration == 2
+
+            await eventually(halfway)
+            kill_server(address)
+            go.touch()
+            result = await client.result(episode)
+            told = [line.text for line in await client.timeline(episode) if line.kind == "memory"]
+    assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 3)
+    [said] = told
+    assert "the memory is not used: the database postgresql://" in said
+    assert "does not answer" in said
+
+
+@pytest.mark.parametrize("state", ["missing", "newer", "older"])
+async def test_server_in_a_wrong_state_costs_nothing_but_the_memory(
+    client, working: Working, request_for: Ask, home: Path, settings: Settings, server: str, state: str
+) -> None:
+    expected = {
+        "missing": "does not answer",
+        "newer": "was written by a newer tightloop (migration v9999_later",
+        "older": "Bring it up to date: tightloop ledger upgrade",
+    }
+    with new_database(server) as address:
+        database = postgres_database(address, MEMORY)
+        database.upgrade()
+        with database.writing() as connection:
+            version = {"newer": "v9999_later", "older": "v0001_memory"}.get(state, MEMORY.head)
+            connection.execute(text("UPDATE memory_version SET version_num = :version"), {"version": version})
+        database.close()
+        where = address.replace("/test_", "/gone_") if state == "missing" else address
+        async with working(under=with_url(settings, where)):
+            result, told = await ended(client, request_for())
+    assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 3)
+    [said] = told
+    assert expected[state] in said
+
+
+@pytest.mark.parametrize("state", ["damaged", "newer", "full"])
+async def test_file_in_a_wrong_state_costs_nothing_but_the_memory(
+    client, working: Working, request_for: Ask, home: Path, settings: Settings, tmp_path: Path, state: str
+) -> None:
+    expected = {
+        "damaged": "is damaged",
+        "newer": "Upgrade this worker",
+        "full": "Free space there",
+    }
+    with _prepared(home / FILE, tmp_path / "disk", state):
+        async with working():
+            result, told = await ended(client, request_for())
+    assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 3)
+    [said] = told
+    assert expected[state] in said
+
+
+@contextmanager
+def _prepared(file: Path, disk: Path, state: str) -> Iterator[None]:
+    if state == "damaged":
+        file.write_bytes(b"not a database " * 1_000)
+        yield
+        return
+    if state == "newer":
+        database = sqlite_database(file, MEMORY)
+        with database.writing() as connection:
+            connection.execute(text("UPDATE memory_version SET version_num = 'v9999_later'"))
+        database.close()
+        yield
+        return
+    with _small_disk(disk):
+        file.symlink_to(disk / FILE)
+        database = sqlite_database(disk / FILE, MEMORY)
+        database.upgrade()
+        database.close()
+        with (disk / "filler").open("wb") as filler:
+            free = os.statvfs(disk)
+            filler.write(b"\0" * (free.f_bavail * free.f_frsize))
+        yield
+
+
+@contextmanager
+def _small_disk(folder: Path) -> Iterator[None]:
+    folder.mkdir()
+    mount = ("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder))
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        yield
+    finally:
+        subprocess.run(("umount", "-l", str(folder)), capture_output=True, check=False)

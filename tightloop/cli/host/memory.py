@@ -1,0 +1,232 @@
+"""The commands about the memory of projects."""
+
+import json
+import sys
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tightloop.cli.host.server_part import recalled
+from tightloop.cli.render.terminal import as_plain_values, plain, show, show_either, show_json, table
+from tightloop.cli.session import AsJson, Session, session_of
+from tightloop.errors import InvalidRequestError, ServiceUnavailableError
+from tightloop.host import state_folder
+from tightloop.memory.model import Details, Entry, Kind, Pattern, Recollection
+from tightloop.value import counted, shorten
+
+if TYPE_CHECKING:
+    from tightloop.database.memory.store import MemoryStore
+
+TEXT_CHARACTERS = 100
+
+Project = Annotated[
+    str, typer.Option(help="Id of a project, or its unambiguous beginning. Default: the one of this folder.")
+]
+Limit = Annotated[int, typer.Option(min=1, max=1_000, help="Maximum number of entries.")]
+
+
+class KindOption(StrEnum):
+    """What is listed."""
+
+    FAILURE = "failure"
+    PATTERN = "pattern"
+    FACT = "fact"
+
+
+def search(
+    context: typer.Context,
+    text: Annotated[str, typer.Argument(help="An error, its output, or words.")],
+    project: Project = "",
+    kind: Annotated[KindOption, typer.Option(help="What to search.")] = KindOption.FAILURE,
+    limit: Limit = 5,
+    as_json: AsJson = False,
+) -> None:
+    session = session_of(context)
+    name = _project(_memory(session), project)
+    found = recalled(session, {"project": name, "text": text, "kind": kind.value, "limit": limit})
+    if as_json:
+        show_json(found)
+    elif not found:
+        show(f"nothing like that is remembered of {name}")
+    elif kind is KindOption.FAILURE:
+        show(*(line for one in found for line in (*_recollection_lines(Recollection.model_validate(one)), "")))
+    else:
+        _show_entries(Entry.model_validate(one) for one in found)
+
+
+def list_entries(
+    context: typer.Context,
+    project: Project = "",
+    kind: Annotated[KindOption | None, typer.Option(help="Only these. Default: all.")] = None,
+    limit: Limit = 50,
+    as_json: AsJson = False,
+) -> None:
+    memory = _memory(session_of(context))
+    name = _project(memory, project)
+    found = memory.entries(name, Kind(kind.value) if kind else None, limit)
+    if as_json:
+        show_json(found)
+    elif found:
+        _show_entries(found)
+    else:
+        show(f"nothing is remembered of {name} yet")
+
+
+def show_entry(
+    context: typer.Context,
+    entry: Annotated[str, typer.Argument(metavar="ID", help="Id of a failure or a pattern, or the key of a fact.")],
+    project: Project = "",
+    as_json: AsJson = False,
+) -> None:
+    memory = _memory(session_of(context))
+    found = memory.show(_project(memory, project), entry)
+    if as_json:
+        show_json(found)
+    else:
+        show(*_details_lines(found))
+
+
+def forget(
+    context: typer.Context,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="What to forget.")] = None,
+    project: Project = "",
+    everything: Annotated[bool, typer.Option("--all", help="Everything that is remembered of the project.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    if bool(ids) == everything:
+        raise InvalidRequestError("name the ids to forget, or --all for everything of the project. Not both")
+    memory = _memory(session_of(context))
+    name = _project(memory, project)
+    removed = memory.forget(name, None if everything else ids)
+    if not removed and ids:
+        raise InvalidRequestError(
+            f"the memory of {name} has no entry {ids[0][:60]!r}. See what there is: tightloop memory list"
+        )
+    show_either({"project": name, "forgotten": removed}, f"{counted(removed, 'entry')} forgotten", as_json=as_json)
+
+
+def export(
+    context: typer.Context,
+    project: Project = "",
+    out: Annotated[Path | None, typer.Option(help="A new file. Default: standard output.")] = None,
+) -> None:
+    memory = _memory(session_of(context))
+    rows = memory.export(_project(memory, project))
+    if out is None:
+        sys.stdout.writelines(_json_lines(rows))
+        return
+    try:
+        with out.open("x", encoding="utf-8") as file:
+            file.writelines(_json_lines(rows))
+    except OSError as error:
+        raise InvalidRequestError(f"{out} cannot be written: {error.strerror}. Name a new file") from None
+
+
+def stats(context: typer.Context, project: Project = "", as_json: AsJson = False) -> None:
+    memory = _memory(session_of(context))
+    found = memory.stats(_project(memory, project))
+    if as_json:
+        show_json({**found.model_dump(mode="json"), "hit_rate": found.hit_rate})
+        return
+    rate = "nobody asked yet" if found.hit_rate is None else f"{found.hit_rate:.0%} of {found.recalls}"
+    models = ", ".join(f"{name} {count}" for name, count in sorted(found.embedders.items()))
+    made = table("PROJECT", found.project)
+    for name, value in (
+        ("failures", f"{found.failures}, {found.solved} of them solved"),
+        ("patterns", str(found.patterns)),
+        ("facts", str(found.facts)),
+        ("uses of patterns", f"{found.tried}, {found.worked} of them worked"),
+        ("questions that found something", rate),
+        ("failures by model of their vectors", models or "none"),
+        ("database", str(memory.database)),
+    ):
+        made.add_row(name, plain(value))
+    show(made)
+
+
+def _memory(session: Session) -> "MemoryStore":
+    """Return the memory that the settings name; projects have the ids that they have there.
+
+    Raises:
+        ServiceUnavailableError: only the client is installed here.
+    """
+    try:
+        from tightloop.database.memory.opening import memory_database
+        from tightloop.database.memory.store import MemoryStore
+    except ImportError:
+        raise ServiceUnavailableError(
+            "the memory cannot be read here: only the client is installed, without the server part. Build and install "
+            "tightloop-server: docs/operate/install.md"
+        ) from None
+    return MemoryStore(memory_database(session.settings), None, session.settings.memory)
+
+
+def _project(memory: "MemoryStore", reference: str) -> str:
+    """Return the id of the project that a person means; without a word the one that this folder lies in.
+
+    Raises:
+        InvalidRequestError: none, or more than one, is meant.
+    """
+    known = memory.projects()
+    if reference:
+        fitting = [one for one in known if one == reference] or [one for one in known if one.startswith(reference)]
+        if len(fitting) == 1:
+            return fitting[0]
+        what = f"{reference!r} fits {len(fitting)} projects" if fitting else f"nothing is remembered of {reference!r}"
+    else:
+        here = Path.cwd()
+        for folder in (here, *here.parents):
+            if (name := state_folder(folder).name) in known:
+                return name
+        what = f"nothing is remembered of {here}"
+    raise InvalidRequestError(f"{what}. Name a project: --project, one of {', '.join(known[:8]) or '(none yet)'}")
+
+
+def _show_entries(found: Iterable[Entry]) -> None:
+    made = table("ID", "KIND", "TYPE", "TEXT", "SEEN", "WORKED", "LAST")
+    for entry in found:
+        evidence = f"{entry.evidence.worked}/{entry.evidence.tried}" if entry.evidence.tried else ""
+        made.add_row(
+            plain(entry.id),
+            entry.kind.value,
+            plain(entry.type),
+            plain(shorten(entry.text, TEXT_CHARACTERS)),
+            str(entry.times),
+            evidence,
+            f"{entry.at.astimezone():%Y-%m-%d %H:%M}" if entry.at else "",
+        )
+    show(made)
+
+
+def _recollection_lines(found: Recollection) -> list[str]:
+    first = f"{found.failure}  {plain(found.line)}"
+    return [first, f"  {found.shown}", *(_pattern_lines(found.pattern) if found.pattern else [])]
+
+
+def _pattern_lines(pattern: Pattern) -> list[str]:
+    commands = ["  " + " ".join(command) for command in pattern.commands]
+    return [f"  {plain(pattern.id)}: {plain(pattern.title)}", *map(plain, commands)]
+
+
+def _details_lines(found: Details) -> list[str]:
+    entry, pattern = found.entry, found.pattern
+    lines = [f"{entry.kind.value} {plain(entry.id)}", f"  {plain(entry.text)}"]
+    if entry.kind is not Kind.FACT:
+        vector = f"{found.embedder}, {found.dimension} numbers" if found.embedder else "none"
+        lines += [f"  seen {counted(entry.times, 'time')}; {entry.evidence}", f"  vector: {plain(vector)}"]
+    lines += [f"  check: {plain(found.check)}"] if found.check else []
+    lines += ["", plain(found.context)] if found.context else []
+    if pattern is not None:
+        lines += [f"  - {plain(step)}" for step in pattern.steps]
+        lines += [f"  $ {plain(' '.join(command))}" for command in pattern.commands]
+        lines += [plain(text) for text in (pattern.code_template, pattern.test_template) if text]
+    lines += [f"  {one.kind.value} {plain(one.id)}: {plain(one.text)} ({one.evidence})" for one in found.related]
+    return lines
+
+
+def _json_lines(rows: Iterable[dict[str, Any]]) -> Iterable[str]:
+    for row in rows:
+        yield json.dumps(as_plain_values(row), ensure_ascii=False, default=str) + "\n"

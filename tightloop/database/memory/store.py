@@ -1,0 +1,285 @@
+"""The memory in a database."""
+
+import contextlib
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, select
+
+from tightloop.database.engine import Database
+from tightloop.database.forwarding import id_beside
+from tightloop.database.memory.reading import details, entries, exported, recollections, stats
+from tightloop.database.memory.rows import (
+    Vectored,
+    clean_fact,
+    clean_failure,
+    clean_pattern,
+    measurement_row,
+    read_measurement,
+)
+from tightloop.database.memory.schema import facts, metrics, projects
+from tightloop.database.memory.search import Space, by_words, cosines, near, table_of
+from tightloop.database.memory.writing import (
+    drop_project,
+    drop_rows,
+    trim,
+    write_failure,
+    write_outcome,
+    write_pattern,
+    write_words,
+)
+from tightloop.database.rows import insert_missing
+from tightloop.episode.failure.saying import said_line
+from tightloop.errors import InvalidRequestError, TightloopError
+from tightloop.memory.embedding import Embedder
+from tightloop.memory.lexical import terms
+from tightloop.memory.model import (
+    Details,
+    Entry,
+    Fact,
+    Kind,
+    Match,
+    Measurement,
+    MemoryStats,
+    Outcome,
+    Pattern,
+    Query,
+    Recollection,
+    SeenFailure,
+)
+from tightloop.memory.ranking import Found, Profile, fused, in_order
+from tightloop.settings import MemorySettings
+from tightloop.value.scrub import scrub
+
+logger = logging.getLogger("tightloop")
+
+
+class _Wanted(NamedTuple):
+    """What is looked for."""
+
+    line: str
+    vectored: Vectored
+    profile: Profile | None
+    solved: bool
+
+
+class MemoryStore:
+    """Keeps and finds failures, patterns and facts. What is written of one project is never read for another."""
+
+    def __init__(
+        self, database: Database, embedder: Embedder | None, settings: MemorySettings, *, host: str = ""
+    ) -> None:
+        """Take a database with the tables of `MEMORY`.
+
+        Args:
+            database: where the rows are.
+            embedder: None: nothing is written that needs one, and only words are compared.
+            settings: bounds and thresholds.
+            host: on which projects have the ids that are given, in a database of several hosts; empty: ids are those
+                of the database.
+        """
+        self._database, self._embedder, self._settings, self._host = database, embedder, settings, host
+
+    @property
+    def database(self) -> Database:
+        """Where the rows are."""
+        return self._database
+
+    def record_failures(self, project: str, seen: Sequence[SeenFailure]) -> None:
+        """Keep failures as they appeared; the same iteration counts once.
+
+        Raises:
+            StorageFullError: no room is left.
+            ServiceUnavailableError: the database does not answer. Retryable.
+            WorkspaceError: it is damaged, or at another migration than this code.
+        """
+        clean = [clean_failure(failure) for failure in seen]
+        vectors = self._vectored([failure.line for failure in clean])
+        if not clean:
+            return
+        with self._writing(project) as (connection, name):
+            new = [
+                write_failure(connection, name, failure, vectored)
+                for failure, vectored in zip(clean, vectors, strict=True)
+            ]
+            if any(new):
+                trim(connection, name, Kind.FAILURE, self._settings.max_failures)
+
+    def record_solution(self, project: str, pattern: Pattern, outcomes: Sequence[Outcome]) -> None:
+        """Keep what made checks turn green, for the failures that it solved; see `record_failures` for errors."""
+        clean = clean_pattern(pattern)
+        [vectored] = self._vectored([f"{clean.problem_type} {clean.title} {' '.join(clean.steps)}"])
+        if not outcomes:
+            return
+        with self._writing(project) as (connection, name):
+            write_pattern(connection, name, clean, vectored, outcomes[0].at)
+            for outcome in outcomes:
+                # What is read again has this id.
+                write_outcome(connection, name, outcome.evolve(pattern=clean.id))
+
+    def record_outcomes(self, project: str, outcomes: Sequence[Outcome]) -> None:
+        """Note what came of patterns that were used again; see `record_failures` for errors."""
+        if not outcomes:
+            return
+        with self._writing(project) as (connection, name):
+            for outcome in outcomes:
+                write_outcome(connection, name, outcome)
+
+    def recall(self, project: str, query: Query) -> tuple[Recollection, ...]:
+        """Return failures like this one, with what solved them; see `record_failures` for errors.
+
+        The same signature comes first, then words and vectors together.
+        """
+        wanted = self._wanted(said_line(query.text), in_words=query.in_words, solved=query.solved)
+        with self._reading(project) as (connection, name):
+            found = self._alike(connection, name, Kind.FAILURE, wanted)
+            ranked = [(one, Match.SIMILAR) for one in found if one.id != query.signature]
+            if query.signature:
+                ranked.insert(0, (Found(query.signature, 1.0), Match.SIGNATURE))
+            return recollections(connection, name, ranked, limit=query.limit, solved=query.solved)
+
+    def search(self, project: str, text: str, *, kind: Kind, limit: int = 5) -> tuple[Entry, ...]:
+        """Return failures, patterns or facts about some words, the most alike first."""
+        wanted = self._wanted(text, in_words=True)
+        with self._reading(project) as (connection, name):
+            found = self._alike(connection, name, kind, wanted)
+            shown = (details(connection, name, one.id) for one in found[:limit])
+            return tuple(one.entry for one in shown if one is not None)
+
+    def remember(self, project: str, fact: Fact) -> None:
+        """Keep a fact; a newer text under the same key replaces it. See `record_failures` for errors.
+
+        Raises:
+            InvalidRequestError: it has no key or no text.
+        """
+        clean = clean_fact(fact)
+        if not clean.key or not clean.text.strip():
+            raise InvalidRequestError(f"the fact {fact.key[:60]!r} has no key or no text. Give both")
+        with self._writing(project) as (connection, name):
+            drop_rows(connection, name, Kind.FACT, [clean.key])
+            row = {**clean.model_dump(), "project": name, "at": clean.at or datetime.now(UTC)}
+            connection.execute(facts.insert(), row)
+            write_words(connection, name, Kind.FACT, clean.key, f"{clean.key} {clean.text}")
+            trim(connection, name, Kind.FACT, self._settings.max_facts)
+
+    def facts(self, project: str) -> tuple[Fact, ...]:
+        """Return all facts, by key."""
+        with self._reading(project) as (connection, name):
+            query = select(facts).where(facts.c.project == name).order_by(facts.c.key)
+            fields = Fact.model_fields
+            return tuple(
+                Fact(**{field: row[field] for field in fields}) for row in connection.execute(query).mappings()
+            )
+
+    def measure(self, project: str, found: Measurement) -> None:
+        """Keep a figure, once for its key."""
+        with self._writing(project) as (connection, name):
+            insert_missing(connection, metrics, [measurement_row(name, found)])
+
+    def measurements(self, project: str, since: datetime, until: datetime) -> tuple[Measurement, ...]:
+        """Return the figures of a time, oldest first."""
+        query = select(metrics).where(metrics.c.at >= since, metrics.c.at < until).order_by(metrics.c.at, metrics.c.key)
+        with self._reading(project) as (connection, name):
+            found = connection.execute(query.where(metrics.c.project == name)).mappings()
+            return tuple(read_measurement(row) for row in found)
+
+    def entries(self, project: str, kind: Kind | None = None, limit: int = 50) -> tuple[Entry, ...]:
+        """Return what is kept, the newest first."""
+        with self._reading(project) as (connection, name):
+            return entries(connection, name, kind, limit)
+
+    def show(self, project: str, entry_id: str) -> Details:
+        """Return everything about an entry.
+
+        Raises:
+            InvalidRequestError: there is no such one.
+        """
+        with self._reading(project) as (connection, name):
+            found = details(connection, name, entry_id)
+        if found is None:
+            raise InvalidRequestError(
+                f"the memory of {project} has no entry {entry_id[:60]!r}. See what there is: tightloop memory list"
+            )
+        return found
+
+    def forget(self, project: str, ids: Collection[str] | None = None) -> int:
+        """Remove entries with what belongs to them, or everything of a project; return how many there were."""
+        with self._writing(project) as (connection, name):
+            if ids is None:
+                return drop_project(connection, name)
+            return sum(drop_rows(connection, name, kind, ids) for kind in Kind)
+
+    def export(self, project: str) -> Iterator[dict[str, Any]]:
+        """Yield all rows, without their vectors."""
+        with self._reading(project) as (connection, name):
+            yield from exported(connection, name)
+
+    def stats(self, project: str) -> MemoryStats:
+        """Return how much is kept, and how useful it was."""
+        with self._reading(project) as (connection, name):
+            return stats(connection, name).evolve(project=project)
+
+    def projects(self) -> tuple[str, ...]:
+        """Return the ids of all projects of which something is kept."""
+        with self._database.reading() as connection:
+            return tuple(connection.scalars(select(projects.c.project).order_by(projects.c.project)))
+
+    def _alike(self, connection: Connection, project: str, kind: Kind, wanted: _Wanted) -> list[Found]:
+        spoken = by_words(connection, project, kind, terms(wanted.line))
+        if kind is Kind.FACT:
+            # Few and short: among them the best is worth showing, however little it shares.
+            return in_order(Found(name, round(score, 4)) for name, score in spoken.scores.items())
+        vector = wanted.vectored.vector
+        if vector is None:
+            return fused({}, spoken.scores, None, highest=spoken.highest)
+        space = Space(project, wanted.vectored.model, len(vector), table_of(kind), wanted.solved)
+        vectors = near(connection, space, vector)
+        missing = spoken.scores.keys() - vectors.keys()
+        if missing:
+            vectors |= cosines(connection, space, vector, missing)
+        return fused(vectors, spoken.scores, wanted.profile, highest=spoken.highest)
+
+    def _wanted(self, text: str, *, in_words: bool, solved: bool = False) -> _Wanted:
+        line = scrub(text)
+        [vectored] = self._vectored([line])
+        profile = self._profile
+        return _Wanted(line, vectored, profile.in_words() if profile and in_words else profile, solved)
+
+    @property
+    def _profile(self) -> Profile | None:
+        if self._embedder is None:
+            return None
+        profile, chosen = self._embedder.profile, self._settings.threshold
+        return profile if chosen is None else profile._replace(threshold=chosen)
+
+    def _vectored(self, texts: Sequence[str]) -> list[Vectored]:
+        """Return texts with their vectors; without an answer of the embedder words alone have to do."""
+        if self._embedder is None or not texts:
+            return [Vectored(text) for text in texts]
+        try:
+            vectors = self._embedder.embed(texts)
+        except TightloopError as error:
+            logger.warning("%s; the memory compares words only", error.message)
+            return [Vectored(text) for text in texts]
+        name = self._embedder.name
+        return [Vectored(text, vector, name) for text, vector in zip(texts, vectors, strict=True)]
+
+    @contextlib.contextmanager
+    def _writing(self, project: str) -> Iterator[tuple[Connection, str]]:
+        with self._database.writing() as connection:
+            name = self._name(connection, project)
+            insert_missing(connection, projects, [{"project": name, "host": self._host}])
+            yield connection, name
+
+    @contextlib.contextmanager
+    def _reading(self, project: str) -> Iterator[tuple[Connection, str]]:
+        with self._database.reading() as connection:
+            yield connection, self._name(connection, project)
+
+    def _name(self, connection: Connection, project: str) -> str:
+        """Return the id in this database: the same path on two hosts is two projects."""
+        owner = connection.execute(select(projects.c.host).where(projects.c.project == project)).scalar()
+        taken = self._host and owner not in (None, "", self._host)
+        return id_beside(project, self._host) if taken else project

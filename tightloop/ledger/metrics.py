@@ -1,0 +1,262 @@
+"""Metrics of episodes: what is measured of them, what a report of a time range says, and what each figure means."""
+
+import json
+import math
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from pydantic import Field, field_validator, model_validator
+
+from tightloop.errors import InvalidRequestError
+from tightloop.value import Value
+from tightloop.value.duration import read_seconds
+
+METADATA_CHARACTERS = 2_000
+KEY_CHARACTERS = 200
+
+
+class MetricKind(StrEnum):
+    """What is measured while a workflow runs; what it says of itself at its end is in its row of the ledger."""
+
+    ANSWER_S = "answer_s"
+    """Seconds from a question until it was answered, or settled in another way; a row for each question."""
+    SAFETY_FINDINGS = "safety_findings"
+    """Findings of one safety check, 0 where it found nothing; a row for each check."""
+    BANDIT_FINDINGS = "bandit_findings"
+    """New findings that Bandit left at the end; one row, with an empty key, which the newest scan replaces."""
+    MEMORY_HIT = "memory_hit"
+    """1 where a search of the memory found something, else 0; a row for each search."""
+    CHANGED_LINE_COVERAGE = "changed_line_coverage"
+    """Share of the changed lines that the tests run, 0 to 1; one row, with an empty key, as for Bandit."""
+
+
+class Metric(Value):
+    """One value that was measured of a workflow."""
+
+    workflow_id: str
+    kind: MetricKind
+    value: float
+    at: datetime
+    key: str = Field(default="", max_length=KEY_CHARACTERS)
+    """Tells values of one kind apart; of two with the same key the newer one stays."""
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    """What else is known of it, such as the layer that found something: at most `METADATA_CHARACTERS` as JSON."""
+
+    @field_validator("value")
+    @classmethod
+    def _finite(cls, value: float) -> float:
+        if not math.isfinite(value) or value < 0:
+            raise ValueError(f"a metric is {value}; it must be a number from 0")
+        return value
+
+    @model_validator(mode="after")
+    def _bounded(self) -> "Metric":
+        if len(json.dumps(self.metadata)) > METADATA_CHARACTERS:
+            raise ValueError(f"the metadata of a metric has more than {METADATA_CHARACTERS} characters as JSON")
+        return self
+
+
+class Division(StrEnum):
+    """By what a report is divided."""
+
+    PROJECT = "project"
+    EXECUTOR = "executor"
+    MODEL = "model"
+
+
+class MetricsFilter(Value):
+    """Which episodes a report is about; empty fields mean all."""
+
+    since: datetime
+    until: datetime
+    """The first moment after the range."""
+    project: str = ""
+    executor: str = ""
+    """Who was asked for or, where another one stood in, who did the work."""
+    model: str = ""
+    by: Division | None = None
+
+
+class EndedEpisode(NamedTuple):
+    """What is known of an episode that ended. None: nobody knows, which is not zero."""
+
+    project: str
+    executor: str
+    model: str
+    closed: datetime
+    succeeded: bool | None
+    iterations: int
+    tokens: int | None = None
+    cost_usd: float | None = None
+    worked_s: float | None = None
+    interventions: int | None = None
+    safety_findings: float | None = None
+    bandit_findings: float | None = None
+    changed_line_coverage: float | None = None
+    memory_searches: int = 0
+    memory_hits: int = 0
+    answers_s: tuple[float, ...] = ()
+
+
+class Figure(Value):
+    """A distribution. `n` values are known; what is not known counts in `unknown` and in nothing else."""
+
+    n: int = 0
+    unknown: int = 0
+    median: float | None = None
+    p90: float | None = None
+    """The smallest value that is not below 90 % of them (nearest rank)."""
+    total: float | None = None
+
+
+class Rate(Value):
+    """A share of `n` cases of which it is known."""
+
+    n: int = 0
+    unknown: int = 0
+    count: int = 0
+    """Cases in which it was so."""
+    share: float | None = None
+    """From 0 to 1; None where there is no case."""
+
+
+class Figures(Value):
+    """All figures of some episodes; `MEANINGS` defines each."""
+
+    episodes: int = 0
+    success: Rate = Rate()
+    iterations_to_success: Figure = Figure()
+    tokens: Figure = Figure()
+    cost_usd: Figure = Figure()
+    worked_s: Figure = Figure()
+    interventions: Figure = Figure()
+    answer_s: Figure = Figure()
+    safety_findings: Figure = Figure()
+    bandit_findings: Figure = Figure()
+    changed_line_coverage: Figure = Figure()
+    memory_hits: Rate = Rate()
+
+
+class Group(Value):
+    """The figures of one project, executor or model."""
+
+    name: str
+    """Empty: its name is not known."""
+    figures: Figures
+
+
+class Period(Value):
+    """The figures of a part of the range."""
+
+    start: datetime
+    end: datetime
+    figures: Figures
+
+
+class MetricsReport(Value):
+    """What the episodes that ended in a time range show."""
+
+    wanted: MetricsFilter
+    figures: Figures
+    groups: tuple[Group, ...] = ()
+    """By what was asked for, the largest first; nothing where nothing was."""
+    periods: tuple[Period, ...] = ()
+    """The range in equal parts, oldest first, for plots."""
+
+
+class Unit(StrEnum):
+    """What a figure counts."""
+
+    COUNT = "count"
+    SHARE = "share"
+    SECONDS = "seconds"
+    USD = "usd"
+
+
+class Meaning(NamedTuple):
+    """What a field of `Figures` is called, and what it means."""
+
+    title: str
+    unit: Unit
+    definition: str
+
+
+MEANINGS = {
+    "success": Meaning(
+        "success rate",
+        Unit.SHARE,
+        "Episodes that succeeded (all checks green, the proof accepted), of all that ended in the range; one that was "
+        "cancelled or terminated ended without success.",
+    ),
+    "iterations_to_success": Meaning(
+        "iterations to success", Unit.COUNT, "Iterations of an episode that succeeded, those of all its branches."
+    ),
+    "tokens": Meaning(
+        "tokens",
+        Unit.COUNT,
+        "Input and output tokens of all model calls of an episode; not known where one call did not report them.",
+    ),
+    "cost_usd": Meaning(
+        "cost", Unit.USD, "Price of all model calls of an episode; not known where the price of one call is not."
+    ),
+    "worked_s": Meaning("working time", Unit.SECONDS, "From start to end of an episode, waits for people left out."),
+    "interventions": Meaning(
+        "interventions",
+        Unit.COUNT,
+        "What people did to a running episode: an answer, a pause, a resume, a message, a top-up, an amendment, a "
+        "restore, a cancellation. Reports of agents do not count.",
+    ),
+    "answer_s": Meaning(
+        "time to answer",
+        Unit.SECONDS,
+        "From a question to a person until it was answered, or settled by a message, a top-up, a restore or a "
+        "cancellation, for each question. An operator's own pause is not one; one that nobody answered has no time.",
+    ),
+    "safety_findings": Meaning(
+        "safety findings",
+        Unit.COUNT,
+        "What the safety checks found in all iterations of an episode; not known where none ran.",
+    ),
+    "bandit_findings": Meaning(
+        "Bandit findings", Unit.COUNT, "New findings of Bandit in the files that an episode changed, by its last scan."
+    ),
+    "changed_line_coverage": Meaning(
+        "changed-line coverage",
+        Unit.SHARE,
+        "Share of the lines that an episode changed which its tests run, by the last measurement.",
+    ),
+    "memory_hits": Meaning("memory hit rate", Unit.SHARE, "Searches of the memory that found something, of all."),
+}
+"""By the field of `Figures`, in the order in which they are shown."""
+
+
+def read_moment(text: str, now: datetime, *, what: str) -> datetime:
+    """Return the moment that a person means: a time before now such as `7d`, or a day or time of ISO 8601, in UTC.
+
+    Raises:
+        InvalidRequestError: it is neither; `what` names the option or field.
+    """
+    seconds = read_seconds(text)
+    try:
+        if seconds is not None:
+            return now - timedelta(seconds=seconds)
+        found = datetime.fromisoformat(text.strip())
+        return found if found.tzinfo is not None else found.replace(tzinfo=now.tzinfo)
+    except (ValueError, OverflowError):
+        raise InvalidRequestError(
+            f"{what} {text[:40]!r} is not a time. Write it like 7d, 12h, 2026-01-31 or 2026-01-31T08:00"
+        ) from None
+
+
+def read_range(since: str, until: str, now: datetime) -> tuple[datetime, datetime]:
+    """Return the first moment of a range, and the first one after it; an empty `until` means now.
+
+    Raises:
+        InvalidRequestError: one cannot be read, or nothing lies between them.
+    """
+    begin = read_moment(since, now, what="since")
+    end = read_moment(until, now, what="until") if until else now
+    if begin >= end:
+        raise InvalidRequestError(f"the range from {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} is empty")
+    return begin, end

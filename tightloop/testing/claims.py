@@ -1,0 +1,191 @@
+"""What the assertions of a test claim, and which of them say nothing of what the code does."""
+
+import ast
+from collections.abc import Iterator
+from enum import StrEnum
+
+from tightloop.testing.lines import FunctionNode, functions_of
+
+_TYPE_CHECKS = frozenset({"isinstance", "issubclass"})
+_NAME_CHECKS = frozenset({"hasattr", "callable", "isfunction", "isclass", "ismethod", "ismodule"})
+_NAME_LISTS = frozenset({"dir", "vars", "__all__"})
+_VALUES = frozenset(
+    {"str", "repr", "list", "tuple", "dict", "set", "int", "float", "len", "sum", "sorted", "min", "max"}
+)
+"""Built-in functions that return something else than True or False."""
+_BOOLEAN = frozenset({"any", "all", "bool", "isinstance", "callable", "hasattr", "startswith", "endswith"})
+_RAISING = frozenset({"raises", "warns", "deprecated_call", "fail"})
+_EXPECTING = frozenset({"raises", "assertRaises", "assertRaisesRegex"})
+_ANYTHING = frozenset({"Exception", "BaseException"})
+_EQUAL = frozenset({"assertEqual", "assertIs", "assertListEqual", "assertDictEqual"})
+
+
+class Claim(StrEnum):
+    """What an assertion says; of the weak ones that stand in a test, the first one here is named as the reason."""
+
+    NAMED = "It asserts only that a name is there: call it, and assert what it returns or does."
+    SAME = "It compares a call with itself: assert what the result is."
+    SURE = "It asserts only constants, which holds whatever the code does: assert what the code returns or does."
+    THERE = "It asserts only that there is a result, or of which type: assert what the result is."
+    STRONG = ""
+    """Something about the result."""
+
+
+_METHODS = {"assertIsNotNone": Claim.THERE, "assertIsInstance": Claim.THERE, "assertHasAttr": Claim.NAMED}
+
+
+def functions_with_values(tree: ast.Module) -> frozenset[str]:
+    """Return the names of the functions of a module that return something else than True or False, and of classes."""
+    values = {function.name for function in functions_of(tree) if not _is_boolean(function)}
+    return frozenset(values | {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)})
+
+
+def claims_of(test: FunctionNode, values: frozenset[str]) -> Iterator[Claim]:
+    """Yield what each assertion of a test or a helper claims; calls of `values` are not True or False."""
+    claims = _Claims(test, values)
+    for node in ast.walk(test):
+        match node:
+            case ast.Assert(test=claim):
+                yield claims.of(claim)
+            case ast.Call(func=ast.Attribute(attr=name), args=args) if name.startswith("assert"):
+                yield claims.of_method(name, args)
+            case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if name in _RAISING:
+                yield Claim.STRONG
+
+
+def lines_expecting(test: FunctionNode) -> Iterator[int]:
+    """Yield the lines on which a test expects a certain exception."""
+    for node in ast.walk(test):
+        if not isinstance(node, ast.With | ast.AsyncWith):
+            continue
+        for item in node.items:
+            match item.context_expr:
+                case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[expected, *_]):
+                    is_certain = not (isinstance(expected, ast.Name) and expected.id in _ANYTHING)
+                    if name in _EXPECTING and is_certain:
+                        yield from range(node.body[0].lineno, (node.body[-1].end_lineno or 0) + 1)
+
+
+class _Claims:
+    """The claims of one function."""
+
+    def __init__(self, test: FunctionNode, values: frozenset[str]) -> None:
+        self._made, self._values = _assigned(test), values | _VALUES
+
+    def of_method(self, name: str, args: list[ast.expr]) -> Claim:
+        """Return what a method of unittest claims; methods of others, such as mocks, are taken for strong."""
+        if name in _METHODS:
+            return _METHODS[name]
+        if name in {"assertTrue", "assertFalse"} and args:
+            return self.of(args[0])
+        if name == "assertIn" and len(args) > 1:
+            return self._of_comparison(args[0], ast.In(), args[1])
+        return self._of_equality(args[0], args[1]) if name in _EQUAL and len(args) > 1 else Claim.STRONG
+
+    def of(self, claim: ast.expr) -> Claim:
+        """Return what an expression claims."""
+        match claim:
+            case ast.BoolOp(values=values):
+                return weakest({self.of(value) for value in values})
+            case ast.UnaryOp(op=ast.Not(), operand=ast.Compare() as inner):
+                return self.of(inner)
+            case ast.UnaryOp(op=ast.Not(), operand=ast.Constant()):
+                return Claim.SURE
+            case ast.Constant(value=value):
+                # `assert False` says that its line must not be reached.
+                return Claim.SURE if value else Claim.STRONG
+            case ast.Call(func=ast.Name(id=name)) if name in _TYPE_CHECKS:
+                return Claim.THERE
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in _NAME_CHECKS:
+                return Claim.NAMED
+            case ast.Compare(left=left, ops=[op], comparators=[right]):
+                return self._of_comparison(left, op, right)
+            case ast.Call() | ast.Name() | ast.Await():
+                return Claim.THERE if self._called(claim) in self._values else Claim.STRONG
+        return Claim.STRONG
+
+    def _of_comparison(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Claim:
+        match (left, op, right):
+            case (_, ast.IsNot() | ast.NotEq(), ast.Constant(value=None)):
+                return Claim.THERE
+            case (_, ast.In(), ast.Call(func=ast.Name(id=name)) | ast.Attribute(attr=name)) if name in _NAME_LISTS:
+                return Claim.NAMED
+            case (ast.Call(func=ast.Name(id="type")), ast.Is() | ast.Eq(), _):
+                return Claim.THERE
+            case (_, ast.Gt() | ast.GtE() | ast.NotEq(), ast.Constant(value=0 | "" | b"")):
+                return Claim.THERE
+            case (ast.Call(func=ast.Name(id="len")), ast.GtE(), ast.Constant(value=1)):
+                return Claim.THERE
+            # Two calls may differ on purpose.
+            case (_, ast.NotEq() | ast.IsNot() | ast.Lt() | ast.Gt(), _):
+                return Claim.STRONG
+        return self._of_equality(left, right)
+
+    def _of_equality(self, left: ast.expr, right: ast.expr) -> Claim:
+        one, other = self._resolved(left), self._resolved(right)
+        nodes = (node for top in (one, other) for node in ast.walk(top))
+        if not any(isinstance(node, ast.Name | ast.Attribute | ast.Call) for node in nodes):
+            return Claim.SURE
+        return Claim.SAME if ast.dump(one) == ast.dump(other) else Claim.STRONG
+
+    def _resolved(self, value: ast.expr) -> ast.expr:
+        for _ in range(4):
+            if not isinstance(value, ast.Name) or value.id not in self._made:
+                break
+            value = self._made[value.id]
+        return value
+
+    def _called(self, claim: ast.expr) -> str:
+        value = self._resolved(claim)
+        match value.value if isinstance(value, ast.Await) else value:
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+                return name
+        return ""
+
+
+def weakest(claims: set[Claim]) -> Claim:
+    """Return what claims say together: strong where one is."""
+    if Claim.STRONG in claims:
+        return Claim.STRONG
+    return next((claim for claim in Claim if claim in claims), Claim.STRONG)
+
+
+def _assigned(test: FunctionNode) -> dict[str, ast.expr]:
+    """Return the values of names that are assigned once, where nothing is done after it: that may be what is tested."""
+    done = max((node.lineno for node in ast.walk(test) if isinstance(node, ast.Expr) and _acts(node)), default=0)
+    found: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(test):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            found.setdefault(node.targets[0].id, []).append(node.value)
+        elif isinstance(node, ast.AugAssign | ast.For) and isinstance(node.target, ast.Name):
+            found.setdefault(node.target.id, []).extend((node.target, node.target))
+    once = {name: values[0] for name, values in found.items() if len(values) == 1}
+    return {name: value for name, value in once.items() if value.lineno >= done or _makes(value)}
+
+
+def _acts(node: ast.Expr) -> bool:
+    return isinstance(node.value, ast.Call | ast.Await)
+
+
+def _makes(value: ast.expr) -> bool:
+    """Return whether a value is an object that is just made: what is done to it does not change what it is."""
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id[:1].isupper()
+
+
+def _is_boolean(function: FunctionNode) -> bool:
+    match function.returns:
+        case ast.Name(id="bool") | ast.Constant(value="bool"):
+            return True
+    values = [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value is not None]
+    return bool(values) and all(map(_is_truth, values))
+
+
+def _is_truth(value: ast.expr) -> bool:
+    match value:
+        case ast.Compare() | ast.UnaryOp(op=ast.Not()) | ast.Constant(value=True | False):
+            return True
+        case ast.BoolOp(values=values):
+            return all(map(_is_truth, values))
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return name in _BOOLEAN or name.startswith(("is", "has"))
+    return False

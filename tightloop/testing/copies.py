@@ -1,0 +1,159 @@
+"""Tests that repeat the code that they test: they find no fault in it, because they have the same one."""
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import SequenceMatcher
+from typing import NamedTuple
+
+from tightloop.testing.lines import FunctionNode, functions_of
+
+BODY_TOKENS, BODY_SHARE, BLOCK_TOKENS = 12, 0.8, 5
+"""Of a body of that size and more, or of a helper of a test, this share is copied in blocks of at least that size."""
+SHARED_TOKENS, SHARED_SHARE = 3, 0.6
+"""A test that computes with as many of the same operations, and hardly with others, computes its expectation alike."""
+LONG_TOKENS, LONG_COMPUTATIONS = 16, 4
+"""Of longer code, a block of that size that computes that much."""
+PIECE_TOKENS = 6
+"""An expression, or a statement, of that size and more is copied where it stands in the test as a whole."""
+COMPUTATIONS = 3
+"""What computes less than that is written down by anybody in the same way."""
+_COMPUTING = frozenset({
+    "BinOp", "Compare", "BoolOp", "UnaryOp", "IfExp", "Subscript", "FormattedValue", "For", "While", "comprehension",
+    "AugAssign",
+})  # fmt: skip
+_COMMON = frozenset({
+    "len", "str", "range", "print", "isinstance", "list", "dict", "set", "tuple", "open", "append", "add", "items",
+    "keys", "values", "get", "enumerate", "zip", "raises", "approx", "fail", "given", "ValueError", "TypeError",
+    "KeyError", "Add",
+})  # fmt: skip
+"""What any code uses; it tells nothing of who wrote it after whom."""
+_UNSAID = (ast.expr_context, ast.arguments, ast.Return, ast.Expr)
+
+
+class Pattern(NamedTuple):
+    """The code of a function without its names and constants."""
+
+    name: str
+    body: tuple[str, ...]
+    pieces: tuple[tuple[str, ...], ...]
+    """What it returns or assigns, how it counts, and its loops."""
+    operations: frozenset[str]
+    """What it computes with, without what everybody uses."""
+
+
+def patterns_of(tree: ast.Module, touched: frozenset[int]) -> tuple[Pattern, ...]:
+    """Return the patterns of the functions that have touched lines and are long enough to be known again."""
+    found = []
+    for function in functions_of(tree):
+        if touched.isdisjoint(range(function.body[0].lineno, (function.end_lineno or 0) + 1)):
+            continue
+        body = tuple(_body(function))
+        pieces = [tuple(_tokens(piece)) for node in ast.walk(function) if (piece := _piece(node)) is not None]
+        long = tuple(one for one in pieces if len(one) >= PIECE_TOKENS and _computes(one))
+        is_long = len(body) >= BODY_TOKENS and _computes(body)
+        operations = _operations([function], frozenset())
+        if is_long or long or len(operations) >= SHARED_TOKENS:
+            found.append(Pattern(function.name, body if is_long else (), long, operations))
+    return tuple(found)
+
+
+def copied(
+    test: FunctionNode, helpers: Sequence[FunctionNode], patterns: Sequence[Pattern], names: frozenset[str]
+) -> str:
+    """Return the name of a function whose code stands in a test or in its helpers; "" for none.
+
+    Calls of `names` are what the test tests.
+    """
+    parts = [list(_body(part)) for part in (test, *helpers)]
+    operations = _operations((test, *helpers), names)
+    for pattern in patterns:
+        shared = operations & pattern.operations
+        if len(shared) >= SHARED_TOKENS and len(shared) >= SHARED_SHARE * len(operations):
+            return pattern.name
+        for tokens in parts:
+            if any(_contains(tokens, piece) for piece in pattern.pieces) or _share(pattern.body, tokens) >= BODY_SHARE:
+                return pattern.name
+            if _has_long_block(tokens, pattern.body):
+                return pattern.name
+        for tokens in parts[1:]:
+            is_long = len(tokens) >= BODY_TOKENS and _computes(tokens)
+            if is_long and _share(tokens, pattern.body) >= BODY_SHARE:
+                return pattern.name
+    return ""
+
+
+def _piece(node: ast.AST) -> ast.AST | None:
+    match node:
+        case ast.Return(value=value) | ast.Assign(value=value):
+            return value
+        case ast.AugAssign() | ast.For() | ast.While():
+            return node
+    return None
+
+
+def _body(function: FunctionNode) -> Iterator[str]:
+    for node in function.body:
+        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            yield from _tokens(node)
+
+
+def _tokens(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.Name() | ast.Constant() | ast.arg():
+            yield "leaf"
+            return
+        case ast.Call(func=ast.Name(id=name)):
+            yield f"call {name}"
+            children = [*node.args, *node.keywords]
+        case ast.Call(func=ast.Attribute(attr=name, value=receiver)):
+            yield f"call .{name}"
+            children = [receiver, *node.args, *node.keywords]
+        case ast.Attribute(attr=name, value=receiver):
+            yield f".{name}"
+            children = [receiver]
+        case ast.AnnAssign():
+            yield "Assign"
+            children = [node.target, *([node.value] if node.value else [])]
+        case _:
+            if not isinstance(node, _UNSAID):
+                yield type(node).__name__
+            children = list(ast.iter_child_nodes(node))
+    for child in children:
+        yield from _tokens(child)
+
+
+def _operations(parts: Iterable[FunctionNode], names: frozenset[str]) -> frozenset[str]:
+    """Return the functions, methods and operators that some code computes a value with."""
+    found: set[str] = set()
+    for node in (node for part in parts for node in ast.walk(part)):
+        match node:
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+                found.add(name)
+            case ast.BinOp(op=op) if any(isinstance(each, ast.Name) for each in ast.walk(node)):
+                found.add(type(op).__name__)
+            case ast.AugAssign(op=op):
+                found.add(type(op).__name__)
+    return frozenset(found - names - _COMMON)
+
+
+def _computes(tokens: Sequence[str], least: int = COMPUTATIONS) -> bool:
+    return sum(token in _COMPUTING or token.startswith("call ") for token in tokens) >= least
+
+
+def _has_long_block(tokens: Sequence[str], body: Sequence[str]) -> bool:
+    blocks = SequenceMatcher(None, tokens, body, autojunk=False).get_matching_blocks()
+    found = (tokens[block.a : block.a + block.size] for block in blocks if block.size >= LONG_TOKENS)
+    return any(_computes(block, LONG_COMPUTATIONS) for block in found)
+
+
+def _contains(tokens: Sequence[str], wanted: Sequence[str]) -> bool:
+    size = len(wanted)
+    return any(tuple(tokens[at : at + size]) == tuple(wanted) for at in range(len(tokens) - size + 1))
+
+
+def _share(wanted: Sequence[str], tokens: Sequence[str]) -> float:
+    """Return which share of some code stands in other code."""
+    if not wanted:
+        return 0.0
+    blocks = SequenceMatcher(None, tokens, wanted, autojunk=False).get_matching_blocks()
+    return sum(block.size for block in blocks if block.size >= BLOCK_TOKENS) / len(wanted)

@@ -1,0 +1,257 @@
+"""Which tests count: the rules over what was read of them and what was seen of their runs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tightloop.testing.model import (
+    NODES_LIMIT,
+    SURVIVORS_LIMIT,
+    TESTS_LIMIT,
+    TEXT_CHARACTERS,
+    AcceptedTest,
+    ChangedCoverage,
+    GateReport,
+    RefusedTest,
+)
+from tightloop.testing.mutants import Mutant
+from tightloop.testing.reading import Reading
+from tightloop.testing.runs import Collected, Item, Outcome, Run, Session, can_fail
+from tightloop.value import counted, shorten
+from tightloop.value.scrub import scrub
+
+_NOT_RUN = {
+    Outcome.SKIPPED: "It is skipped ({text}): a test has to run to count.",
+    Outcome.XFAIL: "It is marked as expected to fail: a test of the change has to pass on it.",
+    Outcome.TIMEOUT: "It takes longer than {limit:g} s: make it smaller.",
+    Outcome.CRASHED: "It ends Python before it is over.",
+    Outcome.FAILED: "It fails on the tree with the change: {text}. Correct the test, or the code.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """All that was read and seen of the tests of one change."""
+
+    after: Session
+    before: Session | None = None
+    readings: Mapping[str, Reading] = field(default_factory=dict)
+    """By id without parameters."""
+    changed: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """Changed lines by file."""
+    bodies: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """Lines of the bodies of functions that were changed, by file."""
+    mutants: Sequence[Mutant] = ()
+    tests: Sequence[str] = ()
+    """Files."""
+    test_limit_s: float = 0.0
+
+
+def judge(evidence: Evidence) -> GateReport:
+    """Return which tests count."""
+    collected = evidence.after.collected or Collected()
+    functions: dict[str, list[Item]] = {}
+    for item in collected.items:
+        functions.setdefault(item.function, []).append(item)
+    accepted, refused = [], list(_uncollected(evidence, collected))
+    for name, items in functions.items():
+        verdict = _Test(evidence, name, items).verdict()
+        if isinstance(verdict, AcceptedTest):
+            accepted.append(verdict)
+        else:
+            refused.append(verdict)
+    counting = {item.id for one in accepted for item in functions[one.test]}
+    survived = _survived(evidence, counting)
+    return GateReport(
+        accepted=tuple(accepted[:TESTS_LIMIT]),
+        refused=tuple(refused[:TESTS_LIMIT]),
+        survived=tuple(mutant.told for mutant in survived[:SURVIVORS_LIMIT]),
+        survived_count=len(survived),
+        mutants=len(_tried(evidence)),
+        coverage=_coverage(evidence, collected, counting),
+        notes=tuple(_notes(evidence, collected, len(accepted), len(refused))),
+    )
+
+
+class _Test:
+    """One test, with all its cases."""
+
+    def __init__(self, evidence: Evidence, name: str, items: Sequence[Item]) -> None:
+        self._evidence, self._name, self._items = evidence, name, items
+        self._reading = evidence.readings.get(name, Reading(asserts=True))
+        self._runs = evidence.after.runs(item.id for item in items)
+        self._green = {
+            key: runs[0] for key, runs in self._runs.items() if all(run.outcome is Outcome.PASSED for run in runs)
+        }
+
+    def verdict(self) -> AcceptedTest | RefusedTest:
+        if reason := self._unusable():
+            return self._refused(reason)
+        before, killed = self._before(), self._killed()
+        if not before and not killed:
+            return self._refused(self._unproved())
+        nodes = tuple(item.id for item in self._items if item.id != self._name)
+        return AcceptedTest(
+            test=shorten(self._name, TEXT_CHARACTERS),
+            nodes=tuple(shorten(node, TEXT_CHARACTERS) for node in nodes[:NODES_LIMIT]),
+            fails_before=bool(before),
+            killed=len(killed),
+            example=shorten(scrub((before or [run for run, _ in killed.values()])[0].text), TEXT_CHARACTERS),
+        )
+
+    def _refused(self, reason: str) -> RefusedTest:
+        return RefusedTest(
+            test=shorten(self._name, TEXT_CHARACTERS), reason=shorten(scrub(reason), TEXT_CHARACTERS + 100)
+        )
+
+    def _unusable(self) -> str:
+        """Return why the test does not count whatever it would notice."""
+        if self._reading.refused:
+            return self._reading.refused
+        if not self._runs:
+            return "There was no time to run it: give it less to do, or run fewer tests at once."
+        runs = [run for found in self._runs.values() for run in found]
+        skips = [run for run in runs if run.outcome is Outcome.SKIPPED]
+        bad = [run for run in runs if run.outcome not in (Outcome.PASSED, Outcome.SKIPPED)]
+        if any(len({run.outcome for run in found}) > 1 for found in self._runs.values()):
+            return f"It does not end the same way each time: {next((run.text for run in bad), 'once it was skipped')}."
+        if bad or (skips and not self._green):
+            first = (bad or skips)[0]
+            return _NOT_RUN[first.outcome].format(text=first.text.rstrip("."), limit=self._evidence.test_limit_s)
+        if not all(run.honest for run in runs):
+            return "Hooks of the project change what tests tell: no test counts with them."
+        return ""
+
+    def _before(self) -> list[Run]:
+        """Return the failures before the change that prove something."""
+        evidence = self._evidence
+        if evidence.before is None or self._reading.names_only or not self._executes_change():
+            return []
+        found, expecting = [], self._reading.expecting
+        for key, runs in evidence.before.runs(self._green).items():
+            if len(runs) > 1 and all(can_fail(run, self._green[key], expecting) for run in runs):
+                found.append(runs[0])
+        return found
+
+    def _executes_change(self) -> bool:
+        """Return whether it executes a function that changed: `assert hasattr(module, "f")` does not."""
+        bodies = self._evidence.bodies
+        if not any(bodies.values()):
+            return not self._evidence.mutants
+        return any(not lines.isdisjoint(bodies.get(path, ())) for path, lines in self._lines())
+
+    def _lines(self) -> list[tuple[str, frozenset[int]]]:
+        return [each for run in self._green.values() for each in run.lines.items()]
+
+    def _killed(self) -> dict[int, tuple[Run, Run]]:
+        """Return the mutants that it kills, each with the run in which it does."""
+        if self._reading.weak:
+            return {}
+        found: dict[int, tuple[Run, Run]] = {}
+        for number, runs in self._evidence.after.mutated.items():
+            for run in runs:
+                green = self._green.get(run.id)
+                if green is not None and can_fail(run, green, self._reading.expecting):
+                    found.setdefault(number, (run, green))
+        return found
+
+    def _tried(self) -> list[Run]:
+        mutated = [run for runs in self._evidence.after.mutated.values() for run in runs if run.id in self._green]
+        before = self._evidence.before
+        return mutated + ([run for runs in before.runs(self._green).values() for run in runs[:1]] if before else [])
+
+    def _unproved(self) -> str:
+        """Return why nothing proves that it can fail."""
+        evidence, reading = self._evidence, self._reading
+        if reading.weak:
+            return reading.weak
+        reaches = any(not lines.isdisjoint(evidence.changed.get(path, ())) for path, lines in self._lines())
+        if not reading.asserts:
+            return "It asserts nothing: it passes as long as nothing is raised. Assert what the code returns or does."
+        earlier = evidence.before.runs(self._green).values() if evidence.before else ()
+        if any(len({run.outcome for run in runs}) > 1 for runs in earlier):
+            return "Before the change it does not end the same way each time: that proves nothing."
+        tried = self._tried()
+        crashes = [run for run in tried if run.outcome not in (Outcome.PASSED, Outcome.SKIPPED)]
+        if not crashes and not reaches and any(evidence.changed.values()):
+            return "It executes none of the changed lines. Call what changed, and assert what it returns or does."
+        mutants = {number for number, runs in evidence.after.mutated.items() if any(r.id in self._green for r in runs)}
+        if crashes:
+            what = crashes[0].text or crashes[0].outcome.value
+            return (
+                f"It fails only by an error and never by an assertion of its own ({shorten(what, 120).rstrip('.')}): "
+                "assert what the code returns or does."
+            )
+        where = [*(["before the change"] if evidence.before and evidence.before.collected else [])]
+        where += [f"with each of {counted(len(mutants), 'mutant')} of the lines that it executes"] if mutants else []
+        if not where:
+            return "Nothing shows that it can fail: the changed lines have no mutants that it reaches."
+        return f"It passes {' and '.join(where)}: it would not notice a fault. Assert what those lines decide."
+
+
+def _uncollected(evidence: Evidence, collected: Collected) -> list[RefusedTest]:
+    """Return the files without tests, each with the reason."""
+    after = evidence.after
+    found = {item.path for item in collected.items}
+    said = dict(collected.problems)
+    refused = []
+    for path in evidence.tests:
+        if after.missing:
+            reason = f"{after.missing}: install pytest in the project's .venv to have tests judged."
+        elif path in said or (path not in found and "" in said):
+            lines = (said.get(path) or said[""]).strip().splitlines() or ["pytest did not say why"]
+            # After an error in its options pytest tells where they stand.
+            line = next((line for line in reversed(lines) if "rror" in line), lines[-1])
+            reason = f"It could not be collected: {line.strip().rstrip('.')}."
+        elif path not in found and after.collected is None:
+            reason = f"No test could be run: {after.output.strip() or 'the runner said nothing'}."
+        elif path not in found:
+            reason = "No test was collected from it: pytest looks for functions and methods called test_..."
+        else:
+            continue
+        refused.append(RefusedTest(test=path, reason=shorten(scrub(reason), TEXT_CHARACTERS + 100)))
+    return refused
+
+
+def _tried(evidence: Evidence) -> set[int]:
+    after = evidence.after
+    return {*after.mutated, *after.unreached, *after.broken}
+
+
+def _survived(evidence: Evidence, counting: set[str]) -> list[Mutant]:
+    """Return the mutants with which every test that counts passes, also those that none of them executes."""
+    found = []
+    for number in sorted(_tried(evidence) - evidence.after.broken):
+        runs = [run for run in evidence.after.mutated.get(number, ()) if run.id in counting]
+        if all(run.outcome is Outcome.PASSED for run in runs):
+            found.append(evidence.mutants[number])
+    return found
+
+
+def _coverage(evidence: Evidence, collected: Collected, counting: set[str]) -> ChangedCoverage:
+    total, covered, missing = 0, 0, []
+    for path, changed in sorted(evidence.changed.items()):
+        lines = changed & collected.executable.get(path, frozenset())
+        done = set(collected.imported.get(path, ())) if counting else set[int]()
+        for run in evidence.after.plain:
+            if run.id in counting:
+                done |= run.lines.get(path, frozenset())
+        total += len(lines)
+        covered += len(lines & done)
+        missing += [f"{path}:{line}" for line in sorted(lines - done)]
+    return ChangedCoverage(covered=covered, total=total, missing=tuple(missing[:SURVIVORS_LIMIT]))
+
+
+def _notes(evidence: Evidence, collected: Collected, accepted: int, refused: int) -> list[str]:
+    notes = []
+    if collected.more:
+        notes.append(f"{counted(collected.more, 'test')} beyond the limit were not run.")
+    left = len(evidence.mutants) - len(_tried(evidence))
+    if left > 0 and collected.items:
+        notes.append(f"There was time for {len(_tried(evidence))} of {counted(len(evidence.mutants), 'mutant')}.")
+    if evidence.before is not None and not evidence.before.collected:
+        notes.append("The tests could not be run on the tree before the change.")
+    if evidence.after.collected is not None and not evidence.after.ended:
+        notes.append("The run was ended before it was over.")
+    if accepted > TESTS_LIMIT or refused > TESTS_LIMIT:
+        notes.append(f"Of {accepted} accepted and {refused} refused tests, {TESTS_LIMIT} of each are listed.")
+    return notes
