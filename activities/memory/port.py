@@ -1,7 +1,6 @@
 """The port of the memory. Every method takes the project, and nothing of another one is ever seen."""
 
 from collections.abc import Collection, Iterator, Sequence
-from datetime import datetime
 from typing import Any, Protocol
 
 from tightloop.memory.model import (
@@ -9,7 +8,6 @@ from tightloop.memory.model import (
     Entry,
     Fact,
     Kind,
-    Measurement,
     MemoryStats,
     Outcome,
     Pattern,
@@ -56,13 +54,6 @@ class Memory(Protocol):
 
     def facts(self, project: str) -> tuple[Fact, ...]:
         """Return all facts, by key."""
-        ...
-
-    def measure(self, project: str, found: Measurement) -> None:
-        """Keep a figure that nothing else keeps, once for its key."""
-
-    def measurements(self, project: str, since: datetime, until: datetime) -> tuple[Measurement, ...]:
-        """Return the figures of a time, oldest first."""
         ...
 
     def entries(self, project: str, kind: Kind | None = None, limit: int = 50) -> tuple[Entry, ...]:

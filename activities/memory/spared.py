@@ -13,7 +13,6 @@ from tightloop.memory.model import (
     Entry,
     Fact,
     Kind,
-    Measurement,
     Outcome,
     Pattern,
     Query,
@@ -85,10 +84,6 @@ class SparedMemory:
     def record_outcomes(self, outcomes: Sequence[Outcome]) -> None:
         """Note what came of patterns that were used again."""
         self._with(lambda memory: memory.record_outcomes(self._project, outcomes), None)
-
-    def measure(self, found: Measurement) -> None:
-        """Keep a figure."""
-        self._with(lambda memory: memory.measure(self._project, found), None)
 
     def _with(self, use: Callable[[Memory], T], otherwise: T) -> T:
         if self._open is None or self.problem:

@@ -18,7 +18,6 @@ from activities.safety.gate import Gate, Weighed
 from activities.safety.port import JudgeBriefing
 from activities.workspace.folders import root_of
 from activities.workspace.scope import EpisodeScope
-from activities.workspace.trail import this_call
 from tightloop.episode.check import CheckReport
 from tightloop.episode.messages.plan_rules import review_plan
 from tightloop.episode.model import EpisodeRequest
@@ -33,7 +32,6 @@ from tightloop.episode.planning import (
 from tightloop.episode.remembering import Followed
 from tightloop.executor.messages.message import PlanRequestMessage, render_plan
 from tightloop.executor.usage import total
-from tightloop.memory.model import Recollection
 from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.value import Value, shorten
 from tightloop.value.artifact import ArtifactRef
@@ -121,7 +119,7 @@ class PlanningActivities:
             iteration=request.iteration,
             plan_request=find_model(store, request.plan_request, PlanRequestMessage),
             checks=checks,
-            remembered=self._remembered(request, checks),
+            remembered=recalled(self.memories(Path(request.scope.workspace)), checks),
             reflection=reflection.plain if reflection else None,
             reflection_is_fresh=reflection is not None and reflection.about == about,
             notes=request.notes,
@@ -131,11 +129,6 @@ class PlanningActivities:
             root=str(root_of(request.scope)),
             prompt_privacy=prompt_privacy,
         )
-
-    def _remembered(self, request: NextPlanRequest, checks: CheckReport | None) -> tuple[Recollection, ...]:
-        memory = self.memories(Path(request.scope.workspace))
-        episode = request.scope.episode_id
-        return recalled(memory, checks, by="planner", episode_id=episode, iteration=request.iteration, call=this_call())
 
     def _record(
         self,
@@ -150,9 +143,10 @@ class PlanningActivities:
                 message=answer.message,
                 verdict=answer.verdict,
                 checks=checks,
+                recalled=None if briefing.remembered is None else len(briefing.remembered),
                 followed=tuple(
                     Followed(failure=one.failure, pattern=one.pattern.id, check=one.check)
-                    for one in briefing.remembered
+                    for one in briefing.remembered or ()
                     if one.pattern is not None and one.pattern.id in answer.followed
                 ),
                 reason=answer.reason,

@@ -50,7 +50,7 @@ class HeuristicPlanner:
             rules = await asyncio.to_thread(self.ruff.rules, finder.ruff, Path(briefing.root))
         fixes = finder.fixes(rules)
         # What fixed the same failure comes before any rule; what fixed one like it, before giving up.
-        known = finder.remembered(briefing.remembered, exact=bool(fixes))
+        known = finder.remembered(briefing.remembered or (), exact=bool(fixes))
         if known:
             return _repeated(report, known, fixes)
         if not fixes:
@@ -80,7 +80,7 @@ def _handed_over(briefing: Briefing, report: CheckReport) -> PlannerAnswer:
     """Pass the goal on with what fails; the agent finds the way itself."""
     failed = report.failed
     names = ", ".join(f"'{result.name}'" for result in failed[:3])
-    helped = [(one, one.pattern) for one in briefing.remembered if one.pattern is not None]
+    helped = [(one, one.pattern) for one in briefing.remembered or () if one.pattern is not None]
     known = [f"{one.line} ({one.shown}): {'; '.join(pattern.steps)}" for one, pattern in helped]
     before = (f"What helped before in this project: {'. '.join(known)}",) if known else ()
     message = PlanMessage(

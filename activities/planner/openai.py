@@ -86,7 +86,7 @@ class OpenAIPlanner:
             verdict=verdict,
             message=_message(plan, briefing) if plan else None,
             # Nobody can tell which of them a model followed.
-            followed=tuple(one.pattern.id for one in cleared(briefing).remembered if one.pattern),
+            followed=tuple(one.pattern.id for one in cleared(briefing).remembered or () if one.pattern),
             reason=shorten(reason, 2_000),
             usage=exchange.usage,
             model=exchange.model,

@@ -118,9 +118,9 @@ class TrackingActivities:
             tree.keep(str(record.number), record.tree)
         note_iteration(self.ledgers(workspace), request, tracking, record, this_call())
         weighed = self._weigh(store, request, diff, episode, before)
-        note_measured(self.ledgers(workspace), request, weighed.findings, this_call())
-        problem = self._teach(store, request, diff, weighed)
-        return Tracked(
+        planned = request.state.plan_verdict in (PlanVerdict.PLANNED, PlanVerdict.CLAIMS_DONE)
+        plan = find_model(store, request.state.plan, PlanRecord) if planned else None
+        tracked = Tracked(
             tracking=tracking,
             checkpoint=record,
             plan_request=file.state.plan_request,
@@ -128,25 +128,34 @@ class TrackingActivities:
             alignment=weighed.store(store),
             usage=weighed.usage,
             drift=drift,
-            memory_problem=problem,
+            recalled=plan.recalled if plan else None,
+            memory_problem=self._teach(store, request, plan, diff, weighed.findings),
             attempt=activity.info().attempt,
         )
+        note_measured(self.ledgers(workspace), request, tracked, this_call())
+        return tracked
 
-    def _teach(self, store: ArtifactStore, request: TrackRequest, diff: TreeDiff, weighed: Weighed) -> str:
+    def _teach(
+        self,
+        store: ArtifactStore,
+        request: TrackRequest,
+        plan: PlanRecord | None,
+        diff: TreeDiff,
+        findings: tuple[Finding, ...],
+    ) -> str:
         """Teach the memory; return why it could not be, where nobody was told yet."""
         workspace, state = Path(request.scope.workspace), request.state
         memory = self.memories(workspace)
         if not memory.wanted:
             return ""
         ledger, moment = self.ledgers(workspace), moment_of(request, this_call())
-        plan = find_model(store, state.plan, PlanRecord)
         verified = request.verification is not None
         lesson = Lesson(
             plan=plan if request.report is not None and verified else None,
             before=find_model(store, plan.checks, CheckReport) if plan else None,
             after=find_model(store, state.checks, CheckReport) if verified else None,
             diff=diff,
-            findings=weighed.findings,
+            findings=findings,
             earlier=earlier(store, ledger.checkpoints(moment.episode_id), request.parent),
         )
         teach(memory, lesson, moment)
@@ -248,12 +257,12 @@ def note_iteration(
     )
 
 
-def note_measured(ledger: Ledger, request: TrackRequest, findings: tuple[Finding, ...], call: Call) -> None:
-    """Enter how much the alignment check of the change found, and the coverage of the changed lines.
+def note_measured(ledger: Ledger, request: TrackRequest, tracked: Tracked, call: Call) -> None:
+    """Enter how much the alignment check found, whether the memory had anything, and the coverage of changed lines.
 
     What a person refused before was counted then.
     """
-    found = sum(not finding.refused for finding in findings)
+    found = sum(not finding.refused for finding in tracked.findings)
     episode = request.scope.episode_id
     measured = [
         Metric(
@@ -264,6 +273,10 @@ def note_measured(ledger: Ledger, request: TrackRequest, findings: tuple[Finding
             key=f"change/{checkpoint_key(request, call.run)}",
         )
     ]
+    if tracked.recalled is not None:
+        key = f"plan/{checkpoint_key(request, call.run)}"
+        hit = float(tracked.recalled > 0)
+        measured.append(Metric(workflow_id=episode, kind=MetricKind.MEMORY_HIT, value=hit, at=call.scheduled, key=key))
     if request.report is not None and (share := request.report.coverage) is not None:
         kind = MetricKind.CHANGED_LINE_COVERAGE
         measured.append(Metric(workflow_id=episode, kind=kind, value=share, at=call.scheduled))

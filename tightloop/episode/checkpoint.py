@@ -72,6 +72,8 @@ class Tracked(Value):
     usage: Usage | None = None
     """Of a model that judged."""
     drift: Drift | None = None
+    recalled: int | None = None
+    """How much the memory had for the plan; None: it was not asked."""
     memory_problem: str = ""
     """Why the memory is not used, and what to do; told once in an episode."""
     attempt: int = 1

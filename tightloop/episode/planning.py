@@ -61,8 +61,8 @@ class Briefing(Value):
     """Programs that the executor may run; empty: the executor decides itself."""
     takes_whole_plans: bool = False
     """The executor is an agent: it works on goals and findings, its steps need no command."""
-    remembered: tuple[Recollection, ...] = ()
-    """What helped against such failures before, the surest first; at most three."""
+    remembered: tuple[Recollection, ...] | None = None
+    """What helped against such failures before, the surest first, at most three; None: nobody asked."""
     files: tuple[str, ...] = ()
     """Files of the tree, bounded."""
     root: str = ""
@@ -174,6 +174,8 @@ class PlanRecord(Value):
     verdict: PlanVerdict = PlanVerdict.PLANNED
     checks: ArtifactRef | None = None
     """The stored `CheckReport` that it was made from."""
+    recalled: int | None = None
+    """How much the memory had for it; None: it was not asked."""
     followed: tuple[Followed, ...] = ()
     """What it took from the memory."""
     reason: str = ""

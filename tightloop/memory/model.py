@@ -90,23 +90,6 @@ class Outcome(Value):
     at: datetime
 
 
-RECALLED = "recall"
-"""Type of the figure that a question to the memory leaves: how much it found."""
-
-
-class Measurement(Value):
-    """A figure that nothing else keeps, such as the coverage of changed lines."""
-
-    key: str
-    """Of the measurement: entered twice it counts once."""
-    workflow_id: str
-    type: str
-    """Such as `recall`, `changed_line_coverage` or `bandit_findings`."""
-    value: float
-    details: Mapping[str, str | int | float] = Field(default_factory=dict)
-    at: datetime
-
-
 class Fact(Value):
     """Something about a project, under a name."""
 
@@ -199,14 +182,5 @@ class MemoryStats(Value):
     facts: int = 0
     tried: int = 0
     worked: int = 0
-    recalls: int = 0
-    """How often a planner or a coder asked."""
-    hits: int = 0
-    """How often it found something."""
     embedders: Mapping[str, int] = Field(default_factory=dict)
     """Rows by model of their vectors."""
-
-    @property
-    def hit_rate(self) -> float | None:
-        """Share of questions that found something; None: nobody asked."""
-        return self.hits / self.recalls if self.recalls else None

@@ -89,7 +89,7 @@ def _tracked(ledger: ProjectLedger, request: TrackRequest, result: Tracked | Non
     if result is not None:
         _checkpoint(ledger, request.scope.episode_id, checkpoint_key(request, call.run), result.checkpoint)
         note_iteration(ledger, request, result.tracking, result.checkpoint, call)
-        note_measured(ledger, request, result.findings, call)
+        note_measured(ledger, request, result, call)
         if result.memory_problem:
             note_problem(ledger, result.memory_problem, moment_of(request, call))
 

@@ -12,7 +12,6 @@ from activities.memory.recalling import recalled
 from activities.memory.spared import Memories, no_memories
 from activities.planner.reflection.port import Reflectors
 from activities.workspace.scope import EpisodeScope
-from activities.workspace.trail import this_call
 from tightloop.episode.check import CheckReport
 from tightloop.episode.messages.plan_change import PlanDelta, show_delta
 from tightloop.episode.model import CheckpointFile, EpisodeRequest
@@ -103,8 +102,6 @@ class ReflectionActivities:
         if previous is not None and not previous.usable_at(prompt_privacy):
             previous = None
         checks = find_model(store, request.checks, CheckReport)
-        asked_by = {"by": "reflector", "episode_id": request.scope.episode_id}
-        iteration = plan_request.iteration if plan_request else 0
         memory = self.memories(Path(request.scope.workspace))
         return episode.planner, ReflectionBriefing(
             goal=episode.goal,
@@ -113,7 +110,7 @@ class ReflectionActivities:
             plan_request=plan_request,
             plan_change=_plan_change(store, request),
             checks=checks,
-            remembered=recalled(memory, checks, **asked_by, iteration=iteration, call=this_call()),
+            remembered=recalled(memory, checks) or (),
             previous=previous.plain if previous else None,
             earlier=previous.earlier if previous else (),
             prompt_privacy=prompt_privacy,

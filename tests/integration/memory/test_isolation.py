@@ -1,7 +1,6 @@
 """Two projects never see each other's rows."""
 
 from collections.abc import Iterator
-from datetime import timedelta
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,19 +13,18 @@ from tightloop.database.memory.schema import MEMORY
 from tightloop.database.memory.store import MemoryStore
 from tightloop.episode.failure import signature
 from tightloop.memory.embedding import HashingEmbedder
-from tightloop.memory.model import Fact, Kind, Measurement, Query
+from tightloop.memory.model import Fact, Kind, Query
 from tightloop.settings import MemorySettings
 
 PROJECTS = ("mine", "theirs", "mine-2")
 TEXTS = ("KeyError: alpha", "KeyError: beta", "ValueError: alpha beta", "TypeError: gamma")
 STEPS = tuple(pattern(f"Do {name}", "do", name) for name in ("a", "b"))
-FOREVER = timedelta(days=36_500)
 
 Action = tuple[str, str, int, int]
 """What, in which project, with which text and which solution."""
 actions = st.lists(
     st.tuples(
-        st.sampled_from(("fail", "solve", "use", "fact", "measure", "forget one", "forget all")),
+        st.sampled_from(("fail", "solve", "use", "fact", "forget one", "forget all")),
         st.sampled_from(PROJECTS),
         st.integers(0, len(TEXTS) - 1),
         st.integers(0, len(STEPS) - 1),
@@ -96,8 +94,6 @@ def _do(memory: MemoryStore, action: Action) -> None:
         memory.record_outcomes(project, [outcome(said, solution, worked=False, key=f"use/{text}")])
     elif what == "fact":
         memory.remember(project, Fact(key=f"key {step}", text=said, at=START))
-    elif what == "measure":
-        memory.measure(project, Measurement(key=str(text), workflow_id="e", type="recall", value=step, at=START))
     elif what == "forget one":
         memory.forget(project, [signature(said)])
     else:
@@ -109,7 +105,6 @@ def _seen(memory: MemoryStore, project: str) -> list[object]:
         *memory.export(project),
         memory.stats(project),
         *memory.facts(project),
-        *memory.measurements(project, START - FOREVER, START + FOREVER),
         *(memory.entries(project, kind) for kind in Kind),
         *(memory.recall(project, Query(text=text, solved=False, limit=10)) for text in TEXTS),
         *(memory.search(project, "alpha", kind=kind) for kind in Kind),

@@ -9,7 +9,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import text
 
-from tests.support.memory.rows import START, failure, learn, pattern
+from tests.support.memory.rows import failure, learn, pattern
 from tests.support.postgres import new_database
 from tightloop.database.engine import Database, postgres_database, sqlite_database
 from tightloop.database.ledger import Ledger
@@ -18,7 +18,7 @@ from tightloop.database.memory.store import MemoryStore
 from tightloop.database.upgrading import FOLDER, Migrations
 from tightloop.errors import ServiceUnavailableError, WorkspaceError
 from tightloop.memory.embedding import HashingEmbedder
-from tightloop.memory.model import Measurement, Query
+from tightloop.memory.model import Query
 from tightloop.settings import MemorySettings
 
 FIRST = "v0001_memory"
@@ -104,8 +104,8 @@ def test_older_file_is_upgraded_and_keeps_its_rows_and_an_older_server_says_how(
         assert again.upgrade() == FIRST
     memory = _store(again)
     assert [one.pattern for one in memory.recall("p", Query(text=LINE))] == [SOLUTION]
-    memory.measure("p", Measurement(key="k", workflow_id="e", type="recall", value=1, at=START))
-    assert memory.stats("p").hits == 1
+    learn(memory, "p", "KeyError: beta", SOLUTION)
+    assert memory.stats("p").solved == 2
     again.close()
 
 

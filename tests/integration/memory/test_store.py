@@ -11,7 +11,7 @@ from tightloop.database.memory.store import MemoryStore
 from tightloop.episode.failure import signature
 from tightloop.errors import InvalidRequestError
 from tightloop.memory.embedding import HashingEmbedder
-from tightloop.memory.model import RECALLED, Fact, Kind, Match, Measurement, Query
+from tightloop.memory.model import Fact, Kind, Match, Query
 from tightloop.settings import MemorySettings
 
 IMPORT = "E   ImportError: cannot import name 'sum_of' from 'orders.total'"
@@ -91,9 +91,6 @@ def test_secrets_are_taken_out_before_anything_is_written(memory: MemoryStore, d
     told = pattern("Use the key", "deploy", key)
     learn(memory, "p", text, told.evolve(code_template=f'+TOKEN = "{key}"'))
     memory.remember("p", Fact(key="login", text=f"ada@example.com with {key}"))
-    memory.measure(
-        "p", Measurement(key="k", workflow_id="e", type="x", value=1, details={"said": f"token {key}"}, at=START)
-    )
     kept = json.dumps([*memory.export("p")], default=str)
     with database.reading() as connection:
         words = connection.exec_driver_sql("SELECT word FROM memory_words").scalars().all()
@@ -139,23 +136,11 @@ def test_everything_of_a_project_can_be_forgotten(memory: MemoryStore, database:
     for project in ("p", "q"):
         learn(memory, project, IMPORT, SORT)
         memory.remember(project, Fact(key="a", text="b"))
-        memory.measure(project, Measurement(key="k", workflow_id="e", type=RECALLED, value=1, at=START))
     assert memory.forget("p") == 3
     with database.reading() as connection:
-        for table in ("failures", "patterns", "uses", "facts", "words", "corpora", "metrics", "projects"):
+        for table in ("failures", "patterns", "uses", "facts", "words", "corpora", "projects"):
             found = connection.exec_driver_sql(f"SELECT DISTINCT project FROM memory_{table}").scalars().all()
             assert found == ["q"], table
-
-
-def test_figures_are_kept_once_and_hits_are_counted(memory: MemoryStore) -> None:
-    for key, value in (("a", 2), ("a", 5), ("b", 0)):
-        memory.measure("p", Measurement(key=key, workflow_id="e", type=RECALLED, value=value, at=START))
-    memory.measure("p", Measurement(key="c", workflow_id="e", type="coverage", value=0.5, details={"n": 3}, at=START))
-    found = memory.measurements("p", START, START + timedelta(seconds=1))
-    assert [(one.key, one.value) for one in found] == [("a", 2), ("b", 0), ("c", 0.5)]
-    assert found[-1].details == {"n": 3}
-    assert memory.stats("p").hit_rate == 0.5
-    assert memory.measurements("p", START + timedelta(seconds=1), START + timedelta(days=1)) == ()
 
 
 def test_bound_removes_what_was_never_solved_first(database: Database) -> None:

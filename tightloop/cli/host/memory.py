@@ -129,9 +129,8 @@ def stats(context: typer.Context, project: Project = "", as_json: AsJson = False
     memory = _memory(session_of(context))
     found = memory.stats(_project(memory, project))
     if as_json:
-        show_json({**found.model_dump(mode="json"), "hit_rate": found.hit_rate})
+        show_json(found)
         return
-    rate = "nobody asked yet" if found.hit_rate is None else f"{found.hit_rate:.0%} of {found.recalls}"
     models = ", ".join(f"{name} {count}" for name, count in sorted(found.embedders.items()))
     made = table("PROJECT", found.project)
     for name, value in (
@@ -139,7 +138,6 @@ def stats(context: typer.Context, project: Project = "", as_json: AsJson = False
         ("patterns", str(found.patterns)),
         ("facts", str(found.facts)),
         ("uses of patterns", f"{found.tried}, {found.worked} of them worked"),
-        ("questions that found something", rate),
         ("failures by model of their vectors", models or "none"),
         ("database", str(memory.database)),
     ):

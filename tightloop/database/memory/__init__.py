@@ -7,7 +7,7 @@ What the ledger already holds is not stored twice:
 |---|---|
 | tasks | `workflows` of the ledger |
 | iterations | `checkpoints` of the ledger; each refers to plan, report, checks and reflection as artifacts |
-| metrics | `workflows` and `days` of the ledger; `memory_metrics` has the figures that nothing else keeps |
+| metrics | `metrics`, `workflows` and `days` of the ledger |
 | failures | `memory_failures`, with `memory_uses` for what solved them |
 | patterns | `memory_patterns`; usage count and success rate are those of their `memory_uses` |
 | facts | `memory_facts` |

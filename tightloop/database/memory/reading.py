@@ -5,11 +5,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, Table, case, func, select
 
-from tightloop.database.memory.rows import read_measurement, read_pattern
-from tightloop.database.memory.schema import facts, failures, metrics, patterns, uses
+from tightloop.database.memory.rows import read_pattern
+from tightloop.database.memory.schema import facts, failures, patterns, uses
 from tightloop.memory.evidence import Evidence
 from tightloop.memory.model import (
-    RECALLED,
     Details,
     Entry,
     Kind,
@@ -114,7 +113,6 @@ def stats(connection: Connection, project: str) -> MemoryStats:
         return int(connection.execute(query).scalar_one())
 
     models = select(failures.c.model, func.count()).where(failures.c.project == project).group_by(failures.c.model)
-    recall = metrics.c.type == RECALLED
     return MemoryStats(
         project=project,
         failures=count(failures),
@@ -123,8 +121,6 @@ def stats(connection: Connection, project: str) -> MemoryStats:
         facts=count(facts),
         tried=count(uses),
         worked=count(uses, uses.c.worked),
-        recalls=count(metrics, recall),
-        hits=count(metrics, recall, metrics.c.value > 0),
         embedders={model or "none": number for model, number in connection.execute(models)},
     )
 
@@ -132,15 +128,13 @@ def stats(connection: Connection, project: str) -> MemoryStats:
 def exported(connection: Connection, project: str) -> Iterator[dict[str, Any]]:
     """Yield each row without its vector, which can be made again."""
     for name, table in (
-        ("failure", failures), ("pattern", patterns), ("use", uses), ("fact", facts), ("measurement", metrics)
+        ("failure", failures), ("pattern", patterns), ("use", uses), ("fact", facts)
     ):  # fmt: skip
         columns = [column for column in table.c if column.name not in ("embedding", "project")]
         query = select(*columns).where(table.c.project == project).order_by(*table.primary_key.columns)
         for row in connection.execute(query).mappings():
             if table is patterns:
                 yield {"kind": name, **row, **read_pattern(row).model_dump(mode="json")}
-            elif table is metrics:
-                yield {"kind": name, **read_measurement(row).model_dump(mode="json")}
             else:
                 yield {"kind": name, **row}
 

@@ -15,7 +15,6 @@ from tightloop.memory.model import (
     TEMPLATE_CHARACTERS,
     TITLE_CHARACTERS,
     Fact,
-    Measurement,
     Pattern,
     SeenFailure,
 )
@@ -89,15 +88,3 @@ def read_pattern(row: RowMapping) -> Pattern:
     return Pattern(
         **fields, steps=tuple(json.loads(row["steps"])), commands=tuple(map(tuple, json.loads(row["commands"])))
     )
-
-
-def measurement_row(project: str, found: Measurement) -> dict[str, Any]:
-    """Return the row of a figure."""
-    details = {name: scrub(value) if isinstance(value, str) else value for name, value in found.details.items()}
-    return {**found.model_dump(exclude={"details"}), "project": project, "details": json.dumps(details)}
-
-
-def read_measurement(row: RowMapping) -> Measurement:
-    """Return the figure of a row."""
-    fields = {name: row[name] for name in Measurement.model_fields if name != "details"}
-    return Measurement(**fields, details=json.loads(row["details"] or "{}"))

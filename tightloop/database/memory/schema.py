@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Boolean, Column, Float, Index, Integer, MetaData, String, Table, Text, text
+from sqlalchemy import Boolean, Column, Index, Integer, MetaData, String, Table, Text, text
 
 from tightloop.database.memory.vector import Embedding
 from tightloop.database.schema import METADATA, Moment, Prose
@@ -117,20 +117,6 @@ facts = Table(
     _text("source"),
     Column("at", Moment, nullable=False),
 )
-
-metrics = Table(
-    "memory_metrics",
-    TABLES,
-    _key("project"),
-    _key("key", Prose),
-    _text("workflow_id", String),
-    _text("type", String),
-    Column("value", Float, nullable=False),
-    _text("details", Text),
-    Column("at", Moment, nullable=False),
-    Index(None, "project", "type", "at"),
-)
-"""Figures that nothing else keeps."""
 
 MEMORY = Migrations(
     name="memory",

@@ -62,11 +62,13 @@ def near(connection: Connection, space: Space, vector: "array[float]", limit: in
 
 def cosines(connection: Connection, space: Space, vector: "array[float]", owners: Collection[str]) -> dict[str, float]:
     """Return the cosines of certain rows, as far as they have a vector of this model."""
-    query = select(space.owner, space.table.c.embedding).where(*space.condition, space.owner.in_(owners))
+    # By key alone: SQLite would otherwise go through all vectors of the model.
+    columns = (space.owner, space.table.c.model, space.table.c.embedding)
+    query = select(*columns).where(space.table.c.project == space.project, space.owner.in_(owners))
     return {
         owner: sum(one * other for one, other in zip(vector, found, strict=True))
-        for owner, found in connection.execute(query)
-        if found is not None
+        for owner, model, found in connection.execute(query)
+        if model == space.model and len(found) == space.dimension
     }
 
 

@@ -16,10 +16,8 @@ from tightloop.database.memory.rows import (
     clean_fact,
     clean_failure,
     clean_pattern,
-    measurement_row,
-    read_measurement,
 )
-from tightloop.database.memory.schema import facts, metrics, projects
+from tightloop.database.memory.schema import facts, projects
 from tightloop.database.memory.search import Space, by_words, cosines, near, table_of
 from tightloop.database.memory.writing import (
     drop_project,
@@ -41,7 +39,6 @@ from tightloop.memory.model import (
     Fact,
     Kind,
     Match,
-    Measurement,
     MemoryStats,
     Outcome,
     Pattern,
@@ -172,18 +169,6 @@ class MemoryStore:
             return tuple(
                 Fact(**{field: row[field] for field in fields}) for row in connection.execute(query).mappings()
             )
-
-    def measure(self, project: str, found: Measurement) -> None:
-        """Keep a figure, once for its key."""
-        with self._writing(project) as (connection, name):
-            insert_missing(connection, metrics, [measurement_row(name, found)])
-
-    def measurements(self, project: str, since: datetime, until: datetime) -> tuple[Measurement, ...]:
-        """Return the figures of a time, oldest first."""
-        query = select(metrics).where(metrics.c.at >= since, metrics.c.at < until).order_by(metrics.c.at, metrics.c.key)
-        with self._reading(project) as (connection, name):
-            found = connection.execute(query.where(metrics.c.project == name)).mappings()
-            return tuple(read_measurement(row) for row in found)
 
     def entries(self, project: str, kind: Kind | None = None, limit: int = 50) -> tuple[Entry, ...]:
         """Return what is kept, the newest first."""

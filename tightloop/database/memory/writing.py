@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Table, delete, func, select, update
 
 from tightloop.database.memory.rows import Vectored, pattern_row
-from tightloop.database.memory.schema import corpora, facts, failures, metrics, patterns, projects, uses, words
+from tightloop.database.memory.schema import corpora, facts, failures, patterns, projects, uses, words
 from tightloop.database.rows import insert_missing, upsert
 from tightloop.memory.lexical import terms
 from tightloop.memory.model import Kind, Outcome, Pattern, SeenFailure
@@ -97,7 +97,7 @@ def drop_rows(connection: Connection, project: str, kind: Kind, owners: Collecti
 def drop_project(connection: Connection, project: str) -> int:
     """Remove all that is kept of a project; return how many failures, patterns and facts that were."""
     removed = 0
-    for table in (failures, patterns, facts, uses, words, metrics, corpora, projects):
+    for table in (failures, patterns, facts, uses, words, corpora, projects):
         count = connection.execute(delete(table).where(table.c.project == project)).rowcount
         removed += count if table in (failures, patterns, facts) else 0
     return removed

@@ -13,8 +13,6 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-INDEXED = (384, 768, 1024, 1536)
-
 
 def upgrade() -> None:
     """Make the tables."""
@@ -61,7 +59,6 @@ def _make_failures() -> None:
     )
     _index("failures", "project", "solved", "last")
     _index("failures", "project", "model")
-    _make_near("failures")
 
 
 def _make_patterns() -> None:
@@ -75,7 +72,6 @@ def _make_patterns() -> None:
         *_vector(),
     )
     _index("patterns", "project", "model")
-    _make_near("patterns")
     _make(
         "uses",
         ("project", "signature", "pattern", "key"),
@@ -98,16 +94,6 @@ def _make(name: str, keys: tuple[str, ...], *columns: "sa.Column[Any]", **option
     found = [sa.Column(key, kind, nullable=False) for key, kind in kinds.items()]
     table = f"memory_{name}"
     op.create_table(table, *found, *columns, sa.PrimaryKeyConstraint(*keys, name=op.f(f"pk_{table}")), **options)
-
-
-def _make_near(name: str) -> None:
-    """Make the indexes of vectors: one has one dimension."""
-    if op.get_bind().dialect.name == "postgresql":
-        for dimension in INDEXED:
-            op.execute(
-                f"CREATE INDEX ix_memory_{name}_near_{dimension} ON memory_{name} USING hnsw "
-                f"((embedding::vector({dimension})) vector_cosine_ops) WHERE dimension = {dimension}"
-            )
 
 
 def _index(name: str, *columns: str) -> None:
