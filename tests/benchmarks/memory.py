@@ -72,7 +72,7 @@ async def measure() -> Report:
         f"memory: {len(pairs)} failures found again; search among {ROWS:,} rows, ms",
         ("", "top 1", "recall@5", "MRR", "p50", "p95", ""),
     )
-    embedders: dict[str, Embedder] = {"hashing 1536": HashingEmbedder(), "hashing 384": HashingEmbedder(384)}
+    embedders: dict[str, Embedder] = {"hashing 1536": HashingEmbedder(1536), "hashing 384": HashingEmbedder(384)}
     if (folder := find_minilm()) is not None:
         from activities.memory.local import LocalEmbedder
 
@@ -131,7 +131,7 @@ def _quality(report: Report, name: str, ranked: Sequence[Sequence[int]]) -> None
     known = [place for place in places if place is not None]
     top, seen = (sum(place < limit for place in known) / len(places) for limit in (1, SEEN))
     mrr = sum(1 / (place + 1) for place in known) / len(places)
-    report.add(name, f"{top:.2f}", f"{seen:.2f}", f"{mrr:.2f}", "", "", "")
+    report.add(name, f"{top:.2f}", f"{seen:.2f}", f"{mrr:.2f}")
     report.figures[name] = {"top_1": top, "recall_5": seen, "mrr": mrr}
 
 
@@ -157,7 +157,7 @@ def _speed(report: Report, name: str, database: Database) -> None:
         looks = sorted([_timed(partial(memory.recall, project, query)) for query in queries][WARM_UP:])
         p50, p95 = looks[len(looks) // 2], looks[int(len(looks) * 0.95)]
         rows = ROWS if project == "large" else 1_000
-        report.add(f"{name}: recall among {rows:,}", "", "", "", f"{p50:.1f}", f"{p95:.1f}", "")
+        report.add(f"{name}: recall among {rows:,}", "", "", "", f"{p50:.1f}", f"{p95:.1f}")
         report.figures[f"{name} {project}"] = {"p50_ms": p50, "p95_ms": p95, "rows": rows, "fill_s": took}
     report.notes.append(f"{name}: filled in {took:.0f} s")
 

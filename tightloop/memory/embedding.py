@@ -41,7 +41,7 @@ class HashingEmbedder:
     name = NAME
     profile = HASHING
 
-    def __init__(self, dimension: int = 1536) -> None:
+    def __init__(self, dimension: int = 384) -> None:
         """Take the length of the vectors."""
         self.dimension = dimension
 
