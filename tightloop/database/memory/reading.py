@@ -139,7 +139,7 @@ def exported(connection: Connection, project: str) -> Iterator[dict[str, Any]]:
                 yield {"kind": name, **row}
 
 
-def _evidence(project: str, *columns: Any) -> Select[Any]:
+def _evidence(project: str, *columns: Any) -> Any:
     worked = func.sum(case((uses.c.worked, 1), else_=0))
     return select(*columns, func.count(), worked).where(uses.c.project == project).group_by(*columns)
 
