@@ -28,7 +28,8 @@ class Solved:
         self.patterns: dict[str, Pattern] = {}
         self.evidence: dict[str, dict[str, Evidence]] = {}
         query = _evidence(project, uses.c.signature, uses.c.pattern).where(uses.c.signature.in_(signatures))
-        for signature, pattern, tried, worked in connection.execute(query):
+        rows: Any = connection.execute(query)
+        for signature, pattern, tried, worked in rows:
             self.evidence.setdefault(signature, {})[pattern] = Evidence(tried=tried, worked=worked)
         ids = {pattern for found in self.evidence.values() for pattern in found}
         known = select(patterns).where(patterns.c.project == project, patterns.c.id.in_(ids))
@@ -150,7 +151,8 @@ def _entries(connection: Connection, project: str, kind: Kind, query: Select[Any
         return [Entry(id=row["key"], kind=kind, text=row["text"], at=row["at"]) for row in rows]
     name, column = ("signature", uses.c.signature) if kind is Kind.FAILURE else ("id", uses.c.pattern)
     found = _evidence(project, column).where(column.in_([row[name] for row in rows]))
-    evidence = {key: Evidence(tried=tried, worked=worked) for key, tried, worked in connection.execute(found)}
+    counted: Any = connection.execute(found)
+    evidence = {key: Evidence(tried=tried, worked=worked) for key, tried, worked in counted}
     none = Evidence()
     if kind is Kind.FAILURE:
         return [
