@@ -20,6 +20,7 @@ from activities.executor.port import Outboxes
 from activities.memory.spared import Memories
 from activities.memory.telling import ToldMemory
 from activities.model.service import OPENAI_URL, ModelService
+from activities.safety.code import CodeScanner
 from activities.sandbox.port import Sandbox
 from activities.testing.port import TestGate
 from activities.workspace.port import Workspaces
@@ -102,7 +103,8 @@ def coder_activities(
         memory = memories(Path(scope.workspace))
         return ToldMemory(memory, scope.holder) if memory.wanted else None
 
-    review = CodeReviewer(settings.alignment.code_rules()).review
+    rules = settings.alignment.code_rules()
+    review = CodeReviewer(rules, CodeScanner(rules)).review
     toolbox = Toolbox(make_tools(Equipment(runner=checks, rubric=settings.alignment.rubric)), review=review)
     return CoderActivities(
         workspaces=workspaces,

@@ -6,6 +6,7 @@ from activities.coder.port import ToolContext, ToolResult
 from activities.safety.code import CodeScanner, answered, question_of
 from activities.safety.project import changed_files, project_facts
 from activities.workspace.port import WorkingTree
+from activities.workspace.store.entry import LINK
 from tightloop.safety.code.rules import CodeRules
 from tightloop.safety.verdict import Verdict
 
@@ -15,6 +16,7 @@ class CodeReviewer:
     """The safety layers, over everything that has changed since the delivery began."""
 
     rules: CodeRules
+    scanner: CodeScanner
 
     def review(self, context: ToolContext) -> ToolResult | None:
         """Return why nothing may be run now: what to change, or what a person decides first; None: it may be run."""
@@ -25,7 +27,7 @@ class CodeReviewer:
         if not (files := changed_files(before, after, tree.content)):
             return None
         known = answered(project_facts(before, after, tree.content, self.rules), context.grants)
-        review = CodeScanner(self.rules).scan(files, known)
+        review = self.scanner.scan(files, known)
         match review.verdict:
             case Verdict.ALLOW:
                 return None
@@ -36,4 +38,5 @@ class CodeReviewer:
 
 
 def _blobs(tree: WorkingTree, identity: str) -> dict[bytes, str]:
-    return {path: entry.id for path, entry in tree.entries(identity).items()}
+    # A link is no code; what it leads to is reviewed where it lies.
+    return {path: entry.id for path, entry in tree.entries(identity).items() if entry.mode != LINK}

@@ -124,5 +124,5 @@ def _erf(value: Matrix) -> Matrix:
     size = np.abs(value)
     t = 1 / (1 + 0.3275911 * size)
     series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
-    found: Matrix = np.sign(value) * (1 - series * np.exp(-size * size))
+    found: Matrix = (np.sign(value) * (1 - series * np.exp(-size * size))).astype(np.float32)
     return found

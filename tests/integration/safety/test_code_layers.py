@@ -38,6 +38,7 @@ class Host:
     folder: Path
     port: int
     received: list[bytes]
+    listening: threading.Thread
 
     @property
     def places(self) -> dict[str, str]:
@@ -45,7 +46,15 @@ class Host:
 
     @property
     def reached(self) -> bool:
+        self.hear_all()
         return (self.folder / "out").exists() or bool(self.received)
+
+    def hear_all(self) -> None:
+        """Wait until all connections so far are heard, and end listening."""
+        if self.listening.is_alive():
+            with socket.create_connection(("127.0.0.1", self.port)) as last:
+                last.sendall(b"end")
+            self.listening.join(10)
 
 
 @pytest.fixture
@@ -53,13 +62,12 @@ def host() -> Iterator[Host]:
     with open_folder() as folder, socket.create_server(("127.0.0.1", 0)) as server:
         (folder / "secret").write_text(SECRET)
         (folder / "tree").mkdir()
-        host = Host(folder, server.getsockname()[1], [])
-        listening = threading.Thread(target=_listen, args=(server, host.received.append))
+        received: list[bytes] = []
+        listening = threading.Thread(target=_listen, args=(server, received.append))
         listening.start()
+        host = Host(folder, server.getsockname()[1], received, listening)
         yield host
-        with socket.create_connection(("127.0.0.1", host.port)) as last:
-            last.sendall(b"end")
-        listening.join(10)
+        host.hear_all()
 
 
 def _listen(server: socket.socket, note: Callable[[bytes], None]) -> None:

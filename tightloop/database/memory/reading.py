@@ -28,7 +28,8 @@ class Solved:
         self.patterns: dict[str, Pattern] = {}
         self.evidence: dict[str, dict[str, Evidence]] = {}
         query = _evidence(project, uses.c.signature, uses.c.pattern).where(uses.c.signature.in_(signatures))
-        for signature, pattern, tried, worked in connection.execute(query):
+        rows: Any = connection.execute(query)
+        for signature, pattern, tried, worked in rows:
             self.evidence.setdefault(signature, {})[pattern] = Evidence(tried=tried, worked=worked)
         ids = {pattern for found in self.evidence.values() for pattern in found}
         known = select(patterns).where(patterns.c.project == project, patterns.c.id.in_(ids))
@@ -140,7 +141,7 @@ def exported(connection: Connection, project: str) -> Iterator[dict[str, Any]]:
                 yield {"kind": name, **row}
 
 
-def _evidence(project: str, *columns: Any) -> Select[Any]:
+def _evidence(project: str, *columns: Any) -> Any:
     worked = func.sum(case((uses.c.worked, 1), else_=0))
     return select(*columns, func.count(), worked).where(uses.c.project == project).group_by(*columns)
 
@@ -151,7 +152,8 @@ def _entries(connection: Connection, project: str, kind: Kind, query: Select[Any
         return [Entry(id=row["key"], kind=kind, text=row["text"], at=row["at"]) for row in rows]
     name, column = ("signature", uses.c.signature) if kind is Kind.FAILURE else ("id", uses.c.pattern)
     found = _evidence(project, column).where(column.in_([row[name] for row in rows]))
-    evidence = {key: Evidence(tried=tried, worked=worked) for key, tried, worked in connection.execute(found)}
+    counted: Any = connection.execute(found)
+    evidence = {key: Evidence(tried=tried, worked=worked) for key, tried, worked in counted}
     none = Evidence()
     if kind is Kind.FAILURE:
         return [

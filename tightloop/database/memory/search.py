@@ -103,7 +103,7 @@ def _near_by_scan(connection: Connection, space: Space, vector: "array[float]", 
         matrix = np.frombuffer(b"".join(blobs), dtype=np.float32).reshape(len(blobs), space.dimension)
         scores = matrix @ wanted
         top = np.argpartition(-scores, limit)[:limit] if len(scores) > limit else np.arange(len(scores))
-        best |= {owners[place]: float(scores[place]) for place in top}
+        best |= {owners[place]: float(scores[place]) for place in map(int, top)}
         best = dict(sorted(best.items(), key=lambda one: -one[1])[:limit])
     return best
 

@@ -227,7 +227,7 @@ class Patterns:
         for parent in placed.parents:
             if isinstance(parent, ast.Call):
                 name = ast.unparse(parent.func).rpartition(".")[2]
-                return name in self.rules.replaced_by
+                return name in self.rules.may_take
         return False
 
     def _matching(self, paths: Iterable[str]) -> Iterator[tuple[_Rule, str]]:

@@ -117,7 +117,7 @@ class CodeRules(Document):
     """Well-known distributions: a name that is nearly one of them may be meant to be taken for it."""
     manifests: dict[str, tuple[str, ...]]
     """Places of dependencies in manifests, by the name of the file; `*` stands for any key."""
-    replaced_by: frozenset[str]
+    may_take: frozenset[str]
     """Names of functions that may take a module as a value: they patch, reload or inspect it."""
     off: tuple[str, ...] = ()
     """Rules that are off, those about commands included."""
