@@ -41,8 +41,8 @@ class Migrations:
             return ""
         return str(connection.execute(text(f"SELECT version_num FROM {self.table}")).scalar() or "")  # noqa: S608
 
-    def upgrade(self, connection: Connection) -> None:
-        """Bring the database of a connection to the newest revision; the caller commits."""
+    def upgrade(self, connection: Connection, to: str = "head") -> None:
+        """Bring the database of a connection to a revision, the newest if none is named; the caller commits."""
         # Most processes find it up to date, and do without 0.2 s of imports.
         from alembic import command
         from alembic.config import Config
@@ -52,7 +52,7 @@ class Migrations:
         config.set_main_option("version_locations", str(self.versions).replace("%", "%%"))
         config.set_main_option("path_separator", "newline")
         config.attributes |= {"connection": connection, "metadata": self.metadata, "table": self.table}
-        command.upgrade(config, "head")
+        command.upgrade(config, to)
 
 
 LEDGER = Migrations(

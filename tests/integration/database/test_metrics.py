@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from alembic import command
-from alembic.config import Config
 from sqlalchemy import create_engine, text
 
 from tests.support.ledger import START, question, snapshot
 from tightloop.database.engine import Database, postgres_database, sqlite_database
 from tightloop.database.forwarding import Forwarder
 from tightloop.database.ledger import Ledger
-from tightloop.database.upgrading import FOLDER
+from tightloop.database.upgrading import LEDGER
 from tightloop.episode.budget import Spent
 from tightloop.episode.model import EpisodeStatus
 from tightloop.executor.usage import Usage
@@ -197,11 +195,8 @@ def test_an_earlier_ledger_tells_what_its_episodes_have_used(address: str) -> No
 def make_earlier(address: str, details: dict[str, str]) -> None:
     """Make a database of the version before, with an episode for each of the details."""
     engine = create_engine(address.replace("postgresql://", "postgresql+psycopg://"))
-    config = Config()
-    config.set_main_option("script_location", str(FOLDER))
     with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "v0003_agent_tokens")
+        LEDGER.upgrade(connection, "v0003_agent_tokens")
         for name, said in details.items():
             connection.execute(
                 text(

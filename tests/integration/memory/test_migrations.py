@@ -3,11 +3,9 @@
 from pathlib import Path
 
 import pytest
-from alembic import command
 from alembic.autogenerate import compare_metadata
-from alembic.config import Config
 from alembic.migration import MigrationContext
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from tests.support.memory.rows import failure, learn, pattern
 from tests.support.postgres import new_database
@@ -15,7 +13,7 @@ from tightloop.database.engine import Database, postgres_database, sqlite_databa
 from tightloop.database.ledger import Ledger
 from tightloop.database.memory.schema import INDEXED, MEMORY, TABLES
 from tightloop.database.memory.store import MemoryStore
-from tightloop.database.upgrading import FOLDER, Migrations
+from tightloop.database.upgrading import Migrations
 from tightloop.errors import ServiceUnavailableError, WorkspaceError
 from tightloop.memory.embedding import HashingEmbedder
 from tightloop.memory.model import Query
@@ -33,13 +31,8 @@ class _Old(Migrations):
     def head(self) -> str:
         return FIRST
 
-    def upgrade(self, connection: object) -> None:
-        config = Config()
-        config.set_main_option("script_location", str(FOLDER))
-        config.set_main_option("version_locations", str(self.versions))
-        config.set_main_option("path_separator", "newline")
-        config.attributes |= {"connection": connection, "metadata": self.metadata, "table": self.table}
-        command.upgrade(config, FIRST)
+    def upgrade(self, connection: Connection, to: str = FIRST) -> None:
+        super().upgrade(connection, to)
 
 
 OLD = _Old(
