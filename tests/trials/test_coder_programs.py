@@ -104,8 +104,10 @@ async def test_coder_fixes_the_program_by_one_command(
     working: Working,
     settings: Settings,
     cli: Callable[..., Awaitable[tuple[int, str]]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = project(program)
+    monkeypatch.setenv("TIGHTLOOP_TEMPORAL__TASK_QUEUE", settings.temporal.task_queue)
     with model_of(program) as fake:
         async with working(under=coding(settings, fake, Wire.CHAT)):
             code, told = await cli("code", program.bug, "--workspace", str(folder), "--done", CHECK, "--watch")
