@@ -38,7 +38,7 @@ class CoderSettings(Section):
     """`auto`: that of `planner` where `base_url` is empty; else `responses` at OpenAI itself, `chat` elsewhere."""
     models: tuple[str, ...] = ()
     """The first is used; the next ones where it is refused or not available. Empty: those of `planner`."""
-    timeout_s: Seconds = 600.0
+    timeout_s: Annotated[float, Field(gt=0, le=840)] = 600.0
     """For one answer, to its last word."""
     # Models that think before they speak send nothing meanwhile, at services that do not stream their thoughts.
     silence_s: Seconds = 120.0

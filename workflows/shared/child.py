@@ -31,6 +31,8 @@ ORPHAN_TRIES = 60
 """How often a child is started again while one of a discarded run still ends."""
 # A worker that dies with a tool under way is noticed after this time, because tools run within tasks.
 CODER_TASK_TIMEOUT = timedelta(seconds=3)
+CODER_GRACE = timedelta(hours=2)
+"""After its limit a coder may still run the checks once."""
 RESULT_IN_DETAILS = frozenset({"PlanFailed", "EpisodeFailed"})
 """Failures of child workflows that have their result as a detail."""
 # From the start, so that lists show the workflow before a worker has taken its first task.
@@ -68,6 +70,8 @@ async def run_coder(identity: str, start: CoderInput, summary: str) -> CoderResu
             summary,
             queue=start.home,
             task_timeout=CODER_TASK_TIMEOUT,
+            # It keeps its limit itself, where a worker runs it.
+            execution_timeout=timedelta(seconds=start.wall_limit_s) + CODER_GRACE,
         )
     except ApplicationError as error:
         raise ActivityFailedError(f"the coder failed: {error.message}") from error
@@ -82,6 +86,7 @@ async def _run(
     *,
     queue: str = "",
     task_timeout: timedelta = TASK_TIMEOUT,
+    execution_timeout: timedelta | None = None,
 ) -> R:
     """Start a child workflow and wait for its end.
 
@@ -103,6 +108,7 @@ async def _run(
                 parent_close_policy=workflow.ParentClosePolicy.REQUEST_CANCEL,
                 search_attributes=_FIRST_ATTRIBUTES,
                 task_timeout=task_timeout,
+                execution_timeout=execution_timeout,
                 memo={"goal": scrub(goal)[:200], "workspace": start.workspace},
                 static_summary=shorten(summary, 150),
             )
