@@ -11,6 +11,9 @@ from activities.executor.port import Availability, Control, DelegatingExecutor
 from tightloop.coder.model import CODER, CoderResult, Talk
 from tightloop.executor.model import ErrorKind, ExecutorOutcome, ExecutorStatus, ResumeToken, WorkOrder
 
+DELIVERED_LATER = frozenset({ExecutorStatus.NEEDS_PERSON, ExecutorStatus.PAUSED, ExecutorStatus.FATAL})
+"""Ends after which the next delivery goes on with the session."""
+
 
 @dataclass(frozen=True)
 class CoderExecutor(DelegatingExecutor):
@@ -45,7 +48,7 @@ class CoderExecutor(DelegatingExecutor):
         """Return how the delivery ended; where it goes on later, its progress is kept in the session."""
         talk = result.progress.talks.get(CODER)
         resume = None
-        if result.status in (ExecutorStatus.NEEDS_PERSON, ExecutorStatus.PAUSED):
+        if result.session and result.status in DELIVERED_LATER:
             keep_progress(state_folder, result.session, result.progress)
             resume = ResumeToken(adapter=CODER, session_id=result.session)
         is_fatal = result.status is ExecutorStatus.FATAL

@@ -177,15 +177,18 @@ async def test_coder_without_a_model_gives_way_to_the_fallback(
     assert "coder: no model can be asked: set OPENAI_API_KEY" in lines[0]
 
 
-async def test_wrong_key_asks_a_person(
+async def test_what_a_person_mended_goes_on_in_the_same_session(
     working: Working, client: TightloopClient, request_for: Callable[..., EpisodeRequest], shop: Path, coding: Any
 ) -> None:
-    with FakeCoderModel(READ, fault=Fault.unauthorized()) as fake:
+    with FakeCoderModel(READ, FIX, FINISH, fault=Fault.unauthorized(times=1)) as fake:
         async with working(under=coding(fake)):
             started = await client.start(request_for(executor="coder", definition_of_done=[CHECK]))
             waiting = await asked(client, started)
-            await client.cancel(started, "")
-    assert "answered 401" in waiting.questions[0].title
+            assert "answered 401" in waiting.questions[0].title
+            await client.resume(started)
+            result = await client.result(started)
+    assert result.outcome is EpisodeOutcome.SUCCEEDED, result.reason
+    assert fake.paid == (1, 1, 1)
 
 
 async def test_new_dependency_reaches_a_person_and_goes_on_after_the_answer(

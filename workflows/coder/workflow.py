@@ -90,7 +90,10 @@ class CoderWorkflow:
         except _Over as over:
             return self._end(over.ended)
         except ActivityFailedError as failure:
-            return self._result(ExecutorStatus.FATAL, error=failure.reason)
+            # As it was: once a person has mended what is wrong, it goes on from there.
+            progress = self._talking.progress
+            self._enter(CoderState.FAILED)
+            return self._result(ExecutorStatus.FATAL, error=failure.reason).evolve(progress=progress)
         except RunOver:
             self._continue_as_new()
 
@@ -166,6 +169,8 @@ class CoderWorkflow:
         if judged.changed:
             coverage = judged.covered / judged.changed
             self._talking.progress = self._talking.progress.evolve(coverage=coverage)
+        if not judged.accepted and not judged.refused:
+            raise _Over(Ended(Why.FINISHED))
         # Mutants that survive are work for the coder; without any the checks are run once more, with the new tests.
         self._enter(CoderState.CODING if judged.survived else CoderState.TESTING, said=judged.said)
 
@@ -207,8 +212,6 @@ class CoderWorkflow:
         return self._result(status, error=ended.reason)
 
     def _result(self, status: ExecutorStatus, *, error: str = "") -> CoderResult:
-        if status is ExecutorStatus.FATAL:
-            self._enter(CoderState.FAILED)
         return CoderResult(status=status, session=self._talking.session, progress=self._talking.progress, error=error)
 
     def _continue_as_new(self) -> NoReturn:
