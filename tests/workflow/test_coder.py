@@ -191,15 +191,26 @@ async def test_what_a_person_mended_goes_on_in_the_same_session(
     assert fake.paid == (1, 1, 1)
 
 
-async def test_new_dependency_reaches_a_person_and_goes_on_after_the_answer(
-    working: Working, client: TightloopClient, request_for: Callable[..., EpisodeRequest], shop: Path, coding: Any
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [("import forex_python\n", "forex"), ("import urllib.request\nurllib.request.urlopen('https://e.org')\n", "urllib")],
+    ids=["dependency", "network"],
+)
+async def test_wish_reaches_a_person_and_goes_on_after_the_answer(
+    code: str,
+    shown: str,
+    working: Working,
+    client: TightloopClient,
+    request_for: Callable[..., EpisodeRequest],
+    shop: Path,
+    coding: Any,
 ) -> None:
-    wish = use(("create_file", {"path": "rates.py", "content": "import forex_python\n", "overwrite": None}))
+    wish = use(("create_file", {"path": "rates.py", "content": code, "overwrite": None}))
     with FakeCoderModel(READ, FIX, wish, TESTS, FINISH) as fake:
         async with working(under=coding(fake)):
             started = await client.start(request_for(executor="coder", definition_of_done=[CHECK]))
             waiting = await asked(client, started)
-            assert "forex" in str(waiting.questions[0])
+            assert shown in str(waiting.questions[0])
             await client.answer(started, "allow")
             result = await client.result(started)
     assert result.outcome is EpisodeOutcome.SUCCEEDED, result.reason
