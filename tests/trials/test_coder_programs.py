@@ -5,6 +5,7 @@ The client of the SDK is the real one; the model on the other side of the wire f
 
 import asyncio
 import os
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -71,6 +72,10 @@ async def test_coder_fixes_the_program_in_an_episode(
     settings: Settings,
 ) -> None:
     folder = project(program)
+    before = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=folder, stdout=asyncio.subprocess.DEVNULL
+    )
+    assert await before.wait() == pytest.ExitCode.TESTS_FAILED
     with model_of(program) as fake:
         async with working(under=coding(settings, fake, wire)):
             request = EpisodeRequest(

@@ -1,5 +1,6 @@
 """Real tests and empty ones, in four sets: which of them the gate lets through."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,12 +8,14 @@ import pytest
 from activities.sandbox.bubblewrap import BubblewrapSandbox
 from tests.support.gating import judge_prepared, make_lean_environment, prepared
 
+# The other two led to rules; all four with TIGHTLOOP_TEST_GATE=all.
+SETS = ["first", "second", "third", "fourth"] if os.environ.get("TIGHTLOOP_TEST_GATE") == "all" else ["first", "fourth"]
 FILES = 10
 """Of each kind in each set."""
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["first", "second", "third", "fourth"])
+@pytest.mark.parametrize("name", SETS)
 def test_real_tests_count_and_empty_ones_do_not(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if problem := BubblewrapSandbox().probe():
         pytest.skip(f"bubblewrap does not work here: {problem}")

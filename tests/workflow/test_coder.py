@@ -193,7 +193,10 @@ async def test_what_a_person_mended_goes_on_in_the_same_session(
 
 @pytest.mark.parametrize(
     ("code", "shown"),
-    [("import forex_python\n", "forex"), ("import urllib.request\nurllib.request.urlopen('https://e.org')\n", "urllib")],
+    [
+        ("import forex_python\n", "forex"),
+        ("import urllib.request\nurllib.request.urlopen('https://e.org')\n", "urllib"),
+    ],
     ids=["dependency", "network"],
 )
 async def test_wish_reaches_a_person_and_goes_on_after_the_answer(

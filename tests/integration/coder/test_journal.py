@@ -78,7 +78,7 @@ def test_killed_at_any_step_it_ends_as_without_the_kill(tmp_path: Path, name: st
     assert effects >= (2 if before != after else 0)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(st.integers(1, 25), max_size=6), name=st.sampled_from(sorted(CHANGES)))
 def test_killed_again_and_again_it_ends_as_without_the_kills(tmp_path: Path, steps: list[int], name: str) -> None:
     tool, arguments = CHANGES[name]
