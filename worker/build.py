@@ -30,7 +30,7 @@ from activities.checks.activity import VerificationActivities
 from activities.checks.runner import ProcessCheckRunner
 from activities.coder.port import TurnModels
 from activities.executor.activity import ExecutionActivities
-from activities.executor.choose import FenceWhenNeeded, Surroundings, executors, open_gateway
+from activities.executor.choose import FenceWhenNeeded, Surroundings, open_gateway
 from activities.executor.port import Executors, Outboxes
 from activities.executor.sqlite_outbox import open_sqlite_outbox
 from activities.loop.tasks.choose import task_planners
@@ -59,13 +59,12 @@ from activities.workspace.activity import WorkspaceActivities
 from activities.workspace.git import GitWorkspaces
 from tightloop.client.execution import SEALS
 from tightloop.client.sealing import SealingCodec
-from tightloop.coder.model import CODER
 from tightloop.database.opening import open_project
 from tightloop.episode.model import EpisodeRequest
 from tightloop.host import home_queue, state_home
 from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.settings import PlannerSettings, Settings
-from worker.coder import coder_activities, coder_executor, coder_models, coder_service
+from worker.coder import coder_activities, coder_models, coder_service, host_executors
 from worker.connect import EndedEpisodes
 from worker.hosting.home import Home
 from worker.hosting.interceptor import ActivityInterceptor
@@ -202,7 +201,7 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
         checks=ProcessCheckRunner(around.sandbox, settings.sandbox),
         sandbox=around.sandbox,
         sandbox_settings=settings.sandbox,
-        executors=executors(around, {CODER: coder_executor(settings, around.sandbox)}),
+        executors=host_executors(settings, around),
         coder_models=coder_models(coder_service(settings, os.environ)),
         planners=lambda asked: choose_planner(kind(asked)),
         reflectors=lambda asked: choose_reflector(kind(asked)),

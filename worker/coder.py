@@ -16,6 +16,7 @@ from activities.coder.reviewing import CodeReviewer
 from activities.coder.testing import ChangedTests
 from activities.coder.toolbox import Toolbox
 from activities.coder.turns.taking import TurnTaker
+from activities.executor.choose import ExecutorRegistry, Surroundings, executors
 from activities.executor.port import Outboxes
 from activities.memory.spared import Memories
 from activities.memory.telling import ToldMemory
@@ -25,7 +26,7 @@ from activities.sandbox.port import Sandbox
 from activities.testing.port import TestGate
 from activities.workspace.port import Workspaces
 from activities.workspace.scope import EpisodeScope
-from tightloop.coder.model import Bounds
+from tightloop.coder.model import CODER, Bounds
 from tightloop.coder.role import Role, known_roles
 from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.settings import CoderSettings, Settings
@@ -57,6 +58,11 @@ def coder_executor(settings: Settings, sandbox: Sandbox) -> CoderExecutor:
         return sandbox.probe()
 
     return CoderExecutor(problem, (*settings.sandbox.network, *settings.sandbox.write))
+
+
+def host_executors(settings: Settings, around: Surroundings) -> ExecutorRegistry:
+    """Return the executors of this host, the coder among them."""
+    return executors(around, {CODER: coder_executor(settings, around.sandbox)})
 
 
 def coder_bounds(coder: CoderSettings) -> Bounds:

@@ -4,19 +4,20 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from activities.executor.choose import ExecutorRegistry, executors
+from activities.executor.choose import ExecutorRegistry
 from activities.executor.port import Availability
 from activities.sandbox.choose import examine_sandboxes
 from tightloop.errors import TightloopError
 from tightloop.settings import Settings
 from worker.build import surroundings
+from worker.coder import host_executors
 
 AT_ONCE = 4
 
 
 def describe(settings: Settings) -> dict[str, list[dict[str, Any]]]:
     """Look for every executor and try every sandbox; within about half a minute."""
-    registry = executors(surroundings(settings))
+    registry = host_executors(settings, surroundings(settings))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         seen = list(pool.map(lambda name: _availability(registry, name), registry.names))
     return {

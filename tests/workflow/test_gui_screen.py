@@ -149,4 +149,4 @@ async def test_a_worker_at_the_screen_serves_its_task_queue_only(temporal_client
         assert config["task_queue"].startswith(wanted)
         assert config["max_concurrent_activities"] == 1
         assert list(config["workflows"]) == []
-        assert sorted(each.__name__ for each in config["activities"]) == ["execute", "hand_off"]
+        assert sorted(each.__name__ for each in config["activities"]) == ["conclude", "execute", "hand_off"]
