@@ -24,7 +24,7 @@ from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.settings import Settings
 
-KILLS = int(os.environ.get("TIGHTLOOP_TEST_CODER_KILLS", "8"))
+KILLS = int(os.environ.get("TIGHTLOOP_TEST_CODER_KILLS", "4"))
 KILLS_A_RUN = 4
 ANSWER_S = 0.15
 """How long an answer takes, so that kills come in the middle of one."""
