@@ -332,8 +332,8 @@ def test_files_of_the_server_logs_alerts_and_telemetry_hold_none_of_it(played: P
     assert b"RunWorkflow:PlanWorkflow" in kept["spans and metrics"]
     told = {came.told["kind"] for came in played.alerts.came}
     assert {"gate", "failed_step", "failed"} <= told
-    # The ledger holds content by design, and no secrets.
-    ledger = {name: kept.pop(name) for name in list(kept) if "ledger.db" in name}
+    # The ledger and the memory hold content by design, and no secrets.
+    ledger = {name: kept.pop(name) for name in list(kept) if "ledger.db" in name or "memory.db" in name}
     assert ledger
     assert leaks(ledger, SECRET) == []
     assert leaks(kept, WORD, SECRET, str(played.folder)) == []
