@@ -32,7 +32,7 @@ DISPATCH = (
 )  # fmt: skip
 VERIFY = ("verify", "find_gates", "run_project_gate", "leave_project")
 ALL = tuple(f"{name}.{moment}" for name in ("start", *DISPATCH, *VERIFY) for moment in ("after", "before"))
-COUNT = min(int(os.environ.get("TIGHTLOOP_TEST_MOMENTS", "5")), len(ALL))
+COUNT = min(int(os.environ.get("TIGHTLOOP_TEST_MOMENTS", "3")), len(ALL))
 MOMENTS = tuple(ALL[number * len(ALL) // COUNT] for number in range(COUNT))
 SECONDS = 150.0
 
