@@ -85,7 +85,7 @@ class FileChange:
     path: str
     """Relative to the root."""
     before: bytes | None
-    """None: there is no such file."""
+    """None if the file does not exist."""
     after: bytes | None
     """None: it is removed."""
     text: str

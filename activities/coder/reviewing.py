@@ -38,5 +38,5 @@ class CodeReviewer:
 
 
 def _blobs(tree: WorkingTree, identity: str) -> dict[bytes, str]:
-    # A link is no code; what it leads to is reviewed where it lies.
+    # Links are skipped: their targets are reviewed where they are.
     return {path: entry.id for path, entry in tree.entries(identity).items() if entry.mode != LINK}

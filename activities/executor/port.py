@@ -1,5 +1,6 @@
 """The ports of the executor and of the outbox."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -85,9 +86,9 @@ class Executor(Protocol):
 class DelegatingExecutor(Executor):
     """An executor that is a workflow: `execute` claims the delivery, the episode starts the workflow and concludes."""
 
+    @abstractmethod
     def conclude(self, result: CoderResult, store: ArtifactStore, state_folder: Path) -> ExecutorOutcome:
         """Return how a delivery ended that the workflow has carried out. Idempotent."""
-        raise NotImplementedError
 
 
 Executors = Callable[[str], Executor]

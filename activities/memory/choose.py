@@ -24,8 +24,8 @@ def choose_embedder(settings: MemorySettings, service: ModelService) -> Embedder
 
         if not service.configured:
             raise SettingsError(
-                "memory.embedder is openai, but there is no key: set OPENAI_API_KEY, or the base URL of an own service "
-                "as planner.base_url, or use memory.embedder: hashing"
+                "memory.embedder is openai, but there is no key: set OPENAI_API_KEY, or name your own service "
+                "with planner.base_url, or use memory.embedder: hashing"
             )
         return OpenAIEmbedder(service, settings.model, settings.dimension, settings.timeout_s)
     return HashingEmbedder()

@@ -64,7 +64,7 @@ class Memory(Protocol):
         """Return everything about an entry.
 
         Raises:
-            InvalidRequestError: there is no such one.
+            InvalidRequestError: no entry has this id.
         """
         ...
 

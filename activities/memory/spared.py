@@ -45,7 +45,7 @@ class SparedMemory:
 
         Args:
             project: whose it is.
-            open_memory: None: there is no memory.
+            open_memory: opens it; None where the memory is off.
             shown: how much of it a briefing gets.
             problem: why it is not used, where that is known already.
             on_problem: is told why it is not used any more.

@@ -76,6 +76,16 @@ def most_repeated(marks: Sequence[str]) -> int:
     return Counter(marks)[marks[-1]] if marks else 0
 
 
+def may_reflect(progress: CoderProgress, bounds: Bounds) -> bool:
+    """Return whether red checks lead to another round."""
+    return progress.round <= bounds.rounds
+
+
+def wants_tests(progress: CoderProgress, bounds: Bounds) -> bool:
+    """Return whether green checks lead to tests for the change first."""
+    return bounds.testing and not progress.tested
+
+
 def why_stuck(talk: Talk) -> str:
     """Return why a conversation leads nowhere, as a sentence; empty: it does not."""
     if talk.silent >= SILENT_STOP:

@@ -118,7 +118,7 @@ class Rate(Value):
     count: int = 0
     """Cases in which it was so."""
     share: float | None = None
-    """From 0 to 1; None where there is no case."""
+    """From 0 to 1; None if nothing was counted."""
 
 
 class Figures(Value):

@@ -13,6 +13,7 @@ from temporalio.exceptions import ApplicationError
 from activities.coder.activity import CoderActivities
 from activities.coder.requests import BeginRequest, Checked, CheckRequest, Judged, JudgeRequest
 from activities.workspace.scope import EpisodeScope
+from tightloop.coder import course
 from tightloop.coder.display import details_markdown
 from tightloop.coder.input import CoderInput
 from tightloop.coder.model import (
@@ -29,7 +30,7 @@ from tightloop.episode.timeline import TimelineLine
 from tightloop.executor.model import ExecutorStatus
 from tightloop.safety.seal import check_start
 from tightloop.value.artifact import ArtifactRef
-from workflows.coder.talking import Ended, RunOver, Talking, Why
+from workflows.coder.conversations import Conversations, Ended, RunOver, Why
 from workflows.shared.activities import GRACE, ActivityFailedError, ActivityOptions, ActivityRunner
 from workflows.shared.refusal import refusals
 from workflows.shared.reporter import STATUS
@@ -67,7 +68,7 @@ class CoderWorkflow:
             within=given.within,
         )
         self._runner = ActivityRunner(lambda: Queues(home=given.home))
-        self._talking = Talking(given, self._scope, self._runner, self._show)
+        self._conversations = Conversations(given, self._scope, self._runner, self._show)
         self._timeline: list[TimelineLine] = []
 
     @workflow.run
@@ -91,7 +92,7 @@ class CoderWorkflow:
             return self._end(over.ended)
         except ActivityFailedError as failure:
             # As it was: once a person has mended what is wrong, it goes on from there.
-            progress = self._talking.progress
+            progress = self._conversations.progress
             self._enter(CoderState.FAILED)
             return self._result(ExecutorStatus.FATAL, error=failure.reason).evolve(progress=progress)
         except RunOver:
@@ -107,8 +108,8 @@ class CoderWorkflow:
             BeginRequest(scope=self._scope, key=self._given.key),
             ActivityOptions("begin", BEGIN_TIMEOUT),
         )
-        self._talking.session, self._talking.bounds = brief.session, brief.bounds
-        self._talking.progress = brief.progress
+        self._conversations.session, self._conversations.bounds = brief.session, brief.bounds
+        self._conversations.progress = brief.progress
         if brief.progress.state is CoderState.INIT:
             self._enter(CoderState.PLANNING if brief.bounds.planning else CoderState.CODING)
         else:
@@ -116,7 +117,7 @@ class CoderWorkflow:
 
     async def _step(self) -> None:
         """Do what the state says, and enter the next one."""
-        match self._talking.progress.state:
+        match self._conversations.progress.state:
             case CoderState.PLANNING:
                 await self._plan()
             case CoderState.CODING:
@@ -143,18 +144,18 @@ class CoderWorkflow:
         """Run the definition of done; once it is green, have tests written that can fail."""
         checked = await self._check()
         if not checked.green:
-            if self._talking.progress.round > self._talking.bounds.rounds:
+            if not course.may_reflect(self._conversations.progress, self._conversations.bounds):
                 raise _Over(Ended(Why.BOUND, reason=f"the checks are still red: {checked.summary}"))
             self._enter(CoderState.REFLECTING, said=checked.said, role=REFLECTOR)
             return
-        if self._talking.bounds.testing and not self._talking.progress.tested:
+        if course.wants_tests(self._conversations.progress, self._conversations.bounds):
             await self._write_tests(checked)
             return
         raise _Over(Ended(Why.FINISHED))
 
     async def _write_tests(self, checked: Checked) -> None:
         await self._talk(TESTER)
-        self._talking.progress = self._talking.progress.evolve(tested=True)
+        self._conversations.progress = self._conversations.progress.evolve(tested=True)
         judged: Judged = await self._runner.run(
             CoderActivities.judge_tests,
             JudgeRequest(
@@ -168,7 +169,7 @@ class CoderWorkflow:
         self._log("tests", judged.summary)
         if judged.changed:
             coverage = judged.covered / judged.changed
-            self._talking.progress = self._talking.progress.evolve(coverage=coverage)
+            self._conversations.progress = self._conversations.progress.evolve(coverage=coverage)
         if not judged.accepted and not judged.refused:
             raise _Over(Ended(Why.FINISHED))
         # Mutants that survive are work for the coder; without any the checks are run once more, with the new tests.
@@ -176,13 +177,13 @@ class CoderWorkflow:
 
     async def _reflect(self) -> None:
         ended = await self._talk(REFLECTOR)
-        self._talking.close(REFLECTOR)
-        self._talking.progress = self._talking.progress.evolve(round=self._talking.progress.round + 1)
+        self._conversations.close(REFLECTOR)
+        self._conversations.progress = self._conversations.progress.evolve(round=self._conversations.progress.round + 1)
         self._enter(CoderState.CODING, said=ended.result)
 
     async def _talk(self, role: str) -> Ended:
         """Go on with a role; what only a person can decide ends the delivery, and so does the last bound."""
-        ended = await self._talking.talk(role)
+        ended = await self._conversations.talk(role)
         if ended.why in (Why.QUESTION, Why.PAUSED) or (ended.why is Why.BOUND and role == CODER):
             raise _Over(ended)
         if ended.why is not Why.FINISHED:
@@ -191,7 +192,7 @@ class CoderWorkflow:
 
     async def _check(self) -> Checked:
         request = CheckRequest(
-            scope=self._scope, key=self._given.key, session=self._talking.session, base_tree=self._given.base_tree
+            scope=self._scope, key=self._given.key, session=self._conversations.session, base_tree=self._given.base_tree
         )
         options = ActivityOptions("run the definition of done", CHECK_TIMEOUT + GRACE)
         checked: Checked = await self._runner.run(CoderActivities.check_work, request, options)
@@ -212,15 +213,17 @@ class CoderWorkflow:
         return self._result(status, error=ended.reason)
 
     def _result(self, status: ExecutorStatus, *, error: str = "") -> CoderResult:
-        return CoderResult(status=status, session=self._talking.session, progress=self._talking.progress, error=error)
+        return CoderResult(
+            status=status, session=self._conversations.session, progress=self._conversations.progress, error=error
+        )
 
     def _continue_as_new(self) -> NoReturn:
         worked = (workflow.now() - workflow.info().start_time).total_seconds()
         workflow.continue_as_new(
             self._given.evolve(
-                session=self._talking.session,
-                bounds=self._talking.bounds,
-                progress=self._talking.progress,
+                session=self._conversations.session,
+                bounds=self._conversations.bounds,
+                progress=self._conversations.progress,
                 worked_s=self._given.worked_s + worked,
             )
         )
@@ -228,22 +231,22 @@ class CoderWorkflow:
     @workflow.signal(description="Stop before the next turn. The episode pauses, and goes on from there.")
     def pause(self, *_reason: Any) -> None:
         """Ask for a pause; asking twice is harmless."""
-        self._talking.pause_wanted = True
+        self._conversations.pause_wanted = True
 
     # -- what people see --------------------------------------------------------------------------------
 
     def _enter(self, state: CoderState, *, said: ArtifactRef | None = None, role: str = CODER) -> None:
         """Go on with a state, and show it; `said` is for the next turn of a role."""
         if said is not None:
-            self._talking.say(role, said)
-        self._talking.progress = self._talking.progress.entering(state)
+            self._conversations.say(role, said)
+        self._conversations.progress = self._conversations.progress.entering(state)
         self._log(state.value.lower())
         # Search attributes are plain text for everybody: an enum value, and nothing else.
         workflow.upsert_search_attributes([STATUS.value_set(state.value.lower())])
         self._show()
 
     def _log(self, kind: str, text: str = "") -> None:
-        place = f"turn {self._talking.progress.turns}"
+        place = f"turn {self._conversations.progress.turns}"
         entry = TimelineLine(at=workflow.now(), kind=kind, text=f"{text} ({place})" if text else place)
         self._timeline = [*self._timeline, entry][-self.timeline_limit :]
 
@@ -253,16 +256,16 @@ class CoderWorkflow:
     @property
     def place(self) -> str:
         """Where it is, for a replay."""
-        return f"{self._talking.progress.state.value}, turn {self._talking.progress.turns}"
+        return f"{self._conversations.progress.state.value}, turn {self._conversations.progress.turns}"
 
     @workflow.query(description="State, turns and tokens of the delivery")
     def status(self) -> CoderStatus:
         """Return a snapshot."""
         return CoderStatus.of(
-            self._talking.progress,
+            self._conversations.progress,
             title=self._given.title,
-            session=self._talking.session,
-            max_turns=self._talking.bounds.max_turns,
+            session=self._conversations.session,
+            max_turns=self._conversations.bounds.max_turns,
         )
 
     @workflow.query(description="What happened in this run, newest last")

@@ -72,7 +72,7 @@ def check_writable(path: str) -> None:
 
 
 def read_file(root: Path, path: str, *, limit: int = READ_BYTES) -> bytes | None:
-    """Return the bytes of a regular file; None: there is no such file.
+    """Return the bytes of a regular file; None if it does not exist.
 
     Raises:
         ToolError: it is something else, or has more than `limit` bytes.

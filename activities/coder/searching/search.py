@@ -66,7 +66,7 @@ def search_files(
     """
     if not query.pattern or len(query.pattern) > PATTERN_CHARACTERS:
         raise ToolError(f"the pattern has to have 1 to {PATTERN_CHARACTERS} characters")
-    # A link may lead out of the tree; what is no file any more is no file.
+    # Links may lead out of the tree, and files may be gone by now.
     files = [name for name in names[:FILES_LIMIT] if _is_plain(root / name)]
     found = (shutil.which("rg") or "") if program is None else program
     run = _by_ripgrep if found else _by_re

@@ -4,8 +4,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from activities.coder.arguments import optional, schema
-from activities.coder.equipment import Equipment
+from activities.coder.calls.arguments import optional, schema
+from activities.coder.calls.equipment import Equipment
 from activities.coder.port import ToolContext, ToolResult, ToolSpec
 from tightloop.executor.asking import clarifying_question
 from tightloop.question import TEXT_CHARACTERS, TITLE_CHARACTERS

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from activities.coder.arguments import schema, text
-from activities.coder.equipment import Equipment
+from activities.coder.calls.arguments import schema, text
+from activities.coder.calls.equipment import Equipment
 from activities.coder.files.content import check_placeholders, has_placeholder
 from activities.coder.files.tree_files import check_writable, is_binary, read_file, relative, shown
 from activities.coder.port import FileChange, ToolContext, ToolError, ToolSpec

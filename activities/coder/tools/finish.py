@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from activities.coder.arguments import schema, text
-from activities.coder.equipment import Equipment
+from activities.coder.calls.arguments import schema, text
+from activities.coder.calls.equipment import Equipment
 from activities.coder.port import ToolContext, ToolResult, ToolSpec
 
 

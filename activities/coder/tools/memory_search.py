@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from activities.coder.arguments import optional, schema, text
-from activities.coder.equipment import Equipment
+from activities.coder.calls.arguments import optional, schema, text
+from activities.coder.calls.equipment import Equipment
 from activities.coder.port import ToolContext, ToolResult, ToolSpec
 
 USUAL = 3
@@ -28,7 +28,7 @@ class MemorySearch:
     def use(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
         """Search; see the port."""
         if context.memory is None:
-            return ToolResult("there is no memory of this project. Go on without")
+            return ToolResult("this project has no memory. Go on without it")
         found = context.memory.search(arguments["query"], arguments["limit"] or USUAL)
         return ToolResult("\n\n".join(found) or "nothing that fits is remembered")
 

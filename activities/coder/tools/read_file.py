@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from activities.coder.arguments import optional, schema, text
-from activities.coder.equipment import Equipment
+from activities.coder.calls.arguments import optional, schema, text
+from activities.coder.calls.equipment import Equipment
 from activities.coder.files.tree_files import is_binary, read_file, relative, shown
 from activities.coder.port import ToolContext, ToolError, ToolResult, ToolSpec
 from tightloop.coder.lines import cut, numbered
@@ -47,7 +47,9 @@ class ReadFile:
 def _result(path: str, context: ToolContext) -> bytes:
     ref = context.find_result(path.removeprefix(RESULT).strip().lower())
     if ref is None:
-        raise ToolError(f"{path[:80]!r} is no result of this session. Copy the name from where it was told")
+        raise ToolError(
+            f"{path[:80]!r} is not a result of this session. Copy its name from where it was shown"
+        )
     return context.store.get(ref)
 
 

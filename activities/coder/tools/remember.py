@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from activities.coder.arguments import schema
-from activities.coder.equipment import Equipment
+from activities.coder.calls.arguments import schema
+from activities.coder.calls.equipment import Equipment
 from activities.coder.port import ToolContext, ToolResult, ToolSpec
 
 KEY_CHARACTERS = 120
@@ -28,7 +28,7 @@ class Remember:
     def use(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
         """Keep it; see the port. To keep it twice changes nothing."""
         if context.memory is None:
-            return ToolResult("there is no memory of this project: it was not kept. Go on without")
+            return ToolResult("nothing was kept: this project has no memory. Go on without it")
         context.memory.remember(arguments["key"], arguments["text"])
         return ToolResult(f"kept as {arguments['key']!r}")
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from activities.coder.arguments import optional, schema, text
-from activities.coder.equipment import Equipment
+from activities.coder.calls.arguments import optional, schema, text
+from activities.coder.calls.equipment import Equipment
+from activities.coder.calls.running import judge_command, run_shell
 from activities.coder.port import ProgramStart, ToolContext, ToolResult, ToolSpec
-from activities.coder.running import judge_command, run_shell
 
 LONGEST_S = 600
 USUAL_S = 120

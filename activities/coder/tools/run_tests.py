@@ -5,10 +5,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from activities.coder.arguments import schema
-from activities.coder.equipment import Equipment
+from activities.coder.calls.arguments import schema
+from activities.coder.calls.equipment import Equipment
+from activities.coder.calls.running import run_shell
 from activities.coder.port import ProgramStart, ToolContext, ToolError, ToolResult, ToolSpec
-from activities.coder.running import run_shell
 from tightloop.safety.drift import DriftCause
 
 LONGEST_S = 600.0

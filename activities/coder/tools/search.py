@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from activities.coder.arguments import optional, schema, text
-from activities.coder.equipment import Equipment
+from activities.coder.calls.arguments import optional, schema, text
+from activities.coder.calls.equipment import Equipment
 from activities.coder.files.listed import listed_files
 from activities.coder.port import ToolContext, ToolResult, ToolSpec
 from activities.coder.searching.search import Query, search_files

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from activities.coder.arguments import ArgumentsError, read_arguments
+from activities.coder.calls.arguments import ArgumentsError, read_arguments
 from activities.coder.port import ModelReply, ProposedCall, ToolSpec
 from activities.model.repair import read_object
 from tightloop.coder.role import FINISH
@@ -96,11 +96,11 @@ def _arguments(call: ProposedCall, tools: Mapping[str, ToolSpec]) -> str:
     """Return the arguments of a call as JSON that follows the schema.
 
     Raises:
-        _Wrong: they do not, or there is no such tool.
+        _Wrong: they do not, or the tool is unknown.
     """
     tool = tools.get(call.tool)
     if tool is None:
-        raise _Wrong(f"There is no tool {shorten(call.tool, 60)!r}. {did_you_mean(call.tool, tools)}")
+        raise _Wrong(f"Unknown tool {shorten(call.tool, 60)!r}. {did_you_mean(call.tool, tools)}")
     properties: Mapping[str, Any] = tool.parameters["properties"]
     given = _object(call, tuple(properties)).items()
     read = {name: _unwrapped(value, properties.get(name, {})) for name, value in given}

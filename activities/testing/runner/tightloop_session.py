@@ -1,6 +1,6 @@
 """A session of pytest that is collected once; each run of a test is a child of it, and leaves nothing behind.
 
-What a run tells is no proof against the code under test, which runs in the same process. Errors are seen before hooks
+A report is not safe from the code under test, which runs in the same process. Errors are seen before hooks
 of the project can rewrite them, two canaries go through the same hooks, and a run that tells twice is not believed.
 """
 

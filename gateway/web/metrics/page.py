@@ -47,7 +47,7 @@ def metrics(look: Look, request: Request) -> Screen:
 
 
 def cells(figure: Figure | Rate, unit: Unit) -> tuple[str, str, str]:
-    """Return rate or median, 90th percentile and sum, as people read them; empty where there is no such thing."""
+    """Return rate or median, 90th percentile and sum, as people read them; empty where it does not apply."""
     if isinstance(figure, Rate):
         return amount(figure.share, unit), "", f"{figure.count} of {figure.n}" if figure.n else ""
     # A sum of shares says nothing.

@@ -146,7 +146,7 @@ def _nice_step(largest: float, unit: Unit) -> float:
         return 1.0
     power = 10.0 ** math.floor(math.log10(wanted))
     step = power * next(each for each in NICE if each * power >= wanted * (1 - 1e-9))
-    # Half an iteration is no place on an axis.
+    # Iterations are whole numbers: no ticks between them.
     return max(step, 1.0) if unit is Unit.COUNT else step
 
 

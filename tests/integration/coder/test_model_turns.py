@@ -51,10 +51,10 @@ async def test_conversation_is_sent_with_results_messages_and_corrections(worksp
         await session.turn()
         wrong = await session.turn("line 1", "line 2", said=("Mind the rounding.",))
         done = await session.turn(correction=wrong.problem)
-    assert wrong.problem.startswith("There is no tool 'nothing'.")
+    assert wrong.problem.startswith("Unknown tool 'nothing'.")
     assert [call.tool for call in done.calls] == ["finish"]
     sent = json.dumps(model.requests[-1].body)
-    for text in (TASK, "line 1", "line 2", "Mind the rounding.", "There is no tool 'nothing'."):
+    for text in (TASK, "line 1", "line 2", "Mind the rounding.", "Unknown tool 'nothing'."):
         assert sent.count(json.dumps(text)[1:-1]) == 1
     assert model.shared == [1.0, 1.0]
 

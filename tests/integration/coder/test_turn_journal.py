@@ -122,7 +122,7 @@ async def test_problem_costs_one_request_and_is_kept(workspace: Path) -> None:
         first = await session.take(session.request())
         again = await session.take(session.request())
     assert first == again
-    assert first.problem.startswith("There is no tool")
+    assert first.problem.startswith("Unknown tool")
     assert read_turn(session.folder, 1).calls == ()
     assert model.paid == (1,)
 

@@ -37,7 +37,7 @@ def test_call_that_can_be_understood_is_made(written: str, start: int | None) ->
 @pytest.mark.parametrize(
     ("reply", "sentence"),
     [
-        (called(("raed_file", "{}")), "There is no tool 'raed_file'. Did you mean 'read_file'?"),
+        (called(("raed_file", "{}")), "Unknown tool 'raed_file'. Did you mean 'read_file'?"),
         (called(("read_file", '{"path": "a')), "The arguments of read_file have no end. Write less at once."),
         (
             called(("read_file", "a.py")),

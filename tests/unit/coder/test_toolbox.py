@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
+from activities.coder.calls.toolbox import Toolbox
 from activities.coder.port import ProposedCall
-from activities.coder.toolbox import Toolbox
 from tests.support.coder_tools import all_tools, bench
 from tightloop.coder.model import CallHead
 from tightloop.errors import SettingsError
@@ -34,7 +34,7 @@ def test_schemas_are_strict(name: str) -> None:
 
 def test_specs_come_in_the_order_of_the_names() -> None:
     assert [spec.name for spec in Toolbox(TOOLS).specs(["search", "edit_file"])] == ["search", "edit_file"]
-    with pytest.raises(SettingsError, match=r"no tool 'serch'\. Did you mean 'search'"):
+    with pytest.raises(SettingsError, match=r"unknown tool 'serch'\. Did you mean 'search'"):
         Toolbox(TOOLS).specs(["serch"])
 
 
@@ -52,7 +52,7 @@ def test_heads_tell_what_reads_and_what_runs() -> None:
 
 def test_a_tool_that_is_not_there_or_not_for_the_role_is_told(tmp_path: Path) -> None:
     made = bench(tmp_path)
-    assert "there is no tool 'edit_fil'. Did you mean 'edit_file'?" in made.failed("edit_fil")
+    assert "unknown tool 'edit_fil'. Did you mean 'edit_file'?" in made.failed("edit_fil")
     result = made.use("delete_file", {"path": "a.py"}, tools=("read_file", "finish"))
     assert result.failed
     assert made.text(result) == "delete_file is not one of your tools: finish, read_file"

@@ -53,7 +53,7 @@ class RunOver(Exception):  # noqa: N818 - it ends the run, it is not an error
     """The coder continues as a new run."""
 
 
-class Talking:
+class Conversations:
     """Talks with the roles.
 
     Attributes:

@@ -4,7 +4,7 @@ import importlib
 import pkgutil
 
 from activities.coder import tools
-from activities.coder.equipment import Equipment
+from activities.coder.calls.equipment import Equipment
 from activities.coder.port import Tool
 
 

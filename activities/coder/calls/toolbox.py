@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from activities.artifacts.durable import FULL
-from activities.coder.arguments import ArgumentsError, read_arguments
+from activities.coder.calls.arguments import ArgumentsError, read_arguments
+from activities.coder.calls.journal import CallJournal, CallRecord, find_result
 from activities.coder.files.tree_files import digest, read_file, remove_temporary, shown, write_change
-from activities.coder.journal import CallJournal, CallRecord, find_result
 from activities.coder.port import (
     FileChange,
     ProgramStart,
@@ -37,15 +37,15 @@ _NOT_THE_MODELS = (StorageFullError, SandboxUnavailableError, SettingsError)
 """What no other call of a model could get around."""
 
 
-def nothing_against(_context: ToolContext) -> ToolResult | None:
-    """Let everything be run."""
+def allow_everything(_context: ToolContext) -> ToolResult | None:
+    """Allow everything that was written to be run."""
     return None
 
 
 class Toolbox:
     """All tools that there are; a role is told of some of them."""
 
-    def __init__(self, tools: Iterable[Tool], *, review: Review = nothing_against) -> None:
+    def __init__(self, tools: Iterable[Tool], *, review: Review = allow_everything) -> None:
         self._tools = {tool.spec.name: tool for tool in tools}
         self._review = review
 
@@ -53,12 +53,12 @@ class Toolbox:
         """Return what a model is told of some tools, in the order of the names.
 
         Raises:
-            SettingsError: there is no tool with one of these names. Not retryable.
+            SettingsError: one of the names is unknown. Not retryable.
         """
         wanted = tuple(names)
         for name in wanted:
             if name not in self._tools:
-                raise SettingsError(f"there is no tool {name!r}. {did_you_mean(name, self._tools)}")
+                raise SettingsError(f"unknown tool {name!r}. {did_you_mean(name, self._tools)}")
         return tuple(self._tools[name].spec for name in wanted)
 
     def heads(self, calls: Iterable[ProposedCall]) -> tuple[CallHead, ...]:
@@ -131,7 +131,7 @@ class Toolbox:
             raise ToolError(f"{name} is not one of your tools: {', '.join(known)}")
         if name not in known:
             name = shorten(name, NAME_CHARACTERS)
-            raise ToolError(f"there is no tool {name!r}. {did_you_mean(name, known)}")
+            raise ToolError(f"unknown tool {name!r}. {did_you_mean(name, known)}")
         return self._tools[name]
 
     def _begin(

@@ -1,0 +1,1 @@
+"""Calls of tools: validated, journaled, made once, their results bounded and stored."""
