@@ -8,13 +8,13 @@ from pathlib import Path
 from activities.artifacts.port import ArtifactStores
 from activities.checks.port import CheckRunner
 from activities.coder.activity import CoderActivities
-from activities.coder.calls.choose import make_tools
 from activities.coder.calls.equipment import Equipment
 from activities.coder.calls.toolbox import Toolbox
 from activities.coder.executor import CoderExecutor
 from activities.coder.port import CoderMemory, TurnModel, TurnModels
 from activities.coder.reviewing import CodeReviewer
 from activities.coder.testing import ChangedTests
+from activities.coder.tools import make_tools
 from activities.coder.turns.taking import TurnTaker
 from activities.executor.choose import ExecutorRegistry, Surroundings, executors
 from activities.executor.port import Outboxes

@@ -8,10 +8,10 @@ from typing import Any
 
 from activities.artifacts.local import LocalArtifactStore
 from activities.checks.runner import ProcessCheckRunner
-from activities.coder.calls.choose import make_tools
 from activities.coder.calls.equipment import Equipment
 from activities.coder.calls.toolbox import Toolbox
 from activities.coder.port import CoderMemory, ProposedCall, Tool, ToolContext, ToolResult
+from activities.coder.tools import make_tools
 from activities.sandbox.choose import choose_sandbox
 from tests.support.git_sample import make_repository, scope_of
 from tightloop.coder.model import CallResult

@@ -94,7 +94,7 @@ class Delivery:
             )
         except Answered as answered:
             before = ExecutorReport(status=ExecutorStatus.NEEDS_PERSON, key=key, new_tree=record.state.tree)
-            await self._points.take_tree("the agent has reported: look at what it left")
+            await self._points.tree.take_tree("the agent has reported: look at what it left")
             report = report_by_message(before, answered.answer, executor=name, tree=record.state.tree)
         record.log_drift(report.drift)
         self._log_stand_in(report)
@@ -116,11 +116,12 @@ class Delivery:
             pause=lambda: workflow.get_external_workflow_handle(identity).signal("pause"),
         )
         record.log(CODER, path_line(result.progress))
-        return await self._points.do_next(
+        report: ExecutorReport = await self._points.do_next(
             ExecutionActivities.conclude,
             lambda: ConcludeRequest(scope=record.scope, begun=begun, result=result),
             ActivityOptions(f"{CODER}: conclude the delivery", HAND_OFF_TIMEOUT, self._queue),
         )
+        return report
 
     def _coder_input(self, begun: ExecutorReport, limit_s: float) -> CoderInput:
         record = self._record

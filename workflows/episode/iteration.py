@@ -169,7 +169,7 @@ class Iteration:
     async def reflect(self) -> None:
         """Diagnose the last iteration where it left its course."""
         # A reset is a cause: it has to be noticed before one is looked for.
-        await self._points.reconcile_reset()
+        await self._points.tree.reconcile_reset()
         record, cause = self._record, self._record.state.reflect_next
         if cause is None:
             return

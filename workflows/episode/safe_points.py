@@ -2,33 +2,27 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, overload
 
 from temporalio import workflow
 from temporalio.exceptions import FailureError
 
-from activities.workspace.activity import WorkspaceActivities
-from activities.workspace.requests import Adopted, AdoptRequest, AmendRequest, ReconcileRequest
-from tightloop.episode.checkpoint import RECENT_LIMIT, RestoreTarget, merge
+from tightloop.episode.checkpoint import RestoreTarget
 from tightloop.episode.display import details_markdown
 from tightloop.episode.loop import decisions, state_changes
-from tightloop.episode.loop.questions import drift_question, end_question, make_question, read_drift_answer
+from tightloop.episode.loop.questions import end_question, make_question, read_drift_answer
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase
-from tightloop.episode.planning import ReflectCause
 from tightloop.episode.work import Work
 from tightloop.ledger.alert import Alert, AlertKind, alert_kind, alert_of
 from tightloop.plan.child import waits_of
 from tightloop.question import Answer, Question, QuestionKind, is_paused
-from tightloop.safety.drift import Drift, DriftAnswer
-from tightloop.value import counted
 from workflows.episode.operator import Operator
 from workflows.episode.record import EpisodeRecord
 from workflows.episode.recording import EpisodeRecording
+from workflows.episode.tree_changes import TreeChanges
 from workflows.shared.activities import (
-    HAND_OFF_TIMEOUT,
-    RESTORE_TIMEOUT,
     ActivityFailedError,
     ActivityOptions,
     ActivityRunner,
@@ -41,6 +35,7 @@ from workflows.shared.reporter import Reporter
 A = TypeVar("A")
 R = TypeVar("R")
 
+PAUSE_AGAIN = timedelta(seconds=1)
 _FILES_FIRST_PATCH = "files-before-pause"
 """A pause waits until the files are back. Without it the pause came first, and the restore undid its edits."""
 _MISSING_PATCH = "tell-missing-executor"
@@ -67,17 +62,12 @@ class Answered(Exception):  # noqa: N818 - it ends an activity, it is not an err
         self.answer = answer
 
 
-async def _told(signal: Callable[[], Awaitable[None]]) -> None:
-    # It may have ended meanwhile: then nothing is left to be paused.
-    with suppress(FailureError):
-        await signal()
-
-
 class SafePoints:
     """Runs activities one by one, acts on what people want in between, and waits for them where needed.
 
     Attributes:
         work: what the activity that runs now does.
+        tree: what happens to the files between two steps.
     """
 
     def __init__(
@@ -101,12 +91,10 @@ class SafePoints:
         )
         self.work: Work | None = None
         self._ending: str | None = None
-        self._is_reset = self._putting_back = False
         self._restoring: RestoreTarget | None = None
         self._pause_child: Callable[[], Awaitable[None]] | None = None
         self._asking_child: asyncio.Task[None] | None = None
-        # A reset is announced in no other way: the run that it makes gets a new random seed.
-        workflow.register_random_seed_callback(self._on_reset)
+        self.tree = TreeChanges(record, operator, recording, self._notice, self)
 
     # -- activities ---------------------------------------------------------------------------------
 
@@ -128,12 +116,13 @@ class SafePoints:
             Answered: somebody answered the question beside it first.
         """
         await self._pass()
-        return await self._insist(lambda: self._runner.run(method, request(), options), options)
+        return await self.do_next(method, request, options)
 
-    async def do_next(self, method: Callable[[Any, A], R], request: Callable[[], A], options: ActivityOptions) -> R:
+    async def do_next(
+        self, method: Callable[[Any, Any], Any], request: Callable[[], Any], options: ActivityOptions
+    ) -> Any:
         """Run an activity that concludes what ran before: nobody steps in between, so the tree is known at a pause."""
-        result: R = await self._insist(lambda: self._runner.run(method, request(), options), options)
-        return result
+        return await self._insist(lambda: self._runner.run(method, request(), options), options)
 
     async def do_workflow(
         self,
@@ -161,18 +150,9 @@ class SafePoints:
     def restoring(self, target: RestoreTarget) -> Iterator[None]:
         """Let an accepted restore come before a pause: what is edited in that pause is then kept."""
         self._restoring = target
-        with self._replacing_files() if workflow.patched(_FILES_FIRST_PATCH) else nullcontext():
+        with self.tree.replacing_files() if workflow.patched(_FILES_FIRST_PATCH) else nullcontext():
             yield
         self._restoring = None
-
-    @contextmanager
-    def _replacing_files(self) -> Iterator[None]:
-        """Hold back pauses, and keep no edits of what is about to be replaced."""
-        before, self._putting_back = self._putting_back, True
-        try:
-            yield
-        finally:
-            self._putting_back = before
 
     async def _insist(self, once: Callable[[], Coroutine[Any, Any, Any]], options: ActivityOptions) -> Any:
         while True:
@@ -184,7 +164,7 @@ class SafePoints:
                     await self.ask(pause)
                     continue
                 if failure.drift is not None:
-                    await self._settle_drift(failure.drift)
+                    await self.tree.settle_drift(failure.drift)
                     continue
                 await self.ask_about(failure)
 
@@ -228,7 +208,7 @@ class SafePoints:
         A child workflow is asked to stop at its own next safe point.
         """
         if self._pause_child is not None and self.is_pause_wanted:
-            self._asking_child = asyncio.create_task(_told(self._pause_child))
+            self._asking_child = asyncio.create_task(self._ask_child_to_pause())
         if self.work is None or not self.work.ends_early or self._ending is not None:
             return
         if self._operator.pause_wanted is not None:
@@ -236,6 +216,16 @@ class SafePoints:
             self._ending = asked.id
             self._reporter.call_for(asked.kind.value, paused=False)
             self._recording.show()
+
+    async def _ask_child_to_pause(self) -> None:
+        while self._pause_child is not None and self.is_pause_wanted:
+            try:
+                await self._pause_child()
+            except FailureError:
+                # It has just ended, or has not begun yet: a signal to what is not there fails.
+                await workflow.sleep(PAUSE_AGAIN, summary="the pause has not reached the child workflow yet")
+            else:
+                return
 
     @property
     def is_pause_wanted(self) -> bool:
@@ -286,7 +276,7 @@ class SafePoints:
     async def ask(self, question: Question, *, alert: AlertKind | None = None) -> Answer | None:
         """Wait for a person. Return the answer; None: the wait ended otherwise, such as by a larger budget."""
         # A reset run puts the files back and claims the workspace before it waits for anybody.
-        await self.reconcile_reset()
+        await self.tree.reconcile_reset()
         asked = self._questions.ask(question)
         since = asked.since or workflow.now()
         self._record.stop_work()
@@ -307,7 +297,7 @@ class SafePoints:
         self._recording.show()
         if not self._operator.is_leaving:
             about_drift = asked.kind is QuestionKind.DRIFT and answer is not None
-            await self._adopt(read_drift_answer(asked, answer) if about_drift and answer else None)
+            await self.tree.adopt(read_drift_answer(asked, answer) if about_drift and answer else None)
         await self._pass()
         return answer
 
@@ -358,10 +348,10 @@ class SafePoints:
     async def _pass(self) -> None:
         """Act on what people wanted meanwhile."""
         self.leave_if_wanted()
-        await self.reconcile_reset()
+        await self.tree.reconcile_reset()
         self._tell_parent()
-        await self._store_amendment()
-        if self._operator.pause_wanted is None or (self._putting_back and workflow.patched(_FILES_FIRST_PATCH)):
+        await self.tree.store_amendment()
+        if self._operator.pause_wanted is None or (self.tree.is_putting_back and workflow.patched(_FILES_FIRST_PATCH)):
             return
         if pause := self._operator.take_pause():
             await self.ask(pause)
@@ -382,110 +372,3 @@ class SafePoints:
     def _tell_parent(self) -> None:
         """Let the plan that waits for this episode know what it waits for."""
         self._notice.tell(waits_of(self._record.episode_id, self._questions.waiting))
-
-    # -- the workspace between two steps ------------------------------------------------------------
-
-    async def _settle_drift(self, drift: Drift) -> None:
-        """Have a person decide about files that somebody else changed; those of a discarded future are put back."""
-        if self._is_reset:
-            await self.reconcile_reset()
-        else:
-            await self.ask(drift_question(drift))
-
-    async def _adopt(self, drift: DriftAnswer | None) -> None:
-        """Keep what a person edited during a pause; what a discarded future left is not an edit.
-
-        Of what they were asked about in a question, only what they want is kept.
-        """
-        record = self._record
-        if record.state.request is None or self._putting_back:
-            return
-        adopted, changed = await self.take_tree("resume: keep edits made during the pause", drift)
-        record.log_drift(adopted.drift)
-        if changed:
-            # What they refused they may have taken out themselves.
-            record.replace(record.state.evolve(findings=()))
-            when = "during a pause" if drift is None else "meanwhile"
-            record.note(f"A person edited {counted(adopted.files_changed, 'file')} {when}; keep these edits.")
-        when = "during the pause" if drift is None else "outside a pause"
-        kept = f"edits of {counted(adopted.files_changed, 'file')} {when} were kept"
-        record.log("resumed", kept if changed else "resumed")
-
-    async def take_tree(self, summary: str, drift: DriftAnswer | None = None) -> tuple[Adopted, bool]:
-        """Go on with what is on disk, of which only what was decided on is undone; return whether it has changed."""
-        record = self._record
-        adopted = await self.do(
-            WorkspaceActivities.adopt_workspace,
-            lambda: AdoptRequest(scope=record.scope, expected_tree=record.state.tree, drift=drift),
-            ActivityOptions(summary, RESTORE_TIMEOUT, record.request.queues.workspace),
-        )
-        changed = adopted.tree != record.state.tree
-        record.replace(record.state.evolve(tree=adopted.tree))
-        record.apply(state_changes.with_retries, adopted.attempt)
-        return adopted, changed
-
-    async def _store_amendment(self) -> None:
-        record = self._record
-        if not self._operator.is_amended or record.state.request is None:
-            return
-        # Before the activity: it runs at a safe point, which would store the request again.
-        self._operator.mark_amended(False)
-        try:
-            stored = await self.do(
-                WorkspaceActivities.amend_request,
-                lambda: AmendRequest(
-                    scope=record.scope,
-                    goal=record.request.goal,
-                    definition_of_done=record.request.definition_of_done,
-                    executor=record.request.executor,
-                    planner=record.request.planner,
-                ),
-                ActivityOptions("store the amended request", HAND_OFF_TIMEOUT, record.request.queues.workspace),
-            )
-        except BaseException:
-            self._operator.mark_amended(True)
-            raise
-        record.replace(record.state.evolve(request=stored))
-
-    def _on_reset(self, _seed: int) -> None:
-        # Runs outside the workflow's event loop: only a mark may be left here.
-        self._is_reset = True
-        self._record.timeline.begin_own()
-
-    async def reconcile_reset(self) -> None:
-        """After a reset in Temporal: put the files back too, and list what was discarded."""
-        record = self._record
-        if not self._is_reset:
-            return
-        self._is_reset = False
-        # The parent and the ledger heard of waits that belong to the discarded future.
-        self._notice.tell_again()
-        if record.state.request is None:
-            return
-        self._recording.show_again()
-        newest = max((each.number for each in record.state.checkpoints), default=-1)
-        # A safe point would pause first: without the claim, and what is on disk would then be adopted.
-        with self._replacing_files():
-            options = ActivityOptions(
-                "the run was reset: put the files back", RESTORE_TIMEOUT, record.request.queues.workspace
-            )
-            outcome = await self._insist(
-                lambda: self._runner.run(
-                    WorkspaceActivities.reconcile_reset,
-                    ReconcileRequest(scope=record.scope, expected_tree=record.state.tree, newest_known=newest),
-                    options,
-                ),
-                options,
-            )
-        record.replace(
-            record.state.evolve(
-                branch=max([record.state.branch, *(each.branch for each in outcome.discarded)]) + 1,
-                checkpoints=merge(record.state.checkpoints, outcome.discarded)[-RECENT_LIMIT:],
-                reflect_next=ReflectCause.RESTORED,
-                reflect_detail="the run was reset in Temporal to an earlier event",
-            )
-        )
-        record.log_saved(outcome.saved_tree, outcome.bring_back)
-        record.log(
-            "reset", f"reset in Temporal: {counted(len(outcome.discarded), 'checkpoint')} discarded, files put back"
-        )

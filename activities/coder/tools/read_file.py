@@ -47,9 +47,7 @@ class ReadFile:
 def _result(path: str, context: ToolContext) -> bytes:
     ref = context.find_result(path.removeprefix(RESULT).strip().lower())
     if ref is None:
-        raise ToolError(
-            f"{path[:80]!r} is not a result of this session. Copy its name from where it was shown"
-        )
+        raise ToolError(f"{path[:80]!r} is not a result of this session. Copy its name from where it was shown")
     return context.store.get(ref)
 
 

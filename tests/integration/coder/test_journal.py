@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from activities.coder.calls.choose import make_tools
 from activities.coder.calls.equipment import Equipment
 from activities.coder.calls.journal import CallRecord
+from activities.coder.tools import make_tools
 from tests.support.coder_tools import Bench, Notebook, bench
 from tests.support.dying_calls import LASTING, die_at
 from tests.support.git_sample import on_disk

@@ -1,0 +1,172 @@
+"""The working tree between two steps: edits of people, amendments to be stored, and what a reset discarded."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from temporalio import workflow
+
+from activities.workspace.activity import WorkspaceActivities
+from activities.workspace.requests import Adopted, AdoptRequest, AmendRequest, ReconcileRequest
+from tightloop.episode.checkpoint import RECENT_LIMIT, merge
+from tightloop.episode.loop import state_changes
+from tightloop.episode.loop.questions import drift_question
+from tightloop.episode.planning import ReflectCause
+from tightloop.question import Answer, Question
+from tightloop.safety.drift import Drift, DriftAnswer
+from tightloop.value import counted
+from workflows.episode.operator import Operator
+from workflows.episode.record import EpisodeRecord
+from workflows.episode.recording import EpisodeRecording
+from workflows.shared.activities import HAND_OFF_TIMEOUT, RESTORE_TIMEOUT, ActivityOptions
+from workflows.shared.parent_notice import ParentNotice
+
+
+class Steps(Protocol):
+    """Runs activities at safe points, and asks people; see `SafePoints`."""
+
+    async def do(self, method: Callable[[Any, Any], Any], request: Callable[[], Any], options: ActivityOptions) -> Any:
+        """Run an activity at a safe point."""
+
+    async def do_next(
+        self, method: Callable[[Any, Any], Any], request: Callable[[], Any], options: ActivityOptions
+    ) -> Any:
+        """Run an activity at once."""
+
+    async def ask(self, question: Question) -> Answer | None:
+        """Wait for a person."""
+
+
+class TreeChanges:
+    """Keeps the state and the files of an episode together where somebody else has changed one of them.
+
+    Attributes:
+        is_reset: the run was reset in Temporal, and the files are not put back yet.
+        is_putting_back: files are about to be replaced: pauses wait, and edits are not kept.
+    """
+
+    def __init__(
+        self,
+        record: EpisodeRecord,
+        operator: Operator,
+        recording: EpisodeRecording,
+        notice: ParentNotice,
+        points: Steps,
+    ) -> None:
+        self._record, self._operator, self._recording, self._notice = record, operator, recording, notice
+        self._points = points
+        self.is_reset = self.is_putting_back = False
+        # A reset is announced in no other way: the run that it makes gets a new random seed.
+        workflow.register_random_seed_callback(self._on_reset)
+
+    @contextmanager
+    def replacing_files(self) -> Iterator[None]:
+        """Hold back pauses, and keep no edits of what is about to be replaced."""
+        before, self.is_putting_back = self.is_putting_back, True
+        try:
+            yield
+        finally:
+            self.is_putting_back = before
+
+    async def settle_drift(self, drift: Drift) -> None:
+        """Have a person decide about files that somebody else changed; those of a discarded future are put back."""
+        if self.is_reset:
+            await self.reconcile_reset()
+        else:
+            await self._points.ask(drift_question(drift))
+
+    async def adopt(self, drift: DriftAnswer | None) -> None:
+        """Keep what a person edited during a pause; what a discarded future left is not an edit.
+
+        Of what they were asked about in a question, only what they want is kept.
+        """
+        record = self._record
+        if record.state.request is None or self.is_putting_back:
+            return
+        adopted, changed = await self.take_tree("resume: keep edits made during the pause", drift)
+        record.log_drift(adopted.drift)
+        if changed:
+            # What they refused they may have taken out themselves.
+            record.replace(record.state.evolve(findings=()))
+            when = "during a pause" if drift is None else "meanwhile"
+            record.note(f"A person edited {counted(adopted.files_changed, 'file')} {when}; keep these edits.")
+        when = "during the pause" if drift is None else "outside a pause"
+        kept = f"edits of {counted(adopted.files_changed, 'file')} {when} were kept"
+        record.log("resumed", kept if changed else "resumed")
+
+    async def take_tree(self, summary: str, drift: DriftAnswer | None = None) -> tuple[Adopted, bool]:
+        """Go on with what is on disk, of which only what was decided on is undone; return whether it has changed."""
+        record = self._record
+        adopted: Adopted = await self._points.do(
+            WorkspaceActivities.adopt_workspace,
+            lambda: AdoptRequest(scope=record.scope, expected_tree=record.state.tree, drift=drift),
+            ActivityOptions(summary, RESTORE_TIMEOUT, record.request.queues.workspace),
+        )
+        changed = adopted.tree != record.state.tree
+        record.replace(record.state.evolve(tree=adopted.tree))
+        record.apply(state_changes.with_retries, adopted.attempt)
+        return adopted, changed
+
+    async def store_amendment(self) -> None:
+        """Store the request where a person has amended it."""
+        record = self._record
+        if not self._operator.is_amended or record.state.request is None:
+            return
+        # Before the activity: it runs at a safe point, which would store the request again.
+        self._operator.mark_amended(False)
+        try:
+            stored = await self._points.do(
+                WorkspaceActivities.amend_request,
+                lambda: AmendRequest(
+                    scope=record.scope,
+                    goal=record.request.goal,
+                    definition_of_done=record.request.definition_of_done,
+                    executor=record.request.executor,
+                    planner=record.request.planner,
+                ),
+                ActivityOptions("store the amended request", HAND_OFF_TIMEOUT, record.request.queues.workspace),
+            )
+        except BaseException:
+            self._operator.mark_amended(True)
+            raise
+        record.replace(record.state.evolve(request=stored))
+
+    def _on_reset(self, _seed: int) -> None:
+        # Runs outside the workflow's event loop: only a mark may be left here.
+        self.is_reset = True
+        self._record.timeline.begin_own()
+
+    async def reconcile_reset(self) -> None:
+        """After a reset in Temporal: put the files back too, and list what was discarded."""
+        record = self._record
+        if not self.is_reset:
+            return
+        self.is_reset = False
+        # The parent and the ledger heard of waits that belong to the discarded future.
+        self._notice.tell_again()
+        if record.state.request is None:
+            return
+        self._recording.show_again()
+        newest = max((each.number for each in record.state.checkpoints), default=-1)
+        # A safe point would pause first: without the claim, and what is on disk would then be adopted.
+        with self.replacing_files():
+            options = ActivityOptions(
+                "the run was reset: put the files back", RESTORE_TIMEOUT, record.request.queues.workspace
+            )
+            outcome = await self._points.do_next(
+                WorkspaceActivities.reconcile_reset,
+                lambda: ReconcileRequest(scope=record.scope, expected_tree=record.state.tree, newest_known=newest),
+                options,
+            )
+        record.replace(
+            record.state.evolve(
+                branch=max([record.state.branch, *(each.branch for each in outcome.discarded)]) + 1,
+                checkpoints=merge(record.state.checkpoints, outcome.discarded)[-RECENT_LIMIT:],
+                reflect_next=ReflectCause.RESTORED,
+                reflect_detail="the run was reset in Temporal to an earlier event",
+            )
+        )
+        record.log_saved(outcome.saved_tree, outcome.bring_back)
+        record.log(
+            "reset", f"reset in Temporal: {counted(len(outcome.discarded), 'checkpoint')} discarded, files put back"
+        )
