@@ -37,7 +37,7 @@ def coder_service(settings: Settings, environ: Mapping[str, str]) -> ModelServic
     coder, planner = settings.coder, settings.planner
     variable = coder.api_key_env or ("" if coder.base_url else planner.api_key_env)
     return ModelService(
-        api_key=environ.get(variable, "") if variable else "",
+        api_key=environ.get(variable, ""),
         base_url=coder.base_url or planner.base_url or environ.get("OPENAI_BASE_URL", "") or OPENAI_URL,
         models=coder.models or planner.models,
         api=planner.api if coder.api == "auto" and not coder.base_url else coder.api,
@@ -110,16 +110,16 @@ def coder_activities(
         return ToldMemory(memory, scope.holder) if memory.wanted else None
 
     rules = settings.alignment.code_rules()
-    review = CodeReviewer(rules, CodeScanner(rules)).review
-    toolbox = Toolbox(make_tools(Equipment(runner=checks, rubric=settings.alignment.rubric)), review=review)
+    reviewer = CodeReviewer(rules, CodeScanner(rules))
+    toolbox = Toolbox(make_tools(Equipment(runner=checks, rubric=settings.alignment.rubric)), review=reviewer.review)
     return CoderActivities(
         workspaces=workspaces,
         stores=stores,
         outboxes=outboxes,
         turns=TurnTaker(models=models, tools=toolbox, settings=settings.coder, privacy=settings.privacy),
         toolbox=toolbox,
-        tests=ChangedTests(gate, review),
-        review=review,
+        tests=ChangedTests(gate, reviewer.review),
+        reviewer=reviewer,
         checks=checks,
         memory_of=memory_of,
         bounds=coder_bounds(settings.coder),

@@ -10,7 +10,7 @@ from temporalio.exceptions import CancelledError
 from activities.artifacts.port import ArtifactStore, ArtifactStores, get_model
 from activities.checks.activity import run_check
 from activities.checks.port import CheckRunner
-from activities.coder.port import Calls, CoderMemory, Review, TestJudge, ToolContext, Turns
+from activities.coder.port import Calls, CoderMemory, Reviewer, TestJudge, ToolContext, Turns
 from activities.coder.requests import (
     BeginRequest,
     Brief,
@@ -53,8 +53,7 @@ class CoderActivities:
     turns: Turns
     toolbox: Calls
     tests: TestJudge
-    review: Review
-    """Looks at what was written before anything of it is run."""
+    reviewer: Reviewer
     checks: CheckRunner
     memory_of: Callable[[EpisodeScope], CoderMemory | None]
     bounds: Bounds
@@ -109,7 +108,7 @@ class CoderActivities:
         with self.workspaces.hold(request.scope) as tree:
             context = self._context(request.scope, request.base_tree, order, tree)
             found = tree.snapshot()
-            if (refusal := self.review(context)) is not None:
+            if (refusal := self.reviewer.review(context)) is not None:
                 return self._held_back(store, refusal.text, found).evolve(question=refusal.question)
             results = []
             try:
@@ -119,9 +118,11 @@ class CoderActivities:
                     )
             finally:
                 tree.ensure(found, DriftCause.DURING_CHECKS)
+            bandit_findings = self.reviewer.bandit_findings(context)
         red = [result for result in results if not result.passed]
         if not red:
-            return Checked(green=True, tree=found, summary=f"{counted(len(results), 'check')} green")
+            summary = f"{counted(len(results), 'check')} green"
+            return Checked(green=True, tree=found, bandit_findings=bandit_findings, summary=summary)
         said = store.put(_failing(red).encode(), name="red checks", media_type="text/plain")
         return Checked(tree=found, said=said, summary=f"{len(red)} of {counted(len(results), 'check')} red")
 

@@ -60,6 +60,7 @@ class CoderExecutor(DelegatingExecutor):
             usage=result.progress.usage,
             model=result.progress.model,
             coverage=result.progress.coverage,
+            bandit_findings=result.progress.bandit_findings,
             resume=resume,
             question=result.question,
             transcript=rendered(store, talk.node) if talk and talk.node else b"",

@@ -188,6 +188,18 @@ class Calls(Protocol):
         ...
 
 
+class Reviewer(Protocol):
+    """Looks at what the coder wrote, before anything of it is run."""
+
+    def review(self, context: ToolContext) -> ToolResult | None:
+        """Return why nothing may be run now; None: it may be run."""
+        ...
+
+    def bandit_findings(self, context: ToolContext) -> int:
+        """Return how many new findings of Bandit the change has."""
+        ...
+
+
 Review = Callable[[ToolContext], ToolResult | None]
 """Looks at what the coder wrote before anything of it is run; None: it may be run."""
 

@@ -70,6 +70,8 @@ class Checked(Sparse):
     tree: str = ""
     said: ArtifactRef | None = None
     """Red checks in words, for a model."""
+    bandit_findings: int = 0
+    """New ones in the change."""
     summary: str = ""
     question: Question | None = None
     """A person decides first; nothing was run."""

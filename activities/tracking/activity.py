@@ -277,9 +277,16 @@ def note_measured(ledger: Ledger, request: TrackRequest, tracked: Tracked, call:
         key = f"plan/{checkpoint_key(request, call.run)}"
         hit = float(tracked.recalled > 0)
         measured.append(Metric(workflow_id=episode, kind=MetricKind.MEMORY_HIT, value=hit, at=call.scheduled, key=key))
-    if request.report is not None and (share := request.report.coverage) is not None:
-        kind = MetricKind.CHANGED_LINE_COVERAGE
-        measured.append(Metric(workflow_id=episode, kind=kind, value=share, at=call.scheduled))
+    if (report := request.report) is not None:
+        of_change = {
+            MetricKind.CHANGED_LINE_COVERAGE: report.coverage,
+            MetricKind.BANDIT_FINDINGS: report.bandit_findings,
+        }
+        measured += [
+            Metric(workflow_id=episode, kind=kind, value=value, at=call.scheduled)
+            for kind, value in of_change.items()
+            if value is not None
+        ]
     ledger.add_metrics(measured)
 
 

@@ -29,6 +29,7 @@ from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 from typer.testing import CliRunner
 
+from tests.support.episodes import eventually
 from tightloop.cli.follow import Follower
 from tightloop.cli.main import app
 from tightloop.client import TightloopClient
@@ -696,13 +697,21 @@ async def test_doctor_finds_server_attributes_and_workers(
 ) -> None:
     monkeypatch.setenv("TIGHTLOOP_TEMPORAL__TASK_QUEUE", settings.temporal.task_queue)
     name = f"workers on {settings.temporal.task_queue}"
-    without = await run_cli(server, "doctor", "--json")
+
+    async def diagnosed() -> tuple[int, dict[str, bool]]:
+        code, told, _ = await run_cli(server, "doctor", "--json")
+        return code, {row["name"]: row["ok"] for row in json.loads(told)}
+
+    async def with_worker() -> tuple[int, dict[str, bool]] | None:
+        # The server tells a worker a moment after it came.
+        code, found = await diagnosed()
+        return (code, found) if found[name] else None
+
+    assert not (await diagnosed())[1][name]
     async with working():
         await client.status(await client.start(a_request()))
-        with_worker = await run_cli(server, "doctor", "--json")
-    found = [{row["name"]: row["ok"] for row in json.loads(done[1])} for done in (without, with_worker)]
-    assert (found[0][name], found[1][name]) == (False, True)
+        code, found = await eventually(with_worker)
     # This worker only runs workflows, so that an episode would wait.
-    assert (with_worker[0], found[1]["workers for workspaces"]) == (1, False)
-    assert found[1]["search attributes"]
-    assert found[1]["Temporal server"]
+    assert (code, found["workers for workspaces"]) == (1, False)
+    assert found["search attributes"]
+    assert found["Temporal server"]

@@ -78,10 +78,11 @@ async def test_report_ends_the_delivery_and_one_more_is_a_note(
     client: BoundedClient, served: Gateway, workspace: Path, started: tuple[str, Agent]
 ) -> None:
     episode_id, agent = started
+    ledger = served.ledger.limited([state_folder(workspace).name])
     question = await watched(client, episode_id, agent)
     seen = await client.status(episode_id)
     assert (seen.status, question.blocks) == ("running", "")
-    assert served.ledger.inbox() == (), "a person has nothing to do"
+    assert ledger.inbox() == (), "a person has nothing to do"
     assert todo_lines(seen)[0].startswith("Nobody has to answer: the agent in the window is at work")
     done, again = await reported(served, workspace, episode_id, report(1), report(1))
     result = await client.result(episode_id)

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from activities.model.gateway.port import Wire
 from tests.support.episodes import Working, eventually
+from tests.support.fake_model.script import use
+from tests.support.fake_model.turns import FakeCoderModel
 from tightloop.client import TightloopClient
 from tightloop.database.ledger import Ledger
 from tightloop.database.opening import local_ledger
@@ -15,6 +18,7 @@ from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome
 from tightloop.host import state_folder
 from tightloop.ledger.metrics import Figures, MetricsFilter
+from tightloop.settings import Settings
 
 
 @pytest.fixture
@@ -67,3 +71,18 @@ async def test_a_question_that_nobody_answers_has_no_time(
         assert (await client.result(key)).outcome is EpisodeOutcome.FAILED
     found = figures(ledger)
     assert (found.answer_s.n, found.interventions.total) == (0, 0)
+
+
+async def test_the_coder_tells_what_bandit_found(
+    client: TightloopClient, working: Working, request_for: Callable[..., Any], ledger: Ledger, settings: Settings
+) -> None:
+    write = use(("create_file", {"path": "lines.py", "content": "import random\n", "overwrite": None}))
+    with FakeCoderModel(write, use(("finish", {"summary": "written"}))) as fake:
+        coder = settings.coder.evolve(base_url=fake.base_url(Wire.CHAT), models=("fake",), planning=False)
+        async with working(under=settings.evolve(coder=coder)):
+            wanted = request_for(
+                executor="coder", definition_of_done=["test -f lines.py"], pause_timeout=timedelta(seconds=2)
+            )
+            await client.result(await client.start(wanted))
+    found = figures(ledger)
+    assert (found.bandit_findings.n, found.bandit_findings.total) == (1, 0)

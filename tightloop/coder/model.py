@@ -124,6 +124,8 @@ class CoderProgress(Sparse):
     """The tester has had its turn."""
     model: str = ""
     """Whom the role `coder` asked last."""
+    bandit_findings: int | None = None
+    """New findings of Bandit in what passed the checks; None: not looked for."""
     coverage: float | None = None
     """Share of the changed lines that tests execute which can fail; None: not measured."""
     path: tuple[tuple[CoderState, int], ...] = ()

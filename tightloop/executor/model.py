@@ -240,6 +240,8 @@ class ExecutorResult(Value):
     question: Question | None = None
     model: str = ""
     """The model that it used, where its name is known."""
+    bandit_findings: int | None = None
+    """New findings of Bandit in the change; None: not looked for."""
     coverage: float | None = None
     """Share of the changed lines that tests execute which can fail, from 0 to 1; None: not measured."""
     versions: dict[str, str] = Field(default_factory=dict)

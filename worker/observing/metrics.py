@@ -4,9 +4,9 @@ Labels are enums and names of classes; no metric carries an id or a text. See do
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, assert_never
+from typing import Any
 
 from temporalio import activity
 from temporalio.client import Client
@@ -15,13 +15,11 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
 from activities.alerts.activity import AlertsSent, SendAlertsRequest
-from activities.tracking.record import Recorded, RecordRequest
 from tightloop.episode.checkpoint import Tracked
 from tightloop.episode.planning import PlanningOutcome, ReflectionOutcome
 from tightloop.errors import TightloopError
 from tightloop.executor.model import ExecutorReport
 from tightloop.executor.usage import Usage
-from tightloop.ledger.metrics import Metric, MetricKind
 from tightloop.telemetry import METRICS, class_name
 
 BUCKETS = {
@@ -65,6 +63,7 @@ def samples(request: object, result: object, seconds: float) -> Iterator[Sample]
             found = sum(not finding.refused for finding in result.findings)
             yield Sample("tightloop_safety_findings", found, {"of": "change"})
             yield from _usage("judge", result.usage)
+            yield from _measured(result.recalled, getattr(request, "report", None))
         case PlanningOutcome():
             yield Sample("tightloop_plans", 1, {"verdict": result.verdict.value})
             yield Sample("tightloop_safety_findings", len(result.findings), {"of": "plan"})
@@ -73,8 +72,6 @@ def samples(request: object, result: object, seconds: float) -> Iterator[Sample]
             yield from _usage("reflector", result.usage)
         case ExecutorReport():
             yield from _usage("executor", result.usage)
-        case Recorded() if isinstance(request, RecordRequest) and result.kept:
-            yield from measured(request.metrics)
         case AlertsSent() if isinstance(request, SendAlertsRequest):
             for delivery in result.deliveries:
                 if not delivery.known:
@@ -82,22 +79,14 @@ def samples(request: object, result: object, seconds: float) -> Iterator[Sample]
                     yield Sample("tightloop_alerts", 1, {"cause": request.alert.kind.value, "result": sent})
 
 
-def measured(metrics: Iterable[Metric]) -> Iterator[Sample]:
-    """Return what is counted of values that go into the ledger; answers are counted where they come in."""
-    for one in metrics:
-        match one.kind:
-            case MetricKind.SAFETY_FINDINGS:
-                yield Sample("tightloop_safety_findings", int(one.value), {"of": "work"})
-            case MetricKind.BANDIT_FINDINGS:
-                yield Sample("tightloop_bandit_findings", one.value)
-            case MetricKind.MEMORY_HIT:
-                yield Sample("tightloop_memory_searches", 1, {"result": "hit" if one.value else "miss"})
-            case MetricKind.CHANGED_LINE_COVERAGE:
-                yield Sample("tightloop_changed_line_coverage", one.value)
-            case MetricKind.ANSWER_S:
-                pass
-            case _:
-                assert_never(one.kind)
+def _measured(recalled: int | None, report: ExecutorReport | None) -> Iterator[Sample]:
+    """Return what an iteration tells of the memory and of the change; None: it was not asked, or not measured."""
+    if recalled is not None:
+        yield Sample("tightloop_memory_searches", 1, {"result": "hit" if recalled else "miss"})
+    if report is not None and report.coverage is not None:
+        yield Sample("tightloop_changed_line_coverage", report.coverage)
+    if report is not None and report.bandit_findings is not None:
+        yield Sample("tightloop_bandit_findings", float(report.bandit_findings))
 
 
 def _usage(by: str, usage: Usage | None) -> Iterator[Sample]:

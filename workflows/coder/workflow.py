@@ -148,6 +148,8 @@ class CoderWorkflow:
                 raise _Over(Ended(Why.BOUND, reason=f"the checks are still red: {checked.summary}"))
             self._enter(CoderState.REFLECTING, said=checked.said, role=REFLECTOR)
             return
+        found = checked.bandit_findings
+        self._conversations.progress = self._conversations.progress.evolve(bandit_findings=found)
         if course.wants_tests(self._conversations.progress, self._conversations.bounds):
             await self._write_tests(checked)
             return
