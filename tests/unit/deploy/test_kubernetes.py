@@ -171,3 +171,17 @@ def test_scaling_looks_at_the_queue_that_the_deployment_serves() -> None:
     assert scaled["minReplicaCount"] >= 1
     assert (scaled["scaleTargetRef"]["kind"], scaled["scaleTargetRef"]["name"]) in NAMED
     assert ("TriggerAuthentication", trigger["authenticationRef"]["name"]) in NAMED
+
+
+def test_state_home_is_a_folder_that_the_process_makes_itself() -> None:
+    """The root of a volume belongs to root, and a state home of another user is refused."""
+    home = variables(FOLDER / "base" / "settings.env")["TIGHTLOOP_HOME"]
+    mounts = [
+        mount["mountPath"]
+        for one in WORKLOADS.values()
+        for box in one["spec"]["template"]["spec"]["containers"]
+        for mount in box["volumeMounts"]
+        if mount["name"] == "state"
+    ]
+    assert len(mounts) == len(WORKLOADS)
+    assert all(home.startswith(f"{mount}/") for mount in mounts)
