@@ -16,7 +16,7 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 EXAMPLE = dict(
     line.split("=", 1) for line in (ROOT / ".env.example").read_text().splitlines() if line and not line.startswith("#")
 )
-OURS = ("setup", "workflows", "workspace", "llm", "gateway", "codec")
+OURS = ("setup", "workflows", "workspace", "gateway", "codec")
 OF_OBSERVING = ("deploy/grafana/", "deploy/prometheus/")
 """Folders of dashboards and rules; their own tests look into them."""
 VARIABLE = re.compile(r"\$\{(\w+)(?::[-?][^}]*)?\}")
@@ -80,14 +80,6 @@ def test_stages_that_run_have_a_user_without_privileges() -> None:
         last[stage] = user or last.get("runtime", "")
     for stage in ("worker", "workspace", "gateway", "codec"):
         assert last[stage] == "10001:10001", f"{stage} would run as {last[stage] or 'root'}"
-
-
-def test_planner_shares_state_and_host_name_with_the_workspace() -> None:
-    """Role `llm` refuses to start otherwise: it reads the state home of the workspace's host."""
-    workspace, llm = SERVICES["workspace"], SERVICES["llm"]
-    assert "state:/var/lib/tightloop" in workspace["volumes"]
-    assert "state:/var/lib/tightloop" in llm["volumes"]
-    assert workspace["environment"]["TIGHTLOOP_WORKER__HOST"] == llm["environment"]["TIGHTLOOP_WORKER__HOST"]
 
 
 def test_example_has_every_variable_and_no_other() -> None:
