@@ -22,6 +22,8 @@ from tightloop.settings.planning import PlannerSettings, PlanSettings
 from tightloop.settings.privacy import PrivacySettings, ProjectPrivacy
 from tightloop.settings.services import (
     LOOPBACK_HOSTS,
+    NO_PROFILE,
+    PEM,
     CodecSettings,
     DatabaseSettings,
     QueueSettings,
@@ -32,6 +34,8 @@ from tightloop.settings.services import (
 
 __all__ = [
     "LOOPBACK_HOSTS",
+    "NO_PROFILE",
+    "PEM",
     "AgentSSettings",
     "AgentSettings",
     "AlertChannel",
