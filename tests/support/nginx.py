@@ -2,12 +2,11 @@
 
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.loopback import wait_for_port
+from tests.support.stack.stack import wait_for_port
 from worker.stack.server import free_port
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")

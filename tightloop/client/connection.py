@@ -164,9 +164,9 @@ _TLS_FAILURES = {
     "CertificateRequired": "it asks for a client's certificate. Give it in temporal.tls_cert and temporal.tls_key",
     "UnknownCA": "it does not trust the authority of temporal.tls_cert. Ask who runs it for a certificate",
     "close_notify": "it ends the connection. Does it ask for a client's certificate (temporal.tls_cert and tls_key)?",
-    "status: 400": "it answers with HTTP 400. It may want another client's certificate (temporal.tls_cert and tls_key)",
-    "InvalidContentType": "it answers without TLS. Set temporal.tls: false, or tls.disabled = true in the profile: an API "
-    "key or a certificate turns TLS on",
+    "status: 400": "it answers HTTP 400. It may want another client's certificate (temporal.tls_cert and tls_key)",
+    "InvalidContentType": "it answers without TLS. Set temporal.tls: false, or tls.disabled = true in the profile: "
+    "an API key or a certificate turns TLS on",
 }
 _FAILURES = {
     "code: Unauthenticated": "refuses access. Give a valid temporal.api_key, or TEMPORAL_API_KEY",

@@ -93,7 +93,7 @@ async def wrong_search_attributes(calls: Calls) -> dict[str, str]:
         NotAllowedError: Temporal does not permit to look.
     """
     request = ListSearchAttributesRequest(namespace=calls.client.namespace)
-    async with _allowed(calls, "list search attributes", *_by_hand(calls)):
+    async with allowed(calls, "list search attributes", *_by_hand(calls)):
         answer = await calls.client.operator_service.list_search_attributes(request, timeout=CALL_TIMEOUT)
     return _wrong({name: IndexedValueType.Name(kind) for name, kind in answer.custom_attributes.items()})
 
@@ -118,7 +118,7 @@ async def _attributes(calls: Calls, dry_run: bool) -> Part:
         return Part(name, Done.WOULD if wrong else Done.THERE, shown)
     types = {name: IndexedValueType.Value(f"{_TYPE}{SEARCH_ATTRIBUTES[name].upper()}") for name in wrong}
     request = AddSearchAttributesRequest(namespace=where[1], search_attributes=types)
-    async with _allowed(calls, f"add the search attributes {', '.join(wrong)}", *_by_hand(calls, wrong)):
+    async with allowed(calls, f"add the search attributes {', '.join(wrong)}", *_by_hand(calls, wrong)):
         try:
             await calls.client.operator_service.add_search_attributes(request, timeout=CALL_TIMEOUT)
         except RPCError as error:
@@ -142,10 +142,10 @@ async def _namespace(calls: Calls, create: bool, retention: timedelta | None, dr
     kept = retention or timedelta(days=30)
     request = RegisterNamespaceRequest(namespace=namespace, workflow_execution_retention_period=_duration(kept))
     words = f"operator namespace create --address {calls.address} --retention {kept.days}d -n {namespace}"
-    tcld = (
-        f"namespace create --namespace {namespace} --region REGION --retention-days {kept.days} --ca-certificate-file F"
-    )
-    async with _allowed(calls, f"make the namespace {namespace}", f"{TEMPORAL} {words}", tcld):
+    # What follows the dot is the account there.
+    there = f"--namespace {namespace.rpartition('.')[0] or namespace} --region REGION"
+    tcld = f"namespace create {there} --retention-days {kept.days} --ca-certificate-file FILE"
+    async with allowed(calls, f"make the namespace {namespace}", f"{TEMPORAL} {words}", tcld):
         await calls.client.workflow_service.register_namespace(request, timeout=CALL_TIMEOUT)
     # The parts of a server learn of it one by one, within some seconds.
     until = asyncio.get_running_loop().time() + KNOWN_SECONDS
@@ -185,7 +185,7 @@ async def _retention(calls: Calls, wanted: timedelta, dry_run: bool) -> Part:
     config = NamespaceConfig(workflow_execution_retention_ttl=_duration(wanted))
     words = f"operator namespace update --address {calls.address} --retention {wanted.days}d -n {namespace}"
     tcld = f"namespace retention set --namespace {namespace} --retention-days {wanted.days}"
-    async with _allowed(calls, "change the retention", f"{TEMPORAL} {words}", tcld):
+    async with allowed(calls, "change the retention", f"{TEMPORAL} {words}", tcld):
         await calls.client.workflow_service.update_namespace(
             UpdateNamespaceRequest(namespace=namespace, config=config), timeout=CALL_TIMEOUT
         )
@@ -193,7 +193,7 @@ async def _retention(calls: Calls, wanted: timedelta, dry_run: bool) -> Part:
 
 
 @asynccontextmanager
-async def _allowed(calls: Calls, what: str, command: str, tcld: str) -> AsyncIterator[None]:
+async def allowed(calls: Calls, what: str, command: str, tcld: str) -> AsyncIterator[None]:
     """Say what was not done and who can do it, where Temporal does not permit it to us.
 
     Args:
