@@ -63,7 +63,7 @@ def test_one_profile_serves_setup_workers_episode_plan_and_temporals_command_lin
 
     def run(*command: str) -> str:
         done = subprocess.run(
-            command, cwd=workspace, env=environ, capture_output=True, text=True, timeout=120, check=False
+            command, cwd=workspace, env=environ, capture_output=True, text=True, timeout=240, check=False
         )
         assert done.returncode == 0, f"{command}: {done.stdout[-2000:]} {done.stderr[-2000:]}"
         return done.stdout
@@ -75,9 +75,7 @@ def test_one_profile_serves_setup_workers_episode_plan_and_temporals_command_lin
         stack.enter_context(ended(*server, "--port", port, log=tmp_path / "server.log"))
         wait_for_port(upstream)
         clients_of = authority.ca if by != "api key" else None
-        front = nginx_front(
-            tmp_path / "nginx", upstream, authority.issue(NAME), key=KEY, clients_of=clients_of
-        )  # fmt: skip
+        front = nginx_front(tmp_path / "nginx", upstream, authority.issue(NAME), key=KEY, clients_of=clients_of)
         file.write_text(profile(stack.enter_context(front), authority, by))
         made = run(*tightloop, "setup", "--namespace", "crew", "--retention", "3")
         assert "namespace: made (crew, histories are kept for 3 days)" in made
