@@ -11,7 +11,7 @@ from tightloop.settings import RemoteSettings
 from tightloop.value import shorten
 
 if TYPE_CHECKING:
-    from obstore.store import S3Store
+    from obstore.store import S3Config, S3Store
 
 PROBE = "probe"
 RETRIES = 3
@@ -85,13 +85,16 @@ def _open(settings: RemoteSettings) -> "S3Store":
             f"remote.bucket is {settings.bucket!r}, but the package obstore is not installed. Install it on every host "
             "with workspaces: pip install obstore"
         ) from None
-    keys = {"access_key_id": settings.access_key, "secret_access_key": settings.secret_key.get_secret_value()}
+    config: S3Config = {"region": settings.region}
+    if settings.endpoint:
+        config |= {"endpoint": settings.endpoint, "virtual_hosted_style_request": False}
+    if settings.access_key:
+        secret = settings.secret_key.get_secret_value()
+        config |= {"access_key_id": settings.access_key, "secret_access_key": secret}
     return S3Store(
         settings.bucket,
         prefix=settings.prefix,
-        region=settings.region,
-        **({"endpoint": settings.endpoint, "virtual_hosted_style_request": False} if settings.endpoint else {}),
-        **(keys if settings.access_key else {}),
+        config=config,
         client_options={
             "timeout": timedelta(seconds=settings.timeout_s),
             "allow_http": settings.endpoint.startswith("http://"),

@@ -38,7 +38,8 @@ class SealedBucket:
     def _seal(self, name: str, content: bytes) -> bytes:
         key, nonce = self.keys.current.encode(), os.urandom(NONCE_BYTES)
         head = _HEAD + bytes([len(key)]) + key
-        return head + nonce + self.keys.cipher(key.decode()).encrypt(nonce, content, head + name.encode())
+        sealed: bytes = self.keys.cipher(key.decode()).encrypt(nonce, content, head + name.encode())
+        return head + nonce + sealed
 
     def _open(self, name: str, sealed: bytes) -> bytes:
         from cryptography.exceptions import InvalidTag

@@ -5,7 +5,7 @@ with one conditional write; whoever still holds an older epoch is refused from t
 distributed locking", 2016, calls this a fencing token.)
 """
 
-from typing import Any, Self
+from typing import Self
 
 from pydantic import field_validator
 
@@ -105,7 +105,7 @@ class MoveTarget(Document):
         )
 
 
-def check_move(target: MoveTarget, *, home: str, epoch: int, worktree: bool = False) -> None:
+def check_move(target: MoveTarget, *, home: str, epoch: int) -> None:
     """Refuse a move that cannot work.
 
     Raises:
@@ -154,8 +154,3 @@ def read_increment_name(name: str) -> str:
 def increment_name(epoch: int, record: CheckpointRecord, digest: str) -> str:
     """Return the name of an increment, under that of its episode; the same content has the same name."""
     return f"{epoch}/{record.number}-{digest}"
-
-
-def document(value: Any) -> Any:
-    """Return the argument of `move` as an object; a text is the host."""
-    return {"to": value} if isinstance(value, str) else value

@@ -8,8 +8,10 @@ from tightloop.settings.section import Seconds, Section
 
 
 class RemoteSettings(Section):
-    """A bucket of S3 or of a server that speaks its protocol. Another host can go on with what is in it when one is
-    lost, see docs/operate/host-loss.md. The same for all workers."""
+    """A bucket of S3, or of a server like it, with copies of checkpoints. The same for all workers.
+
+    Another host can go on from them when one is lost, see docs/operate/host-loss.md.
+    """
 
     bucket: Annotated[str, Field(pattern=r"^([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?$")] = ""
     """Name of the bucket, which must be there. Empty: checkpoints are on the host of the workspace only."""

@@ -11,10 +11,8 @@ from activities.artifacts.port import put_model
 from activities.remote.copies import Copies
 from activities.remote.s3 import S3Bucket, probe
 from activities.remote.sealed import SealedBucket
-from activities.workspace.folders import store_folder_of
 from activities.workspace.git import GitWorkspaces
 from activities.workspace.scope import EpisodeScope
-from activities.workspace.store.objects import TreeStore
 from activities.workspace.store.transfer import PackedTrees
 from tests.support.bucket import careless_server, s3_server
 from tightloop.client.keys import KeyRing
@@ -208,7 +206,7 @@ def test_of_two_conditional_writes_one_wins(bucket: S3Bucket) -> None:
 def test_server_that_ignores_conditions_is_refused() -> None:
     with careless_server() as settings:
         bucket = S3Bucket(settings)
-        with pytest.raises(SettingsError, match="ignores conditional writes .If-None-Match.: two hosts could go on"):
+        with pytest.raises(SettingsError, match=r"ignores conditional writes .If-None-Match.: two hosts could go on"):
             probe(bucket, str(bucket))
 
 
