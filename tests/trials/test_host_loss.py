@@ -31,7 +31,7 @@ from tightloop.host import state_folder
 from tightloop.settings import RemoteSettings
 
 EPISODES = int(os.environ.get("TIGHTLOOP_TEST_HOST_LOSS_EPISODES", "2"))
-LINES = 6
+LINES = 15
 PLAN = {
     "diagnosis": "there are too few lines",
     "action_items": ["append a line"],
@@ -69,7 +69,7 @@ def host(folder: Path, name: str, model: ModelServer, remote: RemoteSettings, **
         folder / name,
         {
             "OPENAI_API_KEY": "test",
-            "OPENAI_BASE_URL": model.url,
+            "TIGHTLOOP_PLANNER__BASE_URL": model.url,
             "TIGHTLOOP_PRIVACY__KEYS_FILE": str(folder / "keys.json"),
             "TIGHTLOOP_WORKER__HOST": name,
             "TIGHTLOOP_REMOTE__BUCKET": remote.bucket,
@@ -98,7 +98,12 @@ def files_in(store: TreeStore, tree: str) -> dict[bytes, tuple[int, bytes]]:
 
 async def is_under_way(client: TightloopClient, episode_id: str) -> bool:
     status = await client.status(episode_id)
+    assert status.status == "running", (status.status, status.questions, status.reason)
     return status.iteration >= 3 and status.phase.value == "EXECUTING"
+
+
+async def is_open(client: TightloopClient, episode_id: str) -> bool:
+    return (await client.status(episode_id)).iteration > 0
 
 
 @pytest.mark.timeout(600)
@@ -109,7 +114,7 @@ async def test_episodes_of_a_lost_host_end_on_another_one(
         monkeypatch.setenv("TIGHTLOOP_HOME", stack.environment["TIGHTLOOP_HOME"])
 
     with (
-        ModelServer(lambda _request: says(PLAN)) as model,
+        ModelServer(says(PLAN)) as model,
         s3_server() as remote,
         host(tmp_path, "first", model, remote) as first,
     ):
@@ -125,10 +130,13 @@ async def test_episodes_of_a_lost_host_end_on_another_one(
             for folder in here:
                 shutil.copytree(workspace, folder)
             ids = [await client.start(request(folder)) for folder in here]
+            # Both see the same disk: whoever opens an episode has its workspace.
             for each in ids:
-                await eventually(lambda each=each: is_under_way(client, each), seconds=90)
+                await eventually(lambda each=each: is_open(client, each), seconds=60)
             second.start_worker()
             homes = await eventually(lambda: _homes(client, 2), seconds=60)
+            for each in ids:
+                await eventually(lambda each=each: is_under_way(client, each), seconds=90)
             lost = next(home for home in homes if "-first-" in home)
 
             first.kill_worker()
