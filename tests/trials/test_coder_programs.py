@@ -22,7 +22,7 @@ from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.settings import Settings
 
 # The other ways lead through the same coder: a few programs show that, all of them with TIGHTLOOP_TEST_PROGRAMS=8.
-SOME = PROGRAMS[: int(os.environ.get("TIGHTLOOP_TEST_PROGRAMS", "2"))]
+SOME = PROGRAMS[: int(os.environ.get("TIGHTLOOP_TEST_PROGRAMS", "1"))]
 PLAN = """
 id: fixing
 steps:

@@ -38,7 +38,7 @@ from worker.connect import DATA_CONVERTER
 from worker.hosting.interceptor import ActivityInterceptor
 from workflows.plan.workflow import PlanWorkflow
 
-PLANS = int(os.environ.get("TIGHTLOOP_TEST_PLANS", "40"))
+PLANS = int(os.environ.get("TIGHTLOOP_TEST_PLANS", "20"))
 SEED = os.environ.get("TIGHTLOOP_TEST_SEED", "")
 AT_ONCE = 4
 """Rounds of examples side by side, each with an event loop and a worker of its own: most of the time is waiting."""

@@ -22,7 +22,7 @@ from tightloop.ledger.model import TrailEvent
 from tightloop.safety.person import Role
 from tightloop.settings import Settings
 
-REQUESTS = int(os.environ.get("TIGHTLOOP_TEST_REQUESTS", "500"))
+REQUESTS = int(os.environ.get("TIGHTLOOP_TEST_REQUESTS", "200"))
 READS = ("", "timeline", "trail", "artifacts", "checkpoints", "steps", "diff?before=0&after=1", f"artifacts/{'0' * 64}")
 MESSAGES: dict[str, dict[str, Any]] = {
     "pause": {},

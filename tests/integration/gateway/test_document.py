@@ -16,7 +16,7 @@ from tightloop.settings import Settings
 
 ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "tests" / "data" / "schemathesis.toml"
-SECONDS = int(os.environ.get("TIGHTLOOP_TEST_API_SECONDS", "50"))
+SECONDS = int(os.environ.get("TIGHTLOOP_TEST_API_SECONDS", "20"))
 """A longer run by hand: TIGHTLOOP_TEST_API_SECONDS=600 pytest -s tests/integration/gateway/test_document.py"""
 
 

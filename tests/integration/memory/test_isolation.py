@@ -45,7 +45,7 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @given(done=actions)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_project_sees_what_it_would_see_alone(shared: Database, done: list[Action]) -> None:
     together = MemoryStore(shared, HashingEmbedder(384), MemorySettings())
     for project in PROJECTS:
