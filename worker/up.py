@@ -35,6 +35,7 @@ from worker.ledger.digests import send_digests
 from worker.ledger.ends import enter_ends
 from worker.ledger.forwarding import forwarding
 from worker.observing.telemetry import Telemetry, observed
+from worker.remote import need_bucket
 from worker.specs import Role
 from worker.stack.doors import gateway_up, page_line
 from worker.stack.server import embedded_server, is_own, owner_in
@@ -121,6 +122,8 @@ async def _ready(settings: Settings, telemetry: Telemetry, role: Role) -> Client
     await need_common_keys(client, settings)
     if role in (Role.ALL, Role.WORKFLOWS):
         await verify_search_attributes(client)
+    if role in (Role.ALL, Role.WORKSPACE):
+        await asyncio.to_thread(need_bucket, settings)
     if role in (Role.LLM, Role.GUI):
         await need_workspaces(client, settings, role.value)
     return client
@@ -161,6 +164,7 @@ async def stack_up(
     async with embedded_server(settings, folder, settings_file) as started, observed(settings) as telemetry:
         client = await connect(settings, telemetry)
         await need_common_keys(client, settings)
+        await asyncio.to_thread(need_bucket, settings)
         await prepare(client, timedelta(days=settings.server.retention_days) if started else None)
         async with gateway_up(settings, settings_file), working(client, settings, role):
             yield client

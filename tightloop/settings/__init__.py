@@ -20,6 +20,7 @@ from tightloop.settings.gateway import GatewaySettings
 from tightloop.settings.memory import MemorySettings
 from tightloop.settings.planning import PlannerSettings, PlanSettings
 from tightloop.settings.privacy import PrivacySettings, ProjectPrivacy
+from tightloop.settings.remote import RemoteSettings
 from tightloop.settings.services import (
     LOOPBACK_HOSTS,
     NO_PROFILE,
@@ -53,6 +54,7 @@ __all__ = [
     "PrivacySettings",
     "ProjectPrivacy",
     "QueueSettings",
+    "RemoteSettings",
     "RoleSettings",
     "SandboxSettings",
     "ServerSettings",
