@@ -118,6 +118,9 @@ class WorkerSettings(Section):
     """How long a step waits for a free slot where all workers of its task queue are busy, before a person is asked."""
     max_cached_workflows: Annotated[int, Field(ge=0)] = 1000
     """Workflows that a worker keeps in memory. Further ones are replayed from their histories when they go on."""
+    health_bind: Annotated[str, Field(pattern=r"^([^\s/]+:[0-9]{1,5})?$")] = ""
+    """Host and port at which the process answers `GET /healthz` and `GET /readyz`. Empty: it does not. Anybody who
+    reaches it may ask; it tells no content."""
 
 
 class ServerSettings(Section):
