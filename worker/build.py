@@ -72,6 +72,7 @@ from worker.hosting.home import Home
 from worker.hosting.interceptor import ActivityInterceptor
 from worker.hosting.memory import LeanRunner
 from worker.hosting.staff import TemporalStaff
+from worker.hosting.tuning import tuner_of
 from worker.loop import loop_activities
 from worker.observing.metrics import measuring
 from worker.plan import PlanAdapters, activities_of, model_runners, plan_activities, plan_writer
@@ -268,7 +269,7 @@ def build_workers(
             # Measured inside the other interceptor, where errors still have their own classes.
             interceptors=[ActivityInterceptor(home), *measuring(client)],
             max_cached_workflows=settings.worker.max_cached_workflows,
-            max_concurrent_activities=spec.slots,
+            tuner=tuner_of(settings.worker, spec.slots),
             # Workflows of a worker that died wait this long before another one gets them: 10.05 s with the SDK's
             # default, 2.07 s with 2 s.
             sticky_queue_schedule_to_start_timeout=timedelta(seconds=settings.worker.sticky_timeout_s),

@@ -136,6 +136,19 @@ class WorkerSettings(Section):
     """How long a step waits for a free slot where all workers of its task queue are busy, before a person is asked."""
     max_cached_workflows: Annotated[int, Field(ge=0)] = 1000
     """Workflows that a worker keeps in memory. Further ones are replayed from their histories when they go on."""
+    health_bind: Annotated[str, Field(pattern=r"^([^\s/]+:[0-9]{1,5})?$")] = ""
+    """Host and port at which the process answers `GET /healthz` and `GET /readyz`. Empty: it does not. Anybody who
+    reaches it may ask; it tells no content."""
+    target_memory: Annotated[float | None, Field(gt=0, le=1)] = None
+    """Share of this host's memory up to which a worker takes new activities; `max_concurrent_activities` is then the
+    most. Unset, as `target_cpu`: always as many."""
+    target_cpu: Annotated[float | None, Field(gt=0, le=1)] = None
+    """Likewise the share of its processors."""
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether the resources of the host bound what runs at the same time."""
+        return self.target_memory is not None or self.target_cpu is not None
 
 
 class ServerSettings(Section):
