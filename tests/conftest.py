@@ -78,10 +78,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def _quiet_environment(tmp_path_factory: pytest.TempPathFactory) -> None:
     """No test may see the user's settings, keys or state."""
     for name in list(os.environ):
-        if name.startswith(("TIGHTLOOP_", "OPENAI_", "OTEL_")) and not name.startswith("TIGHTLOOP_TEST_"):
+        if name.startswith(("TIGHTLOOP_", "TEMPORAL_", "OPENAI_", "OTEL_")) and not name.startswith("TIGHTLOOP_TEST_"):
             del os.environ[name]
     # Tests speak to workflows with plain clients of Temporal too; what authentication refuses is in test_trust.py.
     os.environ["TIGHTLOOP_TEMPORAL__AUTHENTICATE"] = "false"
+    # What has no file there reads none of the user's.
+    empty = tmp_path_factory.getbasetemp() / "temporal.toml"
+    empty.touch()
+    os.environ["TEMPORAL_CONFIG_FILE"] = str(empty)
     os.environ["TIGHTLOOP_HOME"] = str(tmp_path_factory.getbasetemp() / "state")
 
 

@@ -10,6 +10,7 @@
     │   └── SettingsError        not retryable  a setting is unknown or has a wrong value
     ├── WorkspaceError           not retryable  the workspace cannot be used as it is
     │   ├── WorkspaceElsewhereError  not retryable  it is on another host, or in another state home
+    │   ├── FencedError          not retryable  another host has taken the episode over
     │   ├── NotARepositoryError  not retryable
     │   └── WorkspaceBusyError   not retryable  another open episode works in it
     ├── WorkspaceLockedError     retryable      an earlier attempt still holds the workspace
@@ -182,6 +183,10 @@ class WorkspaceElsewhereError(WorkspaceError):
         """Take the task queues of the hosts that may have it, where that is not known."""
         super().__init__(message)
         self.homes = homes
+
+
+class FencedError(WorkspaceError):
+    """Another host has taken the episode over; this one must neither deliver nor copy."""
 
 
 class NotARepositoryError(WorkspaceError):

@@ -47,6 +47,8 @@ from activities.planner.ruff import ProjectRuff
 from activities.proof.activity import ProofActivities
 from activities.proof.bench import LocalBench
 from activities.proof.port import Bench
+from activities.remote.activity import RemoteActivities
+from activities.remote.copies import Copies
 from activities.safety.choose import judges
 from activities.safety.gate import Gate
 from activities.sandbox.choose import choose_sandbox
@@ -70,10 +72,12 @@ from worker.hosting.home import Home
 from worker.hosting.interceptor import ActivityInterceptor
 from worker.hosting.memory import LeanRunner
 from worker.hosting.staff import TemporalStaff
+from worker.hosting.tuning import tuner_of
 from worker.loop import loop_activities
 from worker.observing.metrics import measuring
 from worker.plan import PlanAdapters, activities_of, model_runners, plan_activities, plan_writer
 from worker.remembering import memories
+from worker.remote import copies_of
 from worker.specs import Role, Work, worker_specs
 
 PASSED_THROUGH = (
@@ -143,6 +147,8 @@ class Adapters(PlanAdapters):
     coder_models: TurnModels
     """Whom the built-in coder asks."""
     memories: Memories = no_memories
+    copies: Copies | None = None
+    """In the remote store; None: there is none."""
     programs: tuple[str, ...] = ()
     command_takes_whole_plans: bool = False
 
@@ -216,6 +222,7 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
             settings.alignment.rubric, lambda asked: choose_judge(kind(asked)), settings.privacy.prompt_privacy_of
         ),
         memories=memories(settings, service),
+        copies=copies_of(settings, client),
         programs=settings.executor.programs,
         command_takes_whole_plans=bool(settings.executor.argv),
     )
@@ -241,9 +248,10 @@ def build_workers(
         adapters: None: those that the settings ask for.
         runner: runs the workflows; None: the sandbox. `PRODUCTION_RUNNER` needs less.
     """
-    specs = worker_specs(settings, role, _work(settings, adapters or build_adapters(client, settings)))
+    use = adapters or build_adapters(client, settings)
+    specs = worker_specs(settings, role, _work(settings, use))
     staff = TemporalStaff(client, settings.temporal.task_queue)
-    home = Home(home_queue(settings), role is not Role.WORKFLOWS, staff.homes)
+    home = Home(home_queue(settings), role is not Role.WORKFLOWS, staff.homes, use.copies)
     patience = (timedelta(seconds=settings.worker.no_worker_wait_s), timedelta(seconds=settings.worker.busy_wait_s))
     looking = StaffingActivities(staff, *patience).look_for_workers
     identity = _identity(client)
@@ -261,7 +269,7 @@ def build_workers(
             # Measured inside the other interceptor, where errors still have their own classes.
             interceptors=[ActivityInterceptor(home), *measuring(client)],
             max_cached_workflows=settings.worker.max_cached_workflows,
-            max_concurrent_activities=spec.slots,
+            tuner=tuner_of(settings.worker, spec.slots),
             # Workflows of a worker that died wait this long before another one gets them: 10.05 s with the SDK's
             # default, 2.07 s with 2 s.
             sticky_queue_schedule_to_start_timeout=timedelta(seconds=settings.worker.sticky_timeout_s),
@@ -305,6 +313,7 @@ def _work(settings: Settings, use: Adapters) -> Work:
     reflection = ReflectionActivities(
         use.stores, use.reflectors, settings.privacy.prompt_privacy_of, memories=use.memories
     )
+    remote = RemoteActivities(use.copies, use.workspaces, use.ledgers, use.has_ended)
     # The workers of workflows can alert too: they are there even where no other worker is.
     alerting = AlertActivities(use.post, TrailMemory(use.ledgers))
     loop = loop_activities(use, use.task_planners, settings)
@@ -321,6 +330,8 @@ def _work(settings: Settings, use: Adapters) -> Work:
         proof.accept_proof,
         tracking.track_iteration,
         RecordActivities(use.ledgers).record,
+        remote.copy_checkpoint,
+        remote.take_over,
         *activities_of(plan_activities(use)),
         *loop.on_host,
         alerting.send_alerts,

@@ -34,7 +34,9 @@ from worker.hosting.startup import need_common_keys, need_workspaces, verify_sea
 from worker.ledger.digests import send_digests
 from worker.ledger.ends import enter_ends
 from worker.ledger.forwarding import forwarding
+from worker.observing.health import Health, serving_health
 from worker.observing.telemetry import Telemetry, observed
+from worker.remote import need_bucket
 from worker.specs import Role
 from worker.stack.doors import gateway_up, page_line
 from worker.stack.server import embedded_server, is_own, owner_in
@@ -60,7 +62,7 @@ def stop_event() -> asyncio.Event:
 
 
 @asynccontextmanager
-async def working(client: Client, settings: Settings, role: Role) -> AsyncIterator[None]:
+async def working(client: Client, settings: Settings, role: Role, health: Health) -> AsyncIterator[None]:
     """Run the workers of a role; on the way out running activities get their time to finish."""
     # Agents work only where workspaces or screens are.
     if role not in (Role.WORKFLOWS, Role.LLM):
@@ -70,8 +72,10 @@ async def working(client: Client, settings: Settings, role: Role) -> AsyncIterat
         stack.callback(close_ledgers)
         # Ends after the workers: what they do last is brought, too.
         await stack.enter_async_context(forwarding(settings))
-        for worker in build_workers(client, settings, role, runner=PRODUCTION_RUNNER):
+        workers = build_workers(client, settings, role, runner=PRODUCTION_RUNNER)
+        for worker in workers:
             await stack.enter_async_context(worker)
+        health.begin(client, workers)
         looks = [tell_of_changed_code(), give_memory_back()]
         if role in (Role.ALL, Role.WORKSPACE):
             looks.append(enter_ends(client))
@@ -81,6 +85,7 @@ async def working(client: Client, settings: Settings, role: Role) -> AsyncIterat
         try:
             yield
         finally:
+            health.drain()
             for task in beside:
                 task.cancel()
 
@@ -121,6 +126,8 @@ async def _ready(settings: Settings, telemetry: Telemetry, role: Role) -> Client
     await need_common_keys(client, settings)
     if role in (Role.ALL, Role.WORKFLOWS):
         await verify_search_attributes(client)
+    if role in (Role.ALL, Role.WORKSPACE):
+        await asyncio.to_thread(need_bucket, settings)
     if role in (Role.LLM, Role.GUI):
         await need_workspaces(client, settings, role.value)
     return client
@@ -129,7 +136,7 @@ async def _ready(settings: Settings, telemetry: Telemetry, role: Role) -> Client
 async def run_worker(settings: Settings, role: Role) -> None:
     """Run workers against a server that is already there, until stopped."""
     stopped = stop_event()
-    async with observed(settings) as telemetry:
+    async with observed(settings) as telemetry, serving_health(settings) as health:
         starting = asyncio.ensure_future(_ready(settings, telemetry, role))
         stopping = asyncio.ensure_future(stopped.wait())
         # Also while it waits for a server.
@@ -139,7 +146,7 @@ async def run_worker(settings: Settings, role: Role) -> None:
             starting.cancel()
             return
         client = starting.result()
-        async with working(client, settings, role):
+        async with working(client, settings, role, health):
             logger.info("worker '%s' is ready", role.value)
             await warn_of_missing(client, settings)
             await stopped.wait()
@@ -161,8 +168,13 @@ async def stack_up(
     async with embedded_server(settings, folder, settings_file) as started, observed(settings) as telemetry:
         client = await connect(settings, telemetry)
         await need_common_keys(client, settings)
+        await asyncio.to_thread(need_bucket, settings)
         await prepare(client, timedelta(days=settings.server.retention_days) if started else None)
-        async with gateway_up(settings, settings_file), working(client, settings, role):
+        async with (
+            serving_health(settings) as health,
+            gateway_up(settings, settings_file),
+            working(client, settings, role, health),
+        ):
             yield client
 
 

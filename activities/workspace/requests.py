@@ -36,6 +36,8 @@ class Opened(Value):
     """Of an earlier episode with this id; at most `RECENT_LIMIT`."""
     home: str = ""
     """Task queue of the host that has it."""
+    copied: bool = False
+    """Checkpoints are to be copied to a remote store, which that host knows."""
     attempt: int = 1
 
 

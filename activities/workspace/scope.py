@@ -17,6 +17,8 @@ class EpisodeScope(Sparse):
     """None only before the workspace is open; see `stored_request`."""
     home: str = ""
     """Task queue of the host and state home that have the workspace; empty where that is not known yet."""
+    epoch: int = 0
+    """Of the copies in the remote store: which host may go on. 0: there are none."""
     within: str = ""
     """Id of the plan that holds the workspace and waits for this episode: its claim and its worktree serve both."""
     put_back: bool = False

@@ -95,6 +95,9 @@ class Ledger(Protocol):
         """
         ...
 
+    def adopt(self, records: Iterable[tuple[str, int, str, str]], lines: Iterable[TrailEvent]) -> None:
+        """Add checkpoints and lines that were recorded elsewhere, but for those that are here."""
+
     def is_recorded(self, episode_id: str, key: str) -> bool:
         """Return whether a checkpoint was kept under this key."""
         ...

@@ -115,6 +115,7 @@ COMMANDS = (
     Command(
         "restore", "steer:restore", "Go back to a checkpoint, state and files; a closed episode is opened again.", STEER
     ),
+    Command("move", "steer:move", "Go on with an episode on another host, such as when its own is lost.", STEER),
     Command(
         "cancel",
         "steer:cancel",

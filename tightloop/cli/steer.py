@@ -226,6 +226,22 @@ def restore(
     )
 
 
+def move(
+    context: typer.Context,
+    workflow: EpisodeId,
+    to: Annotated[str, typer.Option(help="Host that goes on with it, or its task queue; see tightloop doctor.")],
+    workspace: Annotated[str, typer.Option(help="Absolute path of the workspace there. Default: as before.")] = "",
+    reason: Reason = "",
+    as_json: AsJson = False,
+) -> None:
+    session_of(context).steer(
+        workflow,
+        lambda client, key: client.move(key, to, workspace=workspace, reason=reason, by=operator()),
+        as_json=as_json,
+        kind=Kind.EPISODE,
+    )
+
+
 def cancel(context: typer.Context, workflow: Id, reason: Reason = "", as_json: AsJson = False) -> None:
 
     async def work(client: TightloopClient, key: str) -> str:

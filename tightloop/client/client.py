@@ -20,6 +20,7 @@ from tightloop.client.installation.sealing import refuse_other_keys, refuse_unre
 from tightloop.episode.check import Check
 from tightloop.episode.checkpoint import RestoreTarget
 from tightloop.episode.control import ExecutorAmendment, read_amendment, read_restore
+from tightloop.episode.copies import choose_home
 from tightloop.episode.input import EpisodeInput
 from tightloop.episode.model import WORKFLOW_TYPE, EpisodeRequest, EpisodeStatus
 from tightloop.host import home_queue
@@ -305,6 +306,25 @@ class TightloopClient(Viewer):
         asked = with_defaults(request, self._settings)
         await self._start(episode_id, EpisodeInput.of(asked, budget=status.budget, restore=target))
         return f"{episode_id} was {seen.status}; it is open again, from {target.checkpoint_id}"
+
+    async def move(
+        self, episode_id: str, to: str, *, workspace: str = "", reason: str = "", by: str = "operator"
+    ) -> str:
+        """Go on with an episode on another host, from its last checkpoint in the remote store. Returns a sentence.
+
+        Args:
+            episode_id: the episode; it must be open.
+            to: name of the host, or the task queue of its workspaces.
+            workspace: absolute path of the working tree there; empty: the same as before.
+            reason: told in the timeline.
+            by: who moves it.
+
+        Raises:
+            InvalidRequestError: no worker for workspaces runs there, or the episode has no copies.
+        """
+        home = choose_home(to, (await self.topology()).homes)
+        word = {"to": home, "workspace": workspace, "reason": reason, "by": by}
+        return await self._tell(episode_id, Kind.EPISODE, "move", word)
 
     async def fork(
         self, episode_id: str, checkpoint_id: str, new_id: str | None = None, *, by: str = "operator"

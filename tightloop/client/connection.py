@@ -16,7 +16,7 @@ from temporalio.service import RetryConfig, RPCError, TLSConfig
 
 from tightloop.errors import ServiceUnavailableError, SettingsError
 from tightloop.host import load_settings
-from tightloop.settings import Settings, TemporalSettings
+from tightloop.settings import LOOPBACK_HOSTS, PEM, Settings, TemporalSettings
 
 CONNECT_TIMEOUT = timedelta(seconds=5)
 CALL_TIMEOUT = timedelta(seconds=10)
@@ -60,7 +60,7 @@ async def connect(
         SettingsError: a file of `temporal.tls_*` cannot be used.
     """
     temporal = settings.temporal
-    tls = tls_of(temporal)
+    tls, refused = tls_of(temporal), ""
     atexit.unregister(_wait_for_threads)
     atexit.register(_wait_for_threads)
     try:
@@ -73,6 +73,7 @@ async def connect(
                         data_converter=data_converter,
                         tls=tls,
                         api_key=temporal.api_key.get_secret_value() or None,
+                        rpc_metadata={name: text.get_secret_value() for name, text in temporal.metadata.items()},
                         # Workers keep the SDK's own patience: they outlast a restart of the server.
                         retry_config=_RETRY if runtime is None else None,
                         runtime=runtime or _quiet_runtime(),
@@ -80,12 +81,14 @@ async def connect(
                     )
                 except RuntimeError as error:
                     again = (_STARTING, *(_CUT_OFF if tls else ()))
-                    if not any(word in str(error) for word in again):
+                    refused = str(error)
+                    if not any(word in refused for word in again):
                         raise
                 await asyncio.sleep(_STARTING_WAIT.total_seconds())
     except (RuntimeError, ValueError, TimeoutError, RPCError) as error:
-        if temporal.encrypted:
-            _check_tls(temporal.address, str(error))
+        # Where it was tried until the time was over, the last answer says why.
+        text = refused if isinstance(error, TimeoutError) and _STARTING not in refused else str(error)
+        _check_known(temporal.address, text, encrypted=temporal.encrypted)
         raise no_answer(temporal.address, _reason(error)) from error
 
 
@@ -115,12 +118,18 @@ def tls_of(temporal: TemporalSettings) -> TLSConfig | bool:
         return False
     read: dict[str, bytes] = {}
     for name, file in temporal.tls_files.items():
+        if file.startswith(PEM):
+            read[name] = file.encode()
+            continue
         try:
             read[name] = Path(file).expanduser().read_bytes()
         except OSError as error:
-            raise SettingsError(f"temporal.{name} {file} cannot be read: {error.strerror or error}") from error
-        if b"-----BEGIN " not in read[name]:
-            raise SettingsError(f"temporal.{name} {file} is not a PEM file")
+            raise SettingsError(
+                f"temporal.{name} {file} cannot be read: {error.strerror or error}. "
+                "Correct the path, in the settings or in Temporal's own configuration"
+            ) from error
+        if PEM.encode() not in read[name]:
+            raise SettingsError(f"temporal.{name} {file} is not a PEM file. Name one that is")
     return TLSConfig(
         server_root_ca_cert=read.get("tls_ca"),
         client_cert=read.get("tls_cert"),
@@ -137,23 +146,54 @@ def converter_for(client: Client, workflow_id: str) -> DataConverter:
 
 def no_answer(address: str, why: str) -> ServiceUnavailableError:
     """Return the error for a Temporal that cannot be reached."""
-    return ServiceUnavailableError(f"Temporal does not answer at {address} ({why}). Start it: tightloop up")
+    here = address.rpartition(":")[0] in LOOPBACK_HOSTS
+    advice = "Start it: tightloop up" if here else "Correct temporal.address, or ask who runs it"
+    return ServiceUnavailableError(f"Temporal does not answer at {address} ({why}). {advice}")
 
 
-# Words of rustls 0.23 and tonic 0.14, which the SDK shows, and what can be done.
+# Words of rustls 0.23, tonic 0.14 and hyper 1, which the SDK shows, and what can be done. Measured with Temporal 1.32,
+# nginx 1.22 and the TLS of Python in front of it.
 _TLS_FAILURES = {
     "UnknownIssuer": "no authority that is trusted here signed its certificate. Name its file in temporal.tls_ca",
     "NotValidForName": "its certificate is for another name. Give that one in temporal.tls_server_name",
+    "KeyMismatch": "temporal.tls_key is not the key of temporal.tls_cert. Name the two files that belong together",
+    "PrivateKeyParseError": "temporal.tls_key holds no private key. Name the file that does",
+    "parse private key": "temporal.tls_key holds a private key that cannot be read. It must be RSA, ECDSA or Ed25519",
+    "BadEncoding": "a certificate in temporal.tls_cert or tls_ca cannot be read. Name a PEM file of certificates",
     "InvalidCertificate": "its certificate is not valid. See its dates, and temporal.tls_ca",
     "CertificateRequired": "it asks for a client's certificate. Give it in temporal.tls_cert and temporal.tls_key",
+    "UnknownCA": "it does not trust the authority of temporal.tls_cert. Ask who runs it for a certificate",
     "close_notify": "it ends the connection. Does it ask for a client's certificate (temporal.tls_cert and tls_key)?",
+    "status: 400": "it answers HTTP 400. It may want another client's certificate (temporal.tls_cert and tls_key)",
+    "InvalidContentType": "it answers without TLS. Set temporal.tls: false, or tls.disabled = true in the profile: "
+    "an API key or a certificate turns TLS on",
 }
+_FAILURES = {
+    "code: Unauthenticated": "refuses access. Give a valid temporal.api_key, or TEMPORAL_API_KEY",
+    "code: PermissionDenied": "refuses access. Ask who runs it what this key or certificate may do",
+    "status: 401": "or a proxy before it refuses access (HTTP 401). Give a valid temporal.api_key, or TEMPORAL_API_KEY",
+    "status: 403": "or a proxy before it refuses access (HTTP 403). Ask who runs it what this connection may do",
+}
+_PLAIN_FAILURES = ("FRAME_SIZE_ERROR", "connection closed")
+"""How a server that wants TLS answers without."""
 
 
-def _check_tls(address: str, text: str) -> None:
-    for word, told in _TLS_FAILURES.items():
+def _check_known(address: str, text: str, *, encrypted: bool) -> None:
+    """Say what is wrong with the settings, where the text of a failure shows it.
+
+    Raises:
+        SettingsError: it does.
+    """
+    for word, told in _FAILURES.items():
         if word in text:
+            raise SettingsError(f"Temporal at {address} {told}")
+    for word, told in _TLS_FAILURES.items():
+        if encrypted and word in text:
             raise SettingsError(f"Temporal at {address} cannot be used over TLS: {told}")
+    if not encrypted and any(word in text for word in _PLAIN_FAILURES):
+        raise SettingsError(
+            f"Temporal at {address} ends a connection without TLS. Does it ask for TLS? temporal.tls: true"
+        )
 
 
 def _reason(error: BaseException) -> str:

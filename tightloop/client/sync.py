@@ -103,6 +103,7 @@ class SyncTightloopClient:
     top_up = _blocking(TightloopClient.top_up)
     amend = _blocking(TightloopClient.amend)
     restore = _blocking(TightloopClient.restore)
+    move = _blocking(TightloopClient.move)
     fork = _blocking(TightloopClient.fork)
     replan = _blocking(TightloopClient.replan)
     run_step = _blocking(TightloopClient.run_step)

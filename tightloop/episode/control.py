@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError, field_validator
 from tightloop.episode.budget import TopUp
 from tightloop.episode.check import Check
 from tightloop.episode.checkpoint import CheckpointRecord, RestoreTarget, checkpoint_id, checkpoint_number
+from tightloop.episode.copies import MoveTarget
 from tightloop.episode.model import EpisodeRequest
 from tightloop.errors import InvalidRequestError, followed_by
 from tightloop.executor.model import ExecutorChoice, OnCrash
@@ -166,6 +167,20 @@ def read_restore(value: Any, known: tuple[CheckpointRecord, ...], *, newest: int
     return RestoreTarget(
         checkpoint_id=checkpoint_id(number), reason=shorten(wanted.reason, 500), by=shorten(wanted.by, 80)
     )
+
+
+def read_move(value: Any) -> MoveTarget:
+    """Read the argument of `move`: the task queue of a host, or an object.
+
+    Raises:
+        InvalidRequestError: a field is wrong.
+    """
+    return read_argument(
+        {"to": value} if isinstance(value, str) else value,
+        MoveTarget,
+        what="move",
+        example='{"to": "tightloop-workspace-host-2-1a2b3c", "workspace": "/home/me/project"}',
+    ).bounded
 
 
 def read_amounts(value: Any, kind: type[M], *, example: str) -> M:

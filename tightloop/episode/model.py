@@ -11,6 +11,7 @@ from pydantic import model_validator
 from tightloop.episode.budget import Budget, Spent
 from tightloop.episode.check import Check, FailedCheck
 from tightloop.episode.checkpoint import CheckpointRecord, RestoreTarget
+from tightloop.episode.copies import MoveTarget
 from tightloop.episode.failure import NO_FAILURES, FailureStreak
 from tightloop.episode.planning import PlanVerdict, ReflectCause, planner_problem
 from tightloop.episode.progress import presets
@@ -283,6 +284,10 @@ class EpisodeState(Value):
     timeline: tuple[TimelineLine, ...] = ()
     restore: RestoreTarget | None = None
     """Set by a run that continues as new in order to go back."""
+    epoch: int = 0
+    """Of the copies in the remote store; grows with every move to another host. 0: there are none."""
+    move: MoveTarget | None = None
+    """Set by a run that continues as new on another host, until that has taken over."""
     cancel: str | None = None
     """Why a person cancelled the episode while the run was ending."""
     amended: bool = False

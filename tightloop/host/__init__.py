@@ -140,6 +140,9 @@ def load_settings(explicit: Path | None = None) -> Settings:
     Raises:
         SettingsError: a file cannot be read, or a setting is wrong; the message names the file.
     """
+    # It needs the SDK, which takes long to import: programs that only ask for folders do without.
+    from tightloop.host.profile import fill_from_profile
+
     files = settings_files(Path.cwd()) if explicit is None else [explicit]
     texts = [(path, _text_of(path)) for path in files]
     for path, text in texts:
@@ -151,7 +154,7 @@ def load_settings(explicit: Path | None = None) -> Settings:
                     f"{path} sets {', '.join(beyond)}, but the file of a project may only set "
                     f"{', '.join(sorted(PROJECT_SECTIONS))}. Put the rest into your own {user_file()}"
                 )
-    return combined_settings([(str(path), text) for path, text in texts], os.environ)
+    return fill_from_profile(combined_settings([(str(path), text) for path, text in texts], os.environ), os.environ)
 
 
 def home_folder() -> Path:

@@ -20,8 +20,11 @@ from tightloop.settings.gateway import GatewaySettings
 from tightloop.settings.memory import MemorySettings
 from tightloop.settings.planning import PlannerSettings, PlanSettings
 from tightloop.settings.privacy import PrivacySettings, ProjectPrivacy
+from tightloop.settings.remote import RemoteSettings
 from tightloop.settings.services import (
     LOOPBACK_HOSTS,
+    NO_PROFILE,
+    PEM,
     CodecSettings,
     DatabaseSettings,
     QueueSettings,
@@ -32,6 +35,8 @@ from tightloop.settings.services import (
 
 __all__ = [
     "LOOPBACK_HOSTS",
+    "NO_PROFILE",
+    "PEM",
     "AgentSSettings",
     "AgentSettings",
     "AlertChannel",
@@ -49,6 +54,7 @@ __all__ = [
     "PrivacySettings",
     "ProjectPrivacy",
     "QueueSettings",
+    "RemoteSettings",
     "RoleSettings",
     "SandboxSettings",
     "ServerSettings",

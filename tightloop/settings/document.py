@@ -16,6 +16,7 @@ from tightloop.settings.layers import read_layers
 from tightloop.settings.memory import MemorySettings
 from tightloop.settings.planning import PlannerSettings, PlanSettings
 from tightloop.settings.privacy import PrivacySettings
+from tightloop.settings.remote import RemoteSettings
 from tightloop.settings.services import (
     CodecSettings,
     DatabaseSettings,
@@ -53,6 +54,7 @@ class Settings(Document):
     privacy: PrivacySettings = PrivacySettings()
     codec: CodecSettings = CodecSettings()
     database: DatabaseSettings = DatabaseSettings()
+    remote: RemoteSettings = RemoteSettings()
     memory: MemorySettings = MemorySettings()
     gateway: GatewaySettings = GatewaySettings()
     alerts: AlertSettings = AlertSettings()

@@ -1,19 +1,28 @@
 """Settings of Temporal, its codec server, task queues and workers."""
 
+import re
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_serializer, model_validator
 
 from tightloop.episode.model import Queues
 from tightloop.settings.section import Address, Count, Section
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
+NO_PROFILE = "none"
+"""As `temporal.profile`: Temporal's own configuration is not read."""
+PEM = "-----BEGIN "
+"""How a PEM text begins."""
+_METADATA_NAME = re.compile(r"[a-z0-9_.-]+")
 
 
 class TemporalSettings(Section):
     """Address and namespace of Temporal."""
 
+    profile: str = ""
+    """Profile of Temporal's own configuration (`temporal.toml`, `TEMPORAL_*`), which fills what is not set here. Empty:
+    `TEMPORAL_PROFILE`, or `default`; `none`: nothing is taken from there."""
     address: Address = "127.0.0.1:7233"
     """Host and port of the frontend."""
     namespace: str = Field(default="default", min_length=1)
@@ -27,13 +36,15 @@ class TemporalSettings(Section):
     tls: bool | None = None
     """Encrypt the connection. Unset: where `api_key` or one of the settings below is set."""
     tls_ca: str = ""
-    """PEM file of the authorities that sign the server's certificate. Empty: those of this system."""
+    """PEM file, or its text, of the authorities that sign the server's certificate. Empty: those of this system."""
     tls_cert: str = ""
-    """PEM file of the client's certificate, where the server asks for one."""
-    tls_key: str = ""
-    """PEM file of its private key."""
+    """PEM file, or its text, of the client's certificate, where the server asks for one."""
+    tls_key: str = Field(default="", repr=False)
+    """PEM file of its private key; or its text, better given as a variable than in a file."""
     tls_server_name: str = ""
     """Name in the server's certificate, where it is not the host of `address`."""
+    metadata: dict[str, SecretStr] = Field(default_factory=dict)
+    """gRPC metadata of each call, such as a header that a proxy asks for, by name."""
     authenticate: bool = True
     """Encrypt what Temporal stores, and accept only what clients and workers with this installation's key sent, see
     docs/trust/privacy.md. Off: whoever reaches the server reads all and commands the workers; only for clusters that
@@ -58,7 +69,7 @@ class TemporalSettings(Section):
 
     @property
     def tls_files(self) -> dict[str, str]:
-        """The files that are set, by the name of the setting."""
+        """The files that are set, or their texts, by the name of the setting."""
         given = {"tls_ca": self.tls_ca, "tls_cert": self.tls_cert, "tls_key": self.tls_key}
         return {name: file for name, file in given.items() if file}
 
@@ -72,7 +83,14 @@ class TemporalSettings(Section):
             raise ValueError(f"tls is false, so {useless[0]} would not be used. Remove one of them")
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ValueError("tls_cert and tls_key belong together. Set both, or neither")
+        for name in self.metadata:
+            if not _METADATA_NAME.fullmatch(name):
+                raise ValueError(f"metadata has the name {name!r}. Use lower-case letters, digits, - _ and . only")
         return self
+
+    @field_serializer("tls_key")
+    def _masked(self, key: str) -> str:
+        return "**********" if key.startswith(PEM) else key
 
 
 class QueueSettings(Section):
@@ -118,6 +136,19 @@ class WorkerSettings(Section):
     """How long a step waits for a free slot where all workers of its task queue are busy, before a person is asked."""
     max_cached_workflows: Annotated[int, Field(ge=0)] = 1000
     """Workflows that a worker keeps in memory. Further ones are replayed from their histories when they go on."""
+    health_bind: Annotated[str, Field(pattern=r"^([^\s/]+:[0-9]{1,5})?$")] = ""
+    """Host and port at which the process answers `GET /healthz` and `GET /readyz`. Empty: it does not. Anybody who
+    reaches it may ask; it tells no content."""
+    target_memory: Annotated[float | None, Field(gt=0, le=1)] = None
+    """Share of this host's memory up to which a worker takes new activities; `max_concurrent_activities` is then the
+    most. Unset, as `target_cpu`: always as many."""
+    target_cpu: Annotated[float | None, Field(gt=0, le=1)] = None
+    """Likewise the share of its processors."""
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether the resources of the host bound what runs at the same time."""
+        return self.target_memory is not None or self.target_cpu is not None
 
 
 class ServerSettings(Section):

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from activities.plan.requests import OpenedPlan
+from activities.remote.copies import Copies, need_copies
 from activities.workspace.requests import Opened
 from activities.workspace.scope import EpisodeScope
 from tightloop.errors import WorkspaceElsewhereError
 
 ANYWHERE = frozenset({"send_alerts", "look_for_workers"})
 OPENING = frozenset({"open_workspace", "open_plan"})
+FENCED = frozenset({"hand_off", "execute", "track_iteration"})
+"""What a host must not do any more once another one has taken the episode over; `copy_checkpoint` looks itself."""
 LOOKS, LOOK_SECONDS = 10, 0.5
 
 
@@ -26,6 +29,8 @@ class Home:
     """Whether this worker does what workspaces need; False where it only runs workflows."""
     others: Callable[[], Awaitable[tuple[str, ...]]]
     """Returns the task queues of all hosts that have workspaces."""
+    copies: Copies | None = None
+    """None: the settings name no remote store."""
 
     async def check(self, activity_type: str, scope: EpisodeScope) -> None:
         """Refuse what belongs to another host.
@@ -57,6 +62,19 @@ class Home:
             await asyncio.sleep(LOOK_SECONDS)
         return ()
 
+    async def check_epoch(self, activity_type: str, scope: EpisodeScope) -> None:
+        """Refuse to deliver and to record where another host goes on with the episode.
+
+        Raises:
+            FencedError: one does.
+            SettingsError: this worker cannot look.
+            ServiceUnavailableError: the remote store does not answer. Retryable.
+        """
+        if scope.epoch and activity_type in FENCED:
+            await asyncio.to_thread(need_copies(self.copies).check, scope)
+
     def bind(self, result: Any) -> Any:
         """Return the result of an activity; one that opened a workspace says where that was."""
-        return result.evolve(home=self.queue) if isinstance(result, Opened | OpenedPlan) else result
+        if isinstance(result, Opened):
+            return result.evolve(home=self.queue, copied=self.copies is not None)
+        return result.evolve(home=self.queue) if isinstance(result, OpenedPlan) else result

@@ -78,6 +78,7 @@ class _Inbound(ActivityInboundInterceptor):
             scope = check_request(input.args)
             if self._home is not None:
                 await self._home.check(activity.info().activity_type, scope)
+                await self._home.check_epoch(activity.info().activity_type, scope)
             # Heartbeats are sealed in the context of the activity that sends them; its result is not a heartbeat.
             with sealing_as(SealKind.HEARTBEAT):
                 async with self._beating(in_thread=not inspect.iscoroutinefunction(input.fn)):

@@ -20,14 +20,16 @@ from tightloop.client.connection import connect
 from tightloop.client.encryption import PLAIN_CONVERTER
 from tightloop.client.execution import SEARCH_ATTRIBUTES
 from tightloop.client.sign_in.private_file import write_private
-from tightloop.errors import ServiceUnavailableError
+from tightloop.errors import ServiceUnavailableError, SettingsError
 from tightloop.host import open_state_home
+from tightloop.host.profile import profile_source, profile_values
 from tightloop.settings import Settings
 from tightloop.value import Value
 from worker.stack.doors import launch_door
 from worker.stack.supervise import end, supervised
 
 START_SECONDS = 60.0
+_EMBEDDED = "Start it without that configuration: TIGHTLOOP_TEMPORAL__PROFILE=none tightloop up"
 LEFT_BEHIND_SECONDS = 10.0
 
 _SETTINGS = (
@@ -214,11 +216,18 @@ async def embedded_server(settings: Settings, folder: Path, settings_file: Path 
 
     Raises:
         ServiceUnavailableError: it does not answer in time; the message has the end of its log.
+        SettingsError: Temporal's own configuration names a server elsewhere, or TLS is asked for and nobody answers.
     """
+    _refuse_elsewhere(settings)
     await asyncio.to_thread(end_left_behind, folder)
     if await answers(settings):
         yield False
         return
+    if settings.temporal.encrypted:
+        raise SettingsError(
+            f"no server answers at {settings.temporal.address}, and the embedded one has no TLS, which an API key or a "
+            f"certificate turns on. {_EMBEDDED}, or without them"
+        )
     open_state_home(folder)
     ui = hidden_address()
     launches = {
@@ -230,6 +239,20 @@ async def embedded_server(settings: Settings, folder: Path, settings_file: Path 
             yield True
     finally:
         owner_file(folder).unlink(missing_ok=True)
+
+
+def _refuse_elsewhere(settings: Settings) -> None:
+    """Refuse to take a server of Temporal's own configuration for the embedded one: variables of other work name it.
+
+    Raises:
+        SettingsError: it names one, and our own settings do not.
+    """
+    temporal = settings.temporal
+    if not temporal.loopback and profile_values(temporal.profile, os.environ).get("address") == temporal.address:
+        raise SettingsError(
+            f"{profile_source(temporal.profile, os.environ)} names the server {temporal.address}, and `up` starts one "
+            f"on this machine. {_EMBEDDED}, and its clients likewise; or work for that one: tightloop worker run"
+        )
 
 
 async def _launch(settings: Settings, folder: Path, ui: str) -> asyncio.subprocess.Process:

@@ -6,6 +6,7 @@ from typing import Any
 from tightloop.episode import control
 from tightloop.episode.budget import topped_up
 from tightloop.episode.checkpoint import RestoreTarget
+from tightloop.episode.copies import MoveTarget, check_move
 from tightloop.episode.loop import decisions, state_changes
 from tightloop.episode.loop.questions import CANCEL, END, WAIT, is_ended_by_message, make_question
 from tightloop.errors import InvalidRequestError
@@ -29,6 +30,7 @@ class Operator:
         pause_wanted: the pause that begins at the next safe point.
         cancel_wanted: why the episode is to end.
         restore_wanted: where to go back to.
+        move_wanted: the host that is to go on with it.
         is_amended: the request was changed and is still to be stored.
     """
 
@@ -45,6 +47,7 @@ class Operator:
         self.pause_wanted = record.state.pause
         self.cancel_wanted = record.state.cancel
         self.restore_wanted: RestoreTarget | None = None
+        self.move_wanted: MoveTarget | None = None
         self.is_amended = record.state.amended
         self._answers: dict[str, Answer] = {}
         self._reported: tuple[int, str, str, str] | None = None
@@ -54,7 +57,12 @@ class Operator:
     @property
     def is_leaving(self) -> bool:
         """Whether this run is to end."""
-        return self.cancel_wanted is not None or self.restore_wanted is not None
+        return self.cancel_wanted is not None or self.continues
+
+    @property
+    def continues(self) -> bool:
+        """Whether another run is to follow this one."""
+        return self.restore_wanted is not None or self.move_wanted is not None
 
     def take_pause(self) -> Question | None:
         """Return the pause that is wanted, which begins now."""
@@ -155,6 +163,25 @@ class Operator:
                 "the episode is being cancelled. Once it is closed, restore opens it again from a checkpoint"
             )
         self.read_restore(target)
+
+    def move(self, target: Any) -> str:
+        """Stop what is running and go on from the last checkpoint in the remote store, on another host."""
+        self.move_wanted = self.read_move(target)
+        self._intervene("move")
+        self._interrupt()
+        return f"moving to {self.move_wanted.to}; a new run goes on there from the last checkpoint in the remote store"
+
+    def read_move(self, target: Any) -> MoveTarget:
+        """Return the host to go on with.
+
+        Raises:
+            InvalidRequestError: it cannot; the message says why.
+        """
+        wanted = control.read_move(target)
+        if self.cancel_wanted is not None:
+            raise InvalidRequestError("move: the episode is being cancelled")
+        check_move(wanted, home=self._record.request.queues.home, epoch=self._record.state.epoch)
+        return wanted
 
     def respond(self, message: Any) -> str:
         """Give the planner a message. It ends a wait after which the planner is asked, and chooses no option."""

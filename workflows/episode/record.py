@@ -7,6 +7,7 @@ from typing import Concatenate, ParamSpec
 from temporalio import workflow
 
 from activities.workspace.scope import EpisodeScope
+from tightloop.episode.copies import MoveTarget
 from tightloop.episode.loop import state_changes
 from tightloop.episode.loop.state_changes import COMMAND_CHARACTERS, LINE_CHARACTERS
 from tightloop.episode.model import EpisodeRequest, EpisodeState
@@ -57,6 +58,7 @@ class EpisodeRecord:
             request=self.state.request,
             home=self.request.queues.home,
             within=self.request.within,
+            epoch=self.state.epoch,
         )
 
     def apply(
@@ -77,6 +79,17 @@ class EpisodeRecord:
         """Note the host that has the workspace, by its task queue."""
         queues = self.request.queues
         self.request = self.request.evolve(queues=queues.evolve(home=home or queues.home))
+
+    def move(self, target: MoveTarget) -> None:
+        """Go on as an episode of another host, under an epoch of its own; that host has not taken over yet."""
+        queues = self.request.queues
+        # A queue that only the lost host serves would be waited for for ever.
+        shared = "" if queues.workspace == queues.home else queues.workspace
+        self.request = self.request.evolve(
+            workspace=target.workspace or self.request.workspace,
+            queues=queues.evolve(home=target.to, workspace=shared),
+        )
+        self.state = self.state.evolve(epoch=self.state.epoch + 1, move=target)
 
     def close(self, status: str, reason: str) -> None:
         """Say how the episode ended."""

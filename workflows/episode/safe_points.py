@@ -260,7 +260,7 @@ class SafePoints:
             if dropped := self._operator.restore_wanted or self._restoring:
                 reason += f"; the restore to {dropped.checkpoint_id} was not carried out, the files are as they were"
             raise EpisodeOver(EpisodeOutcome.CANCELLED, reason)
-        if self._operator.restore_wanted is not None:
+        if self._operator.continues:
             raise RunOver
 
     async def follow(self, decision: decisions.Decision) -> str:

@@ -32,6 +32,7 @@ from tightloop.episode.planning import PlanVerdict
 from tightloop.episode.timeline import TimelineLine, TimelinePage
 from tightloop.errors import InvalidRequestError
 from tightloop.question import is_paused
+from workflows.episode.copies import EpisodeCopies
 from workflows.episode.delivery import Delivery
 from workflows.episode.iteration import Iteration
 from workflows.episode.operator import Operator
@@ -77,7 +78,8 @@ class EpisodeWorkflow:
         self._operator = Operator(self._record, self._questions, self._runner.interrupt)
         self._recording = EpisodeRecording(self._record, self.status)
         self._points = SafePoints(self._record, self._operator, self._questions, self._runner, self._recording)
-        self._workspace = Workspace(self._record, self._points, self._runner, self._recording)
+        self._copies = EpisodeCopies(self._record, self._points)
+        self._workspace = Workspace(self._record, self._points, self._runner, self._recording, self._copies)
         self._proof = Proof(self._record, self._points)
         self._iteration = Iteration(self._record, self._points, self._proof)
         self._delivery = Delivery(self._record, self._points)
@@ -97,7 +99,7 @@ class EpisodeWorkflow:
             await self._begin()
             while True:
                 await self._iterate()
-                self._leave_when_long()
+                await self._leave_when_long()
         except EpisodeOver as end:
             return await self._end(end.outcome, end.reason)
         except RunOver:
@@ -124,8 +126,11 @@ class EpisodeWorkflow:
         if self._record.state.request is None:
             await self._workspace.open(self._input)
         self._recording.show()
-        if target is not None:
+        if (move := self._record.state.move) is not None:
+            await self._workspace.take_over(move)
+        elif target is not None:
             await self._workspace.go_back(target)
+        self._copies.keep_up()
 
     async def _iterate(self) -> None:
         """Make one pass, then decide."""
@@ -141,6 +146,7 @@ class EpisodeWorkflow:
         report = await self._delivery.deliver(plan) if plan.verdict is PlanVerdict.PLANNED else None
         verification = await steps.verify() if plan.verdict is not PlanVerdict.MALFORMED else None
         await steps.track(before, report, verification)
+        self._copies.keep_up()
         decision = self._decide()
         chosen = await self._points.follow(decision)
         if chosen == ALLOW and decisions.is_change_allowed(record.state):
@@ -176,11 +182,12 @@ class EpisodeWorkflow:
         self._points.close()
         await workflow.wait_condition(workflow.all_handlers_finished)
 
-    def _leave_when_long(self) -> None:
+    async def _leave_when_long(self) -> None:
         self._points.leave_if_wanted()
         done = self._record.state.iteration - self._first_iteration
         suggested = workflow.info().is_continue_as_new_suggested()
         if decisions.may_continue_as_new(self._record.request, iterations_in_run=done, suggested=suggested):
+            await self._copies.complete()
             raise RunOver
 
     async def _continue_as_new(self) -> NoReturn:
@@ -189,6 +196,8 @@ class EpisodeWorkflow:
         await self._recording.settle()
         # Without this wait 38 of 40 updates that came during a continuation failed; with it none did.
         await workflow.wait_condition(workflow.all_handlers_finished)
+        if self._operator.move_wanted is not None:
+            self._record.move(self._operator.move_wanted)
         request, state = self._record.request, self._record.state
         # What people wanted of this run goes along: Temporal delivers a message to one run only.
         carried = state.evolve(
@@ -273,6 +282,15 @@ class EpisodeWorkflow:
     @restore_checkpoint.validator
     def _check_restore(self, target: Any = None) -> None:
         self._operator.check(self._operator.check_restore, self._inbox.read(target))
+
+    @workflow.update(description='Go on with the episode on another host: {"to": "tightloop-workspace-host-2-1a2b3c"}')
+    async def move(self, target: Any = None) -> str:
+        """Stop what is running and continue on another host, from the last checkpoint in the remote store."""
+        return self._operator.move(self._inbox.take(target))
+
+    @move.validator
+    def _check_move(self, target: Any = None) -> None:
+        self._operator.check(self._operator.read_move, self._inbox.read(target))
 
     @property
     def place(self) -> str:

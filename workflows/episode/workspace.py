@@ -3,12 +3,15 @@
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
+from activities.remote.activity import RemoteActivities, TakenOver, TakeOverRequest
 from activities.workspace.activity import WorkspaceActivities
 from activities.workspace.requests import CloseRequest, Opened, OpenRequest, RestoreRequest
-from tightloop.episode.checkpoint import RECENT_LIMIT, RestoreTarget
+from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord, RestoreTarget
+from tightloop.episode.copies import MoveTarget, host_of
 from tightloop.episode.input import EpisodeInput
 from tightloop.episode.loop import state_changes
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase
+from workflows.episode.copies import EpisodeCopies
 from workflows.episode.record import EpisodeRecord
 from workflows.episode.recording import EpisodeRecording
 from workflows.episode.safe_points import SafePoints
@@ -27,9 +30,15 @@ class Workspace:
     """Claims the workspace and gives it back."""
 
     def __init__(
-        self, record: EpisodeRecord, points: SafePoints, runner: ActivityRunner, recording: EpisodeRecording
+        self,
+        record: EpisodeRecord,
+        points: SafePoints,
+        runner: ActivityRunner,
+        recording: EpisodeRecording,
+        copies: EpisodeCopies,
     ) -> None:
         self._record, self._points, self._runner, self._recording = record, points, runner, recording
+        self._copies = copies
 
     async def open(self, given: EpisodeInput) -> None:
         """Check and claim the workspace of a new episode.
@@ -51,6 +60,8 @@ class Workspace:
             )
         )
         record.log("opened", f"{made.id}: " + ("; ".join(opened.notes) or "the workspace is ready"))
+        if opened.copied and not record.request.within:
+            await self._copies.begin()
 
     async def _try_to_open(self, given: EpisodeInput) -> Opened | None:
         """Open it. None: no worker took it, a person was asked, and it is to be tried again."""
@@ -76,11 +87,28 @@ class Workspace:
             self._points.refuse(failure.reason, is_new=request.is_new)
             raise ApplicationError(failure.reason, type="WorkspaceError", non_retryable=True) from failure
 
-    async def go_back(self, target: RestoreTarget) -> None:
-        """Continue from a checkpoint, state and files."""
+    async def take_over(self, target: MoveTarget) -> None:
+        """Go on here with an episode of another host, from the last checkpoint that it copied."""
         record = self._record
         self._points.enter(EpisodePhase.RESTORING)
-        known = () if target.episode_id else record.state.checkpoints
+        with self._points.tree.replacing_files():
+            taken: TakenOver = await self._points.do_next(
+                RemoteActivities.take_over,
+                lambda: TakeOverRequest(scope=record.scope),
+                ActivityOptions("take the episode over", RESTORE_TIMEOUT, record.request.queues.workspace),
+            )
+        record.apply(state_changes.with_retries, taken.attempt)
+        reason = f"moved to {host_of(target.to)}" + (f": {target.reason}" if target.reason else "")
+        back = record.state.restore or RestoreTarget(checkpoint_id=taken.record.id, reason=reason, by=target.by)
+        record.replace(record.state.evolve(restore=back))
+        record.log("moved", f"{reason} (by {target.by}), epoch {record.state.epoch}. " + "; ".join(taken.notes))
+        await self.go_back(back, moved=taken.record)
+
+    async def go_back(self, target: RestoreTarget, *, moved: CheckpointRecord | None = None) -> None:
+        """Continue from a checkpoint, state and files; `moved`: the last one, on a host that has just taken over."""
+        record = self._record
+        self._points.enter(EpisodePhase.RESTORING)
+        known = () if target.episode_id else (*record.state.checkpoints, *([moved] if moved else []))
         with self._points.restoring(target):
             found = await self._points.do(
                 WorkspaceActivities.restore_checkpoint,
@@ -94,7 +122,7 @@ class Workspace:
             )
         current = state_changes.reopen(record.state, found.newest, found.known)
         record.replace(state_changes.restore_state(current, found.state, found.record))
-        if target.episode_id:
+        if target.episode_id or moved:
             # What lies beside the tree is another's; the tests of the beginning are those of the first episode.
             record.replace(record.state.evolve(beginning=None, inherited=found.state.beginning))
         record.apply(state_changes.with_retries, found.attempt)
@@ -109,6 +137,7 @@ class Workspace:
         if record.state.request is None:
             return
         await self._recording.settle()
+        await self._copies.settle()
         keep = record.state.tree if outcome is EpisodeOutcome.SUCCEEDED else ""
         try:
             closed = await self._runner.run(

@@ -18,6 +18,7 @@ from tightloop.client.execution import setup_command
 from tightloop.client.keys import present_ring
 from tightloop.errors import SettingsError, TightloopError
 from tightloop.host import state_folder, state_home
+from tightloop.host.profile import profile_source, profile_values
 from tightloop.settings import Settings
 
 PROGRAM_TIMEOUT_S = 10
@@ -97,6 +98,8 @@ async def _service(settings: Settings) -> list[Finding]:
     except TightloopError as error:
         return [Finding("Temporal server", False, error.message, "tightloop up, or correct temporal.address")]
     where = f"{address}, namespace {settings.temporal.namespace}"
+    if profile_values(settings.temporal.profile, os.environ):
+        where += f"; with {profile_source(settings.temporal.profile, os.environ)}"
     rows = [Finding("Temporal server", True, where), await _attributes(client, settings)]
     return rows + await _workers(client)
 

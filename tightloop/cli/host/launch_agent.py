@@ -79,7 +79,10 @@ def property_list(session: Session, role: Role) -> bytes:
     settings = [] if session.settings_file is None else ["--settings", str(session.settings_file.absolute())]
     log, here = str(log_file(role)), environment_of(session)
     # No keys: the file is a plain one. Settings and the key file hold them.
-    passed = ("PATH", "TIGHTLOOP_HOME", "TIGHTLOOP_TEMPORAL__ADDRESS", "TIGHTLOOP_TEMPORAL__NAMESPACE")
+    passed = (
+        "PATH", "TIGHTLOOP_HOME", "TIGHTLOOP_TEMPORAL__ADDRESS", "TIGHTLOOP_TEMPORAL__NAMESPACE",
+        "TEMPORAL_CONFIG_FILE", "TEMPORAL_PROFILE", "TEMPORAL_ADDRESS", "TEMPORAL_NAMESPACE",
+    )  # fmt: skip
     return plistlib.dumps(
         {
             "Label": f"{PREFIX}.{role.value}",

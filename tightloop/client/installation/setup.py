@@ -28,6 +28,8 @@ from tightloop.settings import Settings
 DENIED = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.UNIMPLEMENTED)
 """How a server answers who may not use its operator API."""
 KNOWN_SECONDS = 30.0
+CLOUD_HOSTS = (".tmprl.cloud", ".api.temporal.io")
+"""Of Temporal Cloud: with client certificates, and with API keys by region."""
 _TYPE = "INDEXED_VALUE_TYPE_"
 
 
@@ -91,7 +93,7 @@ async def wrong_search_attributes(calls: Calls) -> dict[str, str]:
         NotAllowedError: Temporal does not permit to look.
     """
     request = ListSearchAttributesRequest(namespace=calls.client.namespace)
-    async with _allowed(calls, _by_hand(calls)):
+    async with allowed(calls, "list search attributes", *_by_hand(calls)):
         answer = await calls.client.operator_service.list_search_attributes(request, timeout=CALL_TIMEOUT)
     return _wrong({name: IndexedValueType.Name(kind) for name, kind in answer.custom_attributes.items()})
 
@@ -116,7 +118,7 @@ async def _attributes(calls: Calls, dry_run: bool) -> Part:
         return Part(name, Done.WOULD if wrong else Done.THERE, shown)
     types = {name: IndexedValueType.Value(f"{_TYPE}{SEARCH_ATTRIBUTES[name].upper()}") for name in wrong}
     request = AddSearchAttributesRequest(namespace=where[1], search_attributes=types)
-    async with _allowed(calls, registration_command(*where, wrong)):
+    async with allowed(calls, f"add the search attributes {', '.join(wrong)}", *_by_hand(calls, wrong)):
         try:
             await calls.client.operator_service.add_search_attributes(request, timeout=CALL_TIMEOUT)
         except RPCError as error:
@@ -140,7 +142,10 @@ async def _namespace(calls: Calls, create: bool, retention: timedelta | None, dr
     kept = retention or timedelta(days=30)
     request = RegisterNamespaceRequest(namespace=namespace, workflow_execution_retention_period=_duration(kept))
     words = f"operator namespace create --address {calls.address} --retention {kept.days}d -n {namespace}"
-    async with _allowed(calls, f"{TEMPORAL} {words}"):
+    # What follows the dot is the account there.
+    there = f"--namespace {namespace.rpartition('.')[0] or namespace} --region REGION"
+    tcld = f"namespace create {there} --retention-days {kept.days} --ca-certificate-file FILE"
+    async with allowed(calls, f"make the namespace {namespace}", f"{TEMPORAL} {words}", tcld):
         await calls.client.workflow_service.register_namespace(request, timeout=CALL_TIMEOUT)
     # The parts of a server learn of it one by one, within some seconds.
     until = asyncio.get_running_loop().time() + KNOWN_SECONDS
@@ -179,7 +184,8 @@ async def _retention(calls: Calls, wanted: timedelta, dry_run: bool) -> Part:
         return Part(name, Done.WOULD, shown)
     config = NamespaceConfig(workflow_execution_retention_ttl=_duration(wanted))
     words = f"operator namespace update --address {calls.address} --retention {wanted.days}d -n {namespace}"
-    async with _allowed(calls, f"{TEMPORAL} {words}"):
+    tcld = f"namespace retention set --namespace {namespace} --retention-days {wanted.days}"
+    async with allowed(calls, "change the retention", f"{TEMPORAL} {words}", tcld):
         await calls.client.workflow_service.update_namespace(
             UpdateNamespaceRequest(namespace=namespace, config=config), timeout=CALL_TIMEOUT
         )
@@ -187,22 +193,42 @@ async def _retention(calls: Calls, wanted: timedelta, dry_run: bool) -> Part:
 
 
 @asynccontextmanager
-async def _allowed(calls: Calls, command: str) -> AsyncIterator[None]:
-    """Say who can do it, where Temporal does not permit it to us."""
+async def allowed(calls: Calls, what: str, command: str, tcld: str) -> AsyncIterator[None]:
+    """Say what was not done and who can do it, where Temporal does not permit it to us.
+
+    Args:
+        calls: the connection.
+        what: is to be done.
+        command: does it on a server of one's own.
+        tcld: does it in Temporal Cloud.
+    """
+    cloud = f"tcld {tcld}" if is_cloud(calls.address) else ""
     async with calls.bounded("", CALL_TIMEOUT):
         try:
             yield
         except RPCError as error:
             if error.status not in DENIED:
                 raise
+            # Temporal Cloud has these in its own API.
+            who = "With an account that may" if cloud else "Ask somebody who may to"
             raise NotAllowedError(
-                f"Temporal at {calls.address} does not permit that ({error.message}). "
-                f"Ask somebody who may to run: {command}"
+                f"Temporal at {calls.address} does not permit to {what} ({error.message}). "
+                f"{who} run: {cloud or command}"
             ) from error
 
 
-def _by_hand(calls: Calls) -> str:
-    return registration_command(calls.address, calls.client.namespace)
+def is_cloud(address: str) -> bool:
+    """Return whether a server is Temporal Cloud's: namespaces and search attributes are not made through it."""
+    return address.rpartition(":")[0].endswith(CLOUD_HOSTS)
+
+
+def _by_hand(calls: Calls, wrong: Mapping[str, str] | None = None) -> tuple[str, str]:
+    """Return the commands that add search attributes: on a server of one's own, and in Temporal Cloud."""
+    namespace = calls.client.namespace
+    names = SEARCH_ATTRIBUTES if wrong is None else wrong
+    added = " ".join(f"--search-attribute {name}={SEARCH_ATTRIBUTES[name]}" for name in names)
+    tcld = f"namespace search-attributes add --namespace {namespace} {added}"
+    return registration_command(calls.address, namespace, wrong), tcld
 
 
 def _duration(value: timedelta) -> Duration:

@@ -66,7 +66,7 @@ async def workers_on(calls: Calls, queue: str) -> tuple[Poller, ...]:
         found[beat.worker_identity] = Poller(
             beat.worker_identity,
             moment(beat.heartbeat_time),
-            beat.activity_task_slots_info.current_available_slots,
+            _free_slots(beat),
             beat.workflow_poller_info.current_pollers > 0,
         )
     return tuple(found.values())
@@ -88,6 +88,12 @@ async def _heartbeats(calls: Calls, query: str) -> list[WorkerHeartbeat]:
                 return []
             raise
     return [info.worker_heartbeat for info in answer.workers_info]
+
+
+def _free_slots(beat: WorkerHeartbeat) -> int | None:
+    slots = beat.activity_task_slots_info
+    # Where resources bound the slots, nobody knows how many are free, and Temporal has 0.
+    return None if slots.slot_supplier_kind == "ResourceBased" else slots.current_available_slots
 
 
 def _alive(beats: Iterable[WorkerHeartbeat]) -> list[WorkerHeartbeat]:

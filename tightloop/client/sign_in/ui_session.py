@@ -13,7 +13,8 @@ from urllib.parse import urlencode
 from tightloop.client.sign_in.private_file import read_private, write_private
 from tightloop.errors import SettingsError
 from tightloop.host import state_home
-from tightloop.settings import LOOPBACK_HOSTS, Settings
+from tightloop.host.profile import profile_values
+from tightloop.settings import LOOPBACK_HOSTS, PEM, Settings
 
 LINK = "link"
 """Purpose of the tickets in sign-in links; their time is when they were made."""
@@ -126,7 +127,7 @@ def check_listener(port: int) -> None:
 def temporal_variables(settings: Settings) -> dict[str, str]:
     """Return the variables with which Temporal's own command line reads and sends what tightloop does, as shell words.
 
-    Secrets are not among them, but where to find them.
+    Secrets are not among them, but where to find them; those of Temporal's own configuration it finds itself.
 
     Raises:
         SettingsError: another user has the port of the codec.
@@ -134,7 +135,7 @@ def temporal_variables(settings: Settings) -> dict[str, str]:
     temporal, codec = settings.temporal, settings.codec
     words = {"ADDRESS": temporal.address, "NAMESPACE": temporal.namespace}
     if temporal.encrypted:
-        files = {_TLS_VARIABLES[name]: file for name, file in temporal.tls_files.items()}
+        files = {_TLS_VARIABLES[name]: file for name, file in temporal.tls_files.items() if not file.startswith(PEM)}
         words |= {"TLS": "true", **{name: str(Path(file).expanduser().absolute()) for name, file in files.items()}}
         words |= {"TLS_SERVER_NAME": temporal.tls_server_name} if temporal.tls_server_name else {}
     if codec.listen or has_sign_in(settings):
@@ -145,7 +146,8 @@ def temporal_variables(settings: Settings) -> dict[str, str]:
     found = {f"TEMPORAL_{name}": shlex.quote(word) for name, word in words.items()}
     if "TEMPORAL_CODEC_ENDPOINT" in found:
         found["TEMPORAL_CODEC_AUTH"] = f'"Bearer $(cat {shlex.quote(str(token_file()))})"'
-    if temporal.api_key.get_secret_value():
+    key = temporal.api_key.get_secret_value()
+    if key and key != profile_values(temporal.profile, os.environ).get("api_key"):
         found["TEMPORAL_API_KEY"] = '"$TIGHTLOOP_TEMPORAL__API_KEY"'
     return found
 

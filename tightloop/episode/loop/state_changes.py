@@ -346,6 +346,8 @@ def restore_state(current: EpisodeState, stored: EpisodeState, record: Checkpoin
         checkpoints=recent,
         timeline=current.timeline,
         restore=None,
+        epoch=current.epoch,
+        move=None,
         cancel=None,
         pause=None,
         amended=False,

@@ -1,0 +1,146 @@
+"""The copies of episodes in a bucket: what this host adds to them, and what it takes from them."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from activities.artifacts.port import ArtifactStores
+from activities.remote.increment import Increment, digest_of, gather, read_increment
+from activities.remote.port import Bucket, TreeCopies
+from activities.workspace.scope import EpisodeScope
+from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.copies import CopiesHead, check_holder, increment_name, read_increment_name
+from tightloop.errors import ArtifactMissingError, FencedError, SettingsError
+
+REMEMBERED = 64
+"""Episodes of which is remembered which artifacts are copied; of others it is read again from the checkpoint."""
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Writes and reads copies for one host. Everything that it writes is under its own epoch; the head comes last."""
+
+    bucket: Bucket
+    home: str
+    """Task queue of this host."""
+    trees: TreeCopies
+    stores: ArtifactStores
+    _sent: "OrderedDict[str, set[str]]" = field(default_factory=OrderedDict, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def check(self, scope: EpisodeScope) -> CopiesHead:
+        """Return the head of an episode that this host may go on with.
+
+        Raises:
+            FencedError: another host has taken it over.
+        """
+        return check_holder(self._head(scope)[0], self.home, scope.epoch)
+
+    def open(self, scope: EpisodeScope, run: str) -> int:
+        """Claim an id for an episode that begins, and return its epoch. Idempotent for the same run."""
+        head, version = self._head(scope)
+        opened = head.opened(self.home, run) if head else CopiesHead(home=self.home, run=run)
+        self._write_head(scope, head, opened, version)
+        return opened.epoch
+
+    def add(self, scope: EpisodeScope, record: CheckpointRecord) -> CopiesHead:
+        """Copy a checkpoint. Idempotent.
+
+        Raises:
+            FencedError: another host has taken the episode over; nothing that counts was written.
+        """
+        head, version = self._head(scope)
+        head = check_holder(head, self.home, scope.epoch)
+        if head.last is not None and head.last.id == record.id:
+            return head
+        store = self.stores(Path(scope.workspace))
+        known = self._known(scope, head)
+        artifacts = gather(store, (record.state, scope.request), known)
+        pack = self.trees.pack(scope, record.tree, head.last.tree if head.last else "")
+        content = Increment(record, pack, artifacts).to_bytes()
+        name = increment_name(head.epoch, record, digest_of(content))
+        self.bucket.write(f"{scope.episode_id}/{name}", content)
+        added = head.with_increment(name, record)
+        self._write_head(scope, head, added, version)
+        self._remember(_key(scope, added), known | artifacts.keys())
+        return added
+
+    def take(self, scope: EpisodeScope, adopt: Callable[[CopiesHead, CheckpointRecord], None]) -> CopiesHead:
+        """Take an episode over: claim it, and put trees and artifacts where this host has its own. Idempotent.
+
+        Args:
+            scope: the episode, under the epoch that it gets here.
+            adopt: told of each checkpoint once what it needs is here.
+
+        Raises:
+            FencedError: it is another host's by now.
+            WorkspaceError: nothing was copied yet.
+        """
+        head, version = self._head(scope)
+        if head is None:
+            raise ArtifactMissingError(f"the remote store has no copies of {scope.episode_id}")
+        taken = head.taken(self.home, scope.epoch)
+        self._write_head(scope, head, taken, version)
+        store = self.stores(Path(scope.workspace))
+        for name in taken.increments:
+            found = self.bucket.read(f"{scope.episode_id}/{name}")
+            if found is None:
+                raise ArtifactMissingError(f"the copy {scope.episode_id}/{name} is gone from the remote store")
+            increment = read_increment(found.content, read_increment_name(name))
+            self.trees.unpack(scope, dict(increment.pack))
+            with store.together() as together:
+                for digest, content in increment.artifacts.items():
+                    together.put(content, name=digest)
+            adopt(taken, increment.record)
+        return taken
+
+    def _head(self, scope: EpisodeScope) -> tuple[CopiesHead | None, str]:
+        found = self.bucket.read(f"{scope.episode_id}/head")
+        return (None, "") if found is None else (CopiesHead.model_validate_json(found.content), found.version)
+
+    def _write_head(self, scope: EpisodeScope, before: CopiesHead | None, head: CopiesHead, version: str) -> None:
+        if head == before:
+            return
+        if not self.bucket.swap(f"{scope.episode_id}/head", head.model_dump_json().encode(), version):
+            now = self._head(scope)[0]
+            raise FencedError(
+                f"the host of task queue {self.home!r} has not written its copy of {scope.episode_id} under epoch "
+                f"{head.epoch}: {now.home if now else 'somebody'!r} has changed it meanwhile"
+                + (f" under epoch {now.epoch}" if now else "")
+            )
+
+    def _known(self, scope: EpisodeScope, head: CopiesHead) -> set[str]:
+        """Return the artifacts that the increments have, or most of them: one that is copied twice costs no more."""
+        if head.last is None:
+            return set()
+        with self._lock:
+            known = self._sent.get(_key(scope, head))
+        if known is None:
+            known = set(gather(self.stores(Path(scope.workspace)), (head.last.state,), set()))
+        return known
+
+    def _remember(self, key: str, digests: set[str]) -> None:
+        with self._lock:
+            self._sent[key] = digests
+            while len(self._sent) > REMEMBERED:
+                self._sent.popitem(last=False)
+
+
+def _key(scope: EpisodeScope, head: CopiesHead) -> str:
+    return f"{scope.episode_id}/{head.increments[-1]}"
+
+
+def need_copies(copies: Copies | None) -> Copies:
+    """Return the copies of this host.
+
+    Raises:
+        SettingsError: its settings name no bucket, but those under which the episode was started did.
+    """
+    if copies is None:
+        raise SettingsError(
+            "this episode has copies in a remote store, and this worker knows none: it cannot see whether another host "
+            "has taken it over. Give the worker the section remote of the settings"
+        )
+    return copies

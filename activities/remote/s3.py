@@ -1,0 +1,122 @@
+"""A bucket of S3, or of a server that speaks its protocol."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from activities.remote.port import Bucket, Stored
+from tightloop.errors import ServiceUnavailableError, SettingsError
+from tightloop.settings import RemoteSettings
+from tightloop.value import shorten
+
+if TYPE_CHECKING:
+    from obstore.store import S3Config, S3Store
+
+PROBE = "probe"
+RETRIES = 3
+"""Of one request; Temporal tries the activity again after that."""
+
+
+class S3Bucket:
+    """Reads and writes below a folder of a bucket; safe for many threads."""
+
+    def __init__(self, settings: RemoteSettings) -> None:
+        """Name the bucket; nothing is asked yet.
+
+        Raises:
+            SettingsError: the library is not installed.
+        """
+        self._where = f"{settings.endpoint or 'AWS'}, bucket {settings.bucket}"
+        self._store = _open(settings)
+
+    def __str__(self) -> str:
+        """Return where it is."""
+        return self._where
+
+    def read(self, name: str) -> Stored | None:
+        """Return an object; see the port."""
+        try:
+            with self._explained():
+                found = self._store.get(name)
+                return Stored(bytes(found.bytes()), found.meta["e_tag"] or "")
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write an object; see the port."""
+        with self._explained():
+            self._store.put(name, content)
+
+    def swap(self, name: str, content: bytes, version: str) -> bool:
+        """Write an object if its version is still this one; see the port."""
+        from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
+
+        try:
+            with self._explained():
+                self._store.put(name, content, mode={"e_tag": version} if version else "create")
+        except (AlreadyExistsError, PreconditionError, NotFoundError, FileNotFoundError):
+            # The library sends a request again whose answer was lost: then our own write is what stands there.
+            now = self.read(name)
+            return now is not None and now.content == content
+        return True
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PreconditionError
+
+        try:
+            yield
+        except (AlreadyExistsError, NotFoundError, PreconditionError):
+            raise
+        except BaseError as error:
+            why = shorten(str(error).partition("\n\nDebug source")[0], 300)
+            raise ServiceUnavailableError(
+                f"the remote store ({self._where}) cannot be used: {why}. Check the server and the section remote of "
+                "the settings"
+            ) from None
+
+
+def _open(settings: RemoteSettings) -> "S3Store":
+    try:
+        from obstore.store import S3Store
+    except ImportError:
+        raise SettingsError(
+            f"remote.bucket is {settings.bucket!r}, but the package obstore is not installed. Install it on every host "
+            "with workspaces: pip install obstore"
+        ) from None
+    config: S3Config = {"region": settings.region}
+    if settings.endpoint:
+        config |= {"endpoint": settings.endpoint, "virtual_hosted_style_request": False}
+    if settings.access_key:
+        secret = settings.secret_key.get_secret_value()
+        config |= {"access_key_id": settings.access_key, "secret_access_key": secret}
+    return S3Store(
+        settings.bucket,
+        prefix=settings.prefix,
+        config=config,
+        client_options={
+            "timeout": timedelta(seconds=settings.timeout_s),
+            "allow_http": settings.endpoint.startswith("http://"),
+        },
+        retry_config={"max_retries": RETRIES},
+    )
+
+
+def probe(bucket: Bucket, where: str) -> None:
+    """Look whether a server honours conditional writes, which keep two hosts from writing the same episode.
+
+    Some ignore the condition and answer as if they had looked (rclone 1.75 and s3rver 3.7 do).
+
+    Raises:
+        SettingsError: it does not.
+        ServiceUnavailableError: it does not answer.
+    """
+    bucket.write(PROBE, b"0")
+    again = bucket.swap(PROBE, b"1", "")
+    if again or bucket.swap(PROBE, b"2", '"00000000000000000000000000000000"'):
+        ignored = "If-None-Match" if again else "If-Match"
+        raise SettingsError(
+            f"the remote store ({where}) ignores conditional writes ({ignored}): two hosts could go on with the same "
+            "episode. Use AWS S3 or a server that honours them, or leave remote.bucket empty"
+        )

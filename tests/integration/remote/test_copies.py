@@ -1,0 +1,216 @@
+"""Copies of checkpoints in a bucket: a real server, real stores, two hosts."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from activities.artifacts.local import open_local_store
+from activities.artifacts.port import put_model
+from activities.remote.copies import Copies
+from activities.remote.s3 import S3Bucket, probe
+from activities.remote.sealed import SealedBucket
+from activities.workspace.git import GitWorkspaces
+from activities.workspace.scope import EpisodeScope
+from activities.workspace.store.transfer import PackedTrees
+from tests.support.bucket import careless_server, s3_server
+from tightloop.client.keys import KeyRing
+from tightloop.client.sealing import Keys
+from tightloop.episode.checkpoint import CheckpointRecord, checkpoint_id
+from tightloop.episode.model import CheckpointFile, EpisodeState
+from tightloop.errors import ArtifactCorruptError, FencedError, ServiceUnavailableError, SettingsError
+from tightloop.settings import RemoteSettings
+
+KEYS = Keys(KeyRing("one", {"one": b"k" * 32}))
+OTHER_KEYS = Keys(KeyRing("one", {"one": b"x" * 32}))
+
+
+@pytest.fixture(scope="module")
+def remote() -> Iterator[RemoteSettings]:
+    with s3_server() as settings:
+        yield settings
+
+
+@pytest.fixture
+def bucket(remote: RemoteSettings, request: pytest.FixtureRequest) -> S3Bucket:
+    return S3Bucket(remote.evolve(prefix=request.node.name))
+
+
+@dataclass
+class Host:
+    """A host with a state home and a folder of its own, which works while the environment names them."""
+
+    name: str
+    folder: Path
+    copies: Copies
+    environment: pytest.MonkeyPatch
+
+    def scope(self, epoch: int) -> EpisodeScope:
+        self.environment.setenv("TIGHTLOOP_HOME", str(self.folder / "state"))
+        return EpisodeScope(episode_id="ep-1", workspace=str(self.folder / "project"), epoch=epoch)
+
+    def checkpoint(self, number: int, epoch: int) -> CheckpointRecord:
+        """Record the files as they are."""
+        scope = self.scope(epoch)
+        with GitWorkspaces().hold(scope) as tree:
+            found = tree.snapshot()
+        store = open_local_store(Path(scope.workspace))
+        file = CheckpointFile(state=EpisodeState(tree=found, iteration=number))
+        state = put_model(store, file.evolve(patch=store.put(b"diff %d" % number, name="patch")), name="checkpoint")
+        return CheckpointRecord(id=checkpoint_id(number), iteration=number, tree=found, state=state)
+
+    @property
+    def files(self) -> dict[str, tuple[bytes, int]]:
+        root = self.folder / "project"
+        found = (path for path in root.rglob("*") if path.is_file() and ".git" not in path.parts)
+        return {str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mode & 0o111) for path in found}
+
+
+@pytest.fixture
+def host(tmp_path: Path, bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch):
+    def make(name: str) -> Host:
+        copies = Copies(SealedBucket(bucket, KEYS), name, PackedTrees(), open_local_store)
+        return Host(name, tmp_path / name, copies, monkeypatch)
+
+    return make
+
+
+@pytest.fixture
+def first(host, workspace: Path) -> Host:
+    made = host("first")
+    made.folder.mkdir()
+    workspace.rename(made.folder / "project")
+    return made
+
+
+def test_another_host_gets_every_checkpoint_byte_for_byte(first: Host, host) -> None:
+    epoch = first.copies.open(first.scope(0), "run-1")
+    project = first.folder / "project"
+    for number in range(4):
+        (project / f"sub-{number}").mkdir()
+        (project / f"sub-{number}" / "data.bin").write_bytes(bytes(range(256)) * (number + 1))
+        (project / "app.py").write_text(f"print({number})\n")
+        (project / "app.py").chmod(0o755 if number % 2 else 0o644)
+        last = first.checkpoint(number, epoch)
+        first.copies.add(first.scope(epoch), last)
+
+    second, records = host("second"), []
+    scope = second.scope(epoch + 1)
+    second.copies.trees.make_workspace(scope)
+    head = second.copies.take(scope, lambda _head, record: records.append(record))
+    with GitWorkspaces().hold(scope) as tree:
+        for record in records:
+            tree.restore(record.tree)
+            assert tree.snapshot() == record.tree
+    assert head.last == last
+    assert [record.id for record in records] == ["ckpt-0", "ckpt-1", "ckpt-2", "ckpt-3"]
+    assert second.files == first.files
+    store = open_local_store(Path(scope.workspace))
+    file = CheckpointFile.model_validate_json(store.get(last.state))
+    assert file.patch is not None
+    assert store.get(file.patch) == b"diff 3"
+
+
+def test_increments_hold_only_what_is_new(first: Host, bucket: S3Bucket) -> None:
+    epoch = first.copies.open(first.scope(0), "run-1")
+    project = first.folder / "project"
+    (project / "big.txt").write_text("".join(f"{n * 7919 % 100_003}\n" for n in range(50_000)))
+    first.copies.add(first.scope(epoch), first.checkpoint(0, epoch))
+    (project / "app.py").write_text("print('changed')\n")
+    head = first.copies.add(first.scope(epoch), first.checkpoint(1, epoch))
+    whole, increment = (bucket.read(f"ep-1/{name}") for name in head.increments)
+    assert whole is not None
+    assert increment is not None
+    assert len(increment.content) < 5_000 < 100_000 < len(whole.content)
+
+
+def test_host_that_lost_its_epoch_copies_nothing_more_and_says_so(first: Host, host) -> None:
+    epoch = first.copies.open(first.scope(0), "run-1")
+    first.copies.add(first.scope(epoch), first.checkpoint(0, epoch))
+    second = host("second")
+    taken = second.copies.take(second.scope(epoch + 1), lambda *_: None)
+    (first.folder / "project" / "app.py").write_text("late\n")
+    late = first.checkpoint(1, epoch)
+    with pytest.raises(FencedError, match=r"'first' may not go on .* under epoch 1: 'second' has it with epoch 2"):
+        first.copies.add(first.scope(epoch), late)
+    with pytest.raises(FencedError, match="Nothing was delivered"):
+        first.copies.check(first.scope(epoch))
+    assert second.copies.check(second.scope(epoch + 1)) == taken
+
+
+def test_host_that_is_overtaken_while_it_copies_does_not_move_the_head(first: Host, host, bucket: S3Bucket) -> None:
+    epoch = first.copies.open(first.scope(0), "run-1")
+    first.copies.add(first.scope(epoch), first.checkpoint(0, epoch))
+    second = host("second")
+
+    class OvertakenBucket(SealedBucket):
+        """Another host takes over between the look at the head and the write."""
+
+        def write(self, name: str, content: bytes) -> None:
+            super().write(name, content)
+            second.copies.take(second.scope(epoch + 1), lambda *_: None)
+
+    slow = Copies(OvertakenBucket(bucket, KEYS), "first", PackedTrees(), open_local_store)
+    record = first.checkpoint(1, epoch)
+    with pytest.raises(FencedError, match="'second' has changed it meanwhile under epoch 2"):
+        slow.add(first.scope(epoch), record)
+    head = second.copies.check(second.scope(epoch + 1))
+    assert head.last is not None
+    assert head.last.id == "ckpt-0"
+
+
+def test_epoch_cannot_be_taken_twice_by_different_hosts(first: Host, host) -> None:
+    epoch = first.copies.open(first.scope(0), "run-1")
+    first.copies.add(first.scope(epoch), first.checkpoint(0, epoch))
+    second, third = host("second"), host("third")
+    second.copies.take(second.scope(epoch + 1), lambda *_: None)
+    assert second.copies.take(second.scope(epoch + 1), lambda *_: None).epoch == epoch + 1
+    with pytest.raises(FencedError):
+        third.copies.take(third.scope(epoch + 1), lambda *_: None)
+    assert third.copies.take(third.scope(epoch + 2), lambda *_: None).home == "third"
+
+
+def test_content_is_not_readable_without_the_key(first: Host, bucket: S3Bucket) -> None:
+    epoch = first.copies.open(first.scope(0), "run-1")
+    (first.folder / "project" / "app.py").write_text("SECRET = 'planted'\n")
+    head = first.copies.add(first.scope(epoch), first.checkpoint(0, epoch))
+    for name in ("head", *head.increments):
+        stored = bucket.read(f"ep-1/{name}")
+        assert stored is not None
+        assert b"ckpt-0" not in stored.content
+        with pytest.raises(ArtifactCorruptError, match="not authentic"):
+            SealedBucket(bucket, OTHER_KEYS).read(f"ep-1/{name}")
+
+
+def test_object_under_another_name_is_refused(bucket: S3Bucket) -> None:
+    sealed = SealedBucket(bucket, KEYS)
+    sealed.write("one", b"content")
+    stored = bucket.read("one")
+    assert stored is not None
+    bucket.write("two", stored.content)
+    with pytest.raises(ArtifactCorruptError, match="two of the remote store is not authentic"):
+        sealed.read("two")
+
+
+def test_of_two_conditional_writes_one_wins(bucket: S3Bucket) -> None:
+    assert bucket.swap("name", b"first", "")
+    assert not bucket.swap("name", b"second", "")
+    stored = bucket.read("name")
+    assert stored is not None
+    assert bucket.swap("name", b"third", stored.version)
+    assert not bucket.swap("name", b"fourth", stored.version)
+    probe(bucket, str(bucket))
+
+
+def test_server_that_ignores_conditions_is_refused() -> None:
+    with careless_server() as settings:
+        bucket = S3Bucket(settings)
+        with pytest.raises(SettingsError, match=r"ignores conditional writes .If-None-Match.: two hosts could go on"):
+            probe(bucket, str(bucket))
+
+
+def test_server_that_is_gone_is_named(remote: RemoteSettings) -> None:
+    bucket = S3Bucket(remote.evolve(endpoint="http://127.0.0.1:9"))
+    with pytest.raises(ServiceUnavailableError, match=r"http://127.0.0.1:9, bucket copies. cannot be used"):
+        bucket.read("name")

@@ -1,0 +1,92 @@
+"""Temporal's own configuration, as its command line and SDKs read it, as a source of the connection.
+
+Files, variables and profiles: https://docs.temporal.io/develop/environment-configuration
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from temporalio.bridge.temporal_sdk_bridge import envconfig  # type: ignore[import-not-found]
+from temporalio.envconfig import ClientConfigProfile, ClientConfigTLS
+
+from tightloop.errors import SettingsError
+from tightloop.settings import NO_PROFILE, Settings, TemporalSettings
+
+FILE_VARIABLE = "TEMPORAL_CONFIG_FILE"
+PROFILE_VARIABLE = "TEMPORAL_PROFILE"
+_WITHOUT = "or leave Temporal's configuration out: TIGHTLOOP_TEMPORAL__PROFILE=none"
+
+
+def fill_from_profile(settings: Settings, environ: Mapping[str, str]) -> Settings:
+    """Return the settings with what Temporal's configuration says of the connection, where they say nothing.
+
+    Raises:
+        SettingsError: the configuration is wrong, or not allowed together with the settings.
+    """
+    own = settings.temporal
+    found = profile_values(own.profile, environ)
+    given = {name: getattr(own, name) for name in own.model_fields_set}
+    if given.get("tls", found.get("tls")) is False:
+        # As with Temporal's own programs, which then ignore what else is said of TLS.
+        found = {name: value for name, value in found.items() if not name.startswith("tls_")}
+    if not found.keys() - given.keys():
+        return settings
+    try:
+        return settings.evolve(temporal=TemporalSettings.model_validate(found | given))
+    except ValidationError as error:
+        [problem, *_] = error.errors()
+        name, said = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
+        raise SettingsError(
+            f"{profile_source(own.profile, environ)}: {f'temporal.{name} is not allowed: ' if name else ''}{said}, "
+            + _WITHOUT
+        ) from None
+
+
+def profile_values(profile: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return what Temporal's configuration says, under the names of the section `temporal`.
+
+    Args:
+        profile: its name; empty: that of the environment, or `default`.
+        environ: the variables to read.
+
+    Raises:
+        SettingsError: it cannot be read.
+    """
+    if profile == NO_PROFILE:
+        return {}
+    named = environ.get(FILE_VARIABLE, "")
+    if named and not Path(named).is_file():
+        raise SettingsError(f"{FILE_VARIABLE} names {named}, which is not a file. Correct it, unset it, {_WITHOUT}")
+    if environ.get("TEMPORAL_TLS", "").lower() not in ("", "true", "1", "false", "0"):
+        raise SettingsError(f"TEMPORAL_TLS is {environ['TEMPORAL_TLS']!r}; it must be true or false")
+    try:
+        # A misspelt key would go unseen: strict.
+        found = ClientConfigProfile.load(profile or None, config_file_strict=True, override_env_vars=dict(environ))
+    except envconfig.ConfigError as error:
+        text = re.sub(r"\s*\n[\d\s]*\|[^\n]*", "", str(error)).removeprefix("Configuration loading error: ")
+        said = " ".join(text.split())
+        raise SettingsError(f"{profile_source(profile, environ)}: {said}. Correct it, {_WITHOUT}") from None
+    values = {"address": found.address, "namespace": found.namespace, "api_key": found.api_key}
+    values |= {"metadata": dict(found.grpc_meta)} | (_tls_values(found.tls) if found.tls else {})
+    return {name: value for name, value in values.items() if value not in (None, "", {})}
+
+
+def profile_source(profile: str, environ: Mapping[str, str]) -> str:
+    """Return where a profile comes from, for people: its name and its file, or the variables alone."""
+    name = profile or environ.get(PROFILE_VARIABLE, "")
+    file = environ.get(FILE_VARIABLE, "")
+    return f"Temporal's configuration ({file or 'temporal.toml, TEMPORAL_*'}, profile {name or 'default'!r})"
+
+
+def _tls_values(tls: ClientConfigTLS) -> dict[str, Any]:
+    sources = {"tls_ca": tls.server_root_ca_cert, "tls_cert": tls.client_cert, "tls_key": tls.client_private_key}
+    texts = {name: one.decode("utf-8", "replace") if isinstance(one, bytes) else one for name, one in sources.items()}
+    return {
+        "tls": None if tls.disabled is None else not tls.disabled,
+        "tls_server_name": tls.server_name,
+        **{name: os.fspath(one) if isinstance(one, Path) else one for name, one in texts.items()},
+    }
