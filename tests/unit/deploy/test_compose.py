@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.deployed import deployed_settings
+from tightloop.settings import parse_settings
 
 ROOT = Path(__file__).parents[3]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -50,7 +50,7 @@ def test_every_volume_and_network_is_used() -> None:
 @pytest.mark.parametrize("name", OURS)
 def test_settings_of_a_service_are_settings_with_allowed_values(name: str) -> None:
     given = {key: filled(value) for key, value in SERVICES[name]["environment"].items()}
-    settings = deployed_settings(given)
+    settings = parse_settings("", given)
     assert settings.temporal.address == "temporal:7233"
     assert "temporal" in SERVICES
     assert settings.privacy.keys_file == "/keys/keys.json"

@@ -9,7 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.support.deployed import deployed_settings
+from tightloop.settings import parse_settings
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "deploy" / "kubernetes"
@@ -140,7 +140,7 @@ def test_pods_get_settings_that_are_allowed(name: str, overlay: str) -> None:
             example = {"database-url": "postgresql://db.example.com/tightloop", "temporal-api-key": ""}
             source = variable["valueFrom"].get("secretKeyRef", {"key": "tightloop-workspace-0"})
             given[variable["name"]] = example.get(source["key"], "tightloop-workspace-0")
-    settings = deployed_settings(given)
+    settings = parse_settings("", given)
     assert settings.privacy.keys_env in given
 
 
@@ -160,7 +160,7 @@ def test_secret_store_fills_every_key_that_pods_read() -> None:
 
 def test_scaling_looks_at_the_queue_that_the_deployment_serves() -> None:
     scaled = ALL["components/keda/scaling.yaml:ScaledObject/tightloop-workflows"]["spec"]
-    settings = deployed_settings(variables(FOLDER / "base" / "settings.env"))
+    settings = parse_settings("", variables(FOLDER / "base" / "settings.env"))
     [trigger] = scaled["triggers"]
     assert trigger["type"] == "temporal"
     assert trigger["metadata"].keys() == KEDA
