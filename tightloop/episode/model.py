@@ -17,6 +17,7 @@ from tightloop.episode.planning import PlanVerdict, ReflectCause, planner_proble
 from tightloop.episode.progress import presets
 from tightloop.episode.progress.tracking import ProbabilityClass, Thresholds, TrackerMemory
 from tightloop.episode.proof import ProofRule
+from tightloop.episode.share import Weight, project_of
 from tightloop.episode.timeline import TimelineLine
 from tightloop.episode.work import Work
 from tightloop.errors import InvalidRequestError
@@ -79,6 +80,8 @@ class Queues(CallerInput):
     home: str = ""
     """Task queue of the one host and state home that have the workspace, as `tightloop doctor` names it. Empty: it is
     found out when the workspace is opened. What comes to another host goes there."""
+    weight: Weight = 1.0
+    """Share of the project at queues on which several wait. The settings decide it, whatever a request says."""
 
 
 def check_run(workspace: str, pause_timeout: timedelta, counts: Mapping[str, int]) -> None:
@@ -204,7 +207,7 @@ class EpisodeRequest(CallerInput):
     @property
     def project_name(self) -> str:
         """The project's name, or the last part of the workspace path."""
-        return self.project or self.workspace.rstrip("/").rpartition("/")[2]
+        return self.project or project_of(self.workspace)
 
 
 class EpisodeState(Value):

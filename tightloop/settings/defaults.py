@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from tightloop.episode.model import EpisodeRequest
+from tightloop.episode.share import project_of
 from tightloop.loop.model import LoopRequest
 from tightloop.plan.request import PlanRequest
 from tightloop.settings.document import Settings
@@ -20,7 +21,8 @@ def with_defaults(request: Request, settings: Settings) -> Request:
         given = request.model_dump(exclude_unset=True)
         known = {name: value for name, value in _defaults(settings).items() if name in type(request).model_fields}
         request = type(request).model_validate(layered(known, given))
-    return request.evolve(queues=settings.queues.fill(request.queues))
+    project = request.project_name if isinstance(request, EpisodeRequest) else project_of(request.workspace)
+    return request.evolve(queues=settings.queues.fill(request.queues, project))
 
 
 def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

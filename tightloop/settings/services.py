@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_serializer, model_validator
 
 from tightloop.episode.model import Queues
+from tightloop.episode.share import Weight
 from tightloop.settings.section import Address, Count, Section
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
@@ -103,12 +104,16 @@ class QueueSettings(Section):
     executor: str = ""
     """Executors, such as coding agents."""
 
-    def fill(self, asked: Queues) -> Queues:
-        """Return the task queues of a request, with these for those that it leaves out."""
+    weights: dict[str, Weight] = {}
+    """Shares of projects, by name, where several wait on one queue: 3 gets three steps in while 1 gets one. Others: 1."""
+
+    def fill(self, asked: Queues, project: str) -> Queues:
+        """Return the task queues of a request, with these for those that it leaves out, and its project's share."""
         return asked.evolve(
             workspace=asked.workspace or self.workspace,
             llm=asked.llm or self.llm,
             executor=asked.executor or self.executor,
+            weight=self.weights.get(project, 1.0),
         )
 
 

@@ -47,6 +47,7 @@ from workflows.shared.metering import count_episode
 from workflows.shared.questions import Questions
 from workflows.shared.refusal import refusals, refuse_setup
 from workflows.shared.reporter import STATUS, is_first_use
+from workflows.shared.share import Share
 
 ITERATION = SearchAttributeKey.for_int("TightloopIteration")
 _TELL_FIRST_PATCH = "tell-before-pause"
@@ -70,10 +71,13 @@ class EpisodeWorkflow:
         self._first_iteration = state.iteration
         self._record = EpisodeRecord(asked, state, episode_id=workflow.info().workflow_id)
         self._questions = Questions(asked=state.asked)
+        record = self._record
+        share = Share(lambda: record.request, self._inbox, lambda: record.state.iteration == 0)
         self._runner = ActivityRunner(
             lambda: self._record.request.queues,
             notice=self.notice,
             on_missing=lambda what: self._points.tell_missing(what),
+            priority=lambda: share.priority,
         )
         self._operator = Operator(self._record, self._questions, self._runner.interrupt)
         self._recording = EpisodeRecording(self._record, self.status)

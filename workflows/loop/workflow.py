@@ -26,6 +26,7 @@ from workflows.shared.activities import NOTICE, RETRIES_IN_TIME, ActivityRunner
 from workflows.shared.inbox import Inbox
 from workflows.shared.questions import Questions
 from workflows.shared.refusal import refusals
+from workflows.shared.share import Share
 
 _KINDS = {
     LoopState.VERIFIED: "plan_verified",
@@ -47,8 +48,12 @@ class LoopWorkflow:
         self._inbox = Inbox(request.sealed_as, request.heard) if request else Inbox(None, Heard())
         self._questions = Questions()
         self._context = context = LoopContext(request, plan_id=workflow.info().workflow_id, questions=self._questions)
+        share = Share(lambda: context.request, self._inbox, lambda: not context.status.tasks)
         self._activities = ActivityRunner(
-            lambda: context.request.queues, notice=self.notice, retry_policy=RETRIES_IN_TIME
+            lambda: context.request.queues,
+            notice=self.notice,
+            retry_policy=RETRIES_IN_TIME,
+            priority=lambda: share.priority,
         )
         self._reporting = LoopReporting(context)
         self._waiting = Waiting(context, self._activities)

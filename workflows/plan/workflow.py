@@ -40,6 +40,7 @@ from workflows.shared.inbox import Inbox
 from workflows.shared.parent_notice import ParentNotice
 from workflows.shared.questions import Questions
 from workflows.shared.refusal import refusals
+from workflows.shared.share import Share
 
 
 @workflow.defn
@@ -56,8 +57,12 @@ class PlanWorkflow:
         self._context = context = PlanContext(request, plan_id=info.workflow_id)
         self._inbox = Inbox(request.sealed_as, request.heard) if request else Inbox(None, Heard())
         queue, running = context.request.queues.workspace, dict[str, Attempt]()
+        share = Share(lambda: context.request, self._inbox, lambda: not context.is_open)
         self._activities = activities = ActivityRunner(
-            lambda: context.request.queues, notice=self.notice, retry_policy=RETRIES_IN_TIME
+            lambda: context.request.queues,
+            notice=self.notice,
+            retry_policy=RETRIES_IN_TIME,
+            priority=lambda: share.priority,
         )
         alerts = Alerts(queue, context.scope, lambda text: context.log("alert", detail=text), context.wake)
         self._open_questions = waiting = Questions(

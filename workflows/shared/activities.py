@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar, overload
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
+from temporalio.common import Priority, RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, TimeoutType, is_cancelled_exception
 from temporalio.exceptions import TimeoutError as TemporalTimeoutError
 
@@ -115,9 +115,14 @@ class ActivityRunner:
         notice: timedelta = NOTICE,
         retry_policy: RetryPolicy = RETRIES,
         on_missing: Callable[[str], None] = lambda _what: None,
+        priority: Callable[[], Priority] = Priority,
     ) -> None:
-        """Start with nothing under way; `on_missing` is told once of each wait for an executor that nobody runs."""
+        """Start with nothing under way; `on_missing` is told once of each wait for an executor that nobody runs.
+
+        Without a `priority` activities have that of their workflow.
+        """
         self._queues, self._notice, self._retry_policy, self._on_missing = queues, notice, retry_policy, on_missing
+        self._priority = priority
         self._other_hosts = False
         # Dictionaries, because the order of a set could differ in replay.
         self._waits: dict[tuple[datetime, str], None] = {}
@@ -266,6 +271,7 @@ class ActivityRunner:
             # Nothing else may touch the tree before the activity has really stopped.
             cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
             summary=options.summary or None,
+            priority=self._priority(),
         )
 
     async def _settle(self, handle: workflow.ActivityHandle[Any]) -> Any:

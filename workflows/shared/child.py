@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from temporalio import workflow
-from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
+from temporalio.common import Priority, SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 from temporalio.exceptions import (
     ApplicationError,
     ChildWorkflowError,
@@ -17,12 +17,14 @@ from tightloop.coder.input import CODER_WORKFLOW_TYPE, CoderInput
 from tightloop.coder.model import CoderResult
 from tightloop.episode.input import EpisodeInput
 from tightloop.episode.model import TASK_TIMEOUT, WORKFLOW_TYPE, EpisodeOutcome, EpisodeResult
+from tightloop.episode.share import Urgency, fairness_key, project_of
 from tightloop.plan.input import PlanInput
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE, PlanOutcome, PlanResult
 from tightloop.safety.seal import RefusedPayload
 from tightloop.value import shorten
 from tightloop.value.scrub import scrub
 from workflows.shared.activities import ActivityFailedError
+from workflows.shared.share import priority_of
 
 R = TypeVar("R")
 
@@ -77,6 +79,14 @@ async def run_coder(identity: str, start: CoderInput, summary: str) -> CoderResu
         raise ActivityFailedError(f"the coder failed: {error.message}") from error
 
 
+def _priority(start: EpisodeInput | PlanInput | CoderInput) -> Priority:
+    """Return a child's order at task queues; a coder knows its project by its workspace only."""
+    if isinstance(start, CoderInput):
+        key = fairness_key(project_of(start.workspace)) or None
+        return Priority(priority_key=int(Urgency.RUNNING), fairness_key=key)
+    return priority_of(start, Urgency.RUNNING)
+
+
 async def _run(
     identity: str,
     start: EpisodeInput | PlanInput | CoderInput,
@@ -108,6 +118,7 @@ async def _run(
                 parent_close_policy=workflow.ParentClosePolicy.REQUEST_CANCEL,
                 search_attributes=_FIRST_ATTRIBUTES,
                 task_timeout=task_timeout,
+                priority=_priority(start),
                 execution_timeout=execution_timeout,
                 memo={"goal": scrub(goal)[:200], "workspace": start.workspace},
                 static_summary=shorten(summary, 150),

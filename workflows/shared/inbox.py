@@ -17,6 +17,7 @@ class Inbox:
 
     Attributes:
         heard: the messages taken so far; the run that follows needs it.
+        last_heard: when the last one was taken in this run.
     """
 
     def __init__(self, seal: Seal | None, heard: Heard) -> None:
@@ -25,6 +26,7 @@ class Inbox:
         # Messages to an earlier workflow with this id were issued before this one was started.
         since = 0 if seal is None else seal.issued - SKEW_SECONDS * 1000
         self.heard = heard if heard != Heard() else Heard(since=since)
+        self.last_heard: datetime | None = None
 
     def check_start(self) -> None:
         """Refuse a start under an id that is not one of ours, or with a seal for something else.
@@ -65,6 +67,7 @@ class Inbox:
             ApplicationError: as `read` does.
         """
         content = self.read(message)
+        self.last_heard = workflow.now()
         if isinstance(message, SealedMessage):
             self.heard = self.heard.with_message(message.seal)
         return content

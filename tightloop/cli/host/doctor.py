@@ -127,6 +127,9 @@ async def _workers(client: TightloopClient) -> list[Finding]:
         Finding(f"workers on {queue}", bool(pollers), _names(pollers) or "nobody", "tightloop up")
         for queue, pollers in by_queue.items()
     ]
+    rows += [
+        Finding(f"waiting on {queue}", True, str(backlog), needed=False) for queue, backlog in found.backlogs.items()
+    ]
     if found.stranger:
         fix = "copy the key file of that worker, or: privacy.keys_file"
         rows.append(Finding("keys of the workers", False, found.stranger, fix))

@@ -1,6 +1,6 @@
 """Who works on which task queue, as Temporal knows it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -13,6 +13,9 @@ from temporalio.service import RPCError, RPCStatusCode
 from tightloop.client.calls import Calls
 from tightloop.client.connection import CALL_TIMEOUT
 from tightloop.client.execution import SEALS, moment
+from tightloop.episode.share import Urgency
+from tightloop.episode.work import span
+from tightloop.value import counted
 
 POLLER_FRESH = timedelta(seconds=70)
 """A poll lasts up to 60 s; who did not poll for longer than this is gone, though Temporal still lists it."""
@@ -70,6 +73,37 @@ async def workers_on(calls: Calls, queue: str) -> tuple[Poller, ...]:
             beat.workflow_poller_info.current_pollers > 0,
         )
     return tuple(found.values())
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """The steps that wait on a task queue. Temporal counts them roughly, and some seconds late."""
+
+    count: int
+    oldest: timedelta
+    by_priority: Mapping[int, int]
+
+    def __str__(self) -> str:
+        """Return how many wait since when, and who goes first."""
+        names = {Urgency.PERSON_WAITS: "where a person waits", Urgency.RUNNING: "running", Urgency.NEW: "new"}
+        kinds = [f"{self.by_priority[key]} {name}" for key, name in names.items() if self.by_priority.get(key)]
+        waiting = f"{counted(self.count, 'step')}, the oldest for {span(self.oldest.total_seconds())}"
+        return f"{waiting}; in this order: {', '.join(kinds)}" if kinds else waiting
+
+
+async def backlog_of(calls: Calls, queue: str) -> Backlog:
+    """Return which steps wait on a task queue for a free slot; none where the server does not count them."""
+    request = service.DescribeTaskQueueRequest(
+        namespace=calls.client.namespace,
+        task_queue=taskqueue.TaskQueue(name=queue),
+        task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
+        report_stats=True,
+    )
+    async with calls.bounded("", CALL_TIMEOUT):
+        answer = await calls.client.workflow_service.describe_task_queue(request, timeout=CALL_TIMEOUT)
+    kinds = {key: stats.approximate_backlog_count for key, stats in answer.stats_by_priority_key.items()}
+    oldest = answer.stats.approximate_backlog_age.ToTimedelta()
+    return Backlog(answer.stats.approximate_backlog_count, oldest, kinds)
 
 
 async def queues_with(calls: Calls, prefix: str) -> tuple[str, ...]:

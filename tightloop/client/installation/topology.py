@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tightloop.client.calls import Calls
 from tightloop.client.installation.sealing import find_stranger
-from tightloop.client.installation.staffing import Poller, queues_with, workers_on
+from tightloop.client.installation.staffing import Backlog, Poller, backlog_of, queues_with, workers_on
 from tightloop.host import home_queue
 from tightloop.settings import Settings
 
@@ -23,6 +23,8 @@ class Topology:
     """Task queue of this host and state home."""
     named: Mapping[str, tuple[Poller, ...]]
     """Workers on the task queues that the settings name, and on those of screens, by queue."""
+    backlogs: Mapping[str, Backlog]
+    """Steps that wait for a free slot, by queue; only where some do."""
     stranger: str = ""
     """Which worker of the main queue encrypts with a key that is not here, as the start of a sentence."""
 
@@ -57,8 +59,11 @@ async def topology_of(calls: Calls, settings: Settings) -> Topology:
     # A server that keeps no list of workers knows those of a task queue.
     if home not in found and await workers_on(calls, home):
         found = (*found, home)
-    wanted = {queue for queue in dict(settings.queues).values() if queue and queue != main}
+    named_queues = (settings.queues.workspace, settings.queues.llm, settings.queues.executor)
+    wanted = {queue for queue in named_queues if queue and queue != main}
     wanted |= set(await queues_with(calls, f"{main}-gui-"))
     named = {queue: await workers_on(calls, queue) for queue in sorted(wanted)}
     there = await workers_on(calls, main)
-    return Topology(main, there, found, home, named, find_stranger(calls, there))
+    queues = dict.fromkeys((main, *found, *named))
+    backlogs = {queue: backlog for queue in queues if (backlog := await backlog_of(calls, queue)).count}
+    return Topology(main, there, found, home, named, backlogs, find_stranger(calls, there))

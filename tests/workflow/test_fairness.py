@@ -1,0 +1,127 @@
+"""Projects at one slot: bare activities that the product's own scheduling sends to a real server."""
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pytest
+from temporalio import activity, workflow
+from temporalio.client import Client
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
+
+from tightloop.client.calls import Calls
+from tightloop.client.installation.staffing import backlog_of
+from tightloop.episode.model import EpisodeRequest, Queues
+from tightloop.episode.share import Urgency, fairness_key
+from tightloop.settings import Settings
+from tightloop.settings.defaults import with_defaults
+from tightloop.value import Value
+from workflows.shared.activities import ActivityOptions, ActivityRunner
+from workflows.shared.share import priority_of
+
+pytestmark = pytest.mark.timeout(50)
+
+
+class Flood(Value):
+    """How many steps a project wants at once."""
+
+    request: EpisodeRequest
+    steps: int
+    urgency: Urgency = Urgency.RUNNING
+
+
+class Screen:
+    """Notes in which order it is used."""
+
+    def __init__(self) -> None:
+        self.used: list[str] = []
+
+    @activity.defn
+    async def use_screen(self, request: EpisodeRequest) -> None:
+        self.used.append(request.project)
+
+
+@workflow.defn
+class FloodWorkflow:
+    """Schedules its steps as episodes do."""
+
+    @workflow.run
+    async def run(self, flood: Flood) -> None:
+        queue = flood.request.queues.executor
+        runner = ActivityRunner(
+            lambda: flood.request.queues,
+            notice=timedelta(minutes=2),
+            priority=lambda: priority_of(flood.request, flood.urgency),
+        )
+        options = ActivityOptions("", timedelta(minutes=1), queue, instant=True)
+        await asyncio.gather(*(runner.run(Screen.use_screen, flood.request, options) for _ in range(flood.steps)))
+
+
+async def order_of(client: Client, floods: Sequence[Flood]) -> list[str]:
+    """Let all of them wait, one flood after the other, then open the one slot."""
+    queue, screen = floods[0].request.queues.executor, Screen()
+    async with Worker(
+        client, task_queue=f"{queue}-flows", workflows=[FloodWorkflow], workflow_runner=UnsandboxedWorkflowRunner()
+    ):
+        handles = []
+        for number, flood in enumerate(floods):
+            name = f"{queue}-{number}"
+            handles.append(await client.start_workflow(FloodWorkflow.run, flood, id=name, task_queue=f"{queue}-flows"))
+            while len((await handles[-1].describe()).raw_description.pending_activities) < flood.steps:
+                await asyncio.sleep(0.05)
+        async with Worker(client, task_queue=queue, activities=[screen.use_screen], max_concurrent_activities=1):
+            await asyncio.gather(*(handle.result() for handle in handles))
+    return screen.used
+
+
+def project(name: str, settings: Settings, queue: str) -> EpisodeRequest:
+    asked = EpisodeRequest(goal="g", workspace="/w", project=name, queues=Queues(executor=queue, weight=1000.0))
+    return with_defaults(asked, settings)
+
+
+async def test_flood_of_one_project_does_not_starve_another(temporal_client: Client, settings: Settings) -> None:
+    queue = f"screen-{uuid.uuid4()}"
+    floods = [Flood(request=project(name, settings, queue), steps=n) for name, n in (("big", 200), ("small", 20))]
+    used = await order_of(temporal_client, floods)
+    assert len(used) == 220
+    assert used[:50].count("small") == 20
+
+
+async def test_scarce_screen_is_shared_by_the_weights_of_the_settings(
+    temporal_client: Client, settings: Settings
+) -> None:
+    queue = f"screen-{uuid.uuid4()}"
+    mine = settings.evolve(queues=settings.queues.evolve(weights={"big": 3.0}))
+    floods = [Flood(request=project(name, mine, queue), steps=120) for name in ("big", "small")]
+    used = await order_of(temporal_client, floods)
+    assert len(used) == 240
+    assert 0.9 * 75 <= used[:100].count("big") <= 1.1 * 75
+
+
+async def test_step_for_a_person_goes_before_running_ones_and_new_ones_wait_and_doctor_tells_so(
+    temporal_client: Client, settings: Settings
+) -> None:
+    queue = f"screen-{uuid.uuid4()}"
+    kinds = (("new", Urgency.NEW), ("running", Urgency.RUNNING), ("person", Urgency.PERSON_WAITS))
+    floods = [Flood(request=project(name, settings, queue), steps=3, urgency=urgent) for name, urgent in kinds]
+    seen: list[str] = []
+
+    async def look() -> None:
+        while not seen:
+            backlog = await backlog_of(Calls(temporal_client), queue)
+            if backlog.count == 9:
+                seen.append(str(backlog))
+
+    looking = asyncio.create_task(look())
+    try:
+        used = await order_of(temporal_client, floods)
+    finally:
+        looking.cancel()
+    assert used == ["person"] * 3 + ["running"] * 3 + ["new"] * 3
+    assert not seen or seen[0].endswith("in this order: 3 where a person waits, 3 running, 3 new")
+
+
+def test_project_is_not_named_to_temporal() -> None:
+    assert fairness_key("acme-secret") == fairness_key("acme-secret")
+    assert "acme" not in fairness_key("acme-secret")
