@@ -20,7 +20,7 @@ from tightloop.value import Value
 from workflows.shared.activities import ActivityOptions, ActivityRunner
 from workflows.shared.share import priority_of
 
-pytestmark = pytest.mark.timeout(50)
+pytestmark = pytest.mark.timeout(120)
 
 
 class Flood(Value):
@@ -50,7 +50,7 @@ class FloodWorkflow:
     async def run(self, flood: Flood) -> None:
         queue = flood.request.queues.executor
         runner = ActivityRunner(
-            lambda: flood.request.queues,
+            Queues,
             notice=timedelta(minutes=2),
             priority=lambda: priority_of(flood.request, flood.urgency),
         )

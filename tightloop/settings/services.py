@@ -104,8 +104,9 @@ class QueueSettings(Section):
     executor: str = ""
     """Executors, such as coding agents."""
 
-    weights: dict[str, Weight] = {}
-    """Shares of projects, by name, where several wait on one queue: 3 gets three steps in while 1 gets one. Others: 1."""
+    weights: dict[str, Weight] = Field(default_factory=dict)
+    """Shares of projects, by name, where several wait on one queue: 3 gets three steps in while 1 gets one. Those of
+    others are 1."""
 
     def fill(self, asked: Queues, project: str) -> Queues:
         """Return the task queues of a request, with these for those that it leaves out, and its project's share."""
