@@ -40,7 +40,7 @@ KNOWN_LABELS = {
     *("tightloop", "default", "EpisodeWorkflow", "none"),
     *(member.value for kind in (ExecutorStatus, QuestionKind, PlanVerdict) for member in kind),
     *(member.value for kind in (ProbabilityClass, EpisodeOutcome) for member in kind),
-    *("change", "plan", "pause", "resume"),
+    *("change", "plan", "pause", "resume", "hit", "miss"),
 }
 WORKS = {"write": [{"path": "done.txt"}], "summary": "done"}
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from temporalio.client import Client
+from temporalio.worker import FixedSizeSlotSupplier
 
 from activities.executor.choose import executors
 from activities.executor.gui.cursor import hook
@@ -147,6 +148,6 @@ async def test_a_worker_at_the_screen_serves_its_task_queue_only(temporal_client
         (worker,) = build_workers(temporal_client, settings.evolve(queues=queues), Role.GUI, adapters)
         config = worker.config()
         assert config["task_queue"].startswith(wanted)
-        assert config["max_concurrent_activities"] == 1
+        assert config["tuner"]._get_activity_task_slot_supplier() == FixedSizeSlotSupplier(1)  # type: ignore[union-attr]
         assert list(config["workflows"]) == []
         assert sorted(each.__name__ for each in config["activities"]) == ["conclude", "execute", "hand_off"]
