@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 
 import pytest
@@ -10,6 +10,7 @@ from temporalio import activity, workflow
 from temporalio.client import Client
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
+from tests.support.episodes import eventually
 from tightloop.client.calls import Calls
 from tightloop.client.installation.staffing import backlog_of
 from tightloop.episode.model import EpisodeRequest, Queues
@@ -58,8 +59,12 @@ class FloodWorkflow:
         await asyncio.gather(*(runner.run(Screen.use_screen, flood.request, options) for _ in range(flood.steps)))
 
 
-async def order_of(client: Client, floods: Sequence[Flood]) -> list[str]:
-    """Let all of them wait, one flood after the other, then open the one slot."""
+async def nothing() -> None:
+    """Look at nothing."""
+
+
+async def order_of(client: Client, floods: Sequence[Flood], look: Callable[[], Awaitable[None]] = nothing) -> list[str]:
+    """Let all of them wait, one flood after the other; look; then open the one slot."""
     queue, screen = floods[0].request.queues.executor, Screen()
     async with Worker(
         client, task_queue=f"{queue}-flows", workflows=[FloodWorkflow], workflow_runner=UnsandboxedWorkflowRunner()
@@ -70,6 +75,7 @@ async def order_of(client: Client, floods: Sequence[Flood]) -> list[str]:
             handles.append(await client.start_workflow(FloodWorkflow.run, flood, id=name, task_queue=f"{queue}-flows"))
             while len((await handles[-1].describe()).raw_description.pending_activities) < flood.steps:
                 await asyncio.sleep(0.05)
+        await look()
         async with Worker(client, task_queue=queue, activities=[screen.use_screen], max_concurrent_activities=1):
             await asyncio.gather(*(handle.result() for handle in handles))
     return screen.used
@@ -105,21 +111,18 @@ async def test_step_for_a_person_goes_before_running_ones_and_new_ones_wait_and_
     queue = f"screen-{uuid.uuid4()}"
     kinds = (("new", Urgency.NEW), ("running", Urgency.RUNNING), ("person", Urgency.PERSON_WAITS))
     floods = [Flood(request=project(name, settings, queue), steps=3, urgency=urgent) for name, urgent in kinds]
-    seen: list[str] = []
+    told: list[str] = []
 
     async def look() -> None:
-        while not seen:
+        async def counted() -> str:
             backlog = await backlog_of(Calls(temporal_client), queue)
-            if backlog.count == 9:
-                seen.append(str(backlog))
+            return str(backlog) if backlog.count == 9 else ""
 
-    looking = asyncio.create_task(look())
-    try:
-        used = await order_of(temporal_client, floods)
-    finally:
-        looking.cancel()
+        told.append(await eventually(counted))
+
+    used = await order_of(temporal_client, floods, look)
     assert used == ["person"] * 3 + ["running"] * 3 + ["new"] * 3
-    assert not seen or seen[0].endswith("in this order: 3 where a person waits, 3 running, 3 new")
+    assert told[0].endswith("in this order: 3 where a person waits, 3 running, 3 new")
 
 
 def test_project_is_not_named_to_temporal() -> None:
