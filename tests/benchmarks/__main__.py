@@ -29,6 +29,7 @@ NAMES = (
     "ledger",
     "pages",
     "gui",
+    "copies",
     "memory",
 )
 LIMIT_S = 300

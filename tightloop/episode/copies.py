@@ -6,6 +6,7 @@ distributed locking", 2016, calls this a fencing token.)
 """
 
 from typing import Self
+from zlib import crc32
 
 from pydantic import field_validator
 
@@ -139,6 +140,15 @@ def choose_home(wanted: str, homes: tuple[str, ...]) -> str:
     raise InvalidRequestError(
         f"move: no worker for workspaces runs on {wanted!r}. Start one there, or name one of these: {known}"
     )
+
+
+def choose_successor(home: str, homes: tuple[str, ...], episode_id: str) -> str:
+    """Return the task queue of the host that goes on with an episode of a silent one; empty: there is no other.
+
+    The episodes of one host are spread over all others.
+    """
+    others = sorted({*homes} - {home})
+    return others[crc32(episode_id.encode()) % len(others)] if others else ""
 
 
 def host_of(home: str) -> str:

@@ -115,14 +115,17 @@ class ActivityRunner:
         notice: timedelta = NOTICE,
         retry_policy: RetryPolicy = RETRIES,
         on_missing: Callable[[str], None] = lambda _what: None,
+        on_silent: Callable[[str], None] = lambda _successor: None,
         priority: Callable[[], Priority] = Priority,
     ) -> None:
         """Start with nothing under way; `on_missing` is told once of each wait for an executor that nobody runs.
 
+        `on_silent` is told of the host that is to go on in place of one that has been silent for too long.
+
         Without a `priority` activities have that of their workflow.
         """
         self._queues, self._notice, self._retry_policy, self._on_missing = queues, notice, retry_policy, on_missing
-        self._priority = priority
+        self._priority, self._on_silent = priority, on_silent
         self._other_hosts = False
         # Dictionaries, because the order of a set could differ in replay.
         self._waits: dict[tuple[datetime, str], None] = {}
@@ -333,7 +336,7 @@ class ActivityRunner:
         # Local: the slots of ordinary activities may be what is waited for.
         looking = workflow.start_local_activity_method(
             StaffingActivities.look_for_workers,
-            LookRequest(scope=request.scope, queue=queue),
+            LookRequest(scope=request.scope, queue=queue, waited=workflow.now() - since),
             activity_id=new_activity_id(),
             schedule_to_close_timeout=LOOK_TIMEOUT,
             retry_policy=RETRIES,
@@ -345,8 +348,10 @@ class ActivityRunner:
                 raise _failure(error, ActivityOptions("", LOOK_TIMEOUT, queue)) from error
             return self._notice, False
         waited = workflow.now() - since
+        if staff.successor:
+            self._on_silent(staff.successor)
         if waited < staff.patience:
-            return min(staff.patience - waited, LOOK_AGAIN), staff.workers == 0
+            return min(staff.patience - waited, staff.again or LOOK_AGAIN, LOOK_AGAIN), staff.workers == 0
         after = f"within {waited.total_seconds():.0f} s"
         if staff.workers:
             busy = f"{counted(staff.workers, 'worker')} on task queue {queue!r} had no free slot for {activity} {after}"

@@ -1,0 +1,107 @@
+"""A silent host: another one goes on by itself where the settings allow that, and only there."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from activities.staffing.activity import StaffingActivities
+from tests.support.bucket import s3_server
+from tests.support.doubles import ScriptedPlanner
+from tests.support.episodes import APPEND, eventually, scripted
+from tests.support.impatient_workflow import Impatient
+from tightloop.client import TightloopClient
+from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, Queues
+from tightloop.host import home_queue
+from tightloop.settings import RemoteSettings, Settings
+from worker.build import build_adapters, build_workers
+from worker.connect import connect
+from worker.hosting.staff import TemporalStaff
+from worker.specs import Role
+
+
+@pytest.fixture(scope="module")
+def remote() -> Iterator[RemoteSettings]:
+    with s3_server() as settings:
+        yield settings
+
+
+class Stage:
+    """Hosts that share a state home: what moves between them is who works, which is what these tests are about."""
+
+    def __init__(self, connection: Client, settings: Settings, stack: AsyncExitStack) -> None:
+        self.connection, self.settings, self._stack = connection, settings, stack
+        self.client = TightloopClient(connection, settings)
+
+    async def run_workflows(self, move_after: timedelta | None) -> None:
+        """Run workflows that look after 2 s, with a worker that has no workspaces."""
+        main, *_ = build_workers(self.connection, self.settings, Role.WORKFLOWS)
+        staff = TemporalStaff(self.connection, self.settings.temporal.task_queue)
+        looking = StaffingActivities(staff, timedelta(seconds=4), timedelta(minutes=5), move_after).look_for_workers
+        config: Any = main.config()
+        others = [each for each in config["activities"] if each.__name__ != looking.__name__]
+        config |= {"workflows": [Impatient], "activities": [*others, looking]}
+        await self._stack.enter_async_context(Worker(**config))
+
+    def home(self, host: str) -> str:
+        """Return the task queue of a host."""
+        return home_queue(self._settings_of(host))
+
+    async def serve(self, host: str) -> AsyncExitStack:
+        """Start a host; closing what this returns stops it."""
+        settings, planner = self._settings_of(host), ScriptedPlanner()
+        adapters = replace(build_adapters(self.connection, settings), planners=lambda _kind: planner)
+        workers = await self._stack.enter_async_context(AsyncExitStack())
+        for worker in build_workers(self.connection, settings, Role.WORKSPACE, adapters):
+            await workers.enter_async_context(worker)
+        await eventually(lambda: self._is_known(host))
+        return workers
+
+    def _settings_of(self, host: str) -> Settings:
+        return self.settings.evolve(worker=self.settings.worker.evolve(host=host, graceful_shutdown_s=0.0))
+
+    async def _is_known(self, host: str) -> bool:
+        return self.home(host) in (await self.client.topology()).homes
+
+
+@pytest.fixture
+async def stage(settings: Settings, remote: RemoteSettings) -> AsyncIterator[Stage]:
+    mine = settings.evolve(remote=remote.evolve(prefix=settings.temporal.task_queue))
+    async with AsyncExitStack() as stack:
+        yield Stage(await connect(mine), mine, stack)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+async def test_episode_of_a_silent_host_goes_on_elsewhere_only_if_settings_allow(
+    stage: Stage, request_for: Callable[..., EpisodeRequest], allowed: bool
+) -> None:
+    await stage.run_workflows(timedelta(seconds=3) if allowed else None)
+    first = await stage.serve("first")
+    long = scripted({**APPEND, "sleep": 60}, APPEND)
+    episode_id = await stage.client.start(request_for(executor=long, queues=Queues(home=stage.home("first"))))
+    await eventually(lambda: _executes(stage.client, episode_id))
+    await stage.serve("second")
+    await first.aclose()
+    if not allowed:
+        await eventually(lambda: _asks(stage.client, episode_id), seconds=30)
+        question = (await stage.client.status(episode_id)).questions[0]
+        assert question.title.startswith(f"no worker on task queue '{stage.home('first')}' took execute within")
+        return
+    result = await stage.client.result(episode_id)
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+    timeline = await stage.client.timeline(episode_id)
+    [moved] = [line.text for line in timeline if line.kind == "moved"]
+    assert moved.startswith("moved to second: the host before was silent (by tightloop), epoch 2")
+
+
+async def _executes(client: TightloopClient, episode_id: str) -> bool:
+    return (await client.status(episode_id)).phase.value == "EXECUTING"
+
+
+async def _asks(client: TightloopClient, episode_id: str) -> bool:
+    return bool((await client.status(episode_id)).questions)
