@@ -69,7 +69,8 @@ async def _dispatch(arguments: argparse.Namespace, settings: Settings) -> int:
     elif arguments.command in ("rerun", "recall"):
         return await asyncio.to_thread(_answer, arguments.command, settings)
     elif arguments.command == "gc":
-        await free(await connect(settings), arguments.older_than or settings.server.retention_days, arguments.dry_run)
+        days = arguments.older_than or settings.server.retention_days
+        await free(await connect(settings), settings, days, arguments.dry_run)
     elif arguments.command == "ledger":
         await _ledger(arguments.what, settings)
     elif arguments.command == "demo":

@@ -36,7 +36,7 @@ from worker.ledger.ends import enter_ends
 from worker.ledger.forwarding import forwarding
 from worker.observing.health import Health, serving_health
 from worker.observing.telemetry import Telemetry, observed
-from worker.remote import need_bucket
+from worker.remote import copies_of, need_bucket
 from worker.specs import Role
 from worker.stack.doors import gateway_up, page_line
 from worker.stack.server import embedded_server, is_own, owner_in
@@ -238,15 +238,19 @@ def _greeting_beside(settings: Settings, page: list[str]) -> str:
 _NEXT = "Start an episode from another terminal: tightloop start GOAL --done COMMAND   (Ctrl-C stops)"
 
 
-async def free(client: Client, days: float, dry_run: bool) -> None:
+async def free(client: Client, settings: Settings, days: float, dry_run: bool) -> None:
     """Free what episodes left in every project of this host that ended more than so many days ago; print what."""
+    copies = copies_of(settings, client)
+    others = {} if copies is None else {"forget": copies.forget}
     older_than = timedelta(days=days)
     asked = datetime.now(UTC)
     known = merged_runs(await known_workflows(client))
     would = "would be freed" if dry_run else "freed"
     total = 0
     for folder in sorted((state_home() / "projects").glob("*/")):
-        freed = await asyncio.to_thread(collect, folder, known, older_than=older_than, dry_run=dry_run, asked=asked)
+        freed = await asyncio.to_thread(
+            collect, folder, known, older_than=older_than, dry_run=dry_run, asked=asked, **others
+        )
         total += freed.size_bytes
         if not (freed.episodes or freed.artifacts or freed.references or freed.files or freed.rows or freed.busy):
             continue

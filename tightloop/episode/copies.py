@@ -58,6 +58,10 @@ class CopiesHead(Value):
         """Return the head with one more increment."""
         return self.evolve(increments=(*self.increments, name), last=record)
 
+    def emptied(self) -> Self:
+        """Return the head once its increments are not needed any more."""
+        return self.evolve(run="", increments=(), last=None)
+
 
 def check_holder(head: CopiesHead | None, home: str, epoch: int) -> CopiesHead:
     """Return the head if this host may write.
@@ -159,6 +163,12 @@ def host_of(home: str) -> str:
 def read_increment_name(name: str) -> str:
     """Return the digest that the name of an increment ends with."""
     return name.rpartition("-")[2]
+
+
+def is_increment_up_to(epoch: int, name: str) -> bool:
+    """Return whether this is the full name of an increment, of this epoch or one before."""
+    parts = name.rsplit("/", 2)
+    return len(parts) == 3 and parts[1].isdecimal() and int(parts[1]) <= epoch and "-" in parts[2]
 
 
 def increment_name(epoch: int, record: CheckpointRecord, digest: str) -> str:
