@@ -13,7 +13,7 @@ from temporalio.worker import Worker
 from activities.staffing.activity import StaffingActivities
 from tests.support.bucket import s3_server
 from tests.support.doubles import ScriptedPlanner
-from tests.support.episodes import APPEND, eventually, scripted
+from tests.support.episodes import asked, eventually
 from tests.support.impatient_workflow import Impatient
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, Queues
@@ -80,28 +80,20 @@ async def stage(settings: Settings, remote: RemoteSettings) -> AsyncIterator[Sta
 async def test_episode_of_a_silent_host_goes_on_elsewhere_only_if_settings_allow(
     stage: Stage, request_for: Callable[..., EpisodeRequest], allowed: bool
 ) -> None:
-    await stage.run_workflows(timedelta(seconds=3) if allowed else None)
+    await stage.run_workflows(timedelta(seconds=1) if allowed else None)
     first = await stage.serve("first")
-    long = scripted({**APPEND, "sleep": 60}, APPEND)
-    episode_id = await stage.client.start(request_for(executor=long, queues=Queues(home=stage.home("first"))))
-    await eventually(lambda: _executes(stage.client, episode_id))
     await stage.serve("second")
+    episode_id = await stage.client.start(request_for(queues=Queues(home=stage.home("first"))))
+    await stage.client.pause(episode_id)
+    before = await asked(stage.client, episode_id)
     await first.aclose()
+    await stage.client.resume(episode_id)
     if not allowed:
-        await eventually(lambda: _asks(stage.client, episode_id), seconds=30)
-        question = (await stage.client.status(episode_id)).questions[0]
-        assert question.title.startswith(f"no worker on task queue '{stage.home('first')}' took execute within")
+        status = await asked(stage.client, episode_id, since=before)
+        assert status.questions[0].title.startswith(f"no worker on task queue '{stage.home('first')}' took ")
         return
     result = await stage.client.result(episode_id)
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     timeline = await stage.client.timeline(episode_id)
     [moved] = [line.text for line in timeline if line.kind == "moved"]
     assert moved.startswith("moved to second: the host before was silent (by tightloop), epoch 2")
-
-
-async def _executes(client: TightloopClient, episode_id: str) -> bool:
-    return (await client.status(episode_id)).phase.value == "EXECUTING"
-
-
-async def _asks(client: TightloopClient, episode_id: str) -> bool:
-    return bool((await client.status(episode_id)).questions)
