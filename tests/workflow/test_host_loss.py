@@ -1,28 +1,35 @@
-"""A silent host: another one goes on by itself where the settings allow that, and only there."""
+"""A lost host: another one goes on by itself where the settings allow that, and a stop is never lost."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from temporalio import activity, workflow
 from temporalio.client import Client
-from temporalio.worker import Worker
+from temporalio.exceptions import ApplicationError
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from activities.staffing.activity import StaffingActivities
+from activities.workspace.scope import EpisodeScope
 from tests.support.bucket import s3_server
 from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import asked, eventually
 from tests.support.impatient_workflow import Impatient
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, Queues
+from tightloop.errors import WorkspaceElsewhereError
 from tightloop.host import home_queue
 from tightloop.settings import RemoteSettings, Settings
 from worker.build import build_adapters, build_workers
 from worker.connect import connect
 from worker.hosting.staff import TemporalStaff
 from worker.specs import Role
+from workflows.shared.activities import ActivityFailedError, ActivityOptions, ActivityRunner
 
 
 @pytest.fixture(scope="module")
@@ -97,3 +104,52 @@ async def test_episode_of_a_silent_host_goes_on_elsewhere_only_if_settings_allow
     timeline = await stage.client.timeline(episode_id)
     [moved] = [line.text for line in timeline if line.kind == "moved"]
     assert moved.startswith("moved to second: the host before was silent (by tightloop), epoch 2")
+
+
+class WrongHost:
+    """Refuses a step because its workspace is elsewhere, after the workflow was told to stop."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    @activity.defn
+    async def refuse(self, request: EpisodeScope) -> None:
+        await self.client.get_workflow_handle(request.episode_id).signal("stop")
+        raise ApplicationError("elsewhere", type=WorkspaceElsewhereError.__name__, non_retryable=True)
+
+
+@workflow.defn
+class StoppedWorkflow:
+    """Runs a step that is stopped while its first host refuses it."""
+
+    @workflow.init
+    def __init__(self, home: str) -> None:
+        self._runner = ActivityRunner(lambda: Queues(home=home))
+
+    @workflow.run
+    async def run(self, home: str) -> str:
+        scope = EpisodeScope(episode_id=workflow.info().workflow_id, workspace="/w", home=home)
+        try:
+            await self._runner.run(WrongHost.refuse, scope, ActivityOptions("", timedelta(minutes=1)))
+        except ActivityFailedError as failure:
+            return failure.reason
+        return ""
+
+    @workflow.signal
+    def stop(self) -> None:
+        self._runner.interrupt()
+
+
+async def test_step_that_is_stopped_while_a_host_refuses_it_does_not_wait_for_another_one(
+    temporal_client: Client,
+) -> None:
+    queue = f"stopped-{uuid4()}"
+    async with Worker(
+        temporal_client,
+        task_queue=queue,
+        workflows=[StoppedWorkflow],
+        activities=[WrongHost(temporal_client).refuse],
+        workflow_runner=UnsandboxedWorkflowRunner(),
+    ):
+        running = temporal_client.execute_workflow(StoppedWorkflow.run, "nobody", id=queue, task_queue=queue)
+        assert await asyncio.wait_for(running, 10) == "elsewhere"

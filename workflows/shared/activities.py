@@ -62,6 +62,8 @@ TRIES_BEFORE_FORGERS = 3
 
 _STOP_PATCH = "stop-between-looks"
 """What is stopped while it waits for a worker is not started again. Without it a stop between two looks was lost."""
+_STOP_ELSEWHERE_PATCH = "stop-before-elsewhere"
+"""What is stopped is not sent on to another host. Without it a stop that met the refusal of the first one was lost."""
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -214,7 +216,7 @@ class ActivityRunner:
             del self._running[task]
 
     async def _run_once(self, method: Callable[[Any, Any], Any], request: Any, options: ActivityOptions) -> Any:
-        queue, asked = self._place(options), list[str]()
+        queue, asked, before = self._place(options), list[str](), self._interrupts
         while True:
             try:
                 return await self._run_on(queue, method, request, options)
@@ -223,6 +225,8 @@ class ActivityRunner:
                 if isinstance(cause, ApplicationError) and cause.type == RefusedPayload.__name__:
                     return RefusedPayload(cause.message)
                 if not isinstance(cause, ApplicationError) or cause.type != WorkspaceElsewhereError.__name__:
+                    raise _failure(error, options) from error
+                if self._is_stopped(before, _STOP_ELSEWHERE_PATCH):
                     raise _failure(error, options) from error
                 asked.append(queue)
                 queue = self._elsewhere(options, cause, asked)
@@ -251,9 +255,9 @@ class ActivityRunner:
         finally:
             self._waits.pop((since, queue), None)
 
-    def _is_stopped(self, before: int) -> bool:
+    def _is_stopped(self, before: int, patch: str = _STOP_PATCH) -> bool:
         """Return whether it was interrupted since then, though what ran at that moment had just ended by itself."""
-        if self._interrupts == before or not workflow.patched(_STOP_PATCH):
+        if self._interrupts == before or not workflow.patched(patch):
             return False
         self.interrupted = True
         return True
