@@ -61,7 +61,7 @@ def collect(
     older_than: timedelta,
     dry_run: bool,
     asked: datetime | None = None,
-    forget: Callable[[str], object] = lambda _id: None,
+    forget: Callable[[str], object] | None = None,
 ) -> Freed:
     """Free what no open or kept workflow of a project needs, beside running workers.
 
@@ -84,8 +84,9 @@ def collect(
     left.free_artifacts(artifacts, horizon)
     left.free_files(files)
     # Before the rows, as all of it; and not while working trees are held: it asks over the network.
-    for key in sorted(gone):
-        forget(key)
+    if forget is not None:
+        for key in sorted(gone):
+            forget(key)
     try:
         with left.held() as locks:
             # Nobody begins or ends anything from here on; meanwhile somebody may have.
