@@ -241,7 +241,7 @@ _NEXT = "Start an episode from another terminal: tightloop start GOAL --done COM
 async def free(client: Client, settings: Settings, days: float, dry_run: bool) -> None:
     """Free what episodes left in every project of this host that ended more than so many days ago; print what."""
     copies = copies_of(settings, client)
-    others = {} if copies is None else {"forget": copies.forget}
+    forget = None if copies is None else copies.forget
     older_than = timedelta(days=days)
     asked = datetime.now(UTC)
     known = merged_runs(await known_workflows(client))
@@ -249,7 +249,7 @@ async def free(client: Client, settings: Settings, days: float, dry_run: bool) -
     total = 0
     for folder in sorted((state_home() / "projects").glob("*/")):
         freed = await asyncio.to_thread(
-            collect, folder, known, older_than=older_than, dry_run=dry_run, asked=asked, **others
+            collect, folder, known, older_than=older_than, dry_run=dry_run, asked=asked, forget=forget
         )
         total += freed.size_bytes
         if not (freed.episodes or freed.artifacts or freed.references or freed.files or freed.rows or freed.busy):
