@@ -1,16 +1,16 @@
 """A lost host: another one goes on by itself where the settings allow that, and a stop is never lost."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 from uuid import uuid4
 
 import pytest
 from temporalio import activity, workflow
 from temporalio.client import Client
+from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
@@ -25,7 +25,7 @@ from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, Queues
 from tightloop.errors import WorkspaceElsewhereError
 from tightloop.host import home_queue
 from tightloop.settings import RemoteSettings, Settings
-from worker.build import build_adapters, build_workers
+from worker.build import build_adapters, build_workers, workflow_runner
 from worker.connect import connect
 from worker.hosting.staff import TemporalStaff
 from worker.specs import Role
@@ -38,8 +38,14 @@ def remote() -> Iterator[RemoteSettings]:
         yield settings
 
 
+@activity.defn(dynamic=True)
+async def send_on(_arguments: Sequence[RawValue]) -> None:
+    """Refuse every step, as a worker does that only runs workflows."""
+    raise ApplicationError("it has no workspaces", type=WorkspaceElsewhereError.__name__, non_retryable=True)
+
+
 class Stage:
-    """Hosts that share a state home: what moves between them is who works, which is what these tests are about."""
+    """Hosts that share a state home: what moves between them is who works, which these tests are about."""
 
     def __init__(self, connection: Client, settings: Settings, stack: AsyncExitStack) -> None:
         self.connection, self.settings, self._stack = connection, settings, stack
@@ -47,13 +53,17 @@ class Stage:
 
     async def run_workflows(self, move_after: timedelta | None) -> None:
         """Run workflows that look after 2 s, with a worker that has no workspaces."""
-        main, *_ = build_workers(self.connection, self.settings, Role.WORKFLOWS)
-        staff = TemporalStaff(self.connection, self.settings.temporal.task_queue)
+        queue = self.settings.temporal.task_queue
+        staff = TemporalStaff(self.connection, queue)
         looking = StaffingActivities(staff, timedelta(seconds=4), timedelta(minutes=5), move_after).look_for_workers
-        config: Any = main.config()
-        others = [each for each in config["activities"] if each.__name__ != looking.__name__]
-        config |= {"workflows": [Impatient], "activities": [*others, looking]}
-        await self._stack.enter_async_context(Worker(**config))
+        worker = Worker(
+            self.connection,
+            task_queue=queue,
+            workflows=[Impatient],
+            activities=[looking, send_on],
+            workflow_runner=workflow_runner(),
+        )
+        await self._stack.enter_async_context(worker)
 
     def home(self, host: str) -> str:
         """Return the task queue of a host."""
