@@ -55,7 +55,9 @@ class Stage:
         """Run workflows that look after 2 s, with a worker that has no workspaces."""
         queue = self.settings.temporal.task_queue
         staff = TemporalStaff(self.connection, queue)
-        looking = StaffingActivities(staff, timedelta(seconds=4), timedelta(minutes=5), move_after).look_for_workers
+        # Temporal may list a worker for a while that is gone: no more patience with busy ones.
+        patience = timedelta(seconds=4)
+        looking = StaffingActivities(staff, patience, patience, move_after).look_for_workers
         worker = Worker(
             self.connection,
             task_queue=queue,
@@ -107,7 +109,7 @@ async def test_episode_of_a_silent_host_goes_on_elsewhere_only_if_settings_allow
     await stage.client.resume(episode_id)
     if not allowed:
         status = await asked(stage.client, episode_id, since=before)
-        assert status.questions[0].title.startswith(f"no worker on task queue '{stage.home('first')}' took ")
+        assert f"on task queue '{stage.home('first')}'" in status.questions[0].title
         return
     result = await stage.client.result(episode_id)
     assert result.outcome is EpisodeOutcome.SUCCEEDED
