@@ -68,6 +68,7 @@ from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.settings import PlannerSettings, Settings
 from worker.coder import coder_activities, coder_models, coder_service, host_executors
 from worker.connect import EndedEpisodes
+from worker.deploying.build_id import deployment_config
 from worker.hosting.home import Home
 from worker.hosting.interceptor import ActivityInterceptor
 from worker.hosting.memory import LeanRunner
@@ -254,12 +255,13 @@ def build_workers(
     home = Home(home_queue(settings), role is not Role.WORKFLOWS, staff.homes, use.copies)
     patience = (timedelta(seconds=settings.worker.no_worker_wait_s), timedelta(seconds=settings.worker.busy_wait_s))
     looking = StaffingActivities(staff, *patience).look_for_workers
-    identity = _identity(client)
+    identity, version = _identity(client), deployment_config(settings.worker)
     return [
         Worker(
             client,
             task_queue=spec.queue,
             identity=identity,
+            deployment_config=version,
             workflows=spec.workflows,
             # Workflows look for workers themselves, in a local activity.
             activities=[*spec.activities, looking] if spec.workflows else spec.activities,
