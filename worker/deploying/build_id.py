@@ -3,6 +3,7 @@
 import hashlib
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
@@ -10,8 +11,6 @@ from temporalio.worker import WorkerDeploymentConfig
 
 from tightloop.settings import WorkerSettings
 
-ROOT = Path(__file__).resolve().parents[2]
-"""Where the packages of the server part lie."""
 PACKAGES = ("workflows", "activities", "tightloop", "worker")
 
 
@@ -28,7 +27,7 @@ def deployment_config(settings: WorkerSettings) -> WorkerDeploymentConfig | None
 
 def build_id_of(settings: WorkerSettings) -> str:
     """Return the build of this installation."""
-    return settings.build_id or f"{_version()}-{_code_digest(ROOT)}"
+    return settings.build_id or f"{_version()}-{_code_digest()}"
 
 
 def _version() -> str:
@@ -39,10 +38,15 @@ def _version() -> str:
 
 
 @cache
-def _code_digest(root: Path) -> str:
-    """Return a digest of the code below a folder; all hosts with the same code have the same."""
+def _code_digest() -> str:
+    """Return a digest of the installed code; all hosts with the same code have the same."""
     digest = hashlib.sha256()
-    for path in sorted(found for package in PACKAGES for found in (root / package).rglob("*.py")):
-        digest.update(f"{path.relative_to(root)}\0".encode())
-        digest.update(path.read_bytes() + b"\0")
+    for package in PACKAGES:
+        found = find_spec(package)
+        assert found is not None
+        assert found.origin is not None
+        folder = Path(found.origin).parent
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(f"{package}/{path.relative_to(folder)}\0".encode())
+            digest.update(path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]

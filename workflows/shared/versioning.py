@@ -1,4 +1,4 @@
-"""Moves workflows to the newest build of the workers: pinned to one while they run, they change as a new run follows."""
+"""Moves workflows to another build of the workers: pinned to one while they run, they change as a new run follows."""
 
 from typing import Any, NoReturn
 
