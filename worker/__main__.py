@@ -117,7 +117,7 @@ async def _replay(arguments: argparse.Namespace, settings: Settings) -> int:
 
 
 async def _replay_many(arguments: argparse.Namespace, settings: Settings) -> int:
-    runs = await find_runs(await connect(settings), query_of(arguments.query or "", arguments.days))
+    runs = await find_runs(await connect(settings), query_of(settings, arguments.query or "", arguments.days))
     outcomes = await asyncio.to_thread(replay_runs, settings, runs)
     if arguments.junit:
         write_junit(outcomes, arguments.junit)

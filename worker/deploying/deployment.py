@@ -22,7 +22,7 @@ from worker.deploying.histories import account_of, failed, find_runs, query_of, 
 
 MISSED_HEARTBEATS = 3
 """After so many a worker counts as dead. Temporal lists it for minutes."""
-LEAST_PATIENCE = timedelta(seconds=6)
+LEAST_PATIENCE = timedelta(seconds=3)
 
 
 @dataclass(frozen=True)
@@ -161,10 +161,10 @@ class Deployment:
         Raises:
             InvalidRequestError: the code does not fit; the message says which workflow, and why.
         """
-        runs = await find_runs(self._client, query_of("", days))
+        runs = await find_runs(self._client, query_of(self._settings, days=days))
         outcomes = await asyncio.to_thread(replay_runs, self._settings, runs)
         if failed(outcomes):
-            raise InvalidRequestError(f"{self.version} was not promoted:\n\n{account_of(outcomes)}")
+            raise InvalidRequestError(f"no new workflow goes to {self.version}:\n\n{account_of(outcomes)}")
         return account_of(outcomes)
 
     # -- what is changed --------------------------------------------------------------------------------

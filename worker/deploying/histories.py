@@ -52,15 +52,18 @@ class Outcome:
     """Why the code does not fit the history, or why it could not be read."""
 
 
-def query_of(query: str, days: int | None) -> str:
+def query_of(settings: Settings, query: str = "", days: int | None = None) -> str:
     """Return Temporal's query for the runs of a query that are open or ended in the last days.
 
     Args:
-        query: empty: all workflows of ours.
+        settings: those in force.
+        query: empty: all workflows of the installation.
         days: None: however long ago they ended.
     """
-    names = ", ".join(f"'{one.__name__}'" for one in WORKFLOWS)
-    asked = f"({query})" if query else f"WorkflowType IN ({names})"
+    names, queue = ", ".join(f"'{one.__name__}'" for one in WORKFLOWS), settings.temporal.task_queue
+    # Others may share the namespace. The coder runs on the queues of hosts.
+    ours = f"TaskQueue = '{queue}' OR TaskQueue STARTS_WITH '{queue}-workspace-'"
+    asked = f"({query})" if query else f"WorkflowType IN ({names}) AND ({ours})"
     if days is None:
         return asked
     since = (datetime.now(UTC) - timedelta(days=days)).strftime("%Y-%m-%dT%H:%M:%SZ")
