@@ -24,6 +24,8 @@ from tightloop.client import TightloopClient
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 
+DEAD_SECONDS = 3.5
+"""Three heartbeats are missed then."""
 EPISODES = int(os.environ.get("TIGHTLOOP_TEST_UPGRADE_EPISODES", "4"))
 LINES = {"stays": 1, "moves": 3, "walks": 1}
 """An episode that stays is done with the iteration that runs; one that moves has further ones; one that walks has
@@ -90,6 +92,7 @@ async def test_open_episodes_outlive_the_promotion_of_another_build(tmp_path: Pa
     go, environment = tmp_path / "go", {
         "OPENAI_API_KEY": "test",
         "TIGHTLOOP_WORKER__DEPLOYMENT": "tl",
+        "TIGHTLOOP_WORKER__HEARTBEAT_INTERVAL_S": "1",
         "TIGHTLOOP_WORKER__MAX_CONCURRENT_ACTIVITIES": "60",
     }  # fmt: skip
     with ModelServer(says(PLAN)) as model:
@@ -147,6 +150,12 @@ async def test_open_episodes_outlive_the_promotion_of_another_build(tmp_path: Pa
             last = await start(1, ("stays",))
             assert (await client.result(next(iter(last)))).outcome is EpisodeOutcome.SUCCEEDED
             assert newer.poll() is None
+
+            # Temporal remembers a killed worker for minutes; a promotion does not count it.
+            newer.kill()
+            newer.wait(60)
+            await asyncio.sleep(DEAD_SECONDS)
+            assert "no worker of tl:B lives on task queue 'tightloop'" in run(stack, "deploy", "promote", code=1)
 
 
 async def _works(client: TightloopClient, count: int) -> bool:

@@ -22,6 +22,7 @@ from worker.deploying.histories import account_of, failed, find_runs, query_of, 
 
 MISSED_HEARTBEATS = 3
 """After so many a worker counts as dead. Temporal lists it for minutes."""
+DRAINED = WorkerDeploymentVersionStatus.WORKER_DEPLOYMENT_VERSION_STATUS_DRAINED
 LEAST_PATIENCE = timedelta(seconds=3)
 
 
@@ -65,12 +66,12 @@ class Deployment:
         """Return the builds that Temporal knows, the one for new workflows first."""
         answer = await self._describe()
         routing = answer.worker_deployment_info.routing_config
-        versions = [one.deployment_version for one in answer.worker_deployment_info.version_summaries]
-        queues = await self._queues([version.build_id for version in versions])
-        workers = await self._live_workers(queues)
+        summaries = answer.worker_deployment_info.version_summaries
+        in_use = [one.deployment_version.build_id for one in summaries if one.status != DRAINED]
+        workers = await self._live_workers(await self._queues(in_use))
         found = []
-        for summary in answer.worker_deployment_info.version_summaries:
-            name = self._named(summary.deployment_version)
+        for summary in summaries:
+            name = version_name(self.name, summary.deployment_version.build_id)
             processes = {one.process for each in workers.values() for one in each if one.version == name}
             found.append(
                 Build(
@@ -120,14 +121,11 @@ class Deployment:
         async with self._calls.bounded("", CALL_TIMEOUT):
             return (await self._client.count_workflows(query)).count
 
-    def _named(self, version: deployments.WorkerDeploymentVersion) -> str:
-        return version_name(version.deployment_name, version.build_id)
-
     def move_command(self, build_id: str) -> str:
         """Return the command that moves what is open on another build to this one at once."""
         query = f'TemporalWorkerDeploymentVersion="{version_name(self.name, build_id)}" AND ExecutionStatus="Running"'
         return (
-            f"temporal workflow update-options --query '{query}' --versioning-override-behavior pinned "
+            f"temporal workflow update-options --query '{query}' --versioning-override-behavior one_time "
             f"--versioning-override-deployment-name {self.name} --versioning-override-build-id {self.build_id} --yes"
         )
 
@@ -213,9 +211,7 @@ def _state(
             return f"ramping at {routing.ramping_version_percentage:g} %"
         case WorkerDeploymentVersionStatus.WORKER_DEPLOYMENT_VERSION_STATUS_DRAINING:
             return "draining"
-        case WorkerDeploymentVersionStatus.WORKER_DEPLOYMENT_VERSION_STATUS_DRAINED:
-            return "drained"
-    return "not in use"
+    return "drained" if summary.status == DRAINED else "not in use"
 
 
 def _listed(queues: Sequence[str]) -> str:
