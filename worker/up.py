@@ -29,6 +29,7 @@ from tightloop.settings import Settings
 from tightloop.value import counted
 from worker.build import PRODUCTION_RUNNER, agent_homes, build_workers
 from worker.connect import connect, known_workflows
+from worker.deploying.build_id import build_id_of
 from worker.hosting.memory import give_memory_back
 from worker.hosting.startup import need_common_keys, need_workspaces, verify_search_attributes, warn_of_missing
 from worker.ledger.digests import send_digests
@@ -147,7 +148,8 @@ async def run_worker(settings: Settings, role: Role) -> None:
             return
         client = starting.result()
         async with working(client, settings, role, health):
-            logger.info("worker '%s' is ready", role.value)
+            build = f", build {build_id_of(settings.worker)}" if settings.worker.deployment else ""
+            logger.info("worker '%s' is ready%s", role.value, build)
             await warn_of_missing(client, settings)
             await stopped.wait()
 
