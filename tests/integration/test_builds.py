@@ -91,7 +91,7 @@ async def test_promotion_waits_for_workers_and_says_what_remains(
         query = f"TemporalWorkerDeploymentVersion = '{version}' AND ExecutionStatus = 'Running'"
         await eventually(lambda: _counts(temporal_client, query, 1))
         b = of_build(a, "B")
-        with pytest.raises(InvalidRequestError, match=r"no worker of \S+:B lives on task queue 'test-"):
+        with pytest.raises(InvalidRequestError, match=r"no worker of \S+:B lives on task queues 'test-"):
             await commands.promote(temporal_client, b, 1)
         with pytest.raises(InvalidRequestError, match=r"no worker of \S+:B lives on"):
             await commands.ramp(temporal_client, b, 10, 1)

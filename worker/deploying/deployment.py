@@ -215,4 +215,5 @@ def _state(
 
 
 def _listed(queues: Sequence[str]) -> str:
-    return ", ".join(f"task queue {queue!r}" for queue in queues)
+    names = ", ".join(map(repr, queues))
+    return f"task queue {names}" if len(queues) == 1 else f"task queues {names}"
