@@ -68,7 +68,7 @@ from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.settings import PlannerSettings, Settings
 from worker.coder import coder_activities, coder_models, coder_service, host_executors
 from worker.connect import EndedEpisodes
-from worker.deploying.build_id import deployment_config
+from worker.hosting.build_id import deployment_config
 from worker.hosting.home import Home
 from worker.hosting.interceptor import ActivityInterceptor
 from worker.hosting.memory import LeanRunner

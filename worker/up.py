@@ -30,7 +30,7 @@ from tightloop.value import counted
 from worker.build import PRODUCTION_RUNNER, agent_homes, build_adapters, build_workers
 from worker.coder import load_early
 from worker.connect import connect, known_workflows
-from worker.deploying.build_id import build_id_of
+from worker.hosting.build_id import build_id_of
 from worker.hosting.memory import give_memory_back
 from worker.hosting.startup import need_common_keys, need_workspaces, verify_search_attributes, warn_of_missing
 from worker.ledger.digests import send_digests

@@ -25,8 +25,8 @@ from tightloop.settings import Settings
 from worker.build import build_adapters, build_workers
 from worker.connect import connect
 from worker.deploying import commands
-from worker.deploying.build_id import build_id_of, deployment_config
 from worker.deploying.histories import account_of, find_runs, query_of, replay_runs, write_junit
+from worker.hosting.build_id import build_id_of, deployment_config
 from worker.stack.server import temporal_binary
 
 ROOT = Path(__file__).parents[2]

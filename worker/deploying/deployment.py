@@ -17,8 +17,8 @@ from tightloop.client.installation.staffing import POLLER_FRESH, Poller, version
 from tightloop.client.installation.topology import topology_of
 from tightloop.errors import InvalidRequestError, SettingsError
 from tightloop.settings import Settings
-from worker.deploying.build_id import build_id_of
 from worker.deploying.histories import account_of, failed, find_runs, query_of, replay_runs
+from worker.hosting.build_id import build_id_of
 
 MISSED_HEARTBEATS = 3
 """After so many a worker counts as dead. Temporal lists it for minutes."""
