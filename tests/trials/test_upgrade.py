@@ -36,14 +36,16 @@ def request(workspace: Path, go: Path, kind: str) -> EpisodeRequest:
     """An episode that cannot end before the file `go` is there."""
     # Checks see the workspace only.
     waits = (
-        f"sleep 1; [ ! -e {go} ] || touch go" if kind == "walks" else f"until [ -e {go} ]; do sleep 0.1; done; touch go"
+        f"sleep 1; [ ! -e {go} ] || touch data/go"
+        if kind == "walks"
+        else f"until [ -e {go} ]; do sleep 0.1; done; touch data/go"
     )
-    step = {"append": [{"path": "log.txt", "text": "{n}\n"}], "run": ["sh", "-c", waits]}
+    step = {"append": [{"path": "log.txt", "text": "{n}\n"}], "run": ["sh", "-c", f"mkdir -p data; {waits}"]}
     return EpisodeRequest(
         goal="write lines",
         workspace=str(workspace),
         planner="openai",
-        definition_of_done=[f"test $(wc -l < log.txt) -ge {LINES[kind]} && test -e go"],  # type: ignore[list-item]
+        definition_of_done=[f"test $(wc -l < log.txt) -ge {LINES[kind]} && test -e data/go"],  # type: ignore[list-item]
         executor=scripted(step),
         budget=Budget(max_iterations=None, warn_at_iteration=None, max_executor_failures=None),
         repeat_error_limit=10_000,
@@ -105,30 +107,33 @@ async def test_open_episodes_outlive_the_promotion_of_another_build(tmp_path: Pa
             await eventually(lambda: _works(client, 1), seconds=60)
             assert "A" in run(stack, "deploy", "promote")
 
-            async def start(count: int, kinds: tuple[str, ...] = tuple(LINES)) -> dict[str, str]:
+            async def start(count: int, *kinds: str) -> dict[str, str]:
                 started = {}
                 for n in range(count):
                     folder = tmp_path / f"project-{len(list(tmp_path.glob('project-*')))}"
                     shutil.copytree(workspace, folder)
                     kind = kinds[n % len(kinds)]
                     started[await client.start(request(folder, go, kind))] = kind
+                return started
+
+            async def held(started: dict[str, str]) -> dict[str, str]:
                 for each in started:
                     await eventually(lambda each=each: is_held(client, each), seconds=120)
                 return started
 
-            before = await start(EPISODES)
+            before = await held(await start(EPISODES, *LINES))
             newer = start_build(stack, "B")
             await eventually(lambda: _works(client, 2), seconds=60)
             assert "50 % of new workflows" in run(stack, "deploy", "ramp", "--percent", "50")
-            meanwhile = await start(max(2, EPISODES // 3), ("moves",))
+            meanwhile = await held(await start(max(2, EPISODES // 3), "moves"))
             began = time.monotonic()
             told = run(stack, "deploy", "promote")
             print(told, f"promoted in {time.monotonic() - began:.1f} s")
             assert "still open on A" in told
-            after = await start(2, ("stays",))
+            after = await held(await start(2, "stays"))
             go.touch()
 
-            found = Counter()
+            found: Counter[tuple[str, str, str]] = Counter()
             for each, kind in (before | meanwhile | after).items():
                 result = await asyncio.wait_for(client.result(each), 200)
                 assert result.outcome is EpisodeOutcome.SUCCEEDED
@@ -147,7 +152,7 @@ async def test_open_episodes_outlive_the_promotion_of_another_build(tmp_path: Pa
             await eventually(lambda: _drained(stack), seconds=60)
             older.terminate()
             older.wait(60)
-            last = await start(1, ("stays",))
+            last = await start(1, "stays")
             assert (await client.result(next(iter(last)))).outcome is EpisodeOutcome.SUCCEEDED
             assert newer.poll() is None
 
