@@ -183,6 +183,8 @@ class Deployment:
     async def ramp(self, percent: float) -> None:
         """Let a share of new workflows, and of new runs, start on this build; 0 ends that."""
         known = await self._describe()
+        if not percent and not known.worker_deployment_info.routing_config.ramping_deployment_version.build_id:
+            return
         request = service.SetWorkerDeploymentRampingVersionRequest(
             namespace=self._client.namespace,
             deployment_name=self.name,
