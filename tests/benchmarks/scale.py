@@ -4,6 +4,7 @@ Every figure comes from the histories, the processes and the files; nothing insi
 """
 
 import asyncio
+import contextlib
 import os
 import sqlite3
 import subprocess
@@ -29,7 +30,7 @@ from tests.benchmarks.stage import Stage, stage
 from tightloop.client import TightloopClient
 from tightloop.host import open_state_home
 from worker.connect import known_workflows
-from worker.up import merged_runs
+from worker.retention.freeing import merged_runs
 
 T = TypeVar("T")
 OPEN = [int(number) for number in os.environ.get("TIGHTLOOP_TEST_SCALE", "1,10,100").split(",")]
@@ -209,11 +210,14 @@ async def _workers(on: Stage, bare_queue: str) -> AsyncIterator[list[psutil.Proc
 
 def _tracked(home: Path) -> set[str]:
     """Return the workflows that have finished an iteration."""
-    if not (home / "ledger.db").exists():
-        return set()
-    with closing(sqlite3.connect(f"file:{home / 'ledger.db'}?mode=ro", uri=True, timeout=15)) as connection:
-        query = "SELECT DISTINCT workflow_id FROM checkpoints WHERE number > 0"
+    query = "SELECT DISTINCT workflow_id FROM checkpoints WHERE number > 0"
+    # The workers make it, and its tables, meanwhile.
+    with (
+        contextlib.suppress(sqlite3.OperationalError),
+        closing(sqlite3.connect(f"file:{home / 'ledger.db'}?mode=ro", uri=True, timeout=15)) as connection,
+    ):
         return {key for (key,) in connection.execute(query)}
+    return set()
 
 
 def _sizes(home: Path, server: Path) -> dict[str, int]:
