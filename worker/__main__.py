@@ -73,11 +73,7 @@ async def _dispatch(arguments: argparse.Namespace, settings: Settings) -> int:
     elif arguments.command in ("rerun", "recall"):
         return await asyncio.to_thread(_answer, arguments.command, settings)
     elif arguments.command == "gc":
-        older_than = timedelta(days=arguments.older_than or settings.server.retention_days)
-        found = await free(await connect(settings), older_than, dry_run=arguments.dry_run)
-        print(*freed_account(found, older_than, dry_run=arguments.dry_run), sep="\n")
-        if not arguments.dry_run and (forgotten := forget_failures(settings, [one.project for one in found])):
-            print(f"{counted(forgotten, 'failure')} forgotten that did not come again")
+        await _collect(arguments, settings)
     elif arguments.command == "ledger":
         await _ledger(arguments.what, settings)
     elif arguments.command == "demo":
@@ -85,6 +81,14 @@ async def _dispatch(arguments: argparse.Namespace, settings: Settings) -> int:
     else:
         return await _replay(arguments.what, settings)
     return 0
+
+
+async def _collect(arguments: argparse.Namespace, settings: Settings) -> None:
+    older_than = timedelta(days=arguments.older_than or settings.server.retention_days)
+    found = await free(await connect(settings), older_than, dry_run=arguments.dry_run)
+    print(*freed_account(found, older_than, dry_run=arguments.dry_run), sep="\n")
+    if not arguments.dry_run and (forgotten := forget_failures(settings, [one.project for one in found])):
+        print(f"{counted(forgotten, 'failure')} forgotten that did not come again")
 
 
 def _answer(command: str, settings: Settings) -> int:

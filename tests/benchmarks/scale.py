@@ -6,6 +6,7 @@ Every figure comes from the histories, the processes and the files; nothing insi
 import asyncio
 import contextlib
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -20,7 +21,8 @@ from typing import TypeVar
 from uuid import uuid4
 
 import psutil
-from temporalio.api.enums.v1 import EventType
+from temporalio.api.enums.v1 import EventType, TimeoutType
+from temporalio.api.history.v1 import HistoryEvent
 
 from activities.tracking.leftovers import size_on_disk
 from activities.tracking.retention import collect
@@ -28,7 +30,7 @@ from tests.benchmarks.bare import BareWork
 from tests.benchmarks.figures import Report, Spread, progress
 from tests.benchmarks.stage import Stage, stage
 from tightloop.client import TightloopClient
-from tightloop.host import open_state_home
+from tightloop.host import open_state_home, state_folder
 from worker.connect import known_workflows
 from worker.retention.freeing import merged_runs
 
@@ -54,7 +56,8 @@ STORES = {
     "outbox": ("projects/*/outbox.db*",),
 }
 """Where they are, from the state home."""
-_FAILED = (EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED, EventType.EVENT_TYPE_WORKFLOW_TASK_TIMED_OUT)
+_STICKY = TimeoutType.TIMEOUT_TYPE_SCHEDULE_TO_START
+"""A workflow task that a worker with the workflow in its cache did not take in time: it goes to any worker, and replays."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class Round:
     iterations: list[tuple[float, float]]
     """When each iteration ended, and its time; also of those before the window."""
     failed_tasks: int
+    replayed_tasks: int
+    """Those that waited longer than `worker.sticky_timeout_s`."""
     worker_bytes: list[int]
     server_bytes: int
     grown: dict[str, int]
@@ -86,7 +91,7 @@ async def measure() -> Report:
     """At each number of open workflows look at episodes, then at bare workflows with the same activities."""
     report = Report(
         f"scale: one iteration with {WORKERS} workers; every episode has its own repository",
-        ("open", "s", "n", "iterations/s", "p50 s", "p95 s", "worker MB", "server MB", "failed tasks", ""),
+        ("open", "s", "n", "iterations/s", "p50 s", "p95 s", "worker MB", "server MB", "failed tasks", "replayed", ""),
     )
     with _own_home() as home:
         async with stage() as on:
@@ -103,7 +108,7 @@ def _add(report: Report, name: str, one: Round) -> None:
     times = Spread.of(one.times)
     worker = sum(one.worker_bytes) / len(one.worker_bytes) / 1e6
     cells = (one.took, times.samples, one.speed, times.median, times.p95, worker, one.server_bytes / 1e6)
-    report.add(name, *cells, one.failed_tasks)
+    report.add(name, *cells, one.failed_tasks, one.replayed_tasks)
 
 
 def _compare(report: Report, number: int, rounds: dict[str, Round]) -> None:
@@ -122,7 +127,7 @@ async def _round(on: Stage, home: Path, kind: str, number: int) -> Round:
     queue = f"{on.settings.temporal.task_queue}-bare" if kind == BARE else ""
     async with _workers(on, queue) as processes:
         since = datetime.now(UTC)
-        ids = await _start(on, number, queue)
+        folders, ids = await _start(on, number, queue)
         progress(f"scale: {number} {kind} started")
         while len(_tracked(home) & set(ids)) < number:
             await asyncio.sleep(0.2)
@@ -133,16 +138,22 @@ async def _round(on: Stage, home: Path, kind: str, number: int) -> Round:
         after = _sizes(home, on.folder)
         memory = [process.memory_info().rss for process in processes], on.server.memory_info().rss
         await _at_once(*(on.client.get_workflow_handle(one).terminate() for one in ids))
-    iterations, failed = await _histories(on, since, set(ids))
+    iterations, failed, replayed = await _histories(on, since, set(ids))
     grown = {store: after[store] - size for store, size in before.items()}
-    return Round(begun, took, iterations, failed, *memory, grown)
+    if kind == BARE:
+        # `gc` takes them for open: Temporal has no such episodes, and their workspaces are claimed.
+        for folder in folders:
+            shutil.rmtree(folder)
+    return Round(begun, took, iterations, failed, replayed, *memory, grown)
 
 
-async def _start(on: Stage, number: int, bare_queue: str) -> list[str]:
+async def _start(on: Stage, number: int, bare_queue: str) -> tuple[list[Path], list[str]]:
+    """Start so many; return their state folders and their ids."""
     requests = [on.request(MANY) for _ in range(number)]
+    folders = [state_folder(Path(request.workspace)) for request in requests]
     if not bare_queue:
         client = TightloopClient(on.client, on.settings)
-        return await _at_once(*(client.start(request) for request in requests))
+        return folders, await _at_once(*(client.start(request) for request in requests))
     ids = [f"bare-{uuid4().hex[:8]}" for _ in requests]
     await _at_once(
         *(
@@ -150,31 +161,34 @@ async def _start(on: Stage, number: int, bare_queue: str) -> list[str]:
             for one, request in zip(ids, requests, strict=True)
         )
     )
-    return ids
+    return folders, ids
 
 
-async def _histories(on: Stage, since: datetime, ids: set[str]) -> tuple[list[tuple[float, float]], int]:
-    """Return when iterations ended and their times, and how many workflow tasks failed or timed out."""
+async def _histories(on: Stage, since: datetime, ids: set[str]) -> tuple[list[tuple[float, float]], int, int]:
+    """Return when iterations ended and their times, and how many workflow tasks failed, and had to replay."""
     # Visibility lags behind.
     await asyncio.sleep(2)
-    query = f"StartTime >= '{since.isoformat()}'"
-    runs = [run async for run in on.client.list_workflows(query) if run.id in ids]
+    runs = [run async for run in on.client.list_workflows(f"StartTime >= '{since.isoformat()}'") if run.id in ids]
+    starts: dict[str, list[float]] = {}
+    failed = replayed = 0
+    for run in runs:
+        history = await on.client.get_workflow_handle(run.id, run_id=run.run_id).fetch_history()
+        starts.setdefault(run.id, []).extend(filter(None, map(_iteration, history.events)))
+        failed += sum(map(_failed, history.events))
+        replayed += sum(one.workflow_task_timed_out_event_attributes.timeout_type == _STICKY for one in history.events)
+    return [(b, b - a) for each in starts.values() for a, b in pairwise(sorted(each))], failed, replayed
 
-    async def read(workflow_id: str, run_id: str) -> tuple[list[float], int]:
-        history = await on.client.get_workflow_handle(workflow_id, run_id=run_id).fetch_history()
-        starts = [
-            event.event_time.ToDatetime(UTC).timestamp()
-            for event in history.events
-            if event.activity_task_scheduled_event_attributes.activity_type.name == "next_plan"
-        ]
-        return starts, sum(event.event_type in _FAILED for event in history.events)
 
-    read_runs = await _at_once(*(read(run.id, run.run_id) for run in runs))
-    begun: dict[str, list[float]] = {}
-    for run, (starts, _) in zip(runs, read_runs, strict=True):
-        begun.setdefault(run.id, []).extend(starts)
-    found = [(b, b - a) for starts in begun.values() for a, b in pairwise(sorted(starts))]
-    return found, sum(failed for _, failed in read_runs)
+def _iteration(event: HistoryEvent) -> float:
+    """Return when an iteration began, if it began with this event; else 0."""
+    begins = event.activity_task_scheduled_event_attributes.activity_type.name == "next_plan"
+    return event.event_time.ToNanoseconds() / 1e9 if begins else 0.0
+
+
+def _failed(event: HistoryEvent) -> bool:
+    if event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_TIMED_OUT:
+        return event.workflow_task_timed_out_event_attributes.timeout_type != _STICKY
+    return event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED
 
 
 async def _give_back(report: Report, on: Stage, home: Path) -> None:
@@ -198,7 +212,8 @@ async def _workers(on: Stage, bare_queue: str) -> AsyncIterator[list[psutil.Proc
         f"temporal: {{address: '{at.address}', task_queue: '{at.task_queue}'}}\nsandbox: {{unsafe_local: true}}\n"
     )
     command = [sys.executable, "-m", "tests.benchmarks.scale_worker", str(file), *([bare_queue] if bare_queue else [])]
-    started = [subprocess.Popen(command) for _ in range(WORKERS)]
+    # What is terminated under their hands they tell at length.
+    started = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(WORKERS)]
     try:
         yield [psutil.Process(process.pid) for process in started]
     finally:
