@@ -57,7 +57,7 @@ STORES = {
 }
 """Where they are, from the state home."""
 _STICKY = TimeoutType.TIMEOUT_TYPE_SCHEDULE_TO_START
-"""A workflow task that a worker with the workflow in its cache did not take in time: it goes to any worker, and replays."""
+"""The worker with the workflow in its cache did not take the task in time: it goes to any worker, which replays."""
 
 
 @dataclass(frozen=True)
