@@ -48,12 +48,12 @@ AT_ONCE = 10
 LIMIT_S = 1_800
 EPISODES, BARE = "episodes", "bare"
 STORES = {
-    "server": ("temporal.db*",),
-    "ledger": ("ledger.db*",),
-    "memory": ("memory.db*",),
+    "server": ("temporal.db",),
+    "ledger": ("ledger.db",),
+    "memory": ("memory.db",),
     "artifacts": ("projects/*/artifacts",),
     "snapshots": ("projects/*/trees",),
-    "outbox": ("projects/*/outbox.db*",),
+    "outbox": ("projects/*/outbox.db",),
 }
 """Where they are, from the state home."""
 _STICKY = TimeoutType.TIMEOUT_TYPE_SCHEDULE_TO_START
@@ -236,11 +236,19 @@ def _tracked(home: Path) -> set[str]:
 
 
 def _sizes(home: Path, server: Path) -> dict[str, int]:
-    """Return the bytes of each store on the disk."""
+    """Return the bytes of each store on the disk; the logs of databases are brought into them first."""
+    for path in (server / "temporal.db", *home.rglob("*.db")):
+        with closing(sqlite3.connect(path, timeout=15)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
     return {
-        store: sum(size_on_disk(path) for root in (home, server) for name in names for path in root.glob(name))
+        store: sum(_size(path) for root in (home, server) for name in names for path in root.glob(name))
         for store, names in STORES.items()
     }
+
+
+def _size(path: Path) -> int:
+    logs = [log for log in path.rglob("*.db-*") if log.is_file()] if path.is_dir() else []
+    return size_on_disk(path) - sum(size_on_disk(log) for log in logs)
 
 
 @contextmanager
