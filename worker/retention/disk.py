@@ -20,6 +20,8 @@ logger = logging.getLogger("tightloop")
 
 LOOK = timedelta(minutes=5)
 """A look at a state home of 100 000 files takes about a second."""
+AGAIN = timedelta(hours=1)
+"""Between two collections for a bound that stays reached: so long what is open or kept cannot be freed."""
 NEAR = 0.8
 """Of a bound: people are told from here on; so is the rule `DiskNearBound` of deploy/prometheus/alerts.yml."""
 SHARE = "tightloop_disk_used_share"
@@ -42,7 +44,8 @@ async def watch_disk(client: Client, settings: Settings, every: timedelta = LOOK
     runtime = client.service_client.config.runtime
     meter = MetricMeter.noop if runtime is None else runtime.metric_meter
     gauge = meter.create_gauge_float(SHARE, METRICS[SHARE])
-    before = 0.0
+    clock = asyncio.get_running_loop().time
+    before, due = 0.0, clock()
     while True:
         share = await asyncio.to_thread(used_share, settings.retention)
         gauge.set(share)
@@ -53,9 +56,10 @@ async def watch_disk(client: Client, settings: Settings, every: timedelta = LOOK
                 state_home(),
                 share * 100,
             )
-        if share >= 1:
+        if share >= 1 and clock() >= due:
             try:
                 await collect_now(client, settings)
+                due = clock() + AGAIN.total_seconds()
             except RPCError as error:
                 logger.warning("the disk is full, and Temporal did not start a collection: %s", error.message)
         before = share

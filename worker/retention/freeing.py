@@ -37,7 +37,9 @@ class Collecting:
         done = await self._collect(age)
         while done.used_share >= 1 and age > GRACE:
             age = max(age / 2, GRACE)
-            done += await self._collect(age)
+            # A look costs less than packing all trees again for nothing.
+            if total(await free(self.client, age, dry_run=True)).workflows:
+                done += await self._collect(age)
         return done
 
     async def _collect(self, age: timedelta) -> Collected:
