@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ from tightloop.database.memory.opening import open_memory
 from tightloop.host import open_state_home, state_folder
 from tightloop.memory.model import Kind, SeenFailure
 from tightloop.settings import Settings
-from worker.connect import known_workflows
+from worker.build import build_workers
+from worker.connect import connect, known_workflows
 from worker.retention.disk import used_share, watch_disk
 from worker.retention.freeing import Collecting
 from worker.retention.schedule import collect_now, keep_schedule, schedule_id
+from worker.specs import Role
 
 DAY = timedelta(days=1)
 
@@ -165,3 +168,17 @@ async def test_memory_forgets_failures_that_did_not_come_again(
     done = await Collecting(temporal_client, under).collect()
     assert done.failures == 1
     assert [one.id for one in memory.entries(folder.name, Kind.FAILURE)] == ["new"]
+
+
+async def test_collection_works_where_payloads_are_sealed(settings: Settings) -> None:
+    sealed = collecting(settings).evolve(temporal=settings.temporal.evolve(authenticate=True))
+    client = await connect(sealed)
+    async with AsyncExitStack() as stack:
+        for worker in build_workers(client, sealed, Role.WORKSPACE):
+            await stack.enter_async_context(worker)
+        await keep_schedule(client, sealed)
+        try:
+            done = await collected(client, sealed)
+        finally:
+            await keep_schedule(client, settings)
+    assert done == Collected()
