@@ -130,6 +130,12 @@ def test_an_episode_that_temporal_forgot_is_open_while_it_holds_a_workspace() ->
     assert gone == {"left"}
 
 
+def test_what_a_person_keeps_stays_with_what_it_started() -> None:
+    active = dict.fromkeys(("plan", "plan.step.1", "plan-2", "other"), NOW - 90 * DAY)
+    gone, _ = choose(active, {}, frozenset(), NOW - 30 * DAY, frozenset({"plan"}))
+    assert gone == {"plan-2", "other"}
+
+
 def test_a_time_that_is_none_is_refused() -> None:
     assert (read_days("30d"), read_days("12h")) == (30, 0.5)
     with pytest.raises(InvalidRequestError, match=r"--older-than 'a month' is not a time\. Write days or hours"):
