@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from typing import TypeVar
 from uuid import uuid4
 
 import psutil
-from temporalio.api.enums.v1 import EventType, TimeoutType
+from temporalio.api.enums.v1 import EventType, TimeoutType, WorkflowTaskFailedCause
 from temporalio.api.history.v1 import HistoryEvent
 
 from activities.tracking.leftovers import size_on_disk
@@ -56,8 +57,9 @@ STORES = {
     "outbox": ("projects/*/outbox.db",),
 }
 """Where they are, from the state home."""
-_STICKY = TimeoutType.TIMEOUT_TYPE_SCHEDULE_TO_START
-"""The worker with the workflow in its cache did not take the task in time: it goes to any worker, which replays."""
+STICKY = "TIMEOUT_TYPE_SCHEDULE_TO_START"
+"""The worker with the workflow in its cache did not take the task within `worker.sticky_timeout_s`: any worker replays."""
+TERMINATED = "WORKFLOW_TASK_FAILED_CAUSE_FORCE_CLOSE_COMMAND"
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,8 @@ class Round:
     took: float
     iterations: list[tuple[float, float]]
     """When each iteration ended, and its time; also of those before the window."""
-    failed_tasks: int
-    replayed_tasks: int
-    """Those that waited longer than `worker.sticky_timeout_s`."""
+    failed_tasks: Counter[str]
+    """Workflow tasks that failed or timed out, by their causes."""
     worker_bytes: list[int]
     server_bytes: int
     grown: dict[str, int]
@@ -108,7 +109,10 @@ def _add(report: Report, name: str, one: Round) -> None:
     times = Spread.of(one.times)
     worker = sum(one.worker_bytes) / len(one.worker_bytes) / 1e6
     cells = (one.took, times.samples, one.speed, times.median, times.p95, worker, one.server_bytes / 1e6)
-    report.add(name, *cells, one.failed_tasks, one.replayed_tasks)
+    tasks = one.failed_tasks.copy()
+    report.add(name, *cells, tasks.total() - tasks.pop(STICKY, 0), one.failed_tasks[STICKY])
+    if tasks:
+        report.notes.append(f"{name}: {', '.join(f'{count} workflow tasks: {why}' for why, count in tasks.items())}")
 
 
 def _compare(report: Report, number: int, rounds: dict[str, Round]) -> None:
@@ -138,13 +142,13 @@ async def _round(on: Stage, home: Path, kind: str, number: int) -> Round:
         after = _sizes(home, on.folder)
         memory = [process.memory_info().rss for process in processes], on.server.memory_info().rss
         await _at_once(*(on.client.get_workflow_handle(one).terminate() for one in ids))
-    iterations, failed, replayed = await _histories(on, since, set(ids))
+    iterations, failed = await _histories(on, since, set(ids))
     grown = {store: after[store] - size for store, size in before.items()}
     if kind == BARE:
         # `gc` takes them for open: Temporal has no such episodes, and their workspaces are claimed.
         for folder in folders:
             shutil.rmtree(folder)
-    return Round(begun, took, iterations, failed, replayed, *memory, grown)
+    return Round(begun, took, iterations, failed, *memory, grown)
 
 
 async def _start(on: Stage, number: int, bare_queue: str) -> tuple[list[Path], list[str]]:
@@ -164,19 +168,18 @@ async def _start(on: Stage, number: int, bare_queue: str) -> tuple[list[Path], l
     return folders, ids
 
 
-async def _histories(on: Stage, since: datetime, ids: set[str]) -> tuple[list[tuple[float, float]], int, int]:
-    """Return when iterations ended and their times, and how many workflow tasks failed, and had to replay."""
+async def _histories(on: Stage, since: datetime, ids: set[str]) -> tuple[list[tuple[float, float]], Counter[str]]:
+    """Return when iterations ended and their times, and the workflow tasks that failed."""
     # Visibility lags behind.
     await asyncio.sleep(2)
     runs = [run async for run in on.client.list_workflows(f"StartTime >= '{since.isoformat()}'") if run.id in ids]
     starts: dict[str, list[float]] = {}
-    failed = replayed = 0
+    failed: Counter[str] = Counter()
     for run in runs:
         history = await on.client.get_workflow_handle(run.id, run_id=run.run_id).fetch_history()
         starts.setdefault(run.id, []).extend(filter(None, map(_iteration, history.events)))
-        failed += sum(map(_failed, history.events))
-        replayed += sum(one.workflow_task_timed_out_event_attributes.timeout_type == _STICKY for one in history.events)
-    return [(b, b - a) for each in starts.values() for a, b in pairwise(sorted(each))], failed, replayed
+        failed.update(filter(None, map(_failure, history.events)))
+    return [(b, b - a) for each in starts.values() for a, b in pairwise(sorted(each))], failed
 
 
 def _iteration(event: HistoryEvent) -> float:
@@ -185,10 +188,14 @@ def _iteration(event: HistoryEvent) -> float:
     return event.event_time.ToNanoseconds() / 1e9 if begins else 0.0
 
 
-def _failed(event: HistoryEvent) -> bool:
+def _failure(event: HistoryEvent) -> str:
+    """Return why a workflow task failed, if one did by this event, and not by the end of the round."""
     if event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_TIMED_OUT:
-        return event.workflow_task_timed_out_event_attributes.timeout_type != _STICKY
-    return event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED
+        return TimeoutType.Name(event.workflow_task_timed_out_event_attributes.timeout_type)
+    if event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED:
+        cause = WorkflowTaskFailedCause.Name(event.workflow_task_failed_event_attributes.cause)
+        return "" if cause == TERMINATED else cause
+    return ""
 
 
 async def _give_back(report: Report, on: Stage, home: Path) -> None:
