@@ -58,7 +58,7 @@ STORES = {
 }
 """Where they are, from the state home."""
 STICKY = "TIMEOUT_TYPE_SCHEDULE_TO_START"
-"""The worker with the workflow in its cache did not take the task within `worker.sticky_timeout_s`: any worker replays."""
+"""The worker that has the workflow in its cache took longer than `worker.sticky_timeout_s`: any worker replays it."""
 TERMINATED = "WORKFLOW_TASK_FAILED_CAUSE_FORCE_CLOSE_COMMAND"
 
 
