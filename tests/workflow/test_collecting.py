@@ -49,7 +49,7 @@ async def ended_long_ago(
     ids = []
     async with working():
         for _ in range(2):
-            ids.append(await episodes.start(request_for()))
+            ids.append(await episodes.start(request_for(definition_of_done=["test -f log.txt"])))
             await episodes.result(ids[-1])
     for one in ids:
         last_active(state_folder(workspace), one, datetime.now(UTC) - 40 * DAY)
@@ -61,7 +61,7 @@ async def ended_long_ago(
     async def forgotten() -> bool:
         return not {run.id for run in await known_workflows(client)} & set(ids)
 
-    await eventually(forgotten)
+    await eventually(forgotten, seconds=60)
     aged(state_folder(workspace), 50)
     return ids
 
