@@ -97,9 +97,12 @@ async def measure() -> Report:
     with _own_home() as home:
         async with stage() as on:
             for number in OPEN:
-                rounds = {kind: await _round(on, home, kind, number) for kind in (EPISODES, BARE)}
-                for kind, one in rounds.items():
-                    _add(report, f"{number} {kind}", one)
+                rounds: dict[str, Round] = {}
+                for kind in (EPISODES, BARE):
+                    rounds[kind] = await _round(on, home, kind, number)
+                    _add(report, f"{number} {kind}", rounds[kind])
+                    # Of a run that takes minutes something is known when it is stopped.
+                    progress("  ".join(report.rows[-1]))
                 _compare(report, number, rounds)
             await _give_back(report, on, home)
     return report
