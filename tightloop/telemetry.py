@@ -35,6 +35,8 @@ METRICS = {
     "tightloop_bandit_findings": "New findings of Bandit, one value for each scan",
     "tightloop_memory_searches": "Searches of the memory, by whether they found something",
     "tightloop_changed_line_coverage": "Share of the changed lines that tests run, 0 to 1",
+    "tightloop_disk_used_share": "How much of the nearer bound of the disk is used; 1: it is reached",
+    "tightloop_freed_bytes": "Bytes that collections of schedules freed",
     "tightloop_episodes": "Episodes that ended, by outcome",
     "tightloop_episode_tokens": "Tokens of an episode, input and output, where they are known",
     "tightloop_episode_cost_usd": "Cost of an episode, where it is known",

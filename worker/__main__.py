@@ -5,6 +5,7 @@ import asyncio
 import logging
 import os
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 from tightloop.client.encryption import data_converter
@@ -14,6 +15,7 @@ from tightloop.errors import TightloopError
 from tightloop.host import load_settings, name_user, open_state_home, state_home
 from tightloop.host.log import set_up
 from tightloop.settings import Settings
+from tightloop.value import counted
 from tightloop.value.scrub import scrub
 from worker.build import model_service
 from worker.connect import connect
@@ -26,8 +28,10 @@ from worker.ledger.rebuild import rebuild
 from worker.remembering import print_recalled
 from worker.replay import account, fetch_history, read_history, replay
 from worker.rerun import print_rerun
+from worker.retention.freeing import account as freed_account
+from worker.retention.freeing import forget_failures, free
 from worker.specs import Role
-from worker.up import collect_less_often, free, run_up, run_worker
+from worker.up import collect_less_often, run_up, run_worker
 
 
 def main() -> int:
@@ -71,7 +75,7 @@ async def _dispatch(arguments: argparse.Namespace, settings: Settings) -> int:
     elif arguments.command in ("rerun", "recall"):
         return await asyncio.to_thread(_answer, arguments.command, settings)
     elif arguments.command == "gc":
-        await free(await connect(settings), arguments.older_than or settings.server.retention_days, arguments.dry_run)
+        await _collect(arguments, settings)
     elif arguments.command == "ledger":
         await _ledger(arguments.what, settings)
     elif arguments.command == "demo":
@@ -91,6 +95,14 @@ async def _deploy(arguments: argparse.Namespace, settings: Settings) -> int:
         told = await commands.ramp(client, settings, arguments.percent, arguments.days)
     print(told)
     return 0
+
+
+async def _collect(arguments: argparse.Namespace, settings: Settings) -> None:
+    older_than = timedelta(days=arguments.older_than or settings.server.retention_days)
+    found = await free(await connect(settings), older_than, dry_run=arguments.dry_run)
+    print(*freed_account(found, older_than, dry_run=arguments.dry_run), sep="\n")
+    if not arguments.dry_run and (forgotten := forget_failures(settings, [one.project for one in found])):
+        print(f"{counted(forgotten, 'failure')} forgotten that did not come again")
 
 
 def _answer(command: str, settings: Settings) -> int:

@@ -111,7 +111,8 @@ async def test_prometheus_reads_at_the_workers_port_what_an_episode_did_and_labe
     tmp_path: Path, workspace: Path
 ) -> None:
     bind = f"127.0.0.1:{free_port()}"
-    with Stack(tmp_path / "stack", {"TIGHTLOOP_TELEMETRY__PROMETHEUS_BIND": bind}) as stack:
+    bounded = {"TIGHTLOOP_RETENTION__EVERY_H": "24", "TIGHTLOOP_RETENTION__MAX_GB": "1000"}
+    with Stack(tmp_path / "stack", {"TIGHTLOOP_TELEMETRY__PROMETHEUS_BIND": bind, **bounded}) as stack:
         stack.start_server()
         wait_for_port(stack.settings.temporal.address)
         stack.start_worker()
@@ -147,6 +148,7 @@ async def test_prometheus_reads_at_the_workers_port_what_an_episode_did_and_labe
     assert one_series(text, "tightloop_tracker_seconds_count") == 2
     assert 0 < one_series(text, "tightloop_tracker_seconds_sum") < 60
     assert one_series(text, "tightloop_episode_iterations_sum") == result.iterations == 2
+    assert 0 < one_series(text, "tightloop_disk_used_share") < 1e-3
     assert "temporal_activity_execution_latency" in text
     assert 'service_name="tightloop"' in text
     labels = {value for row in text.splitlines() if row.startswith("tightloop_") for value in LABEL.findall(row)}

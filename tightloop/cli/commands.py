@@ -132,6 +132,12 @@ COMMANDS = (
         HOST,
     ),
     Command(
+        "keep",
+        "host.commands:keep",
+        "Keep what an episode or a plan left on this host from `tightloop gc`, however old it gets.",
+        HOST,
+    ),
+    Command(
         "open",
         "host.commands:open_page",
         "Open the page in a browser and sign it in; prints the link, which works once and for a minute.",

@@ -15,6 +15,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
 from activities.alerts.activity import AlertsSent, SendAlertsRequest
+from activities.retention.activity import Collected
 from tightloop.episode.checkpoint import Tracked
 from tightloop.episode.planning import PlanningOutcome, ReflectionOutcome
 from tightloop.errors import TightloopError
@@ -72,6 +73,8 @@ def samples(request: object, result: object, seconds: float) -> Iterator[Sample]
             yield from _usage("reflector", result.usage)
         case ExecutorReport():
             yield from _usage("executor", result.usage)
+        case Collected():
+            yield Sample("tightloop_freed_bytes", result.size_bytes)
         case AlertsSent() if isinstance(request, SendAlertsRequest):
             for delivery in result.deliveries:
                 if not delivery.known:

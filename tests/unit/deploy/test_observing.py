@@ -57,3 +57,29 @@ def test_panels_have_ids_and_titles_of_their_own() -> None:
 def test_prometheus_takes_the_rules() -> None:
     done = subprocess.run(("promtool", "check", "rules", ALERTS), capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed: Debian's package prometheus")
+def test_disk_is_told_of_before_its_bound_is_reached(tmp_path: Path) -> None:
+    def expected(*instances: str) -> dict[str, Any]:
+        alerts = [
+            {
+                "exp_labels": {"instance": name},
+                "exp_annotations": {
+                    "summary": f"The state home of {name} uses 85% of its bound",
+                    "runbook": "docs/operate/runbook/disk-near-bound.md",
+                },
+            }
+            for name in instances
+        ]
+        return {"eval_time": "10m", "alertname": "DiskNearBound", "exp_alerts": alerts}
+
+    series = [
+        {"series": f'tightloop_disk_used_share{{instance="{name}"}}', "values": f"{share}x20"}
+        for name, share in (("near", 0.85), ("far", 0.75))
+    ]
+    tests = [{"interval": "1m", "input_series": series, "alert_rule_test": [expected("near")]}]
+    file = tmp_path / "test.yml"
+    file.write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "tests": tests}))
+    done = subprocess.run(("promtool", "test", "rules", file), capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -48,6 +48,18 @@ def gc(
     become_worker(session_of(context), "gc", *options, *(["--dry-run"] if dry_run else []))
 
 
+def keep(
+    workflow_id: Annotated[str, typer.Argument(metavar="ID", help="Id of an episode or a plan of this host.")],
+    release: Annotated[bool, typer.Option("--release", help="Let `tightloop gc` free it again.")] = False,
+) -> None:
+    from tightloop.database.opening import local_ledger
+
+    ledger = local_ledger()
+    line = ledger.workflow(workflow_id)
+    ledger.of(line.project).mark(line.id, kept=not release)
+    show(f"{line.id}: {'tightloop gc may free it again' if release else 'kept from tightloop gc'}")
+
+
 def rebuild(context: typer.Context) -> None:
     become_worker(session_of(context), "ledger", "rebuild")
 
