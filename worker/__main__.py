@@ -99,7 +99,7 @@ async def _deploy(arguments: argparse.Namespace, settings: Settings) -> int:
 
 async def _collect(arguments: argparse.Namespace, settings: Settings) -> None:
     older_than = timedelta(days=arguments.older_than or settings.server.retention_days)
-    found = await free(await connect(settings), older_than, dry_run=arguments.dry_run)
+    found = await free(await connect(settings), settings, older_than, dry_run=arguments.dry_run)
     print(*freed_account(found, older_than, dry_run=arguments.dry_run), sep="\n")
     if not arguments.dry_run and (forgotten := forget_failures(settings, [one.project for one in found])):
         print(f"{counted(forgotten, 'failure')} forgotten that did not come again")

@@ -256,7 +256,9 @@ def build_workers(
     staff = TemporalStaff(client, settings.temporal.task_queue)
     home = Home(home_queue(settings), role is not Role.WORKFLOWS, staff.homes, use.copies)
     patience = (timedelta(seconds=settings.worker.no_worker_wait_s), timedelta(seconds=settings.worker.busy_wait_s))
-    looking = StaffingActivities(staff, *patience).look_for_workers
+    move_after = settings.remote.move_after_s
+    allowed = timedelta(seconds=move_after) if move_after is not None else None
+    looking = StaffingActivities(staff, *patience, allowed).look_for_workers
     identity, version = _identity(client), deployment_config(settings.worker)
     return [
         Worker(

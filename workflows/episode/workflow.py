@@ -78,6 +78,7 @@ class EpisodeWorkflow:
             lambda: self._record.request.queues,
             notice=self.notice,
             on_missing=lambda what: self._points.tell_missing(what),
+            on_silent=lambda successor: self._operator.leave_silent_host(successor),
             priority=lambda: share.priority,
         )
         self._operator = Operator(self._record, self._questions, self._runner.interrupt)
