@@ -15,7 +15,7 @@ from temporalio.runtime import OpenTelemetryConfig, PrometheusConfig
 from tightloop.errors import SettingsError
 from tightloop.settings import Settings
 from tightloop.telemetry import TelemetrySettings
-from worker.observing.metrics import BUCKETS
+from worker.observing.recording import BUCKETS
 
 logger = logging.getLogger("tightloop")
 
@@ -85,7 +85,7 @@ async def observed(settings: Settings) -> AsyncIterator[Telemetry]:
             f"telemetry is on, but a package for it is missing ({error.name}). "
             "Install it: pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
         ) from None
-    with exporting(endpoint, wanted.service_name) as tracing:
+    with exporting(endpoint, wanted.service_name, measures=isinstance(metrics, OpenTelemetryConfig)) as tracing:
         try:
             yield Telemetry((tracing,), metrics, tags)
         finally:
