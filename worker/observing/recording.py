@@ -31,6 +31,11 @@ BUCKETS: Mapping[str, tuple[float, ...]] = {
 }
 
 
+def prometheus_name(name: str) -> str:
+    """Return a name of OpenTelemetry's conventions as Prometheus takes it."""
+    return name.replace(".", "_")
+
+
 @dataclass(frozen=True)
 class Sample:
     """One thing to count (a whole number) or one value to put into a histogram (a float)."""
@@ -65,11 +70,11 @@ def recording_of(client: Client) -> Recording | None:
 
 def _by_core(meter: MetricMeter) -> Record:
     def record(sample: Sample) -> None:
+        name, labels = prometheus_name(sample.name), {prometheus_name(k): v for k, v in sample.labels.items()}
         if isinstance(sample.value, int):
-            meter.create_counter(sample.name, METRICS[sample.name]).add(sample.value, sample.labels)
+            meter.create_counter(name, METRICS[sample.name]).add(sample.value, labels)
         else:
-            histogram = meter.create_histogram_float(sample.name, METRICS[sample.name])
-            histogram.record(sample.value, sample.labels)
+            meter.create_histogram_float(name, METRICS[sample.name]).record(sample.value, labels)
 
     return record
 

@@ -15,7 +15,7 @@ from temporalio.runtime import OpenTelemetryConfig, PrometheusConfig
 from tightloop.errors import SettingsError
 from tightloop.settings import Settings
 from tightloop.telemetry import TelemetrySettings
-from worker.observing.recording import BUCKETS
+from worker.observing.recording import BUCKETS, prometheus_name
 
 logger = logging.getLogger("tightloop")
 
@@ -100,7 +100,9 @@ def _metrics(
     name = os.environ.get("OTEL_SERVICE_NAME") or wanted.service_name
     if wanted.prometheus_bind:
         prometheus = PrometheusConfig(
-            bind_address=wanted.prometheus_bind, durations_as_seconds=True, histogram_bucket_overrides=BUCKETS
+            bind_address=wanted.prometheus_bind,
+            durations_as_seconds=True,
+            histogram_bucket_overrides={prometheus_name(metric): bounds for metric, bounds in BUCKETS.items()},
         )
         return prometheus, {"service_name": name}
     if not endpoint:

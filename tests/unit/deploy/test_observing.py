@@ -12,6 +12,7 @@ import yaml
 from tests.support.observing import ALERTS, DASHBOARDS, RULES, panel_queries
 from tests.support.stack.stack import ROOT
 from tightloop.telemetry import METRICS
+from worker.observing.recording import prometheus_name
 
 FIRING = ROOT / "tests" / "data" / "alerts_test.yml"
 OF_THE_SDK = {
@@ -22,13 +23,13 @@ OF_THE_SDK = {
     "temporal_workflow_task_schedule_to_start_latency",
 }
 """Source: https://docs.temporal.io/references/sdk-metrics."""
-NAME = re.compile(r"\b(?:tightloop|temporal)_\w+")
+NAME = re.compile(r"\b(?:tightloop|temporal|gen_ai)_\w+")
 
 
 @pytest.mark.parametrize("query", [*panel_queries(), *(rule["expr"] for rule in RULES)])
 def test_query_asks_for_metrics_that_exist(query: str) -> None:
     asked = {re.sub("_(bucket|sum|count)$", "", name) for name in NAME.findall(query)}
-    assert asked <= METRICS.keys() | OF_THE_SDK
+    assert asked <= {*map(prometheus_name, METRICS), *OF_THE_SDK}
     assert asked or query.startswith("up{")
 
 
