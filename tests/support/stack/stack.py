@@ -69,6 +69,11 @@ class Stack:
         self._others.append(self._start([sys.executable, "-m", "worker", "run", *options], "worker.log"))
         return self._others[-1]
 
+    def start_gateway(self) -> subprocess.Popen[bytes]:
+        """Start the page and the HTTP API."""
+        self._others.append(self._start([sys.executable, "-m", "gateway"], "gateway.log"))
+        return self._others[-1]
+
     def start_faulty_workers(self, count: int, marks: Path) -> subprocess.Popen[bytes]:
         """Start the workers of `faulty_worker.py`; returns the process that keeps so many alive until SIGTERM."""
         self.environment["FAULT_MARKS"] = str(marks)
