@@ -13,6 +13,7 @@ from temporalio.client import Client
 
 from activities.model.gateway.port import Wire
 from tests.support.alert_receiver import Answer, receiving
+from tests.support.browser import chromium
 from tests.support.episodes import Git, asked, eventually, scripted
 from tests.support.fake_model import FakeCoderModel, Fault, use
 from tests.support.fake_model.exchange import Tokens
@@ -25,6 +26,7 @@ from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.executor.model import ExecutorChoice
 from worker.stack.server import free_port
 
+COUNTED = ("tightloop_episodes", "tightloop_tokens", "tightloop_call_cost_usd_sum", "tightloop_interventions")
 ROUNDS = 2
 """What happened before the first look at a counter is no increase."""
 WRITE = use(("create_file", {"path": "lines.py", "content": "LINES = 3\n", "overwrite": None}))
@@ -96,14 +98,28 @@ async def start_unknown(client: Client) -> None:
     await client.start_workflow("WorkflowOfALaterVersion", id=f"later-{uuid4().hex}", task_queue="tightloop")
 
 
+def figures(listen: str, token: str, picture: Path) -> dict[str, list[str]]:
+    """Return the rows of figures on the page, as a browser shows them, and take a picture of it."""
+    with chromium() as browser:
+        headers = {"Authorization": f"Bearer {token}"}
+        page = browser.new_context(extra_http_headers=headers, viewport={"width": 1280, "height": 900}).new_page()
+        page.goto(f"http://{listen}/metrics?since=24h")
+        page.screenshot(path=picture, full_page=True)
+        rows = page.get_by_role("region", name="All figures").get_by_role("row").all()
+        cells = [row.locator("th, td").all_text_contents() for row in rows]
+    return {first.strip(): [cell.strip() for cell in rest] for first, *rest in cells}
+
+
 @pytest.mark.timeout(300)
-async def test_every_query_has_data(tmp_path: Path, git: Git) -> None:
+async def test_every_query_has_data_and_the_page_shows_the_same_numbers(tmp_path: Path, git: Git) -> None:
     binds = {role: f"127.0.0.1:{free_port()}" for role in ("workflows", "workspace")}
     tokens = Tokens(input=1200, output=80, cached=1000, cost_usd=0.002)
     with FakeCoderModel(*(WRITE, FINISH) * ROUNDS, tokens=tokens) as model, receiving() as refusing:
         refusing.answers = [Answer(404)]
         channels = {"ops": {"type": "webhook", "url": refusing.url}, "log": {"type": "log"}}
+        listen = f"127.0.0.1:{free_port()}"
         variables = {
+            "TIGHTLOOP_GATEWAY__LISTEN": listen,
             "TIGHTLOOP_CODER__BASE_URL": model.base_url(Wire.CHAT),
             "TIGHTLOOP_CODER__MODELS": json.dumps(["fake"]),
             "TIGHTLOOP_ALERTS__CHANNELS": json.dumps(channels),
@@ -128,4 +144,10 @@ async def test_every_query_has_data(tmp_path: Path, git: Git) -> None:
                     await start_unknown(temporal)
                     await asyncio.gather(succeed(client, next(workspaces)), fail(client, next(workspaces)))
                 missing = await found_missing(prometheus)
+                counted = {name: prometheus.values(f"sum({name})") for name in COUNTED}
+            stack.start_gateway()
+            made = await asyncio.to_thread(stack.tightloop, "token", "create", "op", "--role", "operator")
+            wait_for_port(listen)
+            shown = await asyncio.to_thread(figures, listen, made, tmp_path / "numbers.png")
     assert missing == []
+    print(shown, counted)
