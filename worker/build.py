@@ -267,7 +267,7 @@ def build_workers(
             activity_executor=ThreadPoolExecutor(spec.slots, thread_name_prefix=spec.queue),
             workflow_runner=runner or workflow_runner(),
             # Measured inside the other interceptor, where errors still have their own classes.
-            interceptors=[ActivityInterceptor(home), *measuring(client)],
+            interceptors=[ActivityInterceptor(home, client), *measuring(client)],
             max_cached_workflows=settings.worker.max_cached_workflows,
             tuner=tuner_of(settings.worker, spec.slots),
             # Workflows of a worker that died wait this long before another one gets them: 10.05 s with the SDK's

@@ -27,7 +27,8 @@ from tightloop.database.opening import close_ledgers
 from tightloop.host import state_home
 from tightloop.settings import Settings
 from tightloop.value import counted
-from worker.build import PRODUCTION_RUNNER, agent_homes, build_workers
+from worker.build import PRODUCTION_RUNNER, agent_homes, build_adapters, build_workers
+from worker.coder import load_early
 from worker.connect import connect, known_workflows
 from worker.hosting.memory import give_memory_back
 from worker.hosting.startup import need_common_keys, need_workspaces, verify_search_attributes, warn_of_missing
@@ -72,13 +73,14 @@ async def working(client: Client, settings: Settings, role: Role, health: Health
         stack.callback(close_ledgers)
         # Ends after the workers: what they do last is brought, too.
         await stack.enter_async_context(forwarding(settings))
-        workers = build_workers(client, settings, role, runner=PRODUCTION_RUNNER)
+        adapters = build_adapters(client, settings)
+        workers = build_workers(client, settings, role, adapters, runner=PRODUCTION_RUNNER)
         for worker in workers:
             await stack.enter_async_context(worker)
         health.begin(client, workers)
         looks = [tell_of_changed_code(), give_memory_back()]
         if role in (Role.ALL, Role.WORKSPACE):
-            looks.append(enter_ends(client))
+            looks += [enter_ends(client), asyncio.to_thread(load_early, settings, adapters.sandbox)]
             if at := settings.alerts.digest_at:
                 looks.append(send_digests(post_of(settings, os.environ), at))
         beside = [asyncio.create_task(one) for one in looks]

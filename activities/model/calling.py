@@ -64,6 +64,12 @@ def open_client(service: ModelService, *, silence_s: float | None = None) -> "op
     )
 
 
+def load_client(service: ModelService) -> None:
+    """Import what the first request would have to wait for; most of the SDK is loaded when it is first used."""
+    client = open_client(service)
+    _ = client.responses if service.uses_responses else client.chat.completions
+
+
 class FirstAvailable:
     """Asks the first model of a list that the service has."""
 
