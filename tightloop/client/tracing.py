@@ -6,6 +6,7 @@ libraries in the process never reach the collector through here.
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -151,8 +152,9 @@ def exporting(
         ]
         for thread in ending:
             thread.start()
+        until = time.monotonic() + seconds
         for thread in ending:
-            thread.join(seconds)
+            thread.join(max(until - time.monotonic(), 0))
 
 
 def _meters(endpoint: str, resource: Resource, seconds: float) -> MeterProvider:

@@ -28,6 +28,7 @@ COMPLAIN_SECONDS = 600.0
 """Interval between warnings that a collector does not accept data."""
 _EXPORTERS = {
     "temporalio.core": "metric_export",
+    "opentelemetry.exporter.otlp.proto.http.metric_exporter": "metric_exporter",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter": "trace_exporter",
 }
 """Loggers, and what the names of their records contain when an export failed."""
