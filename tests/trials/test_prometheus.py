@@ -24,9 +24,17 @@ from tightloop.client import TightloopClient
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.executor.model import ExecutorChoice
+from tightloop.ledger.metrics import Unit
+from tightloop.ledger.shown import amount
 from worker.stack.server import free_port
 
-COUNTED = ("tightloop_episodes", "tightloop_tokens", "tightloop_call_cost_usd_sum", "tightloop_interventions")
+COUNTED = {
+    "episodes": "tightloop_episodes",
+    "tokens": "tightloop_tokens",
+    "cost": "tightloop_call_cost_usd_sum",
+    "interventions": "tightloop_interventions",
+}
+"""What the page shows, too, by the name that it has there."""
 ROUNDS = 2
 """What happened before the first look at a counter is no increase."""
 WRITE = use(("create_file", {"path": "lines.py", "content": "LINES = 3\n", "overwrite": None}))
@@ -144,10 +152,15 @@ async def test_every_query_has_data_and_the_page_shows_the_same_numbers(tmp_path
                     await start_unknown(temporal)
                     await asyncio.gather(succeed(client, next(workspaces)), fail(client, next(workspaces)))
                 missing = await found_missing(prometheus)
-                counted = {name: prometheus.values(f"sum({name})") for name in COUNTED}
-            stack.start_gateway()
-            made = await asyncio.to_thread(stack.tightloop, "token", "create", "op", "--role", "operator")
-            wait_for_port(listen)
-            shown = await asyncio.to_thread(figures, listen, made, tmp_path / "numbers.png")
+                stack.start_gateway()
+                token = await asyncio.to_thread(stack.tightloop, "token", "create", "op", "--role", "operator")
+                wait_for_port(listen)
+                shown = await asyncio.to_thread(figures, listen, token, tmp_path / "numbers.png")
+                # Asked last: what happened at the end of the run has been read since.
+                counted = {name: prometheus.values(f"sum({query})")[0] for name, query in COUNTED.items()}
     assert missing == []
-    print(shown, counted)
+    assert shown["Success rate"][0] == "50 %"
+    assert shown["Success rate"][2] == f"{ROUNDS} of {counted['episodes']:.0f}"
+    for name, unit in (("Tokens", Unit.COUNT), ("Cost", Unit.USD), ("Interventions", Unit.COUNT)):
+        assert shown[name][2] == amount(counted[name.lower()], unit), name
+    assert counted["tokens"] == sum(model.paid) * (tokens.input + tokens.output)
