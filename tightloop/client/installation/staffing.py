@@ -101,10 +101,14 @@ class Backlog:
     oldest: timedelta
     by_priority: Mapping[int, int]
 
+    def of(self, urgency: Urgency) -> int:
+        """Return how many of a kind wait."""
+        return self.by_priority.get(urgency, 0)
+
     def __str__(self) -> str:
         """Return how many wait since when, and who goes first."""
         names = {Urgency.PERSON_WAITS: "where a person waits", Urgency.RUNNING: "running", Urgency.NEW: "new"}
-        kinds = [f"{self.by_priority[key]} {name}" for key, name in names.items() if self.by_priority.get(key)]
+        kinds = [f"{self.of(key)} {name}" for key, name in names.items() if self.of(key)]
         waiting = f"{counted(self.count, 'step')}, the oldest for {span(self.oldest.total_seconds())}"
         return f"{waiting}; in this order: {', '.join(kinds)}" if kinds else waiting
 
