@@ -19,6 +19,7 @@ NAMES = (
     "long",
     "idle",
     "busy",
+    "scale",
     "sandbox",
     "scheduler",
     "plan",

@@ -38,6 +38,8 @@ logger = logging.getLogger("tightloop")
 BEAT_SECONDS = 1.0
 RESET_TIMEOUT = timedelta(seconds=1)
 """The wait of a sticky queue (`worker.sticky_timeout_s`) is no longer by default."""
+TAKE_NOTHING = frozenset({"collect_leftovers"})
+"""Activities without a request: they name nothing, and their workflows have ids that Temporal made."""
 EXACT = frozenset(
     "workspace path paths scope key name session_id host fingerprint episode_id graph source inputs episode "  # noqa: SIM905
     "bring_back".split()
@@ -84,8 +86,9 @@ class _Inbound(ActivityInboundInterceptor):
         # What the attempt before told must outlive this one too, should it die before it tells more.
         self._outbound.details = tuple(activity.info().heartbeat_details)
         try:
-            scope = check_request(input.args)
-            if self._home is not None:
+            takes_nothing = not input.args and activity.info().activity_type in TAKE_NOTHING
+            scope = None if takes_nothing else check_request(input.args)
+            if self._home is not None and scope is not None:
                 await self._home.check(activity.info().activity_type, scope)
                 await self._home.check_epoch(activity.info().activity_type, scope)
             # Heartbeats are sealed in the context of the activity that sends them; its result is not a heartbeat.

@@ -250,7 +250,7 @@ class Operator:
             return f"the budget is raised, but {still.title}"
         for question in self._questions.waiting:
             if question.kind is QuestionKind.BUDGET:
-                self._questions.close(question.id)
+                self._questions.settle(question)
         return "the budget is raised"
 
     def amend(self, amendment: Any) -> str:

@@ -71,6 +71,18 @@ class Stack:
         self._others.append(self._start([sys.executable, "-m", "worker", "run", *options], "worker.log"))
         return self._others[-1]
 
+    def start_gateway(self) -> subprocess.Popen[bytes]:
+        """Start the page and the HTTP API."""
+        self._others.append(self._start([sys.executable, "-m", "gateway"], "gateway.log"))
+        return self._others[-1]
+
+    def tightloop(self, *arguments: str) -> str:
+        """Run a command that has to succeed; returns what it prints."""
+        command = [sys.executable, "-m", "tightloop.cli.main", *arguments]
+        done = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.strip()
+
     def start_faulty_workers(self, count: int, marks: Path) -> subprocess.Popen[bytes]:
         """Start the workers of `faulty_worker.py`; returns the process that keeps so many alive until SIGTERM."""
         self.environment["FAULT_MARKS"] = str(marks)
