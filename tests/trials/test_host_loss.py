@@ -96,9 +96,11 @@ class Fleet:
         self.first.folder.mkdir()
 
     async def move(self, ids: list[str]) -> None:
-        """Have the second host go on."""
+        """Have the second host go on, but pause first, so that the files can be looked at."""
         for each, folder in zip(ids, self.there, strict=True):
             await self.client.move(each, "second", workspace=str(folder))
+            # Not before: a move ends a pause that has begun.
+            await self.client.pause(each, "look at the files")
 
     async def pause(self, ids: list[str]) -> None:
         """Have the episodes wait once they are handed over, so that the files can be looked at."""
@@ -195,7 +197,6 @@ async def test_episodes_of_a_killed_host_end_on_another_one(fleet: Fleet, worksp
     ids = await fleet.begin(workspace)
     fleet.kill_first()
     began = time.monotonic()
-    await fleet.pause(ids)
     await fleet.move(ids)
     with pytest.raises(InvalidRequestError, match="no worker for workspaces runs on 'third'"):
         await fleet.client.move(ids[0], "third")
@@ -211,7 +212,6 @@ async def test_episodes_of_a_killed_host_end_on_another_one(fleet: Fleet, worksp
 async def test_host_that_was_cut_off_in_a_delivery_may_not_write_when_it_is_back(fleet: Fleet, workspace: Path) -> None:
     ids = await fleet.begin(workspace)
     fleet.network.cut("first")
-    await fleet.pause(ids)
     await fleet.move(ids)
     await fleet.check_hand_over(ids, fleet.there)
     alone = [fleet.deliveries(fleet.lost_state, old, each) for each, old in zip(ids, fleet.here, strict=True)]
@@ -226,9 +226,9 @@ async def test_host_that_was_cut_off_in_a_delivery_may_not_write_when_it_is_back
 @pytest.mark.timeout(600)
 async def test_episodes_of_a_silent_host_are_moved_where_settings_allow(fleet: Fleet, workspace: Path) -> None:
     ids = await fleet.begin(workspace)
-    await fleet.pause(ids)
     fleet.kill_first()
     began = time.monotonic()
+    await fleet.pause(ids)
     await fleet.check_hand_over(ids, fleet.here)
     print(f"\n{EPISODES} episodes moved by themselves in {time.monotonic() - began:.1f} s")
     await fleet.check_ends(ids, fleet.here)

@@ -81,8 +81,8 @@ class Operator:
 
     def pause(self, reason: Any) -> None:
         """Ask for a pause; asking twice, or while a question waits, is harmless."""
-        # A restore that is accepted ends the wait for an answer, but not the wish for a pause.
-        is_asked = is_paused(self._questions.waiting) and self.restore_wanted is None
+        # A restore or a move that is accepted ends the wait for an answer, but not the wish for a pause.
+        is_asked = is_paused(self._questions.waiting) and not self.continues
         remark = control.read_remark(reason)
         if is_asked and remark.text:
             waiting = self._questions.waiting[0]
