@@ -69,6 +69,7 @@ from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.settings import PlannerSettings, Settings
 from worker.coder import coder_activities, coder_models, coder_service, host_executors
 from worker.connect import EndedEpisodes
+from worker.hosting.build_id import deployment_config
 from worker.hosting.home import Home
 from worker.hosting.interceptor import ActivityInterceptor
 from worker.hosting.memory import LeanRunner
@@ -255,13 +256,16 @@ def build_workers(
     staff = TemporalStaff(client, settings.temporal.task_queue)
     home = Home(home_queue(settings), role is not Role.WORKFLOWS, staff.homes, use.copies)
     patience = (timedelta(seconds=settings.worker.no_worker_wait_s), timedelta(seconds=settings.worker.busy_wait_s))
-    looking = StaffingActivities(staff, *patience).look_for_workers
-    identity = _identity(client)
+    move_after = settings.remote.move_after_s
+    allowed = timedelta(seconds=move_after) if move_after is not None else None
+    looking = StaffingActivities(staff, *patience, allowed).look_for_workers
+    identity, version = _identity(client), deployment_config(settings.worker)
     return [
         Worker(
             client,
             task_queue=spec.queue,
             identity=identity,
+            deployment_config=version,
             workflows=spec.workflows,
             # Workflows look for workers themselves, in a local activity.
             activities=[*spec.activities, looking] if spec.workflows else spec.activities,
@@ -269,7 +273,7 @@ def build_workers(
             activity_executor=ThreadPoolExecutor(spec.slots, thread_name_prefix=spec.queue),
             workflow_runner=runner or workflow_runner(),
             # Measured inside the other interceptor, where errors still have their own classes.
-            interceptors=[ActivityInterceptor(home), *measuring(client)],
+            interceptors=[ActivityInterceptor(home, client), *measuring(client)],
             max_cached_workflows=settings.worker.max_cached_workflows,
             tuner=tuner_of(settings.worker, spec.slots),
             # Workflows of a worker that died wait this long before another one gets them: 10.05 s with the SDK's

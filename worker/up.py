@@ -23,8 +23,10 @@ from tightloop.client.keys import key_file, ring_of
 from tightloop.client.sign_in.ui_session import has_sign_in, signed_in
 from tightloop.database.opening import close_ledgers
 from tightloop.settings import Settings
-from worker.build import PRODUCTION_RUNNER, agent_homes, build_workers
+from worker.build import PRODUCTION_RUNNER, agent_homes, build_adapters, build_workers
+from worker.coder import load_early
 from worker.connect import connect
+from worker.hosting.build_id import build_id_of
 from worker.hosting.memory import give_memory_back
 from worker.hosting.startup import need_common_keys, need_workspaces, verify_search_attributes, warn_of_missing
 from worker.ledger.digests import send_digests
@@ -70,7 +72,8 @@ async def working(client: Client, settings: Settings, role: Role, health: Health
         stack.callback(close_ledgers)
         # Ends after the workers: what they do last is brought, too.
         await stack.enter_async_context(forwarding(settings))
-        workers = build_workers(client, settings, role, runner=PRODUCTION_RUNNER)
+        adapters = build_adapters(client, settings)
+        workers = build_workers(client, settings, role, adapters, runner=PRODUCTION_RUNNER)
         for worker in workers:
             await stack.enter_async_context(worker)
         health.begin(client, workers)
@@ -78,6 +81,7 @@ async def working(client: Client, settings: Settings, role: Role, health: Health
         if role in (Role.ALL, Role.WORKSPACE):
             await keep_schedule(client, settings)
             looks += [enter_ends(client), watch_disk(client, settings)]
+            looks.append(asyncio.to_thread(load_early, settings, adapters.sandbox))
             if at := settings.alerts.digest_at:
                 looks.append(send_digests(post_of(settings, os.environ), at))
         beside = [asyncio.create_task(one) for one in looks]
@@ -146,7 +150,8 @@ async def run_worker(settings: Settings, role: Role) -> None:
             return
         client = starting.result()
         async with working(client, settings, role, health):
-            logger.info("worker '%s' is ready", role.value)
+            build = f", build {build_id_of(settings.worker)}" if settings.worker.deployment else ""
+            logger.info("worker '%s' is ready%s", role.value, build)
             await warn_of_missing(client, settings)
             await stopped.wait()
 

@@ -4,7 +4,7 @@ Nothing newer than the first start of a workflow that is kept is touched, nor wh
 through an artifact. Rows go last, so that a collection that was ended in the middle is finished by the next one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -57,7 +57,13 @@ class _Found:
 
 
 def collect(
-    folder: Path, known: Mapping[str, Known], *, older_than: timedelta, dry_run: bool, asked: datetime | None = None
+    folder: Path,
+    known: Mapping[str, Known],
+    *,
+    older_than: timedelta,
+    dry_run: bool,
+    asked: datetime | None = None,
+    forget: Callable[[str], object] | None = None,
 ) -> Freed:
     """Free what no open or kept workflow of a project needs, beside running workers.
 
@@ -67,6 +73,7 @@ def collect(
         older_than: what closed later than this ago is kept.
         dry_run: only say what would be freed.
         asked: when Temporal was asked; default: now.
+        forget: removes what a workflow has elsewhere, such as its copies in the remote store. Idempotent.
     """
     left = Leftovers(folder)
     cutoff = (asked or datetime.now(UTC)) - max(older_than, GRACE)
@@ -84,6 +91,10 @@ def collect(
         return _with_workflows(freed, left, gone)
     left.free_artifacts(artifacts, horizon)
     left.free_files(files)
+    # Before the rows, as all of it; and not while working trees are held: it asks over the network.
+    if forget is not None:
+        for key in sorted(gone):
+            forget(key)
     try:
         with left.held() as locks:
             # Nobody begins or ends anything from here on; meanwhile somebody may have.

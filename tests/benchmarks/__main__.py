@@ -30,6 +30,7 @@ NAMES = (
     "ledger",
     "pages",
     "gui",
+    "copies",
     "memory",
 )
 LIMIT_S = 300

@@ -15,6 +15,7 @@ from tightloop.host import state_home
 from tightloop.settings import Settings
 from tightloop.value import counted
 from worker.connect import known_workflows
+from worker.remote import copies_of
 from worker.retention.disk import used_share
 
 
@@ -38,27 +39,32 @@ class Collecting:
         while done.used_share >= 1 and age > GRACE:
             age = max(age / 2, GRACE)
             # A look costs less than packing all trees again for nothing.
-            if total(await free(self.client, age, dry_run=True)).workflows:
+            if total(await free(self.client, self.settings, age, dry_run=True)).workflows:
                 done += await self._collect(age)
         return done
 
     async def _collect(self, age: timedelta) -> Collected:
-        found = await free(self.client, age)
+        found = await free(self.client, self.settings, age)
         forgotten = await asyncio.to_thread(forget_failures, self.settings, [one.project for one in found])
         share = await asyncio.to_thread(used_share, self.settings.retention)
         return total(found).evolve(failures=forgotten, used_share=share)
 
 
-async def free(client: Client, older_than: timedelta, *, dry_run: bool = False) -> list[Freed]:
-    """Free what episodes and plans left in every project of this host that ended longer ago than that.
+async def free(client: Client, settings: Settings, older_than: timedelta, *, dry_run: bool = False) -> list[Freed]:
+    """Free what episodes and plans left in every project of this host that ended longer ago than that, copies included.
 
     Raises:
-        ServiceUnavailableError: Temporal cannot be asked what is open; nothing was freed.
+        ServiceUnavailableError: Temporal cannot be asked what is open; nothing was freed. Or the remote store does not
+            answer; what is left is freed the next time.
     """
+    copies = copies_of(settings, client)
+    forget = None if copies is None else copies.forget
     asked = datetime.now(UTC)
     known = merged_runs(await known_workflows(client))
     return [
-        await asyncio.to_thread(collect, folder, known, older_than=older_than, dry_run=dry_run, asked=asked)
+        await asyncio.to_thread(
+            collect, folder, known, older_than=older_than, dry_run=dry_run, asked=asked, forget=forget
+        )
         for folder in sorted((state_home() / "projects").glob("*/"))
     ]
 
