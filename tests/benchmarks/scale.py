@@ -223,7 +223,7 @@ async def _workers(on: Stage, bare_queue: str) -> AsyncIterator[list[psutil.Proc
     )
     command = [sys.executable, "-m", "tests.benchmarks.scale_worker", str(file), *([bare_queue] if bare_queue else [])]
     # What is terminated under their hands they tell at length.
-    started = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(WORKERS)]
+    started = [subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) for _ in range(WORKERS)]
     try:
         yield [psutil.Process(process.pid) for process in started]
     finally:

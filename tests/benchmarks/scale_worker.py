@@ -23,6 +23,8 @@ async def main(settings_file: str, bare_queue: str = "") -> None:
     settings = parse_settings(Path(settings_file).read_text(), {})
     collect_less_often()
     stopped = stop_event()
+    # It ends with the benchmark, also where that is killed.
+    asyncio.get_running_loop().add_reader(sys.stdin, stopped.set)
     client = await connect(settings)
     planner = InstantPlanner()
     adapters = replace(build_adapters(client, settings), planners=lambda _kind: planner)

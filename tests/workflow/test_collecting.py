@@ -1,34 +1,36 @@
 """Collections by a schedule: it is set up by the worker, frees what nobody keeps, and says what it gave back."""
 
 import asyncio
-from collections.abc import Callable
+import subprocess
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from temporalio.api.common.v1 import WorkflowExecution
-from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
 from temporalio.client import Client, ScheduleOverlapPolicy
 from temporalio.service import RPCError
 
+from activities.artifacts.local import open_local_store
 from activities.retention.activity import Collected
 from tests.support.episodes import Working, eventually
-from tests.support.leftovers import aged, last_active, trees
-from tightloop.client import TightloopClient
+from tests.support.ledger import snapshot
+from tests.support.leftovers import aged, trees
 from tightloop.database.memory.opening import open_memory
+from tightloop.database.opening import open_project
 from tightloop.host import open_state_home, state_folder
 from tightloop.memory.model import Kind, SeenFailure
 from tightloop.settings import Settings
 from worker.build import build_workers
-from worker.connect import connect, known_workflows
+from worker.connect import connect
 from worker.retention.disk import used_share, watch_disk
 from worker.retention.freeing import Collecting
 from worker.retention.schedule import collect_now, keep_schedule, schedule_id
 from worker.specs import Role
 
 DAY = timedelta(days=1)
+Cli = Callable[..., Awaitable[tuple[int, str]]]
 
 
 @pytest.fixture(autouse=True)
@@ -42,28 +44,23 @@ def collecting(settings: Settings, **changes: Any) -> Settings:
     return settings.evolve(retention=settings.retention.evolve(**{"every_h": 24.0, **changes}))
 
 
-async def ended_long_ago(
-    client: Client, episodes: TightloopClient, working: Working, request_for: Callable[..., Any], workspace: Path
-) -> list[str]:
-    """Run two episodes; let them have ended 40 days ago, and Temporal have forgotten them."""
-    ids = []
-    async with working():
-        for _ in range(2):
-            ids.append(await episodes.start(request_for(definition_of_done=["test -f log.txt"])))
-            await episodes.result(ids[-1])
-    for one in ids:
-        last_active(state_folder(workspace), one, datetime.now(UTC) - 40 * DAY)
-        request = DeleteWorkflowExecutionRequest(
-            namespace=client.namespace, workflow_execution=WorkflowExecution(workflow_id=one)
-        )
-        await client.workflow_service.delete_workflow_execution(request)
-
-    async def forgotten() -> bool:
-        return not {run.id for run in await known_workflows(client)} & set(ids)
-
-    await eventually(forgotten, seconds=60)
-    aged(state_folder(workspace), 50)
-    return ids
+def left_behind(workspace: Path, name: str, ended: datetime) -> None:
+    """Leave rows, a tree and an artifact of an episode that Temporal has forgotten."""
+    folder = state_folder(workspace)
+    open_project(workspace).record(snapshot(name, status="succeeded", at=ended, started=ended, closed=ended))
+    open_local_store(workspace).put(f"report of {name}".encode(), name="report.md")
+    git = ("git", "--git-dir", str(folder / "trees"))
+    subprocess.run((*git, "init", "--quiet", "--bare"), check=True)
+    stored = subprocess.run(
+        (*git, "hash-object", "-w", "--stdin"), input=name.encode(), capture_output=True, check=True
+    )
+    blob = stored.stdout.strip()
+    made = subprocess.run(
+        (*git, "mktree"), input=b"100644 blob %s\tnotes.txt\n" % blob, capture_output=True, check=True
+    )
+    reference = f"refs/tightloop/{name}/1"
+    subprocess.run((*git, "update-ref", reference, made.stdout.strip().decode()), check=True)
+    aged(folder, (datetime.now(UTC) - ended).days)
 
 
 async def collected(client: Client, settings: Settings) -> Collected:
@@ -80,9 +77,11 @@ async def collected(client: Client, settings: Settings) -> Collected:
 
 
 async def test_schedule_frees_what_is_old_and_leaves_what_a_person_keeps(
-    temporal_client: Client, client, working: Working, request_for, workspace, settings: Settings, cli
+    temporal_client: Client, working: Working, workspace: Path, settings: Settings, cli: Cli
 ) -> None:
-    kept, old = await ended_long_ago(temporal_client, client, working, request_for, workspace)
+    kept, old = "episode-kept", "episode-old"
+    for one in (kept, old):
+        left_behind(workspace, one, datetime.now(UTC) - 40 * DAY)
     folder = state_folder(workspace)
     code, told = await cli("keep", kept)
     assert (code, told.strip()) == (0, f"{kept}: kept from tightloop gc")
@@ -98,7 +97,7 @@ async def test_schedule_frees_what_is_old_and_leaves_what_a_person_keeps(
             await keep_schedule(temporal_client, settings)
     assert (first.workflows, first.marked, left) == (1, 1, {kept})
     assert first.size_bytes > 0
-    assert first.rows > 3
+    assert (first.rows, first.trees) == (1, 1)
     assert (second.workflows, second.marked, trees(folder)) == (1, 0, set())
     code, told = await cli("keep", old)
     assert code == 1
@@ -122,12 +121,14 @@ async def test_second_worker_changes_the_schedule_and_leaves_a_pause(
 
 
 async def test_reached_bound_starts_a_collection_that_frees_earlier(
-    temporal_client: Client, client, working: Working, request_for, workspace, settings: Settings, caplog
+    temporal_client: Client,
+    working: Working,
+    workspace: Path,
+    settings: Settings,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    young, other = await ended_long_ago(temporal_client, client, working, request_for, workspace)
-    for one in (young, other):
-        last_active(state_folder(workspace), one, datetime.now(UTC) - 3 * DAY)
-    aged(state_folder(workspace), 4)
+    for one in ("episode-a", "episode-b"):
+        left_behind(workspace, one, datetime.now(UTC) - 3 * DAY)
     unbounded = await Collecting(temporal_client, collecting(settings)).collect()
     assert (unbounded.workflows, unbounded.used_share) == (0, 0)
     under = collecting(settings, max_gb=1e-5)
