@@ -10,10 +10,12 @@ import threading
 from pathlib import Path
 
 import uvicorn
+from temporalio.client import Interceptor
 
 from gateway.access.serving import http_server, listening
 from gateway.server import application
 from tightloop.client import TightloopClient
+from tightloop.client.connection import traced
 from tightloop.database.opening import open_ledger
 from tightloop.errors import ServiceUnavailableError, TightloopError
 from tightloop.host import load_settings, open_state_home
@@ -22,6 +24,8 @@ from tightloop.settings import Settings
 
 READY = "the gateway listens at"
 AGAIN_SECONDS = 1.0
+FLUSH_SECONDS = 2.0
+"""For the last spans, when it ends."""
 CONNECTIONS = 1_024
 """Most are streams of open pages: one each browser."""
 
@@ -53,23 +57,27 @@ async def serve(settings: Settings, *, embedded: bool = False) -> None:
         TightloopError: Temporal or the database does not answer, a key cannot be used, or the address is taken.
     """
     listener = listening(settings.gateway.address(settings.temporal), "gateway.listen")
-    with listener:
-        client = await _connected(settings)
+    with listener, traced(settings, FLUSH_SECONDS) as tracing:
+        client = await _connected(settings, tracing)
         ledger = open_ledger(settings)
         # Here rather than with the first request: a database of another release is a reason not to start.
         await asyncio.to_thread(ledger.last_event)
-        await _run(
-            settings, http_server(application(ledger, client, settings), CONNECTIONS), listener, embedded=embedded
-        )
+        doors = application(ledger, client, settings)
+        if tracing is not None:
+            # Imported here: it loads OpenTelemetry, which is an optional dependency.
+            from gateway.access.trace import CallersTrace
+
+            doors = CallersTrace(doors)
+        await _run(settings, http_server(doors, CONNECTIONS), listener, embedded=embedded)
 
 
-async def _connected(settings: Settings) -> TightloopClient:
+async def _connected(settings: Settings, tracing: Interceptor | None) -> TightloopClient:
     """Return a connection; wait for Temporal as long as workers do."""
     clock = asyncio.get_running_loop().time
     until = clock() + settings.worker.start_wait_s
     while True:
         try:
-            return await TightloopClient.connect(settings=settings)
+            return await TightloopClient.connect(settings=settings, interceptors=[tracing] if tracing else [])
         except ServiceUnavailableError:
             if clock() > until:
                 raise

@@ -5,6 +5,7 @@ import asyncio
 import logging
 import os
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 from tightloop.client.encryption import data_converter
@@ -14,18 +15,23 @@ from tightloop.errors import TightloopError
 from tightloop.host import load_settings, name_user, open_state_home, state_home
 from tightloop.host.log import set_up
 from tightloop.settings import Settings
+from tightloop.value import counted
 from tightloop.value.scrub import scrub
 from worker.build import model_service
 from worker.connect import connect
 from worker.demo import run_demo
+from worker.deploying import commands
+from worker.deploying.histories import account_of, failed, find_runs, query_of, replay_runs, write_junit
 from worker.describe import print_description
 from worker.encryption import turn_on
 from worker.ledger.rebuild import rebuild
 from worker.remembering import print_recalled
 from worker.replay import account, fetch_history, read_history, replay
 from worker.rerun import print_rerun
+from worker.retention.freeing import account as freed_account
+from worker.retention.freeing import forget_failures, free
 from worker.specs import Role
-from worker.up import collect_less_often, free, run_up, run_worker
+from worker.up import collect_less_often, run_up, run_worker
 
 
 def main() -> int:
@@ -69,14 +75,34 @@ async def _dispatch(arguments: argparse.Namespace, settings: Settings) -> int:
     elif arguments.command in ("rerun", "recall"):
         return await asyncio.to_thread(_answer, arguments.command, settings)
     elif arguments.command == "gc":
-        await free(await connect(settings), arguments.older_than or settings.server.retention_days, arguments.dry_run)
+        await _collect(arguments, settings)
     elif arguments.command == "ledger":
         await _ledger(arguments.what, settings)
     elif arguments.command == "demo":
         return await run_demo(settings, folder, settings_file=arguments.settings)
     else:
-        return await _replay(arguments.what, settings)
+        return await (_replay if arguments.command == "replay" else _deploy)(arguments, settings)
     return 0
+
+
+async def _deploy(arguments: argparse.Namespace, settings: Settings) -> int:
+    client = await connect(settings)
+    if arguments.what == "status":
+        told = await commands.status(client, settings)
+    elif arguments.what == "promote":
+        told = await commands.promote(client, settings, arguments.days)
+    else:
+        told = await commands.ramp(client, settings, arguments.percent, arguments.days)
+    print(told)
+    return 0
+
+
+async def _collect(arguments: argparse.Namespace, settings: Settings) -> None:
+    older_than = timedelta(days=arguments.older_than or settings.server.retention_days)
+    found = await free(await connect(settings), settings, older_than, dry_run=arguments.dry_run)
+    print(*freed_account(found, older_than, dry_run=arguments.dry_run), sep="\n")
+    if not arguments.dry_run and (forgotten := forget_failures(settings, [one.project for one in found])):
+        print(f"{counted(forgotten, 'failure')} forgotten that did not come again")
 
 
 def _answer(command: str, settings: Settings) -> int:
@@ -87,7 +113,10 @@ def _answer(command: str, settings: Settings) -> int:
     return 0
 
 
-async def _replay(what: str, settings: Settings) -> int:
+async def _replay(arguments: argparse.Namespace, settings: Settings) -> int:
+    what = arguments.what
+    if not what:
+        return await _replay_many(arguments, settings)
     path = Path(what)
     # A folder without a history is no export: it only happens to be called like the episode.
     if path.is_file() or (path / "history.json").is_file() or path.suffix == ".json":
@@ -97,6 +126,15 @@ async def _replay(what: str, settings: Settings) -> int:
     result = await replay(history, data_converter(settings), namespace=settings.temporal.namespace)
     print(account(result))
     return 1 if result.failure else 0
+
+
+async def _replay_many(arguments: argparse.Namespace, settings: Settings) -> int:
+    runs = await find_runs(await connect(settings), query_of(settings, arguments.query or "", arguments.days))
+    outcomes = await asyncio.to_thread(replay_runs, settings, runs)
+    if arguments.junit:
+        write_junit(outcomes, arguments.junit)
+    print(account_of(outcomes))
+    return 1 if failed(outcomes) else 0
 
 
 async def _ledger(what: str, settings: Settings) -> None:
@@ -128,26 +166,33 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
     parser.add_argument("--settings", type=Path, help="settings file")
     parser.add_argument("--state-folder", type=Path, help="where histories and logs are kept")
-    commands = parser.add_subparsers(dest="command", required=True)
+    known = parser.add_subparsers(dest="command", required=True)
     roles = [role.value for role in Role]
-    up = commands.add_parser("up", help="embedded Temporal server and workers")
+    up = known.add_parser("up", help="embedded Temporal server and workers")
     up.add_argument("--role", choices=roles, default=Role.ALL.value)
     up.add_argument("--encrypt", action="store_true", help="turn privacy.encrypt on: keep content out of logs, too")
-    run = commands.add_parser("run", help="workers for a server that is already there")
+    run = known.add_parser("run", help="workers for a server that is already there")
     run.add_argument("--role", choices=roles, default=Role.ALL.value)
-    collect = commands.add_parser("gc", help="free what closed episodes left on this host")
+    collect = known.add_parser("gc", help="free what closed episodes left on this host")
     collect.add_argument("--older-than", type=float, help="days since the end; default: server.retention_days")
     collect.add_argument("--dry-run", action="store_true", help="only say what would be freed")
-    ledger = commands.add_parser("ledger", help="make the ledger again, or bring its database up to date")
+    ledger = known.add_parser("ledger", help="make the ledger again, or bring its database up to date")
     ledger.add_argument("what", choices=("rebuild", "upgrade"))
-    hooks = commands.add_parser("hooks", help="Cursor's hooks, which tell of hand-offs through its window")
+    hooks = known.add_parser("hooks", help="Cursor's hooks, which tell of hand-offs through its window")
     hooks.add_argument("what", choices=("show", "install", "remove"))
-    commands.add_parser("rerun", help="run the commands of a proof again; JSON on standard input")
-    commands.add_parser("recall", help="search the memory of a project; JSON on standard input")
-    commands.add_parser("demo", help="everything up, and one real episode on a sample repository")
-    commands.add_parser("describe", help="what executors and sandboxes of this host can do, as JSON")
-    again = commands.add_parser("replay", help="replay a history file or an episode against the current code")
-    again.add_argument("what", help="a history file, or the id of an episode")
+    known.add_parser("rerun", help="run the commands of a proof again; JSON on standard input")
+    known.add_parser("recall", help="search the memory of a project; JSON on standard input")
+    known.add_parser("demo", help="everything up, and one real episode on a sample repository")
+    known.add_parser("describe", help="what executors and sandboxes of this host can do, as JSON")
+    again = known.add_parser("replay", help="replay a history file or an episode against the current code")
+    again.add_argument("what", nargs="?", default="", help="a history file, or the id of an episode")
+    again.add_argument("--query", help="in place of it: those that a query of Temporal finds; default: all of ours")
+    again.add_argument("--days", type=int, help="only what is open, or ended in so many days")
+    again.add_argument("--junit", type=Path, help="write a report of tests to this file")
+    deploy = known.add_parser("deploy", help="builds of the workers: which are in use, and which new work goes to")
+    deploy.add_argument("what", choices=("status", "promote", "ramp"))
+    deploy.add_argument("--percent", type=float, default=0.0, help="share of new workflows; 0 ends a ramp")
+    deploy.add_argument("--days", type=int, default=7, help="replay what is open, or ended in so many days")
     return parser
 
 

@@ -49,6 +49,7 @@ from activities.proof.bench import LocalBench
 from activities.proof.port import Bench
 from activities.remote.activity import RemoteActivities
 from activities.remote.copies import Copies
+from activities.retention.activity import RetentionActivities
 from activities.safety.choose import judges
 from activities.safety.gate import Gate
 from activities.sandbox.choose import choose_sandbox
@@ -68,6 +69,7 @@ from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.settings import PlannerSettings, Settings
 from worker.coder import coder_activities, coder_models, coder_service, host_executors
 from worker.connect import EndedEpisodes
+from worker.hosting.build_id import deployment_config
 from worker.hosting.home import Home
 from worker.hosting.interceptor import ActivityInterceptor
 from worker.hosting.memory import LeanRunner
@@ -78,6 +80,7 @@ from worker.observing.metrics import measuring
 from worker.plan import PlanAdapters, activities_of, model_runners, plan_activities, plan_writer
 from worker.remembering import memories
 from worker.remote import copies_of
+from worker.retention.freeing import Collecting
 from worker.specs import Role, Work, worker_specs
 
 PASSED_THROUGH = (
@@ -249,17 +252,20 @@ def build_workers(
         runner: runs the workflows; None: the sandbox. `PRODUCTION_RUNNER` needs less.
     """
     use = adapters or build_adapters(client, settings)
-    specs = worker_specs(settings, role, _work(settings, use))
+    specs = worker_specs(settings, role, _work(client, settings, use))
     staff = TemporalStaff(client, settings.temporal.task_queue)
     home = Home(home_queue(settings), role is not Role.WORKFLOWS, staff.homes, use.copies)
     patience = (timedelta(seconds=settings.worker.no_worker_wait_s), timedelta(seconds=settings.worker.busy_wait_s))
-    looking = StaffingActivities(staff, *patience).look_for_workers
-    identity = _identity(client)
+    move_after = settings.remote.move_after_s
+    allowed = timedelta(seconds=move_after) if move_after is not None else None
+    looking = StaffingActivities(staff, *patience, allowed).look_for_workers
+    identity, version = _identity(client), deployment_config(settings.worker)
     return [
         Worker(
             client,
             task_queue=spec.queue,
             identity=identity,
+            deployment_config=version,
             workflows=spec.workflows,
             # Workflows look for workers themselves, in a local activity.
             activities=[*spec.activities, looking] if spec.workflows else spec.activities,
@@ -267,7 +273,7 @@ def build_workers(
             activity_executor=ThreadPoolExecutor(spec.slots, thread_name_prefix=spec.queue),
             workflow_runner=runner or workflow_runner(),
             # Measured inside the other interceptor, where errors still have their own classes.
-            interceptors=[ActivityInterceptor(home), *measuring(client)],
+            interceptors=[ActivityInterceptor(home, client), *measuring(client)],
             max_cached_workflows=settings.worker.max_cached_workflows,
             tuner=tuner_of(settings.worker, spec.slots),
             # Workflows of a worker that died wait this long before another one gets them: 10.05 s with the SDK's
@@ -292,7 +298,7 @@ def _identity(client: Client) -> str:
     return f"{os.getpid()}@{socket.gethostname()}{key}"
 
 
-def _work(settings: Settings, use: Adapters) -> Work:
+def _work(client: Client, settings: Settings, use: Adapters) -> Work:
     workspace = WorkspaceActivities(
         use.workspaces, use.stores, use.ledgers, use.differ, use.has_ended, _names_known_to(use)
     )
@@ -332,6 +338,7 @@ def _work(settings: Settings, use: Adapters) -> Work:
         RecordActivities(use.ledgers).record,
         remote.copy_checkpoint,
         remote.take_over,
+        RetentionActivities(Collecting(client, settings).collect).collect_leftovers,
         *activities_of(plan_activities(use)),
         *loop.on_host,
         alerting.send_alerts,

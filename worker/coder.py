@@ -20,6 +20,7 @@ from activities.executor.choose import ExecutorRegistry, Surroundings, executors
 from activities.executor.port import Outboxes
 from activities.memory.spared import Memories
 from activities.memory.telling import ToldMemory
+from activities.model.calling import load_client
 from activities.model.service import OPENAI_URL, ModelService
 from activities.safety.code import CodeScanner
 from activities.sandbox.port import Sandbox
@@ -90,6 +91,15 @@ def coder_models(service: ModelService) -> TurnModels:
         return made()(role, session, prompt_privacy)
 
     return model_of
+
+
+def load_early(settings: Settings, sandbox: Sandbox) -> None:
+    """Load what a first turn and a first command need, so that a worker that takes over does not wait for it."""
+    service = coder_service(settings, os.environ)
+    if service.configured:
+        sandbox.probe()
+        coder_models(service)(settings.coder.role(CODER), "", PromptPrivacy.FULL)
+        load_client(service)
 
 
 def coder_activities(

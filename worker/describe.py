@@ -11,12 +11,13 @@ from tightloop.errors import TightloopError
 from tightloop.settings import Settings
 from worker.build import surroundings
 from worker.coder import host_executors
+from worker.remote import need_bucket
 
 AT_ONCE = 4
 
 
 def describe(settings: Settings) -> dict[str, list[dict[str, Any]]]:
-    """Look for every executor and try every sandbox; within about half a minute."""
+    """Look for every executor, and try every sandbox and the remote store; within about half a minute."""
     registry = host_executors(settings, surroundings(settings))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         seen = list(pool.map(lambda name: _availability(registry, name), registry.names))
@@ -25,6 +26,9 @@ def describe(settings: Settings) -> dict[str, list[dict[str, Any]]]:
             {"name": name, **one.model_dump(mode="json")} for name, one in zip(registry.names, seen, strict=True)
         ],
         "sandboxes": [vars(probed) for probed in examine_sandboxes(settings.sandbox)],
+        "buckets": [{"name": settings.remote.bucket, "problem": _bucket_problem(settings)}]
+        if settings.remote.bucket
+        else [],
     }
 
 
@@ -33,6 +37,14 @@ def _availability(registry: ExecutorRegistry, name: str) -> Availability:
         return registry(name).availability()
     except TightloopError as error:
         return Availability(usable=False, reason=error.message)
+
+
+def _bucket_problem(settings: Settings) -> str:
+    try:
+        need_bucket(settings)
+    except TightloopError as error:
+        return error.message
+    return ""
 
 
 def print_description(settings: Settings) -> None:

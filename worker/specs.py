@@ -12,9 +12,10 @@ from workflows.coder.workflow import CoderWorkflow
 from workflows.episode.workflow import EpisodeWorkflow
 from workflows.loop.workflow import LoopWorkflow
 from workflows.plan.workflow import PlanWorkflow
+from workflows.retention.workflow import RetentionWorkflow
 
-ON_HOST: list[type] = [CoderWorkflow]
-"""Workflows whose tools are local activities: they run where the workspace is."""
+ON_HOST: list[type] = [CoderWorkflow, RetentionWorkflow]
+"""Workflows of one host: the tools of the coder are local activities, where the workspace is."""
 WORKFLOWS: list[type] = [EpisodeWorkflow, PlanWorkflow, LoopWorkflow, *ON_HOST]
 
 

@@ -7,9 +7,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 from temporalio.client import Client
@@ -17,18 +17,16 @@ from temporalio.client import Client
 from activities.alerts.choose import post_of
 from activities.artifacts.sqlite import close_idle
 from activities.executor.agent.home import sweep_homes
-from activities.tracking.retention import Known, collect
 from tightloop.client.calls import Calls
-from tightloop.client.execution import Execution
 from tightloop.client.installation.setup import NotAllowedError, set_up
 from tightloop.client.keys import key_file, ring_of
 from tightloop.client.sign_in.ui_session import has_sign_in, signed_in
 from tightloop.database.opening import close_ledgers
-from tightloop.host import state_home
 from tightloop.settings import Settings
-from tightloop.value import counted
-from worker.build import PRODUCTION_RUNNER, agent_homes, build_workers
-from worker.connect import connect, known_workflows
+from worker.build import PRODUCTION_RUNNER, agent_homes, build_adapters, build_workers
+from worker.coder import load_early
+from worker.connect import connect
+from worker.hosting.build_id import build_id_of
 from worker.hosting.memory import give_memory_back
 from worker.hosting.startup import need_common_keys, need_workspaces, verify_search_attributes, warn_of_missing
 from worker.ledger.digests import send_digests
@@ -37,6 +35,8 @@ from worker.ledger.forwarding import forwarding
 from worker.observing.health import Health, serving_health
 from worker.observing.telemetry import Telemetry, observed
 from worker.remote import need_bucket
+from worker.retention.disk import watch_disk
+from worker.retention.schedule import keep_schedule
 from worker.specs import Role
 from worker.stack.doors import gateway_up, page_line
 from worker.stack.server import embedded_server, is_own, owner_in
@@ -72,13 +72,16 @@ async def working(client: Client, settings: Settings, role: Role, health: Health
         stack.callback(close_ledgers)
         # Ends after the workers: what they do last is brought, too.
         await stack.enter_async_context(forwarding(settings))
-        workers = build_workers(client, settings, role, runner=PRODUCTION_RUNNER)
+        adapters = build_adapters(client, settings)
+        workers = build_workers(client, settings, role, adapters, runner=PRODUCTION_RUNNER)
         for worker in workers:
             await stack.enter_async_context(worker)
         health.begin(client, workers)
         looks = [tell_of_changed_code(), give_memory_back()]
         if role in (Role.ALL, Role.WORKSPACE):
-            looks.append(enter_ends(client))
+            await keep_schedule(client, settings)
+            looks += [enter_ends(client), watch_disk(client, settings)]
+            looks.append(asyncio.to_thread(load_early, settings, adapters.sandbox))
             if at := settings.alerts.digest_at:
                 looks.append(send_digests(post_of(settings, os.environ), at))
         beside = [asyncio.create_task(one) for one in looks]
@@ -147,7 +150,8 @@ async def run_worker(settings: Settings, role: Role) -> None:
             return
         client = starting.result()
         async with working(client, settings, role, health):
-            logger.info("worker '%s' is ready", role.value)
+            build = f", build {build_id_of(settings.worker)}" if settings.worker.deployment else ""
+            logger.info("worker '%s' is ready%s", role.value, build)
             await warn_of_missing(client, settings)
             await stopped.wait()
 
@@ -236,44 +240,6 @@ def _greeting_beside(settings: Settings, page: list[str]) -> str:
 
 
 _NEXT = "Start an episode from another terminal: tightloop start GOAL --done COMMAND   (Ctrl-C stops)"
-
-
-async def free(client: Client, days: float, dry_run: bool) -> None:
-    """Free what episodes left in every project of this host that ended more than so many days ago; print what."""
-    older_than = timedelta(days=days)
-    asked = datetime.now(UTC)
-    known = merged_runs(await known_workflows(client))
-    would = "would be freed" if dry_run else "freed"
-    total = 0
-    for folder in sorted((state_home() / "projects").glob("*/")):
-        freed = await asyncio.to_thread(collect, folder, known, older_than=older_than, dry_run=dry_run, asked=asked)
-        total += freed.size_bytes
-        if not (freed.episodes or freed.artifacts or freed.references or freed.files or freed.rows or freed.busy):
-            continue
-        parts = [counted(len(freed.episodes), "workflow"), counted(freed.artifacts, "artifact")]
-        parts += [counted(freed.references, "tree"), counted(len(freed.files), "other item")]
-        parts += [counted(freed.rows, "row"), f"{freed.size_bytes / 1e6:.1f} MB"]
-        print(f"{freed.project}: {', '.join(parts)} {would}" + (f"; {freed.busy}" if freed.busy else ""))
-        for episode in freed.episodes:
-            print(f"  {episode}")
-    print(
-        f"{total / 1e6:.1f} MB {would}; kept is what is open, younger than an hour, or ended less than "
-        + (f"{days:g} days ago" if days >= 1 else f"{days * 24:g} h ago")
-    )
-
-
-def merged_runs(runs: Iterable[Execution]) -> dict[str, Known]:
-    """Return what Temporal knows of each workflow over all its runs."""
-    found: dict[str, Known] = {}
-    for run in runs:
-        other = found.get(run.id)
-        started = run.started or datetime.now(UTC)
-        closed = None if run.is_open else run.closed
-        if other is not None:
-            started = min(started, other.started)
-            closed = max(closed, other.closed) if closed and other.closed else None
-        found[run.id] = Known(run.id, started, closed)
-    return found
 
 
 def collect_less_often() -> None:

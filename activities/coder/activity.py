@@ -24,23 +24,27 @@ from activities.coder.requests import (
 from activities.coder.session import read_progress, session_folder
 from activities.coder.turns.stored import read_turn
 from activities.executor.port import Outboxes
+from activities.model.observed import operation
 from activities.workspace.folders import root_of, state_folder_of
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
 from tightloop.coder import course
 from tightloop.coder.model import Bounds, CallResult, Turn
+from tightloop.coder.role import known_tools
 from tightloop.coder.session import session_of
 from tightloop.episode.check import CheckResult
 from tightloop.episode.model import EpisodeRequest
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import WorkOrder
 from tightloop.safety.drift import DriftCause
+from tightloop.telemetry import genai
 from tightloop.value import clip, counted
 from tightloop.value.scrub import scrub
 
 FAILING_CHARACTERS = 4_000
 """Of the output of one red check that a model gets."""
 FAILING_CHECKS = 5
+UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +93,13 @@ class CoderActivities:
 
         def use(tree: WorkingTree | None) -> CallResult:
             context = self._context(request.scope, request.base_tree, order, tree)
-            return self.toolbox.use(request.turn, request.index, call, context, folder)
+            # A model may invent a name of any content.
+            name = call.tool if call.tool in known_tools() else UNKNOWN
+            about = {genai.TOOL: name, genai.TOOL_CALL: call.id, genai.CONVERSATION: request.session}
+            with operation(genai.EXECUTE_TOOL, name, about) as made:
+                result = self.toolbox.use(request.turn, request.index, call, context, folder)
+                made.note({genai.ERROR: "ToolError" if result.failed else None})
+            return result
 
         if self.toolbox.heads([call])[0].reads:
             return use(None)

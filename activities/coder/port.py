@@ -65,6 +65,8 @@ class ModelReply(NamedTuple):
     refusal: str = ""
     usage: Usage = Usage()
     model: str = ""
+    response_id: str = ""
+    finish_reason: str = ""
 
 
 class ToolResult(NamedTuple):

@@ -14,6 +14,7 @@ from temporalio.exceptions import CancelledError
 from activities.artifacts.port import ArtifactStores, get_model, put_model
 from activities.executor.fallback import Chosen, choose
 from activities.executor.port import DelegatingExecutor, Delivered, DeliveryState, Executors, Outbox, Outboxes
+from activities.model.observed import operation
 from activities.workspace.folders import root_of, state_folder_of
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
@@ -37,7 +38,9 @@ from tightloop.executor.model import (
     ResumeToken,
     WorkOrder,
 )
+from tightloop.executor.usage import Usage
 from tightloop.safety.drift import Drift
+from tightloop.telemetry import genai
 from tightloop.value import Value, clip
 from tightloop.value.artifact import ArtifactRef
 
@@ -266,7 +269,15 @@ class ExecutionActivities:
 
     def _run(self, scope: EpisodeScope, chosen: Chosen, order: WorkOrder, tree: WorkingTree) -> ExecutorOutcome:
         try:
-            return chosen.executor.execute(order, Supervision(tree), state_folder_of(scope))
+            if isinstance(chosen.executor, DelegatingExecutor):
+                return chosen.executor.execute(order, Supervision(tree), state_folder_of(scope))
+            with operation(genai.INVOKE_AGENT, chosen.name, {genai.AGENT: chosen.name}) as made:
+                outcome = chosen.executor.execute(order, Supervision(tree), state_folder_of(scope))
+                made.answered(outcome.usage or Usage())
+                failed = outcome.status is not ExecutorStatus.COMPLETED
+                session = outcome.resume.session_id if outcome.resume else None
+                made.note({genai.ERROR: outcome.status.value if failed else None, genai.CONVERSATION: session})
+            return outcome
         except ExecutorError as error:
             return ExecutorOutcome(status=ExecutorStatus.FATAL, error=error.message)
         except OSError as error:

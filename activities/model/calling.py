@@ -1,16 +1,43 @@
 """What every call of a model service shares: the client, which model answers, and what the usage is."""
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from activities.model.observed import operation
 from activities.model.service import OPENAI_URL, ModelService
 from tightloop.errors import PlannerError
 from tightloop.executor.usage import Usage
+from tightloop.telemetry import genai
 
 if TYPE_CHECKING:
     import openai
 
-T = TypeVar("T")
+
+class Answered(Protocol):
+    """What an answer tells of itself."""
+
+    @property
+    def usage(self) -> Usage:
+        """What it cost."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """Which model gave it."""
+        ...
+
+    @property
+    def response_id(self) -> str:
+        """The id that the service gave it."""
+        ...
+
+    @property
+    def finish_reason(self) -> str:
+        """Why it ended, in the word of the service."""
+        ...
+
+
+T = TypeVar("T", bound=Answered)
 
 
 def open_client(service: ModelService, *, silence_s: float | None = None) -> "openai.AsyncOpenAI":
@@ -37,6 +64,12 @@ def open_client(service: ModelService, *, silence_s: float | None = None) -> "op
     )
 
 
+def load_client(service: ModelService) -> None:
+    """Import what the first request would have to wait for; most of the SDK is loaded when it is first used."""
+    client = open_client(service)
+    _ = client.responses if service.uses_responses else client.chat.completions
+
+
 class FirstAvailable:
     """Asks the first model of a list that the service has."""
 
@@ -46,8 +79,13 @@ class FirstAvailable:
         self._setting = setting
         self._missing = set() if missing is None else missing
 
-    async def ask(self, call: Callable[[str], Awaitable[T]]) -> T:
+    async def ask(self, call: Callable[[str], Awaitable[T]], *, conversation: str = "", agent: str = "") -> T:
         """Return what `call` returns for the first model that is not missing.
+
+        Args:
+            call: asks a model.
+            conversation: id of the conversation that it belongs to.
+            agent: name of the agent that asks.
 
         Raises:
             PlannerError: the service refuses, or has none of the models; not retryable.
@@ -63,7 +101,18 @@ class FirstAvailable:
         # All of them again once every one was missing: access may have been granted since.
         for model in tuple(each for each in models if each not in self._missing) or models:
             try:
-                return await call(model)
+                # Whoever else speaks the API of OpenAI goes by its name, too.
+                about = {genai.PROVIDER: "openai", genai.REQUEST_MODEL: model}
+                about |= {genai.CONVERSATION: conversation, genai.AGENT: agent}
+                with operation(genai.CHAT, model, about) as made:
+                    answer = await call(model)
+                    made.answered(
+                        answer.usage,
+                        model=answer.model,
+                        response_id=answer.response_id,
+                        finish_reason=answer.finish_reason,
+                    )
+                return answer
             except openai.APIStatusError as error:
                 if not model_missing(error):
                     raise translated(error, model) from error

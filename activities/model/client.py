@@ -43,6 +43,8 @@ class ModelAnswer(NamedTuple):
     refusal: str = ""
     usage: Usage = Usage()
     model: str = ""
+    response_id: str = ""
+    finish_reason: str = ""
 
 
 class ModelClient:
@@ -143,6 +145,8 @@ def read_response(payload: dict[str, Any], model: str) -> ModelAnswer:
         refusal="".join(str(part.get("refusal") or "") for part in parts if part.get("type") == "refusal"),
         usage=read_usage(reported, "input", "output"),
         model=str(payload.get("model") or model),
+        response_id=str(payload.get("id") or ""),
+        finish_reason=str(payload.get("status") or ""),
     )
 
 
@@ -157,6 +161,8 @@ def _from_chat(payload: dict[str, Any], model: str) -> ModelAnswer:
         refusal=str(message.get("refusal") or filtered),
         usage=read_usage(_dict(payload.get("usage")), "prompt", "completion"),
         model=str(payload.get("model") or model),
+        response_id=str(payload.get("id") or ""),
+        finish_reason=str(reason or ""),
     )
 
 

@@ -11,7 +11,7 @@ from activities.remote.increment import Increment, digest_of, gather, read_incre
 from activities.remote.port import Bucket, TreeCopies
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.checkpoint import CheckpointRecord
-from tightloop.episode.copies import CopiesHead, check_holder, increment_name, read_increment_name
+from tightloop.episode.copies import CopiesHead, check_holder, increment_name, is_increment_up_to, read_increment_name
 from tightloop.errors import ArtifactMissingError, FencedError, SettingsError
 
 REMEMBERED = 64
@@ -95,6 +95,25 @@ class Copies:
                     together.put(content, name=digest)
             adopt(taken, increment.record)
         return taken
+
+    def forget(self, episode_id: str) -> int:
+        """Remove the copies of an episode that is not needed any more; return how many. Idempotent.
+
+        Those of another host, which has taken the episode over, stay. The head stays too, with its epoch alone:
+        whoever has the id next gets a higher one.
+
+        Raises:
+            ServiceUnavailableError: the store does not answer.
+        """
+        head, version = self._head(EpisodeScope(episode_id=episode_id, workspace="/"))
+        if head is None or head.home != self.home:
+            return 0
+        empty = head.emptied()
+        if empty != head and not self.bucket.swap(f"{episode_id}/head", empty.model_dump_json().encode(), version):
+            return 0  # it is in use again
+        old = [name for name in self.bucket.names(episode_id) if is_increment_up_to(head.epoch, name)]
+        self.bucket.remove(old)
+        return len(old)
 
     def _head(self, scope: EpisodeScope) -> tuple[CopiesHead | None, str]:
         found = self.bucket.read(f"{scope.episode_id}/head")

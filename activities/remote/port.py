@@ -1,5 +1,6 @@
 """The ports of the remote store: a bucket, and the trees that go into it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,6 +37,13 @@ class Bucket(Protocol):
             Whether it was written; of several at once one is.
         """
         ...
+
+    def names(self, folder: str) -> tuple[str, ...]:
+        """Return the names of all objects below a folder."""
+        ...
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove objects; one that is gone already is no error."""
 
 
 class TreeCopies(Protocol):

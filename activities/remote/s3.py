@@ -1,6 +1,6 @@
 """A bucket of S3, or of a server that speaks its protocol."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -60,6 +60,17 @@ class S3Bucket:
             now = self.read(name)
             return now is not None and now.content == content
         return True
+
+    def names(self, folder: str) -> tuple[str, ...]:
+        """Return the names of all objects below a folder; see the port."""
+        with self._explained():
+            return tuple(found["path"] for chunk in self._store.list(f"{folder}/") for found in chunk)
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove objects; see the port."""
+        if names:
+            with self._explained():
+                self._store.delete(names)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """A bucket whose objects are encrypted, each bound to its name."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from activities.remote.port import Bucket, Stored
@@ -34,6 +35,14 @@ class SealedBucket:
     def swap(self, name: str, content: bytes, version: str) -> bool:
         """Seal an object, and write it if its version is still this one."""
         return self.bucket.swap(name, self._seal(name, content), version)
+
+    def names(self, folder: str) -> tuple[str, ...]:
+        """Return the names of all objects below a folder; they are not sealed."""
+        return self.bucket.names(folder)
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove objects."""
+        self.bucket.remove(names)
 
     def _seal(self, name: str, content: bytes) -> bytes:
         key, nonce = self.keys.current.encode(), os.urandom(NONCE_BYTES)

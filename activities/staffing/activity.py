@@ -1,12 +1,13 @@
 """The staffing activity: looks whether a task queue has workers, for a workflow whose step nobody took."""
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from temporalio import activity
 
 from activities.staffing.port import Staff
 from activities.workspace.scope import EpisodeScope
+from tightloop.episode.copies import choose_successor
 from tightloop.value import Value
 
 
@@ -15,6 +16,7 @@ class LookRequest(Value):
 
     scope: EpisodeScope
     queue: str
+    waited: timedelta = timedelta()
 
 
 class Staffing(Value):
@@ -23,6 +25,10 @@ class Staffing(Value):
     workers: int = 0
     patience: timedelta = timedelta(minutes=5)
     """How long a step may wait there before a person is asked."""
+    again: timedelta | None = None
+    """When to look again, where the workflow need not decide that itself."""
+    successor: str = ""
+    """Task queue of the host that is to go on with the episode: its own has been silent for too long."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +38,24 @@ class StaffingActivities:
     staff: Staff
     no_worker_wait: timedelta
     busy_wait: timedelta
+    move_after: timedelta | None = None
+    """How long a host may be silent before another one goes on with its episodes; None: until a person moves them."""
 
     @activity.defn
     async def look_for_workers(self, request: LookRequest) -> Staffing:
         """Return who works on a task queue: a busy worker is not a missing one."""
         workers = await self.staff.count(request.queue)
-        return Staffing(workers=workers, patience=self.busy_wait if workers else self.no_worker_wait)
+        found = Staffing(workers=workers, patience=self.busy_wait if workers else self.no_worker_wait)
+        is_home = request.queue == request.scope.home
+        if self.move_after is None or not is_home or not request.scope.epoch:
+            return found
+        successor = choose_successor(request.scope.home, await self.staff.homes(), request.scope.episode_id)
+        if not successor:
+            return found
+        seen = await self.staff.last_seen(request.queue)
+        # It worked before the step began to wait, as far as anybody knows.
+        silent = request.waited if seen is None else min(request.waited, datetime.now(UTC) - seen)
+        if silent >= self.move_after:
+            return found.evolve(successor=successor)
+        left = self.move_after - silent
+        return found.evolve(again=left, patience=max(found.patience, request.waited + left))

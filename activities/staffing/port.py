@@ -1,5 +1,6 @@
 """The port of staffing: who works on a task queue."""
 
+from datetime import datetime
 from typing import Protocol
 
 
@@ -8,4 +9,12 @@ class Staff(Protocol):
 
     async def count(self, queue: str) -> int:
         """Return how many workers a task queue has, also such as are busy with all their slots."""
+        ...
+
+    async def last_seen(self, queue: str) -> datetime | None:
+        """Return when a worker of a task queue was last heard of; None: nobody knows one."""
+        ...
+
+    async def homes(self) -> tuple[str, ...]:
+        """Return the task queues of the hosts that have a worker for workspaces."""
         ...

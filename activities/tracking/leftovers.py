@@ -70,6 +70,10 @@ class Leftovers:
                 found.add(str(json.loads(path.read_bytes())["episode"]))
         return frozenset(found)
 
+    def marked(self) -> frozenset[str]:
+        """Return the episodes and plans that a person keeps."""
+        return self._ledger.marked()
+
     def references(self, gone: frozenset[str]) -> dict[str, str]:
         """Return the trees that are kept for episodes, by the names of their references."""
         return {name: tree for name, tree in self._references() if name.split("/")[2] in gone}

@@ -4,7 +4,7 @@ Nothing newer than the first start of a workflow that is kept is touched, nor wh
 through an artifact. Rows go last, so that a collection that was ended in the middle is finished by the next one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -40,6 +40,8 @@ class Freed:
     """Homes and records of agents, records of plans, worktrees of alternatives, cached documents."""
     size_bytes: int = 0
     """Of all but the rows."""
+    marked: int = 0
+    """How many a person keeps."""
     busy: str = ""
     """Why trees, rows and plans were left as they are."""
 
@@ -55,7 +57,13 @@ class _Found:
 
 
 def collect(
-    folder: Path, known: Mapping[str, Known], *, older_than: timedelta, dry_run: bool, asked: datetime | None = None
+    folder: Path,
+    known: Mapping[str, Known],
+    *,
+    older_than: timedelta,
+    dry_run: bool,
+    asked: datetime | None = None,
+    forget: Callable[[str], object] | None = None,
 ) -> Freed:
     """Free what no open or kept workflow of a project needs, beside running workers.
 
@@ -65,17 +73,28 @@ def collect(
         older_than: what closed later than this ago is kept.
         dry_run: only say what would be freed.
         asked: when Temporal was asked; default: now.
+        forget: removes what a workflow has elsewhere, such as its copies in the remote store. Idempotent.
     """
     left = Leftovers(folder)
     cutoff = (asked or datetime.now(UTC)) - max(older_than, GRACE)
     gone, horizon = _unneeded(left, known, cutoff)
     artifacts, files = left.artifacts(gone, horizon), left.files(gone, horizon)
     size = sum(artifacts.values()) + sum(files.values())
-    freed = Freed(folder.name, artifacts=len(artifacts), files=tuple(sorted(files)), size_bytes=size)
+    freed = Freed(
+        folder.name,
+        artifacts=len(artifacts),
+        files=tuple(sorted(files)),
+        size_bytes=size,
+        marked=len(left.marked()),
+    )
     if dry_run:
         return _with_workflows(freed, left, gone)
     left.free_artifacts(artifacts, horizon)
     left.free_files(files)
+    # Before the rows, as all of it; and not while working trees are held: it asks over the network.
+    if forget is not None:
+        for key in sorted(gone):
+            forget(key)
     try:
         with left.held() as locks:
             # Nobody begins or ends anything from here on; meanwhile somebody may have.
@@ -92,7 +111,7 @@ def collect(
 def _unneeded(left: Leftovers, known: Mapping[str, Known], cutoff: datetime) -> tuple[frozenset[str], datetime]:
     active, claimed = left.last_activity(known), left.claimed()
     here = {key: each for key, each in known.items() if key in active or key in claimed}
-    return choose(active, here, claimed, cutoff)
+    return choose(active, here, claimed, cutoff, left.marked())
 
 
 def _with_workflows(freed: Freed, left: Leftovers, gone: frozenset[str]) -> Freed:
@@ -108,7 +127,11 @@ def _with_workflows(freed: Freed, left: Leftovers, gone: frozenset[str]) -> Free
 
 
 def choose(
-    active: Mapping[str, datetime], known: Mapping[str, Known], claimed: frozenset[str], cutoff: datetime
+    active: Mapping[str, datetime],
+    known: Mapping[str, Known],
+    claimed: frozenset[str],
+    cutoff: datetime,
+    marked: frozenset[str] = frozenset(),
 ) -> tuple[frozenset[str], datetime]:
     """Return which episodes of a project nobody needs, and the time before which their leftovers go.
 
@@ -117,9 +140,13 @@ def choose(
         known: what Temporal knows; an id that it does not know was closed, and its history is gone.
         claimed: episodes that hold a workspace: without Temporal's word they count as open.
         cutoff: what closed later is kept.
+        marked: what a person keeps, with all that it started.
     """
 
     def ended(key: str) -> datetime | None:
+        # See `child_id` for the ids of what a plan started.
+        if any(key == mark or key.startswith(f"{mark}.") for mark in marked):
+            return None
         found = known.get(key)
         if found is not None:
             return None if found.closed is None else max(found.closed, active.get(key, found.closed))

@@ -238,8 +238,22 @@ class WorkerLine(Shown):
     runs_workflows: bool = False
 
 
+class WaitingSteps(Shown):
+    """The steps that wait on a task queue for a free slot. Temporal counts them roughly, and some seconds late."""
+
+    queue: str = Field(examples=["tightloop-gui-macos"])
+    steps: int
+    oldest_s: float
+    person_waits: int
+    """Steps for which a person waits; they go first."""
+    running: int
+    """Steps of work that runs; they go next."""
+    new: int
+    """First steps of new work."""
+
+
 class Workers(Shown):
-    """The workers of the installation, and what is missing."""
+    """The workers of the installation, what is missing, and what waits."""
 
     queue: str
     """The task queue of the workflows."""
@@ -248,6 +262,8 @@ class Workers(Shown):
     """Task queues of the hosts that open workspaces."""
     missing: list[str]
     """What an episode would wait for, each as a sentence that says what to start."""
+    waiting: list[WaitingSteps]
+    """By task queue; only where steps wait."""
 
 
 class Done(Shown):

@@ -19,6 +19,7 @@ NAMES = (
     "long",
     "idle",
     "busy",
+    "scale",
     "sandbox",
     "scheduler",
     "plan",
@@ -29,6 +30,7 @@ NAMES = (
     "ledger",
     "pages",
     "gui",
+    "copies",
     "memory",
 )
 LIMIT_S = 300

@@ -8,15 +8,12 @@ from typing import Any
 from uuid import uuid4
 
 from temporalio.client import Client
-from temporalio.worker import Worker
-from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
-from tests.benchmarks.bare import BareEmpty, BareWork, act, think
+from tests.benchmarks.bare import BareEmpty, BareWork
 from tests.benchmarks.figures import Report, Spread, progress
-from tests.benchmarks.stage import InstantPlanner, Stage, stage
+from tests.benchmarks.stage import InstantPlanner, Stage, bare_worker, stage
 from tests.benchmarks.stopwatch import Pass
 from tightloop.client import TightloopClient
-from worker.build import workflow_runner
 
 ROUNDS = 12
 ITERATIONS = 12
@@ -28,7 +25,7 @@ Arm = Callable[[Stage], Awaitable[str]]
 
 async def measure() -> Report:
     """Run the three kinds of workflow in turn, in another order every round."""
-    async with stage() as on, on.worker(InstantPlanner()) as episodes, _bare(on, episodes):
+    async with stage() as on, on.worker(InstantPlanner()) as episodes, bare_worker(episodes, _bare_queue(on)):
         await _episode(on)
         found: dict[str, list[list[Pass]]] = {name: [] for name in ARMS}
         once: dict[str, list[float]] = {name: [] for name in ARMS}
@@ -89,20 +86,6 @@ RATIOS = (
 
 def _bare_queue(on: Stage) -> str:
     return f"{on.settings.temporal.task_queue}-bare"
-
-
-def _bare(on: Stage, episodes: Worker) -> Worker:
-    """Return a worker with the same settings, but without our interceptors."""
-    config: Any = episodes.config()
-    config |= {
-        "task_queue": _bare_queue(on),
-        "workflows": [BareEmpty, BareWork],
-        "activities": [*config["activities"], think, act],
-        "interceptors": [],
-        # The SDK's own, as anybody has it.
-        "workflow_runner": SandboxedWorkflowRunner(restrictions=workflow_runner().restrictions),
-    }
-    return Worker(**config)
 
 
 async def _history(client: Client, workflow_id: str, first: str) -> tuple[Spread, Spread]:

@@ -15,10 +15,12 @@ import psutil
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 import workflows
 from activities.artifacts.sqlite import close_idle
 from activities.planner.port import Planner
+from tests.benchmarks.bare import BareEmpty, BareWork, act, think
 from tests.benchmarks.stopwatch import Stopwatch
 from tests.support.doubles import planned
 from tightloop.episode.budget import Budget
@@ -26,7 +28,7 @@ from tightloop.episode.model import EpisodeRequest
 from tightloop.episode.planning import Briefing, PlannerAnswer
 from tightloop.executor.model import ExecutorChoice
 from tightloop.settings import Settings, parse_settings
-from worker.build import PRODUCTION_RUNNER, build_adapters, build_workers
+from worker.build import PRODUCTION_RUNNER, build_adapters, build_workers, workflow_runner
 from worker.connect import DATA_CONVERTER, connect
 from worker.stack.server import server_arguments, temporal_binary, tuning_arguments
 from worker.up import collect_less_often
@@ -54,6 +56,7 @@ class Stage:
     folder: Path
     stopwatch: Stopwatch
     processor: "Callable[[], Processor]"
+    server: psutil.Process
 
     @asynccontextmanager
     async def worker(self, planner: Planner, **adapters: Any) -> AsyncIterator[Worker]:
@@ -122,11 +125,12 @@ async def stage() -> AsyncIterator[Stage]:
             queue = f"bench-{uuid4().hex[:8]}"
             document = f"temporal: {{address: '{address}', task_queue: '{queue}'}}\nsandbox: {{unsafe_local: true}}"
             settings = parse_settings(document, {})
-            processor = _processor_time(folder)
+            server = _server_on(folder)
+            processor = _processor_time(server)
             stopwatch = Stopwatch(lambda: sum(processor()))
             config = (await connect(settings)).config()
             config["interceptors"] = [stopwatch]
-            yield Stage(Client(**config), settings, folder, stopwatch, processor)
+            yield Stage(Client(**config), settings, folder, stopwatch, processor, server)
 
 
 class Processor(NamedTuple):
@@ -139,13 +143,18 @@ class Processor(NamedTuple):
     server: float
 
 
-def _processor_time(folder: Path) -> Callable[[], Processor]:
-    """Return what tells the processor time of this process, its children, and the server on a folder."""
+def _server_on(folder: Path) -> psutil.Process:
+    """Return the server that this process started on a folder."""
     [server] = [
         process
         for process in psutil.Process().children(recursive=True)
         if any(str(folder) in word for word in process.cmdline())
     ]
+    return server
+
+
+def _processor_time(server: psutil.Process) -> Callable[[], Processor]:
+    """Return what tells the processor time of this process, its children, and the server."""
 
     def tell() -> Processor:
         times, ours = server.cpu_times(), os.times()
@@ -158,3 +167,17 @@ def git(folder: Path, *arguments: str) -> bytes:
     """Run git with an identity of the benchmarks' own."""
     identity = ("-c", "user.name=bench", "-c", "user.email=bench@localhost", "-c", "commit.gpgsign=false")
     return subprocess.run(("git", *identity, *arguments), cwd=folder, capture_output=True, check=True).stdout
+
+
+def bare_worker(episodes: Worker, queue: str) -> Worker:
+    """Return a worker with the settings of one of episodes, but without our interceptors."""
+    config: Any = episodes.config()
+    config |= {
+        "task_queue": queue,
+        "workflows": [BareEmpty, BareWork],
+        "activities": [*config["activities"], think, act],
+        "interceptors": [],
+        # The SDK's own, as anybody has it.
+        "workflow_runner": SandboxedWorkflowRunner(restrictions=workflow_runner().restrictions),
+    }
+    return Worker(**config)

@@ -17,7 +17,10 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from temporalio.client import Client
 
+from activities.model.gateway.port import Wire
 from tests.support.episodes import eventually
+from tests.support.fake_model import FakeCoderModel, use
+from tests.support.fake_model.exchange import Tokens
 from tests.support.otlp_receiver import collecting, values
 from tests.support.stack.stack import ROOT, Stack, wait_for_port
 from tightloop.client import TightloopClient
@@ -65,30 +68,45 @@ def one_series(text: str, name: str, **labels: str) -> float:
 
 
 @pytest.mark.timeout(400)
-async def test_a_trace_links_the_command_that_started_an_episode_with_its_workflow_and_its_activities(
+async def test_a_trace_links_whoever_started_an_episode_with_its_workflows_activities_and_calls_of_a_model(
     tmp_path: Path, workspace: Path
 ) -> None:
-    with collecting() as collector:
+    listen = f"127.0.0.1:{free_port()}"
+    write = use(("create_file", {"path": "lines.py", "content": "LINES = 3\n", "overwrite": None}))
+    finish = use(("finish", {"summary": "written"}))
+    with collecting() as collector, FakeCoderModel(write, finish, tokens=Tokens(input=1200, output=80)) as model:
         variables = {
             "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
             "OTEL_EXPORTER_OTLP_HEADERS": "x-collector-key=letmein",
             "TIGHTLOOP_TELEMETRY__SERVICE_NAME": "loop-of-the-house",
+            "TIGHTLOOP_GATEWAY__LISTEN": listen,
+            "TIGHTLOOP_CODER__BASE_URL": model.base_url(Wire.CHAT),
+            "TIGHTLOOP_CODER__MODELS": json.dumps(["m1"]),
         }
         with Stack(tmp_path / "stack", variables) as stack:
             stack.start_server()
             wait_for_port(stack.settings.temporal.address)
             stack.start_worker()
+            gateway = stack.start_gateway()
             asked = ("start", "make lines", "--workspace", str(workspace), "--done", "true")
             started = await command_line(stack, "tightloop.cli.main", *asked)
             assert started.returncode == 0, started.stdout + started.stderr
             client = await TightloopClient.connect(settings=stack.settings)
             result = await client.result(await client.resolve("last"))
+            made = await command_line(stack, "tightloop.cli.main", "token", "create", "anna", "--role", "operator")
+            wait_for_port(listen)
+            coded = await asyncio.to_thread(posted, listen, made.stdout.strip(), workspace)
+            written = await client.result(coded)
+            gateway.terminate()
+            await asyncio.to_thread(gateway.wait, 60)
             stack.stop_worker()
             log = stack.worker_log()
     assert result.outcome is EpisodeOutcome.SUCCEEDED
+    assert written.outcome is EpisodeOutcome.SUCCEEDED, written.reason
     assert f"telemetry: traces to {collector.url}, metrics to {collector.url}" in log
     spans = collector.spans
-    [start] = named(spans, "StartWorkflow:EpisodeWorkflow")
+    by_id = {span.span_id: span for span in spans}
+    [start] = [span for span in named(spans, "StartWorkflow:EpisodeWorkflow") if span.trace_id.hex() != TRACE]
     trace = [span for span in spans if span.trace_id == start.trace_id]
     [run] = named(trace, "RunWorkflow:EpisodeWorkflow")
     [opening] = named(trace, "StartActivity:open_workspace")
@@ -98,12 +116,54 @@ async def test_a_trace_links_the_command_that_started_an_episode_with_its_workfl
     assert opened.parent_span_id == opening.span_id
     assert opened.end_time_unix_nano > opened.start_time_unix_nano
     assert values(opened.attributes)["temporalWorkflowID"] == values(start.attributes)["temporalWorkflowID"]
-    assert {span.trace_id for span in spans if span.name.startswith("RunActivity:")} == {start.trace_id}
+
+    called = [span for span in spans if span.trace_id.hex() == TRACE]
+    assert {span.trace_id.hex() for span in spans} == {TRACE, start.trace_id.hex()}
+    [asking] = named(called, "StartWorkflow:EpisodeWorkflow")
+    assert asking.parent_span_id.hex() == CALLER
+    [turn, last] = named(called, "chat m1")
+    for call, of in ((turn, "take_turn"), (last, "take_turn"), *((one, "use_tool") for one in tools(called))):
+        assert by_id[call.parent_span_id].name == f"RunActivity:{of}"
+    assert [call.name for call in tools(called)] == ["execute_tool create_file", "execute_tool finish"]
+    coding = {values(call.attributes)["gen_ai.conversation.id"] for call in (turn, last, *tools(called))}
+    assert len(coding) == 1
+    assert values(turn.attributes)["gen_ai.agent.name"] == "coder"
+
     assert collector.services == {"loop-of-the-house"}
     assert {export.headers.get("x-collector-key") for export in collector.exports} == {"letmein"}
     ended = [value for (name, _), value in collector.sums.items() if name == "tightloop_episodes"]
-    assert ended == [1], "what was counted last goes out before the worker ends"
+    assert ended == [2], "what was counted last goes out before the worker ends"
     assert any(name.startswith("temporal_") for name, _ in collector.sums)
+    assert collector.exemplars["gen_ai.client.operation.duration"] <= {turn.span_id, last.span_id}
+    assert collector.exemplars["gen_ai.client.operation.duration"]
+    tracking = {span.span_id for span in spans if span.name == "RunActivity:track_iteration"}
+    assert collector.exemplars["tightloop_tracker_seconds"] & tracking
+
+
+TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+def tools(spans: list[Span]) -> list[Span]:
+    return sorted((one for one in spans if one.name.startswith("execute_tool ")), key=lambda one: one.name)
+
+
+def posted(listen: str, token: str, workspace: Path) -> str:
+    """Start an episode of the coder as a service does that traces its requests; returns its id."""
+    headers = {
+        "Authorization": f"Bearer {token}",
+        "Content-Type": "application/json",
+        "traceparent": f"00-{TRACE}-{CALLER}-01",
+    }
+    body = {
+        "goal": "make lines",
+        "workspace": str(workspace),
+        "definitionOfDone": [{"run": "test -f lines.py"}],
+        "executor": {"name": "coder"},
+    }
+    request = urllib.request.Request(f"http://{listen}/api/episodes", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        episode_id: str = json.load(answer)["id"]
+        return episode_id
 
 
 @pytest.mark.timeout(400)
@@ -111,7 +171,8 @@ async def test_prometheus_reads_at_the_workers_port_what_an_episode_did_and_labe
     tmp_path: Path, workspace: Path
 ) -> None:
     bind = f"127.0.0.1:{free_port()}"
-    with Stack(tmp_path / "stack", {"TIGHTLOOP_TELEMETRY__PROMETHEUS_BIND": bind}) as stack:
+    bounded = {"TIGHTLOOP_RETENTION__EVERY_H": "24", "TIGHTLOOP_RETENTION__MAX_GB": "1000"}
+    with Stack(tmp_path / "stack", {"TIGHTLOOP_TELEMETRY__PROMETHEUS_BIND": bind, **bounded}) as stack:
         stack.start_server()
         wait_for_port(stack.settings.temporal.address)
         stack.start_worker()
@@ -147,6 +208,7 @@ async def test_prometheus_reads_at_the_workers_port_what_an_episode_did_and_labe
     assert one_series(text, "tightloop_tracker_seconds_count") == 2
     assert 0 < one_series(text, "tightloop_tracker_seconds_sum") < 60
     assert one_series(text, "tightloop_episode_iterations_sum") == result.iterations == 2
+    assert 0 < one_series(text, "tightloop_disk_used_share") < 1e-3
     assert "temporal_activity_execution_latency" in text
     assert 'service_name="tightloop"' in text
     labels = {value for row in text.splitlines() if row.startswith("tightloop_") for value in LABEL.findall(row)}

@@ -78,6 +78,17 @@ class Collector:
                         found[metric.name, frozenset(values(point.attributes).items())] = point.count
         return found
 
+    @property
+    def exemplars(self) -> dict[str, set[bytes]]:
+        """The spans that histograms name, by the name of the metric."""
+        found: dict[str, set[bytes]] = {}
+        for body in self._came("/v1/metrics"):
+            for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+                for metric in (metric for scope in resource.scope_metrics for metric in scope.metrics):
+                    named = {one.span_id for point in metric.histogram.data_points for one in point.exemplars}
+                    found.setdefault(metric.name, set()).update(named)
+        return found
+
 
 def values(attributes: "list[KeyValue]") -> dict[str, str]:
     """Return attributes as texts."""

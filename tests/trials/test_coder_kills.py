@@ -22,7 +22,7 @@ from tests.support.fake_model.script import Step, use
 from tests.support.fake_model.turns import FakeCoderModel
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
-from tightloop.settings import Settings
+from tightloop.settings import Settings, WorkerSettings
 
 KILLS = int(os.environ.get("TIGHTLOOP_TEST_CODER_KILLS", "4"))
 KILLS_A_RUN = 4
@@ -106,7 +106,9 @@ def settings_of(settings: Settings, fake: FakeCoderModel) -> str:
     coder = settings.coder.evolve(
         base_url=fake.base_url(Wire.CHAT), models=("fake",), planning=False, testing=False, rounds=0
     )
-    return settings.evolve(coder=coder).as_yaml()
+    # As it is delivered: the tests' own wait is longer.
+    worker = settings.worker.evolve(sticky_timeout_s=WorkerSettings().sticky_timeout_s)
+    return settings.evolve(coder=coder, worker=worker).as_yaml()
 
 
 async def kill_last(folder: Path) -> float:

@@ -4,67 +4,39 @@ import asyncio
 import math
 import os
 import random
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from activities.executor.sqlite_outbox import open_sqlite_outbox
-from tests.support.episodes import eventually, scripted
+from tests.support.episodes import eventually
+from tests.support.line_writing import PLAN, line_request, lines_written
 from tests.support.model_server import ModelServer, says
 from tests.support.stack.stack import Stack, shared_state, wait_for_port
 from tightloop.client import TightloopClient
 from tightloop.database.opening import open_project
-from tightloop.episode.budget import Budget
 from tightloop.episode.checkpoint import CheckpointRecord
-from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
+from tightloop.episode.model import EpisodeOutcome
 from tightloop.errors import ServiceUnavailableError
 from tightloop.executor.model import ExecutorStatus
 
 KILLS = 10
-PLAN = {
-    "diagnosis": "there are too few lines",
-    "action_items": ["append a line"],
-    "steps": [{"title": "append a line", "run": None}],
-    "scope": ["log.txt"],
-    "context": "",
-    "claims_done": False,
-    "gave_up": False,
-    "reason": "",
-    "alignment": {"answer": "yes", "rationale": "adds a line"},
-}
 ITERATION_S = 0.6
 PAUSE_S = 1.5
-STEP = {"append": [{"path": "log.txt", "text": "{n}\n"}], "sleep": ITERATION_S}
 LINES = KILLS * (math.ceil(PAUSE_S / ITERATION_S) + 1)
 """More than the episode can write before the last kill."""
 
 
-def long_request(workspace: Path) -> EpisodeRequest:
-    """An episode that goes on until the log has all its lines."""
-    return EpisodeRequest(
-        goal="write many lines",
-        workspace=str(workspace),
-        planner="openai",
-        definition_of_done=[f"test $(wc -l < log.txt) -ge {LINES}"],  # type: ignore[list-item]
-        executor=scripted(STEP),
-        budget=Budget(max_iterations=None, warn_at_iteration=None, max_executor_failures=None),
-        repeat_error_limit=10_000,
-        deviation_limit=10_000,
-    )
-
-
 def check_that_nothing_was_lost_or_doubled(workspace: Path, episode_id: str) -> str:
     """Compare the files with the outbox and the ledger; returns the figures."""
-    lines = Counter((workspace / "log.txt").read_text().split())
+    lines = lines_written(workspace)
     deliveries = open_sqlite_outbox(workspace).deliveries(episode_id)
     checkpoints = open_project(workspace).checkpoints(episode_id)
-    assert max(lines.values()) == 1, f"an iteration took effect more than once: {lines}"
     done = {str(d.iteration) for d in deliveries if d.report and d.report.status is ExecutorStatus.COMPLETED}
     unknown = {str(d.iteration) for d in deliveries if d.report and d.report.status is ExecutorStatus.OUTCOME_UNKNOWN}
-    assert done <= set(lines), "a completed delivery left no trace"
-    assert set(lines) <= done | unknown, "a trace without a delivery"
+    assert done <= lines, "a completed delivery left no trace"
+    assert lines <= done | unknown, "a trace without a delivery"
     assert [record.number for record in checkpoints] == list(range(len(checkpoints)))
     assert len(checkpoints) == len({record.tree for record in checkpoints})
     seen = f"{len(lines)} iterations took effect, {len(unknown)} with unknown outcome"
@@ -98,7 +70,7 @@ async def test_an_episode_survives_ten_kills(victim: str, workspace: Path, tmp_p
         wait_for_port(stack.settings.temporal.address)
         stack.start_worker()
         client = await TightloopClient.connect(settings=stack.settings)
-        episode_id = await client.start(long_request(workspace))
+        episode_id = await client.start(line_request(workspace, LINES, {"sleep": ITERATION_S}))
         for _ in range(KILLS):
             await progress(workspace, episode_id)
             await asyncio.sleep(moments.uniform(0.0, PAUSE_S))

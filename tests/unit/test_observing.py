@@ -9,7 +9,8 @@ from tightloop.episode.checkpoint import CheckpointRecord, Tracked
 from tightloop.episode.progress.tracking import ProbabilityClass, Tracking
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
 from tightloop.telemetry import METRICS
-from worker.observing.metrics import Sample, samples
+from worker.observing.metrics import samples
+from worker.observing.recording import Sample
 
 
 def counted(recalled: int | None = None, **report: Any) -> list[Sample]:

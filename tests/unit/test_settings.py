@@ -189,3 +189,15 @@ def test_any_document_gives_settings_or_a_sentence(document: dict[object, object
         assert refusal(text).strip()
     else:
         assert parse_settings(settings.as_yaml().replace("*" * 10, ""), {}).budget == settings.budget
+
+
+def test_disk_is_as_full_as_its_nearer_bound_says() -> None:
+    retention = parse_settings("retention: {every_h: 24, max_gb: 10, min_free_gb: 20}", {}).retention
+    disk = 100 * 10**9
+    assert retention.used_share(held_bytes=5 * 10**9, free_bytes=90 * 10**9, disk_bytes=disk) == 0.5
+    assert retention.used_share(held_bytes=5 * 10**9, free_bytes=20 * 10**9, disk_bytes=disk) == 1
+    assert Settings().retention.used_share(held_bytes=disk, free_bytes=0, disk_bytes=disk) == 0
+
+
+def test_bound_of_the_disk_without_collections_is_refused() -> None:
+    assert "Set every_h" in refusal("retention: {max_gb: 10}")

@@ -32,7 +32,7 @@ from tightloop.host import state_folder, state_home
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.value.artifact import PACKED
 from worker.connect import known_workflows
-from worker.up import merged_runs
+from worker.retention.freeing import merged_runs
 
 DAY = timedelta(days=1)
 OLD = timedelta(days=40)

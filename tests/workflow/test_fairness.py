@@ -4,6 +4,8 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
+from html import unescape
+from pathlib import Path
 
 import pytest
 from temporalio import activity, workflow
@@ -11,10 +13,13 @@ from temporalio.client import Client
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from tests.support.episodes import eventually
+from tests.support.gateway import gateway
+from tightloop.client import TightloopClient
 from tightloop.client.calls import Calls
 from tightloop.client.installation.staffing import backlog_of
 from tightloop.episode.model import EpisodeRequest, Queues
 from tightloop.episode.share import Urgency, fairness_key
+from tightloop.safety.person import Role
 from tightloop.settings import Settings
 from tightloop.settings.defaults import with_defaults
 from tightloop.value import Value
@@ -105,13 +110,15 @@ async def test_scarce_screen_is_shared_by_the_weights_of_the_settings(
     assert 0.9 * 75 <= used[:100].count("big") <= 1.1 * 75
 
 
-async def test_step_for_a_person_goes_before_running_ones_and_new_ones_wait_and_doctor_tells_so(
-    temporal_client: Client, settings: Settings
+async def test_step_for_a_person_goes_before_running_ones_and_new_ones_wait_and_doctor_page_and_api_tell_so(
+    temporal_client: Client, settings: Settings, tmp_path: Path
 ) -> None:
     queue = f"screen-{uuid.uuid4()}"
+    mine = settings.evolve(queues=settings.queues.evolve(executor=queue))
     kinds = (("new", Urgency.NEW), ("running", Urgency.RUNNING), ("person", Urgency.PERSON_WAITS))
     floods = [Flood(request=project(name, settings, queue), steps=3, urgency=urgent) for name, urgent in kinds]
     told: list[str] = []
+    waiting: list[dict[str, object]] = []
 
     async def look() -> None:
         async def counted() -> str:
@@ -119,10 +126,21 @@ async def test_step_for_a_person_goes_before_running_ones_and_new_ones_wait_and_
             return str(backlog) if backlog.count == 9 else ""
 
         told.append(await eventually(counted))
+        async with (
+            gateway(tmp_path, TightloopClient(temporal_client, mine), mine) as served,
+            served.http(served.token("op", Role.ADMIN)) as http,
+        ):
+            waiting.extend((await http.get("/api/workers")).json()["waiting"])
+            told.append(unescape((await http.get("/workers")).text))
 
     used = await order_of(temporal_client, floods, look)
     assert used == ["person"] * 3 + ["running"] * 3 + ["new"] * 3
     assert told[0].endswith("in this order: 3 where a person waits, 3 running, 3 new")
+    [line] = [line for line in told[1].splitlines() if "data-backlog" in line and queue in line]
+    assert "in this order: 3 where a person waits, 3 running, 3 new" in line
+    [found] = [one for one in waiting if one["queue"] == queue]
+    assert found.pop("oldestS")
+    assert found == {"queue": queue, "steps": 9, "personWaits": 3, "running": 3, "new": 3}
 
 
 def test_project_is_not_named_to_temporal() -> None:

@@ -1,11 +1,6 @@
 """`tightloop gc`: what closed episodes left on this host goes, what an open or kept one needs stays."""
 
-import os
-import sqlite3
-import subprocess
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,7 +10,7 @@ from activities.artifacts.local import open_local_store
 from activities.tracking.retention import Known, choose, collect
 from activities.workspace.ownership import tree_lock
 from tests.support.episodes import Working, eventually
-from tests.support.ledger import backdate
+from tests.support.leftovers import aged, last_active, trees
 from tightloop.cli.host.commands import read_days
 from tightloop.client import TightloopClient
 from tightloop.database.opening import open_project
@@ -24,29 +19,11 @@ from tightloop.episode.model import CheckpointFile, EpisodeOutcome
 from tightloop.errors import InvalidRequestError
 from tightloop.host import state_folder
 from tightloop.question import QuestionKind
-from tightloop.value.artifact import PACKED
 from worker.connect import known_workflows
-from worker.up import merged_runs
+from worker.retention.freeing import merged_runs
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
-
-
-def aged(folder: Path, days: int) -> None:
-    """Let every file look as if it had been written so long ago."""
-    then = datetime.now(UTC).timestamp() - days * 86_400
-    for path in [*(folder / "artifacts").rglob("*"), *(folder / "trees").rglob("*")]:
-        os.utime(path, (then, then))
-    with closing(sqlite3.connect(folder / "artifacts" / PACKED)) as artifacts, artifacts:
-        artifacts.execute("UPDATE artifact SET stored = ?", (then,))
-
-
-def trees(folder: Path) -> set[str]:
-    done = subprocess.run(
-        ["git", "--git-dir", str(folder / "trees"), "for-each-ref", "--format=%(refname)"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return {line.split("/")[2] for line in done.stdout.split()}
 
 
 async def test_a_closed_episode_is_freed_and_an_open_one_keeps_all_it_needs(
@@ -69,7 +46,7 @@ async def test_a_closed_episode_is_freed_and_an_open_one_keeps_all_it_needs(
         ended = datetime.now(UTC) - 40 * DAY
         known |= {old: Known(old, ended - DAY, ended)}
         known |= {kept: Known(kept, datetime.now(UTC) - DAY, None)}
-        _backdate(folder, old, ended)
+        last_active(folder, old, ended)
         aged(folder, 50)
         planned = collect(folder, known, older_than=30 * DAY, dry_run=True)
         assert trees(folder) == {old, kept}
@@ -109,13 +86,6 @@ async def test_a_closed_episode_is_freed_and_an_open_one_keeps_all_it_needs(
                 store.get(reference)
 
 
-def _backdate(folder: Path, episode_id: str, at: datetime) -> None:
-    """Let an episode have done its last thing then."""
-    backdate(folder.parent.parent, episode_id, at)
-    with sqlite3.connect(folder / "outbox.db") as outbox:
-        outbox.execute("UPDATE delivery SET queued_at = ? WHERE episode_id = ?", (at.timestamp(), episode_id))
-
-
 async def test_trees_that_somebody_holds_are_left_for_a_later_run(
     client: TightloopClient, working: Working, request_for, workspace
 ) -> None:
@@ -124,7 +94,7 @@ async def test_trees_that_somebody_holds_are_left_for_a_later_run(
         episode_id = await client.start(request_for())
         await client.result(episode_id)
     known = {episode_id: Known(episode_id, NOW - 500 * DAY, NOW - 400 * DAY)}
-    _backdate(folder, episode_id, NOW - 400 * DAY)
+    last_active(folder, episode_id, NOW - 400 * DAY)
     with tree_lock(folder, workspace):
         busy = collect(folder, known, older_than=30 * DAY, dry_run=False)
         assert trees(folder) == {episode_id}
@@ -158,6 +128,12 @@ def test_an_episode_that_temporal_forgot_is_open_while_it_holds_a_workspace() ->
     active = {"held": NOW - 90 * DAY, "left": NOW - 90 * DAY, "young": NOW - DAY}
     gone, _ = choose(active, {}, frozenset({"held"}), NOW - 30 * DAY)
     assert gone == {"left"}
+
+
+def test_what_a_person_keeps_stays_with_what_it_started() -> None:
+    active = dict.fromkeys(("plan", "plan.step.1", "plan-2", "other"), NOW - 90 * DAY)
+    gone, _ = choose(active, {}, frozenset(), NOW - 30 * DAY, frozenset({"plan"}))
+    assert gone == {"plan-2", "other"}
 
 
 def test_a_time_that_is_none_is_refused() -> None:

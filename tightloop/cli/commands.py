@@ -132,6 +132,12 @@ COMMANDS = (
         HOST,
     ),
     Command(
+        "keep",
+        "host.commands:keep",
+        "Keep what an episode or a plan left on this host from `tightloop gc`, however old it gets.",
+        HOST,
+    ),
+    Command(
         "open",
         "host.commands:open_page",
         "Open the page in a browser and sign it in; prints the link, which works once and for a minute.",
@@ -150,7 +156,12 @@ COMMANDS = (
         'Print the variables with which the `temporal` command talks to this server: eval "$(tightloop env)".',
         HOST,
     ),
-    Command("replay", "host.commands:replay", "Replay a history against the current code and print the events.", HOST),
+    Command(
+        "replay",
+        "host.commands:replay",
+        "Replay one or many histories against the current code; exit code 1 when it does not fit.",
+        HOST,
+    ),
     Command(
         "doctor",
         "host.commands:doctor",
@@ -179,6 +190,20 @@ COMMANDS = (
             "Let macOS start a worker at each sign-in, for windows that only a session at the screen has.",
         ),
         Command("uninstall", "host.launch_agent:uninstall", "End it, and start it no more."),
+    ),
+    group(
+        "deploy",
+        "Builds of the workers, where worker.deployment is set: upgrade while episodes run.",
+        HOST,
+        Command("status", "host.deploying:status", "Show the builds: state, what is open on each, live workers."),
+        Command(
+            "promote",
+            "host.deploying:promote",
+            "Let new workflows start on this installation's build, once its workers live and it fits the histories.",
+        ),
+        Command(
+            "ramp", "host.deploying:ramp", "Let only a share of new workflows start on it; the checks are the same."
+        ),
     ),
     group(
         "plan",

@@ -3,20 +3,17 @@
 import asyncio
 import contextlib
 import getpass
-import logging
-import os
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from temporalio.client import Interceptor
 
 from tightloop.cli import FAILED, INTERRUPTED, NEEDS_PERSON
 from tightloop.cli.render.terminal import show_either
 from tightloop.client import CLOSED_STATUSES, Kind, Status, TightloopClient
+from tightloop.client.connection import traced
 from tightloop.client.following.finding import LAST
 from tightloop.client.following.status import word_of_status
 from tightloop.errors import ServiceUnavailableError
@@ -61,7 +58,7 @@ class Session:
         settings = self.settings
 
         async def connected() -> T:
-            with _traced(settings) as tracing:
+            with traced(settings, FLUSH_SECONDS) as tracing:
                 interceptors = () if tracing is None else (tracing,)
                 return await work(
                     await TightloopClient.connect(
@@ -105,20 +102,6 @@ async def within(seconds: float, work: Awaitable[T]) -> T | None:
         async with asyncio.timeout(seconds):
             return await work
     return None
-
-
-def _traced(settings: Settings) -> AbstractContextManager[Interceptor | None]:
-    """Trace the calls of one command where telemetry is on; `doctor` tells if its packages are missing."""
-    endpoint = settings.telemetry.endpoint(os.environ)
-    if not endpoint:
-        return nullcontext()
-    try:
-        from tightloop.client.tracing import exporting
-    except ImportError:
-        return nullcontext()
-    # A collector that does not answer must not fill the terminal.
-    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-    return exporting(endpoint, settings.telemetry.service_name, seconds=FLUSH_SECONDS)
 
 
 def session_of(context: typer.Context) -> Session:

@@ -2,10 +2,11 @@
 
 import asyncio
 import atexit
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -35,6 +36,25 @@ _STARTING_WAIT = timedelta(milliseconds=100)
 
 Bounded = Callable[[str, timedelta], AbstractAsyncContextManager[None]]
 """Bounds a call about a workflow in time, and translates its failure."""
+
+
+def traced(settings: Settings, seconds: float) -> AbstractContextManager[Interceptor | None]:
+    """Trace the calls of a client where telemetry is on; `doctor` tells if its packages are missing.
+
+    Args:
+        settings: those in force.
+        seconds: for what is left when the block ends.
+    """
+    endpoint = settings.telemetry.endpoint(os.environ)
+    if not endpoint:
+        return nullcontext()
+    try:
+        from tightloop.client.tracing import exporting
+    except ImportError:
+        return nullcontext()
+    # A collector that does not answer must not fill the terminal.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+    return exporting(endpoint, settings.telemetry.service_name, seconds=seconds)
 
 
 def settings_for(target: str | None, namespace: str | None, settings: Settings | None) -> Settings:

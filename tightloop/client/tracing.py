@@ -6,10 +6,15 @@ libraries in the process never reach the collector through here.
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.metrics import Meter
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
@@ -97,9 +102,11 @@ class _ErrorNames(ActivityInboundInterceptor):
 class Tracing(TracingInterceptor):
     """The SDK's interceptor for clients and workers, without baggage: its values would stand in histories."""
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Tracer, meter: Meter | None = None) -> None:
         super().__init__(tracer)
         self.text_map_propagator = TraceContextTextMapPropagator()
+        self.meter = meter
+        """For what is measured within spans; None: metrics go another way."""
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
         """Put a span around an activity."""
@@ -114,13 +121,16 @@ class Tracing(TracingInterceptor):
 
 
 @contextlib.contextmanager
-def exporting(endpoint: str, service_name: str, *, seconds: float = EXPORT_SECONDS) -> Iterator[Tracing]:
+def exporting(
+    endpoint: str, service_name: str, *, seconds: float = EXPORT_SECONDS, measures: bool = False
+) -> Iterator[Tracing]:
     """Send spans to a collector until the block ends.
 
     Args:
         endpoint: base URL of the collector.
         service_name: `OTEL_SERVICE_NAME` wins over it.
         seconds: for one request, with its retries, and for what is left when the block ends.
+        measures: also send what is measured with the meter.
     """
     # No other detector: that of processes would tell the command line, with the goal in it.
     resource = Resource({SERVICE_NAME: service_name}).merge(OTELResourceDetector().detect())
@@ -131,9 +141,26 @@ def exporting(endpoint: str, service_name: str, *, seconds: float = EXPORT_SECON
             WithoutContent(sender), schedule_delay_millis=BATCH_SECONDS * 1_000, export_timeout_millis=seconds * 1_000
         )
     )
+    meters = _meters(endpoint, resource, seconds) if measures else None
     try:
-        yield Tracing(provider.get_tracer("tightloop"))
+        yield Tracing(provider.get_tracer("tightloop"), None if meters is None else meters.get_meter("tightloop"))
     finally:
-        ending = threading.Thread(target=provider.shutdown, name="telemetry-shutdown", daemon=True)
-        ending.start()
-        ending.join(seconds)
+        ending = [
+            threading.Thread(target=each.shutdown, name="telemetry-shutdown", daemon=True)
+            for each in (provider, meters)
+            if each is not None
+        ]
+        for thread in ending:
+            thread.start()
+        until = time.monotonic() + seconds
+        for thread in ending:
+            thread.join(max(until - time.monotonic(), 0))
+
+
+def _meters(endpoint: str, resource: Resource, seconds: float) -> MeterProvider:
+    reader = PeriodicExportingMetricReader(
+        OTLPMetricExporter(endpoint=f"{endpoint}/v1/metrics", timeout=seconds),
+        export_interval_millis=BATCH_SECONDS * 1_000,
+        export_timeout_millis=seconds * 1_000,
+    )
+    return MeterProvider([reader], resource, shutdown_on_exit=False)

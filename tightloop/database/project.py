@@ -24,7 +24,7 @@ from tightloop.database.schema import checkpoints, days, events, freed, metrics,
 from tightloop.database.step_rows import settle_steps, write_graph, write_steps
 from tightloop.episode.checkpoint import CheckpointRecord, checkpoint_id
 from tightloop.ledger.metrics import Metric
-from tightloop.ledger.model import FREED, ProjectLine, StepRow, TrailEvent, WorkflowSnapshot
+from tightloop.ledger.model import FREED, KEPT, RELEASED, ProjectLine, StepRow, TrailEvent, WorkflowSnapshot
 from tightloop.value import shorten
 from tightloop.value.scrub import scrub
 
@@ -184,11 +184,26 @@ class ProjectLedger:
         last: dict[str, datetime] = {}
         gone: set[str] = set()
         query = select(events.c.workflow_id, events.c.kind, events.c.at).order_by(events.c.seq)
+        # A mark is no work: what is released is as old as before.
+        query = query.where(events.c.project == self._project, events.c.kind.not_in((KEPT, RELEASED)))
         with self._database.reading() as connection:
-            for key, kind, at in connection.execute(query.where(events.c.project == self._project)):
+            for key, kind, at in connection.execute(query):
                 last[key] = at
                 (gone.add if kind == FREED else gone.discard)(key)
         return last, frozenset(gone)
+
+    def mark(self, workflow_id: str, *, kept: bool) -> None:
+        """Keep what a workflow left from `tightloop gc`, or release it."""
+        kind, text = (KEPT, "kept from tightloop gc") if kept else (RELEASED, "tightloop gc may free it again")
+        self.add_event(TrailEvent(episode_id=workflow_id, kind=kind, text=text))
+
+    def marked(self) -> frozenset[str]:
+        """Return the workflows that are kept from `tightloop gc`."""
+        query = select(events.c.workflow_id, events.c.kind).order_by(events.c.seq)
+        query = query.where(events.c.project == self._project, events.c.kind.in_((KEPT, RELEASED)))
+        with self._database.reading() as connection:
+            last: dict[str, str] = dict(connection.execute(query).all())
+        return frozenset(key for key, kind in last.items() if kind == KEPT)
 
     def kept_records(self) -> Iterator[tuple[str, str]]:
         """Yield the episode and the JSON of each checkpoint."""

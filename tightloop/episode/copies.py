@@ -6,6 +6,7 @@ distributed locking", 2016, calls this a fencing token.)
 """
 
 from typing import Self
+from zlib import crc32
 
 from pydantic import field_validator
 
@@ -56,6 +57,10 @@ class CopiesHead(Value):
     def with_increment(self, name: str, record: CheckpointRecord) -> Self:
         """Return the head with one more increment."""
         return self.evolve(increments=(*self.increments, name), last=record)
+
+    def emptied(self) -> Self:
+        """Return the head once its increments are not needed any more."""
+        return self.evolve(run="", increments=(), last=None)
 
 
 def check_holder(head: CopiesHead | None, home: str, epoch: int) -> CopiesHead:
@@ -141,6 +146,15 @@ def choose_home(wanted: str, homes: tuple[str, ...]) -> str:
     )
 
 
+def choose_successor(home: str, homes: tuple[str, ...], episode_id: str) -> str:
+    """Return the task queue of the host that goes on with an episode of a silent one; empty: there is no other.
+
+    The episodes of one host are spread over all others.
+    """
+    others = sorted({*homes} - {home})
+    return others[crc32(episode_id.encode()) % len(others)] if others else ""
+
+
 def host_of(home: str) -> str:
     """Return the name of the host in its task queue, which `tightloop.host.home_queue` makes."""
     return home.rpartition("-workspace-")[2].rpartition("-")[0]
@@ -149,6 +163,12 @@ def host_of(home: str) -> str:
 def read_increment_name(name: str) -> str:
     """Return the digest that the name of an increment ends with."""
     return name.rpartition("-")[2]
+
+
+def is_increment_up_to(epoch: int, name: str) -> bool:
+    """Return whether this is the full name of an increment, of this epoch or one before."""
+    parts = name.rsplit("/", 2)
+    return len(parts) == 3 and parts[1].isdecimal() and int(parts[1]) <= epoch and "-" in parts[2]
 
 
 def increment_name(epoch: int, record: CheckpointRecord, digest: str) -> str:

@@ -61,6 +61,10 @@ class ScrubbingFormatter(logging.Formatter):
         record.exc_text = None
         return text
 
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """Return the first line of a record, with the ids of the trace in which it was written, if there is one."""
+        return super().formatMessage(record) + trace_ids()
+
     def formatException(  # noqa: N802
         self, ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
     ) -> str:
@@ -69,6 +73,16 @@ class ScrubbingFormatter(logging.Formatter):
         if error is None or self._privacy.content:
             return super().formatException(ei)
         return "\n".join(_places(error, self._privacy))
+
+
+def trace_ids() -> str:
+    """Return the ids of the trace and the span in force, as a line of a log ends with them; empty: there is none."""
+    # Not imported here: without telemetry no part of OpenTelemetry is loaded.
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return ""
+    context = trace.get_current_span().get_span_context()
+    return f" trace_id={context.trace_id:032x} span_id={context.span_id:016x}" if context.is_valid else ""
 
 
 def _places(error: BaseException, privacy: Privacy) -> list[str]:

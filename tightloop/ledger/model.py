@@ -14,6 +14,8 @@ from tightloop.value import Value
 KINDS = ("episode", "plan", "loop")
 FREED = "freed"
 """Kind of the one event that stays of a workflow whose rows `tightloop gc` freed."""
+KEPT, RELEASED = "kept", "released"
+"""Kinds of the events with which a person keeps a workflow from `tightloop gc`; the last one counts."""
 
 
 SUCCEEDED = frozenset({"succeeded", "completed", "verified"})

@@ -17,6 +17,7 @@ from tightloop.settings.memory import MemorySettings
 from tightloop.settings.planning import PlannerSettings, PlanSettings
 from tightloop.settings.privacy import PrivacySettings
 from tightloop.settings.remote import RemoteSettings
+from tightloop.settings.retention import RetentionSettings
 from tightloop.settings.services import (
     CodecSettings,
     DatabaseSettings,
@@ -56,6 +57,7 @@ class Settings(Document):
     database: DatabaseSettings = DatabaseSettings()
     remote: RemoteSettings = RemoteSettings()
     memory: MemorySettings = MemorySettings()
+    retention: RetentionSettings = RetentionSettings()
     gateway: GatewaySettings = GatewaySettings()
     alerts: AlertSettings = AlertSettings()
     telemetry: TelemetrySettings = TelemetrySettings()

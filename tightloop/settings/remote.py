@@ -27,6 +27,10 @@ class RemoteSettings(Section):
     """Secret of the key. Better given as `TIGHTLOOP_REMOTE__SECRET_KEY` than in a file."""
     timeout_s: Seconds = 30.0
     """Of one request to the server."""
+    move_after_s: Annotated[float | None, Field(ge=10, le=86_400)] = None
+    """How long the host of an episode may be silent before another one goes on with it by itself, once a step waits for
+    it. Longer than `worker.heartbeat_interval_s` of all workers, and than restarts and breaks of the network take that
+    you would rather sit out. Unset: never, a person moves it."""
 
     @model_validator(mode="after")
     def _has_both(self) -> "RemoteSettings":

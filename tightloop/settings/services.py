@@ -151,6 +151,12 @@ class WorkerSettings(Section):
     target_cpu: Annotated[float | None, Field(gt=0, le=1)] = None
     """Likewise the share of its processors."""
 
+    deployment: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,100}$")] = ""
+    """Name of the Worker Deployment to which the workers belong: open episodes then stay on the build that they run
+    on until a new run follows. Empty: workers have no versions."""
+    build_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.+-]{0,100}$")] = ""
+    """Build of the workers in `deployment`. Empty: the version of tightloop with a digest of the installed code."""
+
     @property
     def is_tuned(self) -> bool:
         """Whether the resources of the host bound what runs at the same time."""

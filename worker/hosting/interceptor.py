@@ -5,12 +5,17 @@ import contextlib
 import inspect
 import logging
 from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 from temporalio import activity
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import ResetStickyTaskQueueRequest
+from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError
 from temporalio.worker import ActivityInboundInterceptor, ActivityOutboundInterceptor, ExecuteActivityInput, Interceptor
 
 from activities.workspace.scope import EpisodeScope
@@ -31,6 +36,10 @@ from worker.hosting.home import Home
 logger = logging.getLogger("tightloop")
 
 BEAT_SECONDS = 1.0
+RESET_TIMEOUT = timedelta(seconds=1)
+"""The wait of a sticky queue (`worker.sticky_timeout_s`) is no longer by default."""
+TAKE_NOTHING = frozenset({"collect_leftovers"})
+"""Activities without a request: they name nothing, and their workflows have ids that Temporal made."""
 EXACT = frozenset(
     "workspace path paths scope key name session_id host fingerprint episode_id graph source inputs episode "  # noqa: SIM905
     "bring_back".split()
@@ -41,13 +50,13 @@ EXACT = frozenset(
 class ActivityInterceptor(Interceptor):
     """Wraps all activities of a worker."""
 
-    def __init__(self, home: Home | None = None) -> None:
-        """Take where the worker is; None: it takes everything."""
-        self._home = home
+    def __init__(self, home: Home | None = None, client: Client | None = None) -> None:
+        """Take where the worker is (None: it takes everything), and whom it tells that another one may be dead."""
+        self._home, self._client = home, client
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
         """Wrap an activity."""
-        return _Inbound(next, self._home)
+        return _Inbound(next, self._home, self._client)
 
 
 class _Outbound(ActivityOutboundInterceptor):
@@ -63,20 +72,23 @@ class _Outbound(ActivityOutboundInterceptor):
 
 
 class _Inbound(ActivityInboundInterceptor):
-    def __init__(self, next: ActivityInboundInterceptor, home: Home | None) -> None:
+    def __init__(self, next: ActivityInboundInterceptor, home: Home | None, client: Client | None) -> None:
         super().__init__(next)
-        self._home = home
+        self._home, self._client = home, client
 
     def init(self, outbound: ActivityOutboundInterceptor) -> None:
         self._outbound = _Outbound(outbound)
         super().init(self._outbound)
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
+        if self._client is not None and activity.info().attempt > 1:
+            await leave_sticky_queue(self._client)
         # What the attempt before told must outlive this one too, should it die before it tells more.
         self._outbound.details = tuple(activity.info().heartbeat_details)
         try:
-            scope = check_request(input.args)
-            if self._home is not None:
+            takes_nothing = not input.args and activity.info().activity_type in TAKE_NOTHING
+            scope = None if takes_nothing else check_request(input.args)
+            if self._home is not None and scope is not None:
                 await self._home.check(activity.info().activity_type, scope)
                 await self._home.check_epoch(activity.info().activity_type, scope)
             # Heartbeats are sealed in the context of the activity that sends them; its result is not a heartbeat.
@@ -110,6 +122,19 @@ class _Inbound(ActivityInboundInterceptor):
                 await asyncio.to_thread(activity.heartbeat, *self._outbound.details)
             else:
                 activity.heartbeat(*self._outbound.details)
+
+
+async def leave_sticky_queue(client: Client) -> None:
+    """Let any worker take the next task of this activity's workflow.
+
+    The attempt before may have died with the worker that has the workflow in its cache: its sticky queue would be
+    waited for once more. Where it lives it loses no more than its cache.
+    """
+    info = activity.info()
+    execution = WorkflowExecution(workflow_id=info.workflow_id or "", run_id=info.workflow_run_id or "")
+    request = ResetStickyTaskQueueRequest(namespace=client.namespace, execution=execution)
+    with contextlib.suppress(RPCError):
+        await client.workflow_service.reset_sticky_task_queue(request, timeout=RESET_TIMEOUT)
 
 
 def check_request(arguments: Sequence[Any]) -> EpisodeScope:

@@ -1,6 +1,7 @@
 """The workers of all hosts, for activities that look who is there."""
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from temporalio.client import Client
 
@@ -18,6 +19,11 @@ class TemporalStaff:
     async def count(self, queue: str) -> int:
         """Return how many workers a task queue has."""
         return len(await staffing.workers_on(Calls(self.client), queue))
+
+    async def last_seen(self, queue: str) -> datetime | None:
+        """Return when a worker of a task queue was last heard of."""
+        workers = await staffing.workers_on(Calls(self.client), queue)
+        return max((worker.last_seen for worker in workers if worker.last_seen), default=None)
 
     async def homes(self) -> tuple[str, ...]:
         """Return the task queues of the hosts that have a worker for workspaces."""

@@ -5,45 +5,24 @@ Labels are enums and names of classes; no metric carries an id or a text. See do
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from temporalio import activity
 from temporalio.client import Client
-from temporalio.common import MetricMeter
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
 from activities.alerts.activity import AlertsSent, SendAlertsRequest
+from activities.model.observed import OBSERVER
+from activities.retention.activity import Collected
 from tightloop.episode.checkpoint import Tracked
 from tightloop.episode.planning import PlanningOutcome, ReflectionOutcome
 from tightloop.errors import TightloopError
 from tightloop.executor.model import ExecutorReport
 from tightloop.executor.usage import Usage
-from tightloop.telemetry import METRICS, class_name
-
-BUCKETS = {
-    # Seconds; an iteration may take 3 s to be looked at.
-    "tightloop_tracker_seconds": (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0),
-    # A person may answer at once, or after the weekend.
-    "tightloop_answer_seconds": (10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0, 259200.0, 604800.0),
-    "tightloop_bandit_findings": (0.0, 1.0, 2.0, 5.0, 10.0, 50.0),
-    "tightloop_changed_line_coverage": (0.1, 0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0),
-    "tightloop_call_cost_usd": (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 20.0, 100.0),
-    "tightloop_episode_cost_usd": (0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 50.0, 100.0, 500.0),
-    "tightloop_episode_tokens": (1e3, 1e4, 1e5, 3e5, 1e6, 3e6, 1e7, 1e8),
-    "tightloop_episode_minutes": (1.0, 5.0, 15.0, 60.0, 240.0, 480.0, 720.0, 1440.0),
-    "tightloop_episode_iterations": (1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 15.0, 30.0, 100.0),
-}
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One thing to count (a whole number) or one value to put into a histogram (a float)."""
-
-    name: str
-    value: int | float
-    labels: dict[str, str] = field(default_factory=dict)
+from tightloop.telemetry import class_name
+from worker.observing.genai import Calls
+from worker.observing.recording import Record, Recording, Sample, recording_of
 
 
 def samples(request: object, result: object, seconds: float) -> Iterator[Sample]:
@@ -72,6 +51,8 @@ def samples(request: object, result: object, seconds: float) -> Iterator[Sample]
             yield from _usage("reflector", result.usage)
         case ExecutorReport():
             yield from _usage("executor", result.usage)
+        case Collected():
+            yield Sample("tightloop_freed_bytes", result.size_bytes)
         case AlertsSent() if isinstance(request, SendAlertsRequest):
             for delivery in result.deliveries:
                 if not delivery.known:
@@ -104,29 +85,30 @@ def _usage(by: str, usage: Usage | None) -> Iterator[Sample]:
 
 def measuring(client: Client) -> list[Interceptor]:
     """Return what counts the activities of a worker of this connection; nothing where it has no metrics."""
-    runtime = client.service_client.config.runtime
-    if runtime is None or runtime.metric_meter is MetricMeter.noop:
-        return []
-    return [Measuring(runtime.metric_meter)]
+    recording = recording_of(client)
+    return [] if recording is None else [Measuring(recording)]
 
 
 class Measuring(Interceptor):
     """Counts what the activities of a worker do."""
 
-    def __init__(self, meter: MetricMeter) -> None:
-        self._meter = meter
+    def __init__(self, recording: Recording) -> None:
+        self._record = recording.record
+        self._calls = Calls(recording)
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
         """Measure an activity."""
-        return _Inbound(next, self._meter)
+        return _Inbound(next, self._record, self._calls)
 
 
 class _Inbound(ActivityInboundInterceptor):
-    def __init__(self, next: ActivityInboundInterceptor, meter: MetricMeter) -> None:
+    def __init__(self, next: ActivityInboundInterceptor, record: Record, calls: Calls) -> None:
         super().__init__(next)
-        self._meter = meter
+        self._record = record
+        self._calls = calls
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
+        OBSERVER.set(self._calls)
         began = time.monotonic()
         try:
             result = await super().execute_activity(input)
@@ -138,10 +120,3 @@ class _Inbound(ActivityInboundInterceptor):
         for sample in samples(next(iter(input.args), None), result, time.monotonic() - began):
             self._record(sample)
         return result
-
-    def _record(self, sample: Sample) -> None:
-        if isinstance(sample.value, int):
-            self._meter.create_counter(sample.name, METRICS[sample.name]).add(sample.value, sample.labels)
-        else:
-            histogram = self._meter.create_histogram_float(sample.name, METRICS[sample.name])
-            histogram.record(sample.value, sample.labels)

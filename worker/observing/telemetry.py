@@ -15,7 +15,7 @@ from temporalio.runtime import OpenTelemetryConfig, PrometheusConfig
 from tightloop.errors import SettingsError
 from tightloop.settings import Settings
 from tightloop.telemetry import TelemetrySettings
-from worker.observing.metrics import BUCKETS
+from worker.observing.recording import BUCKETS, prometheus_name
 
 logger = logging.getLogger("tightloop")
 
@@ -28,6 +28,7 @@ COMPLAIN_SECONDS = 600.0
 """Interval between warnings that a collector does not accept data."""
 _EXPORTERS = {
     "temporalio.core": "metric_export",
+    "opentelemetry.exporter.otlp.proto.http.metric_exporter": "metric_exporter",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter": "trace_exporter",
 }
 """Loggers, and what the names of their records contain when an export failed."""
@@ -85,7 +86,7 @@ async def observed(settings: Settings) -> AsyncIterator[Telemetry]:
             f"telemetry is on, but a package for it is missing ({error.name}). "
             "Install it: pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
         ) from None
-    with exporting(endpoint, wanted.service_name) as tracing:
+    with exporting(endpoint, wanted.service_name, measures=isinstance(metrics, OpenTelemetryConfig)) as tracing:
         try:
             yield Telemetry((tracing,), metrics, tags)
         finally:
@@ -100,7 +101,9 @@ def _metrics(
     name = os.environ.get("OTEL_SERVICE_NAME") or wanted.service_name
     if wanted.prometheus_bind:
         prometheus = PrometheusConfig(
-            bind_address=wanted.prometheus_bind, durations_as_seconds=True, histogram_bucket_overrides=BUCKETS
+            bind_address=wanted.prometheus_bind,
+            durations_as_seconds=True,
+            histogram_bucket_overrides={prometheus_name(metric): bounds for metric, bounds in BUCKETS.items()},
         )
         return prometheus, {"service_name": name}
     if not endpoint:

@@ -18,6 +18,7 @@ from tightloop.executor.usage import total
 from tightloop.question import Question
 from tightloop.value.artifact import ArtifactRef
 from workflows.shared.activities import ActivityOptions, ActivityRunner
+from workflows.shared.versioning import is_other_build_wanted
 
 Calls = Sequence[tuple[int, CallHead]]
 
@@ -88,7 +89,7 @@ class Conversations:
                     return ended
             if self.pause_wanted:
                 return Ended(Why.PAUSED)
-            if workflow.info().is_continue_as_new_suggested():
+            if workflow.info().is_continue_as_new_suggested() or self._may_change_build():
                 raise RunOver
             if reason := course.bound_reached(role, self.progress, self.bounds) or self._out_of_time():
                 return Ended(Why.BOUND, reason=reason)
@@ -108,6 +109,10 @@ class Conversations:
 
     def _keep(self, role: str, talk: Talk) -> None:
         self.progress = self.progress.evolve(talks={**self.progress.talks, role: talk})
+
+    def _may_change_build(self) -> bool:
+        # After a turn at least: a run that is held on its build by an operator would do nothing else.
+        return self.progress.turns > self._given.progress.turns and is_other_build_wanted()
 
     def _out_of_time(self) -> str:
         worked = self._given.worked_s + (workflow.now() - workflow.info().start_time).total_seconds()

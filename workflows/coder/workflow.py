@@ -34,6 +34,7 @@ from workflows.coder.conversations import Conversations, Ended, RunOver, Why
 from workflows.shared.activities import GRACE, ActivityFailedError, ActivityOptions, ActivityRunner
 from workflows.shared.refusal import refusals
 from workflows.shared.reporter import STATUS
+from workflows.shared.versioning import continue_as_new
 
 BEGIN_TIMEOUT = timedelta(minutes=2)
 CHECK_TIMEOUT = timedelta(hours=2)
@@ -221,7 +222,7 @@ class CoderWorkflow:
 
     def _continue_as_new(self) -> NoReturn:
         worked = (workflow.now() - workflow.info().start_time).total_seconds()
-        workflow.continue_as_new(
+        continue_as_new(
             self._given.evolve(
                 session=self._conversations.session,
                 bounds=self._conversations.bounds,

@@ -171,6 +171,12 @@ class Operator:
         self._interrupt()
         return f"moving to {self.move_wanted.to}; a new run goes on there from the last checkpoint in the remote store"
 
+    def leave_silent_host(self, successor: str) -> None:
+        """Go on on another host as `move` does, because nothing was heard of this one for so long as settings allow."""
+        if self._record.is_open and not self.is_leaving:
+            self.move_wanted = MoveTarget(to=successor, reason="the host before was silent", by="tightloop")
+            self._interrupt()
+
     def read_move(self, target: Any) -> MoveTarget:
         """Return the host to go on with.
 
@@ -244,7 +250,7 @@ class Operator:
             return f"the budget is raised, but {still.title}"
         for question in self._questions.waiting:
             if question.kind is QuestionKind.BUDGET:
-                self._questions.close(question.id)
+                self._questions.settle(question)
         return "the budget is raised"
 
     def amend(self, amendment: Any) -> str:

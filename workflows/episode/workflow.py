@@ -48,6 +48,7 @@ from workflows.shared.questions import Questions
 from workflows.shared.refusal import refusals, refuse_setup
 from workflows.shared.reporter import STATUS, is_first_use
 from workflows.shared.share import Share
+from workflows.shared.versioning import continue_as_new, is_other_build_wanted
 
 ITERATION = SearchAttributeKey.for_int("TightloopIteration")
 _TELL_FIRST_PATCH = "tell-before-pause"
@@ -77,6 +78,7 @@ class EpisodeWorkflow:
             lambda: self._record.request.queues,
             notice=self.notice,
             on_missing=lambda what: self._points.tell_missing(what),
+            on_silent=lambda successor: self._operator.leave_silent_host(successor),
             priority=lambda: share.priority,
         )
         self._operator = Operator(self._record, self._questions, self._runner.interrupt)
@@ -189,7 +191,8 @@ class EpisodeWorkflow:
     async def _leave_when_long(self) -> None:
         self._points.leave_if_wanted()
         done = self._record.state.iteration - self._first_iteration
-        suggested = workflow.info().is_continue_as_new_suggested()
+        # Between iterations nothing runs: the moment to go on with another build of the workers, too.
+        suggested = workflow.info().is_continue_as_new_suggested() or is_other_build_wanted()
         if decisions.may_continue_as_new(self._record.request, iterations_in_run=done, suggested=suggested):
             await self._copies.complete()
             raise RunOver
@@ -212,7 +215,7 @@ class EpisodeWorkflow:
             asked=self._questions.asked,
             runs=state.runs + 1,
         )
-        workflow.continue_as_new(EpisodeInput.of(request, state=carried, heard=self._inbox.heard))
+        continue_as_new(EpisodeInput.of(request, state=carried, heard=self._inbox.heard))
 
     # -- signals: what cannot be wrong. An argument too many would fail every workflow task, so they take any number.
 

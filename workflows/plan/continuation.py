@@ -11,6 +11,7 @@ from tightloop.plan.input import PlanInput
 from tightloop.safety.seal import Heard
 from workflows.plan.context import PlanContext
 from workflows.shared.questions import Questions
+from workflows.shared.versioning import continue_as_new, is_other_build_wanted
 
 DRAIN_PATIENCE = timedelta(seconds=10)
 """How long nothing is started so that a new run may follow; a longer step is not waited for in vain."""
@@ -56,19 +57,23 @@ class Continuation:
         if self._draining is None:
             limit = max(HARD_ATTEMPTS, self._context.request.attempts_per_run)
             is_forced = self._context.attempts >= limit or workflow.info().get_current_history_length() >= HARD_EVENTS
-            if not is_forced and not (is_suitable and self._is_long()):
+            if not is_forced and not (is_suitable and self._is_due(is_quiet=is_quiet())):
                 return
             self._context.hold()
             self._draining = asyncio.create_task(self._stop_draining(forever=is_forced))
         if is_quiet():
             raise ContinueAsNew
 
-    def _is_long(self) -> bool:
+    def _is_due(self, *, is_quiet: bool) -> bool:
         # Temporal suggests a new run from 4 096 events or 4 MiB on.
         # After a try in vain only further attempts count: the suggestion would hold for good.
         limit = self._context.request.attempts_per_run
         is_suggested = workflow.info().is_continue_as_new_suggested() and self._drain_after == limit
-        return is_suggested or self._context.attempts >= self._drain_after
+        attempts = self._context.attempts
+        if is_suggested or attempts >= self._drain_after:
+            return True
+        # After an attempt at least: a run that is held on its build by an operator would do nothing else.
+        return attempts > 0 and is_other_build_wanted() and (is_quiet or self._drain_after == limit)
 
     async def _stop_draining(self, *, forever: bool) -> None:
         """Start steps again where one that runs takes too long to wait for."""
@@ -86,4 +91,4 @@ class Continuation:
         context.save(self._questions.waiting, self._questions.asked)
         # A long text is stored, and has to leave room for the progress: Temporal refuses inputs over 2 MiB.
         source = context.request.source if len(context.request.source) <= CARRIED_CHARACTERS else ""
-        workflow.continue_as_new(PlanInput.of(context.request, source=source, progress=context.progress, heard=heard))
+        continue_as_new(PlanInput.of(context.request, source=source, progress=context.progress, heard=heard))

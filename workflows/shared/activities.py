@@ -62,6 +62,8 @@ TRIES_BEFORE_FORGERS = 3
 
 _STOP_PATCH = "stop-between-looks"
 """What is stopped while it waits for a worker is not started again. Without it a stop between two looks was lost."""
+_STOP_ELSEWHERE_PATCH = "stop-before-elsewhere"
+"""What is stopped is not sent on to another host. Without it a stop that met the refusal of the first one was lost."""
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -115,14 +117,17 @@ class ActivityRunner:
         notice: timedelta = NOTICE,
         retry_policy: RetryPolicy = RETRIES,
         on_missing: Callable[[str], None] = lambda _what: None,
+        on_silent: Callable[[str], None] = lambda _successor: None,
         priority: Callable[[], Priority] = Priority,
     ) -> None:
         """Start with nothing under way; `on_missing` is told once of each wait for an executor that nobody runs.
 
+        `on_silent` is told of the host that is to go on in place of one that has been silent for too long.
+
         Without a `priority` activities have that of their workflow.
         """
         self._queues, self._notice, self._retry_policy, self._on_missing = queues, notice, retry_policy, on_missing
-        self._priority = priority
+        self._priority, self._on_silent = priority, on_silent
         self._other_hosts = False
         # Dictionaries, because the order of a set could differ in replay.
         self._waits: dict[tuple[datetime, str], None] = {}
@@ -211,7 +216,7 @@ class ActivityRunner:
             del self._running[task]
 
     async def _run_once(self, method: Callable[[Any, Any], Any], request: Any, options: ActivityOptions) -> Any:
-        queue, asked = self._place(options), list[str]()
+        queue, asked, before = self._place(options), list[str](), self._interrupts
         while True:
             try:
                 return await self._run_on(queue, method, request, options)
@@ -220,6 +225,8 @@ class ActivityRunner:
                 if isinstance(cause, ApplicationError) and cause.type == RefusedPayload.__name__:
                     return RefusedPayload(cause.message)
                 if not isinstance(cause, ApplicationError) or cause.type != WorkspaceElsewhereError.__name__:
+                    raise _failure(error, options) from error
+                if self._is_stopped(before, _STOP_ELSEWHERE_PATCH):
                     raise _failure(error, options) from error
                 asked.append(queue)
                 queue = self._elsewhere(options, cause, asked)
@@ -248,9 +255,9 @@ class ActivityRunner:
         finally:
             self._waits.pop((since, queue), None)
 
-    def _is_stopped(self, before: int) -> bool:
+    def _is_stopped(self, before: int, patch: str = _STOP_PATCH) -> bool:
         """Return whether it was interrupted since then, though what ran at that moment had just ended by itself."""
-        if self._interrupts == before or not workflow.patched(_STOP_PATCH):
+        if self._interrupts == before or not workflow.patched(patch):
             return False
         self.interrupted = True
         return True
@@ -333,7 +340,7 @@ class ActivityRunner:
         # Local: the slots of ordinary activities may be what is waited for.
         looking = workflow.start_local_activity_method(
             StaffingActivities.look_for_workers,
-            LookRequest(scope=request.scope, queue=queue),
+            LookRequest(scope=request.scope, queue=queue, waited=workflow.now() - since),
             activity_id=new_activity_id(),
             schedule_to_close_timeout=LOOK_TIMEOUT,
             retry_policy=RETRIES,
@@ -345,8 +352,10 @@ class ActivityRunner:
                 raise _failure(error, ActivityOptions("", LOOK_TIMEOUT, queue)) from error
             return self._notice, False
         waited = workflow.now() - since
+        if staff.successor:
+            self._on_silent(staff.successor)
         if waited < staff.patience:
-            return min(staff.patience - waited, LOOK_AGAIN), staff.workers == 0
+            return min(staff.patience - waited, staff.again or LOOK_AGAIN, LOOK_AGAIN), staff.workers == 0
         after = f"within {waited.total_seconds():.0f} s"
         if staff.workers:
             busy = f"{counted(staff.workers, 'worker')} on task queue {queue!r} had no free slot for {activity} {after}"

@@ -59,6 +59,11 @@ class Questions:
         """Take back a question that nobody needs to answer any more."""
         self._waiting.pop(question_id, None)
 
+    def settle(self, question: Question) -> None:
+        """Close a question that a person settled in another way than by an answer."""
+        self.close(question.id)
+        self._measure(question)
+
     def read(self, value: Any) -> Answered:
         """Return which questions the argument of the update `answer` is about, with its answers; nothing changes.
 
@@ -92,8 +97,12 @@ class Questions:
         question = question.evolve(answers=(*question.answers, answer))
         if question.chosen:
             del self._waiting[question.id]
-            if question.since is not None and question.needs_person and question.kind is not QuestionKind.OPERATOR:
-                self._count_wait(question.kind, self._now() - question.since)
+            self._measure(question)
         else:
             self._waiting[question.id] = question
         return question, answer
+
+    def _measure(self, question: Question) -> None:
+        """Count how long a person took; an operator's own pause is not a question."""
+        if question.since is not None and question.needs_person and question.kind is not QuestionKind.OPERATOR:
+            self._count_wait(question.kind, self._now() - question.since)

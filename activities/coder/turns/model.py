@@ -18,6 +18,7 @@ from tightloop.coder.role import Role
 from tightloop.errors import PlannerError, PlannerUnavailableError
 from tightloop.safety.prompt_privacy import PromptPrivacy
 
+AGENT = "coder"
 OPTIONAL = ("temperature", "top_p", "parallel_tool_calls", "tool_choice", "stream_options", "prompt_cache_key")
 """What services and models may refuse by name; the answer is as good without it. OpenAI's thinking models take no
 `temperature`, older servers no `parallel_tool_calls`."""
@@ -64,7 +65,9 @@ class OpenAIModel:
             PlannerUnavailableError: it is busy or down, silent for too long, or ends too early; retryable.
         """
         cleared = await asyncio.to_thread(self._cleared, messages)
-        return await self._first.ask(lambda model: self._ask(model, cleared, tools, beat))
+        return await self._first.ask(
+            lambda model: self._ask(model, cleared, tools, beat), conversation=self._session, agent=AGENT
+        )
 
     def _cleared(self, messages: Sequence[Message]) -> Sequence[Message]:
         if self._prompt_privacy is PromptPrivacy.SUMMARY:

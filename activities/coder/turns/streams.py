@@ -33,6 +33,7 @@ class _ChatAnswer:
     """A Chat Completion, as far as it has come."""
 
     model: str
+    id: str = ""
     text: str = ""
     refusal: str = ""
     reason: str = ""
@@ -41,6 +42,7 @@ class _ChatAnswer:
 
     def take(self, chunk: Json) -> None:
         self.model = str(chunk.get("model") or self.model)
+        self.id = str(chunk.get("id") or self.id)
         if usage := _dict(chunk.get("usage")):
             self.usage = read_usage(usage, "prompt", "completion")
         choice = next(iter(_dicts(chunk.get("choices"))), {})
@@ -71,6 +73,8 @@ class _ChatAnswer:
             refusal=self.refusal or filtered,
             usage=self.usage,
             model=self.model,
+            response_id=self.id,
+            finish_reason=self.reason,
         )
 
 
@@ -106,7 +110,7 @@ async def read_responses(stream: AsyncIterator[Piece], model: str, beat: Callabl
     answer = read_response(last, model)
     items = [item for item in _dicts(last.get("output")) if item.get("type") == "function_call"]
     calls = (ProposedCall(*(str(item.get(name) or "") for name in ("call_id", "name", "arguments"))) for item in items)
-    return ModelReply(answer.text, tuple(calls), answer.truncated, answer.refusal, answer.usage, answer.model)
+    return ModelReply(calls=tuple(calls), **answer._asdict())
 
 
 def _ended_early(model: str) -> PlannerUnavailableError:

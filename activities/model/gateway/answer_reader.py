@@ -11,7 +11,8 @@ LARGEST_EVENT_BYTES = 8 * 2**20
 """An event or a body above that is passed on unread."""
 BYTES_PER_TOKEN = 4
 _LAST = re.compile(rb'"type": ?"(?:response\.completed|message_stop)"')
-_TELLING = (b'"usage', b'"error"')
+_TELLING = (b'"usage', b'"error"', b'"finish_reason":"', b'"finish_reason": "')
+"""Marks of the events that are read; most hold a piece of text only."""
 
 
 class AnswerReader:
@@ -29,6 +30,9 @@ class AnswerReader:
         """The event came that ends a good answer; not every wire format has one."""
         self.error: Any = None
         """Body of the error that ended a stream which began well."""
+        self.model = ""
+        self.response_id = ""
+        self.finish_reason = ""
 
     def feed(self, chunk: bytes) -> None:
         """Read what came."""
@@ -96,6 +100,22 @@ class AnswerReader:
             if isinstance(item, dict):
                 self._counts.update(token_counts(item))
                 self.error = error_in(item) or self.error
+                self._tell(item)
+
+    def _tell(self, event: Mapping[str, Any]) -> None:
+        """Note what an event or a body says of the answer, in the words of each wire format."""
+        choices = event.get("choices") or event.get("candidates")
+        first = choices[0] if isinstance(choices, list) and choices else None
+        holders: tuple[Any, ...] = (event, event.get("response"), event.get("message"), event.get("delta"), first)
+        for holder in holders:
+            if not isinstance(holder, dict):
+                continue
+            self.model = _text(holder, "model", "modelVersion") or self.model
+            # Items of a stream have ids of their own.
+            if holder is not first:
+                self.response_id = self.response_id or _text(holder, "id", "responseId")
+            told = _text(holder, "finish_reason", "stop_reason", "finishReason", "status")
+            self.finish_reason = told or self.finish_reason
 
 
 def error_in(event: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -141,6 +161,10 @@ def _counts(google: Any, usage: Any) -> tuple[int | None, int | None, int | None
         input_tokens = _sum(usage, "input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
     served = _number(usage, "cache_read_input_tokens") if cached is None else cached
     return input_tokens, served, _number(usage, "output_tokens")
+
+
+def _text(holder: Mapping[str, Any], *names: str) -> str:
+    return next((value for name in names if isinstance(value := holder.get(name), str) and value), "")
 
 
 def _number(holder: Any, name: str) -> int | None:

@@ -10,8 +10,10 @@ from activities.model.gateway.agent_connection import AgentConnection
 from activities.model.gateway.answer_reader import AnswerReader
 from activities.model.gateway.exchange import Answer, Call, NoAnswerError, Source
 from activities.model.gateway.meter import FAILED_FROM, Meter
+from activities.model.gateway.observed_call import note_answer
 from activities.model.gateway.port import GatewaySpec
 from activities.model.gateway.wire import refusal
+from activities.model.observed import Operation
 
 TURN_S = 60.0
 """Longest wait for the calls before it, where too many are made at once."""
@@ -31,14 +33,21 @@ class ProxiedCall:
         self._call = call
         self._number = 0
         self._tokens = 0
+        self._made: Operation | None = None
 
-    async def go(self, source: Source, turns: asyncio.Semaphore) -> None:
+    async def go(self, source: Source, turns: asyncio.Semaphore, made: Operation | None = None) -> None:
         """Pass the call on; where none comes, give an answer that says why.
+
+        Args:
+            source: gives the answer.
+            turns: bounds the calls at once.
+            made: told what the answer says of itself; None: nobody observes it.
 
         Raises:
             AgentGoneError: the agent hung up.
             BrokenOffError: the provider broke off in the middle of its answer.
         """
+        self._made = made
         if self._call.route.counted:
             self._number = self._meter.begin()
             if not self._number:
@@ -62,6 +71,7 @@ class ProxiedCall:
             self._number = 0
 
     async def _refuse(self, status: int, message: str) -> None:
+        self._note(status)
         headers = NO_RETRY if status < HTTPStatus.INTERNAL_SERVER_ERROR else ()
         await self._agent.answer(status, refusal(self._spec.wire, status, message), headers)
 
@@ -71,6 +81,7 @@ class ProxiedCall:
         if self._number:
             self._meter.headers(answer.status, named)
         if answer.status >= FAILED_FROM:
+            self._note(answer.status)
             await self._pass_error(answer, named)
             return
         await self._agent.begin(answer.status, answer.headers)
@@ -87,9 +98,14 @@ class ProxiedCall:
             self._hear(reader, named, ended=True)
         finally:
             self._tokens = reader.tokens(len(self._call.body))
+            self._note(answer.status, reader)
         self._end()
         await self._agent.write(held)
         await self._agent.finish()
+
+    def _note(self, status: int, reader: AnswerReader | None = None) -> None:
+        if self._made is not None:
+            note_answer(self._made, status, reader)
 
     def _hear(self, reader: AnswerReader, named: Mapping[str, str], *, ended: bool = False) -> None:
         if self._number:

@@ -6,6 +6,7 @@ the limit before the agent does.
 """
 
 import asyncio
+import contextvars
 import hmac
 import secrets
 import socket
@@ -19,6 +20,7 @@ from activities.model.gateway.agent_connection import AgentConnection, AgentGone
 from activities.model.gateway.cassette import Player, Recorder
 from activities.model.gateway.exchange import BrokenOffError, Call, Request, Source
 from activities.model.gateway.meter import Meter
+from activities.model.gateway.observed_call import observed_call
 from activities.model.gateway.port import Cassette, Gateway, GatewaySeen, GatewaySpec
 from activities.model.gateway.provider import Provider
 from activities.model.gateway.proxied_call import NO_RETRY, ProxiedCall
@@ -65,7 +67,10 @@ class GatewayServer:
         self._turns = asyncio.Semaphore(CALLS_AT_ONCE)
         self._room = Room()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._thread = threading.Thread(target=self._run, name=f"model-gateway-{self._port}", daemon=True)
+        # Whoever observes the delivery observes its calls.
+        here = contextvars.copy_context()
+        name = f"model-gateway-{self._port}"
+        self._thread = threading.Thread(target=here.run, args=(self._run,), name=name, daemon=True)
 
     @property
     def base_url(self) -> str:
@@ -141,7 +146,12 @@ class GatewayServer:
             await self._refuse(agent, HTTPStatus.NOT_FOUND, message)
             return
         call = Call(**vars(request), route=route)
-        await ProxiedCall(self._spec, self._meter, agent, call).go(self._source, self._turns)
+        proxied = ProxiedCall(self._spec, self._meter, agent, call)
+        if not route.counted:
+            await proxied.go(self._source, self._turns)
+            return
+        with observed_call(self._spec.wire, call) as made:
+            await proxied.go(self._source, self._turns, made)
 
     async def _refuse(self, agent: AgentConnection, status: int, message: str) -> None:
         await agent.answer(status, refusal(self._spec.wire, status, message), NO_RETRY)

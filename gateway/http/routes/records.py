@@ -6,12 +6,13 @@ from fastapi import APIRouter, Path
 from starlette.responses import Response
 
 from gateway.access.scope import EPISODES, require_all_projects
-from gateway.http.bodies import Asked, Runs, WorkerLine, Workers, WorkflowId
+from gateway.http.bodies import Asked, Runs, WaitingSteps, WorkerLine, Workers, WorkflowId
 from gateway.http.camel import shown
 from gateway.http.routes.steering import Steered
 from gateway.http.services import InScope
 from tightloop.client.proof.finding import find_proof
 from tightloop.client.proof.statement import statement_of
+from tightloop.episode.share import Urgency
 
 IN_TOTO = "application/vnd.in-toto+json"
 RunId = Annotated[
@@ -40,7 +41,20 @@ async def workers(scope: InScope) -> Any:
         )
         for one in seen.main
     ]
-    return Workers(queue=seen.main_queue, items=lines, hosts=list(seen.homes), missing=list(seen.missing))
+    waiting = [
+        WaitingSteps(
+            queue=queue,
+            steps=backlog.count,
+            oldest_s=backlog.oldest.total_seconds(),
+            person_waits=backlog.of(Urgency.PERSON_WAITS),
+            running=backlog.of(Urgency.RUNNING),
+            new=backlog.of(Urgency.NEW),
+        )
+        for queue, backlog in seen.backlogs.items()
+    ]
+    return Workers(
+        queue=seen.main_queue, items=lines, hosts=list(seen.homes), missing=list(seen.missing), waiting=waiting
+    )
 
 
 @router.get(

@@ -11,6 +11,7 @@ import pytest
 
 from activities.executor.choose import executors
 from activities.executor.scripted import ScriptedExecutor
+from tests.support.bucket import careless_server
 from tests.support.orders import order
 from tightloop.errors import ExecutorError, SettingsError
 from tightloop.executor.model import ExecutorChoice
@@ -82,11 +83,17 @@ def test_executors_of_an_embedder_win_and_are_the_same_each_time() -> None:
 def test_the_host_is_described_as_the_doctor_reads_it(tmp_path: Path) -> None:
     """A program that is named in the settings is looked for where they say."""
     settings = tmp_path / "settings.yaml"
-    settings.write_text("executor: {agents: {codex: {program: /no/such/codex}}}\n")
+    agents = "executor: {agents: {codex: {program: /no/such/codex}}}\n"
     environment = {**os.environ, "TIGHTLOOP_HOME": str(tmp_path / "home"), "OPENAI_API_KEY": "sk-planted-4711"}
     command = [sys.executable, "-P", "-m", "worker", "--settings", str(settings), "describe"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=True)
+    with careless_server() as remote:
+        keys = f"access_key: key, secret_key: {remote.secret_key.get_secret_value()}"
+        settings.write_text(f"{agents}remote: {{bucket: {remote.bucket}, endpoint: '{remote.endpoint}', {keys}}}\n")
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=True)
     document = json.loads(done.stdout)
+    [bucket] = document["buckets"]
+    assert bucket["name"] == remote.bucket
+    assert "ignores conditional writes" in bucket["problem"]
     rows = {row["name"]: row for row in document["executors"]}
     assert set(rows) >= NAMES
     assert not rows["codex"]["usable"]

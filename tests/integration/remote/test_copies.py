@@ -214,3 +214,28 @@ def test_server_that_is_gone_is_named(remote: RemoteSettings) -> None:
     bucket = S3Bucket(remote.evolve(endpoint="http://127.0.0.1:9"))
     with pytest.raises(ServiceUnavailableError, match=r"http://127.0.0.1:9, bucket copies. cannot be used"):
         bucket.read("name")
+
+
+def test_forgotten_copies_go_and_their_id_begins_with_a_higher_epoch(first: Host, bucket: S3Bucket) -> None:
+    epoch = first.copies.open(first.scope(0), "run-1")
+    for number in range(2):
+        first.copies.add(first.scope(epoch), first.checkpoint(number, epoch))
+    other = "ep-10/1/0-abc"
+    bucket.write(other, b"of another episode")
+    assert first.copies.forget("ep-1") == 2
+    assert first.copies.forget("ep-1") == 0
+    assert bucket.names("ep-1") == ("ep-1/head",)
+    assert bucket.names("ep-10") == (other,)
+    assert first.copies.open(first.scope(0), "run-2") == epoch + 1
+
+
+def test_copies_of_an_episode_that_was_moved_are_not_forgotten_by_the_host_before(
+    first: Host, host, bucket: S3Bucket
+) -> None:
+    epoch = first.copies.open(first.scope(0), "run-1")
+    first.copies.add(first.scope(epoch), first.checkpoint(0, epoch))
+    second = host("second")
+    second.copies.take(second.scope(epoch + 1), lambda *_: None)
+    assert first.copies.forget("ep-1") == 0
+    assert len(bucket.names("ep-1")) == 2
+    assert second.copies.forget("ep-1") == 1

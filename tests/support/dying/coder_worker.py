@@ -21,6 +21,7 @@ from tightloop.coder.role import Role
 from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.settings import parse_settings
 from worker.build import build_adapters, build_workers
+from worker.coder import load_early
 from worker.connect import connect
 
 LAST = "last.pid"
@@ -81,6 +82,7 @@ async def main(document: str, folder: str) -> None:
         for worker in build_workers(client, settings, adapters=adapters):
             await stack.enter_async_context(worker)
         print("ready", flush=True)
+        await asyncio.to_thread(load_early, settings, adapters.sandbox)
         await asyncio.Event().wait()
 
 

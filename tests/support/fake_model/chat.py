@@ -63,6 +63,7 @@ def _usage(answer: Answer) -> Json:
         "total_tokens": tokens.input + tokens.output,
         "prompt_tokens_details": {"cached_tokens": tokens.cached, "audio_tokens": 0},
         "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0},
+        **({} if tokens.cost_usd is None else {"cost": tokens.cost_usd}),
     }
 
 

@@ -22,6 +22,8 @@ class Tokens:
     output: int = 100
     cached: int = 0
     """Part of the input."""
+    cost_usd: float | None = None
+    """What a call costs, as OpenRouter reports it; Chat Completions only."""
 
 
 @dataclass(frozen=True, kw_only=True)

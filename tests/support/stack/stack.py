@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tightloop.settings import Settings, parse_settings
@@ -23,8 +24,9 @@ def shared_state() -> dict[str, str]:
 class Stack:
     """One Temporal server on a file, and one worker process."""
 
-    def __init__(self, folder: Path, environment: dict[str, str] | None = None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, environment: dict[str, str] | None = None, within: Sequence[str] = ()) -> None:
+        """Take a folder of its own, variables, and the command that starts a worker somewhere else, if any."""
+        self.folder, self._within = folder, tuple(within)
         port, ui_port = free_port(), free_port()
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)},
@@ -62,12 +64,24 @@ class Stack:
 
     def start_worker(self) -> None:
         """Start a worker of all roles."""
-        self._worker = self._start([sys.executable, "-m", "worker", "run"], "worker.log")
+        self._worker = self._start([*self._within, sys.executable, "-m", "worker", "run"], "worker.log")
 
     def add_worker(self, *options: str) -> subprocess.Popen[bytes]:
         """Start one more worker, of all roles where no option says another one."""
         self._others.append(self._start([sys.executable, "-m", "worker", "run", *options], "worker.log"))
         return self._others[-1]
+
+    def start_gateway(self) -> subprocess.Popen[bytes]:
+        """Start the page and the HTTP API."""
+        self._others.append(self._start([sys.executable, "-m", "gateway"], "gateway.log"))
+        return self._others[-1]
+
+    def tightloop(self, *arguments: str) -> str:
+        """Run a command that has to succeed; returns what it prints."""
+        command = [sys.executable, "-m", "tightloop.cli.main", *arguments]
+        done = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.strip()
 
     def start_faulty_workers(self, count: int, marks: Path) -> subprocess.Popen[bytes]:
         """Start the workers of `faulty_worker.py`; returns the process that keeps so many alive until SIGTERM."""

@@ -4,20 +4,17 @@ import json
 import re
 import shutil
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.support.observing import ALERTS, DASHBOARDS, RULES, panel_queries
+from tests.support.stack.stack import ROOT
 from tightloop.telemetry import METRICS
+from worker.observing.recording import prometheus_name
 
-ROOT = Path(__file__).parents[3]
-DASHBOARDS = sorted((ROOT / "deploy" / "grafana" / "dashboards").glob("*.json"))
-ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
-RULES: list[dict[str, Any]] = [
-    rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]
-]
+FIRING = ROOT / "tests" / "data" / "alerts_test.yml"
 OF_THE_SDK = {
     "temporal_activity_schedule_to_start_latency",
     "temporal_num_pollers",
@@ -26,18 +23,13 @@ OF_THE_SDK = {
     "temporal_workflow_task_schedule_to_start_latency",
 }
 """Source: https://docs.temporal.io/references/sdk-metrics."""
-NAME = re.compile(r"\b(?:tightloop|temporal)_\w+")
+NAME = re.compile(r"\b(?:tightloop|temporal|gen_ai)_\w+")
 
 
-def queries() -> list[str]:
-    panels = [panel for file in DASHBOARDS for panel in json.loads(file.read_text())["panels"]]
-    return [target["expr"] for panel in panels for target in panel["targets"]] + [rule["expr"] for rule in RULES]
-
-
-@pytest.mark.parametrize("query", queries())
+@pytest.mark.parametrize("query", [*panel_queries(), *(rule["expr"] for rule in RULES)])
 def test_query_asks_for_metrics_that_exist(query: str) -> None:
     asked = {re.sub("_(bucket|sum|count)$", "", name) for name in NAME.findall(query)}
-    assert asked <= METRICS.keys() | OF_THE_SDK
+    assert asked <= {*map(prometheus_name, METRICS), *OF_THE_SDK}
     assert asked or query.startswith("up{")
 
 
@@ -54,6 +46,12 @@ def test_panels_have_ids_and_titles_of_their_own() -> None:
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed: Debian's package prometheus")
-def test_prometheus_takes_the_rules() -> None:
-    done = subprocess.run(("promtool", "check", "rules", ALERTS), capture_output=True, text=True, timeout=30)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("command", [("check", "rules", ALERTS), ("test", "rules", FIRING)], ids=["takes", "fires"])
+def test_prometheus_takes_every_rule_and_fires_it(command: tuple[str, ...]) -> None:
+    done = subprocess.run(("promtool", *command), capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_rule_has_a_test_in_which_it_fires() -> None:
+    cases = [case for one in yaml.safe_load(FIRING.read_text())["tests"] for case in one["alert_rule_test"]]
+    assert {case["alertname"] for case in cases if case.get("exp_alerts")} == {rule["alert"] for rule in RULES}

@@ -48,6 +48,18 @@ def gc(
     become_worker(session_of(context), "gc", *options, *(["--dry-run"] if dry_run else []))
 
 
+def keep(
+    workflow_id: Annotated[str, typer.Argument(metavar="ID", help="Id of an episode or a plan of this host.")],
+    release: Annotated[bool, typer.Option("--release", help="Let `tightloop gc` free it again.")] = False,
+) -> None:
+    from tightloop.database.opening import local_ledger
+
+    ledger = local_ledger()
+    line = ledger.workflow(workflow_id)
+    ledger.of(line.project).mark(line.id, kept=not release)
+    show(f"{line.id}: {'tightloop gc may free it again' if release else 'kept from tightloop gc'}")
+
+
 def rebuild(context: typer.Context) -> None:
     become_worker(session_of(context), "ledger", "rebuild")
 
@@ -122,10 +134,27 @@ def env(context: typer.Context) -> None:
 def replay(
     context: typer.Context,
     what: Annotated[
-        str, typer.Argument(metavar="FILE|ID", help="History or export file, or id of an episode or plan.")
-    ],
+        str, typer.Argument(metavar="[FILE|ID]", help="History or export file, or id of an episode or plan.")
+    ] = "",
+    query: Annotated[
+        str | None,
+        typer.Option(help="In place of it: all workflows that a query of Temporal finds, such as 'TaskQueue=\"q\"'."),
+    ] = None,
+    days: Annotated[
+        int | None, typer.Option(min=0, help="Only what is open, or ended in so many days. Without --query: all of it.")
+    ] = None,
+    junit: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a test report (JUnit XML) of the many.")
+    ] = None,
 ) -> None:
     session = session_of(context)
+    if bool(what) == (query is not None or days is not None):
+        raise InvalidRequestError("name one file or id, or several with --query or --days: tightloop replay --days 7")
+    if junit is not None and what:
+        raise InvalidRequestError("--junit goes with --query or --days")
+    if not what:
+        many = {"--query": query, "--days": days, "--junit": junit}
+        become_worker(session, "replay", *(f"{name}={value}" for name, value in many.items() if value is not None))
     if not Path(what).exists() and Path(what).suffix != ".json":
         what = session.run(lambda client: _resolved(client, what))
     become_worker(session, "replay", what)

@@ -226,6 +226,11 @@ def _work(session: Session) -> list[Finding]:
         Finding(f"executor {row['name']}", row["usable"], row["version"], row["reason"], needed=row["name"] == default)
         for row in known["executors"]
     ]
+    # A server part of another version may not look.
+    rows += [
+        Finding(f"bucket {row['name']}", not row["problem"], "honours conditional writes", row["problem"])
+        for row in known.get("buckets", ())
+    ]
     walls = known["sandboxes"]
     none_works = not any(row["chosen"] for row in walls) and not sandbox.unsafe_local
     return rows + [

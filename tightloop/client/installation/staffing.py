@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import temporalio.api.taskqueue.v1 as taskqueue
 import temporalio.api.workflowservice.v1 as service
-from temporalio.api.enums.v1 import TaskQueueType, WorkerStatus
+from temporalio.api.enums.v1 import TaskQueueType, WorkerStatus, WorkerVersioningMode
 from temporalio.api.worker.v1 import WorkerHeartbeat
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -32,11 +32,20 @@ class Poller:
     free_slots: int | None = None
     """For activities; None where the worker does not say."""
     runs_workflows: bool = False
+    version: str = ""
+    """Its deployment and build, as `name:build`; empty: it has none."""
+    heartbeat: timedelta | None = None
+    """How often it says that it lives; None where it only polls."""
 
     @property
     def process(self) -> str:
         """Process id and host."""
         return self.identity.partition(SEALS)[0]
+
+
+def version_name(deployment: str, build_id: str) -> str:
+    """Return a version of a Worker Deployment as Temporal's search attributes name it; empty: there is none."""
+    return f"{deployment}:{build_id}" if deployment else ""
 
 
 def is_fresh(worker: Poller) -> bool:
@@ -59,7 +68,14 @@ async def workers_on(calls: Calls, queue: str) -> tuple[Poller, ...]:
             answer = await calls.client.workflow_service.describe_task_queue(request, timeout=CALL_TIMEOUT)
         for poller in answer.pollers:
             runs = kind is TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
-            found[poller.identity] = Poller(poller.identity, moment(poller.last_access_time), runs_workflows=runs)
+            options = poller.deployment_options
+            is_versioned = options.worker_versioning_mode == WorkerVersioningMode.WORKER_VERSIONING_MODE_VERSIONED
+            found[poller.identity] = Poller(
+                poller.identity,
+                moment(poller.last_access_time),
+                runs_workflows=runs,
+                version=version_name(options.deployment_name, options.build_id) if is_versioned else "",
+            )
     found = {name: one for name, one in found.items() if is_fresh(one)}
     beats = await _heartbeats(calls, f"TaskQueue = '{queue}'")
     for beat in beats:
@@ -71,6 +87,8 @@ async def workers_on(calls: Calls, queue: str) -> tuple[Poller, ...]:
             moment(beat.heartbeat_time),
             _free_slots(beat),
             beat.workflow_poller_info.current_pollers > 0,
+            version_name(beat.deployment_version.deployment_name, beat.deployment_version.build_id),
+            beat.elapsed_since_last_heartbeat.ToTimedelta(),
         )
     return tuple(found.values())
 
@@ -83,10 +101,14 @@ class Backlog:
     oldest: timedelta
     by_priority: Mapping[int, int]
 
+    def of(self, urgency: Urgency) -> int:
+        """Return how many of a kind wait."""
+        return self.by_priority.get(urgency, 0)
+
     def __str__(self) -> str:
         """Return how many wait since when, and who goes first."""
         names = {Urgency.PERSON_WAITS: "where a person waits", Urgency.RUNNING: "running", Urgency.NEW: "new"}
-        kinds = [f"{self.by_priority[key]} {name}" for key, name in names.items() if self.by_priority.get(key)]
+        kinds = [f"{self.of(key)} {name}" for key, name in names.items() if self.of(key)]
         waiting = f"{counted(self.count, 'step')}, the oldest for {span(self.oldest.total_seconds())}"
         return f"{waiting}; in this order: {', '.join(kinds)}" if kinds else waiting
 

@@ -17,7 +17,7 @@ from tightloop.database.memory.rows import (
     clean_failure,
     clean_pattern,
 )
-from tightloop.database.memory.schema import facts, projects
+from tightloop.database.memory.schema import facts, failures, projects
 from tightloop.database.memory.search import Space, by_words, cosines, near, table_of
 from tightloop.database.memory.writing import (
     drop_project,
@@ -195,6 +195,12 @@ class MemoryStore:
             if ids is None:
                 return drop_project(connection, name)
             return sum(drop_rows(connection, name, kind, ids) for kind in Kind)
+
+    def forget_unseen(self, project: str, before: datetime) -> int:
+        """Remove failures that were last seen before then, with what solved only these; return how many."""
+        with self._writing(project) as (connection, name):
+            query = select(failures.c.signature).where(failures.c.project == name, failures.c.last < before)
+            return drop_rows(connection, name, Kind.FAILURE, list(connection.scalars(query)))
 
     def export(self, project: str) -> Iterator[dict[str, Any]]:
         """Yield all rows, without their vectors."""

@@ -4,19 +4,20 @@ Labels and attributes are enums, numbers and ids; a text goes out as its length 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from tightloop.telemetry import genai
 from tightloop.value import Document, digest
 from tightloop.value.scrub import scrub
 
 ENDPOINT_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
-SPAN_ATTRIBUTES = frozenset(
-    {"temporalWorkflowID", "temporalRunID", "temporalActivityID", "temporalUpdateID", "error.type"}
-)
-"""All that may stand on a span; ids that Temporal shows as they are, and class names."""
+SPAN_ATTRIBUTES = genai.TEXTS | {
+    *("temporalWorkflowID", "temporalRunID", "temporalActivityID", "temporalUpdateID", genai.ERROR)
+}
+"""Texts that may stand on a span; ids that Temporal or a provider gave, names of models, and class names."""
 UNTRACED = ("QueryWorkflow:", "HandleQuery:")
 """Reading changes nothing, and `watch` reads twice a second."""
 
@@ -35,17 +36,22 @@ METRICS = {
     "tightloop_bandit_findings": "New findings of Bandit, one value for each scan",
     "tightloop_memory_searches": "Searches of the memory, by whether they found something",
     "tightloop_changed_line_coverage": "Share of the changed lines that tests run, 0 to 1",
+    "tightloop_disk_used_share": "How much of the nearer bound of the disk is used; 1: it is reached",
+    "tightloop_freed_bytes": "Bytes that collections of schedules freed",
     "tightloop_episodes": "Episodes that ended, by outcome",
     "tightloop_episode_tokens": "Tokens of an episode, input and output, where they are known",
     "tightloop_episode_cost_usd": "Cost of an episode, where it is known",
     "tightloop_episode_minutes": "Working time of an episode, pauses left out",
     "tightloop_episode_iterations": "Iterations of an episode",
+    **genai.METRICS,
 }
 """Our own metrics and what they say. Two descriptions of one name would be two series."""
 
 _URL = re.compile(r"https?://[^\s/@]+(/\S*)?")
 _BIND = re.compile(r"[^\s/]+:\d{1,5}")
-_SPAN_NAME = re.compile(r"[A-Za-z]{1,40}:[A-Za-z_]\w{0,79}", re.ASCII)
+_SPAN_NAME = re.compile(
+    rf"[A-Za-z]{{1,40}}:[A-Za-z_]\w{{0,79}}|(?:{'|'.join(genai.OPERATIONS)}) [\w.:/-]{{1,100}}", re.ASCII
+)
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,199}")
 _CLASS = re.compile(r"[A-Za-z_][\w.]{0,99}", re.ASCII)
 
@@ -105,10 +111,21 @@ def span_name(name: str) -> str:
     return name if _SPAN_NAME.fullmatch(name) and scrub(name) == name else digest(name)
 
 
-def span_attributes(attributes: Mapping[str, object]) -> dict[str, str]:
+def span_attributes(attributes: Mapping[str, object]) -> dict[str, str | int | tuple[str, ...]]:
     """Return those attributes that may go out; a value that is not like an id becomes its digest."""
-    known = {name: str(value) for name, value in attributes.items() if name in SPAN_ATTRIBUTES}
-    return {name: text if _ID.fullmatch(text) and scrub(text) == text else digest(text) for name, text in known.items()}
+    known: dict[str, str | int | tuple[str, ...]] = {}
+    for name, value in attributes.items():
+        if name in SPAN_ATTRIBUTES:
+            known[name] = _id(str(value))
+        elif name in genai.COUNTS and isinstance(value, int):
+            known[name] = value
+        elif name == genai.FINISH_REASONS and isinstance(value, Sequence):
+            known[name] = tuple(_id(str(reason)) for reason in value)
+    return known
+
+
+def _id(text: str) -> str:
+    return text if _ID.fullmatch(text) and scrub(text) == text else digest(text)
 
 
 def class_name(text: object) -> str:

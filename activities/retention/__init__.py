@@ -1,0 +1,1 @@
+"""Frees what nobody needs any more."""

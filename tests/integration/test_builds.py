@@ -1,0 +1,186 @@
+"""Builds of the workers on one Temporal: what a promotion asks first, and what it says."""
+
+import asyncio
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from temporalio.client import Client
+
+from tests.support.doubles import ScriptedPlanner
+from tests.support.episodes import eventually
+from tightloop.client import TightloopClient
+from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
+from tightloop.errors import InvalidRequestError, SettingsError
+from tightloop.settings import Settings
+from worker.build import build_adapters, build_workers
+from worker.connect import connect
+from worker.deploying import commands
+from worker.deploying.histories import account_of, find_runs, query_of, replay_runs, write_junit
+from worker.hosting.build_id import build_id_of, deployment_config
+from worker.stack.server import temporal_binary
+
+ROOT = Path(__file__).parents[2]
+BREAKING = """
+
+_checks = Iteration._run_checks
+
+
+async def _after_a_timer(self, *arguments, **named):
+    await workflow.sleep(1)
+    return await _checks(self, *arguments, **named)
+
+
+Iteration._run_checks = _after_a_timer
+"""
+Build = Callable[[str], AbstractAsyncContextManager[Settings]]
+
+
+def of_build(settings: Settings, build_id: str) -> Settings:
+    name = settings.temporal.task_queue
+    return settings.evolve(worker=settings.worker.evolve(deployment=name, build_id=build_id, heartbeat_interval_s=1.0))
+
+
+@pytest.fixture
+def build(settings: Settings) -> Build:
+    """Run the workers of a build as long as a block."""
+
+    @asynccontextmanager
+    async def run(build_id: str) -> AsyncIterator[Settings]:
+        under = of_build(settings, build_id)
+        client = await connect(under)
+        adapters = replace(build_adapters(client, under), planners=lambda _kind: ScriptedPlanner())
+        async with AsyncExitStack() as stack:
+            for worker in build_workers(client, under, adapters=adapters):
+                await stack.enter_async_context(worker)
+            await eventually(lambda: _lives(client, under))
+            yield under
+
+    return run
+
+
+async def _lives(client: Client, settings: Settings) -> bool:
+    try:
+        told = await commands.status(client, settings)
+    except InvalidRequestError:
+        return False  # Temporal does not know the deployment yet
+    rows = [line.split() for line in told.splitlines()]
+    return any(row[0] == settings.worker.build_id and row[-1] != "0" for row in rows)
+
+
+async def test_promotion_waits_for_workers_and_says_what_remains(
+    build: Build, temporal_client: Client, client: TightloopClient, request_for: Callable[..., EpisodeRequest]
+) -> None:
+    async with build("A") as a:
+        told = await commands.promote(temporal_client, a, 1)
+        assert "no history was found to replay" in told
+        assert "nothing is open on other builds" in told
+        ended = await client.start(request_for())
+        assert (await client.result(ended)).outcome is EpisodeOutcome.SUCCEEDED
+        await client.pause(open_one := await client.start(request_for()))
+        version = f"{a.worker.deployment}:A"
+        query = f"TemporalWorkerDeploymentVersion = '{version}' AND ExecutionStatus = 'Running'"
+        await eventually(lambda: _counts(temporal_client, query, 1))
+        b = of_build(a, "B")
+        with pytest.raises(InvalidRequestError, match=r"no worker of \S+:B lives on task queues 'test-"):
+            await commands.promote(temporal_client, b, 1)
+        with pytest.raises(InvalidRequestError, match=r"no worker of \S+:B lives on"):
+            await commands.ramp(temporal_client, b, 10, 1)
+    # Temporal remembers the workers of A for minutes, and would accept it.
+    with pytest.raises(InvalidRequestError, match=r"no worker of \S+:A lives on"):
+        await commands.promote(temporal_client, a, 1)
+    async with build("B") as b:
+        assert "10 % of new workflows start on" in await commands.ramp(temporal_client, b, 10, 1)
+        rows = [line.split() for line in (await commands.status(temporal_client, b)).splitlines()]
+        assert rows[1:3] == [["A", "current", "1", "0"], ["B", "ramping", "at", "10", "%", "0", "1"]]
+        told = await commands.promote(temporal_client, b, 1)
+        assert "the current code fits" in told
+        assert "1 workflow still open on A, which has no live workers: they stand still until it has" in told
+        # What the older workers left goes on with the command that it prints.
+        [command] = [line.strip() for line in told.splitlines() if "update-options" in line]
+        _, *words = shlex.split(command)
+        subprocess.run([temporal_binary(), *words, "--address", b.temporal.address], check=True, capture_output=True)
+        assert "no build is ramping" in await commands.ramp(temporal_client, b, 0, 1)
+        await client.cancel(open_one)
+        assert (await client.result(open_one)).outcome is EpisodeOutcome.CANCELLED
+
+
+async def _counts(client: Client, query: str, count: int) -> bool:
+    return (await client.count_workflows(query)).count == count
+
+
+async def test_build_that_breaks_determinism_is_stopped(
+    build: Build, temporal_client: Client, client: TightloopClient, request_for: Callable[..., EpisodeRequest],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    broken = tmp_path / "broken"
+    for package in ("workflows", "activities", "tightloop", "worker"):
+        shutil.copytree(ROOT / package, broken / package, ignore=shutil.ignore_patterns("__pycache__"))
+    with (broken / "workflows" / "episode" / "iteration.py").open("a") as code:
+        code.write(BREAKING)
+    async with build("A") as settings:
+        await commands.promote(temporal_client, settings, 1)
+        episode = await client.start(request_for())
+        assert (await client.result(episode)).outcome is EpisodeOutcome.SUCCEEDED
+        query = query_of(settings, days=1)
+        [run] = await eventually(lambda: find_runs(temporal_client, query))
+
+        # This code fits, in a process beside.
+        outcomes = await asyncio.to_thread(replay_runs, settings, [run])
+        assert "replayed 1 history of" in account_of(outcomes)
+        assert not outcomes[0].failure
+        write_junit(outcomes, tmp_path / "good.xml")
+        assert ElementTree.parse(tmp_path / "good.xml").getroot().get("failures") == "0"
+
+        file = tmp_path / "settings.yaml"
+        file.write_text(settings.as_yaml())
+        report = tmp_path / "report.xml"
+        code, told = await run_in(broken, file, "replay", "--query", f"WorkflowId = '{episode}'", "--junit", report)
+        assert code == 1, told
+        suite = ElementTree.parse(report).getroot()
+        assert (suite.get("tests"), suite.get("failures")) == ("1", "1")
+        case = suite[0]
+        assert (case.get("classname"), case.get("name")) == ("EpisodeWorkflow", f"{episode} (run {run.run_id})")
+        assert "code wants" in (case[0].text or "")
+
+        code, told = await run_in(broken, file, "deploy", "promote", "--days", "1")
+        assert code == 1
+        assert f"no new workflow goes to {settings.worker.deployment}:A" in told
+        assert f"EpisodeWorkflow {episode}" in told
+        assert "workflow.patched()" in told
+
+
+async def run_in(folder: Path, settings_file: Path, *arguments: object) -> tuple[int, str]:
+    """Run the worker's command with the code of a folder."""
+    command = [sys.executable, "-m", "worker", "--settings", str(settings_file), *map(str, arguments)]
+    done = await asyncio.to_thread(
+        subprocess.run, command, cwd=folder, env=dict(os.environ), capture_output=True, text=True, timeout=120
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+async def test_replay_says_which_query_temporal_does_not_understand(temporal_client: Client) -> None:
+    with pytest.raises(InvalidRequestError, match="does not understand the query 'Nothing ~ 3'"):
+        await find_runs(temporal_client, "Nothing ~ 3")
+
+
+async def test_workers_have_no_version_without_a_deployment(temporal_client: Client, settings: Settings) -> None:
+    assert deployment_config(settings.worker) is None
+    with pytest.raises(SettingsError, match=r"worker\.deployment is not set"):
+        await commands.status(temporal_client, settings)
+
+
+def test_build_id_follows_the_installed_code(settings: Settings) -> None:
+    made = build_id_of(settings.worker.evolve(deployment="tl"))
+    assert made == build_id_of(settings.worker.evolve(deployment="tl"))
+    assert re.fullmatch(r"[\w.]+-[0-9a-f]{12}", made)
+    assert build_id_of(settings.worker.evolve(build_id="green-7")) == "green-7"

@@ -1,0 +1,167 @@
+"""A lost host: another one goes on by itself where the settings allow that, and a stop is never lost."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from temporalio import activity, workflow
+from temporalio.client import Client
+from temporalio.common import RawValue
+from temporalio.exceptions import ApplicationError
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
+
+from activities.staffing.activity import StaffingActivities
+from activities.workspace.scope import EpisodeScope
+from tests.support.bucket import s3_server
+from tests.support.doubles import ScriptedPlanner
+from tests.support.episodes import asked, eventually
+from tests.support.impatient_workflow import Impatient
+from tightloop.client import TightloopClient
+from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, Queues
+from tightloop.errors import WorkspaceElsewhereError
+from tightloop.host import home_queue
+from tightloop.settings import RemoteSettings, Settings
+from worker.build import build_adapters, build_workers, workflow_runner
+from worker.connect import connect
+from worker.hosting.staff import TemporalStaff
+from worker.specs import Role
+from workflows.shared.activities import ActivityFailedError, ActivityOptions, ActivityRunner
+
+
+@pytest.fixture(scope="module")
+def remote() -> Iterator[RemoteSettings]:
+    with s3_server() as settings:
+        yield settings
+
+
+@activity.defn(dynamic=True)
+async def send_on(_arguments: Sequence[RawValue]) -> None:
+    """Refuse every step, as a worker does that only runs workflows."""
+    raise ApplicationError("it has no workspaces", type=WorkspaceElsewhereError.__name__, non_retryable=True)
+
+
+class Stage:
+    """Hosts that share a state home: what moves between them is who works, which these tests are about."""
+
+    def __init__(self, connection: Client, settings: Settings, stack: AsyncExitStack) -> None:
+        self.connection, self.settings, self._stack = connection, settings, stack
+        self.client = TightloopClient(connection, settings)
+
+    async def run_workflows(self, move_after: timedelta | None) -> None:
+        """Run workflows that look after 2 s, with a worker that has no workspaces."""
+        queue = self.settings.temporal.task_queue
+        staff = TemporalStaff(self.connection, queue)
+        # Temporal may list a worker for a while that is gone: no more patience with busy ones.
+        patience = timedelta(seconds=4)
+        looking = StaffingActivities(staff, patience, patience, move_after).look_for_workers
+        worker = Worker(
+            self.connection,
+            task_queue=queue,
+            workflows=[Impatient],
+            activities=[looking, send_on],
+            workflow_runner=workflow_runner(),
+        )
+        await self._stack.enter_async_context(worker)
+
+    def home(self, host: str) -> str:
+        """Return the task queue of a host."""
+        return home_queue(self._settings_of(host))
+
+    async def serve(self, host: str) -> AsyncExitStack:
+        """Start a host; closing what this returns stops it."""
+        settings, planner = self._settings_of(host), ScriptedPlanner()
+        adapters = replace(build_adapters(self.connection, settings), planners=lambda _kind: planner)
+        workers = await self._stack.enter_async_context(AsyncExitStack())
+        for worker in build_workers(self.connection, settings, Role.WORKSPACE, adapters):
+            await workers.enter_async_context(worker)
+        await eventually(lambda: self._is_known(host))
+        return workers
+
+    def _settings_of(self, host: str) -> Settings:
+        return self.settings.evolve(worker=self.settings.worker.evolve(host=host, graceful_shutdown_s=0.0))
+
+    async def _is_known(self, host: str) -> bool:
+        return self.home(host) in (await self.client.topology()).homes
+
+
+@pytest.fixture
+async def stage(settings: Settings, remote: RemoteSettings) -> AsyncIterator[Stage]:
+    mine = settings.evolve(remote=remote.evolve(prefix=settings.temporal.task_queue))
+    async with AsyncExitStack() as stack:
+        yield Stage(await connect(mine), mine, stack)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+async def test_episode_of_a_silent_host_goes_on_elsewhere_only_if_settings_allow(
+    stage: Stage, request_for: Callable[..., EpisodeRequest], allowed: bool
+) -> None:
+    await stage.run_workflows(timedelta(seconds=1) if allowed else None)
+    first = await stage.serve("first")
+    await stage.serve("second")
+    episode_id = await stage.client.start(request_for(queues=Queues(home=stage.home("first"))))
+    await stage.client.pause(episode_id)
+    before = await asked(stage.client, episode_id)
+    await first.aclose()
+    await stage.client.resume(episode_id)
+    if not allowed:
+        status = await asked(stage.client, episode_id, since=before)
+        assert f"on task queue '{stage.home('first')}'" in status.questions[0].title
+        return
+    result = await stage.client.result(episode_id)
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+    timeline = await stage.client.timeline(episode_id)
+    [moved] = [line.text for line in timeline if line.kind == "moved"]
+    assert moved.startswith("moved to second: the host before was silent (by tightloop), epoch 2")
+
+
+class WrongHost:
+    """Refuses a step because its workspace is elsewhere, after the workflow was told to stop."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    @activity.defn
+    async def refuse(self, request: EpisodeScope) -> None:
+        await self.client.get_workflow_handle(request.episode_id).signal("stop")
+        raise ApplicationError("elsewhere", type=WorkspaceElsewhereError.__name__, non_retryable=True)
+
+
+@workflow.defn
+class StoppedWorkflow:
+    """Runs a step that is stopped while its first host refuses it."""
+
+    @workflow.init
+    def __init__(self, home: str) -> None:
+        self._runner = ActivityRunner(lambda: Queues(home=home))
+
+    @workflow.run
+    async def run(self, home: str) -> str:
+        scope = EpisodeScope(episode_id=workflow.info().workflow_id, workspace="/w", home=home)
+        try:
+            await self._runner.run(WrongHost.refuse, scope, ActivityOptions("", timedelta(minutes=1)))
+        except ActivityFailedError as failure:
+            return failure.reason
+        return ""
+
+    @workflow.signal
+    def stop(self) -> None:
+        self._runner.interrupt()
+
+
+async def test_step_that_is_stopped_while_a_host_refuses_it_does_not_wait_for_another_one(
+    temporal_client: Client,
+) -> None:
+    queue = f"stopped-{uuid4()}"
+    async with Worker(
+        temporal_client,
+        task_queue=queue,
+        workflows=[StoppedWorkflow],
+        activities=[WrongHost(temporal_client).refuse],
+        workflow_runner=UnsandboxedWorkflowRunner(),
+    ):
+        running = temporal_client.execute_workflow(StoppedWorkflow.run, "nobody", id=queue, task_queue=queue)
+        assert await asyncio.wait_for(running, 10) == "elsewhere"

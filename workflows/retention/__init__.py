@@ -1,0 +1,1 @@
+"""Retention: one collection on one host."""
