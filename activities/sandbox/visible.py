@@ -23,7 +23,8 @@ SYSTEM_SETTINGS = (
 )  # fmt: skip
 """Parts of /etc without secrets: neither shadow nor private keys nor the settings of servers."""
 
-_BESIDE_PROGRAMS = ("lib", "lib64", "libexec")
+# Without its pyvenv.cfg the Python of a virtual environment looks for packages in the installation that it links to.
+_BESIDE_PROGRAMS = ("lib", "lib64", "libexec", "pyvenv.cfg")
 """Never `share`: beside ~/.local/bin that is where programs keep logins."""
 # An installation of uv or pyenv lies outside of /usr, often below the home.
 _PYTHON_PARTS = ("bin", "lib", "lib64", "include", "share")
@@ -150,7 +151,7 @@ def path_folders(path: str, root: Path) -> tuple[Path, ...]:
         found.append(folder)
         # Of a link the libraries lie where it leads to.
         beside = (place.parent / part for place in (folder, resolved) for part in _BESIDE_PROGRAMS)
-        found += [place for place in beside if folder.name in ("bin", "sbin") and place.is_dir()]
+        found += [place for place in beside if folder.name in ("bin", "sbin") and place.exists()]
     return tuple(dict.fromkeys(found))
 
 

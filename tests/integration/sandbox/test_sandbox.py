@@ -5,7 +5,9 @@ import os
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -406,6 +408,23 @@ def test_a_folder_of_programs_is_seen_with_its_libraries_and_a_home_never(
     path = os.pathsep.join((str(home), str(home / ".local/bin"), "/usr/bin", "/", str(tmp_path / "gone"), "relative"))
     seen = visible.path_folders(path, tmp_path / "tree")
     assert seen == (home / ".local/bin", home / ".local/lib")
+
+
+@pytest.mark.parametrize("name", ["bubblewrap"])
+def test_a_program_of_a_virtual_environment_in_path_finds_its_packages(
+    root: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    box(name)
+    tools = root.parent / "tools"
+    venv.create(tools)
+    package = Path(sysconfig.get_path("purelib", vars={"base": str(tools)})) / "greeting.py"
+    package.write_text("print('from the package')")
+    program = tools / "bin" / "greet"
+    program.write_text(f"#!{tools}/bin/python\nimport greeting\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    result = box(name).run(root, "greet")
+    assert (result.exit_code, result.output) == (0, b"from the package\n")
 
 
 @pytest.mark.parametrize("name", ["bubblewrap"])
