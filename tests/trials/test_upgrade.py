@@ -104,6 +104,7 @@ async def test_open_episodes_outlive_the_promotion_of_another_build(tmp_path: Pa
             wait_for_port(stack.settings.temporal.address)
             older = start_build(stack, "A")
             client = await TightloopClient.connect(settings=stack.settings, compare_keys=False)
+            temporal = await Client.connect(stack.settings.temporal.address)
             await eventually(lambda: _works(client, 1), seconds=60)
             assert "A" in run(stack, "deploy", "promote")
 
@@ -137,7 +138,7 @@ async def test_open_episodes_outlive_the_promotion_of_another_build(tmp_path: Pa
             for each, kind in (before | meanwhile | after).items():
                 result = await asyncio.wait_for(client.result(each), 200)
                 assert result.outcome is EpisodeOutcome.SUCCEEDED
-                builds, failures = await builds_of(client.temporal, each)
+                builds, failures = await builds_of(temporal, each)
                 assert failures == 0, f"{failures} workflow tasks of {each} failed"
                 when = "before" if each in before else "while ramping" if each in meanwhile else "after"
                 found[when, kind, " -> ".join(builds)] += 1
