@@ -1,6 +1,7 @@
 """A real PostgreSQL server for tests, with nothing to install besides the packages of `dev`."""
 
 import contextlib
+import os
 import shutil
 import subprocess
 import tempfile
@@ -55,6 +56,21 @@ def new_database(server: str) -> Iterator[str]:
     finally:
         with psycopg.connect(server, autocommit=True) as connection:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@contextlib.contextmanager
+def tablespace(server: str, folder: Path) -> Iterator[str]:
+    """Let a server keep databases in a folder; yield the name of the tablespace. They have to go before it."""
+    owner = Path(_socket_of(server)).stat()
+    os.chown(folder, owner.st_uid, owner.st_gid)
+    name = f"space_{uuid4().hex[:12]}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE TABLESPACE {name} LOCATION '{folder}'")
+    try:
+        yield name
+    finally:
+        with psycopg.connect(server, autocommit=True) as connection:
+            connection.execute(f"DROP TABLESPACE {name}")
 
 
 def kill_server(address: str) -> None:

@@ -3,16 +3,18 @@
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
 from pydantic import SecretStr
 from sqlalchemy import text
 
 from tests.support.episodes import APPEND, Working, eventually, scripted
-from tests.support.postgres import kill_server, new_database, postgres_server
+from tests.support.postgres import kill_server, new_database, postgres_server, tablespace
 from tightloop.client import TightloopClient
 from tightloop.database.engine import postgres_database, sqlite_database
 from tightloop.database.memory.opening import FILE, open_memory
@@ -149,6 +151,29 @@ async def test_server_in_a_wrong_state_costs_nothing_but_the_memory(
     assert expected[state] in said
 
 
+async def test_full_disk_of_a_server_costs_nothing_but_the_memory(
+    client, working: Working, request_for: Ask, home: Path, settings: Settings, server: str
+) -> None:
+    # Not below the folders of the tests, which the user of the server may not enter.
+    disk = Path(tempfile.mkdtemp(prefix="tl-disk-")) / "disk"
+    disk.parent.chmod(0o711)
+    with _small_disk(disk, "24m"), tablespace(server, disk) as space, new_database(server) as address:
+        database = postgres_database(address, MEMORY)
+        database.upgrade()
+        database.close()
+        with psycopg.connect(server, autocommit=True) as connection:
+            name = address.partition("?")[0].rpartition("/")[2]
+            connection.execute(f"ALTER DATABASE {name} SET TABLESPACE {space}")
+        _fill(disk)
+        async with working(under=with_url(settings, address)):
+            result, told = await ended(client, request_for())
+    disk.rmdir()
+    disk.parent.rmdir()
+    assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 3)
+    [said] = told
+    assert "Free space there" in said
+
+
 @pytest.mark.parametrize("state", ["damaged", "newer", "full"])
 async def test_file_in_a_wrong_state_costs_nothing_but_the_memory(
     client, working: Working, request_for: Ask, home: Path, settings: Settings, tmp_path: Path, state: str
@@ -184,16 +209,20 @@ def _prepared(file: Path, disk: Path, state: str) -> Iterator[None]:
         database = sqlite_database(disk / FILE, MEMORY)
         database.upgrade()
         database.close()
-        with (disk / "filler").open("wb") as filler:
-            free = os.statvfs(disk)
-            filler.write(b"\0" * (free.f_bavail * free.f_frsize))
+        _fill(disk)
         yield
 
 
+def _fill(disk: Path) -> None:
+    with (disk / "filler").open("wb") as filler:
+        free = os.statvfs(disk)
+        filler.write(b"\0" * (free.f_bavail * free.f_frsize))
+
+
 @contextmanager
-def _small_disk(folder: Path) -> Iterator[None]:
+def _small_disk(folder: Path, size: str = "1m") -> Iterator[None]:
     folder.mkdir()
-    mount = ("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder))
+    mount = ("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
     if not shutil.which("mount") or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("a small file system cannot be mounted here")
     try:

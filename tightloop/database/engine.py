@@ -187,7 +187,7 @@ class Database:
         code: int = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the rest is detail
         state = getattr(cause, "sqlstate", None)
         if code in FULL or state == "53100":  # disk_full
-            return StorageFullError(f"no room for the {self._migrations.name} {self}: {said}. Free space there")
+            return StorageFullError(f"no room for the {self._migrations.name} {self}. Free space there: {said}")
         if code in DAMAGED:
             return WorkspaceError(
                 f"the {self._migrations.name} {self} is damaged: {said}. {self._migrations.when_damaged}"
