@@ -193,6 +193,12 @@ class Agent:
         while True:
             time.sleep(1)
 
+    def do_takes_long(self) -> None:
+        """Never end by itself; where another one has begun, do the rest."""
+        if not (self.cwd / "begun.txt").exists():
+            self.do_is_stubborn()
+        self.runs("echo made > made.txt")
+
     def do_is_silent(self) -> dict[str, Any]:
         return self.waits()
 
