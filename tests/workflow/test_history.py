@@ -2,11 +2,15 @@
 
 from itertools import pairwise
 
+from temporalio.api.enums.v1 import TaskQueueKind
 from temporalio.client import WorkflowHistory
 
+from tests.support.doubles import ScriptedPlanner, planned
 from tests.support.episodes import APPEND, Working, scripted
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome
+from tightloop.episode.planning import Briefing, PlannerAnswer
+from tightloop.errors import PlannerUnavailableError
 
 EVENTS_PER_ITERATION = 32
 BYTES_PER_ITERATION = 14_000
@@ -75,3 +79,27 @@ async def test_long_episodes_continue_as_new_and_forget_nothing(
     assert [record.id for record in checkpoints] == [f"ckpt-{n}" for n in range(13)]
     assert len({record.run_id for record in checkpoints}) == 3
     assert (workspace / "log.txt").read_text() == "".join(f"{n}\n" for n in range(1, 13))
+
+
+async def test_any_worker_may_go_on_after_an_activity_that_was_tried_again(
+    client, temporal_client, working: Working, request_for
+):
+    asked: list[int] = []
+
+    def busy_at_first(briefing: Briefing) -> PlannerAnswer:
+        asked.append(briefing.iteration)
+        if len(asked) == 1:
+            raise PlannerUnavailableError("busy")
+        return planned()
+
+    async with working(ScriptedPlanner(busy_at_first)):
+        episode_id = await client.start(request_for())
+        await client.result(episode_id)
+        events = (await temporal_client.get_workflow_handle(episode_id).fetch_history()).events
+    [again] = [event.event_id for event in events if event.activity_task_started_event_attributes.attempt == 2]
+    tasks = [event for event in events if event.HasField("workflow_task_scheduled_event_attributes")]
+    kinds = [
+        event.workflow_task_scheduled_event_attributes.task_queue.kind for event in tasks if event.event_id > again
+    ]
+    assert kinds[0] == TaskQueueKind.TASK_QUEUE_KIND_NORMAL
+    assert TaskQueueKind.TASK_QUEUE_KIND_STICKY in kinds, "the others go to the cache of a worker"
