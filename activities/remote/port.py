@@ -43,7 +43,7 @@ class Bucket(Protocol):
         ...
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove objects; one that is gone already is no error."""
+        """Remove objects. One that is already gone is not an error."""
 
 
 class TreeCopies(Protocol):

@@ -184,7 +184,7 @@ class ProjectLedger:
         last: dict[str, datetime] = {}
         gone: set[str] = set()
         query = select(events.c.workflow_id, events.c.kind, events.c.at).order_by(events.c.seq)
-        # A mark is no work: what is released is as old as before.
+        # Marking something is not work on it: once released, it is as old as it was before.
         query = query.where(events.c.project == self._project, events.c.kind.not_in((KEPT, RELEASED)))
         with self._database.reading() as connection:
             for key, kind, at in connection.execute(query):

@@ -147,7 +147,7 @@ def choose_home(wanted: str, homes: tuple[str, ...]) -> str:
 
 
 def choose_successor(home: str, homes: tuple[str, ...], episode_id: str) -> str:
-    """Return the task queue of the host that goes on with an episode of a silent one; empty: there is no other.
+    """Return the task queue of the host that takes an episode over from a silent one; empty if there is no other host.
 
     The episodes of one host are spread over all others.
     """

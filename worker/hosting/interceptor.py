@@ -37,7 +37,7 @@ logger = logging.getLogger("tightloop")
 
 BEAT_SECONDS = 1.0
 RESET_TIMEOUT = timedelta(seconds=1)
-"""The wait of a sticky queue (`worker.sticky_timeout_s`) is no longer by default."""
+"""The default of `worker.sticky_timeout_s`: a slower answer would save nothing."""
 TAKE_NOTHING = frozenset({"collect_leftovers"})
 """Activities without a request: they name nothing, and their workflows have ids that Temporal made."""
 EXACT = frozenset(

@@ -84,7 +84,7 @@ async def _remove(client: Client, settings: Settings) -> None:
 
 def _schedule(settings: Settings) -> Schedule:
     every = settings.retention.every
-    assert every is not None, "without it there is no schedule"
+    assert every is not None, "only hosts with retention.every_h have a schedule"
     action = ScheduleActionStartWorkflow(
         RetentionWorkflow.run, id=schedule_id(settings), task_queue=home_queue(settings)
     )
