@@ -3,6 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +16,17 @@ from tightloop.episode.copies import CopiesHead, check_holder, increment_name, i
 from tightloop.errors import ArtifactMissingError, FencedError, SettingsError
 
 REMEMBERED = 64
-"""Episodes of which is remembered which artifacts are copied; of others it is read again from the checkpoint."""
+"""Episodes of which is remembered how this host left their copies; of others it is read again."""
+
+
+@dataclass(frozen=True)
+class _Left:
+    """The copies of an episode as this host left them: what it needs to add to them."""
+
+    head: CopiesHead
+    version: str
+    artifacts: set[str]
+    """Digests of those that the increments have, or of most of them: one that is copied twice costs no more."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +38,7 @@ class Copies:
     """Task queue of this host."""
     trees: TreeCopies
     stores: ArtifactStores
-    _sent: "OrderedDict[str, set[str]]" = field(default_factory=OrderedDict, repr=False)
+    _left: "OrderedDict[str, _Left]" = field(default_factory=OrderedDict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def check(self, scope: EpisodeScope) -> CopiesHead:
@@ -51,21 +62,18 @@ class Copies:
         Raises:
             FencedError: another host has taken the episode over; nothing that counts was written.
         """
+        with self._lock:
+            left = self._left.pop(scope.episode_id, None)
+        # The condition of the write tells whether the head is still as it was left: it is not read for that.
+        if left is not None and left.head.epoch == scope.epoch and left.head.last != record:
+            with suppress(FencedError):
+                return self._add(scope, record, left)
         head, version = self._head(scope)
         head = check_holder(head, self.home, scope.epoch)
         if head.last is not None and head.last.id == record.id:
             return head
-        store = self.stores(Path(scope.workspace))
-        known = self._known(scope, head)
-        artifacts = gather(store, (record.state, scope.request), known)
-        pack = self.trees.pack(scope, record.tree, head.last.tree if head.last else "")
-        content = Increment(record, pack, artifacts).to_bytes()
-        name = increment_name(head.epoch, record, digest_of(content))
-        self.bucket.write(f"{scope.episode_id}/{name}", content)
-        added = head.with_increment(name, record)
-        self._write_head(scope, head, added, version)
-        self._remember(_key(scope, added), known | artifacts.keys())
-        return added
+        known = gather(self.stores(Path(scope.workspace)), (head.last.state,), set()) if head.last else {}
+        return self._add(scope, record, _Left(head, version, set(known)))
 
     def take(self, scope: EpisodeScope, adopt: Callable[[CopiesHead, CheckpointRecord], None]) -> CopiesHead:
         """Take an episode over: claim it, and put trees and artifacts where this host has its own. Idempotent.
@@ -119,36 +127,33 @@ class Copies:
         found = self.bucket.read(f"{scope.episode_id}/head")
         return (None, "") if found is None else (CopiesHead.model_validate_json(found.content), found.version)
 
-    def _write_head(self, scope: EpisodeScope, before: CopiesHead | None, head: CopiesHead, version: str) -> None:
+    def _write_head(self, scope: EpisodeScope, before: CopiesHead | None, head: CopiesHead, version: str) -> str:
         if head == before:
-            return
-        if not self.bucket.swap(f"{scope.episode_id}/head", head.model_dump_json().encode(), version):
+            return version
+        written = self.bucket.swap(f"{scope.episode_id}/head", head.model_dump_json().encode(), version)
+        if not written:
             now = self._head(scope)[0]
             raise FencedError(
                 f"the host of task queue {self.home!r} has not written its copy of {scope.episode_id} under epoch "
                 f"{head.epoch}: {now.home if now else 'somebody'!r} has changed it meanwhile"
                 + (f" under epoch {now.epoch}" if now else "")
             )
+        return written
 
-    def _known(self, scope: EpisodeScope, head: CopiesHead) -> set[str]:
-        """Return the artifacts that the increments have, or most of them: one that is copied twice costs no more."""
-        if head.last is None:
-            return set()
+    def _add(self, scope: EpisodeScope, record: CheckpointRecord, left: _Left) -> CopiesHead:
+        head = left.head
+        artifacts = gather(self.stores(Path(scope.workspace)), (record.state, scope.request), left.artifacts)
+        pack = self.trees.pack(scope, record.tree, head.last.tree if head.last else "")
+        content = Increment(record, pack, artifacts).to_bytes()
+        name = increment_name(head.epoch, record, digest_of(content))
+        self.bucket.write(f"{scope.episode_id}/{name}", content)
+        added = head.with_increment(name, record)
+        version = self._write_head(scope, head, added, left.version)
         with self._lock:
-            known = self._sent.get(_key(scope, head))
-        if known is None:
-            known = set(gather(self.stores(Path(scope.workspace)), (head.last.state,), set()))
-        return known
-
-    def _remember(self, key: str, digests: set[str]) -> None:
-        with self._lock:
-            self._sent[key] = digests
-            while len(self._sent) > REMEMBERED:
-                self._sent.popitem(last=False)
-
-
-def _key(scope: EpisodeScope, head: CopiesHead) -> str:
-    return f"{scope.episode_id}/{head.increments[-1]}"
+            self._left[scope.episode_id] = _Left(added, version, left.artifacts | artifacts.keys())
+            while len(self._left) > REMEMBERED:
+                self._left.popitem(last=False)
+        return added
 
 
 def need_copies(copies: Copies | None) -> Copies:

@@ -30,11 +30,11 @@ class Bucket(Protocol):
     def write(self, name: str, content: bytes) -> None:
         """Write an object, or replace it."""
 
-    def swap(self, name: str, content: bytes, version: str) -> bool:
+    def swap(self, name: str, content: bytes, version: str) -> str:
         """Write an object if its version is still this one; empty: if there is none.
 
         Returns:
-            Whether it was written; of several at once one is.
+            Its new version; empty: it was not written. Of several at once one is.
         """
         ...
 

@@ -48,18 +48,18 @@ class S3Bucket:
         with self._explained():
             self._store.put(name, content)
 
-    def swap(self, name: str, content: bytes, version: str) -> bool:
+    def swap(self, name: str, content: bytes, version: str) -> str:
         """Write an object if its version is still this one; see the port."""
         from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
 
         try:
             with self._explained():
-                self._store.put(name, content, mode={"e_tag": version} if version else "create")
+                written = self._store.put(name, content, mode={"e_tag": version} if version else "create")
         except (AlreadyExistsError, PreconditionError, NotFoundError, FileNotFoundError):
             # The library sends a request again whose answer was lost: then our own write is what stands there.
             now = self.read(name)
-            return now is not None and now.content == content
-        return True
+            return now.version if now is not None and now.content == content else ""
+        return written["e_tag"] or ""
 
     def names(self, folder: str) -> tuple[str, ...]:
         """Return the names of all objects below a folder; see the port."""

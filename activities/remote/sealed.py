@@ -32,7 +32,7 @@ class SealedBucket:
         """Seal an object and write it."""
         self.bucket.write(name, self._seal(name, content))
 
-    def swap(self, name: str, content: bytes, version: str) -> bool:
+    def swap(self, name: str, content: bytes, version: str) -> str:
         """Seal an object, and write it if its version is still this one."""
         return self.bucket.swap(name, self._seal(name, content), version)
 

@@ -9,6 +9,7 @@ import pytest
 from activities.artifacts.local import open_local_store
 from activities.artifacts.port import put_model
 from activities.remote.copies import Copies
+from activities.remote.port import Stored
 from activities.remote.s3 import S3Bucket, probe
 from activities.remote.sealed import SealedBucket
 from activities.workspace.git import GitWorkspaces
@@ -158,6 +159,29 @@ def test_host_that_is_overtaken_while_it_copies_does_not_move_the_head(first: Ho
     head = second.copies.check(second.scope(epoch + 1))
     assert head.last is not None
     assert head.last.id == "ckpt-0"
+
+
+def test_two_workers_of_a_host_add_to_the_same_copies_and_read_the_head_only_if_the_other_wrote(
+    first: Host, bucket: S3Bucket
+) -> None:
+    reads: list[str] = []
+
+    class CountingBucket(SealedBucket):
+        def read(self, name: str) -> Stored | None:
+            reads.append(name)
+            return super().read(name)
+
+    counting = CountingBucket(bucket, KEYS)
+    workers = [Copies(counting, "first", PackedTrees(), open_local_store) for _ in range(2)]
+    epoch = workers[0].open(first.scope(0), "run-1")
+    for number, worker in enumerate((0, 0, 0, 1, 1, 0)):
+        (first.folder / "project" / "app.py").write_text(f"print({number})\n")
+        reads.clear()
+        head = workers[worker].add(first.scope(epoch), first.checkpoint(number, epoch))
+        # With the first copy of a worker, and once the other one has written.
+        assert len(reads) == {0: 1, 3: 1, 5: 2}.get(number, 0)
+    assert len(head.increments) == 6
+    assert first.copies.check(first.scope(epoch)) == head
 
 
 def test_epoch_cannot_be_taken_twice_by_different_hosts(first: Host, host) -> None:
