@@ -7,6 +7,9 @@ PARALLEL := -q -n auto
 # What fails while others run beside it runs once more alone, and is listed both times; what fails twice fails.
 AGAIN := -q -n 0 --last-failed --last-failed-no-failures none --maxfail 3
 
+# Hundreds of processes start; without bytecode each of them compiles everything again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install run up test test-fast trials check format bench docs lock clean
 
