@@ -20,6 +20,7 @@ from activities.model.gateway.server import serve_gateway
 from activities.sandbox.choose import choose_fence
 from activities.sandbox.port import Fence, SandboxUnavailableError
 from tests.support.agents.install import agent_program
+from tests.support.extent import ALL
 from tests.support.fake_model import FakeModel, Fault, say, shell, write
 from tests.support.orders import Supervision, order
 from tightloop.executor.model import (
@@ -99,6 +100,11 @@ class Bench:
         return executor.execute(work, control or Supervision(), self.state)
 
 
+def agents(turn: int) -> pytest.MarkDecorator:
+    """Two of the agents, by turns."""
+    return pytest.mark.parametrize("bench", list(PROGRAMS) if ALL else list(PROGRAMS)[turn % 2 :: 2], indirect=True)
+
+
 @pytest.fixture(params=PROGRAMS)
 def bench(
     request: pytest.FixtureRequest, tmp_path: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
@@ -152,6 +158,7 @@ def test_an_agent_works_behind_the_fence_and_never_has_the_key(bench: Bench) -> 
         assert not (bench.root / ".git" / "hooks" / "bad").exists()
 
 
+@agents(0)
 def test_a_limit_with_a_long_wait_ends_the_agent_at_once(bench: Bench) -> None:
     with FakeModel(say("never"), fault=Fault.rate_limited(retry_after_s=3600)) as model:
         outcome = bench.run(model)
@@ -161,6 +168,7 @@ def test_a_limit_with_a_long_wait_ends_the_agent_at_once(bench: Bench) -> None:
     assert timedelta(minutes=58) < outcome.limit.retry_after <= timedelta(hours=1)
 
 
+@agents(1)
 def test_a_wrong_key_is_fatal(bench: Bench) -> None:
     with FakeModel(say("never"), fault=Fault.unauthorized()) as model:
         outcome = bench.run(model)
@@ -168,6 +176,7 @@ def test_a_wrong_key_is_fatal(bench: Bench) -> None:
     assert "key or login" in outcome.error
 
 
+@agents(2)
 def test_a_denied_command_is_not_run_and_listed(bench: Bench) -> None:
     how = {"permissions": Verdict.DENY} if bench.fence is None else {"mode": AgentMode.READ_ONLY}
     with FakeModel(shell("echo made > made.txt"), say("I could not")) as model:
@@ -176,6 +185,7 @@ def test_a_denied_command_is_not_run_and_listed(bench: Bench) -> None:
     assert not (bench.root / "made.txt").exists()
 
 
+@agents(3)
 def test_an_endless_loop_ends_with_the_budget_of_calls(bench: Bench) -> None:
     with FakeModel(fault=Fault.endless_tools("echo again >> again.txt")) as model:
         outcome = bench.run(model, max_model_calls=4)
@@ -184,6 +194,7 @@ def test_an_endless_loop_ends_with_the_budget_of_calls(bench: Bench) -> None:
     assert "max_model_calls" in outcome.error
 
 
+@agents(4)
 def test_a_person_is_asked_and_the_work_goes_on(bench: Bench) -> None:
     with FakeModel(shell("echo made > made.txt"), say("made")) as model:
         first = bench.run(model, permissions=Verdict.ASK)
@@ -197,6 +208,7 @@ def test_a_person_is_asked_and_the_work_goes_on(bench: Bench) -> None:
     assert (bench.root / "made.txt").read_text() == "made\n"
 
 
+@agents(5)
 def test_a_cancelled_command_is_gone_with_all_it_started(bench: Bench) -> None:
     late = f"late-{uuid4().hex}.txt"
     with FakeModel(shell(f"echo begun > begun.txt; sleep 300; echo late > {late}"), say("never said")) as model:
@@ -206,6 +218,7 @@ def test_a_cancelled_command_is_gone_with_all_it_started(bench: Bench) -> None:
     assert not (bench.root / late).exists()
 
 
+@agents(6)
 def test_a_killed_agent_goes_on_with_its_session(bench: Bench) -> None:
     def kill(pids: list[int]) -> bool:
         if kept(bench.homes, "sleeps.txt" if bench.name != "gemini" else ""):

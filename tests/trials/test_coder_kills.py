@@ -150,18 +150,18 @@ async def run(client: TightloopClient, project: Path) -> None:
 
 @pytest.mark.timeout(1200)
 async def test_workers_killed_at_random_moments(
-    client: TightloopClient, settings: Settings, tmp_path: Path, git: Git, moments: Path, temporal_client: Client
+    plans: TightloopClient, settings: Settings, tmp_path: Path, git: Git, moments: Path, temporal_client: Client
 ) -> None:
     chance, waits = random.Random(20261126), list[float]()
     with FakeCoderModel(*script()) as probe:
         async with workers(settings_of(settings, probe), moments, 2):
-            await run(client, make_project(tmp_path / "untouched", git))
+            await run(plans, make_project(tmp_path / "untouched", git))
     assert set(probe.paid) == {1}
     for number in range(-(-KILLS // KILLS_A_RUN)):
         project = make_project(tmp_path / f"project{number}", git)
         with FakeCoderModel(*script()) as fake:
             async with workers(settings_of(settings, fake), moments, 2):
-                running = asyncio.create_task(run(client, project))
+                running = asyncio.create_task(run(plans, project))
                 killed = 0
                 while killed < KILLS_A_RUN and not running.done():
                     seen = len(fake.prompts)
@@ -188,14 +188,14 @@ async def wait_for_turn(fake: FakeCoderModel, seen: int, running: asyncio.Task[N
 
 @pytest.mark.timeout(900)
 async def test_workers_killed_before_and_after_each_journal_write(
-    client: TightloopClient, settings: Settings, tmp_path: Path, git: Git, moments: Path, temporal_client: Client
+    plans: TightloopClient, settings: Settings, tmp_path: Path, git: Git, moments: Path, temporal_client: Client
 ) -> None:
     project = make_project(tmp_path / "project", git)
     with FakeCoderModel(*script()) as fake:
         for moment in MOMENTS:
             ask_for_death(moments, moment)
         async with workers(settings_of(settings, fake), moments, 2):
-            await asyncio.wait_for(run(client, project), 400)
+            await asyncio.wait_for(run(plans, project), 400)
     assert died_at(moments) == sorted(MOMENTS)
     check(project, fake, len(MOMENTS))
     # Once an answer is in the journal it is never paid for again.

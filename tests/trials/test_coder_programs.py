@@ -4,7 +4,6 @@ The client of the SDK is the real one; the model on the other side of the wire f
 """
 
 import asyncio
-import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from activities.model.gateway.port import Wire
 from tests.support.coder_programs import CHECK, PROGRAMS, Program
 from tests.support.episodes import Git, Working
+from tests.support.extent import ALL, some
 from tests.support.fake_model.script import use
 from tests.support.fake_model.turns import FakeCoderModel
 from tightloop.client import TightloopClient
@@ -21,8 +21,9 @@ from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.settings import Settings
 
-# The other ways lead through the same coder: a few programs show that, all of them with TIGHTLOOP_TEST_PROGRAMS=8.
-SOME = PROGRAMS[: int(os.environ.get("TIGHTLOOP_TEST_PROGRAMS", "1"))]
+SOME = some(PROGRAMS, 2)
+ONE = None if ALL else 1
+"""The other ways lead through the same coder."""
 PLAN = """
 id: fixing
 steps:
@@ -60,7 +61,7 @@ def model_of(program: Program) -> FakeCoderModel:
 
 @pytest.mark.parametrize(
     ("program", "wire"),
-    [*((program, Wire.CHAT) for program in PROGRAMS), *((program, Wire.RESPONSES) for program in SOME)],
+    [*((program, Wire.CHAT) for program in SOME), *((program, Wire.RESPONSES) for program in SOME[:ONE])],
     ids=lambda given: given.name,
 )
 async def test_coder_fixes_the_program_in_an_episode(
@@ -87,7 +88,7 @@ async def test_coder_fixes_the_program_in_an_episode(
     assert fake.paid == (1,) * len(program.turns)
 
 
-@pytest.mark.parametrize("program", SOME, ids=lambda program: program.name)
+@pytest.mark.parametrize("program", SOME[:ONE], ids=lambda program: program.name)
 async def test_coder_fixes_the_program_as_a_step_of_a_plan(
     program: Program, project: Callable[[Program], Path], working: Working, client: TightloopClient, settings: Settings
 ) -> None:
@@ -102,7 +103,7 @@ async def test_coder_fixes_the_program_as_a_step_of_a_plan(
     assert fake.paid == (1,) * len(program.turns)
 
 
-@pytest.mark.parametrize("program", SOME, ids=lambda program: program.name)
+@pytest.mark.parametrize("program", SOME[:ONE], ids=lambda program: program.name)
 async def test_coder_fixes_the_program_by_one_command(
     program: Program,
     project: Callable[[Program], Path],

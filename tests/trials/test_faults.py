@@ -209,7 +209,7 @@ def check_waiting(seen: Seen) -> None:
 @pytest.mark.timeout(3000)
 async def test_episodes_with_faults_end_truthfully(workspace: Path, tmp_path: Path) -> None:
     seed = int(os.environ.get("TIGHTLOOP_TEST_SEED", random.randrange(10_000)))
-    share = int(os.environ.get("TIGHTLOOP_TEST_FAULTS", "40")) / sum(fault.count for fault in FAULTS)
+    share = int(os.environ.get("TIGHTLOOP_TEST_FAULTS", "24")) / sum(fault.count for fault in FAULTS)
     moments = random.Random(seed)
     projects = tmp_path / "projects"
     todo = [(fault, number) for fault in FAULTS for number in range(max(1, round(fault.count * share)))]

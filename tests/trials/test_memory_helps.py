@@ -10,12 +10,15 @@ import pytest
 from temporalio.client import Client
 
 from tests.support.episodes import Git, Working
-from tests.support.memory.causes import CAUSES, Cause
+from tests.support.extent import some
+from tests.support.memory.causes import CAUSES as EVERY_CAUSE
+from tests.support.memory.causes import Cause
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.settings import Settings
 from worker.build import build_adapters
 
+CAUSES = some(EVERY_CAUSE, 4)
 ROUNDS = int(os.environ.get("TIGHTLOOP_TEST_ROUNDS", "2"))
 BIN = Path(sys.executable).parent
 
@@ -55,7 +58,7 @@ class Course:
 
 @pytest.mark.timeout(1_800)
 @pytest.mark.skipif(not shutil.which("ruff", path=str(BIN)), reason="ruff is not installed next to this Python")
-async def test_episodes_over_ten_causes_need_fewer_iterations_with_the_memory(
+async def test_episodes_over_the_same_causes_need_fewer_iterations_with_the_memory(
     temporal_client: Client, settings: Settings, working: Working, tmp_path: Path, git: Git, monkeypatch
 ) -> None:
     monkeypatch.setenv("PATH", str(BIN), prepend=":")

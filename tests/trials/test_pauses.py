@@ -6,6 +6,7 @@ import pytest
 
 from tests.data.pauses import HALVES
 from tests.support.episodes import Git, Working
+from tests.support.extent import some
 from tests.support.pauses import courses_of, selected
 from tightloop.client import TightloopClient
 
@@ -19,7 +20,7 @@ PAUSED = 0.6
 async def test_honest_work_is_left_alone(
     half: str, client: TightloopClient, working: Working, tmp_path: Path, git: Git
 ) -> None:
-    honest = [entry for entry in selected(half) if entry.since is None] or pytest.skip("no entries")
+    honest = some([entry for entry in selected(half) if entry.since is None], 16) or pytest.skip("no entries")
     found = await courses_of(honest, client=client, working=working, folder=tmp_path, git=git)
     print(f"\n{half}: {found}")
     assert found.false_in_200 <= FALSE_IN_200
@@ -30,7 +31,7 @@ async def test_honest_work_is_left_alone(
 async def test_stuck_episodes_are_noticed(
     half: str, client: TightloopClient, working: Working, tmp_path: Path, git: Git
 ) -> None:
-    stuck = [entry for entry in selected(half) if entry.since is not None] or pytest.skip("no entries")
+    stuck = some([entry for entry in selected(half) if entry.since is not None], 20) or pytest.skip("no entries")
     found = await courses_of(stuck, client=client, working=working, folder=tmp_path, git=git)
     print(f"\n{half}: {found}")
     assert found.heard >= NOTICED

@@ -18,6 +18,7 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowExecutionStatus
 
 from activities.plan.records.file_records import open_file_records
+from tests.support.extent import some
 from tests.support.stack.faulty_plan_worker import SCRIPT
 from tests.support.stack.plan_killing import Killing, Left, Place, counting, killing_stack, make_template
 from tests.support.stack.stack import Stack
@@ -66,7 +67,7 @@ steps:
     episode: {goal: write two lines, executor: scripted, definition_of_done: ["test $(wc -l < relay/agent.txt) -ge 2"]}
   - {id: after, needs: [agent], shell: {run: "cat relay/parts.txt relay/way.txt relay/agent.txt > relay/all.txt"}}
 """
-KILLS: dict[str, tuple[Place, ...]] = {
+EVERY_KILL: dict[str, tuple[Place, ...]] = {
     "prepared": (("prepare-parts", "recorded"), ("prepare-ways", "recorded"), ("prepare-agent", "recorded")),
     "opened": (("open_plan@parts.1", "recorded"), ("open_plan@ways.1.long", "recorded")),
     "opened-agent": (("open_workspace@agent.1", "recorded"), ("hand_off@agent.1", "recorded")),
@@ -79,6 +80,7 @@ KILLS: dict[str, tuple[Place, ...]] = {
     "tidied": (("settle-ways", "released"), ("settle-ways", "recorded")),
 }
 """Name of a run -> where its worker is killed, one after the other."""
+KILLS = dict(some(tuple(EVERY_KILL.items()), 4))
 
 
 def with_children(counts: Path) -> Plan:

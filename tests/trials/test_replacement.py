@@ -20,7 +20,7 @@ from tightloop.client import TightloopClient
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 
-KILLS = int(os.environ.get("TIGHTLOOP_TEST_KILLS", "8"))
+KILLS = int(os.environ.get("TIGHTLOOP_TEST_KILLS", "4"))
 PROGRAMS_PER_CORE = 4
 SOON_S = 60
 
