@@ -78,6 +78,7 @@ async def test_a_second_worker_helps_to_drain_a_backlog(git: Git, tmp_path: Path
         wait_for_port(stack.settings.temporal.address)
         stack.add_worker("--role", "workflows")
         first = stack.add_worker("--role", "workspace")
+        await eventually(lambda: ready(stack), seconds=120)
         client = await TightloopClient.connect(settings=stack.settings)
         ids = [
             await client.start(PlanRequest(workspace=str(folder), source=plan_of(number)))
@@ -128,6 +129,11 @@ async def test_a_second_worker_helps_to_drain_a_backlog(git: Git, tmp_path: Path
     assert not any(events[kind] for kind in FAILED)
     assert events[EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED] == 0
     assert min(share.values()) > BACKLOG / 20, "each worker does its part"
+
+
+async def ready(stack: Stack) -> bool:
+    """Return whether both workers are."""
+    return stack.worker_log().count(" is ready") == 2
 
 
 def doctor(stack: Stack) -> list[str]:
