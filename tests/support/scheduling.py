@@ -6,6 +6,7 @@ WHOLE = (
     "tests/e2e/",
     "tests/integration/sandbox/test_growth.py",
     "tests/integration/test_client_surface.py",
+    "tests/trials/test_compose.py",
     "tests/trials/test_ui.py",
     "tests/trials/test_demo.py",
     "tests/trials/test_plan_encrypted.py",
