@@ -12,7 +12,11 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from http import HTTPStatus
+from http.client import HTTPConnection
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -31,6 +35,10 @@ WATCHED = {"postgresql", "temporal", "workflows", "workspace", "gateway", "codec
 TARGETS = {"workflows:9464", "workspace:9464"}
 PROMPT = "$ docker compose exec workspace "
 CHECKS = ["pytest -q", "ruff check .", "ruff format --check ."]
+NAME = "tightloop.localhost:8235"
+"""The gateway's, in the links that it makes."""
+BEGUN = ("cut", "-d", " ", "-f", "22", "/proc/1/stat")
+"""When a container began, in a unit of the kernel's."""
 PATIENCE_S = 60.0
 EPISODE_S = 600.0
 
@@ -123,6 +131,32 @@ def test_collector_gets_the_spans_of_the_episode(compose: Compose, episode: str)
     assert eventually(lambda: workers <= services()), services()
 
 
+@pytest.mark.parametrize("service", ["workflows", "workspace", "gateway", "codec"])
+def test_container_of_ours_has_no_privileges_and_a_read_only_root(compose: Compose, service: str) -> None:
+    facts = compose.inside(service, "sh", "-c", "id -u; grep -E '^(CapEff|NoNewPrivs):' /proc/1/status | cut -f2")
+    assert facts.split() == ["10001", "0" * 16, "1"]
+    refused = compose.inside(service, "sh", "-c", "touch /opt/tightloop/new 2>&1 || true")
+    assert "Read-only file system" in refused
+
+
+def test_only_who_needs_the_database_finds_it(compose: Compose) -> None:
+    def reaches_it(service: str) -> bool:
+        reach = "import socket; socket.create_connection(('postgresql', 5432), 5); print('reached')"
+        return "reached" in compose("exec", "--no-TTY", service, "python", "-c", reach, check=False)
+
+    assert {name: reaches_it(name) for name in ("gateway", "codec")} == {"gateway": True, "codec": False}
+
+
+def test_link_of_the_gateway_signs_a_browser_in(compose: Compose) -> None:
+    link = urlsplit(compose.inside("gateway", "tightloop", "open").split()[-1])
+    assert link.netloc == NAME
+    connection = HTTPConnection(compose.published("gateway", 8235), timeout=20)
+    connection.request("GET", f"{link.path}?{link.query}", headers={"Host": NAME})
+    with closing(connection), connection.getresponse() as answer:
+        assert answer.status == HTTPStatus.SEE_OTHER
+        assert answer.headers["set-cookie"]
+
+
 def test_episode_that_the_api_started_outlives_the_death_of_its_worker(compose: Compose) -> None:
     next(first_episode(compose, "/workspaces/api"))
     token = compose.inside("gateway", "tightloop", "token", "create", "ada", "--role", "operator").split()[-1]
@@ -130,7 +164,7 @@ def test_episode_that_the_api_started_outlives_the_death_of_its_worker(compose: 
         "Authorization": f"Bearer {token}",
         "Content-Type": "application/json",
         # It answers under its own name only.
-        "Host": "tightloop.localhost:8235",
+        "Host": NAME,
     }
     request = {
         "goal": "Get the tests green",
@@ -143,9 +177,11 @@ def test_episode_that_the_api_started_outlives_the_death_of_its_worker(compose: 
         return compose.ask("gateway", 8235, started["href"], headers=headers)  # type: ignore[no-any-return]
 
     assert eventually(lambda: state()["iteration"] > 0), state()
+    begun = compose.inside("workspace", *BEGUN)
     # With its first program the container ends, and this command with it.
     killing = ["sh", "-c", 'kill -9 "$(cut -d" " -f1 /proc/1/task/1/children)"']
     compose("exec", "--no-TTY", "workspace", *killing, check=False)
     assert eventually(lambda: state()["status"] != "running", EPISODE_S)
     assert state()["status"] == "succeeded"
+    assert compose.inside("workspace", *BEGUN) != begun
     assert [run["status"] for run in proven_runs(compose, started["id"])] == ["passed"] * len(CHECKS)

@@ -82,14 +82,17 @@ class Compose:
         collector.exports = [Export(path, {}, base64.b64decode(body)) for path, body in json.loads(got)]
         return collector
 
+    def published(self, service: str, port: int) -> str:
+        """Return `host:port` at which this machine reaches a port of a service."""
+        return self("port", service, str(port)).strip()
+
     def ask(
         self, service: str, port: int, path: str, *, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> Any:
         """Return the JSON that a service answers at its published port."""
-        address = self("port", service, str(port)).strip()
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"http://{address}{path}", data, dict(headers or {}))
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        address = f"http://{self.published(service, port)}{path}"
+        with urllib.request.urlopen(urllib.request.Request(address, data, dict(headers or {})), timeout=20) as answer:
             return json.load(answer)
 
 
