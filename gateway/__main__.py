@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -38,6 +39,8 @@ def main() -> int:
     parser.add_argument("--settings", type=Path, help="settings file")
     parser.add_argument("--embedded", action="store_true", help="end when standard input ends")
     arguments = parser.parse_args()
+    # The web server ends orderly and then raises the signal again; by default that would end us before the last spans.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         settings = load_settings(arguments.settings)
         open_state_home()

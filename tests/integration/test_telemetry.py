@@ -21,9 +21,10 @@ from activities.model.gateway.port import Wire
 from tests.support.episodes import eventually
 from tests.support.fake_model import FakeCoderModel, use
 from tests.support.fake_model.exchange import Tokens
-from tests.support.otlp_receiver import collecting, values
+from tests.support.otlp_receiver import Collector, collecting, values
 from tests.support.stack.stack import ROOT, Stack, wait_for_port
 from tightloop.client import TightloopClient
+from tightloop.client.installation.setup import connect_and_set_up
 from tightloop.client.keys import new_ring, write_ring
 from tightloop.client.tracing import WithoutContent
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
@@ -104,8 +105,32 @@ async def test_a_trace_links_whoever_started_an_episode_with_its_workflows_activ
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert written.outcome is EpisodeOutcome.SUCCEEDED, written.reason
     assert f"telemetry: traces to {collector.url}, metrics to {collector.url}" in log
-    spans = collector.spans
-    by_id = {span.span_id: span for span in spans}
+    check_trace_of_the_command_line(collector.spans)
+    check_trace_of_the_caller(collector.spans)
+    check_exports(collector)
+
+
+@pytest.mark.timeout(200)
+async def test_gateway_that_is_stopped_sends_what_it_traced_last(tmp_path: Path, workspace: Path) -> None:
+    listen = f"127.0.0.1:{free_port()}"
+    with collecting() as collector:
+        variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "TIGHTLOOP_GATEWAY__LISTEN": listen}
+        with Stack(tmp_path / "stack", variables) as stack:
+            stack.start_server()
+            wait_for_port(stack.settings.temporal.address)
+            await connect_and_set_up(stack.settings)
+            gateway = stack.start_gateway()
+            made = await command_line(stack, "tightloop.cli.main", "token", "create", "anna", "--role", "operator")
+            wait_for_port(listen)
+            await asyncio.to_thread(posted, listen, made.stdout.strip(), workspace)
+            gateway.terminate()
+            assert await asyncio.to_thread(gateway.wait, 60) == 0
+    [asking] = named(collector.spans, "StartWorkflow:EpisodeWorkflow")
+    assert asking.parent_span_id.hex() == CALLER
+
+
+def check_trace_of_the_command_line(spans: list[Span]) -> None:
+    """The start, the workflow and its activities are one trace."""
     [start] = [span for span in named(spans, "StartWorkflow:EpisodeWorkflow") if span.trace_id.hex() != TRACE]
     trace = [span for span in spans if span.trace_id == start.trace_id]
     [run] = named(trace, "RunWorkflow:EpisodeWorkflow")
@@ -116,9 +141,13 @@ async def test_a_trace_links_whoever_started_an_episode_with_its_workflows_activ
     assert opened.parent_span_id == opening.span_id
     assert opened.end_time_unix_nano > opened.start_time_unix_nano
     assert values(opened.attributes)["temporalWorkflowID"] == values(start.attributes)["temporalWorkflowID"]
-
-    called = [span for span in spans if span.trace_id.hex() == TRACE]
     assert {span.trace_id.hex() for span in spans} == {TRACE, start.trace_id.hex()}
+
+
+def check_trace_of_the_caller(spans: list[Span]) -> None:
+    """What a request with a `traceparent` started goes on with its trace, down to the calls of the model."""
+    by_id = {span.span_id: span for span in spans}
+    called = [span for span in spans if span.trace_id.hex() == TRACE]
     [asking] = named(called, "StartWorkflow:EpisodeWorkflow")
     assert asking.parent_span_id.hex() == CALLER
     [turn, last] = named(called, "chat m1")
@@ -129,14 +158,18 @@ async def test_a_trace_links_whoever_started_an_episode_with_its_workflows_activ
     assert len(coding) == 1
     assert values(turn.attributes)["gen_ai.agent.name"] == "coder"
 
+
+def check_exports(collector: Collector) -> None:
+    """Everything went out before the processes ended, and measurements name their spans."""
+    turns = {span.span_id for span in named(collector.spans, "chat m1")}
     assert collector.services == {"loop-of-the-house"}
     assert {export.headers.get("x-collector-key") for export in collector.exports} == {"letmein"}
     ended = [value for (name, _), value in collector.sums.items() if name == "tightloop_episodes"]
     assert ended == [2], "what was counted last goes out before the worker ends"
     assert any(name.startswith("temporal_") for name, _ in collector.sums)
-    assert collector.exemplars["gen_ai.client.operation.duration"] <= {turn.span_id, last.span_id}
+    assert collector.exemplars["gen_ai.client.operation.duration"] <= turns
     assert collector.exemplars["gen_ai.client.operation.duration"]
-    tracking = {span.span_id for span in spans if span.name == "RunActivity:track_iteration"}
+    tracking = {span.span_id for span in collector.spans if span.name == "RunActivity:track_iteration"}
     assert collector.exemplars["tightloop_tracker_seconds"] & tracking
 
 
