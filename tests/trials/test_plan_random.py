@@ -315,7 +315,9 @@ class Stand:
     async def _answer(self, course: Course) -> None:
         """Answer what is asked: no, where the attempt is to fail by policy."""
         handle = self._client.get_workflow_handle(course.id)
-        while True:
+        task = asyncio.current_task()
+        # The SDK may turn the cancellation of a call into an error of its own.
+        while task is not None and not task.cancelling():
             await asyncio.sleep(5 * LOOK_S)
             for name, attempt in sorted(course.waiting.items()):
                 refused = course.scenario.script(name, attempt).failure is FailureClass.POLICY

@@ -145,3 +145,14 @@ def test_every_kind_that_an_episode_asks_is_here() -> None:
         QuestionKind.CLARIFICATION,
     }
     assert set(KINDS) | of_plans == set(QuestionKind)
+
+
+async def test_a_caller_that_is_cancelled_is_cancelled(client: TightloopClient, request_for) -> None:
+    episode_id = await client.start(request_for())
+    # No worker is there, so the answer would be waited for.
+    calling = asyncio.create_task(client.answer(episode_id, "approve"))
+    done, _ = await asyncio.wait([calling], timeout=1.0)
+    assert not done
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling

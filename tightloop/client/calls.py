@@ -288,6 +288,9 @@ class Calls:
         except WorkflowUpdateFailedError as error:
             raise _refused_update(error.cause, workflow_id) from error
         except WorkflowUpdateRPCTimeoutOrCancelledError as error:
+            caller = asyncio.current_task()
+            if caller is not None and caller.cancelling():
+                raise asyncio.CancelledError from error
             raise await self._no_worker(workflow_id) from error
         return answer
 
