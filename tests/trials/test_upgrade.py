@@ -10,18 +10,18 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client
 
-from tests.support.episodes import eventually, scripted
+from tests.support.episodes import eventually
+from tests.support.line_writing import PLAN, line_request
 from tests.support.model_server import ModelServer, says
 from tests.support.stack.stack import ROOT, Stack, wait_for_port
-from tests.trials.test_host_loss import PLAN
 from tightloop.client import TightloopClient
-from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 
 DEAD_SECONDS = 3.5
@@ -40,16 +40,9 @@ def request(workspace: Path, go: Path, kind: str) -> EpisodeRequest:
         if kind == "walks"
         else f"until [ -e {go} ]; do sleep 0.1; done; touch data/go"
     )
-    step = {"append": [{"path": "log.txt", "text": "{n}\n"}], "run": ["sh", "-c", f"mkdir -p data; {waits}"]}
-    return EpisodeRequest(
-        goal="write lines",
-        workspace=str(workspace),
-        planner="openai",
-        definition_of_done=[f"test $(wc -l < log.txt) -ge {LINES[kind]} && test -e data/go"],  # type: ignore[list-item]
-        executor=scripted(step),
-        budget=Budget(max_iterations=None, warn_at_iteration=None, max_executor_failures=None),
-        repeat_error_limit=10_000,
-        deviation_limit=10_000,
+    done = f"test $(wc -l < log.txt) -ge {LINES[kind]} && test -e data/go"
+    return line_request(
+        workspace, LINES[kind], {"run": ["sh", "-c", f"mkdir -p data; {waits}"]}, definition_of_done=[done]
     )
 
 
@@ -89,14 +82,59 @@ async def is_held(client: TightloopClient, episode_id: str) -> bool:
     return status.iteration >= 1 and status.phase.value == "EXECUTING"
 
 
+@dataclass(frozen=True)
+class Episodes:
+    """Starts episodes in folders of their own, and looks on which builds they ended."""
+
+    client: TightloopClient
+    temporal: Client
+    folder: Path
+    workspace: Path
+    """What each folder begins with."""
+    found: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+
+    @property
+    def go(self) -> Path:
+        """Let them end."""
+        return self.folder / "go"
+
+    async def start(self, count: int, *kinds: str) -> dict[str, str]:
+        """Start so many; return the kind of each."""
+        started = {}
+        for n in range(count):
+            project = self.folder / f"project-{len(list(self.folder.glob('project-*')))}"
+            shutil.copytree(self.workspace, project)
+            started[await self.client.start(request(project, self.go, kinds[n % len(kinds)]))] = kinds[n % len(kinds)]
+        return started
+
+    async def held(self, count: int, *kinds: str) -> dict[str, str]:
+        """Start so many, and wait until each is in the middle of an iteration."""
+        started = await self.start(count, *kinds)
+        for each in started:
+            await eventually(lambda each=each: is_held(self.client, each), seconds=120)
+        return started
+
+    async def ended(self, started: dict[str, str], when: str) -> list[tuple[str, list[str]]]:
+        """Return the kind and the builds of each; all have to be green, with no failed workflow task."""
+        all_builds = []
+        for each, kind in started.items():
+            result = await asyncio.wait_for(self.client.result(each), 200)
+            assert result.outcome is EpisodeOutcome.SUCCEEDED
+            builds, failures = await builds_of(self.temporal, each)
+            assert failures == 0, f"{failures} workflow tasks of {each} failed"
+            self.found[when, kind, " -> ".join(builds)] += 1
+            all_builds.append((kind, builds))
+        return all_builds
+
+
 @pytest.mark.timeout(600)
 async def test_open_episodes_outlive_the_promotion_of_another_build(tmp_path: Path, workspace: Path) -> None:
-    go, environment = tmp_path / "go", {
+    environment = {
         "OPENAI_API_KEY": "test",
         "TIGHTLOOP_WORKER__DEPLOYMENT": "tl",
         "TIGHTLOOP_WORKER__HEARTBEAT_INTERVAL_S": "1",
         "TIGHTLOOP_WORKER__MAX_CONCURRENT_ACTIVITIES": "60",
-    }  # fmt: skip
+    }
     with ModelServer(says(PLAN)) as model:
         environment["TIGHTLOOP_PLANNER__BASE_URL"] = model.url
         with Stack(tmp_path / "stack", environment) as stack:
@@ -105,63 +143,45 @@ async def test_open_episodes_outlive_the_promotion_of_another_build(tmp_path: Pa
             older = start_build(stack, "A")
             client = await TightloopClient.connect(settings=stack.settings, compare_keys=False)
             temporal = await Client.connect(stack.settings.temporal.address)
+            episodes = Episodes(client, temporal, tmp_path, workspace)
             await eventually(lambda: _works(client, 1), seconds=60)
             assert "A" in run(stack, "deploy", "promote")
+            before = await episodes.held(EPISODES, *LINES)
 
-            async def start(count: int, *kinds: str) -> dict[str, str]:
-                started = {}
-                for n in range(count):
-                    folder = tmp_path / f"project-{len(list(tmp_path.glob('project-*')))}"
-                    shutil.copytree(workspace, folder)
-                    kind = kinds[n % len(kinds)]
-                    started[await client.start(request(folder, go, kind))] = kind
-                return started
-
-            async def held(started: dict[str, str]) -> dict[str, str]:
-                for each in started:
-                    await eventually(lambda each=each: is_held(client, each), seconds=120)
-                return started
-
-            before = await held(await start(EPISODES, *LINES))
             newer = start_build(stack, "B")
             await eventually(lambda: _works(client, 2), seconds=60)
             assert "50 % of new workflows" in run(stack, "deploy", "ramp", "--percent", "50")
-            meanwhile = await held(await start(max(2, EPISODES // 3), "moves"))
+            meanwhile = await episodes.held(max(2, EPISODES // 3), "moves")
             began = time.monotonic()
             told = run(stack, "deploy", "promote")
             print(told, f"promoted in {time.monotonic() - began:.1f} s")
             assert "still open on A" in told
-            after = await held(await start(2, "stays"))
-            go.touch()
+            after = await episodes.held(2, "stays")
 
-            found: Counter[tuple[str, str, str]] = Counter()
-            for each, kind in (before | meanwhile | after).items():
-                result = await asyncio.wait_for(client.result(each), 200)
-                assert result.outcome is EpisodeOutcome.SUCCEEDED
-                builds, failures = await builds_of(temporal, each)
-                assert failures == 0, f"{failures} workflow tasks of {each} failed"
-                when = "before" if each in before else "while ramping" if each in meanwhile else "after"
-                found[when, kind, " -> ".join(builds)] += 1
-                if each in before:
-                    assert builds[0] == "A"
-                    assert builds[-1] == {"stays": "A", "moves": "B"}.get(kind, builds[-1])
-                if each in after:
-                    assert builds == ["B"]
-            print(*(f"{key}: {count}" for key, count in sorted(found.items())), sep="\n")
+            episodes.go.touch()
+            for kind, builds in await episodes.ended(before, "before"):
+                assert builds[0] == "A"
+                assert builds[-1] == {"stays": "A", "moves": "B"}.get(kind, builds[-1])
+            await episodes.ended(meanwhile, "while ramping")
+            assert all(builds == ["B"] for _, builds in await episodes.ended(after, "after"))
+            print(*(f"{key}: {count}" for key, count in sorted(episodes.found.items())), sep="\n")
 
-            # Nothing is left on the older build: its workers may go, and the newer one does what comes.
-            await eventually(lambda: _drained(stack), seconds=60)
-            older.terminate()
-            older.wait(60)
-            last = await start(1, "stays")
-            assert (await client.result(next(iter(last)))).outcome is EpisodeOutcome.SUCCEEDED
+            await old_workers_may_go(stack, older, episodes)
             assert newer.poll() is None
-
             # Temporal remembers a killed worker for minutes; a promotion does not count it.
             newer.kill()
             newer.wait(60)
             await asyncio.sleep(DEAD_SECONDS)
             assert "no worker of tl:B lives on task queue 'tightloop'" in run(stack, "deploy", "promote", code=1)
+
+
+async def old_workers_may_go(stack: Stack, older: "subprocess.Popen[bytes]", episodes: Episodes) -> None:
+    """Stop the older build once nothing is open on it; the newer one does what comes."""
+    await eventually(lambda: _drained(stack), seconds=60)
+    older.terminate()
+    older.wait(60)
+    last = await episodes.start(1, "stays")
+    await episodes.ended(last, "later")
 
 
 async def _works(client: TightloopClient, count: int) -> bool:
