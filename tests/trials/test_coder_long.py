@@ -46,7 +46,7 @@ async def test_turn_costs_few_events_and_bytes(
     events: int,
     bytes_a_turn: int,
     working: Working,
-    client: TightloopClient,
+    plans: TightloopClient,
     temporal_client: Client,
     settings: Settings,
     request_for: Callable[..., EpisodeRequest],
@@ -69,8 +69,8 @@ async def test_turn_costs_few_events_and_bytes(
             roles={"coder": {"max_turns": turns + 10}},
         )
         async with working(under=settings.evolve(coder=type(coder).model_validate(dict(coder)))):
-            started = await client.start(request_for(executor="coder", definition_of_done=["test -f done.txt"]))
-            await client.result(started)
+            started = await plans.start(request_for(executor="coder", definition_of_done=["test -f done.txt"]))
+            await plans.result(started)
             history = await temporal_client.get_workflow_handle(child_id(started, "coder", 1, "1")).fetch_history()
     size = sum(event.ByteSize() for event in history.events)
     print(f"{calls} calls: {len(history.events) / turns:.2f} events and {size / turns:.0f} bytes a turn")

@@ -20,7 +20,7 @@ PAUSED = 0.6
 async def test_honest_work_is_left_alone(
     half: str, client: TightloopClient, working: Working, tmp_path: Path, git: Git
 ) -> None:
-    honest = some([entry for entry in selected(half) if entry.since is None], 16) or pytest.skip("no entries")
+    honest = some([entry for entry in selected(half) if entry.since is None], 20) or pytest.skip("no entries")
     found = await courses_of(honest, client=client, working=working, folder=tmp_path, git=git)
     print(f"\n{half}: {found}")
     assert found.false_in_200 <= FALSE_IN_200
