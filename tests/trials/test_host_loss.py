@@ -35,7 +35,7 @@ from tightloop.client.sealing import SealingCodec
 from tightloop.database.opening import open_project
 from tightloop.episode.copies import host_of
 from tightloop.episode.model import EpisodeOutcome, EpisodeStatus, Queues
-from tightloop.errors import FencedError, InvalidRequestError
+from tightloop.errors import FencedError, InvalidRequestError, ServiceUnavailableError
 from tightloop.host import state_folder
 from tightloop.settings import RemoteSettings
 
@@ -155,7 +155,10 @@ class Fleet:
         return status.iteration >= 2 and status.phase.value == "EXECUTING"
 
     async def _handed_over(self, episode_id: str) -> EpisodeStatus | None:
-        status = await self.client.status(episode_id)
+        try:
+            status = await self.client.status(episode_id)
+        except ServiceUnavailableError:  # the question may have gone to the lost host first
+            return None
         return status if status.status == "paused" and status.branch > 1 else None
 
 
