@@ -48,13 +48,17 @@ async def test_bare_pause_and_resume_signals_work(
 
         await eventually(waits)
         status = await client.status(episode_id)
-        attributes = (await temporal_client.get_workflow_handle(episode_id).describe()).typed_search_attributes
+
+        async def is_listed_as_paused() -> bool:
+            described = await temporal_client.get_workflow_handle(episode_id).describe()
+            return described.typed_search_attributes.get(SearchAttributeKey.for_keyword("TightloopStatus")) == "paused"
+
+        await eventually(is_listed_as_paused)
         metadata = await temporal_cli("workflow", "metadata", "-w", episode_id)
         await temporal_cli("workflow", "signal", "--name", "resume", "-w", episode_id)
         result = await client.result(episode_id)
     assert sent.returncode == 0, sent.stderr
     assert status.status == "paused"
-    assert attributes.get(SearchAttributeKey.for_keyword("TightloopStatus")) == "paused"
     assert "waits for a person" in metadata.stdout
     assert "restore_checkpoint" in metadata.stdout
     assert result.outcome is EpisodeOutcome.SUCCEEDED
