@@ -1,4 +1,4 @@
-"""Green that is not green: 63 cheats of eight kinds as whole episodes, and 40 honest ones."""
+"""Green that is not green: 63 cheats of eight kinds as episodes, and 40 honest ones, a part of them in the gate."""
 
 import asyncio
 from collections.abc import Sequence

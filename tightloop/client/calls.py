@@ -288,6 +288,7 @@ class Calls:
         except WorkflowUpdateFailedError as error:
             raise _refused_update(error.cause, workflow_id) from error
         except WorkflowUpdateRPCTimeoutOrCancelledError as error:
+            # The SDK raises this for a caller that is cancelled, too.
             caller = asyncio.current_task()
             if caller is not None and caller.cancelling():
                 raise asyncio.CancelledError from error

@@ -42,7 +42,7 @@ the rules, all of them by a replay without Temporal, which gives the same counts
 entry by a part of its name:
 
     python -m tests.support.pauses_replay
-    TIGHTLOOP_TEST_HALF=once_held_back_b python -m pytest tests/trials/test_pauses.py -s
+    TIGHTLOOP_TEST_ALL=1 TIGHTLOOP_TEST_HALF=once_held_back_b python -m pytest tests/trials/test_pauses.py -s
     TIGHTLOOP_TEST_ENTRY="one module" python -m pytest tests/trials/test_pauses.py -s -k once_held_back_f
 
 It prints each pause that was wrong or missing with the question's text, false pauses in 200 iterations, and the share
