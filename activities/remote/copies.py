@@ -1,6 +1,7 @@
 """The copies of episodes in a bucket: what this host adds to them, and what it takes from them."""
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +18,8 @@ from tightloop.errors import ArtifactMissingError, FencedError, SettingsError
 
 REMEMBERED = 64
 """Episodes of which is remembered how this host left their copies; of others it is read again."""
+FRESH_S = 1.0
+"""How long after writing the head a host goes on without reading it: less than it takes to miss a lost one."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,13 @@ class _Left:
     version: str
     artifacts: set[str]
     """Digests of those that the increments have, or of most of them: one that is copied twice costs no more."""
+    at: float = 0.0
+    """When its head was written here (`time.time`, which goes on while a machine sleeps)."""
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether that was just now; not where somebody has set the clock back since."""
+        return 0 <= time.time() - self.at < FRESH_S
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,9 @@ class Copies:
         Raises:
             FencedError: another host has taken it over.
         """
-        return check_holder(self._head(scope)[0], self.home, scope.epoch)
+        left = self._known(scope)
+        head = left.head if left is not None and left.is_fresh else self._head(scope)[0]
+        return check_holder(head, self.home, scope.epoch)
 
     def open(self, scope: EpisodeScope, run: str) -> int:
         """Claim an id for an episode that begins, and return its epoch. Idempotent for the same run."""
@@ -62,12 +74,13 @@ class Copies:
         Raises:
             FencedError: another host has taken the episode over; nothing that counts was written.
         """
-        with self._lock:
-            left = self._left.pop(scope.episode_id, None)
+        left = self._known(scope)
         # The condition of the write tells whether the head is still as it was left: it is not read for that.
-        if left is not None and left.head.epoch == scope.epoch and left.head.last != record:
+        if left is not None and left.head.last != record:
             with suppress(FencedError):
                 return self._add(scope, record, left)
+        with self._lock:
+            self._left.pop(scope.episode_id, None)
         head, version = self._head(scope)
         head = check_holder(head, self.home, scope.epoch)
         if head.last is not None and head.last.id == record.id:
@@ -123,6 +136,10 @@ class Copies:
         self.bucket.remove(old)
         return len(old)
 
+    def _known(self, scope: EpisodeScope) -> _Left | None:
+        left = self._left.get(scope.episode_id)
+        return left if left is not None and left.head.epoch == scope.epoch else None
+
     def _head(self, scope: EpisodeScope) -> tuple[CopiesHead | None, str]:
         found = self.bucket.read(f"{scope.episode_id}/head")
         return (None, "") if found is None else (CopiesHead.model_validate_json(found.content), found.version)
@@ -150,7 +167,8 @@ class Copies:
         added = head.with_increment(name, record)
         version = self._write_head(scope, head, added, left.version)
         with self._lock:
-            self._left[scope.episode_id] = _Left(added, version, left.artifacts | artifacts.keys())
+            self._left[scope.episode_id] = _Left(added, version, left.artifacts | artifacts.keys(), time.time())
+            self._left.move_to_end(scope.episode_id)
             while len(self._left) > REMEMBERED:
                 self._left.popitem(last=False)
         return added

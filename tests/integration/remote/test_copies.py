@@ -1,14 +1,15 @@
 """Copies of checkpoints in a bucket: a real server, real stores, two hosts."""
 
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from activities.artifacts.local import open_local_store
 from activities.artifacts.port import put_model
-from activities.remote.copies import Copies
+from activities.remote.copies import FRESH_S, Copies
 from activities.remote.port import Stored
 from activities.remote.s3 import S3Bucket, probe
 from activities.remote.sealed import SealedBucket
@@ -161,27 +162,58 @@ def test_host_that_is_overtaken_while_it_copies_does_not_move_the_head(first: Ho
     assert head.last.id == "ckpt-0"
 
 
+@dataclass(frozen=True)
+class CountingBucket(SealedBucket):
+    """Notes what is read."""
+
+    reads: list[str] = field(default_factory=list)
+
+    def read(self, name: str) -> Stored | None:
+        self.reads.append(name)
+        return super().read(name)
+
+
 def test_two_workers_of_a_host_add_to_the_same_copies_and_read_the_head_only_if_the_other_wrote(
     first: Host, bucket: S3Bucket
 ) -> None:
-    reads: list[str] = []
-
-    class CountingBucket(SealedBucket):
-        def read(self, name: str) -> Stored | None:
-            reads.append(name)
-            return super().read(name)
-
     counting = CountingBucket(bucket, KEYS)
     workers = [Copies(counting, "first", PackedTrees(), open_local_store) for _ in range(2)]
     epoch = workers[0].open(first.scope(0), "run-1")
     for number, worker in enumerate((0, 0, 0, 1, 1, 0)):
         (first.folder / "project" / "app.py").write_text(f"print({number})\n")
-        reads.clear()
+        counting.reads.clear()
         head = workers[worker].add(first.scope(epoch), first.checkpoint(number, epoch))
         # With the first copy of a worker, and once the other one has written.
-        assert len(reads) == {0: 1, 3: 1, 5: 2}.get(number, 0)
+        assert len(counting.reads) == {0: 1, 3: 1, 5: 2}.get(number, 0)
     assert len(head.increments) == 6
     assert first.copies.check(first.scope(epoch)) == head
+
+
+@pytest.mark.parametrize("later_s", [FRESH_S, 3_600.0, -3_600.0], ids=["a moment", "asleep", "clock set back"])
+def test_host_asks_who_may_write_unless_it_has_just_written(
+    first: Host, host, bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch, later_s: float
+) -> None:
+    counting = CountingBucket(bucket, KEYS)
+    copies = Copies(counting, "first", PackedTrees(), open_local_store)
+    epoch = copies.open(first.scope(0), "run-1")
+    head = copies.add(first.scope(epoch), first.checkpoint(0, epoch))
+    counting.reads.clear()
+    assert copies.check(first.scope(epoch)) == head
+    assert not counting.reads
+
+    second = host("second")
+    second.copies.take(second.scope(epoch + 1), lambda *_: None)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + later_s)
+    with pytest.raises(FencedError, match="'second' has it with epoch 2"):
+        copies.check(first.scope(epoch))
+
+
+def test_episode_that_begins_anew_is_not_held_up_by_what_was_just_written_of_the_one_before(first: Host) -> None:
+    epoch = first.copies.open(first.scope(0), "run-1")
+    first.copies.add(first.scope(epoch), first.checkpoint(0, epoch))
+    assert first.copies.open(first.scope(0), "run-2") == epoch + 1
+    assert first.copies.check(first.scope(epoch + 1)).epoch == epoch + 1
 
 
 def test_epoch_cannot_be_taken_twice_by_different_hosts(first: Host, host) -> None:
