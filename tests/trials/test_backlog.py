@@ -1,11 +1,7 @@
-"""More steps than one worker's only slot can take: they wait, operators see them, and a second worker takes its share.
-
-`TIGHTLOOP_TEST_BACKLOG=500` lets so many wait at once; by default 60.
-"""
+"""More steps than one worker's only slot can take wait and are seen, and a second worker takes its share of them."""
 
 import asyncio
 import math
-import os
 import subprocess
 import sys
 import time
@@ -19,6 +15,7 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 
 from tests.support.episodes import Git, eventually
+from tests.support.extent import part
 from tests.support.stack.plan_killing import COUNTS
 from tests.support.stack.stack import ROOT, Stack, shared_state, wait_for_port
 from tightloop.client import TightloopClient
@@ -26,7 +23,7 @@ from tightloop.errors import WorkspaceElsewhereError
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from workflows.plan.dispatch import WINDOW_LIMIT
 
-BACKLOG = int(os.environ.get("TIGHTLOOP_TEST_BACKLOG", "60"))
+BACKLOG = part(60, of=500)
 PLANS = math.ceil(BACKLOG / WINDOW_LIMIT)
 STEPS = math.ceil(BACKLOG / PLANS)
 """Of each plan; all of them wait at once."""

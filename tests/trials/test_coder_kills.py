@@ -18,13 +18,14 @@ from activities.model.gateway.port import Wire
 from tests.support.dying.coder_worker import LAST
 from tests.support.dying.deaths import ask_for_death, died_at
 from tests.support.episodes import Git
+from tests.support.extent import part
 from tests.support.fake_model.script import Step, use
 from tests.support.fake_model.turns import FakeCoderModel
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.settings import Settings, WorkerSettings
 
-KILLS = int(os.environ.get("TIGHTLOOP_TEST_CODER_KILLS", "4"))
+KILLS = part(4, of=40)
 KILLS_A_RUN = 4
 ANSWER_S = 0.15
 """How long an answer takes, so that kills come in the middle of one."""

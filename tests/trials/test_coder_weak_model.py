@@ -10,13 +10,13 @@ from activities.coder.turns.model import turn_models
 from activities.coder.turns.stored import read_turn
 from activities.model.service import ModelService
 from tests.support.coder_turns import SPECS, Conversing, settings_for
-from tests.support.extent import ALL
+from tests.support.extent import part
 from tests.support.weak_model.install import model_folder
 from tests.support.weak_model.server import weak_model
 from tightloop.coder import course
 from tightloop.coder.model import CallResult, Talk
 
-TURNS = 20 if ALL else 10
+TURNS = part(10, of=20)
 TASK = "Read src/shop.py."
 SHOP = "1: def total(prices, tax):\n2:     net = sum(prices) * (1 + tax)\n3:     return net * (1 + tax)\n"
 

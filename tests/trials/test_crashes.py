@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import os
 import random
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from activities.executor.sqlite_outbox import open_sqlite_outbox
 from tests.support.episodes import eventually
-from tests.support.extent import ALL
+from tests.support.extent import draw_seed, part
 from tests.support.line_writing import PLAN, line_request, lines_written
 from tests.support.model_server import ModelServer, says
 from tests.support.stack.stack import Stack, shared_state, wait_for_port
@@ -22,7 +21,7 @@ from tightloop.episode.model import EpisodeOutcome
 from tightloop.errors import ServiceUnavailableError
 from tightloop.executor.model import ExecutorStatus
 
-KILLS = 10 if ALL else 4
+KILLS = part(4, of=10)
 ITERATION_S = 0.6
 PAUSE_S = 1.5
 LINES = KILLS * (math.ceil(PAUSE_S / ITERATION_S) + 1)
@@ -58,7 +57,7 @@ async def progress(workspace: Path, episode_id: str) -> None:
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("victim", ["worker", "server"])
 async def test_an_episode_survives_kills(victim: str, workspace: Path, tmp_path: Path) -> None:
-    seed = int(os.environ.get("CRASH_SEED", random.randrange(10_000)))
+    seed = draw_seed()
     moments = random.Random(seed)
     with (
         ModelServer(says(PLAN)) as models,

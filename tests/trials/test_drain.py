@@ -13,12 +13,13 @@ import pytest
 
 from activities.executor.sqlite_outbox import open_sqlite_outbox
 from tests.support.episodes import eventually
+from tests.support.extent import part
 from tests.support.stack.stack import Stack, shared_state, wait_for_port
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.executor.model import AgentMode, ExecutorChoice, ExecutorStatus
 
-DRAIN_S = float(os.environ.get("TIGHTLOOP_TEST_DRAIN_S", "1"))
+DRAIN_S = part(1, of=10)
 BOUND_S = DRAIN_S + 20
 """What docs/operate/workers.md promises: before that nobody has to kill it."""
 AGENT = Path(__file__).parents[1] / "support" / "agents" / "acp_fake_agent.py"
@@ -36,7 +37,7 @@ def processes_in(folder: Path) -> set[psutil.Process]:
 
 @pytest.mark.timeout(240)
 async def test_a_stopped_worker_hands_a_long_delivery_back(workspace: Path, tmp_path: Path) -> None:
-    bound = {"TIGHTLOOP_WORKER__GRACEFUL_SHUTDOWN_S": f"{DRAIN_S:g}", **shared_state()}
+    bound = {"TIGHTLOOP_WORKER__GRACEFUL_SHUTDOWN_S": f"{DRAIN_S}", **shared_state()}
     request = EpisodeRequest(
         goal="make made.txt",
         workspace=str(workspace),

@@ -1,10 +1,6 @@
-"""Episodes with faults of every kind: truthful ends, no double delivery, no survivor, no unnoticed hang.
-
-`TIGHTLOOP_TEST_FAULTS=300` runs so many of them, in eight minutes on two cores; by default a fifth.
-"""
+"""Episodes with faults of every kind: truthful ends, no double delivery, no survivor, no unnoticed hang."""
 
 import asyncio
-import os
 import random
 import shutil
 import signal
@@ -23,6 +19,7 @@ import pytest
 from activities.executor.port import DeliveryState
 from activities.executor.sqlite_outbox import open_sqlite_outbox
 from tests.support.episodes import eventually
+from tests.support.extent import draw_seed, part
 from tests.support.stack.stack import Stack, shared_state, wait_for_port
 from tightloop.client import TightloopClient
 from tightloop.client.installation.setup import connect_and_set_up
@@ -208,8 +205,8 @@ def check_waiting(seen: Seen) -> None:
 
 @pytest.mark.timeout(3000)
 async def test_episodes_with_faults_end_truthfully(workspace: Path, tmp_path: Path) -> None:
-    seed = int(os.environ.get("TIGHTLOOP_TEST_SEED", random.randrange(10_000)))
-    share = int(os.environ.get("TIGHTLOOP_TEST_FAULTS", "24")) / sum(fault.count for fault in FAULTS)
+    seed = draw_seed()
+    share = part(24, of=300) / sum(fault.count for fault in FAULTS)
     moments = random.Random(seed)
     projects = tmp_path / "projects"
     todo = [(fault, number) for fault in FAULTS for number in range(max(1, round(fault.count * share)))]

@@ -1,15 +1,15 @@
 """Real tests and empty ones, in four sets: which of them the gate lets through."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 from activities.sandbox.bubblewrap import BubblewrapSandbox
+from tests.support.extent import ALL
 from tests.support.gating import judge_prepared, make_lean_environment, prepared
 
-# The other two led to rules; all four with TIGHTLOOP_TEST_GATE=all.
-SETS = ["first", "second", "third", "fourth"] if os.environ.get("TIGHTLOOP_TEST_GATE") == "all" else ["first", "fourth"]
+# The other two led to rules.
+SETS = ["first", "second", "third", "fourth"] if ALL else ["first", "fourth"]
 FILES = 10
 """Of each kind in each set."""
 

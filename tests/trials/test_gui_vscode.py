@@ -3,7 +3,6 @@
 `pytest -s tests/trials/test_gui_vscode.py` prints the figures.
 """
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ pytestmark = [
     # python3-xlib leaves the authority file open; pyautogui's helpers use what Python has deprecated.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::DeprecationWarning"),
 ]
-COUNT = int(os.environ.get("TIGHTLOOP_TEST_HANDOFFS", "60"))
+COUNT = 60
 
 
 @pytest.fixture(scope="module")

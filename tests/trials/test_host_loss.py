@@ -1,7 +1,4 @@
-"""A host is killed, or cut off, in the middle of episodes; another one ends them.
-
-`TIGHTLOOP_TEST_HOST_LOSS_EPISODES=10` loses so many of them at once.
-"""
+"""A host is killed, or cut off, in the middle of episodes; another one ends them."""
 
 import asyncio
 import os
@@ -24,6 +21,7 @@ from activities.workspace.store.objects import TreeStore
 from activities.workspace.store.transfer import PackedTrees
 from tests.support.bucket import s3_server
 from tests.support.episodes import eventually
+from tests.support.extent import ALL, part
 from tests.support.hosts import Network, namespaces_problem, relay
 from tests.support.line_writing import PLAN, line_request, lines_written
 from tests.support.model_server import ModelServer, says
@@ -39,7 +37,7 @@ from tightloop.errors import FencedError, InvalidRequestError, ServiceUnavailabl
 from tightloop.host import state_folder
 from tightloop.settings import RemoteSettings
 
-EPISODES = int(os.environ.get("TIGHTLOOP_TEST_HOST_LOSS_EPISODES", "2"))
+EPISODES = part(2, of=10)
 LINES = 6 + EPISODES
 """The more there are at once, the further is the first one when the last one has begun."""
 STEP = {
@@ -225,7 +223,7 @@ async def test_host_that_was_cut_off_in_a_delivery_may_not_write_when_it_is_back
     fleet.check_fence(ids)
 
 
-@pytest.mark.skipif(EPISODES == 2, reason="20 s until a silent host is noticed: TIGHTLOOP_TEST_HOST_LOSS_EPISODES=10")
+@pytest.mark.skipif(not ALL, reason="20 s until a silent host is noticed: TIGHTLOOP_TEST_ALL=1")
 @pytest.mark.timeout(600)
 async def test_episodes_of_a_silent_host_are_moved_where_settings_allow(fleet: Fleet, workspace: Path) -> None:
     ids = await fleet.begin(workspace)

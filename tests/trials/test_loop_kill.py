@@ -1,10 +1,6 @@
-"""Worker and gateway are killed with SIGKILL at moments of dispatch and verify: the end is the same.
-
-`TIGHTLOOP_TEST_MOMENTS=28` takes all moments, in ten minutes; by default only some of them.
-"""
+"""Worker and gateway are killed with SIGKILL at moments of dispatch and verify: the end is the same."""
 
 import asyncio
-import os
 import shutil
 import time
 from contextlib import suppress
@@ -19,6 +15,7 @@ from tests.support.dying.deaths import ask_for_death, died_at
 from tests.support.dying.pair import dying_pair
 from tests.support.dying.whole_loop import PatientClient, evidence, whole_loop
 from tests.support.episodes import Git, eventually
+from tests.support.extent import some
 from tests.support.gateway import enrol
 from tightloop.database.access.tokens import Tokens
 from tightloop.database.opening import local_ledger
@@ -31,13 +28,12 @@ DISPATCH = (
     "close_plan", "read_results",
 )  # fmt: skip
 VERIFY = ("verify", "find_gates", "run_project_gate", "leave_project")
-ALL = tuple(f"{name}.{moment}" for name in ("start", *DISPATCH, *VERIFY) for moment in ("after", "before"))
-COUNT = min(int(os.environ.get("TIGHTLOOP_TEST_MOMENTS", "3")), len(ALL))
-MOMENTS = tuple(ALL[number * len(ALL) // COUNT] for number in range(COUNT))
+EVERY = tuple(f"{name}.{moment}" for name in ("start", *DISPATCH, *VERIFY) for moment in ("after", "before"))
+MOMENTS = some(EVERY, 3)
 SECONDS = 150.0
 
 
-@pytest.mark.timeout(60 + 90 * COUNT)
+@pytest.mark.timeout(60 + 90 * len(MOMENTS))
 async def test_kills_of_worker_and_gateway_change_nothing_of_the_end(
     settings: Settings, temporal_client: Client, workspace: Path, tmp_path: Path, git: Git
 ) -> None:

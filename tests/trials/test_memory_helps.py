@@ -1,7 +1,6 @@
 """The memory helps, measured: the same episodes without and with it, and no one takes longer."""
 
 import asyncio
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 from temporalio.client import Client
 
 from tests.support.episodes import Git, Working
-from tests.support.extent import ALL
+from tests.support.extent import ALL, part
 from tests.support.memory.causes import CAUSES as EVERY_CAUSE
 from tests.support.memory.causes import Cause
 from tightloop.client import TightloopClient
@@ -20,7 +19,7 @@ from worker.build import build_adapters
 
 CAUSES = EVERY_CAUSE if ALL else EVERY_CAUSE[-3:]
 """The last ones need several iterations."""
-ROUNDS = int(os.environ.get("TIGHTLOOP_TEST_ROUNDS", "2"))
+ROUNDS = part(2, of=3)
 BIN = Path(sys.executable).parent
 
 

@@ -4,7 +4,6 @@ Whatever the moment: the files end byte for byte as without a kill, and no step 
 """
 
 import asyncio
-import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.extent import draw_seed, part
 from tests.support.stack.faulty_plan_worker import MOMENTS
 from tests.support.stack.plan_killing import (
     COUNTS,
@@ -40,7 +40,7 @@ RECOVERS = [
     *((name, moment) for name in AROUND for moment in ("before", "recorded")),
     *((name, "acted") for name in ("begin", "prove")),
 ]
-PLACES = int(os.environ.get("TIGHTLOOP_TEST_PLACES", "10"))
+PLACES = part(10, of=100)
 """How many of them are tried, chosen anew in each run; all of a plan that recovers: 48."""
 GIVES_UP = [(step, moment) for step in TAKEN_BACK for moment in MOMENTS]
 
@@ -104,7 +104,7 @@ async def test_files_end_as_if_nobody_had_killed_a_worker(
     folder = tmp_path / ("recovers" if recovers else "gives-up")
     folder.mkdir()
     killing = Killing(stack, template, plan, folder)
-    seed = int(os.environ.get("TIGHTLOOP_TEST_SEED", random.randrange(10_000)))
+    seed = draw_seed()
     every = RECOVERS if recovers else GIVES_UP
     places = random.Random(seed).sample(every, min(PLACES, len(every)))
     print(f"\nseed {seed}")

@@ -1,6 +1,6 @@
 """Random plans on the real server: steps end at random, people pause, answer and cancel, workers go and come.
 
-Every run takes the same plans. `TIGHTLOOP_TEST_PLANS=500` takes more of them, `TIGHTLOOP_TEST_SEED=any-word` others.
+Every run takes the same plans. `TIGHTLOOP_TEST_SEED=any-word` takes others.
 The specification in `tests/support/plan/model.py` says how each plan has to end.
 """
 
@@ -22,6 +22,7 @@ from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
 from activities.plan.requests import RunStepRequest
+from tests.support.extent import part
 from tests.support.plan.doubles import PlanStage, ScriptedPlanActivities, asks, done, fails, skipped
 from tests.support.plan.fault_scenarios import ROUND, Disturbance, FaultScenario, Way, check_round
 from tests.support.plan.model import DONE, at_cancellation, predicted
@@ -38,7 +39,7 @@ from worker.connect import DATA_CONVERTER
 from worker.hosting.interceptor import ActivityInterceptor
 from workflows.plan.workflow import PlanWorkflow
 
-PLANS = int(os.environ.get("TIGHTLOOP_TEST_PLANS", "20"))
+PLANS = part(20, of=500)
 SEED = os.environ.get("TIGHTLOOP_TEST_SEED", "")
 AT_ONCE = 4
 """Rounds of examples side by side, each with an event loop and a worker of its own: most of the time is waiting."""

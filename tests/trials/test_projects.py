@@ -1,11 +1,7 @@
-"""A token of one project sees nothing of another, and a viewer changes nothing: over the API, the page and streams.
-
-`TIGHTLOOP_TEST_REQUESTS=2000` sends so many random requests; by default a quarter.
-"""
+"""A token of one project sees nothing of another, and a viewer changes nothing: over the API, the page and streams."""
 
 import asyncio
 import json
-import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -16,13 +12,14 @@ import httpx2
 import pytest
 from temporalio.client import Client
 
+from tests.support.extent import part
 from tests.support.gateway import EPISODES, NAMES, PLANS, Gateway, fill, gateway, project_id, secret_of
 from tightloop.client import EpisodeRequest, TightloopClient
 from tightloop.ledger.model import TrailEvent
 from tightloop.safety.person import Role
 from tightloop.settings import Settings
 
-REQUESTS = int(os.environ.get("TIGHTLOOP_TEST_REQUESTS", "200"))
+REQUESTS = part(200, of=2_000)
 READS = ("", "timeline", "trail", "artifacts", "checkpoints", "steps", "diff?before=0&after=1", f"artifacts/{'0' * 64}")
 MESSAGES: dict[str, dict[str, Any]] = {
     "pause": {},

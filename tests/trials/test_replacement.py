@@ -14,13 +14,14 @@ from temporalio.api.enums.v1 import PendingActivityState
 from temporalio.client import Client
 
 from tests.support.episodes import eventually, scripted
+from tests.support.extent import draw_seed, part
 from tests.support.stack.stack import Stack, shared_state, wait_for_port
 from tests.trials.test_crashes import check_that_nothing_was_lost_or_doubled, progress
 from tightloop.client import TightloopClient
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 
-KILLS = int(os.environ.get("TIGHTLOOP_TEST_KILLS", "4"))
+KILLS = part(4, of=20)
 PROGRAMS_PER_CORE = 4
 SOON_S = 60
 
@@ -74,7 +75,7 @@ async def holder(client: Client, episode_id: str) -> tuple[int, float]:
 
 @pytest.mark.timeout(1500)
 async def test_a_spare_worker_goes_on_where_the_other_was_killed(workspace: Path, tmp_path: Path) -> None:
-    seed = random.randrange(10_000)
+    seed = draw_seed()
     moments, took = random.Random(seed), []
     with Stack(tmp_path / "stack", shared_state()) as stack:
         stack.start_server()

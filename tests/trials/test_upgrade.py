@@ -1,10 +1,6 @@
-"""Episodes stay open while another build of the workers is started, gets a part of the new ones, and then all of them.
-
-`TIGHTLOOP_TEST_UPGRADE_EPISODES=20` runs so many of them.
-"""
+"""Episodes stay open while a second build of the workers starts, gets a part of the new ones, and then all of them."""
 
 import asyncio
-import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +14,7 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client
 
 from tests.support.episodes import eventually
+from tests.support.extent import part
 from tests.support.line_writing import PLAN, line_request
 from tests.support.model_server import ModelServer, says
 from tests.support.stack.stack import ROOT, Stack, wait_for_port
@@ -26,7 +23,7 @@ from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 
 DEAD_SECONDS = 3.5
 """Three heartbeats are missed then."""
-EPISODES = int(os.environ.get("TIGHTLOOP_TEST_UPGRADE_EPISODES", "4"))
+EPISODES = part(4, of=20)
 LINES = {"stays": 1, "moves": 3, "walks": 1}
 """An episode that stays is done with the iteration that runs; one that moves has further ones; one that walks has
 iterations all the while."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import os
 import re
 import shutil
 import time
@@ -22,6 +21,7 @@ from activities.alerts.trail import TrailMemory
 from tests.support.alert_receiver import SECRET, Answer, Came, Receiver, receiving
 from tests.support.doubles import AskingExecutor, ScriptedPlanner, gives_up
 from tests.support.episodes import APPEND, Working, eventually, scripted
+from tests.support.extent import part
 from tests.support.impatient_workflow import Impatient
 from tests.support.plan.doubles import impatient_look
 from tightloop.client import TightloopClient
@@ -33,7 +33,7 @@ from tightloop.settings import Settings, parse_settings
 from worker.build import workflow_runner
 from workflows.shared.alerts import LAST_ALERT_TIMEOUT
 
-EACH = int(os.environ.get("TIGHTLOOP_TEST_ALERTS", "6"))
+EACH = part(6, of=50)
 """Episodes of each cause; 50 gave the figures of `docs/reference/figures.md`."""
 AT_ONCE = 6
 NEVER = ["echo nope; false"]

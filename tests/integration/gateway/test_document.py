@@ -1,7 +1,6 @@
 """The document of the API against the API itself: random requests, and chains of them."""
 
 import asyncio
-import os
 import re
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.episodes import APPEND, Working
+from tests.support.extent import part
 from tests.support.gateway import enrol, fill, gateway
 from tightloop.client import TightloopClient
 from tightloop.safety.person import Role
@@ -16,8 +16,7 @@ from tightloop.settings import Settings
 
 ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "tests" / "data" / "schemathesis.toml"
-SECONDS = int(os.environ.get("TIGHTLOOP_TEST_API_SECONDS", "20"))
-"""A longer run by hand: TIGHTLOOP_TEST_API_SECONDS=600 pytest -s tests/integration/gateway/test_document.py"""
+SECONDS = part(20, of=600)
 
 
 @pytest.mark.timeout(2 * SECONDS + 300)
