@@ -31,6 +31,8 @@ class TakeOverRequest(Value):
     """An episode to go on with here, under the epoch in its scope."""
 
     scope: EpisodeScope
+    last: CheckpointRecord
+    """From which the host that has it goes on where the store has lost what it knew of the episode."""
 
 
 class TakenOver(Value):
@@ -71,7 +73,7 @@ class RemoteActivities:
 
         Raises:
             FencedError: a third host has it by now.
-            WorkspaceError: nothing was copied yet, or the workspace cannot be used or made here.
+            WorkspaceError: the last checkpoint is neither in the store nor here, or the workspace cannot be used.
             ServiceUnavailableError: the store does not answer.
         """
         copies, scope = need_copies(self.copies), request.scope
@@ -85,6 +87,6 @@ class RemoteActivities:
                 key = f"copied/{head.epoch}/{record.number}"
                 ledger.adopt([(scope.episode_id, record.number, key, record.model_dump_json())], ())
 
-            head = copies.take(scope, adopt)
+            head = copies.take(scope, request.last, adopt)
         assert head.last is not None  # `take` refuses an empty one
         return TakenOver(record=head.last, notes=notes, attempt=activity.info().attempt)

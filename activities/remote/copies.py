@@ -8,13 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from activities.artifacts.port import ArtifactStores
+from activities.artifacts.port import ArtifactStores, find_model
 from activities.remote.increment import Increment, digest_of, gather, read_increment
 from activities.remote.port import Bucket, TreeCopies
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.copies import CopiesHead, check_holder, increment_name, is_increment_up_to, read_increment_name
-from tightloop.errors import ArtifactMissingError, FencedError, SettingsError
+from tightloop.episode.model import CheckpointFile
+from tightloop.errors import ArtifactMissingError, FencedError, SettingsError, WorkspaceError
 
 REMEMBERED = 64
 """Episodes of which is remembered how this host left their copies; of others it is read again."""
@@ -88,23 +89,33 @@ class Copies:
         known = gather(self.stores(Path(scope.workspace)), (head.last.state,), set()) if head.last else {}
         return self._add(scope, record, _Left(head, version, set(known)))
 
-    def take(self, scope: EpisodeScope, adopt: Callable[[CopiesHead, CheckpointRecord], None]) -> CopiesHead:
+    def take(
+        self, scope: EpisodeScope, newest: CheckpointRecord, adopt: Callable[[CopiesHead, CheckpointRecord], None]
+    ) -> CopiesHead:
         """Take an episode over: claim it, and put trees and artifacts where this host has its own. Idempotent.
 
         Args:
             scope: the episode, under the epoch that it gets here.
+            newest: its last checkpoint, which is copied anew where the store knows nothing of the episode any more.
             adopt: told of each checkpoint once what it needs is here.
 
         Raises:
             FencedError: it is another host's by now.
-            WorkspaceError: nothing was copied yet.
+            WorkspaceError: the store has no copy, and this host not the checkpoint.
         """
         head, version = self._head(scope)
-        if head is None:
-            raise ArtifactMissingError(f"the remote store has no copies of {scope.episode_id}")
-        taken = head.taken(self.home, scope.epoch)
-        self._write_head(scope, head, taken, version)
+        taken = head.taken(self.home, scope.epoch) if head else CopiesHead(home=self.home, epoch=scope.epoch)
         store = self.stores(Path(scope.workspace))
+        if taken.last is None:
+            try:
+                find_model(store, newest.state, CheckpointFile)
+            except ArtifactMissingError as error:
+                raise WorkspaceError(
+                    f"the remote store has no copy of {scope.episode_id}, and this host does not have its checkpoint "
+                    f"{newest.id}. Move it to the host that has it: tightloop move ID --to HOST"
+                ) from error
+            return self._add(scope, newest, _Left(taken, version, set()))
+        self._write_head(scope, head, taken, version)
         for name in taken.increments:
             found = self.bucket.read(f"{scope.episode_id}/{name}")
             if found is None:

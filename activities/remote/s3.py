@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 PROBE = "probe"
 RETRIES = 3
 """Of one request; Temporal tries the activity again after that."""
+RETRY_TIMEOUT = timedelta(seconds=10)
+"""No retry begins later. With `remote.timeout_s` it is below the minute of a hand-off, so people read the reason."""
 
 
 class S3Bucket:
@@ -110,7 +112,7 @@ def _open(settings: RemoteSettings) -> "S3Store":
             "timeout": timedelta(seconds=settings.timeout_s),
             "allow_http": settings.endpoint.startswith("http://"),
         },
-        retry_config={"max_retries": RETRIES},
+        retry_config={"max_retries": RETRIES, "retry_timeout": RETRY_TIMEOUT},
     )
 
 

@@ -1,6 +1,7 @@
 """A lost host: another one goes on by itself where the settings allow that, and a stop is never lost."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -14,6 +15,8 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
+from activities.remote.copies import Copies
+from activities.remote.s3 import S3Bucket
 from activities.staffing.activity import StaffingActivities
 from activities.workspace.scope import EpisodeScope
 from tests.support.bucket import s3_server
@@ -21,6 +24,7 @@ from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import asked, eventually
 from tests.support.impatient_workflow import Impatient
 from tightloop.client import TightloopClient
+from tightloop.episode.copies import CopiesHead
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, Queues
 from tightloop.errors import WorkspaceElsewhereError
 from tightloop.host import home_queue
@@ -29,7 +33,7 @@ from worker.build import build_adapters, build_workers, workflow_runner
 from worker.connect import connect
 from worker.hosting.staff import TemporalStaff
 from worker.specs import Role
-from workflows.shared.activities import ActivityFailedError, ActivityOptions, ActivityRunner
+from workflows.shared.activities import HEARTBEAT_TIMEOUT, ActivityFailedError, ActivityOptions, ActivityRunner
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +120,48 @@ async def test_episode_of_a_silent_host_goes_on_elsewhere_only_if_settings_allow
     timeline = await stage.client.timeline(episode_id)
     [moved] = [line.text for line in timeline if line.kind == "moved"]
     assert moved.startswith("moved to second: the host before was silent (by tightloop), epoch 2")
+
+
+async def test_episode_whose_copies_are_gone_goes_on_on_its_own_host_once_a_person_says_so(
+    stage: Stage, request_for: Callable[..., EpisodeRequest]
+) -> None:
+    await stage.run_workflows(None)
+    await stage.serve("first")
+    await stage.serve("second")
+    episode_id = await stage.client.start(request_for(queues=Queues(home=stage.home("first"))))
+    await stage.client.pause(episode_id)
+    before = await asked(stage.client, episode_id)
+    bucket = S3Bucket(stage.settings.remote)
+    bucket.remove(bucket.names(episode_id))
+    await stage.client.resume(episode_id)
+    status = await asked(stage.client, episode_id, since=before)
+    assert "the remote store knows nothing of it" in status.questions[0].title
+    assert "To have it here: tightloop move ID --to HOST" in status.questions[0].title
+    await stage.client.move(episode_id, "first")
+    result = await stage.client.result(episode_id)
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+    timeline = await stage.client.timeline(episode_id)
+    assert [line.text for line in timeline if line.kind == "moved"] == ["moved to first (by operator), epoch 2"]
+
+
+async def test_bucket_that_is_slow_to_answer_counts_as_work_not_as_a_dead_worker(
+    stage: Stage, request_for: Callable[..., EpisodeRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stage.run_workflows(None)
+    await stage.serve("first")
+    at_once, waits = Copies.check, iter([HEARTBEAT_TIMEOUT.total_seconds() + 1.5])
+
+    def slowly(copies: Copies, scope: EpisodeScope) -> CopiesHead:
+        time.sleep(next(waits, 0.0))
+        return at_once(copies, scope)
+
+    monkeypatch.setattr(Copies, "check", slowly)
+    episode_id = await stage.client.start(request_for(queues=Queues(home=stage.home("first"))))
+    assert (await stage.client.result(episode_id)).outcome is EpisodeOutcome.SUCCEEDED
+    assert not list(waits)
+    handle = stage.connection.get_workflow_handle(episode_id)
+    begun = [event.activity_task_started_event_attributes async for event in handle.fetch_history_events()]
+    assert {each.attempt for each in begun if each.identity} == {1}
 
 
 class WrongHost:

@@ -11,7 +11,7 @@ from zlib import crc32
 from pydantic import field_validator
 
 from tightloop.episode.checkpoint import CheckpointRecord
-from tightloop.errors import FencedError, InvalidRequestError, WorkspaceError
+from tightloop.errors import FencedError, InvalidRequestError
 from tightloop.value import Document, Value, shorten
 
 QUEUE_CHARACTERS = 200
@@ -42,12 +42,7 @@ class CopiesHead(Value):
 
         Raises:
             FencedError: the epoch is another host's, or over.
-            WorkspaceError: nothing was copied yet.
         """
-        if self.last is None:
-            raise WorkspaceError(
-                "no checkpoint was copied to the remote store yet, so no other host can go on from one"
-            )
         if (self.home, self.epoch) == (home, epoch):
             return self
         if self.epoch >= epoch:
@@ -110,8 +105,8 @@ class MoveTarget(Document):
         )
 
 
-def check_move(target: MoveTarget, *, home: str, epoch: int) -> None:
-    """Refuse a move that cannot work.
+def check_move(target: MoveTarget, *, home: str, epoch: int, waits: bool) -> None:
+    """Refuse a move that cannot work. To its own host an episode moves only while it waits for a person.
 
     Raises:
         InvalidRequestError: with the reason.
@@ -121,8 +116,8 @@ def check_move(target: MoveTarget, *, home: str, epoch: int) -> None:
             "move: the checkpoints of this episode are on its host only. Name a bucket in the settings of the workers "
             "(remote.bucket); episodes that start afterwards can be moved"
         )
-    if target.to == home:
-        raise InvalidRequestError(f"move: the episode is on {home!r} already")
+    if target.to == home and not waits:
+        raise InvalidRequestError(f"move: the episode is on {home!r} already, and is not paused")
     if "-workspace-" not in target.to:
         raise InvalidRequestError(
             f"move: {target.to!r} is not the task queue of a host with workspaces. See them: tightloop doctor"

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, SecretStr, model_validator
 
-from tightloop.settings.section import Seconds, Section
+from tightloop.settings.section import Section
 
 
 class RemoteSettings(Section):
@@ -25,8 +25,8 @@ class RemoteSettings(Section):
     """Key id. Empty: what the environment or the machine has (`AWS_ACCESS_KEY_ID`, a role)."""
     secret_key: SecretStr = SecretStr("")
     """Secret of the key. Better given as `TIGHTLOOP_REMOTE__SECRET_KEY` than in a file."""
-    timeout_s: Seconds = 30.0
-    """Of one request to the server."""
+    timeout_s: Annotated[float, Field(gt=0, le=45)] = 30.0
+    """Of one request to the server; large objects are sent in parts, each a request."""
     move_after_s: Annotated[float | None, Field(ge=10, le=86_400)] = None
     """How long the host of an episode may be silent before another one goes on with it by itself, once a step waits for
     it. Longer than `worker.heartbeat_interval_s` of all workers, and than restarts and breaks of the network take that

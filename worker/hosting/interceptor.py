@@ -88,11 +88,12 @@ class _Inbound(ActivityInboundInterceptor):
         try:
             takes_nothing = not input.args and activity.info().activity_type in TAKE_NOTHING
             scope = None if takes_nothing else check_request(input.args)
-            if self._home is not None and scope is not None:
-                await self._home.check(activity.info().activity_type, scope)
-                await self._home.check_epoch(activity.info().activity_type, scope)
             # Heartbeats are sealed in the context of the activity that sends them; its result is not a heartbeat.
             with sealing_as(SealKind.HEARTBEAT):
+                if self._home is not None and scope is not None:
+                    async with self._beating(in_thread=False):  # the function has no thread yet
+                        await self._home.check(activity.info().activity_type, scope)
+                        await self._home.check_epoch(activity.info().activity_type, scope)
                 async with self._beating(in_thread=not inspect.iscoroutinefunction(input.fn)):
                     result = without_secrets(await super().execute_activity(input))
             return result if self._home is None else self._home.bind(result)

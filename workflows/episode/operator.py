@@ -186,7 +186,8 @@ class Operator:
         wanted = control.read_move(target)
         if self.cancel_wanted is not None:
             raise InvalidRequestError("move: the episode is being cancelled")
-        check_move(wanted, home=self._record.request.queues.home, epoch=self._record.state.epoch)
+        home, waits = self._record.request.queues.home, is_paused(self._questions.waiting)
+        check_move(wanted, home=home, epoch=self._record.state.epoch, waits=waits)
         return wanted
 
     def respond(self, message: Any) -> str:

@@ -89,19 +89,21 @@ class Workspace:
 
     async def take_over(self, target: MoveTarget) -> None:
         """Go on here with an episode of another host, from the last checkpoint that it copied."""
-        record = self._record
+        record, last = self._record, self._record.state.last_checkpoint
+        assert last is not None, "an episode has a checkpoint from its opening on"
         self._points.enter(EpisodePhase.RESTORING)
         with self._points.tree.replacing_files():
             taken: TakenOver = await self._points.do_next(
                 RemoteActivities.take_over,
-                lambda: TakeOverRequest(scope=record.scope),
+                lambda: TakeOverRequest(scope=record.scope, last=last),
                 ActivityOptions("take the episode over", RESTORE_TIMEOUT, record.request.queues.workspace),
             )
         record.apply(state_changes.with_retries, taken.attempt)
         reason = f"moved to {host_of(target.to)}" + (f": {target.reason}" if target.reason else "")
         back = record.state.restore or RestoreTarget(checkpoint_id=taken.record.id, reason=reason, by=target.by)
         record.replace(record.state.evolve(restore=back))
-        record.log("moved", f"{reason} (by {target.by}), epoch {record.state.epoch}. " + "; ".join(taken.notes))
+        told = (f"{reason} (by {target.by}), epoch {record.state.epoch}", *taken.notes)
+        record.log("moved", ". ".join(told))
         await self.go_back(back, moved=taken.record)
 
     async def go_back(self, target: RestoreTarget, *, moved: CheckpointRecord | None = None) -> None:

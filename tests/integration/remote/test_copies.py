@@ -20,11 +20,19 @@ from tests.support.bucket import careless_server, s3_server
 from tightloop.client.keys import KeyRing
 from tightloop.client.sealing import Keys
 from tightloop.episode.checkpoint import CheckpointRecord, checkpoint_id
+from tightloop.episode.copies import CopiesHead
 from tightloop.episode.model import CheckpointFile, EpisodeState
-from tightloop.errors import ArtifactCorruptError, FencedError, ServiceUnavailableError, SettingsError
+from tightloop.errors import (
+    ArtifactCorruptError,
+    FencedError,
+    ServiceUnavailableError,
+    SettingsError,
+    WorkspaceError,
+)
 from tightloop.settings import RemoteSettings
 
 KEYS = Keys(KeyRing("one", {"one": b"k" * 32}))
+UNKNOWN = CheckpointRecord(id="ckpt-0", iteration=0, tree="0" * 40)
 OTHER_KEYS = Keys(KeyRing("one", {"one": b"x" * 32}))
 
 
@@ -61,6 +69,12 @@ class Host:
         file = CheckpointFile(state=EpisodeState(tree=found, iteration=number))
         state = put_model(store, file.evolve(patch=store.put(b"diff %d" % number, name="patch")), name="checkpoint")
         return CheckpointRecord(id=checkpoint_id(number), iteration=number, tree=found, state=state)
+
+    def take(self, epoch: int, newest: CheckpointRecord = UNKNOWN) -> CopiesHead:
+        """Take the episode over."""
+        scope = self.scope(epoch)
+        self.copies.trees.make_workspace(scope)
+        return self.copies.take(scope, newest, lambda *_: None)
 
     @property
     def files(self) -> dict[str, tuple[bytes, int]]:
@@ -100,7 +114,7 @@ def test_another_host_gets_every_checkpoint_byte_for_byte(first: Host, host) -> 
     second, records = host("second"), []
     scope = second.scope(epoch + 1)
     second.copies.trees.make_workspace(scope)
-    head = second.copies.take(scope, lambda _head, record: records.append(record))
+    head = second.copies.take(scope, last, lambda _head, record: records.append(record))
     with GitWorkspaces().hold(scope) as tree:
         for record in records:
             tree.restore(record.tree)
@@ -131,7 +145,7 @@ def test_host_that_lost_its_epoch_copies_nothing_more_and_says_so(first: Host, h
     epoch = first.copies.open(first.scope(0), "run-1")
     first.copies.add(first.scope(epoch), first.checkpoint(0, epoch))
     second = host("second")
-    taken = second.copies.take(second.scope(epoch + 1), lambda *_: None)
+    taken = second.take(epoch + 1)
     (first.folder / "project" / "app.py").write_text("late\n")
     late = first.checkpoint(1, epoch)
     with pytest.raises(FencedError, match=r"'first' may not go on .* under epoch 1: 'second' has it with epoch 2"):
@@ -151,7 +165,7 @@ def test_host_that_is_overtaken_while_it_copies_does_not_move_the_head(first: Ho
 
         def write(self, name: str, content: bytes) -> None:
             super().write(name, content)
-            second.copies.take(second.scope(epoch + 1), lambda *_: None)
+            second.take(epoch + 1)
 
     slow = Copies(OvertakenBucket(bucket, KEYS), "first", PackedTrees(), open_local_store)
     record = first.checkpoint(1, epoch)
@@ -202,7 +216,7 @@ def test_host_asks_who_may_write_unless_it_has_just_written(
     assert not counting.reads
 
     second = host("second")
-    second.copies.take(second.scope(epoch + 1), lambda *_: None)
+    second.take(epoch + 1)
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + later_s)
     with pytest.raises(FencedError, match="'second' has it with epoch 2"):
@@ -220,11 +234,37 @@ def test_epoch_cannot_be_taken_twice_by_different_hosts(first: Host, host) -> No
     epoch = first.copies.open(first.scope(0), "run-1")
     first.copies.add(first.scope(epoch), first.checkpoint(0, epoch))
     second, third = host("second"), host("third")
-    second.copies.take(second.scope(epoch + 1), lambda *_: None)
-    assert second.copies.take(second.scope(epoch + 1), lambda *_: None).epoch == epoch + 1
+    second.take(epoch + 1)
+    assert second.take(epoch + 1).epoch == epoch + 1
     with pytest.raises(FencedError):
-        third.copies.take(third.scope(epoch + 1), lambda *_: None)
-    assert third.copies.take(third.scope(epoch + 2), lambda *_: None).home == "third"
+        third.take(epoch + 1)
+    assert third.take(epoch + 2).home == "third"
+
+
+def test_host_that_has_the_checkpoint_goes_on_where_the_store_was_emptied(first: Host, host, bucket: S3Bucket) -> None:
+    epoch = first.copies.open(first.scope(0), "run-1")
+    for number in range(2):
+        (first.folder / "project" / "app.py").write_text(f"print({number})\n")
+        last = first.checkpoint(number, epoch)
+        first.copies.add(first.scope(epoch), last)
+    bucket.remove(bucket.names("ep-1"))
+    with pytest.raises(FencedError, match="the remote store knows nothing of it"):
+        first.copies.add(first.scope(epoch), first.checkpoint(2, epoch))
+
+    second = host("second")
+    with pytest.raises(WorkspaceError, match=r"has no copy of ep-1, and this host does not have its checkpoint ckpt-1"):
+        second.take(epoch + 1, last)
+    assert "ep-1/head" not in bucket.names("ep-1")
+    for _ in range(2):
+        head = first.take(epoch + 1, last)
+        assert (head.home, head.epoch, head.last) == ("first", epoch + 1, last)
+    with pytest.raises(FencedError):
+        first.copies.add(first.scope(epoch), last)
+    # All of it is there again.
+    assert second.take(epoch + 2).last == last
+    with GitWorkspaces().hold(second.scope(epoch + 2)) as tree:
+        tree.restore(last.tree)
+    assert second.files == first.files
 
 
 def test_content_is_not_readable_without_the_key(first: Host, bucket: S3Bucket) -> None:
@@ -291,7 +331,7 @@ def test_copies_of_an_episode_that_was_moved_are_not_forgotten_by_the_host_befor
     epoch = first.copies.open(first.scope(0), "run-1")
     first.copies.add(first.scope(epoch), first.checkpoint(0, epoch))
     second = host("second")
-    second.copies.take(second.scope(epoch + 1), lambda *_: None)
+    second.take(epoch + 1)
     assert first.copies.forget("ep-1") == 0
     assert len(bucket.names("ep-1")) == 2
     assert second.copies.forget("ep-1") == 1

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.control import read_move
 from tightloop.episode.copies import CopiesHead, MoveTarget, check_holder, check_move, choose_home, host_of
-from tightloop.errors import FencedError, InvalidRequestError, WorkspaceError
+from tightloop.errors import FencedError, InvalidRequestError
 
 HOMES = ("tightloop-workspace-host-1-1a2b3c", "tightloop-workspace-host-2-4d5e6f", "tightloop-workspace-host-2-777777")
 RECORD = CheckpointRecord(id="ckpt-0", iteration=0)
@@ -35,11 +35,6 @@ def test_host_of_an_older_epoch_is_refused_and_told_who_has_it() -> None:
         check_holder(None, "a", 1)
 
 
-def test_nobody_goes_on_from_nothing() -> None:
-    with pytest.raises(WorkspaceError, match="no checkpoint was copied"):
-        CopiesHead(home="a").taken("b", 2)
-
-
 def test_id_that_is_used_again_begins_without_the_copies_of_before() -> None:
     head = CopiesHead(home="a", run="one", epoch=3, increments=("1/0-x",), last=RECORD)
     assert head.opened("a", "one") == head
@@ -61,13 +56,17 @@ def test_host_is_found_by_its_name_or_its_queue() -> None:
     ("to", "epoch", "said"),
     [
         (HOMES[1], 0, "are on its host only. Name a bucket"),
-        (HOMES[0], 1, "is on .* already"),
+        (HOMES[0], 1, "is on .* already, and is not paused"),
         ("host-2", 1, "not the task queue of a host"),
     ],
 )
 def test_move_that_cannot_work_is_refused(to: str, epoch: int, said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said):
-        check_move(MoveTarget(to=to), home=HOMES[0], epoch=epoch)
+        check_move(MoveTarget(to=to), home=HOMES[0], epoch=epoch, waits=False)
+
+
+def test_episode_that_waits_may_go_on_on_its_own_host() -> None:
+    check_move(MoveTarget(to=HOMES[0]), home=HOMES[0], epoch=1, waits=True)
 
 
 def test_argument_of_move_is_read_leniently() -> None:
