@@ -100,13 +100,16 @@ async def test_promotion_waits_for_workers_and_says_what_remains(
         await commands.promote(temporal_client, a, 1)
     async with build("B") as b:
         assert "10 % of new workflows start on" in await commands.ramp(temporal_client, b, 10, 1)
-        rows = [line.split() for line in (await commands.status(temporal_client, b)).splitlines()]
+        told = await commands.status(temporal_client, b)
+        assert "1 workflow still open on A, which has no live workers: they stand still until it has" in told
+        rows = [line.split() for line in told.splitlines()]
+        [command] = re.findall(r"what fits this build moves by: (.*build-id B.*)", told)
         assert rows[1:3] == [["A", "current", "1", "0"], ["B", "ramping", "at", "10", "%", "0", "1"]]
         told = await commands.promote(temporal_client, b, 1)
         assert "the current code fits" in told
         assert "1 workflow still open on A, which has no live workers: they stand still until it has" in told
-        # What the older workers left goes on with the command that it prints.
-        [command] = [line.strip() for line in told.splitlines() if "update-options" in line]
+        # What the older workers left goes on with the command that both print.
+        assert f"  {command}" in told.splitlines()
         _, *words = shlex.split(command)
         subprocess.run([temporal_binary(), *words, "--address", b.temporal.address], check=True, capture_output=True)
         assert "no build is ramping" in await commands.ramp(temporal_client, b, 0, 1)

@@ -16,6 +16,11 @@ async def status(client: Client, settings: Settings) -> str:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     note = "" if any(one.build_id == deployment.build_id for one in builds) else ", which has no workers yet"
     lines.append(f"deployment {deployment.name}; this installation is build {deployment.build_id}{note}")
+    for one in builds:
+        if one.open_workflows and not one.workers:
+            lines.append(_left(one))
+            if one.build_id != deployment.build_id:
+                lines.append(f"  what fits this build moves by: {deployment.move_command(one.build_id)}")
     return "\n".join(lines)
 
 
@@ -56,7 +61,7 @@ async def _drain(deployment: Deployment) -> str:
     left = [one for one in await deployment.builds() if one.build_id != deployment.build_id and one.open_workflows]
     if not left:
         return "nothing is open on other builds: their workers may stop"
-    lines = [f"{counted(one.open_workflows, 'workflow')} still open on {one.build_id}{_orphaned(one)}" for one in left]
+    lines = [_left(one) for one in left]
     lines.append(
         "They end there, or move when a new run of theirs follows, at the latest after the iteration that runs. Keep "
         "the workers of these builds until tightloop deploy status shows 0. What cannot wait fits this build:"
@@ -65,8 +70,9 @@ async def _drain(deployment: Deployment) -> str:
     return "\n".join(lines)
 
 
-def _orphaned(build: Build) -> str:
-    return "" if build.workers else ", which has no live workers: they stand still until it has"
+def _left(build: Build) -> str:
+    orphaned = "" if build.workers else ", which has no live workers: they stand still until it has"
+    return f"{counted(build.open_workflows, 'workflow')} still open on {build.build_id}{orphaned}"
 
 
 def _row(build: Build) -> tuple[str, str, str, str]:
