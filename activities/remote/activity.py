@@ -31,8 +31,9 @@ class TakeOverRequest(Value):
     """An episode to go on with here, under the epoch in its scope."""
 
     scope: EpisodeScope
-    last: CheckpointRecord
-    """From which the host that has it goes on where the store has lost what it knew of the episode."""
+    last: CheckpointRecord | None = None
+    """From which the host that has it goes on where the store has lost what it knew of the episode; histories before
+    do not have it."""
 
 
 class TakenOver(Value):

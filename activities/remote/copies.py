@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from activities.artifacts.port import ArtifactStores, find_model
+from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model
 from activities.remote.increment import Increment, digest_of, gather, read_increment
 from activities.remote.port import Bucket, TreeCopies
 from activities.workspace.scope import EpisodeScope
@@ -90,7 +90,10 @@ class Copies:
         return self._add(scope, record, _Left(head, version, set(known)))
 
     def take(
-        self, scope: EpisodeScope, newest: CheckpointRecord, adopt: Callable[[CopiesHead, CheckpointRecord], None]
+        self,
+        scope: EpisodeScope,
+        newest: CheckpointRecord | None,
+        adopt: Callable[[CopiesHead, CheckpointRecord], None],
     ) -> CopiesHead:
         """Take an episode over: claim it, and put trees and artifacts where this host has its own. Idempotent.
 
@@ -107,13 +110,11 @@ class Copies:
         taken = head.taken(self.home, scope.epoch) if head else CopiesHead(home=self.home, epoch=scope.epoch)
         store = self.stores(Path(scope.workspace))
         if taken.last is None:
-            try:
-                find_model(store, newest.state, CheckpointFile)
-            except ArtifactMissingError as error:
+            if newest is None or not _is_here(store, newest):
                 raise WorkspaceError(
-                    f"the remote store has no copy of {scope.episode_id}, and this host does not have its checkpoint "
-                    f"{newest.id}. Move it to the host that has it: tightloop move ID --to HOST"
-                ) from error
+                    f"the remote store has no copy of {scope.episode_id}, and this host does not have its last "
+                    "checkpoint. Move it to the host that has it: tightloop move ID --to HOST"
+                )
             return self._add(scope, newest, _Left(taken, version, set()))
         self._write_head(scope, head, taken, version)
         for name in taken.increments:
@@ -183,6 +184,13 @@ class Copies:
             while len(self._left) > REMEMBERED:
                 self._left.popitem(last=False)
         return added
+
+
+def _is_here(store: ArtifactStore, record: CheckpointRecord) -> bool:
+    try:
+        return find_model(store, record.state, CheckpointFile) is not None
+    except ArtifactMissingError:
+        return False
 
 
 def need_copies(copies: Copies | None) -> Copies:
