@@ -9,6 +9,7 @@ WHOLE = (
     "tests/trials/test_compose.py",
     "tests/trials/test_ui.py",
     "tests/trials/test_demo.py",
+    "tests/trials/test_pages.py",
     "tests/trials/test_plan_encrypted.py",
     "tests/trials/test_privacy.py",
 )

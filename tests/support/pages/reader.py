@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -41,8 +42,9 @@ class Reader:
 
     def __init__(self, folder: Path) -> None:
         self.home = folder / "home"
-        self._folder = folder
-        self._serving: list[subprocess.Popen[str]] = []
+        self._folder, self._kept = folder, folder.with_name(f"{folder.name}-kept")
+        self._serving: dict[str, subprocess.Popen[str]] = {}
+        self._kept_serving: tuple[str, ...] = ()
         self._stack = ExitStack()
 
     def __enter__(self) -> "Reader":
@@ -52,13 +54,32 @@ class Reader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        for process in self._serving:
+        self._stop()
+
+    def keep(self) -> None:
+        """Stop what serves, and note how everything is now."""
+        self._kept_serving = tuple(self._serving)
+        self._stop()
+        subprocess.run(["cp", "-a", str(self._folder), str(self._kept)], check=True)
+
+    def go_back(self) -> None:
+        """Put everything back as it was kept, and let serve again what served then."""
+        self._stop()
+        shutil.rmtree(self._folder)
+        subprocess.run(["cp", "-a", str(self._kept), str(self._folder)], check=True)
+        for script in self._kept_serving:
+            self._serve(script)
+
+    def _stop(self) -> None:
+        for process in self._serving.values():
             os.killpg(process.pid, signal.SIGINT)
-        for process in self._serving:
+        for process in self._serving.values():
             try:
                 process.wait(30)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
+                process.wait(30)
+        self._serving.clear()
         self._stack.close()
 
     def follow(self, block: Block) -> None:
@@ -86,7 +107,8 @@ class Reader:
     def _type(self, block: Block, command: Command) -> None:
         place = f"{block.page}:{command.line}"
         if command.text.startswith(_SERVING):
-            printed, status = self._serve(command.text), 0
+            begin = f"source {self._folder}/environment; cd {self.directory}"
+            printed, status = self._serve(f"{begin} && {command.text}"), 0
         else:
             printed, status = self._shell(command.text)
         expected = re.search(r"# exit code (\d+)", command.text)
@@ -140,20 +162,18 @@ class Reader:
             start_new_session=True,
         )
 
-    def _serve(self, text: str) -> str:
+    def _serve(self, script: str) -> str:
         log: IO[str] = self._stack.enter_context((self._folder / f"serving-{len(self._serving)}.log").open("w+"))
-        script = ["bash", "-c", f"source {self._folder}/environment; cd {self.directory} && {text}"]
-        process = self._start(script, log)
-        self._serving.append(process)
+        process = self._serving[script] = self._start(["bash", "-c", script], log)
         until = time.monotonic() + READY_S
         while time.monotonic() < until:
             printed = Path(log.name).read_text()
             if _UP.search(printed):
                 return printed
             if process.poll() is not None:
-                raise PageError(f"`{text}` ended with {process.returncode}:\n{printed}")
+                raise PageError(f"`{script}` ended with {process.returncode}:\n{printed}")
             time.sleep(0.1)
-        raise PageError(f"`{text}` was not up after {READY_S} s:\n{Path(log.name).read_text()}")
+        raise PageError(f"`{script}` was not up after {READY_S} s:\n{Path(log.name).read_text()}")
 
 
 def first_missing(shown: tuple[str, ...], printed: str) -> str | None:
