@@ -98,7 +98,8 @@ async def _deploy(arguments: argparse.Namespace, settings: Settings) -> int:
 
 
 async def _collect(arguments: argparse.Namespace, settings: Settings) -> None:
-    older_than = timedelta(days=arguments.older_than or settings.server.retention_days)
+    days = settings.server.retention_days if arguments.older_than is None else arguments.older_than
+    older_than = timedelta(days=days)
     found = await free(await connect(settings), settings, older_than, dry_run=arguments.dry_run)
     print(*freed_account(found, older_than, dry_run=arguments.dry_run), sep="\n")
     if not arguments.dry_run and (forgotten := forget_failures(settings, [one.project for one in found])):

@@ -30,6 +30,7 @@ from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome
 from tightloop.host import state_folder, state_home
 from tightloop.plan.request import PlanOutcome, PlanRequest
+from tightloop.settings import Settings
 from tightloop.value.artifact import PACKED
 from worker.connect import known_workflows
 from worker.retention.freeing import merged_runs
@@ -300,3 +301,19 @@ async def test_collections_beside_running_episodes_take_nothing_from_them(
     assert LocalArtifactStore(folder / "artifacts").get(young) == b"young"
     assert len(found) > 3
     assert contents(folder, last)
+
+
+@pytest.mark.parametrize(
+    ("age", "told"),
+    [
+        ((), "ended less than 30 days ago"),
+        (("--older-than", "12h"), "ended less than 12 h ago"),
+        (("--older-than", "0d"), "ended less than 0 h ago"),
+        (("--older-than", ""), "--older-than '' is not a time. Write days or hours, such as 30d or 12h"),
+    ],
+)
+def test_command_keeps_what_ended_later_than_it_is_told(settings: Settings, age: tuple[str, ...], told: str) -> None:
+    environment = {**os.environ, "TIGHTLOOP_TEMPORAL__ADDRESS": settings.temporal.address}
+    command = (sys.executable, "-m", "tightloop.cli.main", "gc", "--dry-run", *age)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert told in done.stdout + done.stderr

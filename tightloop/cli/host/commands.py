@@ -44,7 +44,7 @@ def gc(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be freed.")] = False,
 ) -> None:
-    options = ["--older-than", str(read_days(older_than))] if older_than else []
+    options = ["--older-than", str(read_days(older_than))] if older_than is not None else []
     become_worker(session_of(context), "gc", *options, *(["--dry-run"] if dry_run else []))
 
 
