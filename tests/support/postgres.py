@@ -46,11 +46,11 @@ def postgres_server() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def new_database(server: str) -> Iterator[str]:
+def new_database(server: str, options: str = "") -> Iterator[str]:
     """Make an empty database; yield its address."""
     name = f"test_{uuid4().hex[:12]}"
     with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
+        connection.execute(f"CREATE DATABASE {name} {options}")
     try:
         yield server.replace("/postgres?", f"/{name}?")
     finally:

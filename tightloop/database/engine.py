@@ -254,7 +254,7 @@ def postgres_database(address: str, migrations: Migrations = LEDGER) -> Database
     """Return the database at an address such as `postgresql://user@host/name`; it is set up if it is empty.
 
     Raises:
-        SettingsError: the address cannot be read.
+        SettingsError: the address cannot be read; or, when it is first used, its encoding is not UTF-8.
     """
     try:
         url = make_url(address).set(drivername="postgresql+psycopg")
@@ -278,4 +278,14 @@ def postgres_database(address: str, migrations: Migrations = LEDGER) -> Database
     )
 
     name = url.render_as_string(hide_password=True).replace("+psycopg", "")
+
+    @event.listens_for(engine, "connect", insert=True)
+    def _opened(connection: Any, _: Any) -> None:
+        encoding = connection.info.parameter_status("server_encoding")
+        if encoding != "UTF8":
+            raise SettingsError(
+                f"the database {name} has the encoding {encoding}, in which not every text can be kept. Name another "
+                "one in database.url, made with: CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0"
+            )
+
     return Database(engine, name, upgrades=False, migrations=migrations)

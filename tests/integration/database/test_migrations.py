@@ -10,10 +10,11 @@ from alembic.migration import MigrationContext
 from sqlalchemy import text
 
 from tests.support.ledger import snapshot
+from tests.support.postgres import new_database
 from tightloop.database.engine import Database, postgres_database, sqlite_database
 from tightloop.database.ledger import Ledger
 from tightloop.database.schema import METADATA
-from tightloop.errors import ServiceUnavailableError, WorkspaceError
+from tightloop.errors import ServiceUnavailableError, SettingsError, WorkspaceError
 
 PROJECT = Path(__file__).parents[3]
 
@@ -53,6 +54,14 @@ def test_a_server_that_is_not_there_is_named_without_its_password() -> None:
     with pytest.raises(ServiceUnavailableError, match=r"127\.0\.0\.1") as found:
         Ledger(database).projects()
     assert "sesame" not in str(found.value)
+
+
+def test_database_that_cannot_keep_every_text_is_refused(postgres: str) -> None:
+    with new_database(postgres, "ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0") as address:
+        database = postgres_database(address)
+        with pytest.raises(SettingsError, match=r"has the encoding SQL_ASCII.* CREATE DATABASE .* ENCODING 'UTF8'"):
+            database.upgrade()
+        database.close()
 
 
 def test_file_is_for_its_owner_alone(tmp_path: Path) -> None:
