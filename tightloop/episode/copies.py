@@ -73,7 +73,7 @@ def _fenced(head: CopiesHead | None, home: str, epoch: int) -> FencedError:
     holder = f"{head.home!r} has it with epoch {head.epoch}" if head else "the remote store knows nothing of it"
     return FencedError(
         f"the host of task queue {home!r} may not go on with this episode under epoch {epoch}: {holder}. Nothing was "
-        "delivered or copied. To have it here: tightloop move ID --to HOST"
+        f"delivered or copied. To have it here: tightloop move ID --to {host_of(home) or home}"
     )
 
 
