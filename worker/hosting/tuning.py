@@ -11,7 +11,10 @@ from temporalio.worker import (
 from tightloop.settings import WorkerSettings
 
 TASKS = 100
-"""Slots of workflow tasks, local activities and Nexus: the SDK's own number."""
+"""Slots of local activities and Nexus: the SDK's own number."""
+WORKFLOW_TASKS = 5
+"""Slots of workflow tasks, of which Python runs one at a time. With the SDK's 100, tasks of 500 open workflows slowed
+each other down beyond the 10 s that Temporal allows for one, and were done again. A local activity keeps its slot."""
 
 
 def tuner_of(settings: WorkerSettings, slots: int) -> WorkerTuner:
@@ -21,7 +24,7 @@ def tuner_of(settings: WorkerSettings, slots: int) -> WorkerTuner:
         settings: `target_memory` and `target_cpu` are the shares of this host up to which activities are taken.
         slots: of activities; with targets the most. One slot, as at a screen, stays one.
     """
-    fixed = FixedSizeSlotSupplier(TASKS)
+    fixed, workflows = FixedSizeSlotSupplier(TASKS), FixedSizeSlotSupplier(WORKFLOW_TASKS)
     activities: FixedSizeSlotSupplier | ResourceBasedSlotSupplier = FixedSizeSlotSupplier(slots)
     if settings.is_tuned and slots > 1:
         activities = ResourceBasedSlotSupplier(
@@ -31,5 +34,5 @@ def tuner_of(settings: WorkerSettings, slots: int) -> WorkerTuner:
             ),
         )
     return WorkerTuner.create_composite(
-        workflow_supplier=fixed, activity_supplier=activities, local_activity_supplier=fixed, nexus_supplier=fixed
+        workflow_supplier=workflows, activity_supplier=activities, local_activity_supplier=fixed, nexus_supplier=fixed
     )
