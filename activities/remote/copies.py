@@ -99,7 +99,7 @@ class Copies:
 
         Args:
             scope: the episode, under the epoch that it gets here.
-            newest: its last checkpoint, which is copied anew where the store knows nothing of the episode any more.
+            newest: its last checkpoint, which is copied again where the store knows nothing of the episode any more.
             adopt: told of each checkpoint once what it needs is here.
 
         Raises:
