@@ -47,10 +47,10 @@
     const source = new EventSource(last ? `/api/events?lastEventId=${encodeURIComponent(last)}` : "/api/events");
     source.addEventListener("trail", (event) => tell({ id: event.lastEventId, event: JSON.parse(event.data) }));
     source.addEventListener("reset", (event) => tell({ id: event.lastEventId, reset: true }));
-    let lost = false;
-    source.onerror = () => { lost = true; tell({ state: "lost" }); };
-    source.onopen = () => { if (lost) tell({ state: "open" }); lost = false; };
+    source.onerror = () => tell({ state: "lost" });
+    source.onopen = () => tell({ state: "open" });
   }));
+  refresh(); // what happened while the page was on its way was heard by nobody
 
   // -- theme, notifications -----------------------------------------------------------------------------------
   const toggle = { theme: () => {
