@@ -74,7 +74,9 @@ def web_app(ledger: Ledger, client: TightloopClient, settings: Settings) -> Star
             if SEEN in request.headers:
                 return HTMLResponse(await part(page, look, request))
             said = request.cookies.get(SAID, "")
-            content = await run_in_threadpool(lambda: templates.page(page(look, request), look, said))
+            # Before the page is read: what happens from here on comes by its stream.
+            seen = await run_in_threadpool(ledger.last_event)
+            content = await run_in_threadpool(lambda: templates.page(page(look, request), look, said, seen=seen))
             return _without_said(HTMLResponse(content), said)
 
         return answer

@@ -43,19 +43,21 @@ class Templates:
         )
         self._environment.filters["runs"] = _runs
 
-    def page(self, screen: Screen, look: Look, said: str, *, part: bool = False) -> bytes:
+    def page(self, screen: Screen, look: Look, said: str, *, seen: int | None = None, part: bool = False) -> bytes:
         """Return a page.
 
         Args:
             screen: what it shows.
             look: who looks.
             said: what came of the last action, in hex digits; it begins with `!` where it was refused.
+            seen: the last event before it was read: its stream begins there. None: with what comes from now on.
             part: only its title and `main`, which are the same for all who have one role and see the same projects.
         """
         inbox = look.inbox
         sentence = _decoded(said)
         html = self._environment.get_template(screen.template).render(
             **screen.content,
+            newest="" if seen is None else seen,
             part=part,
             section=screen.section,
             live=screen.live,

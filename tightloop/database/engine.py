@@ -282,7 +282,7 @@ def postgres_database(address: str, migrations: Migrations = LEDGER) -> Database
     @event.listens_for(engine, "connect", insert=True)
     def _opened(connection: Any, _: Any) -> None:
         encoding = connection.info.parameter_status("server_encoding")
-        if encoding != "UTF8":
+        if encoding not in ("UTF8", None):  # a proxy may not pass it on
             raise SettingsError(
                 f"the database {name} has the encoding {encoding}, in which not every text can be kept. Name another "
                 "one in database.url, made with: CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0"

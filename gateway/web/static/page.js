@@ -9,7 +9,7 @@
   };
 
   // -- live: one stream for all tabs, since a browser opens six connections to a host at most ---------------
-  let due = null, busy = false, last = "";
+  let due = null, busy = false, last = document.body.dataset.seen;
   const typing = () => main().contains(document.activeElement) && document.activeElement.matches("input, textarea, select");
   const refresh = () => {
     if (due !== null) return;
@@ -41,16 +41,23 @@
     last = message.id || last;
     if (message.reset || here(message.event)) refresh();
   };
-  bus.onmessage = (message) => heard(message.data);
+  // A new page asks the one with the stream what it has missed since it was made.
+  let streams = false;
+  bus.onmessage = ({ data }) => {
+    if (data.shown === undefined) return heard(data);
+    if (streams && Number(last) > Number(data.shown)) bus.postMessage({ id: last, reset: true });
+  };
+  bus.postMessage({ shown: last });
   const tell = (message) => { bus.postMessage(message); heard(message); };
   navigator.locks?.request("tightloop-events", () => new Promise(() => {
+    streams = true;
     const source = new EventSource(last ? `/api/events?lastEventId=${encodeURIComponent(last)}` : "/api/events");
     source.addEventListener("trail", (event) => tell({ id: event.lastEventId, event: JSON.parse(event.data) }));
     source.addEventListener("reset", (event) => tell({ id: event.lastEventId, reset: true }));
-    source.onerror = () => tell({ state: "lost" });
-    source.onopen = () => tell({ state: "open" });
+    let lost = false;
+    source.onerror = () => { lost = true; tell({ state: "lost" }); };
+    source.onopen = () => { if (lost) tell({ state: "open" }); lost = false; };
   }));
-  refresh(); // what happened while the page was on its way was heard by nobody
 
   // -- theme, notifications -----------------------------------------------------------------------------------
   const toggle = { theme: () => {
