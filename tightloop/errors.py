@@ -12,6 +12,7 @@
     │   ├── WorkspaceElsewhereError  not retryable  it is on another host, or in another state home
     │   ├── FencedError          not retryable  another host has taken the episode over
     │   ├── NotARepositoryError  not retryable
+    │   ├── UntrustedProgramError  not retryable  a program that we start lies where the run can write
     │   └── WorkspaceBusyError   not retryable  another open episode works in it
     ├── WorkspaceLockedError     retryable      an earlier attempt still holds the workspace
     ├── GitError                 retryable      a git command failed
@@ -191,6 +192,10 @@ class FencedError(WorkspaceError):
 
 class NotARepositoryError(WorkspaceError):
     """The workspace is not the top of a git working tree."""
+
+
+class UntrustedProgramError(WorkspaceError):
+    """A program that is started outside of the sandbox lies where a command in the sandbox can write."""
 
 
 class WorkspaceBusyError(WorkspaceError):

@@ -14,6 +14,7 @@ from tightloop.episode.check import Check
 from tightloop.episode.display import budget_line
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeStatus
 from tightloop.errors import WorkspaceError
+from tightloop.host.programs import find_trusted, own_environment, trusted_path
 from tightloop.ledger.alert import episode_link
 from tightloop.settings import Settings
 from tightloop.value import shorten
@@ -37,10 +38,19 @@ def make_sample(folder: Path) -> Path:
     shutil.copytree(SAMPLE, target, ignore=shutil.ignore_patterns("__pycache__", ".ruff_cache", ".pytest_cache"))
     identity = ("-c", "user.name=tightloop", "-c", "user.email=tightloop@localhost", "-c", "commit.gpgsign=false")
     for command in (("init", "--quiet"), ("add", "--all"), (*identity, "commit", "--quiet", "-m", "As found")):
-        done = subprocess.run(("git", *command), cwd=target, capture_output=True, text=True, timeout=60, check=False)
+        done = _git(target, *command)
         if done.returncode != 0:
             raise WorkspaceError(f"git {command[-1]} failed in {target}: {done.stderr.strip()}")
     return target
+
+
+def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = find_trusted("git")
+    if program is None:
+        raise WorkspaceError("git is not installed on this host. Install git 2.30 or newer")
+    program.refuse_within((folder,))
+    command, environment = program.command(*arguments), {**own_environment(), "PATH": trusted_path(folder)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
 def with_sandbox_or_none(settings: Settings) -> Settings:
@@ -108,9 +118,7 @@ async def _tell(client: TightloopClient, episode_id: str, workspace: Path) -> bo
         status = await client.status(episode_id)
     assert isinstance(status, EpisodeStatus)
     green = status.outcome is EpisodeOutcome.SUCCEEDED
-    stat = subprocess.run(
-        ("git", "diff", "--stat", "HEAD"), cwd=workspace, capture_output=True, text=True, timeout=60, check=False
-    )
+    stat = _git(workspace, "diff", "--stat", "HEAD")
     print(f"\nWhat changed in {workspace}:\n{stat.stdout.rstrip()}")
     spent = budget_line(status.spent, status.budget)
     print(f"\n{'GREEN' if green else 'NOT GREEN'}: checks {status.checks}. Spent: {spent}")

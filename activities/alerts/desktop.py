@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import sys
 import threading
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from xml.sax.saxutils import escape
 
 from activities.alerts.port import NotDeliveredError
 from activities.process import ProcessRequest, Reason, run_process
+from tightloop.host.programs import TrustedProgram, find_trusted
 from tightloop.ledger.alert import AlertKind, Notice
 from tightloop.value import clip
 
@@ -35,10 +35,9 @@ class Desktop:
     def probe(self) -> str:
         """Return why nothing can be shown here and how to fix it; empty where it can."""
         mac = self.platform == "darwin"
-        program = "osascript" if mac else "notify-send"
-        if shutil.which(program, path=self.environ.get("PATH")) is None:
+        if self._program() is None:
             advice = "" if mac else ". Install the package libnotify-bin (libnotify)"
-            return f"{program} is not installed on the worker's host{advice}"
+            return f"{self._name()} is not installed on the worker's host{advice}"
         if not mac and not any(self.environ.get(name) for name in SESSION[:3]):
             return f"the worker runs outside a desktop session: none of {', '.join(SESSION[:3])} is set"
         return ""
@@ -55,22 +54,32 @@ class Desktop:
             stopped.set()
 
     def _show(self, notice: Notice, stopped: threading.Event) -> None:
+        program = self._program()
+        if program is None:
+            raise NotDeliveredError(self.probe(), again=False)
         request = ProcessRequest(
-            argv=self._command(notice),
+            program=program,
+            arguments=self._arguments(notice),
             cwd=Path("/"),
-            environment={name: self.environ[name] for name in ("PATH", *SESSION) if self.environ.get(name)},
+            environment={name: self.environ[name] for name in SESSION if self.environ.get(name)},
             wall_limit_s=self.timeout_s,
         )
         done = run_process(request, cancelled=stopped.is_set, started=lambda _pid: None)
         if done.reason is not Reason.EXITED or done.exit_code != 0:
             said = clip(done.output.decode("utf-8", "replace").strip() or done.message or done.reason.value, 100)
-            raise NotDeliveredError(f"{Path(request.argv[0]).name} failed ({done.exit_code}): {said}", again=False)
+            raise NotDeliveredError(f"{program.name} failed ({done.exit_code}): {said}", again=False)
 
-    def _command(self, notice: Notice) -> tuple[str, ...]:
+    def _name(self) -> str:
+        return "osascript" if self.platform == "darwin" else "notify-send"
+
+    def _program(self) -> TrustedProgram | None:
+        return find_trusted(self._name(), self.environ.get("PATH", ""))
+
+    def _arguments(self, notice: Notice) -> tuple[str, ...]:
         title, body = f"tightloop: {notice.kind.value}", notice.text
         if self.platform == "darwin":
-            return ("osascript", *(word for line in _SCRIPT for word in ("-e", line)), title, body)
+            return (*(word for line in _SCRIPT for word in ("-e", line)), title, body)
         # The body of a notification is markup (Desktop Notifications Specification).
         # `--`: a title is never an option.
         urgency = "normal" if notice.kind is AlertKind.DIGEST else "critical"
-        return ("notify-send", "--app-name=tightloop", f"--urgency={urgency}", "--", title, escape(body))
+        return ("--app-name=tightloop", f"--urgency={urgency}", "--", title, escape(body))

@@ -37,7 +37,7 @@ from pydantic import ValidationError
 from activities.artifacts.durable import file_stem
 from activities.executor.ending import cancelled_outcome, early_outcome, failed_outcome, timeout_outcome
 from activities.executor.port import Control, Executor
-from activities.process import GRACE_S, ProcessRequest, run_process, search_path
+from activities.process import GRACE_S, ProcessRequest, ProjectProgram, run_process, search_path
 from activities.process.output import BoundedOutput
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import SUMMARY_CHARACTERS, ExecutorOutcome, ExecutorStatus, LimitHit, WorkOrder
@@ -221,7 +221,9 @@ class _Performance:
     def _run(self, argv: tuple[str, ...]) -> ExecutorOutcome | None:
         root = Path(self._order.root)
         request = ProcessRequest(
-            argv=argv,
+            # As a person runs the script: without a sandbox, and with the programs of the project.
+            program=ProjectProgram(argv[0]),
+            arguments=argv[1:],
             cwd=root,
             environment=search_path(root),
             wall_limit_s=max(self._deadline - time.monotonic(), 0),

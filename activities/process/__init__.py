@@ -8,7 +8,14 @@ from pathlib import Path
 
 from activities.process.child import Child
 from activities.process.growth import Growth
-from activities.process.request import GRACE_S, Callbacks, ProcessRequest, ProcessResult, Reason
+from activities.process.request import (
+    GRACE_S,
+    Callbacks,
+    ProcessRequest,
+    ProcessResult,
+    ProjectProgram,
+    Reason,
+)
 from activities.process.session import ProcessSession, open_process
 from activities.process.start import INHERITED, NotStartedError, raw, start
 
@@ -20,6 +27,7 @@ __all__ = [
     "ProcessRequest",
     "ProcessResult",
     "ProcessSession",
+    "ProjectProgram",
     "Reason",
     "open_process",
     "run_process",
@@ -45,6 +53,9 @@ def run_process(
         started: told the pid, which is also the id of the process group and of the session.
         on_output: given the output as it comes, in chunks of at most 64 KiB, unbounded in total; without
             standard error where that is kept apart.
+
+    Raises:
+        UntrustedProgramError: the program lies where the project can write; nothing was started.
     """
     if cancelled():
         return ProcessResult(reason=Reason.CANCELLED)
@@ -71,7 +82,8 @@ def run_process(
 def search_path(root: Path) -> dict[str, str]:
     """Return `PATH` (and `VIRTUAL_ENV`) for work in a tree: its own .venv first, then ours, then the host's.
 
-    Executors and checks use the same, so that a check sees the formatter that the executor ran.
+    Executors and checks use the same, so that a check sees the formatter that the executor ran. Only for what is looked
+    up inside of a sandbox: nothing else may be found in a tree.
     """
     own = root / ".venv" / "bin"
     folders = [str(own), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]

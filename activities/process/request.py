@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from activities.process.growth import Growth
 from activities.process.output import OUTPUT_BYTES
+from tightloop.host.programs import TrustedProgram
 
 if TYPE_CHECKING:
     from activities.process.start import Shim
@@ -38,11 +39,27 @@ class Callbacks(TypedDict):
     on_output: NotRequired[Callable[[bytes], None] | None]
 
 
+@dataclass(frozen=True)
+class ProjectProgram:
+    """A program that runs with the rights of the worker, and is looked up along the PATH of the request.
+
+    Only for commands of a project where a person wanted no sandbox.
+    """
+
+    name: str
+
+    def __str__(self) -> str:
+        """Return the name, as `argv` has it."""
+        return self.name
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProcessRequest:
-    """A program to run, without a shell unless `argv` names one."""
+    """A program to run, without a shell unless it is one."""
 
-    argv: tuple[str, ...]
+    program: TrustedProgram | ProjectProgram
+    """What is started outside of a sandbox. A command inside stands in the arguments of the sandbox's program."""
+    arguments: tuple[str, ...] = ()
     cwd: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     """In addition to the allow-list; wins over it. Names that look like secrets are refused."""
@@ -78,6 +95,11 @@ class ProcessRequest:
     """Folders of control groups that it joins before it starts."""
     files: Mapping[int, bytes] = field(default_factory=dict)
     """Descriptor, above 9, to the content that it finds there (Linux)."""
+    options_at: int | None = None
+    """Descriptor at which bubblewrap finds the variables of the command inside as its options; see `inner_options`.
+
+    Variables such as LD_PRELOAD act on every program that has them: the sandbox itself, outside, has none of them.
+    """
     shim: "Shim | None" = None
     """A supervisor that `prepare` started ahead: with these control groups, without input, errors not apart."""
 

@@ -145,7 +145,7 @@ def _processes() -> list[tuple[int, int, bool]]:
     """Return the id, the parent and whether it still runs (is not a zombie), of all processes."""
     if _LINUX:
         return [row for entry in os.scandir("/proc") if entry.name.isdigit() and (row := _stat(entry.name))]
-    with os.popen("ps -A -o pid= -o ppid= -o state=") as listing:  # noqa: S605 - a fixed line
+    with os.popen("/bin/ps -A -o pid= -o ppid= -o state=") as listing:  # noqa: S605 - a fixed line
         rows = [line.split() for line in listing]
     # Without those that are gone already: the listing shows `ps` itself.
     return [(int(row[0]), int(row[1]), not row[2].startswith("Z")) for row in rows if _exists(int(row[0]))]
@@ -310,7 +310,8 @@ class Program:
         environment: dict[bytes, bytes] = self._order["environment"]  # type: ignore[assignment]
         program = argv[0]
         self.doing = b"execute " + program
-        folders = environment.get(b"PATH", os.defpath.encode()).split(b":")
+        folders = environment.get(b"PATH", os.defpath.encode()).split(b":") if self._order["look_up"] else []
+        # Without a look-up the name is an absolute path: none is ever searched for it.
         paths = [program] if b"/" in program else [os.path.join(folder, program) for folder in folders]  # noqa: PTH118
         refused: OSError | ValueError | None = None
         # Like execvp(3): an error other than "not found" is the one to report, whatever folder it came from.

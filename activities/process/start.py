@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,6 +17,7 @@ from typing import IO, Any
 from activities.process.request import ProcessRequest
 from activities.process.shim import LENGTH_BYTES
 from activities.process.tree import MARK
+from tightloop.host.programs import TrustedProgram, absolute_folders, own_python, trusted_path
 
 CERTIFICATES = frozenset(
     {"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"}
@@ -176,9 +176,10 @@ def prepare(*, cgroups: tuple[Path, ...] = (), stdin: IO[bytes] | int, separate_
         try:
             popen = subprocess.Popen(
                 # Neither the packages of the user nor PYTHON* variables reach the shim.
-                (sys.executable, "-I", "-S", "-B", "-c", _LOAD, str(_SHIM), str(channel)),
+                own_python().command("-I", "-S", "-B", "-c", _LOAD, _SHIM, str(channel)),
                 # Its environment can be read by whoever runs under the same user.
-                env={name: os.environ[name] for name in _FOR_PYTHON if name in os.environ},
+                env=_for_shim(),
+                cwd="/",
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE if separate_errors else subprocess.STDOUT,
@@ -205,20 +206,25 @@ def start(request: ProcessRequest, mark: str, *, stdin: IO[bytes] | int) -> Shim
 
     Raises:
         NotStartedError: it cannot be started.
+        UntrustedProgramError: it lies where the project can write, or we do.
     """
-    program = request.argv[0] if request.argv else ""
+    program = request.program
+    if isinstance(program, TrustedProgram):
+        for started in (program, own_python()):
+            started.refuse_within(_project_folders(request))
     try:
-        if not request.argv:
-            raise ValueError("the command names no program")
+        environment, files = _environment(request, mark), dict(request.files)
+        if request.options_at is not None:
+            files[request.options_at] = inner_options(environment)
+            environment = {"PATH": trusted_path(*_project_folders(request)), MARK: environment[MARK]}
         order = {
-            "argv": [os.fsencode(word) for word in request.argv],
-            "environment": {
-                os.fsencode(name): os.fsencode(value) for name, value in _environment(request, mark).items()
-            },
+            "argv": [os.fsencode(word) for word in (str(program), *request.arguments)],
+            "look_up": not isinstance(program, TrustedProgram),
+            "environment": {os.fsencode(name): os.fsencode(value) for name, value in environment.items()},
             "cwd": os.fsencode(request.cwd),
             "cores": request.cores,
             "resources": {int(number): int(value) for number, value in request.resources.items()},
-            "files": dict(request.files),
+            "files": files,
         }
         shim = request.shim or prepare(cgroups=request.cgroups, stdin=stdin, separate_errors=request.separate_errors)
         try:
@@ -228,11 +234,28 @@ def start(request: ProcessRequest, mark: str, *, stdin: IO[bytes] | int) -> Shim
             raise
     except NotStartedError as refusal:
         raise NotStartedError(
-            f"cannot start {program!r}: {refusal}" if refusal.args else f"program {program!r} was not found"
+            f"cannot start {str(program)!r}: {refusal}" if refusal.args else f"program {str(program)!r} was not found"
         ) from None
     except (OSError, ValueError) as error:
-        raise NotStartedError(f"cannot start {program!r}: {error}") from None
+        raise NotStartedError(f"cannot start {str(program)!r}: {error}") from None
     return shim
+
+
+def inner_options(environment: Mapping[str, str]) -> bytes:
+    """Return variables as options of bubblewrap (`--args`): they hold for the command inside alone."""
+    parts = (part for name, value in environment.items() for part in ("--setenv", name, value))
+    return b"".join(os.fsencode(part) + b"\0" for part in parts)
+
+
+def _project_folders(request: ProcessRequest) -> tuple[Path, ...]:
+    """Return the folders that the request shows to belong to a project: what runs for it may write them."""
+    folders = request.growth.folders if request.growth is not None else ()
+    return (request.cwd, *folders)
+
+
+def _for_shim() -> dict[str, str]:
+    variables = {name: os.environ[name] for name in _FOR_PYTHON if name in os.environ}
+    return {name: value if name == MARK else absolute_folders(value) for name, value in variables.items()}
 
 
 def _send(channel: socket.socket, message: Any) -> None:
@@ -251,6 +274,8 @@ def _environment(request: ProcessRequest, mark: str) -> dict[str, str]:
         for name, value in os.environ.items()
         if (name in allowed or name.startswith("LC_")) and not _SECRET.search(name)
     }
+    # What the program starts in turn is found there: the credential helper of a client, the interpreter of a script.
+    inherited["PATH"] = trusted_path(*_project_folders(request))
     # A tree changes faster than the one-second resolution of the times in .pyc files.
     fixed = {"TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1"}
     outer = os.environ.get(MARK)

@@ -4,14 +4,24 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
-from activities.process import Growth, ProcessRequest, ProcessResult, Reason
+from activities.process import Growth, ProcessRequest, ProcessResult, ProjectProgram, Reason
 from activities.process.start import Shim
 from activities.sandbox.ahead import AHEAD, WORTH_S
 from activities.sandbox.control_group import ControlGroup, Use, find_hierarchy
-from activities.sandbox.port import MEBIBYTE, Enforcement, Limit, SandboxResult, SandboxSpec
+from activities.sandbox.port import (
+    MEBIBYTE,
+    Enforcement,
+    Limit,
+    SandboxResult,
+    SandboxSpec,
+    SandboxUnavailableError,
+)
+from tightloop.errors import UntrustedProgramError
+from tightloop.host.programs import TrustedProgram, own_python
 
 FLOOD = 64
 """A command that writes this many times the output that is kept is ended."""
@@ -30,11 +40,22 @@ _KILLED = {
 
 
 def request_of(
-    spec: SandboxSpec, argv: tuple[str, ...], environment: Mapping[str, str], *, inherit: bool = False
+    spec: SandboxSpec,
+    program: TrustedProgram | ProjectProgram,
+    arguments: tuple[str, ...],
+    environment: Mapping[str, str],
+    *,
+    inherit: bool = False,
 ) -> ProcessRequest:
-    """Return the request for a command with every bound that needs neither a sandbox nor a control group."""
+    """Return the request for a command with every bound that needs neither a sandbox nor a control group.
+
+    Raises:
+        SandboxUnavailableError: the program of the sandbox lies where the command can write.
+    """
+    refuse_untrusted(program, (spec.root, *spec.writable))
     return ProcessRequest(
-        argv=argv,
+        program=program,
+        arguments=arguments,
         cwd=spec.root,
         environment=environment,
         secrets=spec.secrets,
@@ -58,6 +79,21 @@ def request_of(
         },
         cores=math.ceil(spec.cores),
     )
+
+
+def refuse_untrusted(program: TrustedProgram | ProjectProgram, writable: Iterable[Path]) -> None:
+    """Refuse a sandbox whose program, or our own, could be replaced by what runs in it.
+
+    Raises:
+        SandboxUnavailableError: it lies in one of these folders, or where another run can write.
+    """
+    if isinstance(program, TrustedProgram):
+        folders = tuple(writable)
+        try:
+            for started in (program, own_python()):
+                started.refuse_within(folders)
+        except UntrustedProgramError as error:
+            raise SandboxUnavailableError(error.message) from None
 
 
 WATCHED: Mapping[Limit, Enforcement] = {

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Unpack
 
 from activities.process import Callbacks, ProcessRequest, ProcessResult, Reason, run_process, search_path
-from activities.sandbox.bounds import WATCHED, request_of, run_bounded
+from activities.sandbox.bounds import WATCHED, refuse_untrusted, request_of, run_bounded
 from activities.sandbox.door.server import INSIDE, Door, open_door
-from activities.sandbox.port import Enforcement, Limit, SandboxResult, SandboxSpec
+from activities.sandbox.port import Enforcement, Limit, SandboxResult, SandboxSpec, SandboxUnavailableError
 from activities.sandbox.seccomp import filter_content
 from activities.sandbox.visible import (
     SYSTEM_LINKS,
@@ -27,11 +27,12 @@ from activities.sandbox.visible import (
     command_access,
     git_folders,
 )
+from tightloop.host.programs import TrustedProgram, find_trusted
 
 NAME = "bubblewrap"
 PROGRAM = "bwrap"
-CALLS = 10
-"""Descriptor of the filter of system calls."""
+CALLS, OPTIONS = 10, 11
+"""Descriptors of the filter of system calls, and of further options: the variables of the command."""
 PROBE_S = 10.0
 PROBE_PROCESSES = 64
 NOBODY = "65534"
@@ -60,7 +61,8 @@ class BubblewrapSandbox:
 
     def probe(self) -> str:
         """Run `true` in a sandbox."""
-        if shutil.which(PROGRAM) is None:
+        program = find_trusted(PROGRAM)
+        if program is None:
             return f"program {PROGRAM!r} was not found. {HOW_TO_GET}"
         _version.cache_clear()
         with tempfile.TemporaryDirectory() as folder:
@@ -68,7 +70,15 @@ class BubblewrapSandbox:
             access = Access(root=root, path=os.environ.get("PATH", os.defpath), program="true", writable=(root,))
             processes = PROBE_PROCESSES if _counts_by_namespace() else None
             line = command_line(access, temporary_bytes=HIDDEN_BYTES, processes=processes)
-            request = ProcessRequest(argv=(*line, "true"), cwd=root, wall_limit_s=PROBE_S, inherit=False)
+            request = ProcessRequest(
+                program=program,
+                arguments=(*line, "true"),
+                cwd=root,
+                wall_limit_s=PROBE_S,
+                inherit=False,
+                files=_files(),
+                options_at=OPTIONS,
+            )
             result = run_process(request, cancelled=lambda: False, started=lambda _pid: None)
         return "" if result.exit_code == 0 else f"{PROGRAM} does not work here: {_words(result)}. {HOW_TO_GET}"
 
@@ -82,15 +92,12 @@ class BubblewrapSandbox:
         access = command_access(spec, environment["PATH"])
         processes = spec.processes if _counts_by_namespace() else None
         run = functools.partial(run_process, **callbacks)
-        files = {} if (calls := filter_content()) is None else {CALLS: calls}
         with open_door(spec.network) if spec.network else nullcontext() as door:
-            line = command_line(
-                access, temporary_bytes=spec.temporary_bytes, processes=processes, filtered=bool(files), door=door
-            )
-            request = request_of(spec, (*line, *spec.argv), environment)
+            line = command_line(access, temporary_bytes=spec.temporary_bytes, processes=processes, door=door)
+            request = request_of(spec, _program(), (*line, *spec.argv), environment)
             request = request if door is None else door.told(request)
-            request = replace(request, files=files)
-            limits = _limits(access, filtered=bool(files), counted=processes is not None)
+            request = replace(request, files=_files(), options_at=OPTIONS)
+            limits = _limits(access, counted=processes is not None)
             return replace(run_bounded(request, spec, limits, run=run, grouped=True), backend=NAME)
 
 
@@ -113,11 +120,19 @@ class BubblewrapFence:
         network: tuple[str, ...] = (),
     ) -> Iterator[ProcessRequest]:
         """Give the request for the same program behind the fence; see the port."""
+        refuse_untrusted(_program(), writable)
         access = agent_access(request, writable, readable)
         with open_door((*self._network, *network)) as door:
             line = command_line(access, temporary_bytes=FENCE_TEMPORARY_BYTES, door=door)
-            environment = {"TMPDIR": "/tmp", **request.environment}  # noqa: S108 - the only one inside
-            yield door.told(replace(request, argv=(*line, *request.argv), environment=environment))
+            behind = replace(
+                request,
+                program=_program(),
+                arguments=(*line, str(request.program), *request.arguments),
+                environment={"TMPDIR": "/tmp", **request.environment},  # noqa: S108 - the only one inside
+                files={**request.files, **_files()},
+                options_at=OPTIONS,
+            )
+            yield door.told(behind)
 
 
 def command_line(
@@ -125,29 +140,44 @@ def command_line(
     *,
     temporary_bytes: int,
     processes: int | None = None,
-    filtered: bool = False,
     door: Door | None = None,
 ) -> tuple[str, ...]:
-    """Return the command line of bubblewrap up to the command. Later mounts lie on top of earlier ones.
+    """Return the arguments of bubblewrap up to the command. Later mounts lie on top of earlier ones.
 
-    The kernel keeps the limit of `processes` only where it counts by user namespace and the worker is not root;
-    `filtered` says that bubblewrap finds a filter of system calls at the descriptor `CALLS`. Without a `door` the
-    command reaches nothing.
+    The kernel keeps the limit of `processes` only where it counts by user namespace and the worker is not root. Without
+    a `door` the command reaches nothing. Bubblewrap finds the contents of `_files` and the variables of the command
+    at their descriptors.
     """
     return (
-        PROGRAM,
         *_system(temporary_bytes),
         *_programs(access),
         *_shown(access),
         *(part for source, place in access.mounts for part in ("--ro-bind", str(source), str(place))),
         *(() if door is None else ("--ro-bind", str(door.folder), str(INSIDE))),
         *_closed(access),
-        *(("--seccomp", str(CALLS)) if filtered else ()),
-        *("--chdir", str(access.root), "--"),
-        *(() if processes is None else ("prlimit", f"--nproc={processes}", "--")),
+        *(("--seccomp", str(CALLS)) if CALLS in _files() else ()),
+        *("--args", str(OPTIONS), "--chdir", str(access.root), "--"),
+        *(() if processes is None else (_system_prlimit(), f"--nproc={processes}", "--")),
         # Resolved: the environment of a project, which the command may change, could be the worker's own.
         *(() if door is None else door.command(os.path.realpath(sys.executable))),
     )
+
+
+def _program() -> TrustedProgram:
+    """Return bubblewrap.
+
+    Raises:
+        SandboxUnavailableError: it is not there.
+    """
+    program = find_trusted(PROGRAM)
+    if program is None:
+        raise SandboxUnavailableError(f"program {PROGRAM!r} was not found. {HOW_TO_GET}")
+    return program
+
+
+def _files() -> dict[int, bytes]:
+    """Return what bubblewrap finds at its descriptors."""
+    return {} if (calls := filter_content()) is None else {CALLS: calls}
 
 
 def _system(temporary_bytes: int) -> Iterator[str]:
@@ -212,7 +242,7 @@ def _binds(option: str, places: Iterable[Path]) -> Iterator[str]:
         yield from (option, str(place), str(place))
 
 
-def _limits(access: Access, *, filtered: bool, counted: bool) -> dict[Limit, Enforcement]:
+def _limits(access: Access, *, counted: bool) -> dict[Limit, Enforcement]:
     hard = Enforcement.HARD
     limits = {
         **WATCHED,
@@ -224,7 +254,7 @@ def _limits(access: Access, *, filtered: bool, counted: bool) -> dict[Limit, Enf
     }
     if (access.root / ".git").is_symlink():
         limits[Limit.GIT] = Enforcement.MISSING
-    if not filtered:
+    if CALLS not in _files():
         # The keyrings of the worker's session are in no namespace.
         limits[Limit.READS] = Enforcement.SOFT
     if counted:
@@ -253,7 +283,8 @@ def _unusable(spec: SandboxSpec, path: str) -> str:
 @functools.cache
 def _version() -> tuple[int, int]:
     try:
-        done = subprocess.run((PROGRAM, "--version"), capture_output=True, text=True, timeout=PROBE_S, check=False)
+        version = _program().command("--version")
+        done = subprocess.run(version, capture_output=True, text=True, timeout=PROBE_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return (0, 0)
     found = _VERSION.search(done.stdout)
@@ -265,7 +296,13 @@ def _counts_by_namespace() -> bool:
     found = _VERSION.match(platform.release())
     # RLIMIT_NPROC does not bind root: with a limit of 64, 300 forks passed.
     since = found is not None and (int(found[1]), int(found[2])) >= _OWN_COUNT_FROM
-    return since and os.geteuid() != 0 and shutil.which("prlimit", path="/usr/bin:/bin") is not None
+    return since and os.geteuid() != 0 and _system_prlimit() != ""
+
+
+@functools.cache
+def _system_prlimit() -> str:
+    """Return the path of prlimit among what every command sees; empty where it is not there."""
+    return shutil.which("prlimit", path="/usr/bin:/bin") or ""
 
 
 def _words(result: ProcessResult) -> str:

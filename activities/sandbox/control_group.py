@@ -13,6 +13,7 @@ from pathlib import Path
 
 from activities.sandbox.owner import lives, this_process
 from activities.sandbox.port import Limit
+from tightloop.host.programs import SHELL
 
 PREFIX = "tightloop-"
 """Of the names of our groups, which lie beside each other: a parent of their own would be left behind."""
@@ -200,7 +201,7 @@ def _mounts() -> dict[str, Path]:
 def _can_be_entered(group: ControlGroup) -> bool:
     """Whether a child may join: in version 2 that needs rights on the groups between, which no file mode shows."""
     join = 'for folder; do echo $$ > "$folder/cgroup.procs" || exit 1; done'
-    argv = ("/bin/sh", "-c", join, "sh", *map(str, group.folders))
+    argv = SHELL.command("-c", join, "sh", *group.folders)
     try:
         return subprocess.run(argv, capture_output=True, timeout=PROBE_S, check=False).returncode == 0
     except (OSError, subprocess.TimeoutExpired):

@@ -17,9 +17,17 @@ from activities.sandbox.bounds import OPEN_FILES, request_of, result_of
 from activities.sandbox.control_group import Use
 from activities.sandbox.door.server import INSIDE, PROXY_VARIABLES, Door, open_door
 from activities.sandbox.owner import lives, this_host, this_process
-from activities.sandbox.port import MEBIBYTE, Enforcement, Limit, SandboxResult, SandboxSpec
+from activities.sandbox.port import (
+    MEBIBYTE,
+    Enforcement,
+    Limit,
+    SandboxResult,
+    SandboxSpec,
+    SandboxUnavailableError,
+)
 from activities.sandbox.visible import git_folders, project_python, state_within
 from tightloop.host import state_home
+from tightloop.host.programs import TrustedProgram, find_trusted, own_environment, trusted_path
 
 NAME = "docker"
 PROGRAM = "docker"
@@ -38,7 +46,10 @@ CLIENT_VARIABLES = (
 """What the client needs to find its engine; the container gets none of it."""
 HOW_TO_GET = "Start a Docker engine that the worker's user may use, and set sandbox.image to an image that it has"
 
-_CLIENT_OWN = frozenset({"PATH", *CLIENT_VARIABLES, *PROXY_VARIABLES})
+_CLIENT_OWN = frozenset({"PATH", *CLIENT_VARIABLES, *PROXY_VARIABLES}) | {
+    "DOCKER_API_VERSION", "DOCKER_CONTENT_TRUST", "DOCKER_CONTENT_TRUST_SERVER", "DOCKER_CUSTOM_HEADERS",
+    "DOCKER_DEFAULT_PLATFORM", "DOCKER_TLS", "GODEBUG", "SSL_CERT_DIR", "SSL_CERT_FILE",
+}  # fmt: skip
 _NOTHING = ("/bin/sh", "-c", ":")
 _NOT_STARTED = (125, 126, 127)
 _INIT_FAILED = "[FATAL tini ("
@@ -98,10 +109,15 @@ class DockerSandbox:
         name = f"tightloop-{uuid.uuid4().hex}"
         inside = {**self._environment(spec), **({} if door is None else door.environment)}
         client = {key: value for key in CLIENT_VARIABLES if (value := os.environ.get(key))}
-        passed = {key: value for key, value in inside.items() if key not in _CLIENT_OWN and key not in spec.secrets}
-        request = request_of(spec, (PROGRAM, *_run_line(spec, name, self._image, inside, door)), {**passed, **client})
+        passed = {key: value for key, value in inside.items() if not _is_clients(key) and key not in spec.secrets}
+        arguments = tuple(_run_line(spec, name, self._image, inside, door))
+        request = request_of(spec, _client(), arguments, {**passed, **client})
+        # Nor may a secret of the command tell the client which engine, which plugins or which libraries to use.
+        secrets = {key: value for key, value in spec.secrets.items() if not _is_clients(key)}
         # These bounds are of the container: they must not end its client.
-        request = replace(request, memory_limit_bytes=None, process_limit=None, resources={}, cores=None)
+        request = replace(
+            request, secrets=secrets, memory_limit_bytes=None, process_limit=None, resources={}, cores=None
+        )
         try:
             result = run_process(request, **callbacks)
             # Ending the client does not end its container, so the container is always asked and removed.
@@ -150,7 +166,7 @@ def _run_line(spec: SandboxSpec, name: str, image: str, inside: Mapping[str, str
         yield from ("--mount", _comma("type=bind", f"source={door.folder}", f"target={INSIDE}", "readonly"))
     # By name alone: the client takes the values from its own environment, and no process list shows them.
     for variable in sorted(inside):
-        yield from ("--env", f"{variable}={inside[variable]}" if variable in _CLIENT_OWN else variable)
+        yield from ("--env", f"{variable}={inside[variable]}" if _is_clients(variable) else variable)
     yield from (("--interactive",) if spec.stdin else ())
     # An image without Python has no way to the network.
     yield from (image, *(() if door is None else door.command("python3")), *spec.argv)
@@ -210,10 +226,30 @@ def _result(
 
 def _docker(*arguments: str, timeout_s: float = CONTROL_S) -> subprocess.CompletedProcess[str]:
     """Run the client; a client that is missing or does not answer is a return code other than 0."""
-    argv = (PROGRAM, *arguments)
+    environment = {**own_environment(), "PATH": trusted_path()}
     try:
-        return subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False)
-    except FileNotFoundError:
-        return subprocess.CompletedProcess(argv, 127, "", f"program {PROGRAM!r} was not found")
+        argv = _client().command(*arguments)
+        return subprocess.run(
+            argv, cwd="/", env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+    except SandboxUnavailableError as error:
+        return subprocess.CompletedProcess(arguments, 127, "", error.message)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return subprocess.CompletedProcess(argv, 124, "", str(error))
+        return subprocess.CompletedProcess(arguments, 124, "", str(error))
+
+
+def _client() -> TrustedProgram:
+    """Return the client.
+
+    Raises:
+        SandboxUnavailableError: it is not there.
+    """
+    program = find_trusted(PROGRAM)
+    if program is None:
+        raise SandboxUnavailableError(f"program {PROGRAM!r} was not found")
+    return program
+
+
+def _is_clients(variable: str) -> bool:
+    """Return whether a variable says what the client does: where its engine is, what it runs and loads."""
+    return variable in _CLIENT_OWN or variable.startswith(("LD_", "DYLD_"))

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Unpack
 
 from activities.process import Callbacks, ProcessRequest, Reason, run_process, search_path
-from activities.sandbox.bounds import WATCHED, request_of, run_bounded
+from activities.sandbox.bounds import WATCHED, refuse_untrusted, request_of, run_bounded
 from activities.sandbox.door.server import Door, open_loopback_door
 from activities.sandbox.port import Enforcement, Limit, SandboxResult, SandboxSpec
 from activities.sandbox.visible import Access, agent_access, command_access, git_folders, relocated
 from tightloop.host import state_home
+from tightloop.host.programs import TrustedProgram
 
 NAME = "sandbox-exec"
-PROGRAM = "/usr/bin/sandbox-exec"
+PROGRAM = TrustedProgram("sandbox-exec", Path("/usr/bin/sandbox-exec"))
 PROBE_S = 10.0
 HOW_TO_GET = "It is part of macOS; a process that is itself in a sandbox cannot start another one"
 SYSTEM = (
@@ -82,14 +83,14 @@ class SeatbeltSandbox:
 
     def probe(self) -> str:
         """Run `true` behind the profile."""
-        if not Path(PROGRAM).exists():
+        if not PROGRAM.path.exists():
             return f"{PROGRAM} was not found: only macOS has it"
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
             access = Access(root=root, path="/usr/bin", program="true", writable=(root,))
             try:
                 done = subprocess.run(
-                    (PROGRAM, "-p", profile(access), "/usr/bin/true"),
+                    PROGRAM.command("-p", profile(access), "/usr/bin/true"),
                     cwd=root, capture_output=True, text=True, timeout=PROBE_S, check=False,
                 )  # fmt: skip
             except (OSError, subprocess.TimeoutExpired) as error:
@@ -109,7 +110,8 @@ class SeatbeltSandbox:
             access = command_access(spec, environment["PATH"], Path(temporary))
             limits = {**WATCHED, **dict.fromkeys(_BY_PROFILE, Enforcement.HARD)}
             with open_loopback_door(spec.network) if spec.network else nullcontext() as door:
-                request = request_of(spec, (PROGRAM, "-p", profile(access, door), *spec.argv), environment)
+                arguments = ("-p", profile(access, door), *spec.argv)
+                request = request_of(spec, PROGRAM, arguments, environment)
                 request = request if door is None else door.told(request)
                 # macOS has no control groups, and a profile does not end children that became daemons: `run_process`
                 # does.
@@ -137,7 +139,9 @@ class SeatbeltFence:
         """Give the request for the same program behind the fence; see the port."""
         # The user's own temporary folder holds what other programs left there.
         temporary = {"TMPDIR": str(writable[-1])} if writable else {}
+        refuse_untrusted(PROGRAM, writable)
         access = agent_access(request, writable, readable)
         with open_loopback_door((*self._network, *network)) as door:
-            argv = (PROGRAM, "-p", profile(access, door), *request.argv)
-            yield door.told(replace(request, argv=argv, environment={**temporary, **request.environment}))
+            arguments = ("-p", profile(access, door), str(request.program), *request.arguments)
+            environment = {**temporary, **request.environment}
+            yield door.told(replace(request, program=PROGRAM, arguments=arguments, environment=environment))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
-from activities.process import Callbacks, ProcessRequest, run_process, search_path
+from activities.process import Callbacks, ProcessRequest, ProjectProgram, Reason, run_process, search_path
 from activities.sandbox.bounds import WATCHED, request_of, run_bounded
 from activities.sandbox.port import SandboxResult, SandboxSpec
 from activities.sandbox.visible import relocated
@@ -25,9 +25,13 @@ class UnsafeLocal:
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
         """Run a command; `limits` says how little is enforced."""
+        if not spec.argv:
+            return SandboxResult(reason=Reason.NOT_STARTED, message="the command is empty", backend=NAME)
         spec = relocated(spec)
         run = functools.partial(run_process, **callbacks)
-        request = request_of(spec, spec.argv, {**search_path(spec.root), **spec.environment}, inherit=True)
+        program, *arguments = spec.argv
+        environment = {**search_path(spec.root), **spec.environment}
+        request = request_of(spec, ProjectProgram(program), tuple(arguments), environment, inherit=True)
         return replace(run_bounded(request, spec, WATCHED, run=run, grouped=False), backend=NAME)
 
 

@@ -98,7 +98,7 @@ def agent_access(request: ProcessRequest, writable: tuple[Path, ...], readable: 
     return Access(
         root=request.cwd,
         path=request.environment.get("PATH") or os.environ.get("PATH", os.defpath),
-        program=request.argv[0],
+        program=str(request.program),
         writable=writable,
         readable=readable,
     )

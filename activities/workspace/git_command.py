@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tightloop.errors import GitError, StorageFullError, WorkspaceError
+from tightloop.host.programs import find_trusted, trusted_path
 
 COMMAND_TIMEOUT = timedelta(seconds=120)
 CLEANUP_TIMEOUT = timedelta(seconds=5)
 STDERR_LIMIT = 1_000
-KEPT_ENVIRONMENT = ("PATH", "TMPDIR")
+KEPT_ENVIRONMENT = ("TMPDIR",)
 """Nothing else is inherited: neither the worker's secrets, nor a home with settings, nor a `GIT_DIR` of a hook."""
 
 # LC_ALL: error texts are compared in English. Optional locks would make the user wait for us. Without literal
@@ -124,12 +125,23 @@ class Git:
         return replace(self, variables={**self.variables, **variables})
 
     def _start(self, arguments: tuple[str, ...], *, stderr: int) -> "subprocess.Popen[bytes]":
+        """Start git.
+
+        Raises:
+            WorkspaceError: git is not installed, or the folder is not there.
+            UntrustedProgramError: git lies in the working tree, or where another run can write.
+        """
         kept = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
+        program = find_trusted("git")
+        if program is None:
+            raise WorkspaceError("git is not installed on this host. Install git 2.30 or newer")
+        tree = Path(self.variables.get("GIT_WORK_TREE", self.folder))
+        program.refuse_within((tree,))
         try:
             return subprocess.Popen(
-                ["git", *FIXED_SETTINGS, *arguments],
+                program.command(*FIXED_SETTINGS, *arguments),
                 cwd=self.folder,
-                env={**kept, **CLOSED, **self.variables},
+                env={**kept, "PATH": trusted_path(tree), **CLOSED, **self.variables},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -138,9 +150,9 @@ class Git:
                 pass_fds=self.inherit,
             )
         except FileNotFoundError:
-            if not self.folder.is_dir():
-                raise WorkspaceError(f"the folder {self.folder} does not exist") from None
-            raise WorkspaceError("git is not installed on this host. Install git 2.30 or newer") from None
+            if self.folder.is_dir():
+                raise
+            raise WorkspaceError(f"the folder {self.folder} does not exist") from None
 
 
 def split_z(output: bytes) -> list[bytes]:

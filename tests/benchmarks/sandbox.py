@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from activities.process import ProcessRequest, Reason, run_process, search_path
+from activities.process import Reason, run_process, search_path
 from activities.sandbox.bubblewrap import BubblewrapSandbox
 from activities.sandbox.docker import DockerSandbox
 from activities.sandbox.port import Enforcement, Limit, Sandbox, SandboxSpec
 from activities.sandbox.seatbelt import SeatbeltSandbox
 from activities.sandbox.unsafe import UnsafeLocal
 from tests.benchmarks.figures import Report, Spread, progress
+from tests.support.processes import request_for
 
 ROUNDS = 25
 COMMAND = ("python3", "-c", "pass")
@@ -65,7 +66,7 @@ def _in_turns(ways: dict[str, Callable[[], None]]) -> dict[str, list[float]]:
 
 
 def _plain(root: Path) -> None:
-    request = ProcessRequest(argv=COMMAND, cwd=root, environment=search_path(root))
+    request = request_for(COMMAND, cwd=root, environment=search_path(root))
     result = run_process(request, cancelled=lambda: False, started=lambda _pid: None)
     assert result.exit_code == 0, result
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from activities.process import ProcessRequest, run_process
+from activities.process import run_process
 from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox
+from tests.support.processes import request_for
 from tests.support.sandboxes import REPOSITORY, give
 
 NOBODY = 65_534
@@ -44,8 +45,8 @@ def fenced(root: Path, code: str, *, network: tuple[str, ...] = (), user: int = 
 def run(order: dict[str, Any]) -> str:
     """Run an order and return both streams."""
     root = Path(order["root"])
-    request = ProcessRequest(
-        argv=("python3", "-c", order["code"]),
+    request = request_for(
+        ("python3", "-c", order["code"]),
         cwd=root,
         environment={"HOME": str(root)},
         wall_limit_s=order["wall_s"],

@@ -97,7 +97,7 @@ def test_agent_is_written_and_started_in_the_session_at_the_screen(
     written = plistlib.loads(plist_of(home).read_bytes())
     assert {name: type(value) for name, value in written.items()} == KEYS
     assert written["ProgramArguments"] == [
-        sys.executable, "-m", "tightloop.cli.main", "worker", "run", "--role", "gui",
+        sys.executable, "-P", "-m", "tightloop.cli.main", "worker", "run", "--role", "gui",
     ]  # fmt: skip
     assert written["LimitLoadToSessionType"] == "Aqua"
     assert written["EnvironmentVariables"]["LC_CTYPE"] == "UTF-8"

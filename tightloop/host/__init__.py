@@ -204,14 +204,14 @@ def home_queue(settings: Settings) -> str:
     return f"{settings.temporal.task_queue}-workspace-{settings.worker.host or host_name()}-{home}"
 
 
-def server_command(module: str) -> tuple[str, ...] | None:
-    """Return the command that runs a module of the server part, such as `worker`; None if it is not installed here."""
+def module_arguments(module: str) -> tuple[str, ...] | None:
+    """Return how Python runs a module of the server part, such as `worker`; None if it is not installed here."""
     # -P: a folder `worker` in the current directory must not be taken for ours.
-    python = (sys.executable, "-P", "-m")
+    options = ("-P", "-m")
     checkout = Path(__file__).parents[2]
     if all((checkout / part).is_file() for part in ("worker/__main__.py", "workflows/episode/workflow.py")):
-        return (*python, module)
-    return (*python, SERVER_PART, module) if importlib.util.find_spec(SERVER_PART) else None
+        return (*options, module)
+    return (*options, SERVER_PART, module) if importlib.util.find_spec(SERVER_PART) else None
 
 
 def _platform_home(variable: str, under_home: str) -> Path:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tightloop.client.sign_in.page_session import page_link
 from tightloop.errors import ServiceUnavailableError
-from tightloop.host import server_command
+from tightloop.host import module_arguments
+from tightloop.host.programs import own_environment, own_python
 from tightloop.settings import Settings
 from worker.stack.supervise import end, supervised
 
@@ -27,11 +28,12 @@ async def launch_door(module: str, settings_file: Path | None, first_line: str =
         ServiceUnavailableError: it does not start.
     """
     options = [] if settings_file is None else ["--settings", str(settings_file)]
-    command = server_command(module)
-    assert command is not None
+    arguments = module_arguments(module)
+    assert arguments is not None
     process = await asyncio.create_subprocess_exec(
         # Its standard input ends with this process, however that ends: the door watches it and ends too.
-        *(*command, "--embedded", *options),
+        *own_python().command(*arguments, "--embedded", *options),
+        env=own_environment(),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,

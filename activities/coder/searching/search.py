@@ -5,11 +5,9 @@ Either is a process of its own: an expression that backtracks for ever is ended 
 
 import json
 import os
-import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from activities.coder.files.tree_files import shown
@@ -17,6 +15,7 @@ from activities.coder.port import ToolError
 from activities.process import Reason, run_process
 from activities.process.request import ProcessRequest, ProcessResult
 from tightloop.coder.lines import cut
+from tightloop.host.programs import TrustedProgram, find_trusted, own_python
 from tightloop.value import counted, shorten
 
 PATTERN_CHARACTERS = 2_000
@@ -50,7 +49,7 @@ def search_files(
     query: Query,
     *,
     cancelled: Callable[[], bool],
-    program: str | None = None,
+    with_ripgrep: bool = True,
 ) -> str:
     """Return the lines that match, as `path:line:text`.
 
@@ -59,7 +58,7 @@ def search_files(
         names: files and links below it; links are left out.
         query: what is looked for.
         cancelled: asked while it runs.
-        program: path of ripgrep; None: that in PATH, empty: Python's `re`.
+        with_ripgrep: use ripgrep where it is installed.
 
     Raises:
         ToolError: the expression is wrong, or takes too long.
@@ -68,9 +67,12 @@ def search_files(
         raise ToolError(f"the pattern has to have 1 to {PATTERN_CHARACTERS} characters")
     # Links may lead out of the tree, and files may be gone by now.
     files = [name for name in names[:FILES_LIMIT] if _is_plain(root / name)]
-    found = (shutil.which("rg") or "") if program is None else program
-    run = _by_ripgrep if found else _by_re
-    lines = list(_lines(run(root, files, query, cancelled, found), set(map(os.fsencode, files))))
+    ripgrep = find_trusted("rg") if with_ripgrep else None
+    if ripgrep is None:
+        outputs = _by_re(root, files, query, cancelled)
+    else:
+        outputs = _by_ripgrep(root, files, query, cancelled, ripgrep)
+    lines = list(_lines(outputs, set(map(os.fsencode, files))))
     marks = (
         [f"[only the first {LINES_LIMIT} lines: narrow the pattern or the path]"] if len(lines) > LINES_LIMIT else []
     )
@@ -104,31 +106,31 @@ def _lines(outputs: Iterator[bytes], names: Set[bytes]) -> Iterator[str]:
 
 
 def _by_ripgrep(
-    root: Path, files: Sequence[str], query: Query, cancelled: Callable[[], bool], program: str
+    root: Path, files: Sequence[str], query: Query, cancelled: Callable[[], bool], program: TrustedProgram
 ) -> Iterator[bytes]:
     options = ["--no-config", "--no-messages", "--color=never", "--no-heading", "--with-filename", "--line-number"]
     options += ["--null", "--sort=path", f"--max-columns={COLUMNS}", "--max-columns-preview", "--crlf"]
     options += [f"--context={query.context}", *(["--fixed-strings"] if query.literal else [])]
     options += ["--ignore-case"] if query.ignore_case else []
     for batch in _batches(files):
-        argv = (program, *options, "--regexp", query.pattern, "--", *batch)
-        request = ProcessRequest(argv=argv, cwd=root, wall_limit_s=query.seconds, output_bytes=OUTPUT_BYTES)
-        yield _output(request, cancelled)
+        arguments = (*options, "--regexp", query.pattern, "--", *batch)
+        yield _output(_request(root, query, program, arguments), cancelled)
 
 
-def _by_re(
-    root: Path, files: Sequence[str], query: Query, cancelled: Callable[[], bool], _program: str
-) -> Iterator[bytes]:
+def _by_re(root: Path, files: Sequence[str], query: Query, cancelled: Callable[[], bool]) -> Iterator[bytes]:
     order = {**asdict(query), "files": files, "lines": LINES_LIMIT + 1, "columns": COLUMNS}
     with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="tightloop-search-") as file:
         json.dump(order, file)
         file.flush()
         # Isolated: neither the folder nor variables decide what it imports.
-        argv = (sys.executable, "-I", "-S", str(_BY_RE))
-        request = ProcessRequest(
-            argv=argv, cwd=root, stdin=Path(file.name), wall_limit_s=query.seconds, output_bytes=OUTPUT_BYTES
-        )
-        yield _output(request, cancelled)
+        request = _request(root, query, own_python(), ("-I", "-S", str(_BY_RE)))
+        yield _output(replace(request, stdin=Path(file.name)), cancelled)
+
+
+def _request(root: Path, query: Query, program: TrustedProgram, arguments: tuple[str, ...]) -> ProcessRequest:
+    return ProcessRequest(
+        program=program, arguments=arguments, cwd=root, wall_limit_s=query.seconds, output_bytes=OUTPUT_BYTES
+    )
 
 
 def _output(request: ProcessRequest, cancelled: Callable[[], bool]) -> bytes:

@@ -15,6 +15,7 @@ from activities.sandbox.port import MEBIBYTE, Fence, SandboxUnavailableError
 from activities.sandbox.unsafe import NoFence
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import EPISODE_VARIABLE, AgentMode, WorkOrder
+from tightloop.host.programs import find_trusted
 from tightloop.plan.rules.network import host_of
 from tightloop.settings import AgentSettings, SandboxSettings
 
@@ -123,10 +124,13 @@ class AgentHost:
         self, order: WorkOrder, launch: Launch, home: Path, *, stdin: Path | None = None
     ) -> ProcessRequest:
         """Return the process without a fence. Of the worker's variables it gets those that the settings name."""
-        root = Path(order.root)
+        root, program = Path(order.root), find_trusted(launch.argv[0])
+        if program is None:
+            raise ExecutorError(f"the program {launch.argv[0]} was not found. Install it where the worker runs")
         passed = {name: os.environ[name] for name in self.settings.environment if name in os.environ}
         return ProcessRequest(
-            argv=launch.argv,
+            program=program,
+            arguments=launch.argv[1:],
             cwd=root,
             environment={
                 **search_path(root),
@@ -163,7 +167,7 @@ class AgentHost:
                 f"this worker has no sandbox, and neither has {order.executor.name}. Install one "
                 "(tightloop doctor names them), or use the mode full where the host itself is a throw-away"
             )
-        root, program = Path(order.root), Path(request.argv[0])
+        root, program = Path(order.root), Path(launch.argv[0])
         # A fence that hides the user's home has to show the program that may lie in it, and what that loads.
         real = program.resolve()
         modules = [folder for folder in real.parents if folder.name == "node_modules"]

@@ -1,12 +1,12 @@
 """Finds the program of an agent and asks it for its version."""
 
 import re
-import shutil
 from functools import lru_cache
 from pathlib import Path
 
 from activities.executor.port import Availability
 from activities.process import ProcessRequest, Reason, run_process
+from tightloop.host.programs import find_trusted
 
 VERSION_LIMIT_S = 10.0
 
@@ -21,7 +21,7 @@ def find_program(chosen: str, *usual: str) -> str:
         usual: names that the agent's installation gives it, best first.
     """
     names = (chosen,) if chosen else usual
-    return next((str(Path(found).absolute()) for name in names if (found := shutil.which(name))), "")
+    return next((str(found) for name in names if (found := find_trusted(name))), "")
 
 
 def check_program(program: str, looked_for: str, get_it: str) -> Availability:
@@ -52,8 +52,16 @@ class _NoVersionError(Exception):
 @lru_cache(maxsize=32)
 def _ask_version(program: str, changed_ns: int) -> str:
     del changed_ns
+    trusted = find_trusted(program)
+    if trusted is None:
+        raise _NoVersionError
     request = ProcessRequest(
-        argv=(program, "--version"), cwd=Path("/"), inherit=False, wall_limit_s=VERSION_LIMIT_S, grace_s=0.5
+        program=trusted,
+        arguments=("--version",),
+        cwd=Path("/"),
+        inherit=False,
+        wall_limit_s=VERSION_LIMIT_S,
+        grace_s=0.5,
     )
     result = run_process(request, cancelled=lambda: False, started=lambda _: None)
     found = _VERSION.search(result.output.decode("utf-8", "replace"))

@@ -22,8 +22,11 @@ FILES = {
     "build/c.py": "return ignored\n",
     "long.txt": "return " + "x" * 3_000 + "\n",
 }
-RIPGREP = shutil.which("rg") or ""
-PROGRAMS = [pytest.param(RIPGREP, id="ripgrep", marks=pytest.mark.skipif(not RIPGREP, reason="rg is missing")), ""]
+RIPGREP = shutil.which("rg") is not None
+PROGRAMS = [
+    pytest.param(True, id="ripgrep", marks=pytest.mark.skipif(not RIPGREP, reason="rg is missing")),
+    pytest.param(False, id="re"),
+]
 
 
 @pytest.fixture
@@ -34,51 +37,51 @@ def made(tmp_path: Path) -> Bench:
     return found
 
 
-def found(made: Bench, program: str, pattern: str, path: str | None = None, glob: str | None = None, **more) -> str:
+def found(made: Bench, program: bool, pattern: str, path: str | None = None, glob: str | None = None, **more) -> str:
     query = Query(pattern=pattern, **more)
     names = listed_files(made.root, path, glob)
-    return search_files(made.root, names, query, cancelled=lambda: False, program=program)
+    return search_files(made.root, names, query, cancelled=lambda: False, with_ripgrep=program)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 class TestBothPrograms:
-    def test_lines_are_found_with_path_and_number(self, made: Bench, program: str) -> None:
+    def test_lines_are_found_with_path_and_number(self, made: Bench, program: bool) -> None:
         lines = found(made, program, r"return\b").split("\n")
         assert lines[:3] == [".github/ci.yml:1:run: return", "a.py:2:    return 1", "a.py:5:    return f() # Return"]
         assert "sub/notes.md:1:return (here)" in lines
         assert not any(name in line for line in lines for name in ("ignored", "binary", "link", "sub/b.py"))
 
-    def test_long_lines_are_cut(self, made: Bench, program: str) -> None:
+    def test_long_lines_are_cut(self, made: Bench, program: bool) -> None:
         line = found(made, program, "return", "long.txt")
         assert line.startswith("long.txt:1:return xxx")
         assert len(line) < 620
 
-    def test_case_literals_and_places_are_heeded(self, made: Bench, program: str) -> None:
+    def test_case_literals_and_places_are_heeded(self, made: Bench, program: bool) -> None:
         assert found(made, program, "RETURN 1", ignore_case=True) == "a.py:2:    return 1"
         assert found(made, program, "(here)", literal=True) == "sub/notes.md:1:return (here)"
         assert found(made, program, "return", "sub", "*.py") == "sub/b.py:2:return_value = 1"
         assert found(made, program, "1$", "sub") == "sub/b.py:2:return_value = 1"
         assert found(made, program, "nowhere") == "no match"
 
-    def test_lines_around_a_match_are_shown(self, made: Bench, program: str) -> None:
+    def test_lines_around_a_match_are_shown(self, made: Bench, program: bool) -> None:
         shown = found(made, program, "def g", "a.py", context=1)
         assert shown == "a.py:3-\na.py:4:def g():\na.py:5-    return f() # Return"
 
-    def test_a_wrong_expression_is_told(self, made: Bench, program: str) -> None:
+    def test_a_wrong_expression_is_told(self, made: Bench, program: bool) -> None:
         with pytest.raises(ToolError, match="regex parse error"):
             found(made, program, "(")
 
-    def test_too_many_lines_are_cut(self, made: Bench, program: str) -> None:
+    def test_too_many_lines_are_cut(self, made: Bench, program: bool) -> None:
         (made.root / "many.txt").write_text("return\n" * 5_000)
         lines = found(made, program, "return", "many.txt").split("\n")
         assert len(lines) == LINES_LIMIT + 1
         assert "narrow the pattern" in lines[-1]
 
-    def test_a_pattern_that_looks_like_an_option_is_a_pattern(self, made: Bench, program: str) -> None:
+    def test_a_pattern_that_looks_like_an_option_is_a_pattern(self, made: Bench, program: bool) -> None:
         (made.root / "-f").write_text("--files here\n")
         assert found(made, program, "--files") == "-f:1:--files here"
 
-    def test_an_expression_that_backtracks_for_ever_ends(self, made: Bench, program: str) -> None:
+    def test_an_expression_that_backtracks_for_ever_ends(self, made: Bench, program: bool) -> None:
         (made.root / "evil.txt").write_text("a" * 64 + "!\n")
         begun = time.monotonic()
         if program:
@@ -88,7 +91,7 @@ class TestBothPrograms:
                 found(made, program, r"^(a+)+$", "evil.txt", seconds=1.0)
         assert time.monotonic() - begun < 10
 
-    def test_many_files_are_searched_in_batches(self, made: Bench, program: str) -> None:
+    def test_many_files_are_searched_in_batches(self, made: Bench, program: bool) -> None:
         folder = made.root / "many" / ("n" * 100)
         folder.mkdir(parents=True)
         for number in range(3_000):

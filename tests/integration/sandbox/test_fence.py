@@ -13,15 +13,17 @@ from threading import Thread
 
 import pytest
 
-from activities.process import ProcessRequest, run_process
+from activities.process import run_process
 from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox
 from activities.sandbox.door.server import loopback, open_door
 from activities.sandbox.port import SandboxSpec
 from tests.support.fenced import NOBODY, fenced
+from tests.support.processes import request_for
 from tests.support.sandboxes import open_folder
 
 # Each line that it prints is a way out that worked.
 ESCAPES = """
+from tests.support.processes import request_for
 import json, os, socket
 def tried(name, act):
     try: print(json.dumps([name, str(act())[:60]]))
@@ -107,7 +109,7 @@ def test_nothing_of_the_host_is_reached_from_inside(root: Path, site: int, user:
         code = ESCAPES.format(ports=ports, address=own_address(), abstract=name, place=str(place))
         assert fenced(root, code, user=user) == "done\n"
         # The same code outside gets through, so it is the fence that stops it.
-        outside = ProcessRequest(argv=("python3", "-c", code), cwd=root, wall_limit_s=60)
+        outside = request_for(("python3", "-c", code), cwd=root, wall_limit_s=60)
         said = run_process(outside, cancelled=lambda: False, started=lambda _pid: None).output.decode()
         assert {"tcp of the host", "abstract socket", "a socket file"} <= {
             json.loads(line)[0] for line in said.splitlines()[:-1]
@@ -250,11 +252,11 @@ print(int(status, 16) & (1 << signal.SIGXFSZ - 1 | 1 << signal.SIGHUP - 1))
     # Python itself ignores SIGPIPE and SIGXFSZ: what counts is that a shell sees neither.
     assert said[1] == "no child"
     spec = "grep SigIgn /proc/self/status; exit 7"
-    request = ProcessRequest(argv=("sh", "-c", spec), cwd=root, wall_limit_s=60, inherit=False)
+    request = request_for(("sh", "-c", spec), cwd=root, wall_limit_s=60, inherit=False)
     with BubblewrapFence().around(request, writable=(root,)) as around:
         done = run_process(around, cancelled=lambda: False, started=lambda _pid: None)
     assert (done.exit_code, int(done.output.split()[1], 16) & 0x1001000) == (7, 0)
-    missing = ProcessRequest(argv=("no-such-agent",), cwd=root, wall_limit_s=60, inherit=False)
+    missing = request_for(("no-such-agent",), cwd=root, wall_limit_s=60, inherit=False)
     with BubblewrapFence().around(missing, writable=(root,)) as around:
         done = run_process(around, cancelled=lambda: False, started=lambda _pid: None)
     assert (done.exit_code, done.output) == (127, b"no-such-agent: No such file or directory\n")
@@ -272,8 +274,7 @@ def test_a_door_is_private_and_gone_afterwards(root: Path) -> None:
 
 
 def test_the_environment_of_the_host_names_no_other_proxy(root: Path) -> None:
-    request = ProcessRequest(
-        argv=("sh", "-c", "echo $HTTPS_PROXY $https_proxy"), cwd=root, wall_limit_s=60, inherit=False,
+    request = request_for(("sh", "-c", "echo $HTTPS_PROXY $https_proxy"), cwd=root, wall_limit_s=60, inherit=False,
         environment={"https_proxy": "http://10.0.0.1:8080"}, secrets={"HTTPS_PROXY": "http://10.0.0.1:8080"},
     )  # fmt: skip
     if problem := BubblewrapSandbox().probe():

@@ -12,11 +12,12 @@ import pytest
 
 from activities.checks.runner import ProcessCheckRunner
 from activities.executor.agent.cli.executor import AgentExecutor
-from activities.process import Growth, ProcessRequest, ProcessResult, Reason, run_process
+from activities.process import Growth, ProcessResult, Reason, run_process
 from activities.process.growth import GrowthWatch
 from activities.sandbox.bubblewrap import BubblewrapSandbox
 from tests.support.agents.sample import SampleAdapter
 from tests.support.orders import Supervision, order
+from tests.support.processes import request_for
 from tightloop.episode.check import Check
 from tightloop.executor.model import ErrorKind, ExecutorChoice, ExecutorStatus
 from tightloop.settings import AgentSettings, SandboxSettings
@@ -44,7 +45,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 def run(root: Path, code: str, **changes: Any) -> ProcessResult:
     growth = Growth(folders=(root, root / "inner"), limit_bytes=LIMIT_BYTES)
     argv = (sys.executable, "-c", WRITE + code)
-    request = ProcessRequest(argv=argv, cwd=root, growth=growth, grace_s=0.5, wall_limit_s=40.0, **changes)
+    request = request_for(argv, cwd=root, growth=growth, grace_s=0.5, wall_limit_s=40.0, **changes)
     return run_process(request, cancelled=lambda: False, started=lambda _pid: None)
 
 

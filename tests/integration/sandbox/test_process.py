@@ -12,9 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
-from activities.process import ProcessRequest, ProcessResult, Reason, run_process, search_path
+from activities.process import ProcessResult, Reason, run_process, search_path
 from activities.process.output import BoundedOutput
 from activities.process.tree import MARK
+from tests.support.processes import request_for
 
 LONG_S = 25.0
 """Less than the wall limit of `run` and than the programs sleep: what took less was ended, however slow the machine."""
@@ -30,7 +31,7 @@ def ignore(pid: int) -> None:
 
 def run(cwd: Path, *argv: str, **changes: Any) -> ProcessResult:
     callbacks = {name: changes.pop(name) for name in ("cancelled", "started", "on_output") if name in changes}
-    request = ProcessRequest(argv=argv, cwd=cwd, **{"grace_s": 0.5, "wall_limit_s": 30.0, **changes})
+    request = request_for(argv, cwd=cwd, **{"grace_s": 0.5, "wall_limit_s": 30.0, **changes})
     return run_process(request, **{"cancelled": never, "started": ignore, **callbacks})
 
 
@@ -178,7 +179,7 @@ def test_a_missing_program_is_reported_not_raised(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_start_says_why(tmp_path: Path, argv: tuple[str, ...], changes: dict[str, Any]) -> None:
-    request = ProcessRequest(**{"argv": argv, "cwd": tmp_path, **changes})
+    request = request_for(argv, **{"cwd": tmp_path, **changes})
     result = run_process(request, cancelled=never, started=ignore)
     assert result.reason is Reason.NOT_STARTED
     assert result.message

@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from activities.process import ProcessRequest, ProcessResult, Reason, run_process
+from activities.process import ProcessResult, Reason, run_process
+from tests.support.processes import request_for
 
 ROOT = Path(__file__).parents[3]
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers: macOS finds by mark and parent")
@@ -26,7 +27,7 @@ def ignore(pid: int) -> None:
 
 def run(cwd: Path, *argv: str, **changes: Any) -> ProcessResult:
     callbacks = {name: changes.pop(name) for name in ("cancelled", "started", "on_output") if name in changes}
-    request = ProcessRequest(argv=argv, cwd=cwd, **{"grace_s": 0.5, "wall_limit_s": 30.0, **changes})
+    request = request_for(argv, cwd=cwd, **{"grace_s": 0.5, "wall_limit_s": 30.0, **changes})
     return run_process(request, **{"cancelled": lambda: False, "started": ignore, **callbacks})
 
 
@@ -69,6 +70,7 @@ def _nothing_left() -> Iterator[None]:
 
 
 TREE = """
+from tests.support.processes import request_for
 import os, signal, subprocess, time
 signal.signal(15, signal.SIG_IGN)
 open(str(os.getpid()), "w")
@@ -108,8 +110,9 @@ def test_a_killed_worker_takes_its_whole_tree_along(tmp_path: Path) -> None:
     code = f"""
 import sys
 from pathlib import Path
-from activities.process import ProcessRequest, run_process
-request = ProcessRequest(argv=(sys.executable, "-c", {TREE!r}), cwd=Path({str(tmp_path)!r}))
+from activities.process import run_process
+from tests.support.processes import request_for
+request = request_for((sys.executable, "-c", {TREE!r}), cwd=Path({str(tmp_path)!r}))
 run_process(request, cancelled=lambda: False, started=lambda pid: None)
 """
     worker = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
@@ -203,13 +206,13 @@ def test_a_secret_reaches_the_program_and_nothing_else(tmp_path: Path) -> None:
         (tmp_path / "looked").touch()
 
     script = "while [ ! -e looked ]; do sleep 0.02; done; echo $PROVIDER_API_KEY"
-    request = ProcessRequest(argv=("/bin/sh", "-c", script), cwd=tmp_path, secrets=secrets)
+    request = request_for(("/bin/sh", "-c", script), cwd=tmp_path, secrets=secrets)
     result = run_process(request, cancelled=lambda: False, started=look)
     assert result.output == b"sk-planted-secret\n"
     assert "sk-planted" not in f"{request!r} {result!r} {arguments}"
     for bad in ({"argv": ("no-such",)}, {"cwd": Path("/no/such")}, {"secrets": {"A_KEY": "sk-planted\0secret"}}):
         refused = run_process(
-            ProcessRequest(**{"argv": ("true",), "cwd": tmp_path, "secrets": secrets, **bad}),  # type: ignore[arg-type]
+            request_for(**{"argv": ("true",), "cwd": tmp_path, "secrets": secrets, **bad}),
             cancelled=lambda: False,
             started=ignore,
         )
@@ -327,7 +330,5 @@ def test_a_shell_does_not_go_on_to_its_next_command_when_its_child_is_ended(tmp_
             def over(begun: float = begun, reason: str = reason) -> bool:
                 return reason == "cancelled" and time.monotonic() - begun > 0.15
 
-            run_process(
-                ProcessRequest(argv=("/bin/sh", "-c", script), cwd=tmp_path), cancelled=over, started=lambda _pid: None
-            )
+            run_process(request_for(("/bin/sh", "-c", script), cwd=tmp_path), cancelled=over, started=lambda _pid: None)
     assert not late.exists()

@@ -13,6 +13,7 @@ import pytest
 
 from activities.process import ProcessRequest, ProcessSession, Reason, open_process
 from activities.process.output import EventLines
+from tests.support.processes import request_for
 
 
 def ignore(pid: int) -> None:
@@ -21,7 +22,7 @@ def ignore(pid: int) -> None:
 
 def request(cwd: Path, code: str, **changes: Any) -> ProcessRequest:
     argv = (sys.executable, "-u", "-c", code)
-    return ProcessRequest(**{"argv": argv, "cwd": cwd, "grace_s": 0.5, "wall_limit_s": 60.0, **changes})
+    return request_for(argv, **{"cwd": cwd, "grace_s": 0.5, "wall_limit_s": 60.0, **changes})
 
 
 def line_from(session: ProcessSession) -> bytes:
@@ -56,6 +57,7 @@ for line in sys.stdin:
 sys.exit(4)
 """
 STUBBORN = """
+from tests.support.processes import request_for
 import os, signal, time
 [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]
 if os.fork() == 0:
@@ -189,7 +191,7 @@ def test_the_memory_limit_ends_it_while_nobody_looks(tmp_path: Path) -> None:
 
 def test_a_missing_program_is_told_by_its_end(tmp_path: Path) -> None:
     pids: list[int] = []
-    missing = ProcessRequest(argv=("no-such-program-here",), cwd=tmp_path)
+    missing = request_for(("no-such-program-here",), cwd=tmp_path)
     with open_process(missing, started=pids.append) as session:
         assert session.poll() == 127
         result = session.end(Reason.EXITED)

@@ -17,7 +17,7 @@ from uuid import uuid4
 import psutil
 import pytest
 
-from activities.process import ProcessRequest, Reason, run_process
+from activities.process import Reason, run_process
 from activities.sandbox import control_group, docker, visible
 from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox
 from activities.sandbox.choose import choose_fence, choose_sandbox, examine_sandboxes
@@ -34,6 +34,7 @@ from activities.sandbox.port import (
 from activities.sandbox.seatbelt import SeatbeltFence, profile
 from activities.sandbox.visible import Access
 from tests.support.episodes import Git
+from tests.support.processes import request_for
 from tests.support.sandboxes import BACKENDS, REPOSITORY, WALLED, Box, box, open_folder, sandbox_named
 from tightloop.host import private_folder, state_folder
 from tightloop.settings import SandboxSettings
@@ -372,8 +373,8 @@ for place in (".git/config", {str(private / "new")!r}, {str(ours)!r}, "/usr/x"):
         pass
 print(os.path.exists({str(private / "id_test")!r}), os.environ["HOME"])
 """
-        request = ProcessRequest(
-            argv=("python3", "-c", code), cwd=root, environment={"HOME": str(home)}, wall_limit_s=60, inherit=False
+        request = request_for(
+            ("python3", "-c", code), cwd=root, environment={"HOME": str(home)}, wall_limit_s=60, inherit=False
         )
         model = f"127.0.0.1:{server.getsockname()[1]}"
         with BubblewrapFence().around(request, writable=(root, home), network=(model,)) as fenced:
@@ -390,7 +391,7 @@ def test_a_fence_that_does_not_work_is_no_fence_only_where_that_was_allowed(monk
     with pytest.raises(SandboxUnavailableError, match="no fence for agents works"):
         choose_fence(SandboxSettings())
     fence = choose_fence(SandboxSettings(unsafe_local=True))
-    request = ProcessRequest(argv=("true",), cwd=Path("/"))
+    request = request_for(("true",), cwd=Path("/"))
     with fence.around(request, writable=()) as fenced:
         assert (fence.name, fenced) == ("none", request)
 
@@ -524,9 +525,9 @@ def test_a_path_cannot_break_out_of_a_profile(tmp_path: Path) -> None:
 
 
 def test_an_agent_on_a_mac_gets_a_temporary_folder_of_its_own(root: Path) -> None:
-    request = ProcessRequest(argv=("agent", "run"), cwd=root)
+    request = request_for(("agent", "run"), cwd=root)
     with SeatbeltFence().around(request, writable=(root, root / "home")) as fenced:
         pass
-    assert fenced.argv[:2] == ("/usr/bin/sandbox-exec", "-p")
-    assert fenced.argv[3:] == ("agent", "run")
+    assert (str(fenced.program), fenced.arguments[0]) == ("/usr/bin/sandbox-exec", "-p")
+    assert fenced.arguments[2:] == ("agent", "run")
     assert fenced.environment["TMPDIR"] == str(root / "home")

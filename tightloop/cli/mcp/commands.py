@@ -93,9 +93,9 @@ def _over_http(session: Session, client: Client, episode: str) -> Any:
 
 
 def _command(session: Session, client: ClientName, folder: Path, role: Role, episode: str) -> dict[str, Any]:
-    # Programs with windows do not have the shell's PATH.
+    # Programs with windows have another PATH, and start it in a workspace, which may have a `tightloop` of its own: -P.
     script = Path(sys.executable).with_name(SERVER)
-    command, first = (str(script), []) if script.is_file() else (sys.executable, ["-m", "tightloop.cli.main"])
+    command, first = (str(script), []) if script.is_file() else (sys.executable, ["-P", "-m", "tightloop.cli.main"])
     if session.settings_file is not None:
         first += ["--settings", str(session.settings_file.absolute())]
     # One configuration of Codex serves all projects; it starts servers in the folder of the session.

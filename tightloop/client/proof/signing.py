@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tightloop.client.proof.envelope import Signature, decode, encode
 from tightloop.errors import InvalidRequestError, ProofError
+from tightloop.host.programs import TrustedProgram, find_trusted, own_environment, trusted_path
 
 NAMESPACE = "tightloop-proof"
 """A signature made for anything else, such as a commit, never counts for a proof, nor the other way round."""
@@ -93,7 +94,7 @@ def sign(content: bytes, key: SigningKey) -> Signature:
     """
     with _files(content=content, key=key.literal.encode() + b"\n") as folder:
         chosen = [str(key.file)] if key.file is not None else [str(folder / "key"), "-U"]
-        _run([key.program, "-Y", "sign", "-n", NAMESPACE, "-f", *chosen, str(folder / "content")], SIGN_SECONDS)
+        _sign(key.program, ("-Y", "sign", "-n", NAMESPACE, "-f", *chosen, str(folder / "content")))
         try:
             made = _from_armour((folder / "content.sig").read_text())
         except (OSError, UnicodeDecodeError):
@@ -108,7 +109,7 @@ def fingerprint(content: bytes, sig: str) -> str:
         ProofError: it is not a signature of exactly these bytes as a proof.
     """
     with _files(sig=_to_armour(sig)) as folder:
-        done = _try(["ssh-keygen", "-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(folder / "sig")], content)
+        done = _check(("-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(folder / "sig")), content)
     found = _FINGERPRINT.search(done.stdout.decode("utf-8", "replace"))
     if done.returncode != 0 or found is None:
         raise ProofError("the signature does not fit: the proof was changed, or it was signed as something else")
@@ -125,11 +126,11 @@ def signer(content: bytes, sig: str, allowed: Sequence[Path]) -> Signer | None:
     with _files(sig=_to_armour(sig)) as folder:
         signature = str(folder / "sig")
         for file in allowed:
-            found = _try(["ssh-keygen", "-Y", "find-principals", "-s", signature, "-f", str(file)], b"")
+            found = _check(("-Y", "find-principals", "-s", signature, "-f", str(file)), b"")
             names = found.stdout.decode("utf-8", "replace").splitlines() if found.returncode == 0 else []
             for name in names[:MOST_PRINCIPALS]:
                 arguments = ["-n", NAMESPACE, "-s", signature, "-f", str(file), "-I", name]
-                if _try(["ssh-keygen", "-Y", "verify", *arguments], content).returncode == 0:
+                if _check(("-Y", "verify", *arguments), content).returncode == 0:
                     return Signer(made_by, name)
     return None
 
@@ -167,11 +168,15 @@ def global_setting(name: str, *, kind: str = "") -> str:
         kind: the type as git-config(1) has it; `path` expands `~`.
     """
     typed = [f"--type={kind}"] if kind else []
+    program = find_trusted("git")
+    if program is None:
+        return ""
+    program.refuse_within()
     try:
         done = subprocess.run(
-            ["git", "config", "--global", "--includes", *typed, "--get", name],
+            program.command("config", "--global", "--includes", *typed, "--get", name),
             cwd=_NOWHERE,
-            env={key: value for key, value in os.environ.items() if not key.startswith("GIT_") or key == _GLOBAL},
+            env={key: value for key, value in _environment().items() if not key.startswith("GIT_") or key == _GLOBAL},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=CHECK_SECONDS,
@@ -185,29 +190,56 @@ def global_setting(name: str, *, kind: str = "") -> str:
 _GLOBAL = "GIT_CONFIG_GLOBAL"
 
 
-def _run(command: list[str], seconds: float) -> None:
+def _sign(name: str, arguments: Sequence[str]) -> None:
+    program = _program(name, "Install OpenSSH 8.2 or newer")
     try:
         done = subprocess.run(
-            command, cwd=_NOWHERE, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
+            program.command(*arguments),
+            cwd=_NOWHERE,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=SIGN_SECONDS,
+            check=False,
         )
     except OSError as error:
-        raise ProofError(f"{command[0]} cannot be started: {error.strerror}. Install OpenSSH 8.2 or newer") from None
+        raise ProofError(f"{name} cannot be started: {error.strerror}. Install OpenSSH 8.2 or newer") from None
     except subprocess.TimeoutExpired:
-        raise ProofError(f"{command[0]} did not sign within {seconds:g} s: is an agent waiting for you?") from None
+        raise ProofError(f"{name} did not sign within {SIGN_SECONDS:g} s: is an agent waiting for you?") from None
     if done.returncode != 0:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-        raise ProofError(f"{command[0]} did not sign: {said[0] if said else 'it does not say why'}")
+        raise ProofError(f"{name} did not sign: {said[0] if said else 'it does not say why'}")
 
 
-def _try(command: list[str], stdin: bytes) -> "subprocess.CompletedProcess[bytes]":
+def _check(arguments: Sequence[str], stdin: bytes) -> "subprocess.CompletedProcess[bytes]":
+    """Run ssh-keygen, which also checks what another program of the user signed."""
+    program = _program("ssh-keygen", "Install OpenSSH 8.9 or newer")
     try:
         return subprocess.run(
-            command, cwd=_NOWHERE, input=stdin, capture_output=True, timeout=CHECK_SECONDS, check=False
+            program.command(*arguments),
+            cwd=_NOWHERE,
+            env=_environment(),
+            input=stdin,
+            capture_output=True,
+            timeout=CHECK_SECONDS,
+            check=False,
         )
     except OSError as error:
-        raise ProofError(f"{command[0]} cannot be started: {error.strerror}. Install OpenSSH 8.9 or newer") from None
+        raise ProofError(f"ssh-keygen cannot be started: {error.strerror}. Install OpenSSH 8.9 or newer") from None
     except subprocess.TimeoutExpired:
-        raise ProofError(f"{command[0]} did not answer within {CHECK_SECONDS:g} s") from None
+        raise ProofError(f"ssh-keygen did not answer within {CHECK_SECONDS:g} s") from None
+
+
+def _program(name: str, how_to_get: str) -> TrustedProgram:
+    program = find_trusted(name)
+    if program is None:
+        raise ProofError(f"{name} was not found. {how_to_get}")
+    program.refuse_within()
+    return program
+
+
+def _environment() -> dict[str, str]:
+    return {**own_environment(), "PATH": trusted_path()}
 
 
 @contextmanager

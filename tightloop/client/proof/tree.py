@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tightloop.client.proof.signing import global_setting
 from tightloop.errors import InvalidRequestError, ProofError
+from tightloop.host.programs import find_trusted, trusted_path
 
 GIT_SECONDS = 600.0
 # All bytes as they are on disk, whatever `.gitattributes` says.
@@ -135,7 +136,12 @@ class Repository:
     def _git(
         self, *arguments: str, stdin: bytes = b"", git_dir: Path | None = None
     ) -> "subprocess.CompletedProcess[bytes]":
-        kept = {name: os.environ[name] for name in ("PATH", "HOME", "XDG_CONFIG_HOME", "TMPDIR") if name in os.environ}
+        program = find_trusted("git")
+        if program is None:
+            raise ProofError("git is not installed on this host. Install git 2.30 or newer")
+        program.refuse_within((self.root,))
+        kept = {name: os.environ[name] for name in ("HOME", "XDG_CONFIG_HOME", "TMPDIR") if name in os.environ}
+        kept["PATH"] = trusted_path(self.root)
         place = {"GIT_DIR": str(git_dir or self.own), "GIT_WORK_TREE": str(self.root)}
         # Quoted, because a colon in the path would separate two places.
         quoted = str(self.objects).replace("\\", "\\\\").replace('"', '\\"')
@@ -144,7 +150,7 @@ class Repository:
         settings = [part for setting in chosen for part in ("-c", setting)]
         try:
             return subprocess.run(
-                ["git", *settings, *arguments],
+                program.command(*settings, *arguments),
                 cwd=self.root,
                 env={**kept, **_ENVIRONMENT, **place},
                 input=stdin,
@@ -152,8 +158,6 @@ class Repository:
                 timeout=GIT_SECONDS,
                 check=False,
             )
-        except FileNotFoundError:
-            raise ProofError("git is not installed on this host. Install git 2.30 or newer") from None
         except subprocess.TimeoutExpired:
             raise ProofError(f"git {arguments[0]} took longer than {GIT_SECONDS:g} s in {self.root}") from None
 

@@ -14,6 +14,7 @@ from tightloop.episode.planning import PlanRecord
 from tightloop.errors import GitError, InvalidRequestError, WorkspaceError
 from tightloop.executor.messages.message import render_plan
 from tightloop.host import store_folder
+from tightloop.host.programs import find_trusted, trusted_path
 from tightloop.value import Value
 
 GIT_TIMEOUT_S = 60
@@ -151,11 +152,15 @@ def _git(folder: Path, *arguments: str) -> str:
 def _run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     # An inherited GIT_DIR or GIT_INDEX_FILE would point git at another repository.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    program = find_trusted("git")
+    if program is None:
+        raise GitError("git is not installed. Install it, for example: apt install git")
+    program.refuse_within()
     try:
         return subprocess.run(
-            ("git", "--no-pager", f"--git-dir={folder}", *arguments),
+            program.command("--no-pager", f"--git-dir={folder}", *arguments),
             cwd=folder,
-            env=environment,
+            env={**environment, "PATH": trusted_path()},
             capture_output=True,
             text=True,
             # Files need not be UTF-8.
@@ -163,7 +168,5 @@ def _run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
             timeout=GIT_TIMEOUT_S,
             check=False,
         )
-    except FileNotFoundError as error:
-        raise GitError("git is not installed. Install it, for example: apt install git") from error
     except subprocess.TimeoutExpired as error:
         raise GitError(f"git {arguments[0]} took longer than {GIT_TIMEOUT_S} s in {folder}") from error

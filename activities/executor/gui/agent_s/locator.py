@@ -2,7 +2,6 @@
 
 import base64
 import json
-import shutil
 import struct
 import subprocess
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 from activities.executor.gui.port import DriverError, Frame
+from tightloop.host.programs import find_trusted, trusted_path
 from tightloop.settings import AgentSSettings
 from tightloop.value import shorten
 
@@ -20,7 +20,7 @@ LOCATE_S = 60.0
 PROBE_S = 10.0
 WHAT = "the text input box of the AI chat, where one types a message to the agent"
 OPENAI_URL = "https://api.openai.com/v1"
-PASSED = ("PATH", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE")
+PASSED = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE")
 """What the helper sees of the worker's variables; not DISPLAY: it has nothing to do on the screen."""
 
 
@@ -40,11 +40,12 @@ class AgentS:
 
     def problem(self) -> str:
         """Return why it cannot be asked; see the port."""
-        if shutil.which(self.python) is None:
+        python = find_trusted(self.python)
+        if python is None:
             return f"window.agent_s.python is {self.python!r}, which is not a program (docs/macos.md sets it up)"
         code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('gui_agents') is None)"
         try:
-            done = subprocess.run((self.python, "-I", "-c", code), capture_output=True, timeout=PROBE_S, check=False)
+            done = subprocess.run(python.command("-I", "-c", code), capture_output=True, timeout=PROBE_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
             return f"window.agent_s.python does not start: {error}"
         return "" if done.returncode == 0 else f"{self.python} has no gui-agents (docs/macos.md sets it up)"
@@ -71,12 +72,16 @@ class AgentS:
             "timeout_s": self.model_s,
         }
         variables = {name: self.environ[name] for name in PASSED if name in self.environ}
+        variables["PATH"] = trusted_path()
         variables["AGENT_S_KEY"] = self.environ.get(self.settings.api_key_env, "")
+        python = find_trusted(self.python)
+        if python is None:
+            raise DriverError(f"{self.python} was not found: correct window.agent_s.python")
         helper = resources.files("activities.executor.gui.agent_s") / "helper.py"
         try:
             with resources.as_file(helper) as path:
                 done = subprocess.run(
-                    (self.python, "-I", str(path)),
+                    python.command("-I", path),
                     input=json.dumps(asked).encode(),
                     capture_output=True,
                     env=variables,

@@ -5,15 +5,17 @@ import json
 import os
 import selectors
 import subprocess
-import sys
 import time
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from activities.executor.gui.port import DriverError
+from tightloop.host.programs import TrustedProgram, own_environment, own_python
 
 ANSWER_S = 8.0
 START_S = 20.0
+SYSTEM_PYTHON = TrustedProgram("python3", Path("/usr/bin/python3"))
 _CHUNK = 1 << 16
 
 
@@ -33,11 +35,15 @@ class Accessibility:
         if self._process is not None and self._process.poll() is None:
             return
         self.close()
-        python = sys.executable if importlib.util.find_spec("gi") else "/usr/bin/python3"
+        python = own_python() if importlib.util.find_spec("gi") else SYSTEM_PYTHON
         helper = resources.files("activities.executor.gui.drivers") / "atspi.py"
         try:
             self._process = subprocess.Popen(
-                (python, str(helper)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                python.command(str(helper)),
+                env=own_environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
             )
         except OSError as error:
             raise DriverError(f"{python} cannot be started: {error.strerror}. Install Python") from error

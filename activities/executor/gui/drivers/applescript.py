@@ -5,12 +5,12 @@ Scripts are files, and values reach them as arguments: no text and no title of a
 
 import json
 import os
-import shutil
 import subprocess
 from importlib import resources
 from typing import Any
 
 from activities.executor.gui.port import DriverError, Element, Frame, Health, Window
+from tightloop.host.programs import find_trusted
 
 SCRIPT_S = 8.0
 """A locked screen lets osascript hang."""
@@ -34,7 +34,7 @@ class AppleScriptDriver:
 
     def preflight(self) -> Health:
         """Return whether it can work; see the port."""
-        if shutil.which("osascript") is None:
+        if find_trusted("osascript") is None:
             return Health(problems=("osascript is not there: this driver is for macOS",))
         try:
             state = self._json("state")
@@ -173,9 +173,13 @@ def element_of(found: dict[str, Any]) -> Element:
 
 
 def _command(command: tuple[str, ...], seconds: float, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    name, *arguments = command
+    program = find_trusted(name)
+    if program is None:
+        raise DriverError(f"{name} was not found. This driver is for macOS")
     try:
         return subprocess.run(
-            command,
+            program.command(*arguments),
             input=stdin,
             capture_output=True,
             timeout=seconds,
@@ -184,6 +188,6 @@ def _command(command: tuple[str, ...], seconds: float, stdin: bytes = b"") -> su
             env={**os.environ, "LC_CTYPE": "UTF-8"},
         )
     except subprocess.TimeoutExpired:
-        raise DriverError(f"{command[0]} did not answer within {seconds:g} s: is the screen locked?") from None
+        raise DriverError(f"{name} did not answer within {seconds:g} s: is the screen locked?") from None
     except OSError as error:
-        raise DriverError(f"{command[0]} cannot be started: {error.strerror}. This driver is for macOS") from None
+        raise DriverError(f"{name} cannot be started: {error.strerror}. This driver is for macOS") from None

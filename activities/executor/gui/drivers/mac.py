@@ -16,7 +16,9 @@ from activities.executor.gui.drivers.applescript import element_of, problems
 from activities.executor.gui.drivers.keys import click, keyboard, press
 from activities.executor.gui.port import DriverError, Element, Frame, Health, Window
 from tightloop.errors import ExecutorError
+from tightloop.host.programs import TrustedProgram
 
+SCREENCAPTURE = TrustedProgram("screencapture", Path("/usr/sbin/screencapture"))
 MOST_NODES = 4_000
 MOST_TEXTS = 400
 MOST_CHARACTERS = 2_000
@@ -186,7 +188,8 @@ class MacDriver:
         with TemporaryDirectory() as folder:
             file = Path(folder) / "screen.png"
             place = f"-R{frame.x},{frame.y},{frame.width},{frame.height}"
-            subprocess.run(("screencapture", "-x", "-t", "png", place, str(file)), timeout=PICTURE_S, check=True)
+            command = SCREENCAPTURE.command("-x", "-t", "png", place, file)
+            subprocess.run(command, timeout=PICTURE_S, check=True)
             return file.read_bytes()
 
     def click(self, x: int, y: int) -> None:

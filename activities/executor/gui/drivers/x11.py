@@ -2,7 +2,6 @@
 
 import functools
 import os
-import shutil
 import subprocess
 from collections.abc import Callable
 from io import BytesIO
@@ -14,6 +13,7 @@ from activities.executor.gui.drivers.keys import click, keyboard, press
 from activities.executor.gui.ledger import gui_folder
 from activities.executor.gui.port import DriverError, Element, Frame, Health, Window
 from tightloop.host import private_folder
+from tightloop.host.programs import find_trusted
 
 XCLIP_S = 3.0
 _Call = TypeVar("_Call", bound=Callable[..., Any])
@@ -51,7 +51,7 @@ class X11Driver:
         problems = []
         if not self._name:
             return Health(problems=("there is no display: DISPLAY is not set. Start the worker in a desktop session",))
-        if shutil.which("xclip") is None:
+        if find_trusted("xclip") is None:
             problems.append("xclip is not installed: apt install xclip")
         for look in (self._require_manager, keyboard, self._tree.start):
             try:
@@ -162,9 +162,12 @@ class X11Driver:
                 return
 
     def _xclip(self, *words: str, stdin: bytes | None = None, stdout: int = subprocess.DEVNULL) -> Any:
+        xclip = find_trusted("xclip")
+        if xclip is None:
+            raise DriverError("xclip is not installed: apt install xclip")
         try:
             return subprocess.run(
-                ("xclip", "-selection", "clipboard", *words),
+                xclip.command("-selection", "clipboard", *words),
                 input=stdin,
                 stdout=stdout,
                 stderr=subprocess.DEVNULL,

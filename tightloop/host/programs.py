@@ -1,0 +1,227 @@
+"""Programs that tightloop starts itself, outside of any sandbox.
+
+What a command in a sandbox can write never decides what runs outside of it: neither a folder of PATH that lies in a
+workspace, nor a relative one, nor a link that leads through either.
+"""
+
+import functools
+import os
+import stat
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tightloop.errors import UntrustedProgramError
+from tightloop.host import state_folder, state_home
+
+STARTED = (
+    "git", "ssh-keygen", "bwrap", "docker", "rg", "notify-send", "osascript", "xclip", "pbcopy", "pbpaste",
+    "screencapture", "launchctl", "temporal", "xdg-open",
+)  # fmt: skip
+"""Names of what is started outside of a sandbox, for those who look for all of them at once."""
+LINKS_FOLLOWED = 40
+"""As many as Linux follows (path_resolution(7))."""
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+_LISTS_OF_FOLDERS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FRAMEWORK_PATH")
+_FOUND: dict[tuple[str, str], "TrustedProgram"] = {}
+"""By name and PATH."""
+
+
+@dataclass(frozen=True)
+class TrustedProgram:
+    """A program by its absolute path; only the functions of this module make one.
+
+    It is started under that path, not under the one that its links lead to: programs look at their own name.
+    """
+
+    name: str
+    """As it was asked for."""
+    path: Path
+    installed: tuple[Path, ...] = ()
+    """Folders that it loads code from, where those are ours."""
+
+    def __post_init__(self) -> None:
+        """Refuse a name that somebody would still have to look up."""
+        if not self.path.is_absolute():
+            raise ValueError(f"a trusted program has an absolute path, not {str(self.path)!r}")
+
+    def __str__(self) -> str:
+        """Return its path, as `argv` has it."""
+        return str(self.path)
+
+    def __fspath__(self) -> str:
+        """Return its path."""
+        return str(self.path)
+
+    def command(self, *arguments: str | Path) -> list[str]:
+        """Return the command line for `subprocess` and its like."""
+        return [str(self.path), *map(str, arguments)]
+
+    def refuse_within(self, folders: Iterable[Path] = ()) -> None:
+        """Refuse to be started for a run that can write these folders.
+
+        Raises:
+            UntrustedProgramError: the program, or a link on the way to it, lies in one of them or where another run
+                can write.
+        """
+        written = _real_folders(folders)
+        for way in (self.path, *self.installed):
+            for place in _places(str(way)):
+                folder = next((folder for folder in written if _is_within(place, folder)), "")
+                # Ours is not looked up: a worktree of the checkout that it runs from cannot write that.
+                if not folder and not self.installed:
+                    folder = writable_above(place)
+                if folder:
+                    raise UntrustedProgramError(_refusal(self, place, folder))
+
+
+SHELL = TrustedProgram("sh", Path("/bin/sh"))
+"""POSIX has it there."""
+
+
+def find_trusted(name: str, path: str | None = None) -> TrustedProgram | None:
+    """Return a program by its name, along PATH, or by its absolute path; None: not found.
+
+    Once found it stays the same one while its file exists, whatever is added to the folders of PATH later.
+
+    Args:
+        name: as a person would type it.
+        path: in place of PATH as this process has it.
+    """
+    if os.sep in name:
+        program = TrustedProgram(name, Path(name)) if Path(name).is_absolute() else None
+        return program if program is not None and _is_program(name) else None
+    path = os.environ.get("PATH", os.defpath) if path is None else path
+    kept = _FOUND.get((name, path))
+    if kept is not None and _is_program(kept.path):
+        return kept
+    for folder in path.split(os.pathsep):
+        place = os.path.join(folder, name)  # noqa: PTH118
+        if _is_trusted(place) and _is_program(place):
+            # Only what was found is kept: a person may install what is missing.
+            _FOUND[name, path] = TrustedProgram(name, Path(place))
+            return _FOUND[name, path]
+    return None
+
+
+def find_own(name: str) -> TrustedProgram | None:
+    """Return a program that is installed beside our Python, or else along PATH; None: not found."""
+    # The folder of a virtual environment need not be in PATH.
+    beside = Path(sys.executable).with_name(name)
+    return TrustedProgram(name, beside) if _is_program(beside) else find_trusted(name)
+
+
+@functools.cache
+def own_python() -> TrustedProgram:
+    """Return the Python that runs this process, with what it loads."""
+    return TrustedProgram("python", Path(sys.executable), (Path(sys.prefix), Path(__file__).parents[2]))
+
+
+def trusted_path(*outside: Path) -> str:
+    """Return PATH for what runs outside of a sandbox: without relative folders and those that a project can write.
+
+    Args:
+        outside: further folders in which no program is looked for.
+    """
+    written = _real_folders(outside)
+    folders = [
+        folder
+        for folder in os.environ.get("PATH", os.defpath).split(os.pathsep)
+        if _is_trusted(folder) and not any(_is_within(place, real) for place in _places(folder) for real in written)
+    ]
+    return os.pathsep.join(folders) or SYSTEM_PATH
+
+
+def own_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables for a process of our own: those of this one, without relative folders in lists of them.
+
+    An empty folder in such a list means the current one, which may be a workspace.
+    """
+    variables = dict(os.environ if environ is None else environ)
+    for name in _LISTS_OF_FOLDERS:
+        if name in variables:
+            variables[name] = absolute_folders(variables[name])
+            if not variables[name]:
+                del variables[name]
+    return variables
+
+
+def absolute_folders(joined: str) -> str:
+    """Return a list of folders as variables hold it, without the relative ones."""
+    return os.pathsep.join(folder for folder in joined.split(os.pathsep) if os.path.isabs(folder))  # noqa: PTH117
+
+
+def writable_above(place: str) -> str:
+    """Return the folder at or above a place that commands in a sandbox may write: the state home, or a workspace.
+
+    Args:
+        place: an absolute path without links.
+
+    Returns:
+        Its path; empty where nothing of this kind is known.
+    """
+    home = os.path.realpath(state_home())
+    if _is_within(place, home):
+        return home
+    for folder in (place, *map(str, Path(place).parents)):
+        # Every workspace of this host has a folder in the state home, named after its path.
+        if folder != os.sep and os.path.isdir(state_folder(Path(folder))):  # noqa: PTH112 - no error where it is closed
+            return folder
+    return ""
+
+
+def _real_folders(folders: Iterable[Path]) -> list[str]:
+    # What works in the root folder works for no project.
+    return [real for folder in folders if (real := os.path.realpath(folder)) != os.sep]
+
+
+def _is_trusted(path: str) -> bool:
+    return os.path.isabs(path) and not any(map(writable_above, _places(path)))  # noqa: PTH117
+
+
+def _places(path: str) -> list[str]:
+    """Return every link on the way to an absolute path, and its end: each without a link in front."""
+    places: list[str] = []
+    parts, place = path.split("/")[::-1], "/"
+    while parts and len(places) <= LINKS_FOLLOWED:
+        part = parts.pop()
+        if part in ("", os.curdir):
+            continue
+        if part == os.pardir:
+            place = os.path.dirname(place)  # noqa: PTH120
+            continue
+        step = os.path.join(place, part)  # noqa: PTH118
+        try:
+            target = os.readlink(step)  # noqa: PTH115
+        except OSError:
+            place = step
+            continue
+        places.append(step)
+        place = os.sep if os.path.isabs(target) else place  # noqa: PTH117
+        parts += target.split("/")[::-1]
+    return [*places, place]
+
+
+def _is_within(place: str, folder: str) -> bool:
+    return place == folder or place.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+def _is_program(path: str | Path) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode) and os.access(path, os.X_OK)  # noqa: PTH116
+    except (OSError, ValueError):
+        return False
+
+
+def _refusal(program: TrustedProgram, place: str, folder: str) -> str:
+    where = f"{program.path}" if place == str(program.path) else f"{program.path} (through {place})"
+    if program.installed:
+        return (
+            f"tightloop runs from {where}, which lies in {folder}: a command in a sandbox could change it, so nothing "
+            "is started. Install tightloop outside of it, or start with a worktree"
+        )
+    return (
+        f"the program {program.name} is {where}, which lies in {folder}: a command in a sandbox could replace it, so "
+        f"it is not started. Restart the worker with a PATH that finds {program.name} outside of it"
+    )
