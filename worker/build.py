@@ -258,7 +258,7 @@ def build_workers(
     patience = (timedelta(seconds=settings.worker.no_worker_wait_s), timedelta(seconds=settings.worker.busy_wait_s))
     move_after = settings.remote.move_after_s
     allowed = timedelta(seconds=move_after) if move_after is not None else None
-    looking = StaffingActivities(staff, *patience, allowed).look_for_workers
+    staffing = StaffingActivities(staff, *patience, allowed)
     identity, version = _identity(client), deployment_config(settings.worker)
     return [
         Worker(
@@ -267,8 +267,8 @@ def build_workers(
             identity=identity,
             deployment_config=version,
             workflows=spec.workflows,
-            # Workflows look for workers themselves, in a local activity.
-            activities=[*spec.activities, looking] if spec.workflows else spec.activities,
+            # Workflows ask Temporal themselves, in local activities.
+            activities=[*spec.activities, *staffing.definitions] if spec.workflows else spec.activities,
             # Activities over blocking libraries are plain functions: a thread for each slot.
             activity_executor=ThreadPoolExecutor(spec.slots, thread_name_prefix=spec.queue),
             workflow_runner=runner or workflow_runner(),

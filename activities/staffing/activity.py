@@ -1,7 +1,9 @@
-"""The staffing activity: looks whether a task queue has workers, for a workflow whose step nobody took."""
+"""Local activities of workflows that ask Temporal: who works on a task queue, who started a workflow."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from temporalio import activity
 
@@ -31,6 +33,14 @@ class Staffing(Value):
     """Task queue of the host that is to go on with the episode: its own has been silent for too long."""
 
 
+class ChildRequest(Value):
+    """An open workflow that has the id of a child to be started."""
+
+    scope: EpisodeScope
+    """Of the workflow that starts the child."""
+    workflow_id: str
+
+
 @dataclass(frozen=True)
 class StaffingActivities:
     """Knows who works where, and how long to wait for them."""
@@ -40,6 +50,16 @@ class StaffingActivities:
     busy_wait: timedelta
     move_after: timedelta | None = None
     """How long a host may be silent before another one goes on with its episodes; None: until a person moves them."""
+
+    @property
+    def definitions(self) -> list[Callable[..., Any]]:
+        """The activities that every worker with workflows registers."""
+        return [self.look_for_workers, self.is_child]
+
+    @activity.defn
+    async def is_child(self, request: ChildRequest) -> bool:
+        """Return whether the workflow that asks started the other one, in this run or an earlier one."""
+        return await self.staff.parent_of(request.workflow_id) == request.scope.episode_id
 
     @activity.defn
     async def look_for_workers(self, request: LookRequest) -> Staffing:

@@ -1,4 +1,4 @@
-"""The port of staffing: who works on a task queue."""
+"""The port of staffing: who works on a task queue, and who started a workflow."""
 
 from datetime import datetime
 from typing import Protocol
@@ -13,6 +13,10 @@ class Staff(Protocol):
 
     async def last_seen(self, queue: str) -> datetime | None:
         """Return when a worker of a task queue was last heard of; None: nobody knows one."""
+        ...
+
+    async def parent_of(self, workflow_id: str) -> str:
+        """Return the id of the workflow that started the newest run of another; empty if none did, or none is known."""
         ...
 
     async def homes(self) -> tuple[str, ...]:

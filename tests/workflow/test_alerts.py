@@ -23,7 +23,7 @@ from tests.support.doubles import AskingExecutor, ScriptedPlanner, gives_up
 from tests.support.episodes import APPEND, Working, eventually, scripted
 from tests.support.extent import part
 from tests.support.impatient_workflow import Impatient
-from tests.support.plan.doubles import impatient_look
+from tests.support.plan.doubles import impatient_staffing
 from tightloop.client import TightloopClient
 from tightloop.database.opening import open_project
 from tightloop.episode.budget import Budget
@@ -357,7 +357,7 @@ async def test_a_queue_without_a_worker_alerts_that_no_executor_is_connected(
         temporal_client, task_queue=queue, workflows=[Impatient], workflow_runner=workflow_runner(),
         activities=[
             AlertActivities(post_to(receiver), TrailMemory(open_project)).send_alerts,
-            impatient_look(temporal_client, queue),
+            *impatient_staffing(temporal_client, queue),
         ],
     )  # fmt: skip
     mine = settings.evolve(temporal=settings.temporal.evolve(task_queue=queue))

@@ -61,12 +61,12 @@ class Stage:
         staff = TemporalStaff(self.connection, queue)
         # Temporal may list a worker for a while that is gone: no more patience with busy ones.
         patience = timedelta(seconds=4)
-        looking = StaffingActivities(staff, patience, patience, move_after).look_for_workers
+        staffing = StaffingActivities(staff, patience, patience, move_after)
         worker = Worker(
             self.connection,
             task_queue=queue,
             workflows=[Impatient],
-            activities=[looking, send_on],
+            activities=[*staffing.definitions, send_on],
             workflow_runner=workflow_runner(),
         )
         await self._stack.enter_async_context(worker)

@@ -168,6 +168,30 @@ async def test_subplan_that_was_reset_corrects_what_its_plan_shows(playing: Play
     assert result.outcome is PlanOutcome.COMPLETED
 
 
+async def test_workflow_of_somebody_else_under_the_id_of_a_child_is_left_alone(playing: Playing):
+    gated = OUTER.replace("steps:\n", "steps:\n  - {id: first, gate: {approval: {}}}\n").replace(
+        "{id: sub,", "{id: sub, needs: [first],"
+    )
+    script = {"first": asks("Begin?"), "release": [asks("Release?"), asks("Release?")]}
+    async with playing(gated, script, children={"sub": child(INNER)}) as stage:
+        await details_with(stage, "Begin?")
+        request = PlanRequest(workspace="/sample/project", source=INNER)
+        theirs = await stage.plans.start(request, new_id=f"{stage.id}.sub.1")
+        await stage.plans.answer(stage.id, "approve", question="first", by="ada")
+        paused = await stage.paused()
+        other = await stage.plans.status(theirs)
+        await stage.plans.answer(theirs, "approve", question="release", by="bob")
+        await stage.plans.result(theirs)
+        await stage.plans.answer(stage.id, "retry", by="ada")
+        await details_with(stage, "Release?")
+        await stage.plans.answer(theirs, "approve", question="release", by="ada")
+        result = await stage.result()
+    assert f"the id {theirs} is taken by an open workflow" in paused.questions[0].title
+    assert other.title == "inner"
+    assert [question.kind for question in other.questions] == [QuestionKind.GATE]
+    assert result.outcome is PlanOutcome.COMPLETED
+
+
 async def reset_without_signals(temporal: Client, workflow_id: str) -> None:
     """Reset a workflow to its second task, as if what it was told since had not been said."""
     history = await temporal.get_workflow_handle(workflow_id).fetch_history()

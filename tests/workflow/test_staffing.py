@@ -15,7 +15,7 @@ from temporalio.worker import Worker
 from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import APPEND, eventually, scripted
 from tests.support.impatient_workflow import Impatient
-from tests.support.plan.doubles import impatient_look
+from tests.support.plan.doubles import impatient_staffing
 from tests.support.plan.impatient import ImpatientPlan
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, Queues
@@ -40,12 +40,11 @@ class Stage:
 
     async def run_workflows(self) -> None:
         """Run workflows that look after 2 s, with a worker that does nothing else."""
-        looking = impatient_look(self.connection, self.settings.temporal.task_queue)
         worker = Worker(
             self.connection,
             task_queue=self.settings.temporal.task_queue,
             workflows=[Impatient, ImpatientPlan],
-            activities=[looking],
+            activities=impatient_staffing(self.connection, self.settings.temporal.task_queue),
             workflow_runner=workflow_runner(),
         )
         await self._stack.enter_async_context(worker)

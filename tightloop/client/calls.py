@@ -156,6 +156,27 @@ class Calls:
         work = await read_work(answer.pending_activities, self.client.data_converter)
         return seen.evolve(work=work, coder=next(coders, ""))
 
+    async def parent_of(self, workflow_id: str) -> str:
+        """Return the id of the workflow that started the newest run of another, of whatever type; empty without one.
+
+        Raises:
+            ServiceUnavailableError: Temporal does not answer.
+        """
+        request = service.DescribeWorkflowExecutionRequest(
+            namespace=self.client.namespace, execution=common.WorkflowExecution(workflow_id=workflow_id)
+        )
+        async with self.bounded(workflow_id, CALL_TIMEOUT):
+            try:
+                answer = await self.client.workflow_service.describe_workflow_execution(
+                    request, retry=True, timeout=CALL_TIMEOUT
+                )
+            except RPCError as error:
+                # Removed since it was met. A missing namespace is NOT_FOUND, too.
+                if error.status is RPCStatusCode.NOT_FOUND and not error.message.startswith("Namespace"):
+                    return ""
+                raise
+        return str(answer.workflow_execution_info.parent_execution.workflow_id)
+
     async def start(
         self,
         workflow_id: str,

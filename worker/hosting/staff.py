@@ -25,6 +25,10 @@ class TemporalStaff:
         workers = await staffing.workers_on(Calls(self.client), queue)
         return max((worker.last_seen for worker in workers if worker.last_seen), default=None)
 
+    async def parent_of(self, workflow_id: str) -> str:
+        """Return the id of the workflow that started the newest run of another; empty if none did, or none is known."""
+        return await Calls(self.client).parent_of(workflow_id)
+
     async def homes(self) -> tuple[str, ...]:
         """Return the task queues of the hosts that have a worker for workspaces."""
         return await staffing.queues_with(Calls(self.client), f"{self.main_queue}-workspace-")

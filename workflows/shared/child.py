@@ -13,6 +13,8 @@ from temporalio.exceptions import (
     is_cancelled_exception,
 )
 
+from activities.staffing.activity import ChildRequest, StaffingActivities
+from activities.workspace.scope import EpisodeScope
 from tightloop.coder.input import CODER_WORKFLOW_TYPE, CoderInput
 from tightloop.coder.model import CoderResult
 from tightloop.episode.input import EpisodeInput
@@ -23,7 +25,7 @@ from tightloop.plan.request import PLAN_WORKFLOW_TYPE, PlanOutcome, PlanResult
 from tightloop.safety.seal import RefusedPayload
 from tightloop.value import shorten
 from tightloop.value.scrub import scrub
-from workflows.shared.activities import ActivityFailedError
+from workflows.shared.activities import LOOK_TIMEOUT, RETRIES, ActivityFailedError, new_activity_id
 from workflows.shared.share import priority_of
 
 R = TypeVar("R")
@@ -128,6 +130,11 @@ async def _run(
                 raise ActivityFailedError(f"the result of {identity} is not authentic: {result.reason}")
             return result
         except WorkflowAlreadyStartedError:
+            if not await _is_own_child(identity, start.workspace):
+                raise ActivityFailedError(
+                    f"the id {identity} is taken by an open workflow that was not started here; it was left alone. "
+                    "Wait for its end or cancel it, then retry"
+                ) from None
             # A reset does not apply the parent close policy: a child of the discarded run still has this id.
             await workflow.get_external_workflow_handle(identity).cancel()
             await workflow.sleep(ORPHAN_WAIT, summary=f"{identity} of a discarded run is ending")
@@ -138,3 +145,15 @@ async def _run(
             cause = error.cause
             raise cause if isinstance(cause, ApplicationError) else ApplicationError(str(cause or error)) from error
     raise ActivityFailedError(f"{identity} of a discarded run does not end. End it in Temporal, then resume")
+
+
+async def _is_own_child(identity: str, workspace: str) -> bool:
+    """Return whether an earlier run of this workflow started the one that has an id, which may be anybody's."""
+    scope = EpisodeScope(episode_id=workflow.info().workflow_id, workspace=workspace)
+    return await workflow.execute_local_activity_method(
+        StaffingActivities.is_child,
+        ChildRequest(scope=scope, workflow_id=identity),
+        activity_id=new_activity_id(),
+        schedule_to_close_timeout=LOOK_TIMEOUT,
+        retry_policy=RETRIES,
+    )

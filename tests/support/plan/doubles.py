@@ -357,10 +357,10 @@ class ScriptedPlanActivities:
         return AlertsSent()
 
 
-def impatient_look(client: Client, task_queue: str) -> Callable[..., Any]:
-    """Return the activity that looks for workers; a person is asked after 5 s without one."""
+def impatient_staffing(client: Client, task_queue: str) -> list[Callable[..., Any]]:
+    """Return the activities that ask Temporal; a person is asked after 5 s without a worker."""
     staff = TemporalStaff(client, task_queue)
-    return StaffingActivities(staff, timedelta(seconds=5), timedelta(minutes=5)).look_for_workers
+    return StaffingActivities(staff, timedelta(seconds=5), timedelta(minutes=5)).definitions
 
 
 @asynccontextmanager
@@ -373,12 +373,11 @@ async def plan_worker(
     cached: int = 1_000,
 ) -> AsyncIterator[None]:
     """Run a worker with these workflows and activities."""
-    looking = impatient_look(client, task_queue)
     async with Worker(
         client,
         task_queue=task_queue,
         workflows=workflows,
-        activities=[*activities, looking],
+        activities=[*activities, *impatient_staffing(client, task_queue)],
         workflow_runner=workflow_runner(),
         interceptors=[ActivityInterceptor()],
         max_cached_workflows=cached,

@@ -36,6 +36,9 @@ class Known:
     async def last_seen(self, queue: str) -> datetime | None:
         return None if self.seen_before is None else datetime.now(UTC) - self.seen_before
 
+    async def parent_of(self, workflow_id: str) -> str:
+        return ""
+
     async def homes(self) -> tuple[str, ...]:
         return self.known
 
