@@ -24,16 +24,12 @@ from temporalio.worker import (
 from tightloop.client import TightloopClient
 from tightloop.client.encryption import CheckedFailures, ScrubbedFailures, has_seals, key_ids, open_all
 from tightloop.client.sealing import REFUSED, ReadingCodec, SealingCodec
-from tightloop.coder.input import CODER_WORKFLOW_TYPE
-from tightloop.episode.model import WORKFLOW_TYPE
 from tightloop.episode.timeline import TimelineLine
-from tightloop.errors import InvalidRequestError, SettingsError
-from tightloop.loop.model import LOOP_WORKFLOW_TYPE
+from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, SettingsError
 from tightloop.plan.engine.state import PlanEvent
-from tightloop.plan.request import PLAN_WORKFLOW_TYPE
 from worker.build import workflow_runner
 from worker.connect import DATA_CONVERTER
-from worker.specs import WORKFLOWS
+from worker.specs import WORKFLOW_TYPES, WORKFLOWS
 
 _SEEN: list["_Seen"] = []
 # The words of Temporal's core (1.35) for a command that does not fit.
@@ -84,7 +80,7 @@ def read_history(path: Path) -> WorkflowHistory:
     """Read a history as `temporal workflow show -o json`, the Web UI or `tightloop export` write it.
 
     Raises:
-        InvalidRequestError: the file is missing or is not a history.
+        InvalidRequestError: the file is missing, is not a history, or is that of another program's workflow.
     """
     try:
         document = json.loads((path / "history.json" if path.is_dir() else path).read_text())
@@ -94,12 +90,6 @@ def read_history(path: Path) -> WorkflowHistory:
         history = WorkflowHistory.from_json(path.stem, document)
         if not history.events or not history.events[0].HasField("workflow_execution_started_event_attributes"):
             raise ValueError("its first event is not WorkflowExecutionStarted")
-        started = history.events[0].workflow_execution_started_event_attributes
-        known = (WORKFLOW_TYPE, PLAN_WORKFLOW_TYPE, LOOP_WORKFLOW_TYPE, CODER_WORKFLOW_TYPE)
-        if started.workflow_type.name not in known:
-            raise ValueError(f"it is of a {started.workflow_type.name or 'nameless'} workflow")
-        # Ids of child workflows are made of it; old servers leave it out.
-        return replace(history, workflow_id=started.workflow_id or path.stem)
     except FileNotFoundError:
         raise InvalidRequestError(
             f"the file {path} is missing. Make one with: tightloop export ID --out {path}"
@@ -108,18 +98,39 @@ def read_history(path: Path) -> WorkflowHistory:
         raise InvalidRequestError(
             f"{path} is not the history of an episode ({error}). Make one with: tightloop export ID --out {path}"
         ) from error
+    started = history.events[0].workflow_execution_started_event_attributes
+    if started.workflow_type.name not in WORKFLOW_TYPES:
+        raise InvalidRequestError(f"{path} was not replayed: {foreign_type(started.workflow_type.name)}")
+    # Ids of child workflows are made of it; old servers leave it out.
+    return replace(history, workflow_id=started.workflow_id or path.stem)
+
+
+def foreign_type(workflow_type: str) -> str:
+    """Return why workflows of a type that is not registered here are not replayed."""
+    return f"no worker of this installation runs workflows of type {workflow_type or '(none)'}"
 
 
 async def fetch_history(client: Client, episode_id: str) -> WorkflowHistory:
-    """Read the history of an episode or a plan, open or closed, from the server.
+    """Read the history of a workflow, open or closed, from the server.
 
-    It is that of the run which `status` shows: a start that was refused under the same id does not hide it.
+    Of an episode or a plan it is that of the run which `status` shows: a start that was refused under the same id does
+    not hide it.
 
     Raises:
-        EpisodeNotFoundError: the server has no such episode or plan.
+        EpisodeNotFoundError: the server has no such workflow.
+        InvalidRequestError: it is of another program.
     """
-    newest = (await TightloopClient(client).runs(episode_id))[-1]
-    return await client.get_workflow_handle(episode_id, run_id=newest.run_id).fetch_history()
+    try:
+        run_id = (await TightloopClient(client).runs(episode_id))[-1].run_id
+    except EpisodeNotFoundError:
+        runs = [run async for run in client.list_workflows(f"WorkflowId = {json.dumps(episode_id)}", page_size=1)]
+        if not runs:
+            raise
+        if runs[0].workflow_type not in WORKFLOW_TYPES:
+            reason = foreign_type(runs[0].workflow_type)
+            raise InvalidRequestError(f"{episode_id} was not replayed: {reason}") from None
+        run_id = runs[0].run_id
+    return await client.get_workflow_handle(episode_id, run_id=run_id).fetch_history()
 
 
 async def replay(
@@ -148,8 +159,9 @@ async def replay(
     )
     result = await replayer.replay_workflow(history, raise_on_replay_failure=False)
     seen = _SEEN[-1] if _SEEN else None
-    instance = seen.instance if seen else None
-    told: list[TimelineLine | PlanEvent] = instance.timeline() if instance is not None else []
+    instance: Any = seen.instance if seen else None
+    # Not every workflow keeps one: that of the retention has a single activity.
+    told: list[TimelineLine | PlanEvent] = instance.timeline() if hasattr(instance, "timeline") else []
     timeline = tuple(
         TimelineLine(at=entry.at, kind=entry.event, text=entry.text) if isinstance(entry, PlanEvent) else entry
         for entry in told
@@ -187,7 +199,8 @@ def _explained(history: WorkflowHistory, failure: str, seen: _Seen | None) -> st
 
 
 def _place(seen: _Seen | None, event: int) -> str:
-    return f"{seen.instance.place}, event {event}" if seen else f"event {event}"
+    place = getattr(seen.instance, "place", "") if seen else ""
+    return f"{place}, event {event}" if place else f"event {event}"
 
 
 def _activity_of(event: HistoryEvent) -> str:

@@ -17,6 +17,8 @@ from workflows.retention.workflow import RetentionWorkflow
 ON_HOST: list[type] = [CoderWorkflow, RetentionWorkflow]
 """Workflows of one host: the tools of the coder are local activities, where the workspace is."""
 WORKFLOWS: list[type] = [EpisodeWorkflow, PlanWorkflow, LoopWorkflow, *ON_HOST]
+WORKFLOW_TYPES = tuple(one.__name__ for one in WORKFLOWS)
+"""As Temporal names them."""
 
 
 class Role(StrEnum):

@@ -21,13 +21,16 @@ from tests.support.episodes import eventually
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.errors import InvalidRequestError, SettingsError
+from tightloop.host import home_queue
 from tightloop.settings import Settings
 from worker.build import build_adapters, build_workers
 from worker.connect import connect
 from worker.deploying import commands
-from worker.deploying.histories import account_of, find_runs, query_of, replay_runs, write_junit
+from worker.deploying.histories import Run, account_of, find_runs, query_of, replay_runs, write_junit
 from worker.hosting.build_id import build_id_of, deployment_config
+from worker.replay import account, fetch_history, read_history, replay
 from worker.stack.server import temporal_binary
+from workflows.retention.workflow import RetentionWorkflow
 
 ROOT = Path(__file__).parents[2]
 BREAKING = """
@@ -160,6 +163,45 @@ async def test_build_that_breaks_determinism_is_stopped(
         assert f"no new workflow goes to {settings.worker.deployment}:A" in told
         assert f"EpisodeWorkflow {episode}" in told
         assert "workflow.patched()" in told
+
+
+async def test_replay_and_promotion_take_retention_runs_and_skip_foreign_types_by_name(
+    build: Build, temporal_client: Client, tmp_path: Path
+) -> None:
+    async with build("A") as settings:
+        await commands.promote(temporal_client, settings, 1)
+        collected = f"{settings.temporal.task_queue}-gc"
+        await temporal_client.execute_workflow(RetentionWorkflow.run, id=collected, task_queue=home_queue(settings))
+        foreign = await temporal_client.start_workflow(
+            "BillingWorkflow", id=f"{collected}-billing", task_queue=settings.temporal.task_queue
+        )
+        await foreign.terminate()
+
+        async def both() -> list[Run]:
+            runs = await find_runs(temporal_client, query_of(settings, days=1))
+            return runs if len(runs) == 2 else []
+
+        outcomes = await asyncio.to_thread(replay_runs, settings, await eventually(both))
+        skipped = "skipped 1 history: no worker of this installation runs workflows of type BillingWorkflow"
+        [first, second] = account_of(outcomes).splitlines()
+        assert first == skipped
+        assert re.fullmatch(r"replayed 1 history of \d+ events: the current code fits", second)
+        write_junit(outcomes, tmp_path / "report.xml")
+        suite = ElementTree.parse(tmp_path / "report.xml").getroot()
+        assert [suite.get(name) for name in ("tests", "failures", "skipped")] == ["2", "0", "1"]
+
+        history = await fetch_history(temporal_client, collected)
+        assert "the current code fits the history" in account(
+            await replay(history, namespace=settings.temporal.namespace)
+        )
+        (tmp_path / "collected.json").write_text(history.to_json())
+        read_again = read_history(tmp_path / "collected.json")
+        assert (await replay(read_again, namespace=settings.temporal.namespace)).failure == ""
+        with pytest.raises(InvalidRequestError, match=r"was not replayed: no worker of .* type BillingWorkflow"):
+            await fetch_history(temporal_client, foreign.id)
+
+        told = await commands.promote(temporal_client, settings, 1)
+        assert told.startswith(f"{skipped}\nreplayed 1 history of ")
 
 
 async def run_in(folder: Path, settings_file: Path, *arguments: object) -> tuple[int, str]:

@@ -51,12 +51,14 @@ from tightloop.episode.check import Check
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.control import ExecutorAmendment
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, Queues
+from tightloop.host import home_queue
 from tightloop.loop.model import LoopRequest, LoopTask
 from tightloop.plan.child import child_id
 from tightloop.question import QuestionKind
 from tightloop.settings import Settings, parse_settings
 from worker.build import Role, build_adapters, build_workers, surroundings
 from worker.coder import coder_executor
+from workflows.retention.workflow import RetentionWorkflow
 
 SLOW = {**APPEND, "sleep": 0.4}
 READ = use(("read_file", {"path": "app.py", "start": None, "end": None}), ("list_files", {"path": None, "glob": None}))
@@ -557,6 +559,16 @@ async def _stands(client: TightloopClient, plan_id: str, status: str) -> bool:
     return (await client.summary(plan_id)).status == status
 
 
+async def retention_collected(stage: Stage) -> str:
+    """One collection on a host that has nothing to free."""
+    settings = stage.settings.evolve(worker=stage.settings.worker.evolve(host="sample"))
+    async with stage.working(settings=settings):
+        await stage.temporal.execute_workflow(
+            RetentionWorkflow.run, id=stage.episode_id, task_queue=home_queue(settings)
+        )
+    return stage.episode_id
+
+
 @dataclass(frozen=True)
 class Scenario:
     """A scenario and the histories it leaves, one for each run, oldest first."""
@@ -596,4 +608,5 @@ SCENARIOS: dict[str, Scenario] = {
     "loop_with_conflict": _scenario(loop_with_conflict),
     "loop_failed_gate": _scenario(loop_failed_gate),
     "plan_merged": _scenario(plan_merged),
+    "retention_collected": _scenario(retention_collected),
 }

@@ -15,6 +15,7 @@ from tightloop.errors import InvalidRequestError
 from worker.build import workflow_runner
 from worker.connect import DATA_CONVERTER
 from worker.replay import Replayed, account, read_history, replay
+from worker.specs import WORKFLOW_TYPES
 
 RECORDED = sorted(HISTORIES.glob("*.json"))
 
@@ -154,6 +155,7 @@ TOLD = {
         r"plan_failed: gate:false did not pass",
     ),
     "plan_merged": (r"opened: 2 steps", r"completed: ptask_\d", r"completed: ptask_\d", r"closed: COMPLETED"),
+    "retention_collected": (),
     "plan_changed_second": (
         r"revised: revision 2",
         r"paused: operator: lunch",
@@ -181,6 +183,11 @@ def test_every_scenario_is_recorded_and_every_history_is_looked_at() -> None:
     recorded = {path.stem for path in RECORDED}
     assert {file for scenario in SCENARIOS.values() for file in scenario.histories} <= recorded
     assert recorded == TOLD.keys()
+
+
+def test_every_type_that_workers_register_has_a_recorded_history() -> None:
+    firsts = [read_history(path).events[0].workflow_execution_started_event_attributes for path in RECORDED]
+    assert {first.workflow_type.name for first in firsts} == set(WORKFLOW_TYPES)
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
@@ -235,6 +242,15 @@ def test_file_that_is_no_history_is_refused_with_the_way_to_one(tmp_path: Path, 
     assert refused.value.message.startswith(f"{path} is not the history of an episode (")
     assert why in refused.value.message
     assert refused.value.message.endswith(f"Make one with: tightloop export ID --out {path}")
+
+
+def test_history_of_another_program_is_refused_by_its_type(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text((HISTORIES / "failed.json").read_text().replace('"EpisodeWorkflow"', '"BillingWorkflow"'))
+    with pytest.raises(InvalidRequestError) as refused:
+        read_history(path)
+    reason = "no worker of this installation runs workflows of type BillingWorkflow"
+    assert refused.value.message == f"{path} was not replayed: {reason}"
 
 
 def test_missing_file_is_refused_with_the_way_to_one(tmp_path: Path) -> None:

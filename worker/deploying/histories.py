@@ -5,6 +5,7 @@ import atexit
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -22,8 +23,8 @@ from tightloop.errors import InvalidRequestError, ServiceUnavailableError, Setti
 from tightloop.settings import Settings
 from tightloop.value import counted
 from worker.connect import connect
-from worker.replay import replay
-from worker.specs import WORKFLOWS
+from worker.replay import foreign_type, replay
+from worker.specs import WORKFLOW_TYPES
 
 BATCH = 10
 """Histories that a process gets at a time."""
@@ -51,19 +52,24 @@ class Outcome:
     failure: str = ""
     """Why the code does not fit the history, or why it could not be read."""
 
+    @property
+    def skipped(self) -> bool:
+        """Whether it was left out, because no worker of this installation runs its type."""
+        return self.run.workflow_type not in WORKFLOW_TYPES
+
 
 def query_of(settings: Settings, query: str = "", days: int | None = None) -> str:
     """Return Temporal's query for the runs of a query that are open or ended in the last days.
 
     Args:
         settings: those in force.
-        query: empty: all workflows of the installation.
+        query: empty: all workflows on the task queues of the installation.
         days: None: however long ago they ended.
     """
-    names, queue = ", ".join(f"'{one.__name__}'" for one in WORKFLOWS), settings.temporal.task_queue
-    # Others may share the namespace. The coder runs on the queues of hosts.
+    queue = settings.temporal.task_queue
+    # Others may share the namespace. The coder and the retention run on the queues of hosts.
     ours = f"TaskQueue = '{queue}' OR TaskQueue STARTS_WITH '{queue}-workspace-'"
-    asked = f"({query})" if query else f"WorkflowType IN ({names}) AND ({ours})"
+    asked = f"({query or ours})"
     if days is None:
         return asked
     since = (datetime.now(UTC) - timedelta(days=days)).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -86,7 +92,7 @@ async def find_runs(client: Client, query: str) -> list[Run]:
 
 
 def replay_runs(settings: Settings, runs: Sequence[Run]) -> list[Outcome]:
-    """Replay the histories of runs, and return those that Temporal still had."""
+    """Replay the histories of runs, and return those that Temporal still had; skip foreign types."""
     batches = [runs[start : start + BATCH] for start in range(0, len(runs), BATCH)]
     processes = min(len(batches), os.cpu_count() or 1)
     if not processes:
@@ -110,6 +116,10 @@ async def _replay_each(settings: Settings, runs: Sequence[Run]) -> list[Outcome]
     outcomes = []
     for run in runs:
         began = time.monotonic()
+        outcome = Outcome(run, 0, 0.0)
+        if outcome.skipped:
+            outcomes.append(outcome)
+            continue
         try:
             history = await client.get_workflow_handle(run.workflow_id, run_id=run.run_id).fetch_history()
             done = await replay(history, converter, namespace=client.namespace)
@@ -140,13 +150,19 @@ def account_of(outcomes: Sequence[Outcome]) -> str:
         lines += [f"{run.workflow_type} {run.workflow_id} (run {run.run_id}) does not fit:", outcome.failure, ""]
     if len(bad) > SHOWN:
         lines += [f"... and {len(bad) - SHOWN} more", ""]
-    events = sum(outcome.events for outcome in outcomes)
-    total = f"replayed {len(outcomes)} {'history' if len(outcomes) == 1 else 'histories'} of {counted(events, 'event')}"
+    skipped = Counter(outcome.run.workflow_type for outcome in outcomes if outcome.skipped)
+    lines += [f"skipped {_histories(count)}: {foreign_type(name)}" for name, count in sorted(skipped.items())]
+    events, replayed = sum(outcome.events for outcome in outcomes), len(outcomes) - skipped.total()
+    total = f"replayed {_histories(replayed)} of {counted(events, 'event')}"
     if not bad:
-        return "\n".join([*lines, f"{total}: the current code fits" if outcomes else "no history was found to replay"])
+        return "\n".join([*lines, f"{total}: the current code fits" if replayed else "no history was found to replay"])
     lines.append(f"{total}: the current code does not fit {len(bad)} of them")
     lines.append("Guard the change with workflow.patched(), or let them end with the code that recorded them.")
     return "\n".join(lines)
+
+
+def _histories(count: int) -> str:
+    return f"{count} {'history' if count == 1 else 'histories'}"
 
 
 def write_junit(outcomes: Sequence[Outcome], file: Path) -> None:
@@ -157,7 +173,12 @@ def write_junit(outcomes: Sequence[Outcome], file: Path) -> None:
     """
     spent = sum(outcome.seconds for outcome in outcomes)
     suite = ElementTree.Element(
-        "testsuite", name="replay", tests=str(len(outcomes)), failures=str(len(failed(outcomes))), time=f"{spent:.3f}"
+        "testsuite",
+        name="replay",
+        tests=str(len(outcomes)),
+        failures=str(len(failed(outcomes))),
+        skipped=str(sum(outcome.skipped for outcome in outcomes)),
+        time=f"{spent:.3f}",
     )
     for outcome in outcomes:
         run = outcome.run
@@ -168,6 +189,8 @@ def write_junit(outcomes: Sequence[Outcome], file: Path) -> None:
         if outcome.failure:
             text = outcome.failure.translate(_UNPRINTABLE)
             ElementTree.SubElement(case, "failure", message="the current code does not fit").text = text
+        if outcome.skipped:
+            ElementTree.SubElement(case, "skipped", message=foreign_type(run.workflow_type))
     try:
         ElementTree.ElementTree(suite).write(file, encoding="utf-8", xml_declaration=True)
     except OSError as error:
