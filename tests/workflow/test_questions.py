@@ -13,7 +13,6 @@ from temporalio.common import SearchAttributeKey
 from activities.executor.sqlite_outbox import open_sqlite_outbox
 from tests.support.doubles import AskingExecutor, ScriptedPlanner
 from tests.support.episodes import Working, asked, eventually
-from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorStatus
@@ -22,7 +21,6 @@ from worker.stack.server import temporal_binary
 
 ACP_AGENT = Path(__file__).parents[1] / "support" / "agents" / "acp_fake_agent.py"
 ONE_LINE = {"definition_of_done": ["test -f log.txt"]}
-Door = Callable[[TightloopClient, str], Awaitable[str]]
 
 
 @pytest.fixture
@@ -156,24 +154,14 @@ async def test_an_option_of_another_question_is_refused(client, working: Working
         await client.result(episode_id)
 
 
-async def by_answer(client: TightloopClient, episode_id: str) -> str:
-    return await client.answer(episode_id, "done", "wrote it by hand", by="ada")
-
-
-async def by_resume(client: TightloopClient, episode_id: str) -> str:
-    await client.resume(episode_id, note="wrote it by hand", by="ada")
-    return ""
-
-
-@pytest.mark.parametrize("door", [by_answer, by_resume])
 async def test_a_persons_work_is_adopted_verified_and_recorded(
-    client, working: Working, request_for, workspace: Path, door: Door
+    client, working: Working, request_for, workspace: Path
 ) -> None:
     async with working():
         episode_id = await client.start(request_for(executor={"name": "person"}, **ONE_LINE))
         status = await asked(client, episode_id)
         (workspace / "log.txt").write_text("by hand\n")
-        await door(client, episode_id)
+        await client.answer(episode_id, "done", "wrote it by hand", by="ada")
         result = await client.result(episode_id)
         told = [f"{entry.kind}: {entry.text}" for entry in await client.timeline(episode_id)]
         last = (await client.checkpoints(episode_id))[-1]
@@ -186,16 +174,23 @@ async def test_a_persons_work_is_adopted_verified_and_recorded(
     assert (workspace / "log.txt").read_text() == "by hand\n"
 
 
-async def test_a_bare_resume_from_the_web_ui_means_that_the_work_is_done(
-    client, working: Working, request_for, workspace: Path, signal
+async def test_a_bare_resume_does_not_say_that_a_persons_work_is_done(
+    client, working: Working, request_for, signal
 ) -> None:
     async with working():
         episode_id = await client.start(request_for(executor={"name": "person"}, **ONE_LINE))
         await asked(client, episode_id)
-        (workspace / "log.txt").write_text("by hand\n")
         await signal("resume", episode_id)
+
+        async def is_refused() -> bool:
+            return any("q1 needs a decision" in entry.text for entry in await client.timeline(episode_id))
+
+        await eventually(is_refused)
+        status = await client.status(episode_id)
+        await client.cancel(episode_id)
         result = await client.result(episode_id)
-    assert result.outcome is EpisodeOutcome.SUCCEEDED
+    assert [question.id for question in status.questions] == ["q1"]
+    assert result.outcome is EpisodeOutcome.CANCELLED
 
 
 async def test_work_that_a_person_could_not_do_is_a_failed_iteration_and_no_failure_of_the_executor(

@@ -38,15 +38,15 @@ def clarifying_question(title: str, detail: str, fingerprint: str) -> Question:
 
 
 def work_question(title: str, detail: str = "") -> Question:
-    """Return the question that lets a person do the work."""
-    return executor_question(QuestionKind.WORK, title, detail, _WORK).evolve(default=DONE)
+    """Return the question that lets a person do the work; a bare `resume` must not claim that it is done."""
+    return executor_question(QuestionKind.WORK, title, detail, _WORK)
 
 
 def report_question() -> Question:
     """Return the question that the report of an agent in a window answers, while the executor watches it."""
     question = work_question("the agent in the window is at work; it reports itself, or answer when it has ended")
-    # Nobody has to answer: hooks, transcript and screen are watched meanwhile. A bare `resume` is not about it.
-    return question.evolve(options=(*_WORK, _CONTINUE), default="", blocks="")
+    # Nobody has to answer: hooks, transcript and screen are watched meanwhile.
+    return question.evolve(options=(*_WORK, _CONTINUE), blocks="")
 
 
 def executor_question(kind: QuestionKind, title: str, detail: str, options: tuple[Option, ...]) -> Question:
