@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from http import HTTPStatus
 from typing import cast
+from urllib.parse import parse_qsl
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -12,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from gateway.access.body import RefusedError
+from gateway.access.body import RefusedError, body_of
 from gateway.web import acting, assets, pages
 from gateway.web.look import Around, Look, Screen
 from gateway.web.metrics.page import metrics
@@ -24,9 +25,11 @@ from tightloop.errors import EpisodeNotFoundError, ProjectNotFoundError, Tightlo
 from tightloop.settings import Settings
 
 Page = Callable[[Look, Request], Screen]
-Act = Callable[[acting.Actor, Request], Awaitable[acting.Done]]
 SEEN = "Tightloop-Seen"
 """Header with the last event that an open page has heard of: it asks for its content alone."""
+CONFIRMED = "confirmed"
+"""Field of a form that a person has confirmed."""
+FORM_BYTES = 100_000
 SAID = "tightloop_said"
 SAID_SECONDS = 20
 SAID_CHARACTERS = 600
@@ -39,19 +42,6 @@ PAGES: dict[str, Page] = {
     "/projects/{id}": pages.project,
     "/metrics": metrics,
     "/workflows/{id}": pages.workflow,
-}
-ACTS: dict[str, Act] = {
-    "/workflows/{id}/answer": acting.answer,
-    "/workflows/{id}/pause": acting.pause,
-    "/workflows/{id}/resume": acting.resume,
-    "/workflows/{id}/cancel": acting.cancel,
-    "/workflows/{id}/respond": acting.respond,
-    "/workflows/{id}/restore": acting.restore,
-    "/workflows/{id}/fork": acting.fork,
-    "/projects": acting.add,
-    "/projects/{id}/plan": acting.plan,
-    "/loops/{id}/dispatch": acting.dispatch,
-    "/loops/{id}/verify": acting.verify,
 }
 
 
@@ -94,19 +84,6 @@ def web_app(ledger: Ledger, client: TightloopClient, settings: Settings) -> Star
         key = (request.url.path, request.url.query, look.person.role, projects)
         return await sharing.get(key, seen, lambda: templates.page(page(shared, request), shared, "", part=True))
 
-    def act(what: Act) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            actor = acting.Actor(Look.of(ledger, request.state.person), client)
-            try:
-                done = await what(actor, request)
-            except TightloopError as error:
-                done = acting.Done(_back(request), f"!{error.message}")
-            response = RedirectResponse(done.path, HTTPStatus.SEE_OTHER)
-            _say(response, done.said)
-            return response
-
-        return answer
-
     async def problem(request: Request, error: Exception) -> Response:
         status, detail = _problem(error)
         look = Look.of(ledger, request.state.person)
@@ -116,9 +93,36 @@ def web_app(ledger: Ledger, client: TightloopClient, settings: Settings) -> Star
 
     routes = [Route(path, read(page)) for path, page in PAGES.items()]
     routes.append(Route("/workers", workers))
-    routes += [Route(path, act(what), methods=["POST"]) for path, what in ACTS.items()]
+    routes += [
+        Route(path, _endpoint(action, ledger, client, templates), methods=["POST"])
+        for path, action in acting.ACTIONS.items()
+    ]
     routes.append(Route(f"{assets.PREFIX}{{digest}}/{{name}}", assets.serve))
     return Starlette(routes=routes, exception_handlers=dict.fromkeys(PROBLEMS, problem))
+
+
+def _endpoint(
+    action: acting.Action, ledger: Ledger, client: TightloopClient, templates: Templates
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return what answers a form: without `confirmed` it does nothing, and says what would happen."""
+
+    async def answer(request: Request) -> Response:
+        look = Look.of(ledger, request.state.person)
+        form = dict(parse_qsl((await body_of(request, FORM_BYTES)).decode("utf-8", "replace")))
+        actor = acting.Actor(look, client, request.path_params.get("id", ""), form)
+        if form.get(CONFIRMED) != "yes":
+            intent = await run_in_threadpool(action.describe, actor)
+            content = {"intent": intent, "path": request.url.path, "back": _back(request), "form": form}
+            return HTMLResponse(await run_in_threadpool(templates.page, Screen("confirm.html", content), look, ""))
+        try:
+            done = await action.run(actor)
+        except TightloopError as error:
+            done = acting.Done(_back(request), f"!{error.message}")
+        response = RedirectResponse(done.path, HTTPStatus.SEE_OTHER)
+        _say(response, done.said)
+        return response
+
+    return answer
 
 
 def _filled(around: Around) -> Around:

@@ -73,7 +73,6 @@ def project(look: Look, request: Request) -> Screen:
         "current": current,
         "status": status,
         "ended": sum(task.state.has_ended for task in status.tasks),
-        "estimate": plan_page.dispatching(status),
         "may_plan": may_act and not is_open,
         "reason": _why_not(may_act, is_open),
         "digest": ledger.digest(key, datetime.now(UTC).date()),

@@ -53,7 +53,6 @@ def show_loop(ledger: Ledger, line: WorkflowLine, _query: Mapping[str, str]) -> 
         "tabs": (),
         "tab": "",
         "status": status,
-        "estimate": dispatching(status),
         "children": ledger.workflows(WorkflowFilter(parent=line.id), limit=CHILDREN_LINES).lines,
         "log": ledger.events(workflow_id=line.id, limit=LOG_LINES),
         "facts": [

@@ -8,6 +8,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from gateway.web import assets, words
+from gateway.web.acting import is_confirmed
 from gateway.web.code import Row
 from gateway.web.look import Look, Screen
 from tightloop.safety.person import Role
@@ -39,6 +40,7 @@ class Templates:
             moment=words.moment,
             title_of=words.title_of,
             path_of=path_of,
+            is_confirmed=is_confirmed,
             ui_link_of=self._ui_link,
         )
         self._environment.filters["runs"] = _runs

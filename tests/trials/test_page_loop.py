@@ -82,15 +82,14 @@ def at_work(
 async def add_on_the_page(page: Page, base: str, workspace: Path) -> None:
     """Add a project that the ledger does not know, which plans it."""
     await page.goto(f"{base}/projects")
-    await page.get_by_role("button", name="Add a project").click()
-    dialog = page.get_by_role("dialog")
-    await dialog.get_by_label("Folder").fill(f"{workspace}-none")
-    await dialog.get_by_role("button", name="Add and plan").click()
+    await page.locator("summary", has_text="Add a project").click()
+    await page.get_by_label("Folder").fill(f"{workspace}-none")
+    await page.get_by_role("button", name="Add and plan").click()
     await expect(page.get_by_role("status").filter(has_text="there is no folder")).to_be_visible()
-    await page.get_by_role("button", name="Add a project").click()
-    await dialog.get_by_label("Folder").fill(str(workspace))
-    await dialog.get_by_label("Goal (optional)").fill("make files")
-    await dialog.get_by_role("button", name="Add and plan").click()
+    await page.locator("summary", has_text="Add a project").click()
+    await page.get_by_label("Folder").fill(str(workspace))
+    await page.get_by_label("Goal (optional)").fill("make files")
+    await page.get_by_role("button", name="Add and plan").click()
     await expect(page.get_by_role("button", name="Dispatch")).to_have_count(1)
     await page.get_by_role("link", name="make files").first.click()
     await expect(page.locator("#main .badge", has_text="Created")).to_have_count(5)
@@ -99,9 +98,10 @@ async def add_on_the_page(page: Page, base: str, workspace: Path) -> None:
 async def dispatch_on_the_page(page: Page) -> None:
     await expect(page.get_by_role("button", name="Verify")).to_have_count(0)
     await page.get_by_role("button", name="Dispatch").click()
-    await expect(page.get_by_role("dialog")).to_contain_text("3 of 5")
-    await expect(page.get_by_role("dialog")).to_contain_text("at most 75")
-    await page.get_by_role("dialog").get_by_role("button", name="Dispatch").click()
+    await expect(page.locator("#main")).to_contain_text("3 of 5")
+    await expect(page.locator("#main")).to_contain_text("at most 75")
+    await page.get_by_role("radio", name="yes, do it").check()
+    await page.get_by_role("button", name="Continue").click()
 
 
 async def answer_on_the_page(page: Page, base: str, project: str) -> None:
@@ -113,7 +113,8 @@ async def answer_on_the_page(page: Page, base: str, project: str) -> None:
     await page.goto(f"{base}/projects/{project}")
     await expect(page.locator(".badge-awaiting").first).to_be_visible()
     await page.goto(f"{base}/")
-    await card.get_by_role("button", name="retry").click()
+    await card.get_by_role("radio", name="retry").check()
+    await card.get_by_role("button", name="Send the answer").click()
 
 
 @pytest.mark.parametrize("formatted", [True, False])

@@ -11,11 +11,15 @@
   // -- live: one stream for all tabs, since a browser opens six connections to a host at most ---------------
   let due = null, busy = false, last = document.body.dataset.seen;
   const typing = () => main().contains(document.activeElement) && document.activeElement.matches("input, textarea, select");
+  // What a person has begun to fill in, or to read in a dialog, is not exchanged below their hands.
+  const begun = () => document.querySelector("dialog[open], details.act[open]") ||
+    [...main().querySelectorAll("form[method=post] :is(input, textarea)")].some((field) =>
+      field.type === "radio" ? field.checked !== field.defaultChecked : field.value !== field.defaultValue);
   const refresh = () => {
-    if (due !== null) return;
+    if (due !== null || !main().dataset.live) return;
     due = setTimeout(async () => {
       due = null;
-      if (busy || typing() || document.hidden || document.querySelector("dialog[open]")) { missed = true; return; }
+      if (busy || typing() || document.hidden || begun()) { missed = true; return; }
       busy = true; missed = false;
       try { await htmx.ajax("GET", location.href, { target: "#main", select: "#main", swap: "outerMorph", headers: { "Tightloop-Seen": last || "0" } }); } finally { busy = false; }
       count();
@@ -69,19 +73,39 @@
   }, keys: () => { localStorage.keys = localStorage.keys === "off" ? "on" : "off"; } };
   if (localStorage.theme) document.documentElement.dataset.theme = localStorage.theme;
 
-  // -- clicks: dialogs, switches, destructive answers ---------------------------------------------------------
+  // -- clicks: dialogs and switches ---------------------------------------------------------------------------
   document.addEventListener("click", (event) => {
-    const target = event.target.closest("[data-open], [data-close], [data-switch], [data-copy], [data-zoom]");
+    const target = event.target.closest("[data-open], [data-close], [data-switch], [data-zoom]");
     if (!target) return;
     if (target.dataset.open) document.getElementById(target.dataset.open).showModal();
     if ("close" in target.dataset) target.closest("dialog").close();
     if (target.dataset.switch) toggle[target.dataset.switch]();
-    if (target.dataset.copy) navigator.clipboard?.writeText(target.dataset.copy);
     if (target.dataset.zoom) zoom(target.dataset.zoom);
   });
+  // -- forms that change something: two different actions send one, and Enter is neither ---------------------------
+  // The server does nothing without `confirmed`, but asks first. It is added here where a person selected an option, or
+  // pressed a button with a pointer, and that needs no sentence of its own.
+  let pointer = false;
+  document.documentElement.classList.add("scripts");
+  document.addEventListener("click", (event) => { pointer = event.detail > 0; }, true);
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter") return;
+    const form = event.target.closest?.("form[method=post]"), withControl = event.ctrlKey || event.metaKey;
+    if (!form || event.target.matches("a") || (event.target.matches("textarea") && !withControl)) return;
+    event.preventDefault();
+    const button = form.querySelector("button:enabled");
+    pointer = false;
+    if (withControl && button && !event.repeat) form.requestSubmit(button);
+  });
   document.addEventListener("submit", (event) => {
-    const words = event.submitter?.dataset.confirm;
-    if (words && !confirm(words)) event.preventDefault();
+    const form = event.target, option = form.querySelector("input[type=radio]:checked");
+    if (form.method !== "post") return;
+    if (option && !option.value) {
+      event.preventDefault(); option.focus();
+      form.querySelector("[data-hint]").textContent = "Nothing is selected yet: use the arrow keys, or click one.";
+    } else if ((option || pointer) && !("confirm" in (option ?? event.submitter).dataset)) {
+      form.addEventListener("formdata", ({ formData }) => formData.set("confirmed", "yes"), { once: true });
+    }
   });
 
   // -- graph: zoom and pan by the view box ----------------------------------------------------------------------
@@ -122,8 +146,9 @@
   const items = () => [...document.querySelectorAll("[data-item]")];
   const move = (step) => { const all = items(); if (!all.length) return;
     const at = all.indexOf(document.activeElement.closest("[data-item]"));
-    (all[Math.min(Math.max(at + step, 0), all.length - 1)].querySelector("a, button") ?? all[0]).focus(); };
-  const press = (selector) => { const found = (document.activeElement.closest("[data-item]") ?? document).querySelector(selector); found?.focus(); found?.click(); };
+    (all[Math.min(Math.max(at + step, 0), all.length - 1)].querySelector("a, button:enabled") ?? all[0]).focus(); };
+  const nearest = (selector) => (document.activeElement.closest("[data-item]") ?? document).querySelector(selector);
+  const press = (selector) => { const found = nearest(selector); found?.focus(); found?.click(); };
   document.addEventListener("keydown", (event) => {
     if (localStorage.keys === "off" || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.target.closest("input, textarea, select, dialog[open]")) return;
@@ -132,7 +157,7 @@
     if (key[0] === "g" && go[key[1]]) { location.href = go[key[1]]; return; }
     const act = { j: () => move(1), k: () => move(-1), "?": () => document.getElementById("keys")?.showModal(),
       "/": () => document.querySelector("input[type=search]")?.focus(), v: () => press("[data-key=v]"), r: () => press("[data-key=r]"),
-      a: () => press("[data-key=a]"), d: () => press("[data-key=d]"), f: () => zoom("bad"),
+      a: () => nearest("fieldset:enabled input:checked")?.focus(), f: () => zoom("bad"),
       n: () => jump(1), p: () => jump(-1) }[key];
     if (act) { event.preventDefault(); act(); }
   });

@@ -87,7 +87,8 @@ def test_inbox_shows_what_waits_since_when_and_what_it_blocks(page: Page) -> Non
     expect(card).to_contain_text("Allow `npm publish`?")
     expect(card).to_contain_text("blocks the episode")
     expect(card).to_contain_text(re.compile(r"\b\d+m\b"))
-    expect(card.get_by_role("button")).to_have_text(["allow", "deny", "cancel"])
+    expect(card.locator(".option b")).to_have_text(["no answer yet", "allow", "deny", "cancel"])
+    expect(card.get_by_role("radio", name="no answer yet")).to_be_checked()
     expect(card.locator(".badge-awaiting")).to_have_text("NEEDS RESPONSE")
     expect(page).to_have_title("(1) Inbox - tightloop")
 
@@ -133,7 +134,8 @@ def test_a_new_event_is_on_the_page_without_a_click(page: Page, ledger: Ledger, 
 
 
 def test_a_refused_answer_says_why_and_loses_nothing(page: Page) -> None:
-    page.get_by_role("button", name="deny").click()
+    page.get_by_role("radio", name="deny").check()
+    page.get_by_role("button", name="Send the answer").click()
     expect(page.get_by_role("status").filter(has_text="episode-ask")).to_be_visible()
     expect(page.locator(".card.asks")).to_have_count(1)
 
@@ -166,9 +168,9 @@ def test_graph_and_list_say_the_same_and_zoom(page: Page, served: Settings) -> N
 
 def test_a_project_can_be_added_and_a_refusal_says_why(page: Page, served: Settings) -> None:
     page.goto(f"{base(served)}/projects")
-    page.get_by_role("button", name="Add a project").click()
-    page.get_by_role("dialog").get_by_label("Folder").fill("/srv/nowhere")
-    page.get_by_role("dialog").get_by_role("button", name="Add and plan").click()
+    page.locator("summary", has_text="Add a project").click()
+    page.get_by_label("Folder").fill("/srv/nowhere")
+    page.get_by_role("button", name="Add and plan").click()
     expect(page.get_by_role("status").filter(has_text="no worker opens workspaces")).to_be_visible()
     expect(page).to_have_url(f"{base(served)}/projects")
 
@@ -197,7 +199,7 @@ def test_what_comes_from_outside_is_only_text(page: Page, ledger: Ledger, served
         assert page.locator("#main img, #main script").count() == 0
         assert not scrolls_sideways(page), path
     page.get_by_role("button", name="Dispatch").first.click()
-    shown = page.get_by_role("dialog")
+    shown = page.locator("#main")
     for words in ("1 episode", "at most 2", "at most 15", "at most $0.50", "at most 12h 0m"):
         expect(shown).to_contain_text(words)
     assert page.evaluate("window.pwned") is None
