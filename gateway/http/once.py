@@ -1,6 +1,7 @@
 """Requests that start something, sent twice with one Idempotency-Key, start one thing."""
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -9,13 +10,20 @@ from typing import Annotated, Any
 from fastapi import Depends, Header, Request
 from starlette.responses import Response
 
-from gateway.access.scope import Scope
+from gateway.access.scope import EPISODES, PLANS, Scope
 from gateway.http.services import scope_of
-from tightloop.database.access.idempotency import KEY_CHARACTERS, Stored, derived_id
-from tightloop.errors import IdTakenError, TightloopError
+from tightloop.database.access.idempotency import (
+    KEY_CHARACTERS,
+    OTHER_REQUEST,
+    IdempotencyKeys,
+    KeyInUseError,
+    Stored,
+    derived_id,
+)
+from tightloop.errors import IdTakenError
 
-Start = Callable[[str | None], Awaitable[str]]
-"""Starts something under an id, None for a new one, and returns its id."""
+Start = Callable[[str | None, str], Awaitable[str]]
+"""Starts something under an id, None for a new one, for the request with an id, and returns the id of what it made."""
 Describe = Callable[[str], Awaitable[dict[str, Any]]]
 
 
@@ -31,29 +39,35 @@ def at(noun: str) -> Describe:
 class Once:
     """Makes one request once for each key."""
 
-    def __init__(self, request: Request, scope: Scope, key: str) -> None:
-        self._request = request
+    def __init__(self, keys: IdempotencyKeys, scope: Scope, key: str, request: str) -> None:
+        """Take the key, empty for none, and the digest of the request: method, path, query and body."""
+        self._keys = keys
         self._scope = scope
         self._key = key
+        self._request = request
 
-    async def start(self, prefix: str, start: Start, describe: Describe) -> Response:
+    async def start(self, prefix: str, chosen: str | None, start: Start, describe: Describe) -> Response:
         """Start something, and answer 201 with where it is.
 
         Args:
             prefix: the beginning of its id, such as `episode-`.
-            start: starts it.
+            chosen: its id, where the sender chose one.
+            start: starts it, or finds what the same request started before its gateway died.
             describe: makes the body of the answer from its id.
+
+        Raises:
+            IdTakenError: another request started something with the chosen id.
+            KeyInUseError: as for `answer`.
         """
 
         async def work() -> Response:
-            wanted = derived_id(prefix, self._principal, self._key) if self._key else None
+            derived = derived_id(prefix, self._principal, self._key) if self._key else None
             try:
-                made = await start(wanted)
-            except IdTakenError:
-                # The first request with the key started it, and its server died before it answered.
-                if wanted is None:
+                made = await start(chosen or derived, self._derived("request-"))
+            except IdTakenError as error:
+                if chosen or derived is None:
                     raise
-                made = wanted
+                raise KeyInUseError(OTHER_REQUEST) from error
             body = await describe(made)
             headers = {"Location": str(body["href"])}
             return Response(json.dumps(body), HTTPStatus.CREATED, headers, "application/json")
@@ -63,38 +77,48 @@ class Once:
     @property
     def message_id(self) -> str:
         """The id of what the request tells a workflow, so that it is told once after a crash; empty without a key."""
-        return derived_id("message-", self._principal, self._key) if self._key else ""
+        return self._derived("message-")
 
     async def answer(self, work: Callable[[], Awaitable[Response]]) -> Response:
         """Return what the work answers; for a key that was used, what it answered then.
 
         Raises:
             KeyInUseError: the key was used for another request, or that is not answered yet.
+            EpisodeNotFoundError: what was started then is gone.
         """
         if not self._key:
             return await work()
-        keys = self._request.app.state.keys
-        asked = b"\n".join((self._request.method.encode(), self._request.url.path.encode(), await self._request.body()))
-        stored = await asyncio.to_thread(keys.begin, self._principal, self._key, asked)
+        stored = await asyncio.to_thread(self._keys.begin, self._principal, self._key, self._request)
         if stored is not None:
-            location = json.loads(stored.body).get("href", "")
-            headers = {"Idempotency-Replayed": "true"} | ({"Location": location} if location else {})
-            return Response(stored.body, stored.status, headers, "application/json")
+            return await self._replayed(stored)
         try:
             answer = await work()
-        except TightloopError:
-            await asyncio.to_thread(keys.release, self._principal, self._key)
+            body = bytes(answer.body).decode()
+            stored = Stored(status=answer.status_code, body=body)
+            await asyncio.to_thread(self._keys.answer, self._principal, self._key, stored)
+        except BaseException:
+            # It may have happened all the same, so the key stays with this request.
+            await asyncio.to_thread(self._keys.give_up, self._principal, self._key)
             raise
-        body = bytes(answer.body).decode()
-        await asyncio.to_thread(keys.answer, self._principal, self._key, Stored(status=answer.status_code, body=body))
         return answer
+
+    async def _replayed(self, stored: Stored) -> Response:
+        location = json.loads(stored.body).get("href", "")
+        if location:
+            await self._scope.find(location.rpartition("/")[2], (*EPISODES, *PLANS), now=True)
+        headers = {"Idempotency-Replayed": "true"} | ({"Location": location} if location else {})
+        return Response(stored.body, stored.status, headers, "application/json")
+
+    def _derived(self, prefix: str) -> str:
+        """Return an id that only this request with this key has; empty without a key."""
+        return derived_id(prefix, self._principal, self._key, self._request) if self._key else ""
 
     @property
     def _principal(self) -> str:
         return self._scope.person.name
 
 
-def once_of(
+async def once_of(
     request: Request,
     scope: Annotated[Scope, Depends(scope_of)],
     key: Annotated[
@@ -103,13 +127,23 @@ def once_of(
             alias="Idempotency-Key",
             max_length=KEY_CHARACTERS,
             pattern=r"^[\x21-\x7e]*$",
-            description="Sent again with the same body within a day, the request starts nothing more.",
+            description=(
+                "The same request sent again with it within a day starts nothing more and gets the first answer. "
+                "With another path, query or body it is refused with 409: a key belongs to one request."
+            ),
             examples=["7f1c2d1e-nightly"],
         ),
     ] = "",
 ) -> Once:
     """Return what makes this request once."""
-    return Once(request, scope, key)
+    target = [
+        request.method,
+        request.scope["raw_path"].decode("latin-1"),
+        request.scope["query_string"].decode("latin-1"),
+    ]
+    # JSON has no line breaks, so nothing of the body can pass for a part of the query.
+    digest = hashlib.sha256(json.dumps(target).encode() + b"\n" + await request.body()).hexdigest()
+    return Once(request.app.state.keys, scope, key, digest)
 
 
 InOnce = Annotated[Once, Depends(once_of)]

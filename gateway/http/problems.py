@@ -161,7 +161,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
         (401, "No valid token or session."),
         (403, "The role is not enough, or a page of another site asks."),
         (404, "It does not exist for this token."),
-        (409, "Not possible in the state that it is in; the answer says what is."),
+        (409, "Not possible in the state that it is in, or the id or Idempotency-Key is another request's."),
         (422, "A field is wrong; the answer says which, and what is right."),
         (503, "Temporal, a worker or the database does not answer; try again."),
         ("default", "A problem."),

@@ -190,7 +190,11 @@ async def start_episode(
     ],
     executor: Annotated[str, Field(max_length=80, description="Who does the work; empty: as the settings say.")] = "",
     key: Annotated[
-        str, Field(max_length=200, description="Sent again with the same key, nothing more is started.")
+        str,
+        Field(
+            max_length=200,
+            description="The same call with the same key starts nothing more; another call needs another key.",
+        ),
     ] = "",
 ) -> Started:
     """Start an episode: one goal, pursued until its checks pass."""
@@ -200,13 +204,13 @@ async def start_episode(
     request = EpisodeRequest(goal=goal, workspace=workspace, definition_of_done=done)
     if executor:
         request = request.evolve(executor=ExecutorChoice(name=executor))
-    wanted = derived_id("episode", scope.person.name, key) if key else None
+    wanted = derived_id("episode-", scope.person.name, key) if key else None
     try:
-        return Started(id=await scope.client.start(request, new_id=wanted))
-    except IdTakenError:
+        return Started(id=await scope.client.start(request, new_id=wanted, request_id=wanted or ""))
+    except IdTakenError as error:
         if wanted is None:
             raise
-        return Started(id=wanted)
+        raise InvalidRequestError(f"the key {key!r} was sent with another request before. Take a new key") from error
 
 
 async def status(

@@ -31,6 +31,7 @@ from tightloop.client.connection import CALL_TIMEOUT, RETRY_SECONDS, converter_f
 from tightloop.client.execution import (
     ITERATION,
     KINDS,
+    REQUEST,
     STATUS,
     Execution,
     Kind,
@@ -189,9 +190,15 @@ class Calls:
     ) -> None:
         """Start a workflow; only with `replace` under the id of a closed one that had begun.
 
+        A request that names itself in the memo is started once: sent again, it finds its workflow.
+
         Raises:
-            IdTakenError: a workflow has this id.
+            IdTakenError: another request started a workflow with this id.
         """
+        origin = memo.get(REQUEST, "")
+        # `replace` would start over what this request started, once that has ended.
+        if replace and origin and await self._is_started_by(origin, workflow_id):
+            return
 
         async def start(reuse: WorkflowIDReusePolicy) -> None:
             async with self.bounded(workflow_id, CALL_TIMEOUT):
@@ -212,15 +219,26 @@ class Calls:
 
         reuse = WorkflowIDReusePolicy.ALLOW_DUPLICATE if replace else WorkflowIDReusePolicy.REJECT_DUPLICATE
         try:
-            return await start(reuse)
+            await start(reuse)
         except WorkflowAlreadyStartedError as error:
+            if origin and await self._is_started_by(origin, workflow_id):
+                return
             if not await self._is_free(workflow_id):
                 raise await self._taken(workflow_id) from error
+        else:
+            return
         try:
             # Should another one begin meanwhile and end well, this does not hide it.
             await start(WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY)
         except WorkflowAlreadyStartedError as error:
             raise await self._taken(workflow_id) from error
+
+    async def _is_started_by(self, origin: str, workflow_id: str) -> bool:
+        try:
+            newest = await self.describe(workflow_id)
+        except EpisodeNotFoundError:
+            return False
+        return origin in (newest.request, (await self.listing.that_counts(newest)).request)
 
     async def _is_free(self, workflow_id: str) -> bool:
         """Return whether nothing ever began under an id that is known."""

@@ -1,6 +1,8 @@
 """The typed client: start, look at and steer episodes and plans."""
 
 import asyncio
+import hashlib
+import json
 import os
 from collections.abc import Sequence
 from datetime import timedelta
@@ -13,7 +15,7 @@ from tightloop.client.calls import UPDATE_TIMEOUT
 from tightloop.client.connection import connect as open_connection
 from tightloop.client.connection import settings_for
 from tightloop.client.encryption import data_converter as converter_of
-from tightloop.client.execution import Kind, memo_of
+from tightloop.client.execution import REQUEST, Kind, memo_of
 from tightloop.client.following.finding import choose_id, described
 from tightloop.client.following.viewer import Viewer
 from tightloop.client.installation.sealing import refuse_other_keys, refuse_unreadable_start
@@ -122,7 +124,9 @@ class TightloopClient(Viewer):
 
     # -- start ----------------------------------------------------------------------------------
 
-    async def start(self, request: Request, *, new_id: str | None = None, replace: bool = False) -> str:
+    async def start(
+        self, request: Request, *, new_id: str | None = None, replace: bool = False, request_id: str = ""
+    ) -> str:
         """Start an episode or a plan and return its id. What the request leaves open is as the settings say.
 
         Args:
@@ -130,37 +134,45 @@ class TightloopClient(Viewer):
             new_id: the id; None: a new one.
             replace: take the id of a closed one. Its checkpoints and its timeline stay with the id; of a plan the
                 steps that were done with the same inputs are taken over.
+            request_id: with `new_id`: the same request sent again with the same id starts nothing more.
 
         Raises:
             InvalidRequestError: the request or the id cannot work; a `PlanError` where it is the text of a plan.
-            IdTakenError: an episode or a plan has the id, open or closed (without `replace`); the message names it.
+            IdTakenError: another request started an episode or a plan with the id, open or closed (without `replace`);
+                the message names it.
             SettingsError: the namespace does not know our search attributes; or its workers encrypt, and this client
                 would send plain text.
         """
+        # As it was asked: the settings may have changed when it is sent again.
+        origin = _origin(request_id, request.model_dump_json(), str(replace))
         if isinstance(request, EpisodeRequest):
             asked = with_defaults(request, self._settings)
-            return await self._start(choose_id(Kind.EPISODE, new_id), EpisodeInput.of(asked, replace=replace))
+            episode = EpisodeInput.of(asked, replace=replace)
+            return await self._start(choose_id(Kind.EPISODE, new_id), episode, origin)
         # It brings all that runs a plan: no client of episodes needs that.
         from tightloop.plan.input import PlanInput
 
         plan = with_defaults(request, self._settings)
-        return await self._start(choose_id(Kind.PLAN, new_id), PlanInput.of(plan, replace=replace))
+        return await self._start(choose_id(Kind.PLAN, new_id), PlanInput.of(plan, replace=replace), origin)
 
-    async def plan_project(self, request: LoopRequest, *, new_id: str | None = None) -> str:
+    async def plan_project(self, request: LoopRequest, *, new_id: str | None = None, request_id: str = "") -> str:
         """Have a project inspected and planned, and return the plan's id; `dispatch` starts its tasks.
 
         Args:
             request: what to plan. What it leaves open is as the settings say.
             new_id: the id; None: a new one, `plan_<uuid>`.
+            request_id: as for `start`.
 
         Raises:
             InvalidRequestError: the request or the id cannot work.
             IdTakenError: the id is taken; the message names by what.
             SettingsError: as for `start`.
         """
-        return await self._start(choose_id(Kind.LOOP, new_id), LoopInput.of(with_defaults(request, self._settings)))
+        origin = _origin(request_id, request.model_dump_json())
+        asked = LoopInput.of(with_defaults(request, self._settings))
+        return await self._start(choose_id(Kind.LOOP, new_id), asked, origin)
 
-    async def _start(self, workflow_id: str, start: "EpisodeInput | PlanInput | LoopInput") -> str:
+    async def _start(self, workflow_id: str, start: "EpisodeInput | PlanInput | LoopInput", origin: str = "") -> str:
         start.check()
         if not isinstance(start, EpisodeInput | LoopInput) and start.source:
             # It brings a parser of shell scripts, which takes a while to import.
@@ -176,7 +188,7 @@ class TightloopClient(Viewer):
             _workflow_type(start),
             start,
             task_queue=queue,
-            memo=memo_of(start),
+            memo=memo_of(start) | ({REQUEST: origin} if origin else {}),
             replace=_takes_over(start),
         )
         return workflow_id
@@ -327,19 +339,34 @@ class TightloopClient(Viewer):
         return await self._tell(episode_id, Kind.EPISODE, "move", word)
 
     async def fork(
-        self, episode_id: str, checkpoint_id: str, new_id: str | None = None, *, by: str = "operator"
+        self,
+        episode_id: str,
+        checkpoint_id: str,
+        new_id: str | None = None,
+        *,
+        by: str = "operator",
+        request_id: str = "",
     ) -> str:
         """Start a new episode from a checkpoint, in a git worktree of its own. Returns its id.
 
+        Args:
+            episode_id: the episode.
+            checkpoint_id: the checkpoint.
+            new_id: of the new episode; None: a new one.
+            by: who forks.
+            request_id: as for `start`.
+
         Raises:
             InvalidRequestError: the checkpoint is unknown.
-            IdTakenError: an episode or a plan has the new id.
+            IdTakenError: another request started an episode or a plan with the new id.
         """
         target = await self._target(episode_id, checkpoint_id, f"fork of {episode_id}", by)
         request = await self.request(episode_id)
         assert isinstance(request, EpisodeRequest)
         asked, target = with_defaults(request, self._settings), target.evolve(episode_id=episode_id)
-        return await self._start(choose_id(Kind.EPISODE, new_id), EpisodeInput.of(asked, worktree=True, restore=target))
+        forked = EpisodeInput.of(asked, worktree=True, restore=target)
+        origin = _origin(request_id, episode_id, target.checkpoint_id)
+        return await self._start(choose_id(Kind.EPISODE, new_id), forked, origin)
 
     async def replan(self, plan_id: str, source: str = "", *, rationale: str = "", by: str = "operator") -> str:
         """Replace the text of a running plan; without a text a planner writes it. Returns the workflow's sentence.
@@ -406,6 +433,11 @@ class TightloopClient(Viewer):
         newest = max((record.number for record in known), default=-1)
         word = {"checkpoint_id": checkpoint_id, "reason": reason, "by": by}
         return read_restore(word, known, newest=newest)
+
+
+def _origin(request_id: str, *request: str) -> str:
+    """Return the digest by which a start finds what it started before; empty without an id."""
+    return hashlib.sha256(json.dumps([request_id, *request]).encode()).hexdigest() if request_id else ""
 
 
 def _workflow_type(start: "EpisodeInput | PlanInput | LoopInput") -> str:

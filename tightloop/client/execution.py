@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from tightloop.plan.input import PlanInput
 
 STATUS, ITERATION, PAUSE_KIND = "TightloopStatus", "TightloopIteration", "TightloopPauseKind"
+REQUEST = "request"
+"""In the memo: the digest of the request that started a workflow."""
 SEARCH_ATTRIBUTES = {STATUS: "Keyword", ITERATION: "Int", PAUSE_KIND: "Keyword"}
 TEMPORAL = 'eval "$(tightloop env)"; temporal'
 """Temporal's command line as a shell runs it against the server of the settings."""
@@ -118,6 +120,8 @@ class Execution(Summary):
     task_queue: str
     sealed: bool = False
     """What Temporal stores of it is encrypted."""
+    request: str = ""
+    """Digest of the request that started it; empty: that request had no id."""
     work: Work | None = None
     """What its activity says that it does, with its attempts; None: none runs, or more than one."""
     coder: str = ""
@@ -174,6 +178,7 @@ async def read_execution(
         goal=await _memo(info, converter, "goal"),
         workspace=await _memo(info, converter, "workspace"),
         executor=await _memo(info, converter, "executor"),
+        request=await _memo(info, converter, REQUEST),
         started=moment(info.start_time),
         closed=moment(info.close_time) if info.HasField("close_time") else None,
         parent=info.parent_execution.workflow_id,

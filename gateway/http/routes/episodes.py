@@ -107,10 +107,10 @@ async def start_episode_of_project(
 async def _start(scope: Scope, once: InOnce, request: EpisodeRequest, new_id: str | None, *, replace: bool) -> Response:
     check_id_choice(scope, new_id, replace=replace)
 
-    async def start(derived: str | None) -> str:
-        return await scope.client.start(request, new_id=new_id or derived, replace=replace)
+    async def start(chosen: str | None, request_id: str) -> str:
+        return await scope.client.start(request, new_id=chosen, replace=replace, request_id=request_id)
 
-    return await once.start("episode-", start, at("episodes"))
+    return await once.start("episode-", new_id, start, at("episodes"))
 
 
 @router.get("/episodes", response_model=Lines)
@@ -189,9 +189,9 @@ async def fork(scope: InScope, once: InOnce, workflow_id: WorkflowId, sent: Fork
     check_id_choice(scope, sent.id)
     found = await scope.find(workflow_id, EPISODES, now=True)
 
-    async def start(derived: str | None) -> str:
-        new_id = sent.id or derived
-        work = scope.client.fork(found.id, sent.checkpoint_id, new_id, by=scope.person.name)
+    async def start(chosen: str | None, request_id: str) -> str:
+        by = scope.person.name
+        work = scope.client.fork(found.id, sent.checkpoint_id, chosen, by=by, request_id=request_id)
         return str(await told(scope, found, "fork", work))
 
-    return await once.start("episode-", start, at("episodes"))
+    return await once.start("episode-", sent.id, start, at("episodes"))

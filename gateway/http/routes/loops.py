@@ -93,8 +93,8 @@ async def add_project(
 
 
 async def _plan(scope: Scope, once: InOnce, request: LoopRequest, wait: int) -> Response:
-    async def start(derived: str | None) -> str:
-        return await scope.client.plan_project(request, new_id=derived)
+    async def start(chosen: str | None, request_id: str) -> str:
+        return await scope.client.plan_project(request, new_id=chosen, request_id=request_id)
 
     async def describe(made: str) -> dict[str, Any]:
         await _until(scope, made, lambda seen: bool(seen.tasks) or seen.status is not LoopState.DRAFT, wait)
@@ -102,7 +102,7 @@ async def _plan(scope: Scope, once: InOnce, request: LoopRequest, wait: int) -> 
         plan = loop_plan(await _status(scope, made), found.project, scope)
         return plan.model_dump(mode="json", by_alias=True) | {"href": f"/api/plans/{made}"}
 
-    return await once.start("plan_", start, describe)
+    return await once.start("plan_", None, start, describe)
 
 
 @router.post("/plans/{workflowId}/dispatch", response_model=Dispatched)

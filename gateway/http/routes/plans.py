@@ -43,7 +43,7 @@ from tightloop.safety.person import Role
 REPLAN_WAIT_SECONDS = 20
 _OURS = frozenset({"within", "queues", "depth", "base_tree"})
 PlanOfProject = body(PlanRequest, "PlanOfProject", without=_OURS | {"workspace"})
-SOURCE = "title: Green tests\nsteps:\n- id: test\n  kind: shell\n  run: pytest -q\n"
+SOURCE = "title: Green tests\nsteps:\n- id: test\n  shell: {run: pytest -q}\n"
 EXAMPLE = {"workspace": "/home/me/orders", "source": SOURCE}
 _STEP = {"max_length": 200, "pattern": r"^[^\x00]*$", "description": "Id of a step, or of its question."}
 TaskId = Annotated[str, Path(alias="taskId", **_STEP)]
@@ -107,10 +107,10 @@ async def _start(scope: Scope, once: InOnce, request: PlanRequest, new_id: str |
             f"the file {request.file[:120]!r} is outside the project. Name it relative to the workspace"
         )
 
-    async def start(derived: str | None) -> str:
-        return await scope.client.start(request, new_id=new_id or derived, replace=replace)
+    async def start(chosen: str | None, request_id: str) -> str:
+        return await scope.client.start(request, new_id=chosen, replace=replace, request_id=request_id)
 
-    return await once.start("plan-", start, at("plans"))
+    return await once.start("plan-", new_id, start, at("plans"))
 
 
 @router.post("/plans/validate", response_model=Examined)

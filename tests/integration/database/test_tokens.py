@@ -80,21 +80,23 @@ def test_two_valid_tokens_never_share_a_name(database: Database) -> None:
 
 def test_one_request_with_a_key_is_made_and_the_others_get_its_answer(database: Database) -> None:
     keys = IdempotencyKeys(database)
-    assert keys.begin("anna", "k1", b"body") is None
+    assert keys.begin("anna", "k1", "body") is None
     with pytest.raises(KeyInUseError, match="not answered yet"):
-        keys.begin("anna", "k1", b"body")
+        keys.begin("anna", "k1", "body")
     keys.answer("anna", "k1", Stored(status=201, body='{"id": "e1"}'))
-    assert keys.begin("anna", "k1", b"body") == Stored(status=201, body='{"id": "e1"}')
+    assert keys.begin("anna", "k1", "body") == Stored(status=201, body='{"id": "e1"}')
     with pytest.raises(KeyInUseError, match="another request"):
-        keys.begin("anna", "k1", b"other")
-    assert keys.begin("boris", "k1", b"other") is None, "a key belongs to its sender"
-    keys.release("boris", "k1")
-    assert keys.begin("boris", "k1", b"body") is None, "what started nothing can be sent again, changed"
+        keys.begin("anna", "k1", "other")
+    assert keys.begin("boris", "k1", "other") is None, "a key belongs to its sender"
+    keys.give_up("boris", "k1")
+    with pytest.raises(KeyInUseError, match="another request"):
+        keys.begin("boris", "k1", "body")
+    assert keys.begin("boris", "k1", "other") is None, "what was not answered can be sent again"
 
 
 def test_a_key_whose_server_died_is_taken_over_and_an_old_one_is_forgotten(database: Database) -> None:
     keys = IdempotencyKeys(database)
-    keys.begin("anna", "k1", b"body")
+    keys.begin("anna", "k1", "body")
     for age, ends in ((timedelta(minutes=5), None), (timedelta(days=2), None)):
         with database.writing() as connection:
             connection.execute(
@@ -102,15 +104,15 @@ def test_a_key_whose_server_died_is_taken_over_and_an_old_one_is_forgotten(datab
                     at=_bound(database, datetime.now(UTC) - age)
                 )
             )
-        assert keys.begin("anna", "k1", b"body") is ends
+        assert keys.begin("anna", "k1", "body") is ends
 
 
 def test_a_key_of_a_server_that_was_killed_is_taken_over_by_the_next_one_at_once(database: Database) -> None:
-    assert IdempotencyKeys(database).begin("anna", "k1", b"body") is None
+    assert IdempotencyKeys(database).begin("anna", "k1", "body") is None
     after = IdempotencyKeys(database)
-    assert after.begin("anna", "k1", b"body") is None
+    assert after.begin("anna", "k1", "body") is None
     with pytest.raises(KeyInUseError, match="not answered yet"):
-        after.begin("anna", "k1", b"body")
+        after.begin("anna", "k1", "body")
 
 
 def _bound(database: Database, at: datetime) -> object:
