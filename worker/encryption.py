@@ -9,6 +9,7 @@ from tightloop.client.keys import key_file, new_ring, write_ring
 from tightloop.errors import SettingsError
 from tightloop.host import load_settings, user_file
 from tightloop.settings import Settings
+from tightloop.value.yaml_reading import load_yaml
 
 _LINES = "privacy:\n  encrypt: true\n"
 
@@ -75,7 +76,7 @@ def _with_encrypt(text: str) -> str:
 
 def _document(text: str) -> Any:
     try:
-        return yaml.safe_load(text) or {}
+        return load_yaml(text) or {}
     except yaml.YAMLError:
         return None
 

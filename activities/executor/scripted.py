@@ -46,6 +46,7 @@ from tightloop.executor.usage import Usage
 from tightloop.host import private_folder
 from tightloop.value import clip, counted, first_problem
 from tightloop.value.caller import unknown_fields
+from tightloop.value.yaml_reading import load_yaml
 
 _POLL_S = 0.05
 """Between two looks at the control, which wants to be asked at least once a second."""
@@ -108,7 +109,7 @@ def read_script(order: WorkOrder) -> Script:
             raise ExecutorError("executor.options has `script`: it must be one path, and stand alone")
         source = options["script"]
         try:
-            document = yaml.safe_load(inside(order, source).read_text(encoding="utf-8"))
+            document = load_yaml(inside(order, source).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise ExecutorError(f"the script {source!r} cannot be read: {error}") from error
     try:

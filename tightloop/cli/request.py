@@ -14,6 +14,7 @@ from tightloop.settings import Settings
 from tightloop.settings.defaults import layered, with_defaults
 from tightloop.value import first_problem
 from tightloop.value.caller import unknown_fields
+from tightloop.value.yaml_reading import load_yaml
 
 _EXAMPLE = 'tightloop start "make the tests pass" --done "pytest -q"'
 
@@ -25,7 +26,7 @@ def read_request_file(path: Path) -> dict[str, Any]:
         InvalidRequestError: the file cannot be read, is not a mapping, or has an unknown field.
     """
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidRequestError(f"the request file {path} cannot be read: {error.strerror}. Name a file") from error
     except UnicodeDecodeError as error:

@@ -56,12 +56,14 @@ def read_role(name: str, text: str) -> Role:
     # Roles are read where work is done; a client that only starts episodes needs no YAML.
     import yaml
 
+    from tightloop.value.yaml_reading import load_yaml
+
     opening, _, rest = text.partition("---\n")
     head, ending, prompt = rest.partition("\n---\n")
     if opening.strip() or not ending or not prompt.strip():
         raise SettingsError(f"role {name}: write `---`, fields such as `tools: [read_file]`, `---`, then the prompt")
     try:
-        fields = yaml.safe_load(head)
+        fields = load_yaml(head)
         if not isinstance(fields, dict):
             raise SettingsError(f"role {name}: between the lines `---` stand fields such as `tools: [read_file]`")
         return Role.model_validate({**fields, "name": name, "prompt": prompt.strip()})

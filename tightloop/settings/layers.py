@@ -145,14 +145,16 @@ def _sections(name: str, text: str) -> dict[str, Any]:
     # A client without a settings file needs no YAML.
     import yaml
 
+    from tightloop.value.yaml_reading import load_yaml
+
     document = name or "the settings"
     try:
-        content = yaml.safe_load(text)
+        content = load_yaml(text)
     except yaml.MarkedYAMLError as error:
         # the mark's snippet is left out: it may show a secret
         at = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise SettingsError(f"{document}: not valid YAML: {at}{error.problem}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except yaml.YAMLError as error:
         raise SettingsError(f"{document}: not valid YAML: {' '.join(str(error).split())}") from None
     if content is None:
         return {}
@@ -178,9 +180,11 @@ def _from_text(schema: Mapping[str, Any], text: str) -> Any:
 def _read(text: str) -> Any:
     import yaml
 
+    from tightloop.value.yaml_reading import load_yaml
+
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):
+        return load_yaml(text)
+    except yaml.YAMLError:
         return text
 
 

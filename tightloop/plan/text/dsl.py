@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from tightloop.errors import Position, did_you_mean
 from tightloop.plan.text.located import Map, Seq, TextError
 from tightloop.plan.text.yaml_text import parse_yaml, plain_scalar
+from tightloop.value.yaml_reading import Bounds
 
 RIGHT_HEADER = 'task build "Build it" kind:tool'
 _HEADER = re.compile(r'(?P<word>plan|task)[ \t]+(?P<id>[^\s"]+)(?P<title>[ \t]+"(?:[^"\\]|\\.)*")?(?P<rest>.*)')
@@ -43,12 +44,14 @@ def is_dsl(text: str) -> bool:
     return re.match(r"(plan|task)[ \t]+[^\s:]", first) is not None
 
 
-def parse_dsl(text: str, *, depth_limit: int, slips: list[TextError]) -> Map:
+def parse_dsl(text: str, *, slips: list[TextError]) -> Map:
     """Return a plan's fields, in the spelling in which they were written; `slips` as for `parse_yaml`.
 
     Raises:
         TextError: with line and column.
     """
+    # One for all blocks: each of them could stand for as much as a whole text may.
+    bounds = Bounds()
     plan = Map(Position(1, 1))
     steps = Seq(Position(1, 1))
     for block in _blocks(text):
@@ -57,7 +60,7 @@ def parse_dsl(text: str, *, depth_limit: int, slips: list[TextError]) -> Map:
             is_field = re.match(r"[a-z_]+:|on[ _]\w+\s*->", block.header) is not None
             fix = "Indent it: fields stand below their header" if is_field else f"Write `{RIGHT_HEADER}`"
             raise TextError(f"not a header: {block.header[:60]}", Position(block.line, 1), fix)
-        fields = _fields(block, found, depth_limit, slips)
+        fields = _fields(block, found, bounds, slips)
         if found["word"] == "task":
             steps.add(fields, fields.at)
         elif plan:
@@ -87,7 +90,7 @@ def _blocks(text: str) -> list[_Block]:
     return blocks
 
 
-def _fields(block: _Block, header: re.Match[str], depth_limit: int, slips: list[TextError]) -> Map:
+def _fields(block: _Block, header: re.Match[str], bounds: Bounds, slips: list[TextError]) -> Map:
     made = Map(Position(block.line, 1))
     made.put("id", header["id"], at=Position(block.line, header.start("id") + 1))
     if header["title"]:
@@ -99,7 +102,7 @@ def _fields(block: _Block, header: re.Match[str], depth_limit: int, slips: list[
             raise TextError(said, at, "Write \\\\ for a backslash") from error
     _attributes(made, block.line, header["rest"], header.start("rest"))
     arrows = _arrows(block)
-    body = parse_yaml("\n".join(block.body), depth_limit=depth_limit, slips=slips, first_line=block.line + 1)
+    body = parse_yaml("\n".join(block.body), bounds=bounds, slips=slips, first_line=block.line + 1)
     if body is not None and not isinstance(body, Map):
         at = Position(block.line + 1, 1)
         raise TextError(f"no fields below '{block.header[:60]}'", at, "Write `key: value` lines")

@@ -7,6 +7,7 @@ from typing import Any
 
 from tightloop.errors import Position
 from tightloop.plan.text.located import HALF_PAIR, Map, Seq, TextError
+from tightloop.value.yaml_reading import DEPTH_LIMIT
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _COMMENT = re.compile(r"//[^\n]*|#[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
@@ -16,26 +17,24 @@ _PYTHON = {"True": True, "False": False, "None": None}
 _DECODER = json.JSONDecoder()
 
 
-def parse_json(text: str, *, depth_limit: int, slips: list[TextError]) -> Any:
+def parse_json(text: str, *, slips: list[TextError]) -> Any:
     """Return the data of a JSON text.
 
     Args:
         text: with an object or a list.
-        depth_limit: of lists and objects within each other.
         slips: takes what is wrong but can be read: commas, comments, quotes.
 
     Raises:
         TextError: it cannot be read, is nested too deeply, or has a key twice.
     """
-    return _Reader(text, depth_limit, slips).read()
+    return _Reader(text, slips).read()
 
 
 class _Reader:
     """Walks over a text: `json` tells neither where a value stands, nor more than the first thing that is wrong."""
 
-    def __init__(self, text: str, depth_limit: int, slips: list[TextError]) -> None:
+    def __init__(self, text: str, slips: list[TextError]) -> None:
         self._text = text
-        self._depth_limit = depth_limit
         self._slips = slips
         self._lines = [0, *(found.end() for found in re.finditer("\n", text))]
 
@@ -66,8 +65,8 @@ class _Reader:
         return self._text[offset : offset + 1]
 
     def _value(self, offset: int, depth: int) -> tuple[Any, int]:
-        if depth > self._depth_limit:
-            raise TextError(f"nested deeper than {self._depth_limit} levels", self._position(offset))
+        if depth > DEPTH_LIMIT:
+            raise TextError(f"nested deeper than {DEPTH_LIMIT} levels", self._position(offset))
         if self._peek(offset) not in ("{", "["):
             return self._scalar(offset)
         opening, start = self._peek(offset), offset

@@ -16,11 +16,10 @@ from tightloop.plan.text.json_text import parse_json
 from tightloop.plan.text.located import HALF_PAIR, Map, Path, TextError, plain, position
 from tightloop.plan.text.normalize import normalize
 from tightloop.plan.text.yaml_text import parse_yaml
+from tightloop.value.yaml_reading import Bounds
 
 # Read from a file on the host; what goes through Temporal has the lower bound `SOURCE_BYTES`.
 TEXT_BYTES = 8 * 1024 * 1024
-# What follows walks the data by recursion, and Python stops at 1 000 frames by default.
-DEPTH_LIMIT = 100
 # A value may hide another one that is wrong.
 _ROUNDS = 5
 _EMPTY = "Write `id:` and `steps:`"
@@ -158,11 +157,11 @@ def _tree(text: str, slips: list[TextError]) -> Map:
     if len(text) > TEXT_BYTES or _size(text) > TEXT_BYTES:
         raise TextError(f"the plan is larger than {TEXT_BYTES} bytes", suggestion="Split it into subplans with `file:`")
     if text.lstrip().startswith("{"):
-        tree = parse_json(text, depth_limit=DEPTH_LIMIT, slips=slips)
+        tree = parse_json(text, slips=slips)
     elif is_dsl(text):
-        tree = parse_dsl(text, depth_limit=DEPTH_LIMIT, slips=slips)
+        tree = parse_dsl(text, slips=slips)
     else:
-        tree = parse_yaml(text, depth_limit=DEPTH_LIMIT, slips=slips)
+        tree = parse_yaml(text, bounds=Bounds(), slips=slips)
     if tree is None:
         raise TextError("the plan is empty", suggestion=_EMPTY)
     if not isinstance(tree, Map):

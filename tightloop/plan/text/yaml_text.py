@@ -9,9 +9,8 @@ import yaml
 
 from tightloop.errors import Position
 from tightloop.plan.text.located import Block, Map, Seq, TextError
+from tightloop.value.yaml_reading import Bounds, BoundsError
 
-NODES_LIMIT = 1_000_000
-"""Values after all aliases (`*name`) are expanded: a few bytes of text can stand for any number."""
 # The C parser, where PyYAML was built with it.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG = "tag:yaml.org,2002:"
@@ -65,12 +64,12 @@ def plain_scalar(text: str) -> Any:
     return text
 
 
-def parse_yaml(text: str, *, depth_limit: int, slips: list[TextError], first_line: int = 1) -> Any:
+def parse_yaml(text: str, *, bounds: Bounds, slips: list[TextError], first_line: int = 1) -> Any:
     """Return the data of one YAML document.
 
     Args:
         text: without a second document.
-        depth_limit: of lists and mappings in each other.
+        bounds: of the plan that the text is a part of.
         slips: takes what is wrong but can be read: lines that are indented with tabs.
         first_line: number of the first line in the file.
 
@@ -80,7 +79,17 @@ def parse_yaml(text: str, *, depth_limit: int, slips: list[TextError], first_lin
     text = _spaced(text, slips, first_line)
     events = yaml.parse(text, Loader=_LOADER)
     try:
-        return _Builder(events, depth_limit, first_line, text.split("\n")).document()
+        if "*" in text:
+            # It may have aliases: all of them are counted before the first is copied.
+            for event in events:
+                bounds.add(event)
+            events = yaml.parse(text, Loader=_LOADER)
+        else:
+            events = _bounded(events, bounds)
+        return _Builder(events, first_line, text.split("\n")).document()
+    except BoundsError as error:
+        at = Position(error.mark.line + first_line, error.mark.column + 1)
+        raise TextError(error.message, at, error.suggestion) from error
     except yaml.MarkedYAMLError as error:
         raise _in_words(error, text, first_line) from error
     except yaml.reader.ReaderError as error:
@@ -89,6 +98,12 @@ def parse_yaml(text: str, *, depth_limit: int, slips: list[TextError], first_lin
         raise TextError("a character that no text has", at, "Remove the control character") from error
     except yaml.YAMLError as error:
         raise TextError("this cannot be read as YAML", Position(first_line, 1), "Write `key: value` lines") from error
+
+
+def _bounded(events: Iterator[Any], bounds: Bounds) -> Iterator[Any]:
+    for event in events:
+        bounds.add(event)
+        yield event
 
 
 def _spaced(text: str, slips: list[TextError], first_line: int) -> str:
@@ -134,19 +149,17 @@ class _Builder:
     `yaml.compose` is not used: its C code recurses without a bound, and a text of 100 000 brackets ends the process.
     """
 
-    def __init__(self, events: Iterator[Any], depth_limit: int, first_line: int, lines: list[str]) -> None:
+    def __init__(self, events: Iterator[Any], first_line: int, lines: list[str]) -> None:
         self._events = events
         self._lines = lines
-        self._depth_limit = depth_limit
         self._first_line = first_line
-        self._nodes = 0
         self._anchors: dict[str, Any] = {}
 
     def document(self) -> Any:
         next(self._events)  # stream start
         if isinstance(next(self._events), yaml.StreamEndEvent):
             return None
-        found = self._value(next(self._events), 0)
+        found = self._value(next(self._events))
         next(self._events)  # document end
         after = next(self._events)
         if not isinstance(after, yaml.StreamEndEvent):
@@ -157,33 +170,22 @@ class _Builder:
         quoted = getattr(event, "style", None) in ("'", '"')
         return Position(event.start_mark.line + self._first_line, event.start_mark.column + 1 + quoted)
 
-    def _count(self, at: Position, depth: int) -> None:
-        self._nodes += 1
-        if self._nodes > NODES_LIMIT:
-            raise TextError(f"more than {NODES_LIMIT} values", at, "Use fewer aliases, or split the plan")
-        if depth > self._depth_limit:
-            raise TextError(f"nested deeper than {self._depth_limit} levels", at)
-
-    def _value(self, event: Any, depth: int) -> Any:
+    def _value(self, event: Any) -> Any:
         at = self._at(event)
         if isinstance(event, yaml.AliasEvent):
-            if event.anchor not in self._anchors:
-                raise TextError(f"alias '*{event.anchor}' has no complete anchor before it", at)
-            return self._copy(self._anchors[event.anchor], at, depth)
-        self._count(at, depth)
+            return self._copy(self._anchors[str(event.anchor)], at)
         if event.tag not in _CORE_TAGS:
             raise TextError(f"tag '{event.tag}' is not known", at, "Remove it: plans hold plain data only")
         made: Any
         if isinstance(event, yaml.MappingStartEvent):
-            made = self._map(at, depth)
+            made = self._map(at)
         elif isinstance(event, yaml.SequenceStartEvent):
             made = Seq(at)
             while not isinstance(inner := next(self._events), yaml.SequenceEndEvent):
-                made.add(self._value(inner, depth + 1), self._at(inner))
+                made.add(self._value(inner), self._at(inner))
         else:
             text = event.style not in (None, "") or event.tag == _TAG + "str"
             made = self._block(event) if text else plain_scalar(event.value)
-        # Only now: an alias within what its anchor names would be endless.
         if event.anchor:
             self._anchors[event.anchor] = made
         return made
@@ -197,23 +199,22 @@ class _Builder:
         indent = len(shown.rstrip("\r")) - len(inner)
         return Block.of(event.value, Position(first + self._first_line, indent + 1))
 
-    def _copy(self, value: Any, at: Position, depth: int) -> Any:
+    def _copy(self, value: Any, at: Position) -> Any:
         """Copy what an alias stands for: later changes of one place must not be seen at the other."""
-        self._count(at, depth)
         if isinstance(value, Map):
             made = Map(at)
             for key, inner in value.items():
-                copied = self._copy(inner, at, depth + 1)
+                copied = self._copy(inner, at)
                 made.put(key, copied, at=value.values_at[key], key_at=value.keys_at[key])
             return made
         if isinstance(value, Seq):
             items = Seq(at)
             for inner, inner_at in zip(value, value.items_at, strict=True):
-                items.add(self._copy(inner, at, depth + 1), inner_at)
+                items.add(self._copy(inner, at), inner_at)
             return items
         return value
 
-    def _map(self, at: Position, depth: int) -> Map:
+    def _map(self, at: Position) -> Map:
         made = Map(at)
         merged: list[Any] = []
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
@@ -221,7 +222,7 @@ class _Builder:
             if not isinstance(event, yaml.ScalarEvent):
                 raise TextError("a key that is not a text", key_at, "Write `key: value`")
             key, inner = event.value, next(self._events)
-            value = self._value(inner, depth + 1)
+            value = self._value(inner)
             if key == "<<" and not event.style:
                 merged += list(value) if isinstance(value, Seq) else [value]
             else:

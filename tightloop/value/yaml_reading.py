@@ -1,0 +1,108 @@
+"""YAML within bounds: a few bytes of aliases (`*name`) can stand for any number of values."""
+
+from typing import Any
+
+import yaml
+
+ALIASED_LIMIT = 20_000
+"""Values of one text that aliases stand for."""
+VALUES_LIMIT = 1_000_000
+DEPTH_LIMIT = 100
+"""Lists and mappings within each other; readers recurse, and Python stops at 1 000 frames by default."""
+
+
+class BoundsError(yaml.MarkedYAMLError):
+    """A text stands for too many values, or for endless ones."""
+
+    def __init__(self, problem: str, mark: Any, suggestion: str) -> None:
+        super().__init__(problem=problem, problem_mark=mark, note=suggestion or None)
+        self.message = problem
+        self.mark = mark
+        self.suggestion = suggestion
+
+
+class Bounds:
+    """Counts the values of one text from the parser's events, before any of them is made."""
+
+    def __init__(self) -> None:
+        self._values = 0
+        self._aliased = 0
+        self._sizes: dict[str, tuple[int, int]] = {}
+        """For each anchor: how many values it names, and how many levels they have."""
+        self._open: list[tuple[str | None, int]] = []
+        """For each list or mapping that has not ended: its anchor, and how many values came before it."""
+        self._levels: list[int] = [0]
+
+    def add(self, event: Any) -> None:
+        """Count an event.
+
+        Raises:
+            BoundsError: it is one too many, or an alias for something that has no end.
+        """
+        if isinstance(event, yaml.StreamStartEvent):
+            # The text form of a plan holds many streams; anchors end with theirs, the count does not.
+            self._sizes, self._open, self._levels = {}, [], [0]
+        elif isinstance(event, yaml.CollectionEndEvent):
+            self._end()
+        elif isinstance(event, yaml.NodeEvent):
+            self._begin(event)
+
+    def _begin(self, event: Any) -> None:
+        values, levels = 1, 0
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self._sizes:
+                raise _refused(event, f"alias '*{event.anchor}' has no complete anchor before it")
+            values, levels = self._sizes[event.anchor]
+            self._aliased += values
+        elif event.anchor:
+            # Until it is complete nothing may stand for it, nor for what had its name before.
+            self._sizes.pop(event.anchor, None)
+        self._values += values
+        if self._aliased > ALIASED_LIMIT:
+            raise _refused(event, f"aliases stand for more than {ALIASED_LIMIT} values", "Use fewer aliases")
+        if self._values > VALUES_LIMIT:
+            raise _refused(event, f"more than {VALUES_LIMIT} values", "Split the text")
+        if len(self._open) + levels > DEPTH_LIMIT:
+            raise _refused(event, f"nested deeper than {DEPTH_LIMIT} levels")
+        self._levels[-1] = max(self._levels[-1], levels)
+        if isinstance(event, yaml.CollectionStartEvent):
+            self._open.append((event.anchor, self._values - 1))
+            self._levels.append(0)
+        elif event.anchor and not isinstance(event, yaml.AliasEvent):
+            self._sizes[event.anchor] = (1, 0)
+
+    def _end(self) -> None:
+        anchor, before = self._open.pop()
+        levels = self._levels.pop() + 1
+        self._levels[-1] = max(self._levels[-1], levels)
+        if anchor:
+            self._sizes[anchor] = (self._values - before, levels)
+
+
+class _BoundedLoader(yaml.SafeLoader):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._bounds = Bounds()
+
+    def get_event(self) -> Any:
+        # Nodes are composed from events, and values are made when all of them are there.
+        event: Any = super().get_event()  # type: ignore[no-untyped-call]
+        self._bounds.add(event)
+        return event
+
+
+def load_yaml(text: str) -> Any:
+    """Return the data of one YAML 1.1 document.
+
+    Raises:
+        yaml.YAMLError: it is not YAML, or beyond the bounds.
+    """
+    try:
+        return yaml.load(text, Loader=_BoundedLoader)  # noqa: S506 - it is a SafeLoader
+    except (ValueError, RecursionError, OverflowError) as error:
+        # A number of more than 4 300 digits, or a date that does not exist.
+        raise yaml.YAMLError(" ".join(str(error).split())) from error
+
+
+def _refused(event: Any, problem: str, suggestion: str = "") -> BoundsError:
+    return BoundsError(problem, event.start_mark, suggestion)
