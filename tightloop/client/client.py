@@ -19,6 +19,7 @@ from tightloop.client.execution import REQUEST, Kind, memo_of
 from tightloop.client.following.finding import choose_id, described
 from tightloop.client.following.viewer import Viewer
 from tightloop.client.installation.sealing import refuse_other_keys, refuse_unreadable_start
+from tightloop.client.plan_checking import check_aside
 from tightloop.episode.check import Check
 from tightloop.episode.checkpoint import RestoreTarget
 from tightloop.episode.control import ExecutorAmendment, read_amendment, read_restore
@@ -178,7 +179,7 @@ class TightloopClient(Viewer):
             # It brings a parser of shell scripts, which takes a while to import.
             from tightloop.plan.validation.inputs import check_source
 
-            await asyncio.to_thread(check_source, start.source, tuple(start.inputs))
+            await check_aside(check_source, start.source, tuple(start.inputs))
         queue = self._settings.temporal.task_queue
         await refuse_unreadable_start(self._calls, queue)
         if not start.queues.home and await self._is_home_of(start.workspace):

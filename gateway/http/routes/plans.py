@@ -33,6 +33,7 @@ from gateway.http.routes.episodes import NewId, Replace
 from gateway.http.routes.steering import Parent, Part, Status, done, list_page
 from gateway.http.services import InScope
 from tightloop.client import PlanRequest
+from tightloop.client.plan_checking import check_aside
 from tightloop.errors import InvalidRequestError
 from tightloop.ledger.model import StepRow, WorkflowFilter
 from tightloop.loop.model import LoopStatus
@@ -114,9 +115,11 @@ async def _start(scope: Scope, once: InOnce, request: PlanRequest, new_id: str |
 
 
 @router.post("/plans/validate", response_model=Examined)
-def validate(sent: Annotated[PlanText, Body(openapi_examples={"one step": {"value": {"source": SOURCE}}})]) -> Any:
+async def validate(
+    sent: Annotated[PlanText, Body(openapi_examples={"one step": {"value": {"source": SOURCE}}})],
+) -> Any:
     """Report every problem of the text of a plan; nothing is started."""
-    _, problems = check_text(sent.source)
+    _, problems = await check_aside(check_text, sent.source)
     found = [
         TextProblem(
             severity=one.severity.value,
@@ -202,5 +205,5 @@ async def replan(scope: InScope, workflow_id: WorkflowId, sent: Replan, wait: Wa
         async with asyncio.timeout(max(wait, 1)):
             return done(found, await told(scope, found, "replan", work))
     except TimeoutError:
-        # The workflow has it, and goes on with it without us.
-        return done(found, "a planner still writes it; the plan's `revision` rises when it is in force")
+        # Whether a worker has taken it is not known either.
+        return done(found, "not answered yet; the plan's `revision` rises when the new text is in force")
