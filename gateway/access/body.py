@@ -1,13 +1,11 @@
-"""Reads the body of a request within bounds of size and time."""
+"""Reads the body of a request within bounds of size; the connection bounds its time."""
 
-import asyncio
 from http import HTTPStatus
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LARGEST_BYTES = 16 * 2**20
-BODY_SECONDS = 30.0
 
 
 class RefusedError(Exception):
@@ -23,18 +21,14 @@ async def body_of(request: Request, bound: int = LARGEST_BYTES) -> bytes:
     """Return the body.
 
     Raises:
-        RefusedError: it is too large, or does not come in time.
-        starlette.requests.ClientDisconnect: the client went away.
+        RefusedError: it is too large.
+        starlette.requests.ClientDisconnect: the client went away, or did not send it in time.
     """
     bounds = _Bounds(request.headers.get("content-length", "0"), bound)
     content = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for part in request.stream():
-                bounds.add(part)
-                content += part
-    except TimeoutError:
-        raise bounds.late from None
+    async for part in request.stream():
+        bounds.add(part)
+        content += part
     return bytes(content)
 
 
@@ -53,18 +47,13 @@ class Bounded:
         # Within the application, whose handlers answer what is raised here.
         bounds: _Bounds | None = None
         is_read = False
-        until = asyncio.get_running_loop().time() + BODY_SECONDS
 
         async def bounded() -> Message:
             nonlocal bounds, is_read
             bounds = bounds or _Bounds(Request(scope).headers.get("content-length", "0"), self._bound)
             if is_read:
                 return await receive()
-            try:
-                async with asyncio.timeout_at(until):
-                    message = await receive()
-            except TimeoutError:
-                raise bounds.late from None
+            message = await receive()
             bounds.add(message.get("body", b""))
             is_read = not message.get("more_body", False)
             return message
@@ -74,8 +63,6 @@ class Bounded:
 
 class _Bounds:
     """The size of one body so far."""
-
-    late = RefusedError(HTTPStatus.REQUEST_TIMEOUT, f"the body did not come within {BODY_SECONDS:g} s")
 
     def __init__(self, announced: str, bound: int) -> None:
         """Refuse a body that says itself that it is too large."""

@@ -1,14 +1,18 @@
 """The HTTP server around the application, and its bounds."""
 
 import logging
+import resource
 import socket
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from gateway.access.connection import BoundedConnection
 from tightloop.errors import ServiceUnavailableError
 
 CONNECTIONS = 256
+OTHER_FILES = 256
+"""Open files of the process that are no connections."""
 IDLE_SECONDS = 30
 # Open streams of a browser would hold the process for ever.
 END_SECONDS = 1
@@ -40,15 +44,27 @@ def http_server(app: ASGIApp, connections: int = CONNECTIONS) -> uvicorn.Server:
 
     Args:
         app: answers.
-        connections: what comes beyond them is answered with 503.
+        connections: beyond them those that send no request are closed, and requests are answered with 503.
     """
+    connections = _with_files_for(connections)
     # Its lines have addresses with sign-in links in them, its tracebacks could have content; the guard logs what fails.
     for name in ("uvicorn.access", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return uvicorn.Server(
         uvicorn.Config(
-            app, log_config=None, access_log=False, server_header=False, proxy_headers=False, ws="none", http="h11",
-            loop="asyncio", limit_concurrency=connections, timeout_keep_alive=IDLE_SECONDS,
-            timeout_graceful_shutdown=END_SECONDS,
+            app, log_config=None, access_log=False, server_header=False, proxy_headers=False, ws="none",
+            http=BoundedConnection, loop="asyncio", limit_concurrency=connections,
+            timeout_keep_alive=IDLE_SECONDS, timeout_graceful_shutdown=END_SECONDS,
         )
     )  # fmt: skip
+
+
+def _with_files_for(connections: int) -> int:
+    """Return how many connections the process may have; the usual limits are 1 024 files, on macOS 256."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        connections = min(connections, max(soft - OTHER_FILES, 1))
+    return connections
