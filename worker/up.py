@@ -17,6 +17,7 @@ from temporalio.client import Client
 from activities.alerts.choose import post_of
 from activities.artifacts.sqlite import close_idle
 from activities.executor.agent.home import sweep_homes
+from activities.executor.gui.drivers.choose import release_keys
 from tightloop.client.calls import Calls
 from tightloop.client.installation.setup import NotAllowedError, set_up
 from tightloop.client.keys import key_file, ring_of
@@ -136,9 +137,16 @@ async def _ready(settings: Settings, telemetry: Telemetry, role: Role) -> Client
     return client
 
 
+async def _release_keys(settings: Settings, role: Role) -> None:
+    """Release keys that an earlier worker left down, before anything waits for Temporal: they repeat all the time."""
+    if role in (Role.ALL, Role.GUI):
+        await asyncio.to_thread(release_keys, settings.window)
+
+
 async def run_worker(settings: Settings, role: Role) -> None:
     """Run workers against a server that is already there, until stopped."""
     stopped = stop_event()
+    await _release_keys(settings, role)
     async with observed(settings) as telemetry, serving_health(settings) as health:
         starting = asyncio.ensure_future(_ready(settings, telemetry, role))
         stopping = asyncio.ensure_future(stopped.wait())
@@ -185,6 +193,7 @@ async def stack_up(
 async def run_up(settings: Settings, folder: Path, role: Role, *, settings_file: Path | None = None) -> None:
     """Run server, Web UI, page and workers until stopped."""
     stopped = stop_event()
+    await _release_keys(settings, role)
     async with stack_up(settings, folder, role, settings_file=settings_file):
         print(greeting(settings, folder), flush=True)
         with contextlib.suppress(asyncio.CancelledError):

@@ -12,7 +12,7 @@ from pathlib import Path
 from activities.executor.gui.port import DriverError
 from tests.benchmarks.figures import Report, Spread, progress
 from tests.support.gui.desktop import LiveDesktop, live_desktop, missing
-from tests.support.gui.handing import by_file, deliver, deliver_blindly, inline, until_idle
+from tests.support.gui.handing import by_file, deliver, deliver_blindly, inline, project_in, until_idle
 from tests.support.gui.page import EDITOR_TITLE, ChatPage, chat_page
 from tightloop.executor.handoff import HandOffEnd, Message
 
@@ -37,7 +37,7 @@ def _measure() -> Report:
         return report
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        page = ChatPage(hooks=folder / "hooks")
+        page = ChatPage(hooks=folder / "hooks", root=project_in(folder))
         with chat_page(page), live_desktop(page, folder) as desktop:
             stage = _Stage(desktop, folder, report)
             stage.run("inline", [inline("idle-inline", n) for n in range(IDLE)])

@@ -13,7 +13,7 @@ from activities.executor.gui.cursor.events import CursorEvents
 from activities.executor.gui.port import Frame
 from tests.support.gui.agent_s import agent_s_python
 from tests.support.gui.desktop import LiveDesktop, live_desktop, missing
-from tests.support.gui.handing import Interrupted, by_file, deliver, hand_off, inline
+from tests.support.gui.handing import Interrupted, by_file, deliver, hand_off, inline, project_in
 from tests.support.gui.page import EDITOR_TITLE, ChatPage, chat_page
 from tests.support.gui.pictures import PointsAt
 from tests.support.model_server import ModelServer, says
@@ -35,7 +35,7 @@ class Killed(BaseException):
 @pytest.fixture(scope="module")
 def desktop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveDesktop]:
     folder = tmp_path_factory.mktemp("desktop")
-    page = ChatPage(hooks=folder / "hooks")
+    page = ChatPage(hooks=folder / "hooks", root=project_in(folder))
     with chat_page(page), live_desktop(page, folder) as running:
         yield running
 

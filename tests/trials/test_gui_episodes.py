@@ -101,7 +101,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     home, workspace, transcripts = folder / "home", folder / "demo", folder / "transcripts"
     for each in (home, workspace, transcripts):
         each.mkdir()
-    page = ChatPage(hooks=folder / "stack" / "state" / "gui" / "hooks")
+    page = ChatPage(hooks=folder / "stack" / "state" / "gui" / "hooks", root=workspace)
     with chat_page(page), live_desktop(page, folder) as desktop:
         own = {"HOME": str(home), "TIGHTLOOP_WINDOW__TRANSCRIPTS": str(transcripts)}
         with Stack(folder / "stack", own) as stack:

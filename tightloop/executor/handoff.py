@@ -1,6 +1,7 @@
 """Rules of a hand-off to an editor's chat: what is pasted, into which window, and what follows from what is seen."""
 
 import hashlib
+import itertools
 import re
 import unicodedata
 from collections.abc import Iterable
@@ -15,6 +16,8 @@ PATIENCE_S = 20.0
 """How long a prompt that may have been taken is waited for before a person is asked."""
 MOST_ENTERS = 3
 
+_REMOTE = re.compile(r"\[(SSH|WSL|(Attached )?Container|Dev Container|Codespaces|Tunnel)\b[^\]]*\]", re.IGNORECASE)
+"""An editor puts one after the project's name where the folder is on another machine."""
 _MARKS = "●•* "
 """An editor puts one before the title of a file that is not saved."""
 _CHARACTERS: dict[int, str | None] = {
@@ -40,6 +43,8 @@ class HandOffEnd(StrEnum):
     ACKED = "acked"
     REFUSED = "refused"
     """Nothing was submitted."""
+    WRONG_WINDOW = "wrong_window"
+    """It was submitted where another folder is open, or nothing says which; the hook refused it before the agent."""
     NOT_TAKEN = "not_taken"
     """The text is in the box, and the agent does not take it."""
     AMBIGUOUS = "ambiguous"
@@ -87,17 +92,23 @@ class Target(Value):
     apps: tuple[str, ...]
     """Bundle ids on macOS, classes of windows on X11."""
     title: str
-    """Regular expression; `{project}` stands for the name of the project's folder."""
+    """Regular expression; `{project}` stands for the name of the project's folder. Other folders may be called the
+    same, so it only says where to look: the hook decides, see `root`."""
     project: str
+    root: str
+    """Absolute path of the folder that the window must have open."""
     box: str
     """Regular expression that is found in the accessible name of the chat box."""
     chat_key: str
     """Chord that brings the focus into the box; it may be a toggle."""
 
     def matches(self, app: str, title: str) -> bool:
-        """Return whether a window is the one that is meant; both the program and the title must be right."""
-        pattern = self.title.replace("{project}", re.escape(self.project))
-        return app in self.apps and re.search(pattern, title.lstrip(_MARKS)) is not None
+        """Return whether a window may be the one that is meant; both the program and the title must be right."""
+        # File systems give names composed or decomposed, and editors pass on either.
+        shown, project = (unicodedata.normalize("NFC", text) for text in (title.lstrip(_MARKS), self.project))
+        if app not in self.apps or _REMOTE.search(shown):
+            return False
+        return re.search(self.title.replace("{project}", re.escape(project)), shown) is not None
 
     def is_box(self, role: str, label: str, *, editable: bool) -> bool:
         """Return whether the element that has the focus is the chat box."""
@@ -113,7 +124,7 @@ class BoxState(StrEnum):
     OURS = "ours"
     """Exactly the text of this hand-off."""
     LEFTOVER = "leftover"
-    """Exactly the text of an earlier hand-off."""
+    """Exactly the text of an earlier hand-off, or several copies of one."""
     FOREIGN = "foreign"
 
 
@@ -186,8 +197,13 @@ def look_at_box(text: str, message: Message, earlier: Iterable[str]) -> BoxState
         return BoxState.EMPTY
     if found == message.text:
         return BoxState.OURS
-    # Read one by one: mostly none is needed.
-    return BoxState.LEFTOVER if any(found == text for text in earlier) else BoxState.FOREIGN
+    # Read one by one: mostly none is needed. A paste that was repeated leaves several copies.
+    texts = itertools.chain((message.text,), earlier)
+    return BoxState.LEFTOVER if any(_consists_of(text, found) for text in texts) else BoxState.FOREIGN
+
+
+def _consists_of(text: str, found: str) -> bool:
+    return bool(text) and len(found) % len(text) == 0 and found == text * (len(found) // len(text))
 
 
 def after_enter(

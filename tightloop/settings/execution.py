@@ -60,9 +60,13 @@ class WindowSettings(Section):
     """Who moves the window. `auto`: `mac` where its libraries are installed, else `applescript`; `x11` on Linux."""
     apps: tuple[str, ...] = ("com.todesktop.230313mzl4w4u92", "Cursor")
     """Programs whose windows count: bundle ids on macOS, window classes on X11."""
-    title: Pattern = r"(^|[-–—] ){project}( |$)"
+    title: Pattern = r"^({project}( [-–—] Cursor)?|.+ [-–—] {project}( [-–—] [^-–—]+){0,2})( ⟦[^⟧]*⟧)?$"
     """Regular expression that the title has to contain; `{project}` stands for the name of the workspace's folder.
-    Without a window that has both, nothing is touched."""
+    Without a window that has both, nothing is touched. The default finds the project after the file, and before the
+    profile and the program. Windows of remote folders never count."""
+    allow_unknown_roots: bool = False
+    """Hand over to an editor that does not say which folder its window has open, also one that runs no hook. Then only
+    the title keeps a plan from another folder of the same name."""
     box: Pattern = r"^(chat input\b|composer input\b|add a follow-up|plan, )"
     """Regular expression for the accessible name of the chat box, in any case of letters."""
     chat_key: Annotated[str, Field(pattern=r"^[a-z0-9]+(\+[a-z0-9]+)*$")] = "mod+l"

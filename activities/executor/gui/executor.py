@@ -117,7 +117,10 @@ class CursorGuiExecutor(Executor):
 
     def _deliver(self, order: WorkOrder, message: Message, driver: Driver, control: Control) -> ExecutorOutcome:
         cursor = CursorEvents(
-            self.folder / "hooks", Path(self.settings.transcripts).expanduser(), guarded=hooks_installed()
+            self.folder / "hooks",
+            Path(self.settings.transcripts).expanduser(),
+            guarded=hooks_installed(),
+            allow_unknown_roots=self.settings.allow_unknown_roots,
         )
         target = self._target(order)
         hand_off = HandOff(
@@ -137,6 +140,12 @@ class CursorGuiExecutor(Executor):
                 return replace(wait, transcript_quiet_s=self.transcript_quiet_s).wait()
             case HandOffEnd.CANCELLED:
                 return cancelled_outcome()
+            case HandOffEnd.WRONG_WINDOW:
+                return fatal_outcome(
+                    f"the plan was submitted in a wrong window, where Cursor's hook refused it: {result.reason}. The "
+                    f"agent there did not get it. Open {order.root} in the editor, and close the other window",
+                    ErrorKind.CONFIG,
+                )
             case HandOffEnd.NOT_TAKEN | HandOffEnd.AMBIGUOUS:
                 question = hand_off_question(result.reason, order.plan.goal, message.id)
                 return ExecutorOutcome(
@@ -174,13 +183,14 @@ class CursorGuiExecutor(Executor):
             apps=chosen.apps,
             title=chosen.title,
             project=Path(order.root).name,
+            root=order.root,
             box=chosen.box,
             chat_key=chosen.chat_key,
         )
 
     def _no_way_back(self) -> tuple[str, ...]:
-        """Return why nothing would tell that the agent has a plan; empty: something does."""
-        if Path(self.settings.transcripts).expanduser().is_dir():
+        """Return why nothing would tell that the agent has a plan, and in which folder; empty: something does."""
+        if self.settings.allow_unknown_roots and Path(self.settings.transcripts).expanduser().is_dir():
             return ()
         problem = hooks_problem()
         return (problem,) if problem else ()

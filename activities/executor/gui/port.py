@@ -12,6 +12,10 @@ class DriverError(ExecutorError):
     """The desktop did not do, or could not tell, what was asked; it may do so later."""
 
 
+class NotPressedError(DriverError):
+    """No key was pressed: the screen is locked, or another program or window would have got it."""
+
+
 class Window(Value):
     """A window that is open."""
 
@@ -91,8 +95,20 @@ class Driver(Protocol):
         """Put a text on the clipboard."""
         ...
 
-    def press(self, chord: str) -> None:
-        """Press keys together, such as `mod+v` (Command on macOS, Control elsewhere), `enter` or `right`."""
+    def press(self, chord: str, window: Window | None = None) -> None:
+        """Press keys together, such as `mod+v` (Command on macOS, Control elsewhere), `enter` or `right`.
+
+        Args:
+            chord: names of keys, joined by `+`.
+            window: what must have the keyboard at that moment; None: whatever has it.
+
+        Raises:
+            NotPressedError: the screen is locked, another program holds the keyboard, or another window has it.
+        """
+        ...
+
+    def release_keys(self) -> None:
+        """Release the keys that a process of ours pressed and, since it died, did not release; no others."""
         ...
 
     def frame(self, window: Window) -> Frame:
@@ -140,8 +156,20 @@ class Receipts(Protocol):
         """Whether it refuses a hand-off that it has already."""
         ...
 
+    def expect(self, message: Message, root: str) -> None:
+        """Tell it which folder a message is for, before anything is pasted; forgets an earlier refusal.
+
+        Raises:
+            ExecutorError: there is no such folder.
+        """
+        ...
+
     def find(self, handoff_id: str) -> Receipt | None:
         """Return the receipt of a hand-off."""
+        ...
+
+    def refusal(self, handoff_id: str) -> str:
+        """Return why it refused a hand-off in the window where it was submitted; empty: it did not."""
         ...
 
     def busy(self) -> bool:

@@ -5,11 +5,21 @@ Measured beside it, pasting blindly was wrong in 2 % of hand-offs to an idle win
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-from activities.executor.gui.port import Driver, DriverError, Element, Ledger, Locator, Receipts, Window
+from activities.executor.gui.port import (
+    Driver,
+    DriverError,
+    Element,
+    Ledger,
+    Locator,
+    NotPressedError,
+    Receipts,
+    Window,
+)
 from activities.workspace.ownership import locked
 from tightloop.errors import WorkspaceLockedError
 from tightloop.executor.handoff import (
@@ -38,6 +48,7 @@ SETTLE_S = 0.15
 POLL_S = 0.05
 LOOK_S = 0.5
 TITLES_SHOWN = 5
+_REMOVABLE = (BoxState.OURS, BoxState.LEFTOVER)
 _UNDECIDED = {
     NextStep.NOT_TAKEN: (
         HandOffEnd.NOT_TAKEN,
@@ -77,12 +88,14 @@ class HandOff:
     """Asked once in a hand-off, where the keys do not bring the focus into the box."""
     _located: str = field(default="", init=False)
     """What came of that; empty: it was not asked."""
+    _blocked: str = field(default="", init=False)
+    """Why Enter could not be pressed at last."""
 
     def deliver(self, message: Message) -> HandOffResult:
         """Hand it over. Safe to call again after a crash at any point, with the same message.
 
         Raises:
-            ExecutorError: the ledger cannot be read.
+            ExecutorError: the ledger cannot be read, or the project has no folder.
         """
         try:
             with locked(self.lock, wait=self.lock_wait, what="the screen"):
@@ -94,6 +107,12 @@ class HandOff:
         entry = self.ledger.get(message.id)
         if entry is not None and entry.state is HandOffState.ACKED:
             return HandOffResult(end=HandOffEnd.ACKED, receipt=entry.receipt)
+        try:
+            self.driver.release_keys()
+        except DriverError as error:
+            return HandOffResult(end=HandOffEnd.REFUSED, reason=error.message, retryable=True)
+        if entry is None or entry.state is HandOffState.PREPARED:
+            self.receipts.expect(message, self.target.root)
         if entry is not None and entry.state is HandOffState.PREPARED and self.receipts.taken(message.id):
             entry = self.ledger.record(message, HandOffState.ENTER)
         if entry is not None and entry.state is HandOffState.ENTER:
@@ -111,7 +130,7 @@ class HandOff:
         self.ledger.record(message, HandOffState.ENTER)
         result = self._submit(message, enters=0)
         # Only now: a paste that is still pending would paste this.
-        if result.end is HandOffEnd.ACKED and kept is not None:
+        if result.end in (HandOffEnd.ACKED, HandOffEnd.WRONG_WINDOW) and kept is not None:
             self._restore_clipboard(kept)
         return result
 
@@ -151,8 +170,8 @@ class HandOff:
             wait_s = FOCUS_S if press else 0.0
             if self._until(lambda: self._box() is not None, wait_s) and (element := self._box()):
                 return window, element
-            if press < 2 and self._is_active(window):
-                self.driver.press(self.target.chat_key)
+            if press < 2:
+                self._press(window, self.target.chat_key)
         if element := self._click_box(window):
             return window, element
         seen = self.driver.focused()
@@ -278,17 +297,17 @@ class HandOff:
     def _clear(self, window: Window, message: Message) -> None:
         """Remove a text of ours; called only where the whole content of the box is one."""
         # A box that lags still shows what was submitted, and empties itself.
-        if self._until(lambda: self._look(window, message) is not BoxState.LEFTOVER, PASTE_S):
+        if self._until(lambda: self._look(window, message) not in _REMOVABLE, PASTE_S):
             return
-        if self._press(window, "mod+a") and self._look(window, message) is BoxState.LEFTOVER:
+        if self._press(window, "mod+a") and self._look(window, message) in _REMOVABLE:
             self._press(window, "backspace")
             self.sleep(SETTLE_S)
 
     def _press(self, window: Window, chord: str) -> bool:
-        """Press keys if the window is in front; the gap between the look and the keys is a fraction of a ms."""
+        """Press keys if the window is in front; the driver looks again, and refuses where it has not the keyboard."""
         if not self._is_active(window):
             return False
-        self.driver.press(chord)
+        self.driver.press(chord, window)
         return True
 
     # -- from Enter on --------------------------------------------------------------------------------
@@ -315,9 +334,11 @@ class HandOff:
             if step is NextStep.DONE:
                 self.ledger.record(message, HandOffState.ACKED, receipt)
                 return HandOffResult(end=HandOffEnd.ACKED, receipt=receipt)
+            if refusal := self.receipts.refusal(message.id):
+                return self._take_back(message, refusal)
             if step in _UNDECIDED:
                 end, reason = _UNDECIDED[step]
-                return HandOffResult(end=end, reason=reason)
+                return HandOffResult(end=end, reason=f"{reason}{self._blocked}")
             if self.cancelled():
                 return HandOffResult(end=HandOffEnd.CANCELLED, reason="stopped on request")
             if step is NextStep.PRESS:
@@ -328,6 +349,15 @@ class HandOff:
             # While the receipt is on its way, the window is left alone.
             if self.now() - since >= (ACK_S if enters else 0) and self.now() - looked >= LOOK_S:
                 box, looked = self._look_again(message), self.now()
+
+    def _take_back(self, message: Message, refusal: str) -> HandOffResult:
+        """Remove what the hook has refused, if it is still in the box; it may be handed over again."""
+        with suppress(Refused, DriverError):
+            window, _element = self._focus_box()
+            if self._look(window, message) is BoxState.OURS:
+                self._clear(window, message)
+        self.ledger.record(message, HandOffState.PREPARED)
+        return HandOffResult(end=HandOffEnd.WRONG_WINDOW, reason=refusal)
 
     def _look_again(self, message: Message) -> BoxState | None:
         try:
@@ -342,12 +372,18 @@ class HandOff:
             window, _element = self._focus_box()
             if self._look(window, message) is not BoxState.OURS or not self._press(window, "right"):
                 return False
-            if not self._is_active(window):
+            # The focus may have gone elsewhere within the window.
+            if self._box() is None or not self._is_active(window):
                 return False
-        except (Refused, DriverError):
+        except (Refused, DriverError) as error:
+            self._blocked = f". {error}"
             return False
+        self._blocked = ""
         try:
-            self.driver.press("enter")
+            self.driver.press("enter", window)
+        except NotPressedError as error:
+            self._blocked = f". {error}"
+            return False
         except DriverError:
             # It may have been pressed all the same: the receipt or the box will tell.
             return True

@@ -30,7 +30,8 @@ class Agent:
 
     @property
     def executor(self) -> CursorGuiExecutor:
-        settings = WindowSettings(transcripts=str(self._folder / "transcripts"))
+        # Without hooks only its owner's word lets a plan through.
+        settings = WindowSettings(transcripts=str(self._folder / "transcripts"), allow_unknown_roots=True)
         return CursorGuiExecutor(
             settings, self._folder, lambda _settings: FakeDriver(self.desktop), transcript_quiet_s=2.0
         )
@@ -57,7 +58,8 @@ class Agent:
         self.tell(hook_event_name="stop", status="completed")
 
     def tell(self, **event: Any) -> dict[str, Any]:
-        return hook.handle(self._folder / "hooks", {"conversation_id": "c-1", **event}) if self._hooks else {}
+        fields = {"conversation_id": "c-1", "workspace_roots": [str(self._workspace)], **event}
+        return hook.handle(self._folder / "hooks", fields) if self._hooks else {}
 
     def say(self, role: str, text: str) -> None:
         if not self._hooks:

@@ -18,7 +18,7 @@ from activities.executor.gui.drivers.x11 import X11Driver
 from activities.executor.gui.port import DriverError, Window
 from tests.support.gui.page import DECOY_TITLE, EDITOR_TITLE, ChatPage
 
-PACKAGES = "xvfb openbox xclip dbus at-spi2-core gir1.2-atspi-2.0 python3-gi chromium python3-tk"
+PACKAGES = "xvfb openbox xclip dbus at-spi2-core gir1.2-atspi-2.0 python3-gi chromium"
 _PROGRAMS = ("Xvfb", "openbox", "xclip", "dbus-daemon", "chromium")
 _LAUNCHERS = ("/usr/libexec/at-spi-bus-launcher", "/usr/lib/at-spi2-core/at-spi-bus-launcher")
 _BLANK = "--no-first-run --no-default-browser-check --no-sandbox --disable-gpu --disable-dev-shm-usage --test-type"

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from activities.executor.gui.port import DriverError, Element, Entry, Frame, Health, Window
+from activities.executor.gui.port import DriverError, Element, Entry, Frame, Health, NotPressedError, Window
 from tightloop.executor.handoff import HandOffState, Message, Receipt, leading_marker
 
 EDITOR = Window(id="1", pid=7, app="Cursor", title="main.py - demo - Cursor")
@@ -44,6 +44,13 @@ class Desktop:
     clock: float = 0.0
     undo: list[str] = field(default_factory=list)
     receipts: dict[str, Receipt] = field(default_factory=dict)
+    refuses: str = ""
+    """Why the hook refuses what is submitted, and leaves it in the box; empty: it does not."""
+    refusals: dict[str, str] = field(default_factory=dict)
+    locked: bool = False
+    """Another program holds the keyboard."""
+    held: list[str] = field(default_factory=list)
+    """Keys that a process which died left down."""
     entries: dict[str, Entry] = field(default_factory=dict)
     working: bool = False
     shown: tuple[str, ...] = ()
@@ -70,6 +77,9 @@ class Desktop:
         identity = leading_marker(text)
         if self.guards and identity in self.receipts:
             return
+        if self.refuses:
+            self.refusals[identity] = self.refuses
+            return
         self.submitted.append(text)
         if self.on_submit:
             self.on_submit(text)
@@ -93,6 +103,12 @@ class FakeReceipts:
 
     def find(self, handoff_id: str) -> Receipt | None:
         return self._desktop.receipts.get(handoff_id)
+
+    def expect(self, message: Message, root: str) -> None:
+        self._desktop.refusals.pop(message.id, None)
+
+    def refusal(self, handoff_id: str) -> str:
+        return self._desktop.refusals.get(handoff_id, "")
 
     def busy(self) -> bool:
         return self._desktop.working
@@ -195,11 +211,16 @@ class FakeDriver:
 
         self._do("set_clipboard", effect)
 
-    def press(self, chord: str) -> None:
-        self._do(f"press {chord}", lambda: self._press(chord))
+    def press(self, chord: str, window: Window | None = None) -> None:
+        self._do(f"press {chord}", lambda: self._press(chord, window))
 
-    def _press(self, chord: str) -> None:  # noqa: C901 - a key each
+    def release_keys(self) -> None:
+        self.desktop.held.clear()
+
+    def _press(self, chord: str, window: Window | None) -> None:  # noqa: C901 - a key each
         desktop = self.desktop
+        if desktop.locked or (window is not None and window.id != desktop.front):
+            raise NotPressedError("another program or window has the keyboard")
         if chord == "mod+l":
             if desktop.front == EDITOR.id and not desktop.deaf:
                 desktop.chat_open = not (desktop.chat_open and desktop.chat_focused) and not desktop.keeps_closed

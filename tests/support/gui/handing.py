@@ -21,11 +21,26 @@ PARAGRAPH = (
 )
 
 
-def hand_off(driver: Driver, folder: Path, *, patience_s: float = 20.0) -> HandOff:
-    """Return the protocol on a driver, with its files in a folder, for the window of the page."""
+def project_in(folder: Path) -> Path:
+    """Return the project whose window the page shows; made where it is not there."""
+    project = folder / "demo"
+    project.mkdir(exist_ok=True)
+    return project
+
+
+def hand_off(driver: Driver, folder: Path, *, patience_s: float = 20.0, root: Path | None = None) -> HandOff:
+    """Return the protocol on a driver, with its files in a folder, for the window of the page.
+
+    `root` is the folder of the project; None: the one of the page.
+    """
     settings = WindowSettings()
     target = Target(
-        apps=settings.apps, title=settings.title, project="demo", box=settings.box, chat_key=settings.chat_key
+        apps=settings.apps,
+        title=settings.title,
+        project="demo",
+        root=str(root or project_in(folder)),
+        box=settings.box,
+        chat_key=settings.chat_key,
     )
     return HandOff(
         driver=driver,
@@ -139,8 +154,11 @@ class Interrupted:
     def set_clipboard(self, text: str) -> None:
         self._do("clipboard", lambda: self._driver.set_clipboard(text))
 
-    def press(self, chord: str) -> None:
-        self._do(chord, lambda: self._driver.press(chord))
+    def press(self, chord: str, window: Window | None = None) -> None:
+        self._do(chord, lambda: self._driver.press(chord, window))
+
+    def release_keys(self) -> None:
+        self._driver.release_keys()
 
     def close(self) -> None:
         self._driver.close()

@@ -24,6 +24,8 @@ class ChatPage:
 
     hooks: Path | None = None
     """Folder of the hooks; None: none are installed."""
+    root: Path | None = None
+    """Folder that the editor says to have open; None: it says nothing."""
     lag_s: float = 0.0
     """How long what was submitted stays in the box."""
     busy: bool = False
@@ -69,7 +71,8 @@ class ChatPage:
 
     def run_hook(self, name: str, **fields: object) -> dict[str, object]:
         """Run the real script as Cursor runs it."""
-        event = {"hook_event_name": name, "conversation_id": "c-1", "generation_id": "g-1", **fields}
+        roots = [] if self.root is None else [str(self.root)]
+        event = {"hook_event_name": name, "conversation_id": "c-1", "workspace_roots": roots, **fields}
         command = (sys.executable, "-I", hook.__file__, str(self.hooks))
         done = subprocess.run(command, input=json.dumps(event), capture_output=True, text=True, timeout=20, check=True)
         answer: dict[str, object] = json.loads(done.stdout)

@@ -1,6 +1,7 @@
 """What Cursor's hooks have recorded on this host: receipts of hand-offs, and what the agent answered."""
 
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 from activities.artifacts.durable import file_stem, replace_file
 from activities.executor.gui.cursor.transcript import find_conversation
+from tightloop.errors import ExecutorError
 from tightloop.executor.handoff import Message, Receipt, episode_of
 from tightloop.host import private_folder
 from tightloop.value import Value
@@ -15,6 +17,8 @@ from tightloop.value import Value
 PROMPT, ANSWER, STOP, LIMIT = "beforeSubmitPrompt", "afterAgentResponse", "stop", "limit"
 BUSY_S = 3600.0
 """An agent that was last heard of longer ago is not waited for: its editor may have been closed."""
+EXPECTED = 200
+"""Hand-offs whose folder the hook knows: as many as the ledger keeps."""
 
 
 class AgentEvent(Value):
@@ -30,13 +34,41 @@ class AgentEvent(Value):
 class CursorEvents:
     """Reads the files of the hooks, and Cursor's transcripts where no hook has told."""
 
-    def __init__(self, folder: Path, transcripts: Path, *, guarded: bool = True) -> None:
+    def __init__(
+        self, folder: Path, transcripts: Path, *, guarded: bool = True, allow_unknown_roots: bool = False
+    ) -> None:
         self._folder, self._transcripts, self._guarded = folder, transcripts, guarded
+        self._allow_unknown_roots = allow_unknown_roots
 
     @property
     def guarded(self) -> bool:
         """Whether Cursor runs the hook that refuses a hand-off which came before."""
         return self._guarded
+
+    def expect(self, message: Message, root: str) -> None:
+        """Leave the folder of a message for the hook `beforeSubmitPrompt`; see the port."""
+        real_path = os.path.realpath(root)
+        try:
+            found = Path(real_path).stat()
+        except OSError as error:
+            raise ExecutorError(f"the folder {root} of the project cannot be read: {error.strerror}") from None
+        expected = {
+            "handoff_id": message.id,
+            "root": root,
+            "real_path": real_path,
+            "device": found.st_dev,
+            "inode": found.st_ino,
+            "allow_unknown_roots": self._allow_unknown_roots,
+        }
+        folder, name = private_folder(self._folder / "expected"), f"{file_stem(message.id)}.json"
+        replace_file(folder / name, json.dumps(expected).encode())
+        (self._folder / "refused" / name).unlink(missing_ok=True)
+        for old in sorted(_files(folder), key=_modified)[:-EXPECTED]:
+            old.unlink(missing_ok=True)
+
+    def refusal(self, handoff_id: str) -> str:
+        """Return why the hook refused a hand-off; see the port."""
+        return str((_read(self._folder / "refused" / f"{file_stem(handoff_id)}.json") or {}).get("reason", ""))
 
     def find(self, handoff_id: str) -> Receipt | None:
         """Return the receipt of a hand-off; see the port."""
@@ -47,7 +79,8 @@ class CursorEvents:
                 conversation=str(told.get("conversation", "")),
                 transcript=str(told.get("transcript", "")),
             )
-        path = find_conversation(self._transcripts, handoff_id)
+        # No hook has compared the folders.
+        path = find_conversation(self._transcripts, handoff_id) if self._allow_unknown_roots else None
         return None if path is None else Receipt(handoff_id=handoff_id, transcript=str(path), source="transcript")
 
     def busy(self) -> bool:
@@ -115,3 +148,10 @@ def _read(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def _modified(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0

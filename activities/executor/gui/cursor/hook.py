@@ -1,7 +1,8 @@
-"""Run by Cursor for each of its events: acknowledges hand-offs, refuses a repeated one, and keeps the agent's answers.
+"""Run by Cursor for each of its events: lets a hand-off through once, in its own folder, and keeps the agent's answers.
 
 Copied into the state home and run there by any Python from 3.8 on: the standard library only. It prints one JSON object
-and never stops a prompt of the user: what it cannot do it leaves. Conversations without a hand-off are not recorded.
+and never stops a prompt of the user: what it cannot do it leaves. Only a hand-off goes nowhere unless it was checked.
+Conversations without a hand-off are not recorded.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ MOST_FOLLOW_UPS = 5
 """Cursor's own `loop_limit`: it ignores more of them in a row."""
 MOST_BYTES = 8_000_000
 MOST_TEXT = 200_000
+MOST_ROOTS = 5
 PROMPT, STOP = "beforeSubmitPrompt", "stop"
 REFUSAL = "tightloop: the agent has had this plan already, so it is not run a second time."
+UNCHECKED = "tightloop: this plan could not be checked, so it is not run. Look at the output of Cursor's hooks."
 
 
 def stem(name: str) -> str:
@@ -51,6 +54,41 @@ def write_new(target: Path, content: dict[str, Any]) -> bool:
     return True
 
 
+def is_folder(root: Any, expected: dict[str, Any]) -> bool:
+    """Return whether a root of the editor is the folder that a hand-off is for."""
+    if not isinstance(root, str) or not Path(root).is_absolute():
+        return False
+    try:
+        # Must be here: a window on another machine may name the same path.
+        found = Path(root).stat()
+    except (OSError, ValueError):
+        return False
+    # A link has the path in common, a folder that was renamed or mounted twice the inode.
+    same_path = os.path.realpath(root) == expected["real_path"]
+    return same_path or (found.st_dev, found.st_ino) == (expected["device"], expected["inode"])
+
+
+def misplacement(folder: Path, identity: str, event: dict[str, Any]) -> str:
+    """Return why a hand-off must not be run in the window of an event; empty: it is the right one."""
+    try:
+        expected = json.loads((folder / "expected" / f"{stem(identity)}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return f"nothing on this host says which folder the plan {identity} is for"
+    roots = event.get("workspace_roots")
+    if not isinstance(roots, list) or not roots:
+        if expected.get("allow_unknown_roots"):
+            return ""
+        return (
+            f"the plan is for {expected['root']}, and the editor does not say which folder this window has open. To "
+            "hand over all the same, set window.allow_unknown_roots: true"
+        )
+    # All of them: the agent of a window with several folders may work in any.
+    if all(is_folder(root, expected) for root in roots):
+        return ""
+    opened = " and ".join(str(root) for root in roots[:MOST_ROOTS])
+    return f"the plan is for {expected['root']}, and this window has {opened} open"
+
+
 def handle(folder: Path, event: dict[str, Any]) -> dict[str, Any]:
     """Record one event and return the answer to Cursor."""
     kind, conversation = str(event.get("hook_event_name", "")), str(event.get("conversation_id", ""))
@@ -60,8 +98,12 @@ def handle(folder: Path, event: dict[str, Any]) -> dict[str, Any]:
     match = MARKER.match(str(event.get("prompt", "")).lstrip()) if kind == PROMPT else None
     if match:
         record["handoff_id"] = match[1]
+        receipt = folder / "acks" / f"{stem(match[1])}.json"
+        if not receipt.exists() and (problem := misplacement(folder, match[1], event)):
+            write_new(folder / "refused" / f"{stem(match[1])}.json", {"handoff_id": match[1], "reason": problem})
+            return {"continue": False, "user_message": f"tightloop: {problem}. So it is not run here."}
         version = str(event.get("cursor_version", ""))
-        if not write_new(folder / "acks" / f"{stem(match[1])}.json", {**record, "version": version}):
+        if not write_new(receipt, {**record, "version": version}):
             return {"continue": False, "user_message": REFUSAL}
     if match or events.is_dir():
         record["text"] = str(event.get("text", ""))[-MOST_TEXT:]
@@ -69,18 +111,19 @@ def handle(folder: Path, event: dict[str, Any]) -> dict[str, Any]:
         # One file for each: two hooks that append to one file at the same time damage it.
         write_new(events / f"{time.time_ns():020d}-{os.getpid()}.json", record)
     if kind == STOP and record.get("status") == "completed" and int(event.get("loop_count") or 0) < MOST_FOLLOW_UPS:
-        return follow_up(folder / "next", stem(conversation))
+        return follow_up(folder, stem(conversation), event)
     return {"continue": True} if kind == PROMPT else {}
 
 
-def follow_up(folder: Path, name: str) -> dict[str, Any]:
-    """Return what the agent is to do next, if it was left here a moment ago."""
+def follow_up(folder: Path, name: str, event: dict[str, Any]) -> dict[str, Any]:
+    """Return what the agent is to do next, if it was left here a moment ago, and for this window's folder."""
+    offer = folder / "next" / f"{name}.json"
     try:
-        found = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-        if time.time() - float(found["at"]) > OFFER_S:
+        found = json.loads(offer.read_text(encoding="utf-8"))
+        if time.time() - float(found["at"]) > OFFER_S or misplacement(folder, found["handoff_id"], event):
             return {}
         # Either this succeeds, or taking it back does.
-        (folder / f"{name}.json").replace(folder / f"{stem(found['handoff_id'])}.taken")
+        offer.replace(offer.with_name(f"{stem(found['handoff_id'])}.taken"))
     except (OSError, ValueError, KeyError):
         return {}
     return {"followup_message": str(found["prompt"])}
@@ -90,12 +133,15 @@ def main() -> None:
     """Answer one event on standard input."""
     os.umask(0o077)
     answer: dict[str, Any] = {"continue": True}
+    text = ""
     try:
-        event = json.loads(sys.stdin.buffer.read(MOST_BYTES).decode("utf-8", "replace"))
-        answer = handle(Path(sys.argv[1]), event)
+        text = sys.stdin.buffer.read(MOST_BYTES).decode("utf-8", "replace")
+        answer = handle(Path(sys.argv[1]), json.loads(text))
     # An edge: the user's prompt must go through.
     except Exception as error:  # noqa: BLE001
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        if PROMPT in text and MARKER.search(text):
+            answer = {"continue": False, "user_message": UNCHECKED}
     sys.stdout.write(json.dumps(answer) + "\n")
 
 

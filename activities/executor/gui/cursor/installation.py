@@ -33,7 +33,7 @@ def hook_command() -> str:
 
 
 def hooks_installed() -> bool:
-    """Return whether Cursor runs our hook for every event that is needed, and the script is there."""
+    """Return whether Cursor runs our hook for every event that is needed, and the script is this version's."""
     return not hooks_problem()
 
 
@@ -46,9 +46,10 @@ def hooks_problem() -> str:
     ours = hook_command()
     lists = found if isinstance(found, dict) else {}
     lacking = [name for name in EVENTS if {"command": ours} not in _entries(lists.get(name))]
-    if not lacking and (gui_folder() / SCRIPT).is_file():
+    if not lacking and _is_current(gui_folder() / SCRIPT):
         return ""
-    return f"Cursor has not the hooks that tell of a hand-off ({', '.join(lacking) or 'script'}). Run: {INSTALL}"
+    what = ", ".join(lacking) or "its script is missing or of another version"
+    return f"Cursor has not the hooks that tell of a hand-off ({what}). Run: {INSTALL}"
 
 
 def planned(*, remove: bool = False) -> str:
@@ -93,6 +94,14 @@ def install(*, remove: bool = False) -> Path | None:
     except OSError as error:
         raise SettingsError(f"{path} cannot be written: {error.strerror}. Make it writable") from None
     return backup
+
+
+def _is_current(script: Path) -> bool:
+    # One of an earlier version would let plans through that this one refuses.
+    try:
+        return script.read_bytes() == Path(hook.__file__).read_bytes()
+    except OSError:
+        return False
 
 
 def _is_ours(entry: Mapping[str, Any]) -> bool:

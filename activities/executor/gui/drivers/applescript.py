@@ -9,7 +9,7 @@ import subprocess
 from importlib import resources
 from typing import Any
 
-from activities.executor.gui.port import DriverError, Element, Frame, Health, Window
+from activities.executor.gui.port import DriverError, Element, Frame, Health, NotPressedError, Window
 from tightloop.host.programs import find_trusted
 
 SCRIPT_S = 8.0
@@ -84,14 +84,25 @@ class AppleScriptDriver:
         if _command(("pbcopy",), CLIPBOARD_S, text.encode()).returncode != 0:
             raise DriverError("pbcopy cannot put a text on the clipboard")
 
-    def press(self, chord: str) -> None:
+    def press(self, chord: str, window: Window | None = None) -> None:
         """Press keys by System Events; see the port."""
         *modifiers, key = chord.split("+")
         unknown = [name for name in modifiers if name not in _MODIFIERS]
         if unknown or (key not in _KEY_CODES and len(key) != 1):
             raise DriverError(f"the keys {chord!r} are not known: use mod, ctrl, alt, shift and one key")
+        state = self._json("state")
+        if reasons := keyboard_problems(
+            locked=bool(state.get("locked")), secure_input=int(state.get("secure_input") or 0)
+        ):
+            raise NotPressedError("; ".join(reasons))
         held = ",".join(_MODIFIERS[name] for name in modifiers)
-        self._run("press", str(_KEY_CODES.get(key, "")), "" if key in _KEY_CODES else key, held)
+        wanted = ("", "") if window is None else (str(window.pid), window.title)
+        code, character = (str(_KEY_CODES[key]), "") if key in _KEY_CODES else ("", key)
+        if self._run("press", code, character, held, *wanted) == "elsewhere":
+            raise NotPressedError(f"the window {wanted[1]!r} has not the keyboard any more")
+
+    def release_keys(self) -> None:
+        """Nothing is left: System Events presses and releases by itself, whoever dies. See the port."""
 
     def frame(self, window: Window) -> Frame:
         """Refuse: only clicks need it. See the port."""
@@ -152,6 +163,12 @@ def problems(
             "the worker's program may not take pictures of the screen, in which window.agent_s looks for the chat box: "
             f"{privacy}, Screen & System Audio Recording, and restart it; or leave window.agent_s out"
         )
+    return (*found, *keyboard_problems(locked=locked, secure_input=secure_input))
+
+
+def keyboard_problems(*, locked: bool, secure_input: int) -> tuple[str, ...]:
+    """Return why no key may be pressed now, each with what to do."""
+    found = []
     if locked:
         found.append("the screen is locked: unlock it, and turn the lock off for this session (docs/macos.md)")
     if secure_input:

@@ -3,8 +3,14 @@
 import importlib.util
 import os
 import sys
+from contextlib import suppress
+from datetime import timedelta
 
+from activities.executor.gui.drivers.held import key_journals
+from activities.executor.gui.ledger import gui_folder
 from activities.executor.gui.port import Driver, DriverError
+from activities.workspace.ownership import locked
+from tightloop.errors import WorkspaceLockedError
 from tightloop.settings import WindowSettings
 
 
@@ -35,6 +41,22 @@ def choose_driver(settings: WindowSettings) -> Driver:
     raise DriverError(
         f"no driver for windows on {sys.platform}: it takes macOS, or Linux with an X11 display (DISPLAY)"
     )
+
+
+def release_keys(settings: WindowSettings) -> None:
+    """Release the keys that a process of ours left down when it died; without a note of such keys nothing is opened.
+
+    A hand-off that runs has its keys in its own hands; it is not disturbed.
+    """
+    if not any(key_journals()):
+        return
+    lock = locked(gui_folder() / "screen.lock", wait=timedelta(0), what="the screen")
+    with suppress(DriverError, WorkspaceLockedError), lock:
+        driver = choose_driver(settings)
+        try:
+            driver.release_keys()
+        finally:
+            driver.close()
 
 
 def _best() -> str:

@@ -1,16 +1,14 @@
-"""Presses keys and clicks with pyautogui; nothing is ever typed with it.
+"""Presses keys and clicks on a Mac with pyautogui; nothing is ever typed with it.
 
 Its `write` types `>` for `<`, drops what is not ASCII, and submits a chat at every line end.
 """
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from activities.executor.gui.port import DriverError
 
-MOD = {"darwin": "command"}
-_NAMES = {"mod": MOD.get(sys.platform, "ctrl"), "cmd": "command"}
+_NAMES = {"mod": "command", "cmd": "command"}
 
 
 def keyboard() -> Any:
@@ -24,11 +22,16 @@ def keyboard() -> Any:
     # Without tkinter one of its modules ends the process; without a display there is a KeyError.
     except (Exception, SystemExit) as error:  # noqa: BLE001
         raise DriverError(
-            f"pyautogui cannot be used: {type(error).__name__}: {' '.join(str(error).split())}. On Linux it needs a "
-            "display and tkinter (apt install python3-tk)"
+            f"pyautogui cannot be used: {type(error).__name__}: {' '.join(str(error).split())}. Install it: "
+            "pip install pyautogui"
         ) from None
     pyautogui.PAUSE = 0.0
     return pyautogui
+
+
+def names_of(chord: str) -> list[str]:
+    """Return the keys of a chord by pyautogui's names."""
+    return [_NAMES.get(name, name) for name in chord.split("+")]
 
 
 def press(chord: str) -> None:
@@ -37,8 +40,21 @@ def press(chord: str) -> None:
     Raises:
         DriverError: the pointer is in a corner of the screen, which stops pyautogui; or the keys cannot be sent.
     """
-    names = [_NAMES.get(name, name) for name in chord.split("+")]
-    _do(f"the keys {chord} cannot be sent", lambda gui: gui.hotkey(*names))
+    _do(f"the keys {chord} cannot be sent", lambda gui: gui.hotkey(*names_of(chord)))
+
+
+def release(names: Sequence[str]) -> None:
+    """Release keys, the last one first; those that are up stay up.
+
+    Raises:
+        DriverError: as `press`.
+    """
+
+    def let_go(gui: Any) -> None:
+        for name in reversed(names):
+            gui.keyUp(name)
+
+    _do(f"the keys {'+'.join(names)} cannot be released", let_go)
 
 
 def click(x: int, y: int) -> None:

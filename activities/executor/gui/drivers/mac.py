@@ -12,9 +12,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar, cast
 
-from activities.executor.gui.drivers.applescript import element_of, problems
-from activities.executor.gui.drivers.keys import click, keyboard, press
-from activities.executor.gui.port import DriverError, Element, Frame, Health, Window
+from activities.executor.gui.drivers.applescript import element_of, keyboard_problems, problems
+from activities.executor.gui.drivers.held import KeyJournal
+from activities.executor.gui.drivers.keys import click, keyboard, names_of, press, release
+from activities.executor.gui.port import DriverError, Element, Frame, Health, NotPressedError, Window
 from tightloop.errors import ExecutorError
 from tightloop.host.programs import TrustedProgram
 
@@ -69,15 +70,16 @@ class MacDriver:
             ) from None
         self._kit, self._ax, self._quartz = AppKit, ApplicationServices, Quartz
         self._asked: set[int] = set()
+        self._journal = KeyJournal(self.name)
 
     def preflight(self) -> Health:
         """Return whether it can work; see the port."""
         try:
             keyboard()
-            session = self._session()
+            locked, secure_input = self._keyboard_state()
             found = problems(
-                locked=bool(session.get("CGSSessionScreenIsLocked")),
-                secure_input=int(session.get("kCGSSessionSecureInputPID") or 0),
+                locked=locked,
+                secure_input=secure_input,
                 trusted=bool(self._ax.AXIsProcessTrusted()),
                 may_post=bool(self._quartz.CGPreflightPostEventAccess()),
                 # Titles of windows come from the accessibility API, which does not need this right.
@@ -169,9 +171,19 @@ class MacDriver:
         if not board.setString_forType_(text, self._kit.NSPasteboardTypeString) or board.changeCount() == before:
             raise DriverError("the clipboard does not take the text")
 
-    def press(self, chord: str) -> None:
+    def press(self, chord: str, window: Window | None = None) -> None:
         """Press keys; see the port."""
-        press(chord)
+        self._require_keyboard()
+        if window is not None and ((active := self.active()) is None or active.id != window.id):
+            raise NotPressedError(f"the window {window.title!r} has not the keyboard any more")
+        with self._journal.pressing(names_of(chord)):
+            press(chord)
+
+    def release_keys(self) -> None:
+        """Release what a process that died has pressed; see the port."""
+        if names := [name for name in self._journal.pressed() if isinstance(name, str)]:
+            release(names)
+            self._journal.clear()
 
     @_native
     def frame(self, window: Window) -> Frame:
@@ -194,10 +206,24 @@ class MacDriver:
 
     def click(self, x: int, y: int) -> None:
         """Click; see the port."""
+        self._require_keyboard()
         click(x, y)
 
     def close(self) -> None:
         """Nothing stays open."""
+
+    @_native
+    def _require_keyboard(self) -> None:
+        """Refuse where the lock of the screen or a password field would get the keys."""
+        locked, secure_input = self._keyboard_state()
+        if reasons := keyboard_problems(locked=locked, secure_input=secure_input):
+            raise NotPressedError("; ".join(reasons))
+
+    def _keyboard_state(self) -> tuple[bool, int]:
+        """Return whether the screen is locked, and the process that keeps the keyboard secure; 0: none."""
+        session = self._session()
+        locked, secure_input = session.get("CGSSessionScreenIsLocked"), session.get("kCGSSessionSecureInputPID")
+        return bool(locked), int(secure_input or 0)
 
     def _session(self) -> dict[str, Any]:
         session = self._quartz.CGSessionCopyCurrentDictionary()

@@ -1,21 +1,35 @@
-"""Drives an X11 desktop: windows by EWMH, keys by pyautogui, the clipboard by xclip, the focus by AT-SPI."""
+"""Drives an X11 desktop: windows by EWMH, keys by XTEST, the clipboard by xclip, the focus by AT-SPI."""
 
 import functools
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from activities.executor.gui.drivers.accessibility import Accessibility
-from activities.executor.gui.drivers.keys import click, keyboard, press
+from activities.executor.gui.drivers.held import KeyJournal
 from activities.executor.gui.ledger import gui_folder
-from activities.executor.gui.port import DriverError, Element, Frame, Health, Window
+from activities.executor.gui.port import DriverError, Element, Frame, Health, NotPressedError, Window
 from tightloop.host import private_folder
 from tightloop.host.programs import find_trusted
 
 XCLIP_S = 3.0
+_KEYSYMS = {
+    "mod": "Control_L",
+    "ctrl": "Control_L",
+    "cmd": "Super_L",
+    "alt": "Alt_L",
+    "shift": "Shift_L",
+    "enter": "Return",
+    "backspace": "BackSpace",
+    "left": "Left",
+    "right": "Right",
+    "escape": "Escape",
+    "tab": "Tab",
+}
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
@@ -45,6 +59,7 @@ class X11Driver:
         self._name = display or os.environ.get("DISPLAY", "")
         self._display: Any = None
         self._tree = Accessibility()
+        self._journal = KeyJournal(self._name)
 
     def preflight(self) -> Health:
         """Return whether it can work; see the port."""
@@ -53,7 +68,7 @@ class X11Driver:
             return Health(problems=("there is no display: DISPLAY is not set. Start the worker in a desktop session",))
         if find_trusted("xclip") is None:
             problems.append("xclip is not installed: apt install xclip")
-        for look in (self._require_manager, keyboard, self._tree.start):
+        for look in (self._require_manager, self._require_keyboard, self._tree.start):
             try:
                 look()
             except DriverError as error:
@@ -64,6 +79,59 @@ class X11Driver:
     def _require_manager(self) -> None:
         if self._property(self._connect().screen().root, "_NET_SUPPORTING_WM_CHECK") is None:
             raise DriverError(f"display {self._name} has no window manager: start one, such as openbox")
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let no other program reach the X server: what was looked at is still so when the keys are pressed."""
+        display = self._connect()
+        display.grab_server()
+        try:
+            yield
+        finally:
+            display.ungrab_server()
+            display.sync()
+
+    @_x11
+    def _require_keyboard(self) -> None:
+        """Refuse where another program gets all keys, such as a screen locker or an open menu."""
+        from Xlib import X
+
+        display = self._connect()
+        mode = X.GrabModeAsync
+        if display.screen().root.grab_keyboard(True, mode, mode, X.CurrentTime) != X.GrabSuccess:
+            raise NotPressedError(
+                f"another program holds the keyboard of display {self._name}: unlock the screen, or close its menu"
+            )
+        display.ungrab_keyboard(X.CurrentTime)
+
+    def _require_safe_pointer(self) -> None:
+        """Refuse where the pointer is in a corner: how a person stops all keys."""
+        root = self._connect().screen().root
+        pointer, size = root.query_pointer(), root.get_geometry()
+        if pointer.root_x in (0, size.width - 1) and pointer.root_y in (0, size.height - 1):
+            raise NotPressedError("the pointer is in a corner of the screen, which stops all keys. Move it away")
+
+    def _require_focus(self, window: Window) -> None:
+        """Refuse where the X server would give the keys to another window, whatever the window manager says."""
+        focus, active = self._connect().get_input_focus().focus, self.active()
+        # 0 and 1 stand for no window, and for the one below the pointer.
+        while not isinstance(focus, int) and str(focus.id) != window.id:
+            focus = focus.query_tree().parent
+        if isinstance(focus, int) or active is None or active.id != window.id:
+            raise NotPressedError(f"the window {window.title!r} has not the keyboard any more")
+
+    def _key_code(self, name: str) -> int:
+        """Return the key that gives a symbol in the layout of this moment."""
+        from Xlib import XK
+
+        display = self._connect()
+        symbol = XK.string_to_keysym(_KEYSYMS.get(name) or (name if len(name) == 1 else name.upper()))
+        first, last = display.display.info.min_keycode, display.display.info.max_keycode
+        rows = display.get_keyboard_mapping(first, last - first + 1)
+        found = next((code for code, row in enumerate(rows, first) if symbol and row and row[0] == symbol), None)
+        if found is None:
+            raise NotPressedError(f"no key of the keyboard layout of display {self._name} gives {name!r}")
+        return found
 
     @_x11
     def windows(self) -> tuple[Window, ...]:
@@ -118,10 +186,40 @@ class X11Driver:
         if self._xclip("-in", stdin=text.encode()).returncode != 0:
             raise DriverError(f"xclip cannot put a text on the clipboard of display {self._name}")
 
-    def press(self, chord: str) -> None:
+    @_x11
+    def press(self, chord: str, window: Window | None = None) -> None:
         """Press keys; see the port."""
-        self._connect()
-        press(chord)
+        from Xlib import X
+        from Xlib.ext import xtest
+
+        display = self._connect()
+        codes = [self._key_code(name) for name in chord.split("+")]
+        with self._journal.pressing(codes), self._alone():
+            self._require_safe_pointer()
+            self._require_keyboard()
+            if window is not None:
+                self._require_focus(window)
+            # They leave in one write: a process that is killed has pressed and released all of them, or none.
+            for code in codes:
+                xtest.fake_input(display, X.KeyPress, code)
+            for code in reversed(codes):
+                xtest.fake_input(display, X.KeyRelease, code)
+
+    @_x11
+    def release_keys(self) -> None:
+        """Release what a process that died has pressed; see the port."""
+        from Xlib import X
+        from Xlib.ext import xtest
+
+        if not (codes := [code for code in self._journal.pressed() if isinstance(code, int)]):
+            return
+        display = self._connect()
+        for code in reversed(codes):
+            # The X server keeps a key down that a keyboard has down as well: this releases only what XTEST pressed.
+            if display.query_keymap()[code // 8] >> code % 8 & 1:
+                xtest.fake_input(display, X.KeyRelease, code)
+        display.sync()
+        self._journal.clear()
 
     @_x11
     def frame(self, window: Window) -> Frame:
@@ -141,10 +239,19 @@ class X11Driver:
         ImageGrab.grab(box, xdisplay=self._name).save(kept, "PNG")
         return kept.getvalue()
 
+    @_x11
     def click(self, x: int, y: int) -> None:
         """Click; see the port."""
-        self._connect()
-        click(x, y)
+        from Xlib import X
+        from Xlib.ext import xtest
+
+        display = self._connect()
+        with self._alone():
+            self._require_safe_pointer()
+            self._require_keyboard()
+            xtest.fake_input(display, X.MotionNotify, x=x, y=y)
+            xtest.fake_input(display, X.ButtonPress, 1)
+            xtest.fake_input(display, X.ButtonRelease, 1)
 
     def close(self) -> None:
         """Close the connection and end the helper."""

@@ -10,7 +10,8 @@ const place = (name) => join(process.env.STANDIN_FOLDER, name);
 
 const run = (name, fields) => {
   const { hooks } = JSON.parse(readFileSync(join(homedir(), ".cursor", "hooks.json"), "utf8"));
-  const input = JSON.stringify({ hook_event_name: name, conversation_id: "c-1", generation_id: "g-1", ...fields });
+  const roots = (vscode.workspace.workspaceFolders ?? []).map(({ uri }) => uri.fsPath);
+  const input = JSON.stringify({ hook_event_name: name, conversation_id: "c-1", workspace_roots: roots, ...fields });
   const answers = (hooks[name] ?? []).map(({ command }) =>
     JSON.parse(spawnSync(command, { shell: true, input, encoding: "utf8", timeout: 20000 }).stdout || "{}"));
   return Object.assign({}, ...answers);

@@ -26,11 +26,13 @@ class Watched:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.desktop = folder, Desktop(windows=[EDITOR])
+        CursorEvents(folder / "hooks", folder).expect(MESSAGE, str(folder))
         self.tell("beforeSubmitPrompt", prompt=MESSAGE.text)
         self.at: dict[float, Callable[[], None]] = {}
 
     def tell(self, name: str, **fields: Any) -> None:
-        hook.handle(self.folder / "hooks", {"hook_event_name": name, "conversation_id": "c", **fields})
+        event = {"hook_event_name": name, "conversation_id": "c", "workspace_roots": [str(self.folder)], **fields}
+        hook.handle(self.folder / "hooks", event)
 
     def stop(self, answer: str = ANSWER, *, shown: tuple[str, ...] = ()) -> None:
         self.show(*shown)
@@ -50,7 +52,14 @@ class Watched:
         receipt = cursor.find(MESSAGE.id)
         assert receipt is not None
         chosen = WindowSettings()
-        target = Target(apps=chosen.apps, title=chosen.title, project="demo", box=chosen.box, chat_key=chosen.chat_key)
+        target = Target(
+            apps=chosen.apps,
+            title=chosen.title,
+            project="demo",
+            root=str(self.folder),
+            box=chosen.box,
+            chat_key=chosen.chat_key,
+        )
         driver, asked = FakeDriver(self.desktop), order(self.folder, step("true"), idle_limit_s=900.0)
         clock = {"now": self.desktop.now, "sleep": self.sleep}
         return Waiting(asked, receipt, cursor, driver, target, Supervision(None), **clock).wait()

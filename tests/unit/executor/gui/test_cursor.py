@@ -25,8 +25,21 @@ def run(folder: Path, **event: Any) -> Any:
     return json.loads(done.stdout)
 
 
-def prompt(text: str, conversation: str = "c-1") -> dict[str, Any]:
-    return {"hook_event_name": "beforeSubmitPrompt", "conversation_id": conversation, "prompt": text}
+def prompt(text: str, conversation: str = "c-1", *roots: Path) -> dict[str, Any]:
+    opened = [str(root) for root in roots]
+    return {
+        "hook_event_name": "beforeSubmitPrompt",
+        "conversation_id": conversation,
+        "workspace_roots": opened,
+        "prompt": text,
+    }
+
+
+def expecting(folder: Path, root: Path, *, allow_unknown_roots: bool = False) -> CursorEvents:
+    """Return the events of a folder whose hook expects the message in a project."""
+    events = CursorEvents(folder, folder / "none", allow_unknown_roots=allow_unknown_roots)
+    events.expect(MESSAGE, str(root))
+    return events
 
 
 def test_hook_knows_the_same_marker_as_the_protocol() -> None:
@@ -34,14 +47,14 @@ def test_hook_knows_the_same_marker_as_the_protocol() -> None:
 
 
 def test_hand_off_is_acknowledged_once_and_its_answer_kept(tmp_path: Path) -> None:
-    events = CursorEvents(tmp_path, tmp_path / "none")
+    events = expecting(tmp_path, tmp_path)
     assert events.find(MESSAGE.id) is None
-    assert run(tmp_path, **prompt(MESSAGE.text)) == {"continue": True}
+    assert run(tmp_path, **prompt(MESSAGE.text, "c-1", tmp_path)) == {"continue": True}
     receipt = events.find(MESSAGE.id)
     assert receipt is not None
     assert (receipt.conversation, receipt.source) == ("c-1", "hook")
     assert events.busy()
-    again = run(tmp_path, **prompt(MESSAGE.text))
+    again = run(tmp_path, **prompt(MESSAGE.text, "c-1", tmp_path))
     assert again["continue"] is False
     assert "already" in again["user_message"]
     run(tmp_path, hook_event_name="afterAgentResponse", conversation_id="c-1", text="done: 日本")
@@ -60,8 +73,9 @@ def test_conversations_of_the_user_are_not_recorded(tmp_path: Path) -> None:
 
 
 def test_of_many_at_once_one_is_let_through(tmp_path: Path) -> None:
+    expecting(tmp_path, tmp_path)
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: hook.handle(tmp_path, prompt(MESSAGE.text)), range(40)))
+        answers = list(pool.map(lambda _: hook.handle(tmp_path, prompt(MESSAGE.text, "c-1", tmp_path)), range(40)))
     assert sum(answer["continue"] for answer in answers) == 1
     for path in tmp_path.rglob("*.json"):
         json.loads(path.read_text())
@@ -92,16 +106,18 @@ def test_transcript_tells_where_no_hook_does(tmp_path: Path) -> None:
         ("user", "thanks"),
         ("assistant", "welcome"),
     )
-    receipt = CursorEvents(tmp_path / "none", tmp_path).find(MESSAGE.id)
+    assert CursorEvents(tmp_path / "none", tmp_path).find(MESSAGE.id) is None, "it does not tell the folder"
+    allowed = CursorEvents(tmp_path / "none", tmp_path, allow_unknown_roots=True)
+    receipt = allowed.find(MESSAGE.id)
     assert receipt is not None
     assert (receipt.source, receipt.transcript) == ("transcript", str(path))
     assert answer_to(path, MESSAGE.id) == "All done"
-    assert CursorEvents(tmp_path / "none", tmp_path).find("e/2/0123abcd") is None
+    assert allowed.find("e/2/0123abcd") is None
 
 
 def test_answer_that_quotes_a_hand_off_is_no_receipt(tmp_path: Path) -> None:
     transcript(tmp_path, ("assistant", MESSAGE.text))
-    assert CursorEvents(tmp_path / "none", tmp_path).find(MESSAGE.id) is None
+    assert CursorEvents(tmp_path / "none", tmp_path, allow_unknown_roots=True).find(MESSAGE.id) is None
 
 
 @pytest.fixture
@@ -132,11 +148,104 @@ def test_hooks_are_put_beside_those_of_others_and_taken_out_again(home: Path) ->
 def test_installed_command_acknowledges_a_hand_off(home: Path) -> None:
     installation.install()
     command = json.loads((home / ".cursor" / "hooks.json").read_text())["hooks"]["beforeSubmitPrompt"][0]["command"]
-    done = subprocess.run(
-        command, shell=True, input=json.dumps(prompt(MESSAGE.text)), capture_output=True, text=True, check=True, env={}
-    )
+    events = expecting(home / "state" / "gui" / "hooks", home)
+    asked = json.dumps(prompt(MESSAGE.text, "c-1", home))
+    done = subprocess.run(command, shell=True, input=asked, capture_output=True, text=True, check=True, env={})
     assert json.loads(done.stdout) == {"continue": True}
-    assert CursorEvents(home / "state" / "gui" / "hooks", home / "none").find(MESSAGE.id) is not None
+    assert events.find(MESSAGE.id) is not None
+
+
+def test_script_of_an_earlier_version_is_no_installation(home: Path) -> None:
+    installation.install()
+    script = home / "state" / "gui" / installation.SCRIPT
+    script.write_text(script.read_text().replace("misplacement", "nothing"))
+    assert "of another version" in installation.hooks_problem()
+    installation.install()
+    assert installation.hooks_problem() == ""
+
+
+def checkouts(folder: Path) -> tuple[Path, Path]:
+    """Return two projects of one name."""
+    ours, other = folder / "a" / "demo", folder / "b" / "demo"
+    for project in (ours, other):
+        project.mkdir(parents=True)
+    return ours, other
+
+
+def test_plan_in_another_checkout_of_the_same_name_is_refused_and_both_are_named(tmp_path: Path) -> None:
+    ours, other = checkouts(tmp_path)
+    events = expecting(tmp_path, ours)
+    answer = run(tmp_path, **prompt(MESSAGE.text, "c-1", other))
+    assert answer["continue"] is False
+    for said in (answer["user_message"], events.refusal(MESSAGE.id)):
+        assert str(ours) in said
+        assert str(other) in said
+    assert events.find(MESSAGE.id) is None
+    assert not events.busy(), "the agent there has nothing to do"
+    # Once the right window is open, it may be handed over again.
+    events.expect(MESSAGE, str(ours))
+    assert events.refusal(MESSAGE.id) == ""
+    assert run(tmp_path, **prompt(MESSAGE.text, "c-1", ours)) == {"continue": True}
+
+
+def test_link_to_the_project_and_a_renamed_project_are_the_project(tmp_path: Path) -> None:
+    ours, _other = checkouts(tmp_path)
+    link = tmp_path / "link"
+    link.symlink_to(ours)
+    for number, (meant, opened) in enumerate([(ours, link), (link, ours), (link, link)]):
+        message = MESSAGE.evolve(id=f"l/{number}/0123abcd", text=f"[tightloop handoff l/{number}/0123abcd]")
+        CursorEvents(tmp_path, tmp_path).expect(message, str(meant))
+        assert run(tmp_path, **prompt(message.text, "c-1", opened)) == {"continue": True}
+    expecting(tmp_path, ours)
+    renamed = ours.rename(tmp_path / "renamed")
+    ours.mkdir()
+    assert run(tmp_path, **prompt(MESSAGE.text, "c-1", renamed)) == {"continue": True}
+
+
+@pytest.mark.parametrize("part", ["", "src", "..", "../../b/demo"])
+def test_only_the_very_folder_alone_is_the_project(tmp_path: Path, part: str) -> None:
+    ours, _other = checkouts(tmp_path)
+    (ours / "src").mkdir()
+    expecting(tmp_path, ours)
+    roots = [ours / part, tmp_path / "b" / "demo"] if not part else [ours / part]
+    assert run(tmp_path, **prompt(MESSAGE.text, "c-1", *roots))["continue"] is False
+
+
+@pytest.mark.parametrize("roots", [None, [], "demo", ["demo"], ["ssh-remote+host/a/demo"], [None], ["/no/such/demo"]])
+def test_editor_that_does_not_say_what_it_has_open_is_refused(tmp_path: Path, roots: object) -> None:
+    expecting(tmp_path, tmp_path)
+    assert run(tmp_path, **{**prompt(MESSAGE.text), "workspace_roots": roots})["continue"] is False
+
+
+def test_owner_may_trust_an_editor_that_says_nothing_but_not_one_that_says_another_folder(tmp_path: Path) -> None:
+    ours, other = checkouts(tmp_path)
+    events = expecting(tmp_path, ours)
+    refused = run(tmp_path, **prompt(MESSAGE.text))
+    assert "window.allow_unknown_roots" in refused["user_message"]
+    events = expecting(tmp_path, ours, allow_unknown_roots=True)
+    assert run(tmp_path, **prompt(MESSAGE.text, "c-1", other))["continue"] is False
+    assert run(tmp_path, **prompt(MESSAGE.text)) == {"continue": True}
+    assert events.find(MESSAGE.id) is not None
+
+
+def test_plan_that_nobody_here_expects_or_that_cannot_be_checked_is_refused(tmp_path: Path) -> None:
+    assert run(tmp_path, **prompt(MESSAGE.text, "c-1", tmp_path))["continue"] is False
+    expecting(tmp_path, tmp_path)
+    (tmp_path / "acks").write_text("not a folder")
+    assert run(tmp_path, **prompt(MESSAGE.text, "c-1", tmp_path))["continue"] is False
+    assert run(tmp_path, **prompt("my own question", "c-1", tmp_path)) == {"continue": True}
+
+
+def test_hook_gives_the_next_plan_in_its_own_folder_only(tmp_path: Path) -> None:
+    ours, other = checkouts(tmp_path)
+    events = expecting(tmp_path, ours)
+    assert run(tmp_path, **prompt(MESSAGE.text, "c-1", ours)) == {"continue": True}
+    following = inline_message("e/2/0123abcd", "the next plan")
+    events.expect(following, str(ours))
+    events.offer(following)
+    stop = {"hook_event_name": "stop", "conversation_id": "c-1", "status": "completed"}
+    assert hook.handle(tmp_path, {**stop, "workspace_roots": [str(other)]}) == {}
+    assert hook.handle(tmp_path, {**stop, "workspace_roots": [str(ours)]}) == {"followup_message": following.text}
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"hooks": []}'])

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from activities.executor.gui.cursor import hook
+from activities.executor.gui.cursor import hook, installation
+from activities.executor.gui.cursor.events import CursorEvents
 from activities.executor.gui.executor import CursorGuiExecutor
 from activities.executor.gui.port import Health
 from tests.support.gui.fake import EDITOR, Calls, Desktop, FakeDriver, Killed, kill
 from tests.support.orders import Supervision, order, step
 from tightloop.errors import ExecutorError
 from tightloop.executor.crash import RETRY
-from tightloop.executor.handoff import leading_marker
+from tightloop.executor.handoff import Message, leading_marker
 from tightloop.executor.model import ErrorKind, ExecutorOutcome, ExecutorStatus
 from tightloop.question import QuestionKind
 from tightloop.settings import WindowSettings
@@ -26,6 +27,8 @@ class Stage:
     def __init__(self, folder: Path) -> None:
         self.root = folder / "demo"
         self.root.mkdir()
+        self.opened = self.root
+        """Folder that the editor has open."""
         self.folder = folder / "gui"
         (folder / "transcripts").mkdir()
         self.desktop = Desktop(windows=[EDITOR])
@@ -56,11 +59,15 @@ class Stage:
         self.tell("stop", status=status)
 
     def tell(self, name: str, **fields: Any) -> None:
-        hook.handle(self.folder / "hooks", {"hook_event_name": name, "conversation_id": "c", **fields})
+        event = {"hook_event_name": name, "conversation_id": "c", "workspace_roots": [str(self.opened)], **fields}
+        hook.handle(self.folder / "hooks", event)
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / "state"))
+    installation.install()
     return Stage(tmp_path)
 
 
@@ -145,6 +152,18 @@ def test_window_that_is_not_open_is_a_fault_of_the_setup(stage: Stage) -> None:
     assert "Open the folder of the project in the editor" in outcome.error
 
 
+def test_plan_in_another_checkout_of_the_same_name_is_reported_with_both_paths(stage: Stage, tmp_path: Path) -> None:
+    other = tmp_path / "other" / "demo"
+    other.mkdir(parents=True)
+    stage.opened, stage.desktop.acknowledges = other, False
+    outcome = stage.run()
+    assert (outcome.status, outcome.error_kind) == (ExecutorStatus.FATAL, ErrorKind.CONFIG)
+    assert "wrong window" in outcome.error
+    assert str(stage.root) in outcome.error
+    assert str(other) in outcome.error
+    assert list(other.iterdir()) == []
+
+
 def test_order_that_is_cancelled_stops_waiting(stage: Stage) -> None:
     stage.answers = False
     assert stage.run(cancel=4).status is ExecutorStatus.CANCELLED
@@ -157,8 +176,9 @@ def test_doctor_is_told_what_stands_in_the_way(stage: Stage, monkeypatch: pytest
     stage.health = Health()
     assert stage.executor().availability().usable
     monkeypatch.setenv("HOME", str(tmp_path))
-    stage.settings = WindowSettings(transcripts=str(tmp_path / "none"))
     assert "tightloop hooks install" in stage.executor().availability().reason
+    stage.settings = stage.settings.evolve(allow_unknown_roots=True)
+    assert stage.executor().availability().usable, "transcripts are enough for its owner"
 
 
 def test_link_of_a_hostile_repository_is_not_followed(stage: Stage, tmp_path: Path) -> None:
@@ -181,11 +201,14 @@ class Busy:
 
     def __init__(self, stage: Stage, *, episode: str = "episode-1") -> None:
         self.stage, self.said = stage, list[dict[str, Any]]()
-        stage.tell("beforeSubmitPrompt", prompt=f"[tightloop handoff {episode}/1/00000000] Read it.")
+        message = Message(id=f"{episode}/1/00000000", text=f"[tightloop handoff {episode}/1/00000000] Read it.")
+        CursorEvents(stage.folder / "hooks", stage.folder).expect(message, str(stage.root))
+        stage.tell("beforeSubmitPrompt", prompt=message.text)
 
     def stop(self, **fields: Any) -> dict[str, Any]:
-        event = {"hook_event_name": "stop", "conversation_id": "c", "status": "completed", **fields}
-        return hook.handle(self.stage.folder / "hooks", event)
+        roots = [str(self.stage.opened)]
+        event = {"hook_event_name": "stop", "conversation_id": "c", "workspace_roots": roots, "status": "completed"}
+        return hook.handle(self.stage.folder / "hooks", {**event, **fields})
 
 
 def run_meanwhile(stage: Stage, meanwhile: Callable[[], None], **changes: Any) -> ExecutorOutcome:

@@ -21,7 +21,9 @@ from tightloop.executor.handoff import (
 )
 from tightloop.settings import WindowSettings
 
-TARGET = Target(apps=("Cursor",), title=WindowSettings().title, project="demo", box="chat", chat_key="mod+l")
+TARGET = Target(
+    apps=("Cursor",), title=WindowSettings().title, project="demo", root="/src/demo", box="chat", chat_key="mod+l"
+)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,14 @@ def test_prompt_that_quotes_a_marker_is_no_hand_off() -> None:
         ("demo", True),
         ("demo - Cursor", True),
         ("demo ⟦tightloop⟧", True),
+        ("main.py - demo - Work - Cursor", True),
+        ("a - b.md — demo", True),
+        ("demo - notes - Cursor", False),
+        ("demo — notes", False),
+        ("demo [SSH: host] - Cursor", False),
+        ("main.py - demo [WSL: Ubuntu] - Cursor", False),
+        ("main.py - demo (Workspace) - Cursor", False),
+        ("old demo - Cursor", False),
         ("main.py - other - Cursor", False),
         ("demo.py - other - Cursor", False),
         ("main.py - demo2 - Cursor", False),
@@ -79,6 +89,28 @@ def test_prompt_that_quotes_a_marker_is_no_hand_off() -> None:
 def test_window_is_told_by_its_project(title: str, matches: bool) -> None:
     assert TARGET.matches("Cursor", title) is matches
     assert not TARGET.matches("Slack", title)
+
+
+@pytest.mark.parametrize("title", ["caf\u00e9", "cafe\u0301"])
+@pytest.mark.parametrize("project", ["caf\u00e9", "cafe\u0301"])
+def test_composed_and_decomposed_names_are_one(title: str, project: str) -> None:
+    assert TARGET.evolve(project=project).matches("Cursor", f"main.py - {title} - Cursor")
+
+
+@pytest.mark.parametrize(
+    "name", ["SSH: host", "WSL: Ubuntu", "Dev Container: x", "Attached Container y", "Codespaces: z"]
+)
+def test_window_of_another_machine_is_refused_whatever_the_settings_say(name: str) -> None:
+    target = TARGET.evolve(title="demo")
+    assert target.matches("Cursor", "main.py - demo - Cursor")
+    assert not target.matches("Cursor", f"main.py - demo [{name}] - Cursor")
+
+
+def test_copies_of_a_text_of_ours_may_be_removed_and_nothing_else() -> None:
+    message = inline_message("e/1/0123abcd", "a plan")
+    assert look_at_box(message.text * 141, message, ()) is BoxState.LEFTOVER
+    assert look_at_box(message.text + message.text[:-1], message, ()) is BoxState.FOREIGN
+    assert look_at_box(f"{message.text}x{message.text}", message, ()) is BoxState.FOREIGN
 
 
 def test_name_of_a_project_is_not_read_as_a_pattern() -> None:

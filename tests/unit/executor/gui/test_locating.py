@@ -18,7 +18,14 @@ from tightloop.executor.handoff import HandOffEnd, HandOffResult, Target, inline
 from tightloop.settings import AgentSSettings, WindowSettings, parse_settings
 
 MESSAGE = inline_message("e/1/0123abcd", "a plan")
-TARGET = Target(apps=("Cursor",), title=r"(^|[-–—] ){project}( |$)", project="demo", box="chat input", chat_key="mod+l")
+TARGET = Target(
+    apps=("Cursor",),
+    title=r"(^|[-–—] ){project}( |$)",
+    project="demo",
+    root="/src/demo",
+    box="chat input",
+    chat_key="mod+l",
+)
 FRAME = Frame(x=100, y=50, width=400, height=300)
 PICTURE = png(800, 600)
 """Of a display with two pixels a point."""

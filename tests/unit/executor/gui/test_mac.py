@@ -13,7 +13,7 @@ import pytest
 from activities.executor.gui.drivers import applescript
 from activities.executor.gui.drivers.applescript import AppleScriptDriver, element_of, problems
 from activities.executor.gui.drivers.choose import choose_driver
-from activities.executor.gui.port import DriverError, Window
+from activities.executor.gui.port import DriverError, NotPressedError, Window
 from tests.support.gui.osascript import FakeMac
 from tightloop.settings import WindowSettings
 
@@ -70,9 +70,31 @@ def test_values_are_arguments_and_never_part_of_a_script(mac: FakeMac) -> None:
     ],
 )
 def test_chords_are_key_codes_or_one_character(mac: FakeMac, chord: str, arguments: list[str]) -> None:
+    mac.answer(state={"out": json.dumps({"locked": False})})
     AppleScriptDriver().press(chord)
-    assert mac.calls[0]["argv"][:2] == ["-l", "AppleScript"]
-    assert mac.calls[0]["argv"][3:] == arguments
+    looked, pressed = mac.calls
+    assert looked["argv"][:2] == ["-l", "JavaScript"]
+    assert pressed["argv"][:2] == ["-l", "AppleScript"]
+    assert pressed["argv"][3:] == [*arguments, "", ""]
+
+
+@pytest.mark.parametrize(
+    ("state", "words"), [({"locked": True}, "the screen is locked"), ({"secure_input": 42}, "process 42 keeps")]
+)
+def test_no_key_is_pressed_while_another_program_gets_it(mac: FakeMac, state: dict[str, object], words: str) -> None:
+    mac.answer(state={"out": json.dumps(state)})
+    with pytest.raises(NotPressedError, match=words):
+        AppleScriptDriver().press("enter")
+    assert len(mac.calls) == 1, "only the look"
+
+
+def test_key_for_a_window_that_is_not_in_front_is_not_pressed(mac: FakeMac) -> None:
+    window = Window(id="7", pid=7, app=CURSOR, title=HOSTILE)
+    mac.answer(state={"out": "{}"}, press={"out": "elsewhere\n"})
+    with pytest.raises(NotPressedError, match="not the keyboard any more"):
+        AppleScriptDriver().press("enter", window)
+    assert mac.calls[-1]["argv"][-2:] == ["7", HOSTILE]
+    assert HOSTILE not in mac.calls[-1]["script"]
 
 
 @pytest.mark.parametrize("chord", ["hello", "hyper+v", ""])

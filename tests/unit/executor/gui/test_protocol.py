@@ -25,7 +25,14 @@ from tests.support.gui.fake import (
 from tightloop.executor.handoff import HandOffEnd, HandOffResult, HandOffState, Message, Receipt, Target, inline_message
 
 MESSAGE = inline_message("e/1/0123abcd", "line 1\nline 2: café 🚀")
-TARGET = Target(apps=("Cursor",), title=r"(^|[-–—] ){project}( |$)", project="demo", box="chat input", chat_key="mod+l")
+TARGET = Target(
+    apps=("Cursor",),
+    title=r"(^|[-–—] ){project}( |$)",
+    project="demo",
+    root="/src/demo",
+    box="chat input",
+    chat_key="mod+l",
+)
 Deliver = Callable[..., HandOffResult]
 
 
@@ -113,6 +120,62 @@ def test_fault_at_any_step_never_submits_twice_nor_leaks(deliver: Deliver, fault
         assert result.end is HandOffEnd.ACKED, (number, name)
         assert desktop.submitted == [MESSAGE.text], (number, name)
         assert desktop.leaked == [], (number, name)
+
+
+def test_plan_that_the_hook_refused_is_taken_out_of_the_box_and_may_be_handed_over_again(deliver: Deliver) -> None:
+    desktop = Desktop(refuses="the plan is for /a/demo, and this window has /b/demo open")
+    result = deliver(desktop)
+    assert (result.end, result.reason, result.retryable) == (HandOffEnd.WRONG_WINDOW, desktop.refuses, False)
+    assert (desktop.submitted, desktop.box, desktop.clipboard) == ([], "", "what the user copied")
+    desktop.refuses = ""
+    assert deliver(desktop).end is HandOffEnd.ACKED
+    assert desktop.submitted == [MESSAGE.text]
+
+
+def test_killed_at_every_step_of_a_refused_hand_off_submits_nothing(deliver: Deliver) -> None:
+    calls = Calls()
+    deliver(Desktop(refuses="not here"), calls)
+    for number in range(1, calls.count + 1):
+        for when in ("before", "after"):
+            desktop = Desktop(refuses="not here")
+            with pytest.raises(Killed):
+                deliver(desktop, Calls({number: kill(when)}))
+            where = f"{when} {calls.names[number - 1]} ({number})"
+            assert deliver(desktop).end is HandOffEnd.WRONG_WINDOW, where
+            assert (desktop.submitted, desktop.box, desktop.leaked) == ([], "", []), where
+
+
+def test_no_key_is_pressed_while_another_program_holds_the_keyboard(deliver: Deliver) -> None:
+    for number, name in enumerate(clean_calls(deliver), start=1):
+
+        def lock(driver: FakeDriver, moment: str) -> None:
+            driver.desktop.locked = driver.desktop.locked or moment == "before"
+
+        desktop = Desktop()
+        result = deliver(desktop, Calls({number: lock}))
+        if name == "record acked":
+            continue
+        assert result.end is not HandOffEnd.ACKED or desktop.submitted == [MESSAGE.text], name
+        desktop.locked = False
+        assert deliver(desktop).end is HandOffEnd.ACKED, name
+        assert (desktop.submitted, desktop.leaked) == ([MESSAGE.text], []), name
+
+
+def test_lock_at_the_last_moment_is_named(deliver: Deliver) -> None:
+    desktop = Desktop()
+
+    def lock(driver: FakeDriver, _moment: str) -> None:
+        driver.desktop.locked = True
+
+    result = deliver(desktop, Calls(kinds={("press enter", 1): lock}))
+    assert (result.end, desktop.box, desktop.submitted) == (HandOffEnd.NOT_TAKEN, MESSAGE.text, [])
+    assert "another program or window has the keyboard" in result.reason
+
+
+def test_keys_of_a_process_that_died_are_released_first(deliver: Deliver) -> None:
+    desktop = Desktop(held=["ctrl", "v"], box=MESSAGE.text * 141)
+    assert deliver(desktop).end is HandOffEnd.ACKED
+    assert (desktop.held, desktop.submitted) == ([], [MESSAGE.text])
 
 
 def test_chat_shortcut_that_closes_the_chat_is_pressed_again(deliver: Deliver) -> None:
