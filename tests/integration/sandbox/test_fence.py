@@ -23,7 +23,6 @@ from tests.support.sandboxes import open_folder
 
 # Each line that it prints is a way out that worked.
 ESCAPES = """
-from tests.support.processes import request_for
 import json, os, socket
 def tried(name, act):
     try: print(json.dumps([name, str(act())[:60]]))

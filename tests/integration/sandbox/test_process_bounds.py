@@ -70,7 +70,6 @@ def _nothing_left() -> Iterator[None]:
 
 
 TREE = """
-from tests.support.processes import request_for
 import os, signal, subprocess, time
 signal.signal(15, signal.SIG_IGN)
 open(str(os.getpid()), "w")

@@ -57,7 +57,6 @@ for line in sys.stdin:
 sys.exit(4)
 """
 STUBBORN = """
-from tests.support.processes import request_for
 import os, signal, time
 [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]
 if os.fork() == 0:
