@@ -90,7 +90,7 @@ async def _deploy(arguments: argparse.Namespace, settings: Settings) -> int:
     if arguments.what == "status":
         told = await commands.status(client, settings)
     elif arguments.what == "promote":
-        told = await commands.promote(client, settings, arguments.days)
+        told = await commands.promote(client, settings, arguments.days, unversioned=arguments.unversioned)
     else:
         told = await commands.ramp(client, settings, arguments.percent, arguments.days)
     print(told)
@@ -192,6 +192,7 @@ def _parser() -> argparse.ArgumentParser:
     again.add_argument("--junit", type=Path, help="write a report of tests to this file")
     deploy = known.add_parser("deploy", help="builds of the workers: which are in use, and which new work goes to")
     deploy.add_argument("what", choices=("status", "promote", "ramp"))
+    deploy.add_argument("--unversioned", action="store_true", help="promote workers without a version")
     deploy.add_argument("--percent", type=float, default=0.0, help="share of new workflows; 0 ends a ramp")
     deploy.add_argument("--days", type=int, default=7, help="replay what is open, or ended in so many days")
     return parser

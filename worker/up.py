@@ -78,7 +78,8 @@ async def working(client: Client, settings: Settings, role: Role, health: Health
         for worker in workers:
             await stack.enter_async_context(worker)
         health.begin(client, workers)
-        looks = [tell_of_changed_code(), give_memory_back()]
+        build = f" of build {build_id_of(settings.worker)}" if settings.worker.deployment else ""
+        looks = [tell_of_changed_code(), give_memory_back(), health.log_changes(f"{role.value!r}{build}")]
         if role in (Role.ALL, Role.WORKSPACE):
             await keep_schedule(client, settings)
             looks += [enter_ends(client), watch_disk(client, settings)]
@@ -158,8 +159,6 @@ async def run_worker(settings: Settings, role: Role) -> None:
             return
         client = starting.result()
         async with working(client, settings, role, health):
-            build = f", build {build_id_of(settings.worker)}" if settings.worker.deployment else ""
-            logger.info("worker '%s' is ready%s", role.value, build)
             await warn_of_missing(client, settings)
             await stopped.wait()
 

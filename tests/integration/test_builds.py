@@ -1,15 +1,17 @@
 """Builds of the workers on one Temporal: what a promotion asks first, and what it says."""
 
 import asyncio
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -20,7 +22,7 @@ from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import eventually
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
-from tightloop.errors import InvalidRequestError, SettingsError
+from tightloop.errors import InvalidRequestError, ServiceUnavailableError, SettingsError
 from tightloop.host import home_queue
 from tightloop.settings import Settings
 from worker.build import build_adapters, build_workers
@@ -28,6 +30,7 @@ from worker.connect import connect
 from worker.deploying import commands
 from worker.deploying.histories import Run, account_of, find_runs, query_of, replay_runs, write_junit
 from worker.hosting.build_id import build_id_of, deployment_config
+from worker.observing.health import Health
 from worker.replay import account, fetch_history, read_history, replay
 from worker.stack.server import temporal_binary
 from workflows.retention.workflow import RetentionWorkflow
@@ -45,11 +48,12 @@ async def _after_a_timer(self, *arguments, **named):
 
 Iteration._run_checks = _after_a_timer
 """
-Build = Callable[[str], AbstractAsyncContextManager[Settings]]
+Build = Callable[..., AbstractAsyncContextManager[Settings]]
 
 
 def of_build(settings: Settings, build_id: str) -> Settings:
-    name = settings.temporal.task_queue
+    """Return the settings of a build; of workers without a version, where it is empty."""
+    name = settings.temporal.task_queue if build_id else ""
     return settings.evolve(worker=settings.worker.evolve(deployment=name, build_id=build_id, heartbeat_interval_s=1.0))
 
 
@@ -58,20 +62,25 @@ def build(settings: Settings) -> Build:
     """Run the workers of a build as long as a block."""
 
     @asynccontextmanager
-    async def run(build_id: str) -> AsyncIterator[Settings]:
+    async def run(build_id: str, health: Health | None = None) -> AsyncIterator[Settings]:
         under = of_build(settings, build_id)
         client = await connect(under)
         adapters = replace(build_adapters(client, under), planners=lambda _kind: ScriptedPlanner())
         async with AsyncExitStack() as stack:
-            for worker in build_workers(client, under, adapters=adapters):
+            workers = build_workers(client, under, adapters=adapters)
+            for worker in workers:
                 await stack.enter_async_context(worker)
             await eventually(lambda: _lives(client, under))
+            if health:
+                health.begin(client, workers)
             yield under
 
     return run
 
 
 async def _lives(client: Client, settings: Settings) -> bool:
+    if not settings.worker.deployment:
+        return bool((await TightloopClient(client, settings).topology()).workflows)
     try:
         told = await commands.status(client, settings)
     except InvalidRequestError:
@@ -202,6 +211,89 @@ async def test_replay_and_promotion_take_retention_runs_and_skip_foreign_types_b
 
         told = await commands.promote(temporal_client, settings, 1)
         assert told.startswith(f"{skipped}\nreplayed 1 history of ")
+
+
+async def test_workers_that_get_nothing_are_not_ready_and_a_command_leads_back_to_those_without_a_version(
+    build: Build, temporal_client: Client, client: TightloopClient, request_for: Callable[..., EpisodeRequest],
+    cli: Callable[..., Awaitable[tuple[int, str]]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    async with build("A") as a:
+        await commands.promote(temporal_client, a, 1)
+    queue, version = a.temporal.task_queue, f"{a.worker.deployment}:A"
+    monkeypatch.setenv("TIGHTLOOP_TEMPORAL__TASK_QUEUE", queue)
+    health = Health()
+    async with build("", health) as plain:
+        elsewhere = f"Temporal sends the new work of task queue '{queue}' to workers of {version}"
+        back = "send it to workers without a version: tightloop deploy promote --unversioned"
+        nothing = f"{elsewhere}, not to workers without a version. Either start workers of {version}, or {back}"
+        assert await health.problem_of_work() == nothing
+        caplog.set_level("INFO", "tightloop")
+        logging = asyncio.create_task(health.log_changes("'all'", every=0.2))
+        code, told = await cli("doctor", "--json")
+        rows = {row["name"]: row for row in json.loads(told)}
+        assert (code, rows[f"new work on {queue}"]["ok"]) == (1, False)
+        assert back in rows[f"new work on {queue}"]["fix"]
+        assert "(no new work)" in rows[f"workers on {queue}"]["found"]
+        told = await commands.status(temporal_client, plain)
+        assert [line.split()[:2] for line in told.splitlines()[1:3]] == [["A", "current"], ["unversioned", "not"]]
+        assert "They get no new workflows. Send these back to them: tightloop deploy promote --unversioned" in told
+        with pytest.raises(SettingsError, match=r"worker\.deployment is not set"):
+            await commands.promote(temporal_client, plain, 1)
+
+        episode = await client.start(request_for())
+        impatient = TightloopClient(temporal_client, plain, query_timeout=timedelta(seconds=1))
+        with pytest.raises(ServiceUnavailableError) as silent:
+            await impatient.status(episode)
+        assert silent.value.message == f"no worker answers on task queue '{queue}' for {episode}. {nothing}"
+
+        # Once it is over, the retention of this host and state home goes on as well.
+        told = await commands.promote(temporal_client, plain, 1, unversioned=True)
+        assert "workers without a version get new workflows again" in told
+        assert (await client.result(episode)).outcome is EpisodeOutcome.SUCCEEDED
+        await eventually(lambda: _is_ready(health))
+        await eventually(lambda: _has_logged(caplog, "worker 'all' is ready"))
+        logging.cancel()
+        assert f"worker 'all' is not ready: {nothing}" in caplog.messages
+        assert (await client.topology()).missing == ()
+
+        # The other way round: versions that Temporal sends nothing.
+        late = Health()
+        async with build("A", late):
+            told = await late.problem_of_work()
+            assert f"to workers without a version, not to workers of {version}" in told
+
+
+async def _is_ready(health: Health) -> bool:
+    return not await health.problem_of_work()
+
+
+async def _has_logged(caplog: pytest.LogCaptureFixture, message: str) -> bool:
+    return message in caplog.messages
+
+
+async def test_a_worker_of_an_older_build_is_ready_while_something_is_open_on_it(
+    build: Build, temporal_client: Client, client: TightloopClient, request_for: Callable[..., EpisodeRequest]
+) -> None:
+    old, new = Health(), Health()
+    async with build("A", old) as a:
+        await commands.promote(temporal_client, a, 1)
+        assert await old.problem_of_work() == ""
+        await client.pause(open_one := await client.start(request_for()))
+        query = f"TemporalWorkerDeploymentVersion = '{a.worker.deployment}:A' AND ExecutionStatus = 'Running'"
+        await eventually(lambda: _counts(temporal_client, query, 1))
+        async with build("B", new) as b:
+            assert "tightloop deploy promote" in await new.problem_of_work()
+            await commands.promote(temporal_client, b, 1)
+            await eventually(lambda: _is_ready(new))
+            assert await old.problem_of_work() == ""
+            await client.cancel(open_one)
+            await client.result(open_one)
+            version = f"{b.worker.deployment}:B"
+
+            async def has_nothing_left() -> bool:
+                return f"to workers of {version}, not to workers of" in await old.problem_of_work()
+
+            await eventually(has_nothing_left)
 
 
 async def run_in(folder: Path, settings_file: Path, *arguments: object) -> tuple[int, str]:

@@ -13,9 +13,9 @@ from tightloop.client.client import TightloopClient
 from tightloop.client.execution import CLOSED_STATUSES, OPEN_STATUSES, Kind, Run, Summary, registration_command
 from tightloop.client.following.events import Event
 from tightloop.client.following.status import Result, Status
-from tightloop.client.installation.staffing import Poller
 from tightloop.client.installation.topology import Topology
 from tightloop.client.sync import SyncTightloopClient
+from tightloop.client.workers import Poller
 from tightloop.episode.budget import Budget, Spent, TopUp
 from tightloop.episode.check import Check
 from tightloop.episode.checkpoint import CheckpointRecord

@@ -4,7 +4,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import temporalio.api.common.v1 as common
@@ -43,6 +43,7 @@ from tightloop.client.execution import (
 from tightloop.client.records.history import History
 from tightloop.client.records.listing import Listing
 from tightloop.client.sealing import sealing_as
+from tightloop.client.workers import explain_silence, read_workers
 from tightloop.coder.input import CODER_WORKFLOW_TYPE
 from tightloop.episode.model import TASK_TIMEOUT
 from tightloop.errors import (
@@ -321,6 +322,7 @@ class Calls:
         """
         _check_size(name, argument)
         await self._refuse_plain(workflow_id)
+        asked = datetime.now(UTC)
         try:
             async with self.bounded(workflow_id, timeout, worker=True):
                 answer = await self._update(workflow_id, name, argument, timeout, message_id or str(uuid.uuid4()))
@@ -331,7 +333,7 @@ class Calls:
             caller = asyncio.current_task()
             if caller is not None and caller.cancelling():
                 raise asyncio.CancelledError from error
-            raise await self._no_worker(workflow_id) from error
+            raise await self._no_worker(workflow_id, asked) from error
         return answer
 
     async def _update(self, workflow_id: str, name: str, argument: Any, timeout: timedelta, update_id: str) -> str:
@@ -365,6 +367,7 @@ class Calls:
             limit: after which the call counts as not answered.
             worker: a worker has to answer, not Temporal alone.
         """
+        asked = datetime.now(UTC)
         try:
             # The SDK retries an unreachable server for 3 s; the deadline here only backs that up.
             async with asyncio.timeout(limit.total_seconds() + RETRY_SECONDS):
@@ -372,10 +375,10 @@ class Calls:
         except TimeoutError as error:
             if worker:
                 # Where Temporal itself answers, it is the worker that does not; else this says so.
-                raise await self._no_worker(workflow_id) from error
+                raise await self._no_worker(workflow_id, asked) from error
             raise no_answer(self.address, "no answer in time") from error
         except RPCError as error:
-            raise await self._explained(error, workflow_id, worker=worker) from error
+            raise await self._explained(error, workflow_id, asked if worker else None) from error
         except (RuntimeError, KeyError, ApplicationError) as error:
             # Only the data converter raises this here: a codec that we lack, or a payload of another program.
             raise SettingsError(
@@ -383,8 +386,14 @@ class Calls:
                 "Use the tightloop release, the key file of the workers, and their temporal.authenticate"
             ) from error
 
-    async def _explained(self, error: RPCError, workflow_id: str, *, worker: bool = False) -> TightloopError:
-        """Return the project's error for one of Temporal's."""
+    async def _explained(self, error: RPCError, workflow_id: str, asked: datetime | None) -> TightloopError:
+        """Return the project's error for one of Temporal's.
+
+        Args:
+            error: of Temporal.
+            workflow_id: the workflow that was called; empty where none was.
+            asked: when a worker was asked; None: only Temporal had to answer.
+        """
         message = error.message
         match error.status:
             case RPCStatusCode.NOT_FOUND:
@@ -399,12 +408,12 @@ class Calls:
                     go_on = _GO_ON[seen.kind].format(id=workflow_id)
                     return InvalidRequestError(f"{workflow_id} is closed and takes no more messages. {go_on}")
                 return await self.listing.not_found(workflow_id)
-            case RPCStatusCode.CANCELLED | RPCStatusCode.DEADLINE_EXCEEDED if worker:
-                return await self._no_worker(workflow_id)
+            case RPCStatusCode.CANCELLED | RPCStatusCode.DEADLINE_EXCEEDED if asked:
+                return await self._no_worker(workflow_id, asked)
             case RPCStatusCode.FAILED_PRECONDITION if "paused" in message:
                 return await self._frozen(workflow_id, error)
-            case RPCStatusCode.FAILED_PRECONDITION if worker:
-                return await self._no_worker(workflow_id)
+            case RPCStatusCode.FAILED_PRECONDITION if asked:
+                return await self._no_worker(workflow_id, asked)
             case RPCStatusCode.INVALID_ARGUMENT:
                 return self._refused_call(message)
             case RPCStatusCode.PERMISSION_DENIED | RPCStatusCode.UNAUTHENTICATED:
@@ -425,11 +434,13 @@ class Calls:
             f"{registration_command(*where)}"
         )
 
-    async def _no_worker(self, workflow_id: str) -> ServiceUnavailableError:
+    async def _no_worker(self, workflow_id: str, asked: datetime) -> ServiceUnavailableError:
         seen = await self.describe(workflow_id)
-        return ServiceUnavailableError(
-            f"no worker answers on task queue {seen.task_queue!r} for {workflow_id}. Start one: tightloop up"
-        )
+        try:
+            workers = await read_workers(self.client, self.bounded, seen.task_queue)
+        except SettingsError:
+            workers = ()  # who may only start and steer cannot ask who is there
+        return ServiceUnavailableError(explain_silence(seen, workers, asked))
 
     async def _frozen(self, workflow_id: str, error: BaseException) -> TightloopError:
         seen = await self.describe(workflow_id)

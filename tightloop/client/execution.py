@@ -10,6 +10,7 @@ import temporalio.api.workflow.v1 as workflow
 from google.protobuf.timestamp_pb2 import Timestamp
 from pydantic import ValidationError
 from temporalio.api.common.v1 import Payload
+from temporalio.api.enums.v1 import VersioningBehavior
 from temporalio.api.failure.v1 import Failure
 from temporalio.converter import DataConverter, decode_typed_search_attributes
 from temporalio.exceptions import ApplicationError
@@ -122,6 +123,8 @@ class Execution(Summary):
     """What Temporal stores of it is encrypted."""
     request: str = ""
     """Digest of the request that started it; empty: that request had no id."""
+    version: str = ""
+    """The only version of workers that goes on with the run; empty: those that get new work."""
     work: Work | None = None
     """What its activity says that it does, with its attempts; None: none runs, or more than one."""
     coder: str = ""
@@ -172,6 +175,7 @@ async def read_execution(
         frozen=frozen if info.status == PAUSED else "",
         task_queue=info.task_queue,
         sealed=any(one.metadata.get("encoding") == ENCRYPTED for one in info.memo.fields.values()),
+        version=_pinned_version(info.versioning_info),
         waits_for=_waits_for(pending, info.task_queue, datetime.now(UTC)),
         iteration=int(attributes.get(ITERATION, 0)),
         pause_kind=str(attributes.get(PAUSE_KIND, "")) if waits else "",
@@ -183,6 +187,20 @@ async def read_execution(
         closed=moment(info.close_time) if info.HasField("close_time") else None,
         parent=info.parent_execution.workflow_id,
     )
+
+
+def version_name(deployment: str, build_id: str) -> str:
+    """Return a version of a Worker Deployment as Temporal's search attributes name it; empty: there is none."""
+    return f"{deployment}:{build_id}" if deployment else ""
+
+
+def _pinned_version(info: workflow.WorkflowExecutionVersioningInfo) -> str:
+    override, at = info.versioning_override, info.deployment_version
+    if override.HasField("pinned"):
+        at = override.pinned.version
+    elif override.auto_upgrade or info.behavior != VersioningBehavior.VERSIONING_BEHAVIOR_PINNED:
+        return ""
+    return version_name(at.deployment_name, at.build_id)
 
 
 async def read_work(pending: Iterable[workflow.PendingActivityInfo], converter: DataConverter) -> Work | None:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 
 import temporalio.api.deployment.v1 as deployments
 import temporalio.api.workflowservice.v1 as service
@@ -13,17 +12,16 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from tightloop.client.calls import Calls
 from tightloop.client.connection import CALL_TIMEOUT
-from tightloop.client.installation.staffing import POLLER_FRESH, Poller, version_name, workers_on
+from tightloop.client.execution import version_name
+from tightloop.client.installation.staffing import count_open, workers_on
 from tightloop.client.installation.topology import topology_of
+from tightloop.client.workers import Poller, is_live, read_routing, workers_of
 from tightloop.errors import InvalidRequestError, SettingsError
 from tightloop.settings import Settings
 from worker.deploying.histories import account_of, failed, find_runs, query_of, replay_runs
 from worker.hosting.build_id import build_id_of
 
-MISSED_HEARTBEATS = 3
-"""After so many a worker counts as dead. Temporal lists it for minutes."""
 DRAINED = WorkerDeploymentVersionStatus.WORKER_DEPLOYMENT_VERSION_STATUS_DRAINED
-LEAST_PATIENCE = timedelta(seconds=3)
 
 
 @dataclass(frozen=True)
@@ -38,27 +36,27 @@ class Build:
     """Processes that live, on all task queues."""
 
 
+UNVERSIONED = "unversioned"
+"""Stands for a build where workers have no version."""
+
+
 class Deployment:
-    """Looks at the builds of the deployment, and sends new workflows to that of this installation."""
+    """Looks at the builds of a deployment, and sends new workflows to one of them or to workers without a version."""
 
-    def __init__(self, client: Client, settings: Settings) -> None:
-        """Take the deployment that the settings name.
-
-        Raises:
-            SettingsError: they name none.
-        """
-        self.name, self.build_id = settings.worker.deployment, build_id_of(settings.worker)
-        if not self.name:
-            raise SettingsError(
-                "worker.deployment is not set, so workers have no versions. Give the deployment a name in the settings "
-                "of all workers: worker.deployment: tightloop"
-            )
+    def __init__(self, client: Client, settings: Settings, name: str, build_id: str) -> None:
+        """Take what `find_deployment` found; an empty build stands for workers without a version."""
+        self.name, self.build_id = name, build_id
         self._client, self._settings, self._calls = client, settings, Calls(client)
 
     @property
     def version(self) -> str:
-        """The build of this installation, as Temporal names it."""
-        return version_name(self.name, self.build_id)
+        """The build of this installation, as Temporal names it; empty: its workers have none."""
+        return version_name(self.name, self.build_id) if self.build_id else ""
+
+    @property
+    def target(self) -> str:
+        """How a sentence calls those who are to get new workflows."""
+        return self.version or workers_of("")
 
     # -- what is there ----------------------------------------------------------------------------------
 
@@ -77,11 +75,20 @@ class Deployment:
                 Build(
                     summary.deployment_version.build_id,
                     _state(summary, routing),
-                    await self._count_open(name),
+                    await count_open(self._calls, name),
                     len(processes),
                 )
             )
+        # On queues of their own, such as those of screens, workers need no version.
+        if unversioned := {one.process for one in workers[self._settings.temporal.task_queue] if not one.version}:
+            state = "not in use" if routing.current_deployment_version.build_id else "current"
+            found.append(Build(UNVERSIONED, state, await self._count_unversioned(), len(unversioned)))
         return sorted(found, key=lambda one: (one.state != "current", "ramping" not in one.state))
+
+    async def _count_unversioned(self) -> int:
+        query = f"({query_of(self._settings)}) AND TemporalWorkerDeploymentVersion IS NULL"
+        async with self._calls.bounded("", CALL_TIMEOUT):
+            return (await self._client.count_workflows(f"{query} AND ExecutionStatus = 'Running'")).count
 
     async def _describe(self) -> service.DescribeWorkerDeploymentResponse:
         request = service.DescribeWorkerDeploymentRequest(namespace=self._client.namespace, deployment_name=self.name)
@@ -116,18 +123,15 @@ class Deployment:
         found = await asyncio.gather(*(workers_on(self._calls, queue) for queue in queues))
         return {queue: [one for one in each if is_live(one)] for queue, each in zip(queues, found, strict=True)}
 
-    async def _count_open(self, version: str) -> int:
-        query = f'TemporalWorkerDeploymentVersion = "{version}" AND ExecutionStatus = "Running"'
-        async with self._calls.bounded("", CALL_TIMEOUT):
-            return (await self._client.count_workflows(query)).count
-
     def move_command(self, build_id: str) -> str:
         """Return the command that moves what is open on another build to this one at once."""
         query = f'TemporalWorkerDeploymentVersion="{version_name(self.name, build_id)}" AND ExecutionStatus="Running"'
-        return (
-            f"temporal workflow update-options --query '{query}' --versioning-override-behavior one_time "
-            f"--versioning-override-deployment-name {self.name} --versioning-override-build-id {self.build_id} --yes"
+        to = (
+            f"one_time --versioning-override-deployment-name {self.name} --versioning-override-build-id {self.build_id}"
+            if self.build_id
+            else "auto_upgrade"
         )
+        return f"temporal workflow update-options --query '{query}' --versioning-override-behavior {to} --yes"
 
     # -- what has to hold -------------------------------------------------------------------------------
 
@@ -149,8 +153,9 @@ class Deployment:
         ]
         if missing:
             raise InvalidRequestError(
-                f"no worker of {self.version} lives on {_listed(missing)}: new workflows would wait there. Start its "
-                "workers beside the older ones, then try again"
+                f"no worker {f'of {self.version}' if self.version else 'without a version'} lives on "
+                f"{_listed(missing)}: new workflows would wait there. Start such workers beside those that are there, "
+                "then try again"
             )
 
     async def need_fitting_histories(self, days: int) -> str:
@@ -162,13 +167,13 @@ class Deployment:
         runs = await find_runs(self._client, query_of(self._settings, days=days))
         outcomes = await asyncio.to_thread(replay_runs, self._settings, runs)
         if failed(outcomes):
-            raise InvalidRequestError(f"no new workflow goes to {self.version}:\n\n{account_of(outcomes)}")
+            raise InvalidRequestError(f"no new workflow goes to {self.target}:\n\n{account_of(outcomes)}")
         return account_of(outcomes)
 
     # -- what is changed --------------------------------------------------------------------------------
 
     async def make_current(self) -> None:
-        """Let new workflows start on this build, and pinned ones move to it as a new run of theirs follows."""
+        """Let new workflows start there, and pinned ones move there as a new run of theirs follows."""
         known = await self._describe()
         request = service.SetWorkerDeploymentCurrentVersionRequest(
             namespace=self._client.namespace,
@@ -197,10 +202,30 @@ class Deployment:
             await self._client.workflow_service.set_worker_deployment_ramping_version(request, timeout=CALL_TIMEOUT)
 
 
-def is_live(worker: Poller) -> bool:
-    """Return whether a worker lives, as far as its heartbeats tell, or its last poll where it sends none."""
-    patience = max(MISSED_HEARTBEATS * worker.heartbeat, LEAST_PATIENCE) if worker.heartbeat else POLLER_FRESH
-    return worker.last_seen is not None and worker.last_seen > datetime.now(UTC) - patience
+async def find_deployment(client: Client, settings: Settings, *, unversioned: bool = False) -> Deployment:
+    """Return the deployment that the settings name.
+
+    Args:
+        client: of the server.
+        settings: those in force.
+        unversioned: for workers without a version. Where the settings name no deployment, it is the one whose workers
+            are on the task queue of the episodes, or whom Temporal sends their work.
+
+    Raises:
+        SettingsError: there is none.
+    """
+    name, build_id = settings.worker.deployment, "" if unversioned else build_id_of(settings.worker)
+    if not name and unversioned:
+        calls, queue = Calls(client), settings.temporal.task_queue
+        routing = await read_routing(client, calls.bounded, queue)
+        versions = [routing.current, *(one.version for one in await workers_on(calls, queue))]
+        name = next(filter(None, versions), "").partition(":")[0]
+    if not name:
+        raise SettingsError(
+            "worker.deployment is not set, so workers have no versions. Give the deployment a name in the settings "
+            "of all workers: worker.deployment: tightloop"
+        )
+    return Deployment(client, settings, name, build_id)
 
 
 def _state(

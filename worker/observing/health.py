@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
@@ -10,7 +11,9 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from tightloop.client.calls import Calls
-from tightloop.client.installation.staffing import workers_on
+from tightloop.client.execution import version_name
+from tightloop.client.installation.staffing import count_open, workers_on
+from tightloop.client.workers import Poller, explain_idle
 from tightloop.errors import SettingsError, TightloopError
 from tightloop.settings import Settings
 
@@ -19,16 +22,24 @@ logger = logging.getLogger("tightloop")
 REQUEST_SECONDS = 5.0
 ASK_SECONDS = 2.0
 """Timeout of the questions to Temporal; a probe of Kubernetes is usually given some seconds."""
+ANSWER_SECONDS = 1.0
+"""How long an answer of Temporal is used again: anybody may ask, and each look takes some calls."""
+LOOK_SECONDS = 15.0
+START_SECONDS = 3.0
+"""So long a worker may take to be known to Temporal before a warning says that it is not."""
+FIRST_LOOK_SECONDS = 0.3
 
 
 class Health:
-    """Tells whether the process is alive, and whether it can work."""
+    """Tells whether the process is alive, and whether it gets work and can do it."""
 
     def __init__(self) -> None:
         """Begin as a process that starts."""
         self._client: Client | None = None
         self._workers: Sequence[Worker] = ()
         self._drains = False
+        self._asking = asyncio.Lock()
+        self._asked, self._answer = -ANSWER_SECONDS, ""
 
     def begin(self, client: Client, workers: Sequence[Worker]) -> None:
         """Watch these workers, which run."""
@@ -44,29 +55,58 @@ class Health:
         return f"the worker of task queue {dead[0]} has stopped: start the process again" if dead else ""
 
     async def problem_of_work(self) -> str:
-        """Return why the process cannot work now; empty: it can."""
+        """Return why the process gets no work now, or cannot do it; empty: it does."""
         if self._drains:
             return "draining: running activities may finish, no new ones are taken"
         if self._client is None:
             return "starting: not connected to Temporal yet"
         if dead := self.problem_of_life():
             return dead
+        async with self._asking:
+            if time.monotonic() - self._asked >= ANSWER_SECONDS:
+                self._answer = await self._ask(Calls(self._client))
+                self._asked = time.monotonic()
+            return self._answer
+
+    async def _ask(self, calls: Calls) -> str:
         try:
             async with asyncio.timeout(ASK_SECONDS):
-                calls = Calls(self._client)
-                polls = await asyncio.gather(*(_polls(calls, one) for one in self._workers))
+                known = await asyncio.gather(*(_as_known(calls, one) for one in self._workers))
+                for worker, poller in zip(self._workers, known, strict=True):
+                    if poller is None:
+                        return f"nothing polls task queue {worker.task_queue} yet"
+                    idle = explain_idle(worker.task_queue, [poller])
+                    if idle and not (poller.version and await count_open(calls, poller.version)):
+                        return str(idle)
         except TightloopError as error:
             return error.message
         except TimeoutError:
             return f"Temporal did not answer within {ASK_SECONDS:g} s"
-        idle = [one.task_queue for one, does in zip(self._workers, polls, strict=True) if not does]
-        return f"nothing polls task queue {idle[0]} yet" if idle else ""
+        return ""
+
+    async def log_changes(self, name: str, every: float = LOOK_SECONDS) -> None:
+        """Log that the worker is ready, and each time that it ceases or begins to be, until cancelled."""
+        told: str | None = None
+        begun = time.monotonic()
+        while True:
+            problem = await self.problem_of_work()
+            starts = told is None and time.monotonic() - begun < START_SECONDS
+            if problem != told and not (problem and starts):
+                if problem:
+                    logger.warning("worker %s is not ready: %s", name, problem)
+                else:
+                    logger.info("worker %s is ready", name)
+                told = problem
+            await asyncio.sleep(FIRST_LOOK_SECONDS if told is None else every)
 
 
-async def _polls(calls: Calls, worker: Worker) -> bool:
-    """Return whether Temporal knows that this worker polls, or is busy in all its slots."""
-    identity = worker.config().get("identity")
-    return any(one.identity == identity for one in await workers_on(calls, worker.task_queue))
+async def _as_known(calls: Calls, worker: Worker) -> Poller | None:
+    """Return a worker as Temporal knows it: it polls, or is busy in all its slots; None: not yet."""
+    config = worker.config()
+    deployment = config.get("deployment_config")
+    version = version_name(deployment.version.deployment_name, deployment.version.build_id) if deployment else ""
+    workers = await workers_on(calls, worker.task_queue)
+    return next((one for one in workers if (one.identity, one.version) == (config.get("identity"), version)), None)
 
 
 @asynccontextmanager

@@ -14,8 +14,15 @@ def status(context: typer.Context) -> None:
     become_worker(session_of(context), "deploy", "status")
 
 
-def promote(context: typer.Context, days: Days = 7) -> None:
-    become_worker(session_of(context), "deploy", "promote", "--days", str(days))
+def promote(
+    context: typer.Context,
+    days: Days = 7,
+    unversioned: Annotated[
+        bool, typer.Option("--unversioned", help="Send them back to workers without a version (no worker.deployment).")
+    ] = False,
+) -> None:
+    more = ("--unversioned",) if unversioned else ()
+    become_worker(session_of(context), "deploy", "promote", "--days", str(days), *more)
 
 
 def ramp(

@@ -157,6 +157,7 @@ async def _workers(client: TightloopClient) -> list[Finding]:
         Finding(f"workers on {queue}", bool(pollers), _names(pollers) or "nobody", "tightloop up")
         for queue, pollers in by_queue.items()
     ]
+    rows += [Finding(f"new work on {queue}", False, why.reason, why.remedy) for queue, why in found.idle.items()]
     rows += [
         Finding(f"waiting on {queue}", True, str(backlog), needed=False) for queue, backlog in found.backlogs.items()
     ]
@@ -169,7 +170,13 @@ async def _workers(client: TightloopClient) -> list[Finding]:
 
 
 def _names(pollers: tuple[Poller, ...]) -> str:
-    return ", ".join(sorted(f"{one.process}{' (all slots taken)' if one.free_slots == 0 else ''}" for one in pollers))
+    return ", ".join(sorted(f"{one.process}{_limits(one)}" for one in pollers))
+
+
+def _limits(worker: Poller) -> str:
+    if not worker.gets_new_work:
+        return f" (no new work{', only what is open on ' if worker.version else ''}{worker.version})"
+    return " (all slots taken)" if worker.free_slots == 0 else ""
 
 
 def _model_key(settings: Settings) -> Finding:

@@ -19,8 +19,8 @@ from tightloop.client.following.finding import described
 from tightloop.client.following.status import PATIENCE, OnSilence, Result, Status
 from tightloop.client.installation import staffing
 from tightloop.client.installation.setup import wrong_search_attributes
-from tightloop.client.installation.staffing import Poller
 from tightloop.client.installation.topology import Topology, topology_of
+from tightloop.client.workers import Poller
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.model import EpisodeRequest
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError

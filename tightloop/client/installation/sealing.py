@@ -11,8 +11,9 @@ from tightloop.client.calls import Calls
 from tightloop.client.connection import CALL_TIMEOUT
 from tightloop.client.encryption import has_seals
 from tightloop.client.execution import KINDS, SEALS, moment
-from tightloop.client.installation.staffing import Poller, is_fresh, workers_on
+from tightloop.client.installation.staffing import workers_on
 from tightloop.client.sealing import SealingCodec
+from tightloop.client.workers import Poller, is_fresh
 from tightloop.errors import SettingsError
 
 

@@ -1,11 +1,13 @@
 """Whether the workers that are there can carry an episode: every role that it needs, on its task queue."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tightloop.client.calls import Calls
 from tightloop.client.installation.sealing import find_stranger
-from tightloop.client.installation.staffing import Backlog, Poller, backlog_of, queues_with, workers_on
+from tightloop.client.installation.staffing import Backlog, backlog_of, queues_with, workers_on
+from tightloop.client.workers import Idle, Poller, explain_idle, is_live
 from tightloop.host import home_queue
 from tightloop.settings import Settings
 
@@ -25,6 +27,8 @@ class Topology:
     """Workers on the task queues that the settings name, and on those of screens, by queue."""
     backlogs: Mapping[str, Backlog]
     """Steps that wait for a free slot, by queue; only where some do."""
+    idle: Mapping[str, Idle]
+    """Why no worker of a queue gets new work, by queue; only where workers are there."""
     stranger: str = ""
     """Which worker of the main queue encrypts with a key that is not here, as the start of a sentence."""
 
@@ -49,7 +53,7 @@ class Topology:
             for queue, pollers in self.named.items()
             if not pollers
         ]
-        return tuple(said)
+        return (*said, *map(str, self.idle.values()))
 
 
 async def topology_of(calls: Calls, settings: Settings) -> Topology:
@@ -62,8 +66,13 @@ async def topology_of(calls: Calls, settings: Settings) -> Topology:
     named_queues = (settings.queues.workspace, settings.queues.llm, settings.queues.executor)
     wanted = {queue for queue in named_queues if queue and queue != main}
     wanted |= set(await queues_with(calls, f"{main}-gui-"))
-    named = {queue: await workers_on(calls, queue) for queue in sorted(wanted)}
-    there = await workers_on(calls, main)
+    by_queue = dict(await asyncio.gather(*(_live_on(calls, queue) for queue in (main, *found, *sorted(wanted)))))
+    there, named = by_queue[main], {queue: by_queue[queue] for queue in sorted(wanted)}
     queues = dict.fromkeys((main, *found, *named))
     backlogs = {queue: backlog for queue in queues if (backlog := await backlog_of(calls, queue)).count}
-    return Topology(main, there, found, home, named, backlogs, find_stranger(calls, there))
+    idle = {queue: why for queue, workers in by_queue.items() if (why := explain_idle(queue, workers))}
+    return Topology(main, there, found, home, named, backlogs, idle, find_stranger(calls, there))
+
+
+async def _live_on(calls: Calls, queue: str) -> tuple[str, tuple[Poller, ...]]:
+    return queue, tuple(filter(is_live, await workers_on(calls, queue)))
