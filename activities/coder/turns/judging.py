@@ -1,7 +1,8 @@
 """Reads an answer: calls that can be made, or what is wrong with it in a sentence that the model can act on."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from activities.coder.calls.arguments import ArgumentsError, read_arguments
@@ -18,7 +19,21 @@ QUOTED_CHARACTERS = 4_000
 PROBLEM_CHARACTERS = 800
 ID_CHARACTERS = 64
 """OpenAI refuses longer ids."""
-_CALL_KEYS = ("name", "arguments")
+_CALL_KEYS = frozenset({"name", "arguments", "id", "type"})
+_TAGS = (
+    ("<tool_call>", "</tool_call>"),
+    ("<|tool_calls|>", "<|/tool_calls|>"),
+    ("<|tool_call|>", ""),
+    ("<|python_tag|>", "<|eom_id|>"),
+    ("[TOOL_REQUEST]", "[END_TOOL_REQUEST]"),
+    ("[TOOL_CALLS]", ""),
+    ("functools", ""),
+)
+"""What models put around a call or a list: Hermes and Qwen, Phi, Granite, Llama, LM Studio, Mistral, functionary."""
+_THOUGHTS = re.compile(r"\A\s*<(think|thinking|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)
+_FENCE = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
+# Not strict: models put raw line breaks into texts.
+_JSON = json.JSONDecoder(strict=False)
 
 
 class Verdict(NamedTuple):
@@ -46,12 +61,13 @@ def judge(reply: ModelReply, tools: Sequence[ToolSpec], *, number: int) -> Verdi
             "smaller edits, long files in several steps",
         )
     by_name = {tool.name: tool for tool in tools}
-    proposed = reply.calls or tuple(_calls_in(reply.text, by_name))
+    proposed = reply.calls or _calls_in(reply.text)
     if not proposed:
         known = ", ".join(by_name)
         return _wrong(
             reply,
-            f"Your answer calls no tool. Call one of {known}; when the work is done or cannot be done: `{FINISH}`",
+            f"Your answer calls no tool. Call one of {known}; when the work is done or cannot be done: `{FINISH}`. "
+            "A call that is written as text counts only where nothing else is in the answer",
         )
     if len(proposed) > MOST_CALLS:
         return _wrong(
@@ -82,14 +98,58 @@ def _wrong(reply: ModelReply, problem: str) -> Verdict:
     return Verdict(sound(text) or "(empty)", problem=said)
 
 
-def _calls_in(text: str, tools: Mapping[str, ToolSpec]) -> Iterator[ProposedCall]:
-    """Find the call that a model wrote as text, as small ones do where their server does not read it for them."""
-    reading = read_object(text, _CALL_KEYS) if "{" in text else None
-    if reading is None or reading.value is None or reading.truncated:
-        return
-    name, arguments = reading.value.get("name"), reading.value.get("arguments")
-    if isinstance(name, str) and name in tools and isinstance(arguments, dict | str):
-        yield ProposedCall("", name, arguments if isinstance(arguments, str) else json.dumps(arguments))
+def _calls_in(text: str) -> tuple[ProposedCall, ...]:
+    """Return the calls of an answer that is nothing but calls, as small models write them without their server's help.
+
+    A call within other words is a quotation: of a file, of an instruction that the model refuses, of its own thoughts.
+    """
+    answer = _THOUGHTS.sub("", text, count=1).strip()
+    fence = _FENCE.fullmatch(answer)
+    values = _values_in_tags(answer) or _json_values(fence[1] if fence else answer)
+    calls = [_read_call(value) for value in values]
+    return tuple(call for call in calls if call) if all(calls) else ()
+
+
+def _values_in_tags(answer: str) -> list[Any]:
+    """Return the values of an answer that consists of one kind of call tags; empty where it holds anything else."""
+    begin, end = next(((begin, end) for begin, end in _TAGS if answer.startswith(begin)), ("", ""))
+    values: list[Any] = []
+    rest = answer
+    while begin and rest:
+        if not rest.startswith(begin):
+            return []
+        rest = rest.removeprefix(begin).lstrip()
+        try:
+            value, stop = _JSON.raw_decode(rest)
+        except (ValueError, RecursionError):
+            return []
+        values += value if isinstance(value, list) else [value]
+        # The end of the last one may be the token at which the service stopped.
+        rest = rest[stop:].lstrip().removeprefix(end).lstrip()
+    return values
+
+
+def _json_values(answer: str) -> list[Any]:
+    """Return the JSON value that an answer is, or its items where it is a list; empty where it is something else."""
+    try:
+        value = _JSON.decode(answer)
+    except (ValueError, RecursionError):
+        return []
+    if isinstance(value, dict) and value.keys() == {"tool_calls"}:
+        value = value["tool_calls"]
+    return value if isinstance(value, list) else [value]
+
+
+def _read_call(value: Any) -> ProposedCall | None:
+    """Return the call that a value is; None: it is, or has, something else."""
+    if isinstance(value, dict) and value.keys() <= {"id", "type", "function"}:
+        value = value.get("function")
+    if not isinstance(value, dict) or not value.keys() <= _CALL_KEYS:
+        return None
+    name, arguments = value.get("name"), value.get("arguments")
+    if not isinstance(name, str) or not isinstance(arguments, dict | str):
+        return None
+    return ProposedCall("", name, arguments if isinstance(arguments, str) else json.dumps(arguments))
 
 
 def _arguments(call: ProposedCall, tools: Mapping[str, ToolSpec]) -> str:

@@ -1,9 +1,11 @@
 """Answers of models: calls that can be made, or a sentence that the model can act on."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
@@ -11,6 +13,8 @@ from jsonschema import Draft202012Validator
 from activities.coder.port import ModelReply, ProposedCall
 from activities.coder.turns.judging import MOST_CALLS, PROBLEM_CHARACTERS, judge
 from tests.support.coder_turns import SPECS
+
+ANSWERS = yaml.safe_load((Path(__file__).parents[2] / "data" / "coder" / "answers.yaml").read_text(encoding="utf-8"))
 
 
 def called(*calls: tuple[str, str], **options: Any) -> ModelReply:
@@ -71,10 +75,26 @@ def test_too_many_calls_are_refused() -> None:
     assert f"at most {MOST_CALLS}" in verdict.problem
 
 
-def test_call_that_was_written_as_text_is_found() -> None:
-    text = 'I read it.\n<tool_call>{"name": "read_file", "arguments": {"path": "a.py"}}</tool_call>'
-    [call] = judge(ModelReply(text=text), SPECS, number=4).calls
-    assert (call.tool, json.loads(call.arguments)["path"], call.id) == ("read_file", "a.py", "call_4_0")
+@pytest.mark.parametrize("case", ANSWERS, ids=lambda case: case["name"])
+def test_an_answer_is_calls_only_where_it_is_nothing_else(case: dict[str, Any]) -> None:
+    verdict = judge(ModelReply(text=case["text"]), SPECS, number=4)
+    assert [f"{call.tool} {json.loads(call.arguments).get('path')}" for call in verdict.calls] == case["calls"]
+    assert bool(verdict.problem) != bool(verdict.calls)
+
+
+@given(st.sampled_from([case["text"] for case in ANSWERS if case["calls"]]), st.text(min_size=1), st.booleans())
+def test_words_beside_a_call_make_it_a_quotation(answer: str, words: str, after: bool) -> None:
+    text = f"{answer} {words}" if after else f"{words} {answer}"
+    verdict = judge(ModelReply(text=text), SPECS, number=4)
+    # Blanks are no words, and a call may be followed by its own end.
+    assert verdict.calls == () or not words.strip()
+
+
+def test_calls_written_as_text_get_ids_of_their_turn() -> None:
+    text = (
+        '[{"name": "read_file", "arguments": {"path": "a.py"}}, {"name": "read_file", "arguments": {"path": "b.py"}}]'
+    )
+    assert [call.id for call in judge(ModelReply(text=text), SPECS, number=4).calls] == ["call_4_0", "call_4_1"]
 
 
 def test_text_about_a_tool_that_does_not_exist_is_no_call() -> None:
