@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import temporalio.api.common.v1 as common
 import temporalio.api.workflowservice.v1 as service
 from pydantic import BaseModel
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 from temporalio.client import (
     Client,
     WorkflowQueryFailedError,
@@ -63,6 +63,8 @@ UPDATE_TIMEOUT = timedelta(seconds=20)
 MESSAGE_BYTES = 1_500_000
 """Temporal takes values of up to 2 MB. It passes a larger update on, but the worker cannot accept it then, and the
 workflow stands still until Temporal forgets the update, about a minute later."""
+LEVELS_LIMIT = 100
+"""Of lists and objects within each other. Workflows carry values some levels deeper than they were sent."""
 _TASK_LOST = "unexpected workflow task failure"
 """Temporal's words: the status alone, FAILED_PRECONDITION, has other causes too, such as no worker."""
 _TASK_LOST_WAIT = timedelta(milliseconds=200)
@@ -195,7 +197,9 @@ class Calls:
 
         Raises:
             IdTakenError: another request started a workflow with this id.
+            InvalidRequestError: the request is nested too deeply.
         """
+        checked_json("start", request)
         origin = memo.get(REQUEST, "")
         # `replace` would start over what this request started, once that has ended.
         if replace and origin and await self._is_started_by(origin, workflow_id):
@@ -450,12 +454,35 @@ class Calls:
 
 
 def _check_size(name: str, argument: Any) -> None:
-    size = len(to_json(argument))
+    size = len(checked_json(name, argument))
     if size > MESSAGE_BYTES:
         raise InvalidRequestError(
             f"{name}: the message has {size} bytes; the maximum is {MESSAGE_BYTES}. "
             "Put long material into a file of the workspace and name it"
         )
+
+
+def checked_json(name: str, argument: Any) -> bytes:
+    """Return an argument as JSON.
+
+    Raises:
+        InvalidRequestError: it is nested more deeply than a worker could read it again.
+    """
+    try:
+        content = to_json(argument)
+        inner = [from_json(content)]
+        for _ in range(LEVELS_LIMIT + 1):
+            inner = [each for value in inner for each in _within(value)]
+    except ValueError:
+        # Its own bounds are about 250 levels to write and 200 to read.
+        inner = [argument]
+    if inner:
+        raise InvalidRequestError(f"{name}: a value is nested deeper than {LEVELS_LIMIT} levels. Make it flatter")
+    return content
+
+
+def _within(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _refused_update(cause: BaseException, workflow_id: str) -> TightloopError:

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import json
 import os
 from collections.abc import Sequence
 from datetime import timedelta
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from temporalio.client import Interceptor
 from temporalio.converter import DataConverter
 
-from tightloop.client.calls import UPDATE_TIMEOUT
+from tightloop.client.calls import UPDATE_TIMEOUT, checked_json
 from tightloop.client.connection import connect as open_connection
 from tightloop.client.connection import settings_for
 from tightloop.client.encryption import data_converter as converter_of
@@ -145,7 +144,7 @@ class TightloopClient(Viewer):
                 would send plain text.
         """
         # As it was asked: the settings may have changed when it is sent again.
-        origin = _origin(request_id, request.model_dump_json(), str(replace))
+        origin = _origin(request_id, request, replace)
         if isinstance(request, EpisodeRequest):
             asked = with_defaults(request, self._settings)
             episode = EpisodeInput.of(asked, replace=replace)
@@ -169,7 +168,7 @@ class TightloopClient(Viewer):
             IdTakenError: the id is taken; the message names by what.
             SettingsError: as for `start`.
         """
-        origin = _origin(request_id, request.model_dump_json())
+        origin = _origin(request_id, request)
         asked = LoopInput.of(with_defaults(request, self._settings))
         return await self._start(choose_id(Kind.LOOP, new_id), asked, origin)
 
@@ -436,9 +435,9 @@ class TightloopClient(Viewer):
         return read_restore(word, known, newest=newest)
 
 
-def _origin(request_id: str, *request: str) -> str:
+def _origin(request_id: str, *request: Any) -> str:
     """Return the digest by which a start finds what it started before; empty without an id."""
-    return hashlib.sha256(json.dumps([request_id, *request]).encode()).hexdigest() if request_id else ""
+    return hashlib.sha256(checked_json("start", [request_id, *request])).hexdigest() if request_id else ""
 
 
 def _workflow_type(start: "EpisodeInput | PlanInput | LoopInput") -> str:
