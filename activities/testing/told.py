@@ -52,7 +52,7 @@ def _events(output: str, nonce: str) -> Iterator[dict[str, Any]]:
             continue
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(event, dict) and event.get("n") == nonce:
             yield event

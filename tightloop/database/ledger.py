@@ -309,7 +309,7 @@ def _read_cursor(cursor: str) -> tuple[datetime, str, str]:
     try:
         at, workflow_id, project = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
         return datetime.fromisoformat(at), str(workflow_id), str(project)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise InvalidRequestError(
             f"cursor {cursor[:80]!r} is not one that a page of the list gave. Begin again without a cursor"
         ) from None

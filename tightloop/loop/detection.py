@@ -30,7 +30,7 @@ def detect_gates(paths: Collection[str], texts: Mapping[str, str]) -> tuple[Chec
 def _node(text: str) -> Iterator[Check]:
     try:
         found = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return
     scripts = found.get("scripts") if isinstance(found, dict) else None
     names = scripts if isinstance(scripts, dict) else {}
@@ -57,7 +57,7 @@ def _has_mypy(texts: Mapping[str, str]) -> bool:
         return True
     try:
         project = tomllib.loads(texts.get("pyproject.toml", ""))
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return False
     tools = project.get("tool")
     return isinstance(tools, dict) and "mypy" in tools

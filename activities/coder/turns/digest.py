@@ -59,7 +59,7 @@ def _called(call: ProposedCall, result: Message | None) -> str:
 def _main_argument(arguments: str) -> str:
     try:
         given = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     if not isinstance(given, dict):
         return ""

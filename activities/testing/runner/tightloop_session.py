@@ -196,7 +196,7 @@ class _Server:
             return nothing("crashed" if in_time else "timeout", seconds)
         try:
             result = dict(nothing("crashed", seconds), **json.loads(lines[0].decode()))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             return dict(nothing("crashed", seconds), honest=False)
         result["seconds"] = seconds
         result["honest"] = bool(result["honest"]) and len(lines) == 1

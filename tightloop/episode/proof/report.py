@@ -72,7 +72,7 @@ def read_events(text: str, nonce: str, root: str) -> Observation:
     for line in text.split("\n")[:LINES_LIMIT]:
         try:
             event = json.loads(line) if line else None
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(event, dict) and event.get("n") == nonce:
             reader.take(event)

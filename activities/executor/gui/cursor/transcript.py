@@ -59,7 +59,7 @@ def read_messages(path: Path) -> Iterator[Said]:
     for line in lines[1 if start else 0 :]:
         try:
             found = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(found, dict):
             inner = found.get("message")
