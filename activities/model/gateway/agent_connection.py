@@ -8,13 +8,14 @@ from typing import Any
 import h11
 
 from activities.model.gateway.exchange import Headers, Request
+from tightloop.host.listening import BODY_SECONDS, HEAD_SECONDS
 
 LARGEST_REQUEST_BYTES = 64 * 2**20
 ALL_REQUESTS_BYTES = 4 * LARGEST_REQUEST_BYTES
 """Of all connections of one gateway together: every process of the host can send it something."""
 LARGEST_HEAD_BYTES = 64 * 2**10
 IDLE_S = 600.0
-"""Longest silence of an agent between its calls on one connection, and longest stall of a read or write."""
+"""Longest silence of an agent between its calls on one connection, and longest stall of a write."""
 LINGER_S = 2.0
 _READ_BYTES = 64 * 2**10
 
@@ -54,6 +55,7 @@ class AgentConnection:
         self._writer = writer
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=LARGEST_HEAD_BYTES)
         self._silent = False
+        self._has_asked = False
 
     async def request(self) -> Request | None:
         """Return the next request; None after the last.
@@ -67,13 +69,17 @@ class AgentConnection:
             self._http.start_next_cycle()
         elif self._http.our_state is not h11.IDLE:
             return None
-        event = await self._event()
+        event = await self._head()
         if not isinstance(event, h11.Request):
             return None
         # Latin-1 loses no byte on its way there and back; h11 has checked the form.
         headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in event.headers)
         self._silent = event.method == b"HEAD"
-        body = await self._body(dict(headers).get("content-length", "0"))
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                body = await self._body(dict(headers).get("content-length", "0"))
+        except TimeoutError:
+            raise AgentGoneError from None
         method, target = event.method.decode("latin-1"), event.target.decode("latin-1")
         return Request(method=method, target=target, headers=headers, body=body)
 
@@ -152,11 +158,22 @@ class AgentConnection:
         self._room.take(-self._taken)
         self._taken = 0
 
+    async def _head(self) -> Any:
+        try:
+            if self._has_asked and not self._http.trailing_data[0]:
+                self._http.receive_data(await asyncio.wait_for(self._reader.read(_READ_BYTES), IDLE_S))
+            async with asyncio.timeout(HEAD_SECONDS):
+                event = await self._event()
+        except (OSError, TimeoutError):
+            raise AgentGoneError from None
+        self._has_asked = True
+        return event
+
     async def _event(self) -> Any:
         try:
             while (event := self._http.next_event()) is h11.NEED_DATA:
-                self._http.receive_data(await asyncio.wait_for(self._reader.read(_READ_BYTES), IDLE_S))
-        except (h11.RemoteProtocolError, OSError, TimeoutError):
+                self._http.receive_data(await self._reader.read(_READ_BYTES))
+        except (h11.RemoteProtocolError, OSError):
             raise AgentGoneError from None
         return event
 

@@ -136,7 +136,9 @@ class GatewayServer:
         shown = credentials(dict(request.headers), request.target)
         # Every process of the host can reach the port: the token decides, compared in constant time.
         if not any(hmac.compare_digest(key.encode(), self.token.encode()) for key in shown):
-            await self._refuse(agent, HTTPStatus.UNAUTHORIZED, "this is not the token of this delivery's model gateway")
+            message = "this is not the token of this delivery's model gateway"
+            # Whoever has no token may not keep a connection.
+            await self._refuse(agent, HTTPStatus.UNAUTHORIZED, message, ("connection", "close"))
             return
         route = find_route(self._spec.wire, request.method, request.target, self._prefix)
         if route is None:
@@ -153,8 +155,8 @@ class GatewayServer:
         with observed_call(self._spec.wire, call) as made:
             await proxied.go(self._source, self._turns, made)
 
-    async def _refuse(self, agent: AgentConnection, status: int, message: str) -> None:
-        await agent.answer(status, refusal(self._spec.wire, status, message), NO_RETRY)
+    async def _refuse(self, agent: AgentConnection, status: int, message: str, *headers: tuple[str, str]) -> None:
+        await agent.answer(status, refusal(self._spec.wire, status, message), (*NO_RETRY, *headers))
 
 
 def _prefix(spec: GatewaySpec) -> str:

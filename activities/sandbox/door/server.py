@@ -25,6 +25,7 @@ from typing import Any
 
 from activities.process import ProcessRequest
 from activities.sandbox.door.addresses import PrivateAddressError, judged_addresses
+from tightloop.host.listening import HEAD_SECONDS
 from tightloop.plan.rules.network import PORTS, Host, HostRuling, host_of, judge_url
 from tightloop.safety.address import is_loopback, is_private
 
@@ -36,7 +37,6 @@ PROXY_PORT = 3128
 FIRST_OPEN_PORT = 1024
 """Below it a program without capabilities cannot listen."""
 CONNECTIONS = 256
-HEAD_S = 30.0
 CONNECT_S = 10.0
 SHUT_S = 1.0
 LAST_WORDS_S = 30.0
@@ -204,7 +204,7 @@ class _Keeper:
 
     async def _proxy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HEAD_S)
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HEAD_SECONDS)
             line, *fields = head[:-4].split(b"\r\n")
             host, first = self._asked(line, fields)
             outside = await self._reach(host)
