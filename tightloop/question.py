@@ -69,7 +69,7 @@ class QuestionKind(StrEnum):
     WORK = "work"
     """The person is the executor."""
     CRASH = "crash"
-    """The worker died during a delivery, which may have been made in part."""
+    """A delivery broke off, as with a worker that died; it may have been made in part."""
     DRIFT = "drift"
     """Somebody else changed files outside a pause."""
     GATE = "gate"

@@ -1,7 +1,6 @@
 """Builds the workers of a role, and the adapters behind their activities."""
 
 import os
-import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 
 from temporalio.client import Client
 from temporalio.converter import SerializationContext, StorageDriverStoreContext
+from temporalio.plugin import SimplePlugin
 from temporalio.worker import (
     Worker,
     WorkflowInstance,
@@ -73,6 +73,7 @@ from worker.hosting.build_id import deployment_config
 from worker.hosting.home import Home
 from worker.hosting.interceptor import ActivityInterceptor
 from worker.hosting.memory import LeanRunner
+from worker.hosting.presence import Presence
 from worker.hosting.staff import TemporalStaff
 from worker.hosting.tuning import tuner_of
 from worker.loop import loop_activities
@@ -259,12 +260,12 @@ def build_workers(
     move_after = settings.remote.move_after_s
     allowed = timedelta(seconds=move_after) if move_after is not None else None
     staffing = StaffingActivities(staff, *patience, allowed)
-    identity, version = _identity(client), deployment_config(settings.worker)
+    presence, version = Presence(state_home() / "workers", client, _key_of(client)), deployment_config(settings.worker)
     return [
         Worker(
             client,
             task_queue=spec.queue,
-            identity=identity,
+            identity=presence.identity,
             deployment_config=version,
             workflows=spec.workflows,
             # Workflows ask Temporal themselves, in local activities.
@@ -273,14 +274,16 @@ def build_workers(
             activity_executor=ThreadPoolExecutor(spec.slots, thread_name_prefix=spec.queue),
             workflow_runner=runner or workflow_runner(),
             # Measured inside the other interceptor, where errors still have their own classes.
-            interceptors=[ActivityInterceptor(home, client), *measuring(client)],
+            interceptors=[ActivityInterceptor(home, client, presence), *measuring(client)],
+            plugins=[SimplePlugin("tightloop presence", run_context=presence.alive)],
             max_cached_workflows=settings.worker.max_cached_workflows,
             tuner=tuner_of(settings.worker, spec.slots),
             # Workflows of a worker that died wait this long before another one gets them: 10.05 s with the SDK's
             # default, 2.07 s with 2 s.
             sticky_queue_schedule_to_start_timeout=timedelta(seconds=settings.worker.sticky_timeout_s),
             graceful_shutdown_timeout=timedelta(seconds=settings.worker.graceful_shutdown_s),
-            # An activity learns of its cancellation by a heartbeat: after 2.8 s with the default, 0.6 s with 1 s.
+            # An activity learns of its cancellation by a heartbeat. The SDK would send them after 0.8 of the time that
+            # Temporal waits for them, which is that of an absence of the server.
             max_heartbeat_throttle_interval=timedelta(seconds=1),
             default_heartbeat_throttle_interval=timedelta(seconds=1),
         )
@@ -288,14 +291,13 @@ def build_workers(
     ]
 
 
-def _identity(client: Client) -> str:
-    """Return what the SDK makes of the process, and what clients and other workers have to know of its key.
+def _key_of(client: Client) -> str:
+    """Return what the identity of a worker says of its key to clients and other workers.
 
     A key is made where there is none yet: call it once the keys were compared.
     """
     codec = client.data_converter.payload_codec
-    key = f"{SEALS}:{codec.keys.current}" if isinstance(codec, SealingCodec) else ""
-    return f"{os.getpid()}@{socket.gethostname()}{key}"
+    return f"{SEALS}:{codec.keys.current}" if isinstance(codec, SealingCodec) else ""
 
 
 def _work(client: Client, settings: Settings, use: Adapters) -> Work:

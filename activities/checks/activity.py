@@ -8,6 +8,7 @@ from temporalio import activity
 from temporalio.exceptions import CancelledError
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, get_model, put_model
+from activities.attempt import should_stop
 from activities.checks.port import CheckRunner, CheckView
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
@@ -67,7 +68,7 @@ class VerificationActivities:
             try:
                 for number, check in enumerate(checks, start=1):
                     activity.heartbeat(check_work(check, number, len(checks), datetime.now(UTC)))
-                    expected, cancelled = request.expected_tree, activity.is_cancelled
+                    expected, cancelled = request.expected_tree, should_stop
                     results.append(
                         run_check(self._runner, check, tree, together, expected_tree=expected, cancelled=cancelled)
                     )

@@ -8,6 +8,7 @@ from temporalio import activity
 from temporalio.exceptions import CancelledError
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores, get_model
+from activities.attempt import should_stop
 from activities.checks.activity import run_check
 from activities.checks.port import CheckRunner
 from activities.coder.port import Calls, CoderMemory, Reviewer, TestJudge, ToolContext, Turns
@@ -105,7 +106,7 @@ class CoderActivities:
             return use(None)
         with self.workspaces.hold(request.scope) as tree:
             result = use(tree)
-        if activity.is_cancelled():
+        if should_stop():
             raise CancelledError(f"{call.tool} was stopped")
         return result
 
@@ -124,7 +125,7 @@ class CoderActivities:
             try:
                 for check in checks:
                     results.append(
-                        run_check(self.checks, check, tree, store, expected_tree=found, cancelled=activity.is_cancelled)
+                        run_check(self.checks, check, tree, store, expected_tree=found, cancelled=should_stop)
                     )
             finally:
                 tree.ensure(found, DriftCause.DURING_CHECKS)
@@ -156,7 +157,7 @@ class CoderActivities:
             store=self.stores(Path(scope.workspace)),
             checks=order.plan.definition_of_done,
             grants=order.grants,
-            cancelled=activity.is_cancelled,
+            cancelled=should_stop,
             started=tree.own_process if tree is not None else lambda _pid: None,
             tree=tree,
             memory=self.memory_of(scope),

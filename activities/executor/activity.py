@@ -1,9 +1,11 @@
 """The hand-off and execution activities: every delivery is claimed before it acts, and acts once."""
 
+import contextlib
 import contextvars
 import errno
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import assert_never
 
@@ -12,6 +14,7 @@ from temporalio import activity
 from temporalio.exceptions import CancelledError
 
 from activities.artifacts.port import ArtifactStores, get_model, put_model
+from activities.attempt import should_stop
 from activities.executor.fallback import Chosen, choose
 from activities.executor.port import DelegatingExecutor, Delivered, DeliveryState, Executors, Outbox, Outboxes
 from activities.model.observed import operation
@@ -21,8 +24,8 @@ from activities.workspace.scope import EpisodeScope
 from tightloop.coder.model import CODER, CoderResult
 from tightloop.episode.model import EpisodeRequest
 from tightloop.episode.planning import PlanRecord
-from tightloop.errors import ArtifactMissingError, ExecutorError, StorageFullError
-from tightloop.executor.crash import Crash, after_crash, crash_question, explain_crash
+from tightloop.errors import ArtifactMissingError, ExecutorError, StorageFullError, TightloopError
+from tightloop.executor.crash import WORKER_DIED, Crash, after_crash, crash_question, explain_crash
 from tightloop.executor.messages.message import render_plan
 from tightloop.executor.model import (
     DENIED_CHARACTERS,
@@ -43,6 +46,7 @@ from tightloop.safety.drift import Drift
 from tightloop.telemetry import genai
 from tightloop.value import Value, clip
 from tightloop.value.artifact import ArtifactRef
+from tightloop.value.scrub import scrub
 
 # Room comes back by itself or by a person, so these are retried; a missing right needs a change of the setup.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -101,7 +105,7 @@ class Supervision:
 
     def cancelled(self) -> bool:
         """Return whether the work should stop."""
-        return self._context.copy().run(activity.is_cancelled)
+        return self._context.copy().run(should_stop)
 
     def own_process(self, pid: int) -> None:
         """Note a child process with the tree."""
@@ -137,6 +141,8 @@ class ExecutionActivities:
         self._stores = stores
         self._outboxes = outboxes
         self._executors = executors
+        self._claimed = set[str]()
+        """Deliveries that this process has claimed and not reported."""
 
     @activity.defn(no_thread_cancel_exception=True)
     def hand_off(self, request: HandOffRequest) -> Delivery:
@@ -169,8 +175,8 @@ class ExecutionActivities:
     def execute(self, request: ExecuteRequest) -> ExecutorReport:
         """Make a delivery and wait for its end.
 
-        Idempotent: a delivery that was reported returns its report. One that was begun by an attempt
-        that died is settled from the traces of that attempt where they tell how it ended; else the order's
+        Idempotent: a delivery that was reported returns its report. One that an earlier attempt began and did not
+        report is settled from the traces of that attempt where they tell how it ended; else the order's
         `on_crash` decides whether it is made again, a person is asked, or its outcome stays unknown.
         """
         workspace = Path(request.scope.workspace)
@@ -191,7 +197,7 @@ class ExecutionActivities:
             drift: Drift | None = None
             if delivery.state is DeliveryState.CLAIMED:
                 found = tree.snapshot()
-                settled = self._settle(request.scope, chosen, order, _crash(delivery, tree, found))
+                settled = self._settle(request.scope, chosen, order, self._crash(delivery, tree, found))
                 if isinstance(settled, ExecutorOutcome):
                     return self._report(request, tree, settled, chosen, new_tree=found)
                 order = settled
@@ -199,11 +205,12 @@ class ExecutionActivities:
                 drift = tree.expect(request.expected_tree)
             # Before it acts: an attempt after a crash must see that the work may be done already.
             outbox.claim(request.key, request.expected_tree)
-            outcome = self._run(request.scope, chosen, order, tree)
-            if outcome.status is ExecutorStatus.CANCELLED and activity.is_cancelled():
-                raise CancelledError("the executor was stopped and its processes are gone")
-            found = request.expected_tree if outcome.status is ExecutorStatus.DELEGATED else tree.snapshot()
-            return self._report(request, tree, outcome, chosen, new_tree=found, drift=drift)
+            with self._noting(outbox, request.key):
+                outcome = self._run(request.scope, chosen, order, tree)
+                if outcome.status is ExecutorStatus.CANCELLED and should_stop():
+                    raise CancelledError("the executor was stopped and its processes are gone")
+                found = request.expected_tree if outcome.status is ExecutorStatus.DELEGATED else tree.snapshot()
+                return self._report(request, tree, outcome, chosen, new_tree=found, drift=drift)
 
     @activity.defn(no_thread_cancel_exception=True)
     def conclude(self, request: ConcludeRequest) -> ExecutorReport:
@@ -222,6 +229,28 @@ class ExecutionActivities:
             chosen = Chosen(name, executor, begun.passed_over)
             return self._report(execution, tree, outcome, chosen, new_tree=tree.snapshot(), drift=begun.drift)
 
+    @contextlib.contextmanager
+    def _noting(self, outbox: Outbox, key: str) -> Iterator[None]:
+        """Note why a claimed delivery ends without a report: what says nothing was killed with its worker."""
+        self._claimed.add(key)
+        try:
+            yield
+        except BaseException as error:
+            reason = error.message if isinstance(error, TightloopError) else f"{type(error).__name__}: {error}"
+            stopped = "it was stopped" if isinstance(error, CancelledError) else clip(scrub(reason), SUMMARY_CHARACTERS)
+            # The error itself matters more, such as a full disk that takes no note either.
+            with contextlib.suppress(Exception):
+                outbox.break_off(key, stopped)
+            raise
+        self._claimed.discard(key)
+
+    def _crash(self, delivery: Delivered, tree: WorkingTree, found: str) -> Crash:
+        cause = "the delivery broke off" if delivery.key in self._claimed else WORKER_DIED
+        if delivery.broke_off:
+            cause = f"the delivery broke off ({delivery.broke_off.removesuffix('.')})"
+        moved, ended = found != delivery.base_tree, tree.processes_ended
+        return Crash(cause=cause, moved=moved, processes_ended=ended, claims=delivery.claims)
+
     @staticmethod
     def _of_this_run(outbox: Outbox, request: ExecuteRequest) -> Delivered | None:
         """Return the delivery; one of the run before a reset is queued again, as everything that runs again is."""
@@ -236,7 +265,7 @@ class ExecutionActivities:
     def _settle(
         self, scope: EpisodeScope, chosen: Chosen, order: WorkOrder, crash: Crash
     ) -> ExecutorOutcome | WorkOrder:
-        """Return how the delivery of a died attempt ended, or the order to be delivered again."""
+        """Return how the delivery of an earlier attempt ended, or the order to be delivered again."""
         try:
             known = chosen.executor.reconcile(order, state_folder_of(scope))
             if known is None and chosen.executor.continues(order, state_folder_of(scope)):
@@ -328,7 +357,3 @@ class ExecutionActivities:
         if status is not ExecutorStatus.DELEGATED:
             self._outboxes(workspace).report(request.key, report)
         return report
-
-
-def _crash(delivery: Delivered, tree: WorkingTree, found: str) -> Crash:
-    return Crash(moved=found != delivery.base_tree, processes_ended=tree.processes_ended, claims=delivery.claims)

@@ -119,6 +119,8 @@ class Delivered(Value):
     """How often an attempt began to deliver; more than one only where `on_crash` allows that."""
     base_tree: str = ""
     """The tree from which the first attempt began; empty while nothing was claimed."""
+    broke_off: str = ""
+    """Why the last attempt ended without a report, as it said itself; empty: it did not, as one that was killed."""
     report: ExecutorReport | None = None
 
 
@@ -137,6 +139,9 @@ class Outbox(Protocol):
         Raises:
             DeliveryError: the key was never queued, or is reported already.
         """
+
+    def break_off(self, key: str, reason: str) -> None:
+        """Record durably why the attempt that claimed last ends without a report."""
 
     def report(self, key: str, report: ExecutorReport) -> None:
         """Record durably how the delivery ended. Idempotent for an equal report; the first one stays.

@@ -17,7 +17,7 @@ from tightloop.executor.model import ExecutorReport
 from tightloop.host import state_folder
 from tightloop.value.artifact import ArtifactRef
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_S = 15.0
 """How long a call waits for another process that writes."""
 
@@ -47,12 +47,13 @@ _SCHEMA = (
     ) STRICT
     """,
     "CREATE INDEX claim_key ON claim (key)",
-    f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
+_BROKE_OFF = "ALTER TABLE claim ADD COLUMN broke_off TEXT NOT NULL DEFAULT ''"
 _SELECT = """
     SELECT key, episode_id, iteration, order_ref, state, report,
            (SELECT count(*) FROM claim WHERE claim.key = delivery.key) AS claims,
-           (SELECT base_tree FROM claim WHERE claim.key = delivery.key ORDER BY number LIMIT 1) AS base_tree
+           (SELECT base_tree FROM claim WHERE claim.key = delivery.key ORDER BY number LIMIT 1) AS base_tree,
+           (SELECT broke_off FROM claim WHERE claim.key = delivery.key ORDER BY number DESC LIMIT 1) AS broke_off
     FROM delivery
 """
 
@@ -94,6 +95,14 @@ class SqliteOutbox:
             connection.execute(
                 "INSERT INTO claim (key, claimed_at, base_tree, pid) VALUES (?, ?, ?, ?)",
                 (key, time.time(), base_tree, os.getpid()),
+            )
+
+    def break_off(self, key: str, reason: str) -> None:
+        """Record why the last attempt ended without a report; see the port."""
+        with self._transaction() as connection:
+            connection.execute(
+                "UPDATE claim SET broke_off = ? WHERE number = (SELECT max(number) FROM claim WHERE key = ?)",
+                (reason, key),
             )
 
     def report(self, key: str, report: ExecutorReport) -> None:
@@ -157,8 +166,9 @@ class SqliteOutbox:
                 f"the outbox {self._path} has schema {version}, this tightloop knows {SCHEMA_VERSION}: use a newer one"
             )
         if version < SCHEMA_VERSION:
-            for statement in _SCHEMA:
+            for statement in (*_SCHEMA, _BROKE_OFF) if version == 0 else (_BROKE_OFF,):
                 connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def _find(connection: sqlite3.Connection, key: str) -> Delivered | None:
@@ -176,5 +186,11 @@ def _existing(connection: sqlite3.Connection, key: str) -> Delivered:
 def _read_row(row: sqlite3.Row) -> Delivered:
     order, report = json.loads(row["order_ref"]), json.loads(row["report"] or "null")
     return Delivered.model_validate(
-        {**dict(row), "order": order, "base_tree": row["base_tree"] or "", "report": report}
+        {
+            **dict(row),
+            "order": order,
+            "base_tree": row["base_tree"] or "",
+            "broke_off": row["broke_off"] or "",
+            "report": report,
+        }
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from temporalio import activity
 
+from activities.attempt import is_unwanted, should_stop
 from activities.checks.port import CheckRunner
 from activities.plan.attempts.attempt_runner import AttemptRunner
 from activities.plan.attempts.compensator import Compensator, RunCommand
@@ -237,9 +238,4 @@ class PlanActivities:
 
 def _activity_run() -> ActivityRun:
     run_id = activity.info().workflow_run_id or ""
-    return ActivityRun(run=run_id, cancelled=activity.is_cancelled, is_unwanted=_is_unwanted)
-
-
-def _is_unwanted() -> bool:
-    details = activity.cancellation_details()
-    return details is not None and details.cancel_requested
+    return ActivityRun(run=run_id, cancelled=should_stop, is_unwanted=is_unwanted)

@@ -5,6 +5,7 @@ from pathlib import Path
 from temporalio import activity
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, get_model, put_model
+from activities.attempt import should_stop
 from activities.checks.activity import verification_of
 from activities.checks.port import CheckRunner
 from activities.proof.port import Bench
@@ -92,4 +93,4 @@ class ProofActivities:
         return put_model(store, proof.evolve(verdict=ProofVerdict.ACCEPTED, accepted_by=request.by), name="proof")
 
     def _runs(self, tree: WorkingTree, store: ArtifactStore) -> Runs:
-        return Runs(tree, store, self._runner, self._bench, activity.is_cancelled, activity.heartbeat)
+        return Runs(tree, store, self._runner, self._bench, should_stop, activity.heartbeat)

@@ -16,6 +16,8 @@ class CoderInput(Value):
     request: ArtifactRef | None = None
     """The stored `EpisodeRequest`."""
     home: str = ""
+    absence_s: float = 60.0
+    """As in the episode's `Queues`."""
     within: str = ""
     """Id of the workflow that holds the workspace."""
     key: str = ""

@@ -71,6 +71,10 @@ class EpisodeOutcome(StrEnum):
     CANCELLED = "CANCELLED"
 
 
+ABSENCE_S = 60.0
+"""Default of `temporal.absence_s`."""
+
+
 class Queues(CallerInput):
     """Task queues of the capabilities. Empty: the episode's own task queue (then activities start eagerly)."""
 
@@ -82,6 +86,8 @@ class Queues(CallerInput):
     found out when the workspace is opened. What comes to another host goes there."""
     weight: Weight = 1.0
     """Share of the project at queues on which several wait. The settings decide it, whatever a request says."""
+    absence_s: float = ABSENCE_S
+    """How long Temporal may be out of reach before what runs is given up. The settings decide it, too."""
 
 
 def check_run(workspace: str, pause_timeout: timedelta, counts: Mapping[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""What is done about a delivery whose worker died, where its traces do not tell how it ended."""
+"""What is done about a delivery that broke off, where its traces do not tell how it ended."""
 
 from typing import assert_never
 
@@ -8,6 +8,7 @@ from tightloop.question import Option, Question, QuestionKind
 from tightloop.value import Value
 
 RETRY, VERIFY = OnCrash.RETRY.value, OnCrash.VERIFY.value
+WORKER_DIED = "the worker died during the delivery"
 MOST_CLAIMS = 5
 """How often a delivery is begun at most: one that kills its worker each time would do so for ever."""
 _OPTIONS = (
@@ -27,6 +28,8 @@ _OPTIONS = (
 class Crash(Value):
     """What is known of a delivery that broke off."""
 
+    cause: str = WORKER_DIED
+    """Why it broke off, as far as that is known."""
     moved: bool
     """The working tree is not the one from which it began."""
     effects_outside: str = ""
@@ -75,7 +78,7 @@ def after_crash(policy: OnCrash, crash: Crash) -> OnCrash:
 def explain_crash(crash: Crash) -> str:
     """Return what happened, for the planner and for people; in the same words each time, so that repeats are seen."""
     moved, *_ = crash.sentences
-    return f"the worker died during the delivery, and it was not delivered again; {moved}"
+    return f"{crash.cause}, and it was not delivered again; {moved}"
 
 
 def report_on_crash(report: ExecutorReport, *, tree: str) -> ExecutorReport:
@@ -85,7 +88,7 @@ def report_on_crash(report: ExecutorReport, *, tree: str) -> ExecutorReport:
 
 def crash_question(crash: Crash, title: str) -> Question:
     """Return what a person is asked; a bare `resume` verifies, because only an answer may do something twice."""
-    asked = f"the worker died while this was being done: {title}. Deliver it again?"
+    asked = f"{crash.cause}: {title}. Deliver it again?"
     return executor_question(QuestionKind.CRASH, asked, "\n".join(crash.sentences), _OPTIONS).evolve(default=VERIFY)
 
 

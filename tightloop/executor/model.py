@@ -37,7 +37,7 @@ class AgentMode(StrEnum):
 
 
 class OnCrash(StrEnum):
-    """What is done about a delivery whose worker died, where its traces do not tell how it ended."""
+    """What is done about a delivery that broke off, where its traces do not tell how it ended."""
 
     ASK = "ask"
     """A person decides."""
@@ -134,7 +134,7 @@ class ExecutorStatus(StrEnum):
     CANCELLED = "cancelled"
     TIMED_OUT = "timed_out"
     OUTCOME_UNKNOWN = "outcome_unknown"
-    """The worker died during the delivery: what was done is not known, and it was not delivered again."""
+    """The delivery broke off: what was done is not known, and it was not delivered again."""
     NEEDS_PERSON = "needs_person"
     """A person has to do or to decide something first; `question` says what."""
     PAUSED = "paused"

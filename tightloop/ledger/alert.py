@@ -75,7 +75,7 @@ TITLES = {
     AlertKind.BUDGET: "spent its budget and waits",
     AlertKind.PERMISSION: "asks for a permission",
     AlertKind.WORK: "waits for a person to do the work",
-    AlertKind.CRASH: "waits: its worker died during a delivery",
+    AlertKind.CRASH: "waits: a delivery broke off",
     AlertKind.DRIFT: "waits: somebody else changed files",
     AlertKind.GATE: "waits for an approval",
     AlertKind.POLICY: "waits for an approval",

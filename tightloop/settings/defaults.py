@@ -22,7 +22,8 @@ def with_defaults(request: Request, settings: Settings) -> Request:
         known = {name: value for name, value in _defaults(settings).items() if name in type(request).model_fields}
         request = type(request).model_validate(layered(known, given))
     project = request.project_name if isinstance(request, EpisodeRequest) else project_of(request.workspace)
-    return request.evolve(queues=settings.queues.fill(request.queues, project))
+    queues = settings.queues.fill(request.queues, project)
+    return request.evolve(queues=queues.evolve(absence_s=settings.temporal.absence_s))
 
 
 def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -111,9 +111,9 @@ class ExecutorSettings(Section):
     idle_limit_s: Seconds = 900.0
     """Longest time without any output."""
     on_crash: Literal["ask", "retry", "verify"] = "retry"
-    """What is done about a delivery whose worker died and whose outcome nothing tells. `retry`: deliver it again if no
-    file changed and the executor has no effects outside the working tree, else `verify`: never deliver it again, let
-    the checks look at what is there. `ask`: a person decides."""
+    """What is done about a delivery that broke off, as with a worker that died, and whose outcome nothing tells.
+    `retry`: deliver it again if no file changed and the executor has no effects outside the working tree, else
+    `verify`: never deliver it again, let the checks look at what is there. `ask`: a person decides."""
 
 
 class WorkspaceSettings(Section):

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_serializer, model_validator
 
-from tightloop.episode.model import Queues
+from tightloop.episode.model import ABSENCE_S, Queues
 from tightloop.episode.share import Weight
 from tightloop.settings.section import Address, Count, Section
 
@@ -44,6 +44,9 @@ class TemporalSettings(Section):
     """PEM file of its private key; or its text, better given as a variable than in a file."""
     tls_server_name: str = ""
     """Name in the server's certificate, where it is not the host of `address`."""
+    absence_s: float = Field(default=ABSENCE_S, ge=3, le=3600)
+    """How long Temporal may be out of reach without harm to what runs: a restart or a failover. Whether a worker's
+    host was lost is known only after this time; a worker process that ends is noticed at once on its own host."""
     metadata: dict[str, SecretStr] = Field(default_factory=dict)
     """gRPC metadata of each call, such as a header that a proxy asks for, by name."""
     authenticate: bool = True

@@ -31,11 +31,12 @@ from tightloop.safety.drift import DriftError
 from tightloop.safety.identity import check_id
 from tightloop.safety.seal import SealKind
 from tightloop.value.scrub import scrub
+from worker.hosting.attempts import BEAT_SECONDS, Attempt, Work, Works
 from worker.hosting.home import Home
+from worker.hosting.presence import Presence
 
 logger = logging.getLogger("tightloop")
 
-BEAT_SECONDS = 1.0
 RESET_TIMEOUT = timedelta(seconds=1)
 """The default of `worker.sticky_timeout_s`: a slower answer would save nothing."""
 TAKE_NOTHING = frozenset({"collect_leftovers"})
@@ -50,79 +51,97 @@ EXACT = frozenset(
 class ActivityInterceptor(Interceptor):
     """Wraps all activities of a worker."""
 
-    def __init__(self, home: Home | None = None, client: Client | None = None) -> None:
-        """Take where the worker is (None: it takes everything), and whom it tells that another one may be dead."""
-        self._home, self._client = home, client
+    def __init__(
+        self, home: Home | None = None, client: Client | None = None, presence: Presence | None = None
+    ) -> None:
+        """Take where the worker is, whom it tells and asks, and where it notes for which workflows it works.
+
+        Without a home it takes everything; without a client no attempt joins an earlier one.
+        """
+        self._home, self._client, self._presence, self._works = home, client, presence, Works(client)
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
         """Wrap an activity."""
-        return _Inbound(next, self._home, self._client)
+        return _Inbound(next, self._home, self._client, self._presence, self._works)
 
 
 class _Outbound(ActivityOutboundInterceptor):
     """Remembers the last details that the activity sent itself."""
 
-    def __init__(self, next: ActivityOutboundInterceptor) -> None:
-        super().__init__(next)
-        self.details: Sequence[Any] = ()
+    work: Work | None = None
 
     def heartbeat(self, *details: Any) -> None:
-        self.details = details
+        if self.work is not None:
+            self.work.details = details
         super().heartbeat(*details)
 
 
 class _Inbound(ActivityInboundInterceptor):
-    def __init__(self, next: ActivityInboundInterceptor, home: Home | None, client: Client | None) -> None:
+    def __init__(
+        self,
+        next: ActivityInboundInterceptor,
+        home: Home | None,
+        client: Client | None,
+        presence: Presence | None,
+        works: Works,
+    ) -> None:
         super().__init__(next)
-        self._home, self._client = home, client
+        self._home, self._client, self._presence, self._works = home, client, presence, works
 
     def init(self, outbound: ActivityOutboundInterceptor) -> None:
         self._outbound = _Outbound(outbound)
         super().init(self._outbound)
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
-        if self._client is not None and activity.info().attempt > 1:
-            await leave_sticky_queue(self._client)
+        info = activity.info()
+        with self._presence.working_for(info.workflow_id or "") if self._presence else contextlib.nullcontext():
+            if self._client is not None and info.attempt > 1:
+                await leave_sticky_queue(self._client)
+            try:
+                takes_nothing = not input.args and info.activity_type in TAKE_NOTHING
+                scope = None if takes_nothing else check_request(input.args)
+                # Heartbeats are sealed in the context of the activity that sends them; its result is not a heartbeat.
+                with sealing_as(SealKind.HEARTBEAT):
+                    result = await self._do(input, scope)
+                return result if self._home is None else self._home.bind(result)
+            except TightloopError as error:
+                logger.warning("%s: %s", info.activity_type, told(error))
+                raise as_application_error(error) from error
+
+    async def _do(self, input: ExecuteActivityInput, scope: EpisodeScope | None) -> Any:
+        """Check the request, then do the work; send heartbeats meanwhile, if the workflow wants that."""
+        attempt = Attempt()
         # What the attempt before told must outlive this one too, should it die before it tells more.
-        self._outbound.details = tuple(activity.info().heartbeat_details)
-        try:
-            takes_nothing = not input.args and activity.info().activity_type in TAKE_NOTHING
-            scope = None if takes_nothing else check_request(input.args)
-            # Heartbeats are sealed in the context of the activity that sends them; its result is not a heartbeat.
-            with sealing_as(SealKind.HEARTBEAT):
-                if self._home is not None and scope is not None:
-                    async with self._beating(in_thread=False):  # the function has no thread yet
-                        await self._home.check(activity.info().activity_type, scope)
-                        await self._home.check_epoch(activity.info().activity_type, scope)
-                async with self._beating(in_thread=not inspect.iscoroutinefunction(input.fn)):
-                    result = without_secrets(await super().execute_activity(input))
-            return result if self._home is None else self._home.bind(result)
-        except TightloopError as error:
-            logger.warning("%s: %s", activity.info().activity_type, told(error))
-            raise as_application_error(error) from error
+        before = tuple(attempt.info.heartbeat_details)
+        if self._home is not None and scope is not None:
+            async with self._beating(before):
+                await self._home.check(attempt.info.activity_type, scope)
+                await self._home.check_epoch(attempt.info.activity_type, scope)
+
+        async def perform(work: Work) -> Any:
+            self._outbound.work, work.details = work, before
+            return without_secrets(await self.next.execute_activity(input))
+
+        in_thread = not inspect.iscoroutinefunction(input.fn)
+        return await self._works.do(attempt, perform, self._outbound.next.heartbeat, in_thread=in_thread)
 
     @contextlib.asynccontextmanager
-    async def _beating(self, *, in_thread: bool) -> AsyncIterator[None]:
-        """Beat meanwhile, if the workflow wants that."""
+    async def _beating(self, details: Sequence[Any]) -> AsyncIterator[None]:
         if activity.info().heartbeat_timeout is None:
             yield
             return
-        beating = asyncio.create_task(self._beat(in_thread=in_thread))
+        beating = asyncio.create_task(self._beat(details))
         try:
             yield
         finally:
             beating.cancel()
-            with contextlib.suppress(asyncio.CancelledError, TimeoutError):
+            with contextlib.suppress(asyncio.CancelledError):
                 await beating
 
-    async def _beat(self, *, in_thread: bool) -> None:
+    async def _beat(self, details: Sequence[Any]) -> None:
         while True:
             await asyncio.sleep(BEAT_SECONDS)
-            if in_thread:
-                # The heartbeat of a threaded activity waits for the event loop: never call it from there.
-                await asyncio.to_thread(activity.heartbeat, *self._outbound.details)
-            else:
-                activity.heartbeat(*self._outbound.details)
+            self._outbound.next.heartbeat(*details)
 
 
 async def leave_sticky_queue(client: Client) -> None:

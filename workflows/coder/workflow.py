@@ -68,7 +68,7 @@ class CoderWorkflow:
             home=given.home,
             within=given.within,
         )
-        self._runner = ActivityRunner(lambda: Queues(home=given.home))
+        self._runner = ActivityRunner(lambda: Queues(home=given.home, absence_s=given.absence_s))
         self._conversations = Conversations(given, self._scope, self._runner, self._show)
         self._timeline: list[TimelineLine] = []
 

@@ -131,6 +131,7 @@ class Delivery:
             worktree=scope.worktree,
             request=scope.request,
             home=scope.home,
+            absence_s=record.request.queues.absence_s,
             within=scope.holder,
             key=begun.key,
             base_tree=begun.new_tree,

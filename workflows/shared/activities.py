@@ -20,9 +20,6 @@ from tightloop.safety.drift import Drift, DriftError
 from tightloop.safety.seal import RefusedPayload
 from tightloop.value import counted
 
-# What a killed worker did runs again after this time and the first retry interval.
-HEARTBEAT_TIMEOUT = timedelta(seconds=3)
-"""Every activity beats once a second; a dead worker is noticed after this time."""
 OPEN_TIMEOUT = timedelta(minutes=15)
 PLAN_TIMEOUT = timedelta(hours=2)
 """Above the longest `planner.plan_timeout_s`, which bounds all attempts together."""
@@ -273,7 +270,8 @@ class ActivityRunner:
             start_to_close_timeout=options.timeout,
             # Temporal does not retry this timeout: waiting longer for a worker is decided by the workflow.
             schedule_to_start_timeout=notice if queue else None,
-            heartbeat_timeout=None if options.instant else HEARTBEAT_TIMEOUT,
+            # Heartbeats are sent once a second; what they have to outlast is an absence of the server.
+            heartbeat_timeout=None if options.instant else timedelta(seconds=self._queues().absence_s),
             retry_policy=RETRIES if options.instant else self._retry_policy,
             # Nothing else may touch the tree before the activity has really stopped.
             cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,

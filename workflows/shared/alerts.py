@@ -13,7 +13,7 @@ from activities.alerts.activity import AlertActivities, AlertsSent, SendAlertsRe
 from activities.workspace.scope import EpisodeScope
 from tightloop.ledger.alert import Alert, delivery_line
 from tightloop.safety.seal import RefusedPayload
-from workflows.shared.activities import HEARTBEAT_TIMEOUT, found_no_worker, new_activity_id
+from workflows.shared.activities import found_no_worker, new_activity_id
 
 ALERT_TIMEOUT = timedelta(minutes=1)
 """For one try on all channels."""
@@ -101,7 +101,6 @@ async def _execute(request: SendAlertsRequest, queue: str) -> AlertsSent | Refus
         start_to_close_timeout=ALERT_TIMEOUT,
         schedule_to_start_timeout=ALERT_PICK_UP_TIMEOUT if queue else None,
         schedule_to_close_timeout=ALERT_PATIENCE,
-        heartbeat_timeout=HEARTBEAT_TIMEOUT,
         retry_policy=ALERT_RETRIES,
         summary=f"alert: {request.alert.kind.value}",
     )

@@ -13,7 +13,7 @@ from activities.tracking.record import RecordActivities, RecordRequest
 from activities.workspace.scope import EpisodeScope
 from tightloop.ledger.model import TrailEvent, WorkflowSnapshot
 from tightloop.value import shorten
-from workflows.shared.activities import HEARTBEAT_TIMEOUT, new_activity_id
+from workflows.shared.activities import new_activity_id
 
 RECORD_TIMEOUT = timedelta(seconds=30)
 RECORD_PATIENCE = timedelta(minutes=10)
@@ -98,7 +98,6 @@ class Recording:
             start_to_close_timeout=RECORD_TIMEOUT,
             schedule_to_start_timeout=PICK_UP_TIMEOUT if queue else None,
             schedule_to_close_timeout=RECORD_PATIENCE,
-            heartbeat_timeout=HEARTBEAT_TIMEOUT,
             retry_policy=RECORD_RETRIES,
             summary="record what people see",
         )

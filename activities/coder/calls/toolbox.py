@@ -109,7 +109,7 @@ class Toolbox:
     ) -> ToolResult:
         try:
             if record is not None and not record.path:
-                return _unknown("the program was started, and the worker died before it ended")
+                return _unknown("the program was started, and the attempt that did so broke off before it ended")
             tool = self._tool(call.tool, context)
             arguments = read_arguments(call.arguments, tool.spec.parameters)
             if record is not None:
@@ -173,7 +173,7 @@ def _start(journal: CallJournal, program: ProgramStart) -> ToolResult:
 def _resume(
     journal: CallJournal, record: CallRecord, tool: Tool, arguments: Mapping[str, Any], context: ToolContext
 ) -> ToolResult:
-    """Finish a change of a file that a process which died has begun."""
+    """Finish a change of a file that an attempt began which broke off."""
     remove_temporary(context.root, record.path, journal.temporary)
     found = digest(read_file(context.root, record.path))
     if found == record.after:
@@ -183,7 +183,9 @@ def _resume(
         if isinstance(change, FileChange) and _claim(journal, change) == record:
             write_change(context.root, change, journal.temporary)
             return ToolResult(change.text)
-    return _unknown(f"the worker died while it changed {shown(record.path)}, which is now neither as before nor after")
+    return _unknown(
+        f"an attempt broke off while it changed {shown(record.path)}, which is now neither as before nor after"
+    )
 
 
 def _unknown(why: str) -> ToolResult:

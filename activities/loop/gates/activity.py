@@ -8,6 +8,7 @@ from pathlib import Path
 from temporalio import activity
 
 from activities.artifacts.port import ArtifactStores
+from activities.attempt import should_stop
 from activities.checks.activity import run_check
 from activities.checks.port import CheckRunner
 from activities.loop.gates.choice import READ_BYTES, choose_gates
@@ -107,7 +108,7 @@ class GateActivities:
                     tree,
                     together,
                     expected_tree=request.expected_tree,
-                    cancelled=activity.is_cancelled,
+                    cancelled=should_stop,
                 )
                 report = _read_report(tree, gate)
             finally:

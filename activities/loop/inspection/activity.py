@@ -9,6 +9,7 @@ from pathlib import Path
 from temporalio import activity
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores, get_model, put_model
+from activities.attempt import should_stop
 from activities.checks.activity import run_check
 from activities.checks.port import CheckRunner
 from activities.loop.gates.choice import choose_gates
@@ -191,7 +192,7 @@ class InspectionActivities:
                 return
             check = gate.evolve(timeout_s=min(gate.timeout_s, CHECK_LIMIT_S, left))
             activity.heartbeat(check_work(check, number, len(gates), datetime.now(UTC)))
-            result = run_check(self.runner, check, tree, store, expected_tree=found, cancelled=activity.is_cancelled)
+            result = run_check(self.runner, check, tree, store, expected_tree=found, cancelled=should_stop)
             yield gate.run, result
 
 

@@ -44,6 +44,9 @@ class CrashingOutbox:
         self._outbox.claim(key, base_tree)
         self._die(key, "after-claim")
 
+    def break_off(self, key: str, reason: str) -> None:
+        self._outbox.break_off(key, reason)
+
     def report(self, key: str, report: ExecutorReport) -> None:
         self._die(key, "before-report")
         self._outbox.report(key, report)

@@ -1,0 +1,275 @@
+"""Notices on one host that a worker process has ended, and gives back what it worked at.
+
+Each process notes in a file of the state home for which workflows it works, and holds a lock on the file while it
+lives. Whoever finds such a lock free asks Temporal which activities that process still has, and fails them, so that
+their next attempts start at once and not only when heartbeats have been missed.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import socket
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.enums.v1 import PendingActivityState, TimeoutType
+from temporalio.api.failure.v1 import Failure, TimeoutFailureInfo
+from temporalio.api.workflowservice.v1 import (
+    DescribeWorkflowExecutionRequest,
+    RespondActivityTaskFailedByIdRequest,
+)
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
+from tightloop.host import private_folder
+
+logger = logging.getLogger("tightloop")
+
+LOOK_SECONDS = 1.0
+RECENT_SECONDS = 600.0
+"""So long after its last activity a process may still have one of the same workflow that it had not noted."""
+MOST_BYTES = 256 * 1024
+"""The notes are written anew when they have become longer."""
+KEPT_SECONDS = 86_400.0
+"""Notes of a process that worked for another server are removed after this time."""
+CALL_TIMEOUT = timedelta(seconds=5)
+CALLS_AT_ONCE = 8
+SUFFIX = ".worker"
+
+
+class Notes(NamedTuple):
+    """What a process noted."""
+
+    identity: str
+    server: str
+    workflows: tuple[str, ...]
+    """Those for which it may have activities, those that it had for certain first."""
+
+
+class Presence:
+    """The notes of this process, and the look at those of the others."""
+
+    def __init__(self, folder: Path, client: Client, key: str = "") -> None:
+        """Name the process.
+
+        Args:
+            folder: where all worker processes with one state home have their notes.
+            client: of the server that they work for.
+            key: what its identity says of the key of payloads.
+        """
+        self._client, token = client, uuid.uuid4().hex[:8]
+        # The number of a process is not unique: in a container it is the same after each start.
+        self.identity = f"{os.getpid()}@{socket.gethostname()}/{token}{key}"
+        self._path = folder / f"{os.getpid()}-{token}{SUFFIX}"
+        self._server = f"{client.service_client.config.target_host}/{client.namespace}"
+        self._running = Counter[str]()
+        self._ended: dict[str, float] = {}
+        self._file: int | None = None
+        self._written = 0
+        self._users = 0
+        self._looking: asyncio.Task[None] | None = None
+
+    @contextlib.asynccontextmanager
+    async def alive(self) -> AsyncIterator[None]:
+        """Be there while the block runs, and look for processes that are not any more; several blocks share this."""
+        self._users += 1
+        if self._users == 1:
+            await asyncio.to_thread(self._open)
+            self._looking = asyncio.create_task(self._look())
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if self._users == 0 and self._looking is not None:
+                self._looking.cancel()
+                await asyncio.wait({self._looking})
+                self._close()
+
+    @contextlib.contextmanager
+    def working_for(self, workflow_id: str) -> Iterator[None]:
+        """Note meanwhile that this process works for a workflow."""
+        self._running[workflow_id] += 1
+        self._note("+", workflow_id)
+        try:
+            yield
+        finally:
+            self._running[workflow_id] -= 1
+            if not self._running[workflow_id]:
+                del self._running[workflow_id]
+            self._ended[workflow_id] = time.time()
+            self._note("-", workflow_id)
+
+    # -- the notes of this process ----------------------------------------------------------------------
+
+    def _open(self) -> None:
+        # Under another name until it is locked: the others would take it for that of a process that has ended.
+        unlocked = self._path.with_suffix(".new")
+        try:
+            private_folder(self._path.parent)
+            self._file = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            self._write_all()
+            unlocked.rename(self._path)
+        except OSError as error:
+            self._close()
+            logger.warning("should this process end, that is only noticed by missed heartbeats: %s", error)
+
+    def _close(self) -> None:
+        """Leave the notes to whoever comes next: the end of an activity may not have reached Temporal."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _note(self, sign: str, workflow_id: str) -> None:
+        if self._file is None:
+            return
+        # A disk without room must not fail an activity: its worker's end is then noticed by missed heartbeats.
+        with contextlib.suppress(OSError):
+            if self._written > MOST_BYTES:
+                self._write_all()
+            else:
+                self._written += os.write(self._file, f"{time.time():.0f} {sign} {workflow_id}\n".encode())
+
+    def _write_all(self) -> None:
+        """Write the notes anew, without workflows of long ago."""
+        assert self._file is not None
+        now = time.time()
+        self._ended = {known: at for known, at in self._ended.items() if at > now - RECENT_SECONDS}
+        lines = [json.dumps({"identity": self.identity, "server": self._server})]
+        lines += [f"{at:.0f} - {known}" for known, at in self._ended.items()]
+        lines += [f"{now:.0f} + {known}" for known, count in self._running.items() for _ in range(count)]
+        content = "".join(f"{line}\n" for line in lines).encode()
+        # In place, because the lock is on this file. The rest of what was longer is only looked at in vain.
+        os.pwrite(self._file, content, 0)
+        os.ftruncate(self._file, len(content))
+        os.lseek(self._file, 0, os.SEEK_END)
+        self._written = len(content)
+
+    # -- the others -------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        while True:
+            for path in await asyncio.to_thread(self._others):
+                try:
+                    await self._give_back(path)
+                except (RPCError, OSError) as error:
+                    logger.debug("the notes of %s wait: %s", path.name, error)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _others(self) -> list[Path]:
+        return sorted(path for path in self._path.parent.glob(f"*{SUFFIX}") if path != self._path)
+
+    async def _give_back(self, path: Path) -> None:
+        """Fail the activities of a process if it has ended."""
+        file = await asyncio.to_thread(_take, path)
+        if file is None:
+            return
+        try:
+            notes = _read(file)
+            if notes is not None and notes.server == self._server:
+                await self._fail_all(notes)
+            elif notes is not None and time.time() - os.fstat(file).st_mtime < KEPT_SECONDS:
+                return
+            path.unlink(missing_ok=True)
+        finally:
+            os.close(file)
+
+    async def _fail_all(self, notes: Notes) -> None:
+        slots = asyncio.Semaphore(CALLS_AT_ONCE)
+
+        async def fail(workflow_id: str) -> int:
+            async with slots:
+                return await self._fail(workflow_id, notes.identity)
+
+        failed = sum(await asyncio.gather(*(fail(workflow_id) for workflow_id in notes.workflows)))
+        if failed:
+            name = notes.identity.partition("/")[0]
+            logger.warning("the worker process %s has ended; %d of its activities are tried again", name, failed)
+
+    async def _fail(self, workflow_id: str, identity: str) -> int:
+        """Fail what a process has of one workflow, and return how many activities that are."""
+        service, namespace = self._client.workflow_service, self._client.namespace
+        execution = WorkflowExecution(workflow_id=workflow_id)
+        request = DescribeWorkflowExecutionRequest(namespace=namespace, execution=execution)
+        try:
+            described = await service.describe_workflow_execution(request, timeout=CALL_TIMEOUT)
+        except RPCError as error:
+            if error.status in (RPCStatusCode.NOT_FOUND, RPCStatusCode.INVALID_ARGUMENT):
+                return 0
+            raise
+        failed = 0
+        for pending in described.pending_activities:
+            waits = pending.state == PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
+            if waits or pending.last_worker_identity != identity:
+                continue
+            answer = RespondActivityTaskFailedByIdRequest(
+                namespace=namespace,
+                workflow_id=workflow_id,
+                run_id=described.workflow_execution_info.execution.run_id,
+                activity_id=pending.activity_id,
+                failure=_ended(identity),
+                identity=self.identity,
+            )
+            try:
+                await service.respond_activity_task_failed_by_id(answer, timeout=CALL_TIMEOUT)
+                failed += 1
+            except RPCError as error:
+                if error.status is not RPCStatusCode.NOT_FOUND:
+                    raise
+        return failed
+
+
+def _ended(identity: str) -> Failure:
+    """Return what Temporal itself would find out later: the heartbeats of a process that has ended do not come."""
+    return Failure(
+        message=f"the worker process {identity.partition('/')[0]} has ended",
+        source="tightloop",
+        timeout_failure_info=TimeoutFailureInfo(timeout_type=TimeoutType.TIMEOUT_TYPE_HEARTBEAT),
+    )
+
+
+def _take(path: Path) -> int | None:
+    """Return the notes of a process that has ended, locked; None: it lives, or somebody else takes them."""
+    try:
+        file = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(file).st_nlink:
+            return file
+    except BlockingIOError:
+        pass
+    os.close(file)
+    return None
+
+
+def _read(file: int) -> Notes | None:
+    """Read notes; None: they are none."""
+    with os.fdopen(os.dup(file), "rb") as opened:
+        opened.seek(0)
+        head, *lines = opened.read().decode("utf-8", "replace").splitlines() or [""]
+    running, recent = Counter[str](), dict[str, None]()
+    for line in lines:
+        at, _, entry = line.partition(" ")
+        sign, _, workflow_id = entry.partition(" ")
+        if not at.isdigit() or not workflow_id:
+            continue
+        running[workflow_id] += {"+": 1, "-": -1}.get(sign, 0)
+        if int(at) > time.time() - RECENT_SECONDS:
+            recent[workflow_id] = None
+    try:
+        said: dict[str, Any] = json.loads(head)
+        certain = {workflow_id: None for workflow_id, count in running.items() if count > 0}
+        return Notes(str(said["identity"]), str(said["server"]), tuple(certain | recent))
+    except (ValueError, KeyError, TypeError):
+        return None
