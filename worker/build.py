@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,8 @@ from tightloop.client.execution import SEALS
 from tightloop.client.sealing import SealingCodec
 from tightloop.database.opening import open_project
 from tightloop.episode.model import EpisodeRequest
-from tightloop.host import home_queue, state_home
+from tightloop.host import state_home
+from tightloop.host.identity import host_identity
 from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.settings import PlannerSettings, Settings
 from worker.coder import coder_activities, coder_models, coder_service, host_executors
@@ -205,7 +207,7 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
     return Adapters(
         workspaces=GitWorkspaces(asks=settings.workspace.drift == "ask"),
         stores=open_local_store,
-        ledgers=open_project,
+        ledgers=partial(open_project, host=host_identity(settings).name),
         outboxes=open_sqlite_outbox,
         differ=GitDiffer(),
         checks=ProcessCheckRunner(around.sandbox, settings.sandbox),
@@ -239,6 +241,7 @@ def build_workers(
     adapters: Adapters | None = None,
     *,
     runner: WorkflowRunner | None = None,
+    tenure: str = "",
 ) -> list[Worker]:
     """Return the workers of a role, not yet running: one for each task queue.
 
@@ -251,16 +254,19 @@ def build_workers(
         role: what they do.
         adapters: None: those that the settings ask for.
         runner: runs the workflows; None: the sandbox. `PRODUCTION_RUNNER` needs less.
+        tenure: of this host's name, which the process shares with others of its state home; see `hosting.tenure`.
     """
     use = adapters or build_adapters(client, settings)
     specs = worker_specs(settings, role, _work(client, settings, use))
     staff = TemporalStaff(client, settings.temporal.task_queue)
-    home = Home(home_queue(settings), role is not Role.WORKFLOWS, staff.homes, use.copies)
+    mine = host_identity(settings).queues(settings)
+    home = Home(mine, role is not Role.WORKFLOWS, staff.homes, use.copies)
     patience = (timedelta(seconds=settings.worker.no_worker_wait_s), timedelta(seconds=settings.worker.busy_wait_s))
     move_after = settings.remote.move_after_s
     allowed = timedelta(seconds=move_after) if move_after is not None else None
     staffing = StaffingActivities(staff, *patience, allowed)
-    presence, version = Presence(state_home() / "workers", client, _key_of(client)), deployment_config(settings.worker)
+    presence = Presence(state_home() / "workers", client, tenure, _key_of(client))
+    version = deployment_config(settings.worker)
     return [
         Worker(
             client,

@@ -8,7 +8,7 @@ from activities.remote.s3 import S3Bucket, probe
 from activities.remote.sealed import SealedBucket
 from activities.workspace.store.transfer import PackedTrees
 from tightloop.client.sealing import SealingCodec
-from tightloop.host import home_queue
+from tightloop.host.identity import host_identity
 from tightloop.settings import Settings
 
 
@@ -22,7 +22,7 @@ def copies_of(settings: Settings, client: Client) -> Copies | None:
         return None
     bucket, codec = S3Bucket(settings.remote), client.data_converter.payload_codec
     sealed = SealedBucket(bucket, codec.keys) if isinstance(codec, SealingCodec) else bucket
-    return Copies(sealed, home_queue(settings), PackedTrees(), open_local_store)
+    return Copies(sealed, host_identity(settings).queues(settings), PackedTrees(), open_local_store)
 
 
 def need_bucket(settings: Settings) -> None:

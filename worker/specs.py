@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tightloop.host import home_queue
+from tightloop.host.identity import home_queue, host_identity
 from tightloop.settings import Settings
 from workflows.coder.workflow import CoderWorkflow
 from workflows.episode.workflow import EpisodeWorkflow
@@ -73,13 +73,13 @@ def queues(settings: Settings) -> dict[Role, str]:
 def worker_specs(settings: Settings, role: Role, work: Work) -> list[WorkerSpec]:
     """Return the task queues of a role."""
     slots = settings.worker.max_concurrent_activities
-    by_role, home = queues(settings), home_queue(settings)
+    by_role, homes = queues(settings), host_identity(settings).queues(settings)
     if role is Role.WORKFLOWS:
         # All activities: what comes here for want of a queue of its own is sent on to the host that has the workspace.
         return [WorkerSpec(by_role[role], WORKFLOWS, work.all, slots)]
     if role is Role.WORKSPACE:
-        served = dict.fromkeys((home, by_role[role]))
-        return [WorkerSpec(queue, ON_HOST if queue == home else [], work.all, slots) for queue in served]
+        served = dict.fromkeys((*homes, by_role[role]))
+        return [WorkerSpec(queue, ON_HOST if queue in homes else [], work.all, slots) for queue in served]
     if role is Role.LLM:
         return [WorkerSpec(by_role[role], [], work.thinking, slots)]
     if role is Role.GUI:
@@ -87,13 +87,13 @@ def worker_specs(settings: Settings, role: Role, work: Work) -> list[WorkerSpec]
         return [WorkerSpec(by_role[role], [], work.executing, 1)]
     main = WorkerSpec(by_role[Role.ALL], WORKFLOWS, work.all, slots)
     named = {
-        home: work.all,
+        **dict.fromkeys(homes, work.all),
         settings.queues.workspace: [*work.handling, *work.executing],
         settings.queues.llm: work.thinking,
         settings.queues.executor: work.executing,
     }
     others = [
-        WorkerSpec(queue, ON_HOST if queue == home else [], done, slots)
+        WorkerSpec(queue, ON_HOST if queue in homes else [], done, slots)
         for queue, done in named.items()
         if queue and queue != main.queue
     ]

@@ -30,6 +30,7 @@ from worker.connect import connect
 from worker.hosting.build_id import build_id_of
 from worker.hosting.memory import give_memory_back
 from worker.hosting.startup import need_common_keys, need_workspaces, verify_search_attributes, warn_of_missing
+from worker.hosting.tenure import Held, hold_name
 from worker.ledger.digests import send_digests
 from worker.ledger.ends import enter_ends
 from worker.ledger.forwarding import forwarding
@@ -63,7 +64,9 @@ def stop_event() -> asyncio.Event:
 
 
 @asynccontextmanager
-async def working(client: Client, settings: Settings, role: Role, health: Health) -> AsyncIterator[None]:
+async def working(
+    client: Client, settings: Settings, role: Role, health: Health, tenure: str = ""
+) -> AsyncIterator[None]:
     """Run the workers of a role; on the way out running activities get their time to finish."""
     # Agents work only where workspaces or screens are.
     if role not in (Role.WORKFLOWS, Role.LLM):
@@ -74,7 +77,7 @@ async def working(client: Client, settings: Settings, role: Role, health: Health
         # Ends after the workers: what they do last is brought, too.
         await stack.enter_async_context(forwarding(settings))
         adapters = build_adapters(client, settings)
-        workers = build_workers(client, settings, role, adapters, runner=PRODUCTION_RUNNER)
+        workers = build_workers(client, settings, role, adapters, runner=PRODUCTION_RUNNER, tenure=tenure)
         for worker in workers:
             await stack.enter_async_context(worker)
         health.begin(client, workers)
@@ -125,8 +128,8 @@ def _stamps(root: Path) -> dict[Path, int]:
     return found
 
 
-async def _ready(settings: Settings, telemetry: Telemetry, role: Role) -> Client:
-    """Return a connection on which a role can work; wait for what it needs as long as the settings allow."""
+async def _ready(settings: Settings, telemetry: Telemetry, role: Role) -> tuple[Client, Held]:
+    """Return a connection on which a role can work, and this host's name; wait for what it needs as long as allowed."""
     client = await connect(settings, telemetry, wait_s=settings.worker.start_wait_s)
     await need_common_keys(client, settings)
     if role in (Role.ALL, Role.WORKFLOWS):
@@ -135,7 +138,7 @@ async def _ready(settings: Settings, telemetry: Telemetry, role: Role) -> Client
         await asyncio.to_thread(need_bucket, settings)
     if role in (Role.LLM, Role.GUI):
         await need_workspaces(client, settings, role.value)
-    return client
+    return client, await hold_name(client, settings)
 
 
 async def _release_keys(settings: Settings, role: Role) -> None:
@@ -157,8 +160,8 @@ async def run_worker(settings: Settings, role: Role) -> None:
         if not starting.done():
             starting.cancel()
             return
-        client = starting.result()
-        async with working(client, settings, role, health):
+        client, held = starting.result()
+        async with held.watched(client), working(client, settings, role, health, held.tenure.id):
             await warn_of_missing(client, settings)
             await stopped.wait()
 
@@ -181,10 +184,12 @@ async def stack_up(
         await need_common_keys(client, settings)
         await asyncio.to_thread(need_bucket, settings)
         await prepare(client, timedelta(days=settings.server.retention_days) if started else None)
+        held = await hold_name(client, settings)
         async with (
             serving_health(settings) as health,
             gateway_up(settings, settings_file),
-            working(client, settings, role, health),
+            held.watched(client),
+            working(client, settings, role, health, held.tenure.id),
         ):
             yield client
 

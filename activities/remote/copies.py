@@ -45,8 +45,8 @@ class Copies:
     """Writes and reads copies for one host. Everything that it writes is under its own epoch; the head comes last."""
 
     bucket: Bucket
-    home: str
-    """Task queue of this host."""
+    homes: tuple[str, ...]
+    """Task queues of this host, its own first."""
     trees: TreeCopies
     stores: ArtifactStores
     _left: "OrderedDict[str, _Left]" = field(default_factory=OrderedDict, repr=False)
@@ -60,12 +60,12 @@ class Copies:
         """
         left = self._known(scope)
         head = left.head if left is not None and left.is_fresh else self._head(scope)[0]
-        return check_holder(head, self.home, scope.epoch)
+        return check_holder(head, self._home(scope), scope.epoch)
 
     def open(self, scope: EpisodeScope, run: str) -> int:
         """Claim an id for an episode that begins, and return its epoch. Idempotent for the same run."""
         head, version = self._head(scope)
-        opened = head.opened(self.home, run) if head else CopiesHead(home=self.home, run=run)
+        opened = head.opened(self._home(scope), run) if head else CopiesHead(home=self._home(scope), run=run)
         self._write_head(scope, head, opened, version)
         return opened.epoch
 
@@ -83,7 +83,7 @@ class Copies:
         with self._lock:
             self._left.pop(scope.episode_id, None)
         head, version = self._head(scope)
-        head = check_holder(head, self.home, scope.epoch)
+        head = check_holder(head, self._home(scope), scope.epoch)
         if head.last is not None and head.last.id == record.id:
             return head
         known = gather(self.stores(Path(scope.workspace)), (head.last.state,), set()) if head.last else {}
@@ -106,8 +106,8 @@ class Copies:
             FencedError: it is another host's by now.
             WorkspaceError: the store has no copy, and this host not the checkpoint.
         """
-        head, version = self._head(scope)
-        taken = head.taken(self.home, scope.epoch) if head else CopiesHead(home=self.home, epoch=scope.epoch)
+        (head, version), home = self._head(scope), self._home(scope)
+        taken = head.taken(home, scope.epoch) if head else CopiesHead(home=home, epoch=scope.epoch)
         store = self.stores(Path(scope.workspace))
         if taken.last is None:
             if newest is None or not _is_here(store, newest):
@@ -139,7 +139,7 @@ class Copies:
             ServiceUnavailableError: the store does not answer.
         """
         head, version = self._head(EpisodeScope(episode_id=episode_id, workspace="/"))
-        if head is None or head.home != self.home:
+        if head is None or head.home not in self.homes:
             return 0
         empty = head.emptied()
         if empty != head and not self.bucket.swap(f"{episode_id}/head", empty.model_dump_json().encode(), version):
@@ -147,6 +147,10 @@ class Copies:
         old = [name for name in self.bucket.names(episode_id) if is_increment_up_to(head.epoch, name)]
         self.bucket.remove(old)
         return len(old)
+
+    def _home(self, scope: EpisodeScope) -> str:
+        """Return the task queue of this host that an episode goes by: that of an adopted host keeps its own."""
+        return scope.home if scope.home in self.homes else self.homes[0]
 
     def _known(self, scope: EpisodeScope) -> _Left | None:
         left = self._left.get(scope.episode_id)
@@ -163,8 +167,8 @@ class Copies:
         if not written:
             now = self._head(scope)[0]
             raise FencedError(
-                f"the host of task queue {self.home!r} has not written its copy of {scope.episode_id} under epoch "
-                f"{head.epoch}: {now.home if now else 'somebody'!r} has changed it meanwhile"
+                f"the host of task queue {self._home(scope)!r} has not written its copy of {scope.episode_id} under "
+                f"epoch {head.epoch}: {now.home if now else 'somebody'!r} has changed it meanwhile"
                 + (f" under epoch {now.epoch}" if now else "")
             )
         return written

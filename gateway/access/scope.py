@@ -14,7 +14,8 @@ from gateway.access.body import RefusedError
 from tightloop.client import CLOSED_STATUSES, TightloopClient
 from tightloop.database.ledger import Ledger
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ProjectNotFoundError, TightloopError
-from tightloop.host import host_name, state_folder
+from tightloop.host import state_folder
+from tightloop.host.identity import host_identity
 from tightloop.ledger.model import WorkflowLine
 from tightloop.loop.model import LoopStatus
 from tightloop.question import Question
@@ -123,7 +124,8 @@ class Scope:
     async def project_of(self, workspace: str) -> str:
         """Return the id of the project in a workspace, as this host sees its path."""
         name = await asyncio.to_thread(lambda: state_folder(Path(workspace)).name)
-        return await asyncio.to_thread(self.services.ledger.id_of, name, host_name())
+        hosts = (await asyncio.to_thread(host_identity, self.services.settings)).names
+        return await asyncio.to_thread(self.services.ledger.id_of, name, hosts)
 
     async def _is_still_in(self, found: Found) -> bool:
         try:

@@ -69,7 +69,7 @@ async def measure() -> Report:
         filled = time.perf_counter() - begun
         shared = postgres_database(address)
         begun = time.perf_counter()
-        forwarder = Forwarder(local, shared)
+        forwarder = Forwarder(local, shared, ("a",))
         while forwarder.forward():
             pass
         took = time.perf_counter() - begun

@@ -23,7 +23,7 @@ from tests.support.episodes import eventually
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError, SettingsError
-from tightloop.host import home_queue
+from tightloop.host.identity import home_queue
 from tightloop.settings import Settings
 from worker.build import build_adapters, build_workers
 from worker.connect import connect

@@ -51,7 +51,7 @@ from tightloop.episode.check import Check
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.control import ExecutorAmendment
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, Queues
-from tightloop.host import home_queue
+from tightloop.host.identity import home_queue
 from tightloop.loop.model import LoopRequest, LoopTask
 from tightloop.plan.child import child_id
 from tightloop.question import QuestionKind

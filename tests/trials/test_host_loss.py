@@ -137,7 +137,7 @@ class Fleet:
         codec = data_converter(self.first.settings).payload_codec
         assert isinstance(codec, SealingCodec)
         bucket = SealedBucket(S3Bucket(self.first.settings.remote), codec.keys)
-        copies = Copies(bucket, self.home, PackedTrees(), open_local_store)
+        copies = Copies(bucket, (self.home,), PackedTrees(), open_local_store)
         self.environment.setenv("TIGHTLOOP_HOME", str(self.lost_state))
         for each, old in zip(ids, self.here, strict=True):
             scope = EpisodeScope(episode_id=each, workspace=str(old), epoch=1)

@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 import stat
 import sys
 from pathlib import Path
@@ -11,8 +10,6 @@ import pytest
 
 from tightloop.errors import SettingsError
 from tightloop.host import (
-    home_queue,
-    host_name,
     load_settings,
     open_state_home,
     private_folder,
@@ -20,7 +17,6 @@ from tightloop.host import (
     state_folder,
     state_home,
 )
-from tightloop.settings import Settings
 
 
 @pytest.fixture
@@ -105,34 +101,6 @@ def test_file_that_cannot_be_read_is_named(home: Path) -> None:
     broken.write_bytes(b"\xff\xfe")
     with pytest.raises(SettingsError, match=r"broken\.yaml is not UTF-8 text"):
         load_settings(broken)
-
-
-@pytest.mark.parametrize(
-    ("name", "safe"),
-    [
-        ("Adas-MacBook-Pro.local", "adas-macbook-pro"),
-        ("worker_7.eu.example", "worker-7"),
-        ("é.local", "localhost"),
-        ("", "localhost"),
-        ("a" * 60, "a" * 40),
-    ],
-)
-def test_host_name_is_safe_in_the_name_of_a_queue(name: str, safe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "gethostname", lambda: name)
-    assert host_name() == safe
-    assert home_queue(Settings()).startswith(f"tightloop-workspace-{safe}-")
-
-
-def test_home_is_shared_by_workers_of_one_host_and_one_state_home(tmp_path, monkeypatch):
-    def queue(home: str, **worker: str) -> str:
-        monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / home))
-        return home_queue(Settings.model_validate({"worker": worker}))
-
-    (tmp_path / "link").symlink_to(tmp_path / "one")
-    assert queue("one") == queue("one") == queue("link")
-    assert queue("one") != queue("two")
-    assert queue("one", host="build-1") != queue("one", host="build-2")
-    assert queue("one", host="build-1").startswith("tightloop-workspace-build-1-")
 
 
 def test_state_folder_is_named_after_the_real_path(tmp_path, monkeypatch):

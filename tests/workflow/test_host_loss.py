@@ -27,7 +27,7 @@ from tightloop.client import TightloopClient
 from tightloop.episode.copies import CopiesHead
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, Queues
 from tightloop.errors import WorkspaceElsewhereError
-from tightloop.host import home_queue
+from tightloop.host.identity import home_queue
 from tightloop.settings import RemoteSettings, Settings
 from worker.build import build_adapters, build_workers, workflow_runner
 from worker.connect import connect

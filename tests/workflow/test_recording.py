@@ -17,7 +17,8 @@ from tightloop.database.opening import local_ledger
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome
 from tightloop.errors import EpisodeNotFoundError
-from tightloop.host import host_name, state_folder
+from tightloop.host import state_folder
+from tightloop.host.identity import host_identity
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.settings import Settings, parse_settings
 from worker.ledger.ends import enter_ends
@@ -87,7 +88,7 @@ async def test_a_question_is_in_the_inbox_until_it_is_answered(
     first = ["opened", "running", "iteration", "paused", "asked", "running", "settled"]
     assert told == [*first, "iteration", "paused", "asked", "cancelled", "settled", "closed"]
     line = ledger.project(state_folder(workspace).name)
-    assert (line.name, line.workspace, line.host, line.running) == ("project", str(workspace), host_name(), 0)
+    assert (line.name, line.workspace, line.host, line.running) == ("project", str(workspace), host_identity().name, 0)
 
 
 async def test_an_episode_that_nobody_is_asked_about_has_no_event_more(

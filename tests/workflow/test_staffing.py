@@ -19,7 +19,7 @@ from tests.support.plan.doubles import impatient_staffing
 from tests.support.plan.impatient import ImpatientPlan
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, Queues
-from tightloop.host import home_queue
+from tightloop.host.identity import home_queue
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.settings import Settings
 from worker.build import build_adapters, build_workers, workflow_runner

@@ -192,6 +192,17 @@ COMMANDS = (
         Command("uninstall", "host.launch_agent:uninstall", "End it, and start it no more."),
     ),
     group(
+        "host",
+        "The name of this host, under which its workers get the work that only they can do.",
+        HOST,
+        Command("show", "host.identity:show", "Show the name, and the hosts whose work goes on here."),
+        Command(
+            "adopt",
+            "host.identity:adopt",
+            "Have the open work of another host go on here, whose state home is this one now.",
+        ),
+    ),
+    group(
         "deploy",
         "Builds of the workers, where worker.deployment is set: upgrade while episodes run.",
         HOST,

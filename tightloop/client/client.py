@@ -25,7 +25,7 @@ from tightloop.episode.control import ExecutorAmendment, read_amendment, read_re
 from tightloop.episode.copies import choose_home
 from tightloop.episode.input import EpisodeInput
 from tightloop.episode.model import WORKFLOW_TYPE, EpisodeRequest, EpisodeStatus
-from tightloop.host import home_queue
+from tightloop.host.identity import home_queue
 from tightloop.loop.input import LoopInput
 from tightloop.loop.model import LOOP_WORKFLOW_TYPE, LoopRequest
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE, PlanRequest

@@ -38,8 +38,8 @@ from tightloop.client.sealing import (
     OperatorCodec,
     SealingCodec,
 )
-from tightloop.client.sign_in.private_file import write_private
 from tightloop.host import state_home
+from tightloop.host.private_file import write_private
 from tightloop.safety.seal import RefusedPayload, SealedMessage, SealKind, read_seal
 from tightloop.settings import Settings
 from tightloop.value.scrub import scrub

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tightloop.client.sign_in.private_file import read_private, write_private
 from tightloop.errors import SettingsError
 from tightloop.host import state_home
+from tightloop.host.private_file import read_private, write_private
 from tightloop.settings import PrivacySettings, Settings
 
 KEY_FILE = "keys.json"

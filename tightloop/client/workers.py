@@ -54,8 +54,13 @@ class Poller:
 
     @property
     def process(self) -> str:
-        """Process id and host."""
-        return self.identity.partition(SEALS)[0]
+        """Process id and machine."""
+        return self.identity.partition(SEALS)[0].partition("/")[0]
+
+    @property
+    def tenure(self) -> str:
+        """Tenure of its host's name, see `worker.hosting.tenure`; empty: it has none."""
+        return self.identity.partition(SEALS)[0].partition("/")[2].rpartition(".")[0]
 
     @property
     def gets_new_work(self) -> bool:

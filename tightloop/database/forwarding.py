@@ -4,6 +4,7 @@ The id of a project is made of its path. Where another host was first to bring o
 host in addition there: rows of two hosts are never mixed, and ids on a host stay as they are.
 
 How far that is stands in the other database, in the transaction that brings the rows: nothing is lost or comes twice.
+It stands there by ledger and host: a copy of a state home that got a name of its own has a ledger of the same origin.
 """
 
 import hashlib
@@ -27,7 +28,6 @@ from tightloop.database.schema import (
     steps,
     workflows,
 )
-from tightloop.host import host_name
 
 WINDOW = 500
 """Changes that are brought at once: bounds the memory, and how long other writers wait."""
@@ -41,9 +41,9 @@ Rows = dict[str, list[dict[str, Any]]]
 class Forwarder:
     """Brings the rows of one database to another. Safe beside another process that does the same."""
 
-    def __init__(self, source: Database, target: Database) -> None:
-        """Take the ledger of this host and the database that all hosts share."""
-        self._source, self._target = source, target
+    def __init__(self, source: Database, target: Database, hosts: tuple[str, ...]) -> None:
+        """Take the ledger of this host, the database that all hosts share, and this host's names, its own first."""
+        self._source, self._target, self._hosts = source, target, hosts
         self._known: tuple[str, int] | None = None
 
     def forward(self) -> bool:
@@ -58,17 +58,31 @@ class Forwarder:
         if self._known == (origin, tick):
             return False
         with self._target.reading() as connection:
-            begun = _position(connection, origin)
+            begun = self._position(connection, origin)
+            is_copy = begun is None and self._is_copy(connection, origin)
         # A ledger that was restored from a backup counts from an earlier number.
-        since = begun if begun <= tick else 0
+        since = begun if begun is not None and begun <= tick else tick if is_copy else 0
         upto, found, known = self._read(since)
         with self._target.writing() as connection:
-            if _position(connection, origin) == begun:
-                _write(connection, found, known)
-                row = {"origin": origin, "changed": upto, "at": datetime.now(UTC)}
+            if self._position(connection, origin) == begun:
+                _write(connection, found, known, self._hosts)
+                row = {"origin": self._spool(origin), "changed": upto, "at": datetime.now(UTC)}
                 upsert(connection, spools, [row])
         self._known = (origin, upto)
         return bool(upto < tick)
+
+    def _position(self, connection: Connection, origin: str) -> int | None:
+        """Return how far the changes have come there; None: never."""
+        return connection.execute(select(spools.c.changed).where(spools.c.origin == self._spool(origin))).scalar()
+
+    def _is_copy(self, connection: Connection, origin: str) -> bool:
+        """Return whether another host has brought what this ledger has: its rows are not this host's to bring."""
+        query = select(spools.c.origin).where(spools.c.origin.startswith(f"{origin}@", autoescape=True))
+        names = {name for key in connection.scalars(query) for name in key.partition("@")[2].split("+")}
+        return not names <= {*self._hosts}
+
+    def _spool(self, origin: str) -> str:
+        return f"{origin}@{'+'.join(self._hosts)}"
 
     def _read(self, since: int) -> tuple[int, Rows, list[dict[str, Any]]]:
         """Return the number of the last change of the next window, its rows by table, and all projects."""
@@ -88,26 +102,25 @@ class Forwarder:
             return upto, {table.name: _rows(connection, table, since, upto) for table in tables}, known
 
 
-def _position(connection: Connection, origin: str) -> int:
-    return connection.execute(select(spools.c.changed).where(spools.c.origin == origin)).scalar() or 0
-
-
 def _rows(connection: Connection, table: Table, since: int, upto: int) -> list[dict[str, Any]]:
     query = select(table).where(table.c.changed > since, table.c.changed <= upto).order_by(table.c.changed)
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def _write(connection: Connection, found: Rows, known: list[dict[str, Any]]) -> None:
+def _write(connection: Connection, found: Rows, known: list[dict[str, Any]], hosts: tuple[str, ...]) -> None:
     count = sum(len(rows) for rows in found.values())
     if not count:
         return
+    used = {row["project"] for rows in found.values() for row in rows}
+    known = [row for row in known if row["project"] in used]
     # From here on no other host writes: what it has brought is seen below.
     tick = next_tick(connection, count + len(known))
-    ids = {row["project"]: shared_id(connection, row["project"], row["host"] or host_name()) for row in known}
+    ids = {row["project"]: shared_id(connection, projects, row["project"], hosts) for row in known}
     named = {table: [row | {"project": ids[row["project"]]} for row in rows] for table, rows in found.items()}
+    named[projects.name] = [row | {"host": hosts[0]} for row in named[projects.name]]
     # A project has its row, and with it its id, before its first other one.
     enrolled = [
-        {**row, "project": ids[row["project"]], "host": row["host"] or host_name(), "changed": tick + place}
+        {**row, "project": ids[row["project"]], "host": hosts[0], "changed": tick + place}
         for place, row in enumerate(known)
     ]
     insert_missing(connection, projects, enrolled, "project")
@@ -126,12 +139,22 @@ def _write(connection: Connection, found: Rows, known: list[dict[str, Any]]) -> 
     insert_missing(connection, events, lines, "project", "workflow_id", "key")
 
 
-def shared_id(connection: Connection, project: str, host: str) -> str:
-    """Return the id that a project of a host has, or will have, in a database of several hosts."""
-    owner = connection.execute(select(projects.c.host).where(projects.c.project == project)).scalar()
-    if owner in (None, "", host):
-        return project
-    return id_beside(project, host)
+def shared_id(connection: Connection, table: Table, project: str, hosts: tuple[str, ...]) -> str:
+    """Return the id that a project of a host has, or will have, in a database of several hosts.
+
+    Args:
+        connection: of that database.
+        table: of its projects, with their hosts.
+        project: its id on the host, made of its path.
+        hosts: the names of the host, its own first; what it has under one of the others keeps its id.
+    """
+    own = [project, *(id_beside(project, host) for host in hosts)]
+    query = select(table.c.project, table.c.host).where(table.c.project.in_(own))
+    owners: dict[str, str] = dict(connection.execute(query).all())
+    kept = [name for name in own if owners.get(name) in hosts]
+    if kept:
+        return kept[0]
+    return id_beside(project, hosts[0]) if owners.get(project) else project
 
 
 def id_beside(project: str, host: str) -> str:

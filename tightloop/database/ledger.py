@@ -114,11 +114,12 @@ class Ledger:
             raise _unknown_project(project)
         return found[0]
 
-    def id_of(self, project: str, host: str) -> str:
-        """Return the id that a project has here which has this one on its host; see `forwarding.py`."""
+    def id_of(self, project: str, hosts: tuple[str, ...]) -> str:
+        """Return the id that a project has here which has this one on the host of these names; see `forwarding.py`."""
         with self._database.reading() as connection:
             # A host's own ledger has one host, whatever its name was.
-            return project if connection.dialect.name == "sqlite" else shared_id(connection, project, host)
+            is_own = connection.dialect.name == "sqlite"
+            return project if is_own else shared_id(connection, projects, project, hosts)
 
     def workflows(self, wanted: WorkflowFilter | None = None, *, cursor: str = "", limit: int = 50) -> WorkflowPage:
         """Return a page of the list, the newest start first; its lines have no details.

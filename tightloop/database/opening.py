@@ -11,7 +11,8 @@ from tightloop.database.earlier import adopt_earlier
 from tightloop.database.engine import Database, postgres_database, sqlite_database
 from tightloop.database.ledger import Ledger
 from tightloop.database.project import ProjectLedger
-from tightloop.host import host_name, state_folder, state_home
+from tightloop.host import state_folder, state_home
+from tightloop.host.identity import host_identity
 from tightloop.ledger.model import ProjectLine
 from tightloop.settings import Settings
 
@@ -45,13 +46,17 @@ def local_database(home: Path | None = None) -> Database:
         return _OPEN[path]
 
 
-def open_project(workspace: Path) -> ProjectLedger:
+def open_project(workspace: Path, host: str = "") -> ProjectLedger:
     """Return the ledger of the project in `workspace`, on this host.
+
+    Args:
+        workspace: the top of its working tree.
+        host: the name of this host by the settings; empty: the one that the state home has.
 
     Raises:
         WorkspaceError: the project has a ledger of an earlier version, which is damaged.
     """
-    line = ProjectLine(id="", name=workspace.name, workspace=str(workspace), host=host_name())
+    line = ProjectLine(id="", name=workspace.name, workspace=str(workspace), host=host or host_identity().name)
     return open_state(state_folder(workspace), line)
 
 

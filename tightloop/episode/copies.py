@@ -125,12 +125,13 @@ def check_move(target: MoveTarget, *, home: str, epoch: int, waits: bool) -> Non
 
 
 def choose_home(wanted: str, homes: tuple[str, ...]) -> str:
-    """Return the task queue of a host, named by it or by its host name.
+    """Return the task queue of a host, named by it, by the host's name, or by the machine's name that begins it.
 
     Raises:
         InvalidRequestError: none fits, or more than one.
     """
-    fits = [home for home in homes if home == wanted] or [home for home in homes if host_of(home) == wanted]
+    fits = [home for home in homes if wanted in (home, host_of(home))]
+    fits = fits or [home for home in homes if host_of(home).rpartition("-")[0] == wanted]
     if len(fits) == 1:
         return fits[0]
     known = ", ".join(homes) or "nobody"
@@ -151,8 +152,8 @@ def choose_successor(home: str, homes: tuple[str, ...], episode_id: str) -> str:
 
 
 def host_of(home: str) -> str:
-    """Return the name of the host in its task queue, which `tightloop.host.home_queue` makes."""
-    return home.rpartition("-workspace-")[2].rpartition("-")[0]
+    """Return the name of the host in its task queue, which `tightloop.host.identity` makes."""
+    return home.rpartition("-workspace-")[2]
 
 
 def read_increment_name(name: str) -> str:

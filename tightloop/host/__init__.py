@@ -1,4 +1,4 @@
-"""Folders, settings files and name of this host.
+"""Folders and settings files of this host.
 
 The one module of the library, besides the client and the command line, that reads files and the environment.
 """
@@ -10,7 +10,6 @@ import os
 import pwd
 import re
 import shlex
-import socket
 import stat
 import sys
 from pathlib import Path
@@ -23,7 +22,7 @@ USER_FILE = "settings.yaml"
 PROJECT_FILE = "tightloop.yaml"
 PROJECT_SECTIONS = frozenset({"budget", "tracking"})
 SERVER_PART = "tightloop_server"
-HOST_NAME_CHARACTERS = 40
+PROJECT_NAME_CHARACTERS = 40
 PRIVATE = 0o700
 
 
@@ -52,7 +51,7 @@ def state_folder(workspace: Path) -> Path:
 # An iteration asks about thirty times.
 @functools.lru_cache(maxsize=256)
 def _project_name(real: str) -> str:
-    name = re.sub(r"[^A-Za-z0-9]+", "-", Path(real).name)[:HOST_NAME_CHARACTERS].strip("-") or "project"
+    name = re.sub(r"[^A-Za-z0-9]+", "-", Path(real).name)[:PROJECT_NAME_CHARACTERS].strip("-") or "project"
     return f"{name}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
 
 
@@ -183,25 +182,6 @@ def name_user() -> None:
             os.environ["USER"] = pwd.getpwuid(os.geteuid()).pw_name
         except KeyError:
             os.environ["USER"] = f"uid-{os.geteuid()}"
-
-
-def host_name() -> str:
-    """Return the name of this host, safe as a part of a task queue's name.
-
-    Only the first label counts: the domain changes with the network that a laptop is in.
-    """
-    # Task queues are compared letter by letter, and hosts report their names in any case.
-    label = socket.gethostname().lower().partition(".")[0]
-    return re.sub(r"[^a-z0-9]+", "-", label)[:HOST_NAME_CHARACTERS].strip("-") or "localhost"
-
-
-def home_queue(settings: Settings) -> str:
-    """Return the task queue of what only this host can do with this state home.
-
-    Such as `tightloop-workspace-<host>-1a2b3c`: two workers share it who share both, and it outlasts their restarts.
-    """
-    home = hashlib.sha256(os.fsencode(os.path.realpath(state_home()))).hexdigest()[:6]
-    return f"{settings.temporal.task_queue}-workspace-{settings.worker.host or host_name()}-{home}"
 
 
 def module_arguments(module: str) -> tuple[str, ...] | None:

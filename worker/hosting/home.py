@@ -23,8 +23,8 @@ LOOKS, LOOK_SECONDS = 10, 0.5
 class Home:
     """The home of a worker: what it may take of the work that comes over task queues that other hosts share."""
 
-    queue: str
-    """Task queue of this host and state home, see `tightloop.host.home_queue`."""
+    queues: tuple[str, ...]
+    """Task queues of this host, its own first; see `tightloop.host.identity`."""
     has_workspaces: bool
     """Whether this worker does what workspaces need; False where it only runs workflows."""
     others: Callable[[], Awaitable[tuple[str, ...]]]
@@ -40,10 +40,10 @@ class Home:
         """
         if activity_type in ANYWHERE:
             return
-        if scope.home and (scope.home != self.queue or not self.has_workspaces):
+        if scope.home and (scope.home not in self.queues or not self.has_workspaces):
             raise WorkspaceElsewhereError(
                 f"the workspace {scope.workspace} belongs to the host of task queue {scope.home!r}, and this worker "
-                f"is that of {self.queue!r}"
+                f"is that of {self.queues[0]!r}"
             )
         if scope.home or not (activity_type in OPENING or not self.has_workspaces):
             return
@@ -51,8 +51,10 @@ class Home:
             raise WorkspaceElsewhereError("this worker only runs workflows", await self._find_others())
         if await asyncio.to_thread(Path(scope.workspace).is_dir):
             return
-        if others := tuple(queue for queue in await self.others() if queue != self.queue):
-            raise WorkspaceElsewhereError(f"the worker of {self.queue!r} has no workspace {scope.workspace}", others)
+        if others := tuple(queue for queue in await self.others() if queue not in self.queues):
+            raise WorkspaceElsewhereError(
+                f"the worker of {self.queues[0]!r} has no workspace {scope.workspace}", others
+            )
 
     async def _find_others(self) -> tuple[str, ...]:
         """Return who has workspaces; a worker that has just started is not known for some seconds."""
@@ -76,5 +78,5 @@ class Home:
     def bind(self, result: Any) -> Any:
         """Return the result of an activity; one that opened a workspace says where that was."""
         if isinstance(result, Opened):
-            return result.evolve(home=self.queue, copied=self.copies is not None)
-        return result.evolve(home=self.queue) if isinstance(result, OpenedPlan) else result
+            return result.evolve(home=self.queues[0], copied=self.copies is not None)
+        return result.evolve(home=self.queues[0]) if isinstance(result, OpenedPlan) else result

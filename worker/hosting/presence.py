@@ -58,17 +58,18 @@ class Notes(NamedTuple):
 class Presence:
     """The notes of this process, and the look at those of the others."""
 
-    def __init__(self, folder: Path, client: Client, key: str = "") -> None:
+    def __init__(self, folder: Path, client: Client, tenure: str = "", key: str = "") -> None:
         """Name the process.
 
         Args:
             folder: where all worker processes with one state home have their notes.
             client: of the server that they work for.
+            tenure: of this host's name; see `worker.hosting.tenure`.
             key: what its identity says of the key of payloads.
         """
         self._client, token = client, uuid.uuid4().hex[:8]
         # The number of a process is not unique: in a container it is the same after each start.
-        self.identity = f"{os.getpid()}@{socket.gethostname()}/{token}{key}"
+        self.identity = f"{os.getpid()}@{socket.gethostname()}/{tenure}.{token}{key}"
         self._path = folder / f"{os.getpid()}-{token}{SUFFIX}"
         self._server = f"{client.service_client.config.target_host}/{client.namespace}"
         self._running = Counter[str]()

@@ -12,7 +12,8 @@ from tightloop.client.installation.setup import NotAllowedError, wrong_search_at
 from tightloop.client.installation.staffing import workers_on
 from tightloop.client.installation.topology import topology_of
 from tightloop.errors import ServiceUnavailableError, SettingsError
-from tightloop.host import home_queue, state_home
+from tightloop.host import state_home
+from tightloop.host.identity import home_queue
 from tightloop.settings import Settings
 
 logger = logging.getLogger("tightloop")
@@ -51,9 +52,9 @@ async def need_common_keys(client: Client, settings: Settings) -> None:
     calls, queue = Calls(client), settings.temporal.task_queue
     others = await workers_on(calls, queue)
     found = find_stranger(calls, others)
-    unlike = [one.identity for one in others if (SEALS in one.identity) is calls.is_plain]
+    unlike = [one.process for one in others if (SEALS in one.identity) is calls.is_plain]
     if unlike:
-        found = f"worker {unlike[0].partition(SEALS)[0]} {'encrypts' if calls.is_plain else 'does not encrypt'}"
+        found = f"worker {unlike[0]} {'encrypts' if calls.is_plain else 'does not encrypt'}"
     if found:
         raise SettingsError(
             f"{found}, and works on task queue {queue!r}, too: each would fail the episodes of the "

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from activities.alerts.port import Channel, NotDeliveredError, Post
 from activities.workspace.ownership import locked
-from tightloop.client.sign_in.private_file import write_private
 from tightloop.database.opening import local_ledger
 from tightloop.errors import TightloopError, WorkspaceLockedError
 from tightloop.host import state_home
+from tightloop.host.private_file import write_private
 from tightloop.ledger.alert import AlertKind
 from tightloop.ledger.digest import digest_notice, is_worth_telling, newest_day, owed_days
 

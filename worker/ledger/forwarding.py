@@ -11,6 +11,7 @@ from tightloop.database.engine import postgres_database
 from tightloop.database.forwarding import Forwarder
 from tightloop.database.opening import local_database
 from tightloop.errors import TightloopError
+from tightloop.host.identity import host_identity
 from tightloop.settings import Settings
 
 logger = logging.getLogger("tightloop")
@@ -30,7 +31,7 @@ async def forwarding(settings: Settings) -> AsyncIterator[None]:
         yield
         return
     target = postgres_database(url)
-    forwarder = Forwarder(local_database(), target)
+    forwarder = Forwarder(local_database(), target, host_identity(settings).names)
     task = asyncio.create_task(_keep_forwarding(forwarder, str(target)))
     try:
         yield

@@ -13,7 +13,8 @@ from tightloop.client.execution import Execution
 from tightloop.database.ledger import Ledger
 from tightloop.database.opening import local_ledger, open_project
 from tightloop.database.order import put_in_order
-from tightloop.host import home_queue, state_folder, state_home
+from tightloop.host import state_folder, state_home
+from tightloop.host.identity import HostIdentity, host_identity
 from tightloop.settings import Settings
 from tightloop.value import counted
 from worker.connect import known_workflows
@@ -38,7 +39,7 @@ async def rebuild(client: Client, settings: Settings) -> str:
     """
     ledger = local_ledger()
     is_new = await asyncio.to_thread(ledger.last_event) == 0
-    converter, here = data_converter(settings), home_queue(settings)
+    converter, identity = data_converter(settings), host_identity(settings)
     runs = _by_workflow(await known_workflows(client))
     entered: list[tuple[int, int, float]] = []
     count = 0
@@ -52,7 +53,7 @@ async def rebuild(client: Client, settings: Settings) -> str:
                     continue
                 raise
             for made in calls:
-                if await asyncio.to_thread(_enter, ledger, made, here, entered):
+                if await asyncio.to_thread(_enter, ledger, made, settings, identity, entered):
                     found += 1
         if found:
             count += 1
@@ -71,13 +72,17 @@ def _by_workflow(runs: Iterable[Execution]) -> dict[str, list[Execution]]:
     return found
 
 
-def _enter(ledger: Ledger, made: Made, here: str, entered: list[tuple[int, int, float]]) -> bool:
+def _enter(
+    ledger: Ledger, made: Made, settings: Settings, identity: HostIdentity, entered: list[tuple[int, int, float]]
+) -> bool:
     """Enter a call, if it was made on this host; note which lines of the trail it added."""
-    home = made.scope.home or getattr(made.result, "home", "") or here
-    if home != here or not state_folder(Path(made.scope.workspace)).is_dir():
+    home, here = made.scope.home or getattr(made.result, "home", ""), identity.queues(settings)
+    if (home and home not in here) or not state_folder(Path(made.scope.workspace)).is_dir():
         return False
     before = ledger.last_event()
-    MAKERS[made.activity].enter(open_project(Path(made.scope.workspace)), made.request, made.result, made.call)
+    MAKERS[made.activity].enter(
+        open_project(Path(made.scope.workspace), identity.name), made.request, made.result, made.call
+    )
     after = ledger.last_event()
     if after > before:
         entered.append((before + 1, after, made.ended.timestamp()))

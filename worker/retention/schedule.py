@@ -17,7 +17,7 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError, RPCStatusCode
 
-from tightloop.host import home_queue
+from tightloop.host.identity import home_queue, host_identity, queue_of
 from tightloop.settings import Settings
 from workflows.retention.workflow import RetentionWorkflow
 
@@ -30,18 +30,21 @@ JITTER_SHARE = 10
 
 
 def schedule_id(settings: Settings) -> str:
-    """Return the id of the schedule of this host and state home."""
+    """Return the id of the schedule of this host."""
     return f"{home_queue(settings)}-gc"
 
 
 async def keep_schedule(client: Client, settings: Settings) -> None:
     """Make the schedule as the settings have it, change it to that, or remove it where they name none.
 
-    A pause by an operator stays. Where Temporal does not permit it a warning says so, and the worker works.
+    Those of adopted hosts go: this one's frees what they left, too. A pause by an operator stays. Where Temporal does
+    not permit it a warning says so, and the worker works.
     """
     try:
+        for name in host_identity(settings).adopted:
+            await _remove(client, f"{queue_of(settings, name)}-gc")
         if settings.retention.every is None:
-            await _remove(client, settings)
+            await _remove(client, schedule_id(settings))
         else:
             await _make(client, settings)
     except RPCError as error:
@@ -74,9 +77,9 @@ async def _make(client: Client, settings: Settings) -> None:
         await client.get_schedule_handle(schedule_id(settings)).update(changed)
 
 
-async def _remove(client: Client, settings: Settings) -> None:
+async def _remove(client: Client, name: str) -> None:
     try:
-        await client.get_schedule_handle(schedule_id(settings)).delete()
+        await client.get_schedule_handle(name).delete()
     except RPCError as error:
         if error.status is not RPCStatusCode.NOT_FOUND:
             raise

@@ -18,9 +18,9 @@ import psutil
 from tightloop.client.connection import connect
 from tightloop.client.encryption import PLAIN_CONVERTER
 from tightloop.client.execution import SEARCH_ATTRIBUTES
-from tightloop.client.sign_in.private_file import write_private
 from tightloop.errors import ServiceUnavailableError, SettingsError
 from tightloop.host import open_state_home
+from tightloop.host.private_file import write_private
 from tightloop.host.profile import profile_source, profile_values
 from tightloop.host.programs import TrustedProgram, find_own, own_environment
 from tightloop.settings import Settings

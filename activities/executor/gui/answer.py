@@ -24,7 +24,7 @@ from tightloop.executor.model import (
     ResumeToken,
     WorkOrder,
 )
-from tightloop.host import host_name
+from tightloop.host.identity import host_identity
 from tightloop.value import shorten
 
 NAME = "cursor-gui"
@@ -149,7 +149,7 @@ class Waiting:
 
     def _limited(self, limit: LimitHit) -> ExecutorOutcome:
         self.cursor.note_limit(self.receipt)
-        token = ResumeToken(adapter=NAME, session_id=self.receipt.conversation or "window", host=host_name())
+        token = ResumeToken(adapter=NAME, session_id=self.receipt.conversation or "window", host=host_identity().name)
         return limited_outcome(limit, limit.evidence).evolve(resume=token)
 
     def _ask(self, quiet_s: float) -> ExecutorOutcome:

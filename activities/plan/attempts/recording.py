@@ -1,7 +1,6 @@
 """Writes the record of an attempt for the store, and its result for the workflow."""
 
 import json
-import socket
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ from activities.plan.attempts.contract import classify_failure
 from activities.plan.attempts.outputs import count_items
 from activities.plan.attempts.references import pack
 from activities.plan.port import RunnerResult
+from tightloop.host.identity import host_identity
 from tightloop.plan.document.step import Prose, Step
 from tightloop.plan.result import StepRecord, StepResult, StepStatus
 from tightloop.value import counted, shorten
@@ -65,7 +65,7 @@ def write_record(
         answers=request.answers,
         started=attempt.started,
         ended=datetime.now(UTC),
-        host=socket.gethostname(),
+        host=host_identity().name,
         seed=attempt.loaded.plan.seed,
     )
     return result.evolve(record=attempt.records.put(record))

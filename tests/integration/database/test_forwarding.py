@@ -40,8 +40,8 @@ def local(tmp_path: Path) -> Database:
     return sqlite_database(tmp_path / "ledger.db")
 
 
-def forward(local: Database, shared: Database) -> None:
-    forwarder = Forwarder(local, shared)
+def forward(local: Database, shared: Database, *hosts: str) -> None:
+    forwarder = Forwarder(local, shared, hosts or ("a",))
     while forwarder.forward():
         pass
 
@@ -99,11 +99,11 @@ def test_two_hosts_with_the_same_path_never_share_a_project(local: Database, sha
         TrailEvent(episode_id="x", kind="n")
     )
     forward(local, shared)
-    forward(other, shared)
+    forward(other, shared, "b")
     work(local, 2)
     forward(local, shared)
     Ledger(other).of("orders-1").free(["orders-1-e3-b"])
-    forward(other, shared)
+    forward(other, shared, "b")
     seen = Ledger(shared)
     [first, second] = sorted(seen.projects(), key=lambda line: line.host)
     assert (first.id, first.name, first.host) == ("orders-1", "orders", "a")
@@ -113,8 +113,8 @@ def test_two_hosts_with_the_same_path_never_share_a_project(local: Database, sha
     theirs = {line.id for line in seen.limited([second.id]).workflows(limit=500).lines}
     assert theirs == {f"orders-1-e{n}-b" for n in range(150) if n != 3}
     assert seen.digest("orders-1", START.date()).project == "orders-1"
-    assert (seen.id_of("orders-1", "a"), seen.id_of("orders-1", "b")) == (first.id, second.id)
-    assert Ledger(other).id_of("orders-1", "b") == "orders-1", "on its host a project keeps its id"
+    assert (seen.id_of("orders-1", ("a",)), seen.id_of("orders-1", ("b",))) == (first.id, second.id)
+    assert Ledger(other).id_of("orders-1", ("b",)) == "orders-1", "on its host a project keeps its id"
 
 
 def test_what_was_freed_goes_there_too_and_an_id_may_come_back(local: Database, shared: Database) -> None:

@@ -157,7 +157,7 @@ def test_metrics_come_to_the_database_of_several_hosts(ledger: Ledger, tmp_path:
     local = Ledger(sqlite_database(tmp_path / "host" / "ledger.db"))
     end(local, "one", tokens=100, model="large")
     local.of("orders-1").add_metrics([measured("one", MetricKind.SAFETY_FINDINGS, 2)])
-    forwarder = Forwarder(local.database, ledger.database)
+    forwarder = Forwarder(local.database, ledger.database, ("a",))
     while forwarder.forward():
         pass
     assert report(ledger, by=Division.MODEL) == report(local, by=Division.MODEL)

@@ -30,7 +30,7 @@ from tightloop.executor.model import (
     ResumeToken,
     WorkOrder,
 )
-from tightloop.host import host_name
+from tightloop.host.identity import host_identity
 from tightloop.question import QuestionKind
 from tightloop.safety.verdict import Verdict
 from tightloop.settings import AgentSettings
@@ -114,7 +114,7 @@ def stays_away(root: Path) -> bool:
 
 
 def token(session_id: str, host: str | None = None) -> ResumeToken:
-    return ResumeToken(adapter="acp", session_id=session_id, host=host_name() if host is None else host)
+    return ResumeToken(adapter="acp", session_id=session_id, host=host_identity().name if host is None else host)
 
 
 def test_an_agent_works_and_is_understood(desk: Desk) -> None:

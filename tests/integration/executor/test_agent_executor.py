@@ -21,7 +21,8 @@ from tests.support.agents.sample import SampleAdapter
 from tests.support.orders import Supervision, order
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import ErrorKind, ExecutorChoice, ExecutorOutcome, ExecutorStatus, ResumeToken, WorkOrder
-from tightloop.host import host_name, state_folder
+from tightloop.host import state_folder
+from tightloop.host.identity import host_identity
 from tightloop.settings import AgentSettings
 
 SECRET = 's3cr3t-"quoted"-0123456789'
@@ -141,7 +142,7 @@ def test_a_report_names_the_model_that_worked(run: Run) -> None:
 def test_an_exit_code_of_zero_is_no_success(run: Run) -> None:
     outcome = run("tell('session', id='s1'); tell('work')")
     assert (outcome.status, outcome.error_kind) == (ExecutorStatus.FAILED, ErrorKind.PROTOCOL)
-    assert outcome.resume == ResumeToken(adapter="sample", session_id="s1", host=host_name(), version="1.0")
+    assert outcome.resume == ResumeToken(adapter="sample", session_id="s1", host=host_identity().name, version="1.0")
 
 
 def test_an_agent_that_is_done_but_does_not_go_is_sent_away(run: Run) -> None:

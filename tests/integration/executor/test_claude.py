@@ -30,7 +30,7 @@ from tightloop.executor.model import (
     ResumeToken,
     WorkOrder,
 )
-from tightloop.host import host_name
+from tightloop.host.identity import host_identity
 from tightloop.safety.verdict import Verdict
 from tightloop.settings import AgentSettings, SandboxSettings
 
@@ -333,7 +333,7 @@ def test_session_of_an_attempt_that_died_is_found_without_a_token(bench: Bench) 
 
 
 def test_lost_session_begins_again_and_the_summary_says_so(bench: Bench) -> None:
-    token = ResumeToken(adapter="claude", session_id="99999999-2222-4333-8444-555555555555", host=host_name())
+    token = ResumeToken(adapter="claude", session_id="99999999-2222-4333-8444-555555555555", host=host_identity().name)
     with FakeModel(shell("echo hi > a.txt"), say("done")) as model:
         outcome = bench.deliver(model, resume=token)
     assert outcome.status is ExecutorStatus.COMPLETED, outcome

@@ -39,7 +39,8 @@ from tightloop.executor.model import (
     ResumeToken,
     WorkOrder,
 )
-from tightloop.host import host_name, private_folder, state_folder
+from tightloop.host import private_folder, state_folder
+from tightloop.host.identity import host_identity
 from tightloop.safety.verdict import Verdict
 from tightloop.settings import AgentSettings
 
@@ -171,7 +172,7 @@ def test_codex_does_the_work_and_tells_what_it_cost(bench: Bench) -> None:
     assert last.last is EventKind.FINISHED
     assert last.events > 4
     assert last.resume is not None
-    assert last.resume.host == host_name()
+    assert last.resume.host == host_identity().name
     assert not any("prompt" in path.name for path in bench.state.rglob("*"))
 
 
@@ -552,7 +553,7 @@ def test_what_a_dead_worker_had_written_down_tells_how_the_delivery_ended(bench:
 
 
 def test_a_session_that_is_not_there_is_begun_anew(bench: Bench) -> None:
-    gone = ResumeToken(adapter="codex", session_id="01a1fc25-b446-7542-b1db-ff8232eaed57", host=host_name())
+    gone = ResumeToken(adapter="codex", session_id="01a1fc25-b446-7542-b1db-ff8232eaed57", host=host_identity().name)
     elsewhere = gone.evolve(host="another")
     with FakeModel(say("done")) as model:
         outcome = bench.run(model, resume=gone)

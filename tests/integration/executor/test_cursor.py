@@ -19,7 +19,7 @@ from tests.support.orders import Supervision, order
 from tightloop.errors import ExecutorError
 from tightloop.executor.limit import LimitKind
 from tightloop.executor.model import AgentMode, ErrorKind, ExecutorOutcome, ExecutorStatus, ResumeToken
-from tightloop.host import host_name
+from tightloop.host.identity import host_identity
 from tightloop.safety.verdict import Verdict
 from tightloop.settings import AgentSettings, SandboxSettings
 
@@ -75,7 +75,7 @@ def test_work_is_done_with_the_prompt_on_standard_input_and_only_its_own_key(ben
 
 
 def test_session_is_resumed_by_its_id(bench: Bench) -> None:
-    token = ResumeToken(adapter="cursor", session_id="chat-7", host=host_name())
+    token = ResumeToken(adapter="cursor", session_id="chat-7", host=host_identity().name)
     outcome = bench.deliver(resume=token, model="gpt-5.1")
     assert outcome.status is ExecutorStatus.COMPLETED, outcome
     assert "--resume=chat-7" in bench.called["argv"]

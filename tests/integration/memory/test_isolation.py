@@ -65,7 +65,7 @@ def test_project_sees_what_it_would_see_alone(shared: Database, done: list[Actio
 
 def test_same_path_on_two_hosts_is_two_projects(database: Database) -> None:
     one, other = (
-        MemoryStore(database, HashingEmbedder(384), MemorySettings(), host=host) for host in ("host-1", "host-2")
+        MemoryStore(database, HashingEmbedder(384), MemorySettings(), hosts=(host,)) for host in ("host-1", "host-2")
     )
     learn(one, "p", TEXTS[0], STEPS[0])
     assert other.recall("p", Query(text=TEXTS[0])) == ()

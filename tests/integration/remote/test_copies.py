@@ -85,7 +85,7 @@ class Host:
 @pytest.fixture
 def host(tmp_path: Path, bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch):
     def make(name: str) -> Host:
-        copies = Copies(SealedBucket(bucket, KEYS), name, PackedTrees(), open_local_store)
+        copies = Copies(SealedBucket(bucket, KEYS), (name,), PackedTrees(), open_local_store)
         return Host(name, tmp_path / name, copies, monkeypatch)
 
     return make
@@ -166,7 +166,7 @@ def test_host_that_is_overtaken_while_it_copies_does_not_move_the_head(first: Ho
             super().write(name, content)
             second.take(epoch + 1)
 
-    slow = Copies(OvertakenBucket(bucket, KEYS), "first", PackedTrees(), open_local_store)
+    slow = Copies(OvertakenBucket(bucket, KEYS), ("first",), PackedTrees(), open_local_store)
     record = first.checkpoint(1, epoch)
     with pytest.raises(FencedError, match="'second' has changed it meanwhile under epoch 2"):
         slow.add(first.scope(epoch), record)
@@ -190,7 +190,7 @@ def test_two_workers_of_a_host_add_to_the_same_copies_and_read_the_head_only_if_
     first: Host, bucket: S3Bucket
 ) -> None:
     counting = CountingBucket(bucket, KEYS)
-    workers = [Copies(counting, "first", PackedTrees(), open_local_store) for _ in range(2)]
+    workers = [Copies(counting, ("first",), PackedTrees(), open_local_store) for _ in range(2)]
     epoch = workers[0].open(first.scope(0), "run-1")
     for number, worker in enumerate((0, 0, 0, 1, 1, 0)):
         (first.folder / "project" / "app.py").write_text(f"print({number})\n")
@@ -207,7 +207,7 @@ def test_host_asks_who_may_write_unless_it_has_just_written(
     first: Host, host, bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch, later_s: float
 ) -> None:
     counting = CountingBucket(bucket, KEYS)
-    copies = Copies(counting, "first", PackedTrees(), open_local_store)
+    copies = Copies(counting, ("first",), PackedTrees(), open_local_store)
     epoch = copies.open(first.scope(0), "run-1")
     head = copies.add(first.scope(epoch), first.checkpoint(0, epoch))
     counting.reads.clear()

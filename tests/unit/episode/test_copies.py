@@ -43,7 +43,8 @@ def test_id_that_is_used_again_begins_without_the_copies_of_before() -> None:
 
 
 def test_host_is_found_by_its_name_or_its_queue() -> None:
-    assert host_of(HOMES[1]) == "host-2"
+    assert host_of(HOMES[1]) == "host-2-4d5e6f"
+    assert choose_home("host-2-4d5e6f", HOMES) == HOMES[1]
     assert choose_home("host-1", HOMES) == HOMES[0]
     assert choose_home(HOMES[2], HOMES) == HOMES[2]
     with pytest.raises(InvalidRequestError, match="'host-2' has 2 workers for workspaces"):

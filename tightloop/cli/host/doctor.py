@@ -17,6 +17,7 @@ from tightloop.client import Poller, TightloopClient
 from tightloop.client.execution import setup_command
 from tightloop.client.keys import present_ring
 from tightloop.client.proof.signing import global_setting
+from tightloop.episode.copies import host_of
 from tightloop.errors import SettingsError, TightloopError, UntrustedProgramError
 from tightloop.host import state_folder, state_home
 from tightloop.host.profile import profile_source, profile_values
@@ -164,9 +165,21 @@ async def _workers(client: TightloopClient) -> list[Finding]:
     if found.stranger:
         fix = "copy the key file of that worker, or: privacy.keys_file"
         rows.append(Finding("keys of the workers", False, found.stranger, fix))
-    shown = ", ".join(f"{home}{' (this host)' if home == found.home else ''}" for home in found.homes)
+    shown = ", ".join(f"{home}{' (this host)' if home in found.here else ''}" for home in found.homes)
     rows.append(Finding("workers for workspaces", bool(found.homes), shown or "nobody", "tightloop up"))
-    return rows
+    return rows + (await _unserved(client) if found.workflows else [])
+
+
+async def _unserved(client: TightloopClient) -> list[Finding]:
+    """Look for open work of hosts without a worker."""
+    try:
+        hosts = await client.unserved()
+    except TightloopError as error:
+        return [Finding("open work", False, error.message, "tightloop up", needed=False)]
+    told = [f"{len(host.ids)} on {host.queue}, such as {host.ids[0]}" for host in hosts]
+    name = host_of(hosts[0].queue) if hosts else ""
+    fix = f"start the worker of that host; if its state home is this one now: tightloop host adopt {name}"
+    return [Finding("open work", not told, f"{'; '.join(told)}, where no worker polls" if told else "has workers", fix)]
 
 
 def _names(pollers: tuple[Poller, ...]) -> str:

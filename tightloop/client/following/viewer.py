@@ -20,6 +20,7 @@ from tightloop.client.following.status import PATIENCE, OnSilence, Result, Statu
 from tightloop.client.installation import staffing
 from tightloop.client.installation.setup import wrong_search_attributes
 from tightloop.client.installation.topology import Topology, topology_of
+from tightloop.client.installation.unserved import Unserved, find_unserved
 from tightloop.client.workers import Poller
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.model import EpisodeRequest
@@ -263,6 +264,10 @@ class Viewer:
         """Return which workers are there, and what an episode would wait for."""
         return await topology_of(self._calls, self._settings)
 
+    async def unserved(self) -> tuple[Unserved, ...]:
+        """Return the hosts without a worker for which work waits, among 100 open episodes and plans."""
+        return await find_unserved(self._calls, self._settings)
+
     async def check_workspace(self, workspace: str) -> None:
         """Refuse a workspace that no worker can open, as far as this host can tell.
 
@@ -281,7 +286,7 @@ class Viewer:
                 "no worker opens workspaces. Start one on the host that has the project: tightloop up, or tightloop "
                 "worker run"
             )
-        if any(home != seen.home for home in seen.homes):
+        if any(home not in seen.here for home in seen.homes):
             # The worker that takes it says what is wrong with it.
             return
         if not await asyncio.to_thread(os.path.isdir, workspace):

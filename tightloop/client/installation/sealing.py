@@ -85,8 +85,7 @@ def find_stranger(calls: Calls, workers: Iterable[Poller]) -> str:
             if key_id:
                 codec.keys.cipher(key_id)
         except SettingsError:
-            name = worker.identity.partition(SEALS)[0]
-            return f"worker {name} encrypts with key {key_id!r}, which is not among the keys here"
+            return f"worker {worker.process} encrypts with key {key_id!r}, which is not among the keys here"
     return ""
 
 

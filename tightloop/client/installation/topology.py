@@ -8,7 +8,7 @@ from tightloop.client.calls import Calls
 from tightloop.client.installation.sealing import find_stranger
 from tightloop.client.installation.staffing import Backlog, backlog_of, queues_with, workers_on
 from tightloop.client.workers import Idle, Poller, explain_idle, is_live
-from tightloop.host import home_queue
+from tightloop.host.identity import read_identity
 from tightloop.settings import Settings
 
 
@@ -21,8 +21,8 @@ class Topology:
     """On the task queue of the episodes."""
     homes: tuple[str, ...]
     """Task queues of the hosts with a worker for workspaces."""
-    home: str
-    """Task queue of this host and state home."""
+    here: tuple[str, ...]
+    """Task queues of this host, its own first; none where no worker has ever run."""
     named: Mapping[str, tuple[Poller, ...]]
     """Workers on the task queues that the settings name, and on those of screens, by queue."""
     backlogs: Mapping[str, Backlog]
@@ -58,11 +58,11 @@ class Topology:
 
 async def topology_of(calls: Calls, settings: Settings) -> Topology:
     """Return who works where."""
-    main, home = settings.temporal.task_queue, home_queue(settings)
+    main, identity = settings.temporal.task_queue, await asyncio.to_thread(read_identity, settings)
+    here = identity.queues(settings) if identity else ()
     found = await queues_with(calls, f"{main}-workspace-")
     # A server that keeps no list of workers knows those of a task queue.
-    if home not in found and await workers_on(calls, home):
-        found = (*found, home)
+    found += tuple([home for home in here if home not in found and await workers_on(calls, home)])
     named_queues = (settings.queues.workspace, settings.queues.llm, settings.queues.executor)
     wanted = {queue for queue in named_queues if queue and queue != main}
     wanted |= set(await queues_with(calls, f"{main}-gui-"))
@@ -71,7 +71,7 @@ async def topology_of(calls: Calls, settings: Settings) -> Topology:
     queues = dict.fromkeys((main, *found, *named))
     backlogs = {queue: backlog for queue in queues if (backlog := await backlog_of(calls, queue)).count}
     idle = {queue: why for queue, workers in by_queue.items() if (why := explain_idle(queue, workers))}
-    return Topology(main, there, found, home, named, backlogs, idle, find_stranger(calls, there))
+    return Topology(main, there, found, here, named, backlogs, idle, find_stranger(calls, there))
 
 
 async def _live_on(calls: Calls, queue: str) -> tuple[str, tuple[Poller, ...]]:

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from urllib.parse import urlencode
 
-from tightloop.client.sign_in.private_file import read_private, write_private
 from tightloop.errors import SettingsError
 from tightloop.host import state_home
+from tightloop.host.private_file import read_private, write_private
 from tightloop.host.profile import profile_values
 from tightloop.settings import LOOPBACK_HOSTS, PEM, Settings
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from tightloop.database.engine import Database, postgres_database, sqlite_database
 from tightloop.database.memory.schema import MEMORY
 from tightloop.database.memory.store import MemoryStore
-from tightloop.host import host_name, state_home
+from tightloop.host import state_home
+from tightloop.host.identity import host_identity
 from tightloop.memory.embedding import Embedder
 from tightloop.settings import Settings
 
@@ -38,4 +39,5 @@ def open_memory(settings: Settings, embedder: Embedder | None) -> MemoryStore:
         SettingsError: `database.url` cannot be read.
     """
     database = memory_database(settings)
-    return MemoryStore(database, embedder, settings.memory, host="" if database.is_file else host_name())
+    hosts = () if database.is_file else host_identity(settings).names
+    return MemoryStore(database, embedder, settings.memory, hosts=hosts)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, select
 
 from tightloop.database.engine import Database
-from tightloop.database.forwarding import id_beside
+from tightloop.database.forwarding import shared_id
 from tightloop.database.memory.reading import details, entries, exported, recollections, stats
 from tightloop.database.memory.rows import (
     Vectored,
@@ -66,7 +66,7 @@ class MemoryStore:
     """Keeps and finds failures, patterns and facts. What is written of one project is never read for another."""
 
     def __init__(
-        self, database: Database, embedder: Embedder | None, settings: MemorySettings, *, host: str = ""
+        self, database: Database, embedder: Embedder | None, settings: MemorySettings, *, hosts: tuple[str, ...] = ()
     ) -> None:
         """Take a database with the tables of `MEMORY`.
 
@@ -74,10 +74,10 @@ class MemoryStore:
             database: where the rows are.
             embedder: None: nothing is written that needs one, and only words are compared.
             settings: bounds and thresholds.
-            host: on which projects have the ids that are given, in a database of several hosts; empty: ids are those
-                of the database.
+            hosts: names of the host on which projects have the ids that are given, in a database of several hosts, its
+                own first; empty: ids are those of the database.
         """
-        self._database, self._embedder, self._settings, self._host = database, embedder, settings, host
+        self._database, self._embedder, self._settings, self._hosts = database, embedder, settings, hosts
 
     @property
     def database(self) -> Database:
@@ -261,7 +261,7 @@ class MemoryStore:
     def _writing(self, project: str) -> Iterator[tuple[Connection, str]]:
         with self._database.writing() as connection:
             name = self._name(connection, project)
-            insert_missing(connection, projects, [{"project": name, "host": self._host}])
+            insert_missing(connection, projects, [{"project": name, "host": self._hosts[0] if self._hosts else ""}])
             yield connection, name
 
     @contextlib.contextmanager
@@ -271,6 +271,4 @@ class MemoryStore:
 
     def _name(self, connection: Connection, project: str) -> str:
         """Return the id in this database: the same path on two hosts is two projects."""
-        owner = connection.execute(select(projects.c.host).where(projects.c.project == project)).scalar()
-        taken = self._host and owner not in (None, "", self._host)
-        return id_beside(project, self._host) if taken else project
+        return shared_id(connection, projects, project, self._hosts) if self._hosts else project

@@ -19,7 +19,7 @@ from activities.executor.port import Availability, Control, Executor
 from activities.sandbox.port import SandboxUnavailableError
 from tightloop.executor.model import ErrorKind, ExecutorOutcome, ExecutorStatus, ResumeToken, WorkOrder
 from tightloop.executor.options import AcpOptions
-from tightloop.host import host_name
+from tightloop.host.identity import host_identity
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class AcpExecutor(AgentHost, Executor):
         session_id = kept_session(state_folder, order.key)
         if not session_id:
             return None
-        token = ResumeToken(adapter=self.agent.name, session_id=session_id, host=host_name())
+        token = ResumeToken(adapter=self.agent.name, session_id=session_id, host=host_identity().name)
         return ExecutorOutcome(status=ExecutorStatus.OUTCOME_UNKNOWN, resume=token)
 
     def effects_outside(self, order: WorkOrder) -> str:

@@ -29,7 +29,7 @@ from tightloop.executor.model import (
     WorkOrder,
 )
 from tightloop.executor.usage import Usage
-from tightloop.host import host_name
+from tightloop.host.identity import host_identity
 from tightloop.value import clip, shorten
 
 _REASONS = {
@@ -103,7 +103,7 @@ class AcpRun:
     def _resume(self) -> ResumeToken | None:
         """Return the token of the order, if it is for this agent on this host."""
         token = self.order.resume
-        ours = token is not None and token.adapter == self.agent.name and token.host in ("", host_name())
+        ours = token is not None and token.adapter == self.agent.name and token.host in ("", host_identity().name)
         return token if ours else None
 
     def _token(self) -> ResumeToken | None:
@@ -111,7 +111,7 @@ class AcpRun:
         if not client.session_id:
             return self._resume()
         return ResumeToken(
-            adapter=self.agent.name, session_id=client.session_id, host=host_name(), version=client.version
+            adapter=self.agent.name, session_id=client.session_id, host=host_identity().name, version=client.version
         )
 
     def _outcome(self, talk: Talk | None, result: ProcessResult, *, cancelled: bool) -> ExecutorOutcome:

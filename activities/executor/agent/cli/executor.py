@@ -18,7 +18,7 @@ from activities.model.gateway.port import Gateway
 from activities.process import Reason, run_process
 from activities.sandbox.port import SandboxUnavailableError
 from tightloop.executor.model import ErrorKind, ExecutorOutcome, ExecutorStatus, ResumeToken, WorkOrder
-from tightloop.host import host_name
+from tightloop.host.identity import host_identity
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class AgentExecutor(AgentHost, Executor):
         token = order.resume
         if token is None:
             return order, ""
-        if token.adapter != self.adapter.name or token.host != host_name():
+        if token.adapter != self.adapter.name or token.host != host_identity().name:
             there = f"{token.adapter} on {token.host or 'another host'}"
             return order.evolve(resume=None), f"its session is with {there}, so it started a new one"
         return order.evolve(prompt=f"{resume_preface()}{order.prompt}"), ""
@@ -129,7 +129,7 @@ class AgentExecutor(AgentHost, Executor):
 
     def _token(self, session_id: str) -> ResumeToken:
         version = self.adapter.availability().version
-        return ResumeToken(adapter=self.adapter.name, session_id=session_id, host=host_name(), version=version)
+        return ResumeToken(adapter=self.adapter.name, session_id=session_id, host=host_identity().name, version=version)
 
     def _versions(self, fence: str) -> dict[str, str]:
         known = {self.adapter.name: self.adapter.availability().version, "fence": fence}

@@ -1,0 +1,235 @@
+"""Open work and projects follow the state home: another container, another path, a copy beside the original."""
+
+import asyncio
+import json
+import re
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.client import Client
+from typer.testing import CliRunner, Result
+
+from tests.support.episodes import eventually
+from tests.support.postgres import new_database, postgres_server
+from tests.support.state_homes import Machine, uts_problem
+from tightloop.cli.main import app
+from tightloop.client import TightloopClient
+from tightloop.database.engine import postgres_database
+from tightloop.database.ledger import Ledger
+from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
+from tightloop.settings import Settings
+
+pytestmark = pytest.mark.skipif(bool(uts_problem()), reason=uts_problem())
+
+
+@pytest.fixture
+def machine(settings: Settings, tmp_path: Path) -> Iterator[Callable[[str], Machine]]:
+    """Make machines by name; their workers end with the test."""
+    file, made = tmp_path / "settings.yaml", list[Machine]()
+    file.write_text(settings.as_yaml())
+
+    def make(name: str, **variables: str) -> Machine:
+        made.append(Machine(name, file, variables))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+@pytest.fixture
+def client(temporal_client: Client, settings: Settings) -> TightloopClient:
+    """A client of another machine: it has no state home."""
+    return TightloopClient(temporal_client, settings)
+
+
+def waits(workspace: Path, goal: str = "have an app") -> EpisodeRequest:
+    """An episode that is green at once, but for `allowed` in its workspace."""
+    return EpisodeRequest.model_validate(
+        {"goal": goal, "workspace": str(workspace), "definition_of_done": ["test -s app.py"]}
+    )
+
+
+def queue(settings: Settings, name: str) -> str:
+    return f"{settings.temporal.task_queue}-workspace-{name}"
+
+
+def read_name(home: Path) -> str:
+    return str(json.loads((home / "host.json").read_text())["name"])
+
+
+async def run_cli(client: TightloopClient, *arguments: str) -> Result:
+    address = client._calls.client.service_client.config.target_host
+    return await asyncio.to_thread(CliRunner().invoke, app, ["--address", address, *arguments])
+
+
+async def doctor(client: TightloopClient) -> dict[str, Any]:
+    """Return what `tightloop doctor` says of open work."""
+    told = json.loads((await run_cli(client, "doctor", "--json")).stdout)
+    [finding] = [row for row in told if row["name"] == "open work"]
+    return dict(finding)
+
+
+async def paused(client: TightloopClient, workspace: Path, **more: str) -> str:
+    """Return an episode that was opened, and waits for a person."""
+    episode_id = await client.start(waits(workspace, **more))
+    await client.pause(episode_id)
+
+    async def is_paused() -> bool:
+        return (await client.status(episode_id)).status == "paused"
+
+    await eventually(is_paused, seconds=60)
+    return episode_id
+
+
+async def goes_on(client: TightloopClient, episode_id: str) -> None:
+    await client.resume(episode_id)
+    assert (await client.result(episode_id)).outcome is EpisodeOutcome.SUCCEEDED
+    assert len(re.findall(r'"name":\s*"open_workspace"', await client.history(episode_id))) == 1
+
+
+@pytest.mark.parametrize("host", ["", "compose"])
+async def test_containers_made_again_five_times_have_one_project_and_go_on_with_their_episodes(
+    machine: Callable[..., Machine], client: TightloopClient, workspace: Path, tmp_path: Path, host: str
+) -> None:
+    (workspace / "app.py").write_text("print(1)\n")
+    with postgres_server() as server, new_database(server) as address:
+        given = {"TIGHTLOOP_DATABASE__URL": address, "TIGHTLOOP_WORKER__HOST": host}
+        shared, volume, episodes = postgres_database(address), tmp_path / "volume", []
+        for number in range(6):
+            container = machine(f"container-{number}", **given)
+            took = await container.serve(volume)
+            assert took < 25, container.settings
+            if episodes:
+                await goes_on(client, episodes[-1])
+            episodes.append(await paused(client, workspace))
+            # Half of them are killed: Temporal then lists their workers for a while.
+            container.stop(signal.SIGKILL if number % 2 else signal.SIGTERM)
+        [project] = Ledger(shared).projects()
+        assert project.host == (host or read_name(volume))
+        seen = Ledger(shared).limited([project.id]).workflows().lines
+        assert {line.id for line in seen} == set(episodes)
+        shared.close()
+
+
+@pytest.mark.parametrize("how", ["copied", "linked"])
+async def test_episode_goes_on_where_its_state_home_is_put_back(
+    machine: Callable[..., Machine], client: TightloopClient, workspace: Path, tmp_path: Path, how: str
+) -> None:
+    (workspace / "app.py").write_text("print(1)\n")
+    home, other = tmp_path / "state", tmp_path / "other" / "tl"
+    first = machine("first")
+    await first.serve(home)
+    episode_id = await paused(client, workspace)
+    first.stop()
+    other.parent.mkdir(mode=0o700)
+    if how == "copied":
+        shutil.copytree(home, other)
+        shutil.rmtree(home)
+    else:
+        home.rename(other)
+        home.symlink_to(other)
+    await machine("second").serve(other if how == "copied" else home)
+    await goes_on(client, episode_id)
+
+
+async def test_copy_does_not_start_beside_the_original_and_takes_over_once_that_has_ended(
+    machine: Callable[..., Machine], client: TightloopClient, settings: Settings, workspace: Path, tmp_path: Path
+) -> None:
+    (workspace / "app.py").write_text("print(1)\n")
+    home, copy = tmp_path / "state", tmp_path / "copy"
+    original, clone = machine("original"), machine("clone")
+    await original.serve(home, "workflows")
+    await original.serve(home, "workspace")
+    episode_id = await paused(client, workspace)
+    shutil.copytree(home, copy)
+    clone.start(copy)
+    assert await clone.ended() == 1
+    said = clone.log.read_text()
+    name = read_name(home)
+    assert f"another state home has the name of this host, '{name}': worker " in said
+    assert "@original has it since 20" in said
+    assert f"To go on here ({copy}), stop that worker, then start this one again." in said
+    assert "TIGHTLOOP_WORKER__HOST=NAME" in said
+    # With a name of its own it works beside it, and takes nothing of the other one's.
+    await clone.serve(copy, "workspace", TIGHTLOOP_WORKER__HOST="clone")
+    both = {queue(settings, name), queue(settings, "clone")}
+
+    async def are_known() -> bool:
+        return set((await client.topology()).homes) == both
+
+    await eventually(are_known)
+    # The original is killed: Temporal goes on listing it, and nothing here shows that it is dead.
+    original.stop(signal.SIGKILL)
+    clone.stop()
+    (copy / "host.json").write_text((home / "host.json").read_text())
+    await clone.serve(copy)
+    assert "which may be dead: waiting up to 10 s for a sign of life" in clone.log.read_text()
+    await goes_on(client, episode_id)
+
+
+async def test_two_copies_that_start_at_once_end_with_one(
+    machine: Callable[..., Machine], client: TightloopClient, tmp_path: Path
+) -> None:
+    home, copy = tmp_path / "state", tmp_path / "copy"
+    first, second = machine("first"), machine("second")
+    await first.serve(home)
+    first.stop()
+    shutil.copytree(home, copy)
+    first.start(home)
+    second.start(copy)
+
+    async def is_one() -> bool:
+        return [each.processes[-1].poll() for each in (first, second)].count(None) == 1
+
+    await eventually(is_one, seconds=90)
+
+
+async def test_roles_of_one_state_home_share_its_name_and_refuse_another_one(
+    machine: Callable[..., Machine], client: TightloopClient, tmp_path: Path
+) -> None:
+    home = tmp_path / "state"
+    host = machine("host")
+    await host.serve(home, "workspace", TIGHTLOOP_WORKER__HOST="build-1")
+    await host.serve(home, "llm")
+    host.start(home, "workspace", TIGHTLOOP_WORKER__HOST="build-2")
+    assert await host.ended() == 1
+    assert "is in use by workers that call this host 'build-1', and this one calls it 'build-2'" in host.log.read_text()
+
+
+async def test_open_work_of_an_adopted_host_goes_on_here(
+    machine: Callable[..., Machine],
+    client: TightloopClient,
+    settings: Settings,
+    workspace: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (workspace / "app.py").write_text("print(1)\n")
+    home = tmp_path / "state"
+    host = machine("host")
+    await host.serve(home, "workflows", TIGHTLOOP_HOME=str(tmp_path / "workflows"))
+    await host.serve(home, "workspace", TIGHTLOOP_WORKER__HOST="before")
+    episode_id = await paused(client, workspace)
+    host.processes[-1].terminate()
+    await host.ended()
+    await host.serve(home, "workspace", TIGHTLOOP_WORKER__HOST="after")
+    monkeypatch.setenv("TIGHTLOOP_HOME", str(home))
+    monkeypatch.setenv("TIGHTLOOP_TEMPORAL__TASK_QUEUE", settings.temporal.task_queue)
+    finding = await doctor(client)
+    assert finding["found"] == f"1 on {queue(settings, 'before')}, such as {episode_id}, where no worker polls"
+    assert finding["fix"].endswith("tightloop host adopt before")
+    assert finding["ok"] is False
+    told = await run_cli(client, "host", "adopt", "before")
+    assert "this host is after, and works for before. It counts once the workers" in told.stdout
+    host.processes[-1].terminate()
+    await host.ended()
+    await host.serve(home, "workspace")
+    assert (await doctor(client))["ok"] is True
+    await goes_on(client, episode_id)
+    refused = await run_cli(client, "host", "adopt", "after")
+    assert (refused.exit_code, "is this host" in refused.output) == (2, True)

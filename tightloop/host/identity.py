@@ -1,0 +1,148 @@
+"""The identity of this host: a name, made once, under which its task queue, ledger, projects and schedules go.
+
+It is kept in the state home, since that is what its open work needs: the work goes on wherever the state home is,
+whatever machine, container or path that is.
+"""
+
+import json
+import re
+import secrets
+import socket
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from tightloop.errors import InvalidRequestError, SettingsError
+from tightloop.host import open_state_home, state_home
+from tightloop.host.private_file import write_private
+from tightloop.settings import Settings
+from tightloop.value import Value, first_problem
+
+FILE = "host.json"
+NAME_CHARACTERS = 40
+ADOPTED_MOST = 8
+"""A worker polls a task queue for each."""
+_NAME = r"^[a-z0-9-]{1,60}$"
+
+
+class HostIdentity(Value):
+    """Under which names this host works."""
+
+    name: Annotated[str, Field(pattern=_NAME)]
+    adopted: Annotated[tuple[Annotated[str, Field(pattern=_NAME)], ...], Field(max_length=ADOPTED_MOST)] = ()
+    """Hosts whose open work goes on here."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them, its own first."""
+        return (self.name, *self.adopted)
+
+    def queues(self, settings: Settings) -> tuple[str, ...]:
+        """Return the task queues of what only this host can do, its own first."""
+        return tuple(queue_of(settings, name) for name in self.names)
+
+
+def queue_of(settings: Settings, name: str) -> str:
+    """Return the task queue of what only the host of this name can do, such as `tightloop-workspace-ada-1a2b3c`."""
+    return f"{settings.temporal.task_queue}-workspace-{name}"
+
+
+def read_identity(settings: Settings | None = None) -> HostIdentity | None:
+    """Return the identity of this host; None: no worker has ever run here.
+
+    `worker.host` of the settings wins over the name in the state home.
+
+    Raises:
+        SettingsError: the file in the state home cannot be read.
+    """
+    path, named = state_home() / FILE, settings.worker.host if settings else ""
+    try:
+        kept = HostIdentity.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return HostIdentity(name=named) if named else None
+    except (OSError, ValueError) as error:
+        problem = first_problem(error) if isinstance(error, ValidationError) else error
+        raise SettingsError(
+            f"the identity of this host in {path} cannot be read: {problem}. Put it back from a backup, or write it "
+            'again with the name that `tightloop doctor` shows for its open work: {"name": "NAME"}'
+        ) from None
+    if not named:
+        return kept
+    return HostIdentity(name=named, adopted=tuple(name for name in kept.adopted if name != named))
+
+
+def host_identity(settings: Settings | None = None) -> HostIdentity:
+    """Return the identity of this host, made now if there is none.
+
+    Raises:
+        SettingsError: it can be neither read nor made.
+    """
+    if (found := read_identity(settings)) is not None:
+        return found
+    return _keep(HostIdentity(name=f"{machine_name()}-{secrets.token_hex(3)}"), replace=False)
+
+
+def claim_identity(settings: Settings) -> HostIdentity:
+    """Return the identity of this host, and keep the name that `worker.host` gives it for processes without it.
+
+    Raises:
+        SettingsError: it can be neither read nor written.
+    """
+    identity = host_identity(settings)
+    return identity if identity == read_identity() else _keep(identity)
+
+
+def adopt_host(settings: Settings, name: str, *, release: bool = False) -> HostIdentity:
+    """Have the open work of another host go on here, or end that; workers heed it when they start.
+
+    Args:
+        settings: those in force.
+        name: of the other host, or its task queue.
+        release: end it.
+
+    Raises:
+        InvalidRequestError: the name is none, or this host's own; or there are too many.
+        SettingsError: it cannot be written.
+    """
+    identity, wanted = host_identity(settings), name.removeprefix(queue_of(settings, ""))
+    if not re.fullmatch(_NAME, wanted):
+        raise InvalidRequestError(f"{name!r} is not the name of a host. See them: tightloop doctor")
+    if wanted == identity.name:
+        raise InvalidRequestError(f"{wanted!r} is this host: its open work goes on here as soon as a worker runs")
+    others = tuple(known for known in identity.adopted if known != wanted)
+    if not release and len(others) == ADOPTED_MOST:
+        raise InvalidRequestError(
+            f"this host has adopted {ADOPTED_MOST} others already. Release one whose work has ended: "
+            f"tightloop host adopt {others[0]} --release"
+        )
+    return _keep(identity.evolve(adopted=others if release else (*others, wanted)))
+
+
+def home_queue(settings: Settings) -> str:
+    """Return the task queue of what only this host can do: two workers share it who share the state home."""
+    return queue_of(settings, host_identity(settings).name)
+
+
+def machine_name() -> str:
+    """Return the name of this machine, safe as a part of a task queue's name.
+
+    Only the first label counts: the domain changes with the network that a laptop is in.
+    """
+    # Task queues are compared letter by letter, and machines report their names in any case.
+    label = socket.gethostname().lower().partition(".")[0]
+    return re.sub(r"[^a-z0-9]+", "-", label)[:NAME_CHARACTERS].strip("-") or "localhost"
+
+
+def _keep(identity: HostIdentity, *, replace: bool = True) -> HostIdentity:
+    path = open_state_home() / FILE
+    try:
+        write_private(path, json.dumps(identity.model_dump(mode="json"), indent=1) + "\n", replace=replace)
+    except FileExistsError:
+        # Another process made the first one at this moment.
+        return host_identity()
+    except OSError as error:
+        raise SettingsError(
+            f"the identity of this host cannot be written to {path}: {error.strerror or error}. Make room there, or "
+            "name another folder: export TIGHTLOOP_HOME=..."
+        ) from None
+    return identity

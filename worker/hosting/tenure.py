@@ -1,0 +1,282 @@
+"""Keeps a host's name to one state home at a time.
+
+A state home that was put back from a backup, or that came along with a copied machine, has the name of another one that
+may still be at work: both would poll one task queue, each with half of the state. So the processes of a state home hold
+a lock in it and share a random tenure, which their polls carry to Temporal. Whoever is heard there under the same name
+with another tenure is another machine, or another copy; the one that comes later does not start.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psutil
+from pydantic import ValidationError
+from temporalio.client import Client
+
+from tightloop.client.calls import Calls
+from tightloop.client.installation.staffing import workers_on
+from tightloop.client.workers import POLLER_FRESH, Poller
+from tightloop.errors import ServiceUnavailableError, SettingsError
+from tightloop.host import open_state_home
+from tightloop.host.identity import HostIdentity, claim_identity, host_identity, read_identity
+from tightloop.settings import Settings
+from tightloop.value import Value
+
+logger = logging.getLogger("tightloop")
+
+FILE = "host.lock"
+LOCK_SECONDS = 10.0
+LOOK_SECONDS = 1.0
+WATCH_SECONDS = 10.0
+BEATS_MISSED = 4
+"""A worker that has missed so many heartbeats is taken for dead."""
+SETTLING = timedelta(seconds=30)
+"""Two that start at the same moment do not see each other at first."""
+ENDED_MOST = 20
+"""Temporal lists a worker that died for about a minute."""
+
+
+class Tenure(Value):
+    """The time during which processes of one state home have a host's name, without a break."""
+
+    id: str
+    """When it began, and something random: of two the earlier one is the lesser."""
+    name: str
+    place: str
+    """Where the state home is: boot of the machine, device and inode."""
+    ended: tuple[str, ...] = ()
+    """Tenures before it in the same place: the lock shows that their processes have ended."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tenure that this process takes part in."""
+
+    tenure: Tenure
+    identity: HostIdentity
+    settings: Settings
+    descriptor: int
+    """Of the locked file."""
+
+    async def wait_for_others(self, client: Client) -> None:
+        """Wait until no other tenure is heard of under the names of this host: one that died is, for some seconds.
+
+        Raises:
+            SettingsError: another one is at work.
+            ServiceUnavailableError: Temporal does not answer.
+        """
+        calls, clock = Calls(client), time.monotonic
+        heard: dict[str, tuple[Poller, float]] = {}
+        while others := await self._others(calls):
+            for name, other in others.items():
+                first = heard.setdefault(name, (other, clock()))[0]
+                if _is_newer(other, first):
+                    raise self._refusal(other)
+                if first is other:
+                    logger.info(
+                        "this host's name is listed for worker %s, which may be dead: waiting up to %.0f s for a sign "
+                        "of life",
+                        other.process,
+                        _silence(other).total_seconds(),
+                    )
+            if all(clock() - heard[name][1] > _silence(other).total_seconds() for name, other in others.items()):
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
+    @asynccontextmanager
+    async def watched(self, client: Client) -> AsyncIterator[None]:
+        """Run the block while the names are this process's; cancel it and raise once they are another one's.
+
+        Raises:
+            SettingsError: they are.
+        """
+        body, lost = asyncio.current_task(), list[BaseException]()
+        assert body is not None
+
+        def end(task: "asyncio.Task[None]") -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                lost.append(error)
+                body.cancel()
+
+        watching = asyncio.create_task(self._watch(client))
+        watching.add_done_callback(end)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not lost:
+                raise
+        finally:
+            watching.cancel()
+            os.close(self.descriptor)
+            if lost:
+                raise lost[0]
+
+    async def _watch(self, client: Client) -> None:
+        """Look for others again and again.
+
+        Raises:
+            SettingsError: another one began at the same time and was first; or it went on here while this process had
+                lost Temporal, such as a machine that slept.
+        """
+        calls, heard = Calls(client), dict[str, Poller]()
+        # Not the monotonic clock, which stands while a machine sleeps.
+        last = time.time()
+        settled, doubtful = last + SETTLING.total_seconds(), 0.0
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            try:
+                others = await self._others(calls)
+            except ServiceUnavailableError:
+                continue
+            now = time.time()
+            if now - last > POLLER_FRESH.total_seconds() - WATCH_SECONDS:
+                doubtful = now + SETTLING.total_seconds()
+            last = now
+            for name, other in others.items():
+                lives = _is_newer(other, heard.setdefault(name, other))
+                if lives and (now < doubtful or (now < settled and other.tenure < self.tenure.id)):
+                    raise self._refusal(other)
+
+    async def _others(self, calls: Calls) -> dict[str, Poller]:
+        """Return the workers under the names of this host that are neither of this tenure nor known to have ended."""
+        known = {self.tenure.id, *self.tenure.ended}
+        return {
+            f"{queue} {poller.identity}": poller
+            for queue in self.identity.queues(self.settings)
+            for poller in await workers_on(calls, queue)
+            if poller.tenure not in known
+        }
+
+    def _refusal(self, other: Poller) -> SettingsError:
+        names, adopted = " or ".join(map(repr, self.identity.names)), self.identity.adopted
+        keep = "To keep both, give this one a name of its own: export TIGHTLOOP_WORKER__HOST=NAME"
+        if adopted:
+            keep = f"To leave it the work of {adopted[0]!r}: tightloop host adopt {adopted[0]} --release"
+        return SettingsError(
+            f"another state home has the name of this host, {names}: worker {other.process} has it{_since(other)} and "
+            f"was last heard of at {other.last_seen:%H:%M:%S} UTC. One of them is a copy of the other, or two hosts "
+            f"have one name, and work would go to either. To go on here ({open_state_home()}), stop that worker, then "
+            f"start this one again. {keep}"
+        )
+
+
+async def hold_name(client: Client, settings: Settings) -> Held:
+    """Take part in the tenure of this host's name, or begin one.
+
+    Raises:
+        SettingsError: the name is in use elsewhere, or the state home has another name in use.
+        ServiceUnavailableError: Temporal does not answer.
+    """
+    held = await asyncio.to_thread(_join, settings)
+    try:
+        await held.wait_for_others(client)
+    except BaseException:
+        os.close(held.descriptor)
+        raise
+    return held
+
+
+def _join(settings: Settings) -> Held:
+    home, named = open_state_home(), settings.worker.host
+    descriptor = os.open(home / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        before = read_identity()
+        _lock(descriptor, home, host_identity(settings).name)
+        tenure = _read(descriptor)
+        assert tenure is not None
+        if tenure.name != host_identity(settings).name:
+            raise SettingsError(
+                f"the state home {home} is in use by workers that call this host {tenure.name!r}, and this one calls "
+                f"it {named!r}. Give all of them the same worker.host, or stop those first"
+            )
+        identity = claim_identity(settings)
+        if before is not None and before.name != identity.name:
+            logger.info(
+                "this host was %s and is %s now. If work is open under the other name: tightloop host adopt %s",
+                before.name,
+                identity.name,
+                before.name,
+            )
+        return Held(tenure, identity, settings, descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _lock(descriptor: int, home: Path, name: str) -> None:
+    """Share the lock; whoever finds nobody there begins a tenure.
+
+    Raises:
+        SettingsError: the file system has no such locks, or somebody else keeps it.
+    """
+    until = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _begin(descriptor, home, name)
+            # From exclusive to shared another process may come first; then there is its tenure to take part in.
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if _read(descriptor) is not None:
+                return
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise SettingsError(
+                f"{home / FILE} cannot be locked: {error.strerror or error}. Workers of one host find each other by "
+                "it: put the state home on another file system"
+            ) from None
+        if time.monotonic() > until:
+            raise SettingsError(f"{home / FILE} is locked by another process. Find it: fuser {home / FILE}")
+        time.sleep(0.05)
+
+
+def _begin(descriptor: int, home: Path, name: str) -> None:
+    before, place = _read(descriptor), _place(home)
+    ended = (*before.ended, before.id)[-ENDED_MOST:] if before is not None and before.place == place else ()
+    made = Tenure(id=f"{int(time.time()):08x}{secrets.token_hex(4)}", name=name, place=place, ended=ended)
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, made.model_dump_json().encode(), 0)
+    os.fsync(descriptor)
+
+
+def _read(descriptor: int) -> Tenure | None:
+    try:
+        return Tenure.model_validate_json(os.pread(descriptor, 65_536, 0))
+    except ValidationError:
+        return None  # a new file, or one whose writer died
+
+
+def _place(home: Path) -> str:
+    found = home.stat()
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = f"{psutil.boot_time():.0f}"
+    return f"{boot}/{found.st_dev}/{found.st_ino}"
+
+
+def _since(other: Poller) -> str:
+    try:
+        return f" since {datetime.fromtimestamp(int(other.tenure[:8], 16), UTC):%Y-%m-%d %H:%M} UTC"
+    except ValueError:
+        return ""  # it was started without a tenure
+
+
+def _is_newer(other: Poller, before: Poller) -> bool:
+    return other.last_seen is not None and (before.last_seen is None or other.last_seen > before.last_seen)
+
+
+def _silence(other: Poller) -> timedelta:
+    """Return for how long nothing is heard of a worker until it is taken for dead."""
+    return POLLER_FRESH if other.heartbeat is None else other.heartbeat * BEATS_MISSED + timedelta(seconds=2)
