@@ -103,8 +103,14 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         each.mkdir()
     page = ChatPage(hooks=folder / "stack" / "state" / "gui" / "hooks", root=workspace)
     with chat_page(page), live_desktop(page, folder) as desktop:
-        own = {"HOME": str(home), "TIGHTLOOP_WINDOW__TRANSCRIPTS": str(transcripts)}
+        own = {
+            "HOME": str(home),
+            "TIGHTLOOP_WINDOW__TRANSCRIPTS": str(transcripts),
+            # One test has no hooks.
+            "TIGHTLOOP_WINDOW__ALLOW_UNKNOWN_ROOTS": "true",
+        }
         with Stack(folder / "stack", own) as stack:
+            stack.tightloop("hooks", "install")
             stack.start_server()
             wait_for_port(stack.settings.temporal.address)
             stack.start_worker()
@@ -173,6 +179,38 @@ async def test_agent_in_the_window_works_and_answers_by_mcp(
     assert acks == ["the answer is 'done'; the episode goes on"]
     assert (len(stage.page.taken), stage.page.leaked) == (1, [])
     assert any("wrote three lines" in line for line in await told(client, episode_id))
+
+
+async def test_window_of_another_checkout_gets_no_plan_and_the_episode_says_so(
+    stage: Stage, client: TightloopClient, screen: Callable[[], None], tmp_path: Path
+) -> None:
+    other = tmp_path / "demo"
+    other.mkdir()
+
+    def agent(page: ChatPage, _: str) -> None:
+        assert page.root is not None
+        (page.root / "log.txt").write_text("line\n" * 3)
+        page.stop("Three lines are written.")
+
+    stage.page.agent, stage.page.root = agent, other
+    episode_id = await stage.start(client)
+
+    async def asks() -> bool:
+        return bool((await client.status(episode_id)).questions)
+
+    try:
+        await eventually(asks, seconds=60)
+        (question,) = (await client.status(episode_id)).questions
+    finally:
+        stage.page.root = stage.workspace
+    assert "wrong window" in question.text
+    assert str(stage.workspace) in question.text
+    assert str(other) in question.text
+    assert (stage.page.taken, stage.page.leaked, list(other.iterdir())) == ([], [], [])
+    await client.answer(episode_id, "retry")
+    result = await ended(client, episode_id)
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+    assert (len(stage.page.taken), list(other.iterdir())) == (1, [])
 
 
 async def test_answer_that_is_only_in_the_transcript_is_enough(

@@ -126,5 +126,26 @@ def test_agent_at_work_is_waited_for(vscode: Editor) -> None:
     assert [taken_by(vscode, one) for one in (first, second)] == [[first.text], [second.text]]
 
 
+def test_ten_plans_of_two_checkouts_reach_only_the_one_that_is_open(vscode: Editor, tmp_path: Path) -> None:
+    ours, other = vscode.file.parent, tmp_path / "demo"
+    other.mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(ours)
+    wrong = 0
+    for number in range(10):
+        root = (other, ours, link)[number % 3]
+        message = by_file("checkouts", number)
+        result = deliver(vscode.driver, vscode.folder, message, root=root)
+        expected = HandOffEnd.WRONG_WINDOW if root is other else HandOffEnd.ACKED
+        assert result.end is expected, result.reason
+        until_idle(vscode.folder)
+        assert taken_by(vscode, message) == ([] if root is other else [message.text])
+        if root is other:
+            wrong += 1
+            assert str(ours) in result.reason
+            assert str(other) in result.reason
+    assert wrong == 4
+
+
 def test_nothing_of_all_that_is_in_the_folder_of_the_project(vscode: Editor) -> None:
     assert [path.name for path in Path(vscode.file.parent).iterdir()] == ["main.py"]

@@ -52,11 +52,13 @@ def hand_off(driver: Driver, folder: Path, *, patience_s: float = 20.0, root: Pa
     )
 
 
-def deliver(driver: Driver, folder: Path, message: Message, *, seconds: float = 60.0) -> HandOffResult:
+def deliver(
+    driver: Driver, folder: Path, message: Message, *, seconds: float = 60.0, root: Path | None = None
+) -> HandOffResult:
     """Hand over through the window, again while waiting may help: a thief has the focus."""
     end = time.monotonic() + seconds
     until_idle(folder)
-    while (result := hand_off(driver, folder).deliver(message)).retryable and time.monotonic() < end:
+    while (result := hand_off(driver, folder, root=root).deliver(message)).retryable and time.monotonic() < end:
         time.sleep(0.2)
     return result
 
