@@ -136,8 +136,8 @@ class WorkerSettings(Section):
     max_concurrent_activities: Count = 20
     """Slots of each task queue of the process: steps that run at the same time. Further ones wait for a free slot."""
     host: Annotated[str, Field(pattern=r"^[a-z0-9-]{0,40}$")] = ""
-    """Name of this host: of its own task queue, and of its projects where several hosts share a database. Empty: the
-    one that its state home has had from the start, which is unique and outlives another path, machine or container."""
+    """Name of this host: of its task queue, and of its projects where several hosts share a database. Empty: the one
+    that its state home has had from the start, which is unique and outlives another path, machine or container."""
     start_wait_s: Annotated[float, Field(ge=0, le=86_400)] = 60.0
     """How long a worker waits at its start for Temporal, the namespace, and the workers that it needs."""
     no_worker_wait_s: Annotated[float, Field(ge=1, le=86_400)] = 300.0
