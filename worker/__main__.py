@@ -14,6 +14,7 @@ from tightloop.database.opening import open_ledger
 from tightloop.errors import TightloopError
 from tightloop.host import load_settings, name_user, open_state_home, state_home
 from tightloop.host.log import set_up
+from tightloop.host.programs import find_started
 from tightloop.settings import Settings
 from tightloop.value import counted
 from tightloop.value.scrub import scrub
@@ -66,6 +67,7 @@ async def _dispatch(arguments: argparse.Namespace, settings: Settings) -> int:
     if arguments.command in ("up", "run", "demo"):
         for home in {folder, state_home()}:
             open_state_home(home)
+        find_started()
     if arguments.command == "up":
         await run_up(settings, folder, Role(arguments.role), settings_file=arguments.settings)
     elif arguments.command == "run":

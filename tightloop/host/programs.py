@@ -112,6 +112,11 @@ def find_own(name: str) -> TrustedProgram | None:
     return TrustedProgram(name, beside) if _is_program(beside) else find_trusted(name)
 
 
+def find_started() -> dict[str, TrustedProgram]:
+    """Return those of `STARTED` that are here. A worker asks at its start, before any command can plant one."""
+    return {name: program for name in STARTED if (program := find_own(name))}
+
+
 @functools.cache
 def own_python() -> TrustedProgram:
     """Return the Python that runs this process, with what it loads."""

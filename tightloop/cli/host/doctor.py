@@ -22,9 +22,9 @@ from tightloop.errors import SettingsError, TightloopError, UntrustedProgramErro
 from tightloop.host import state_folder, state_home
 from tightloop.host.profile import profile_source, profile_values
 from tightloop.host.programs import (
-    STARTED,
     TrustedProgram,
     find_own,
+    find_started,
     find_trusted,
     own_environment,
     trusted_path,
@@ -95,8 +95,8 @@ def _version(program: TrustedProgram) -> str:
 
 def _started_programs() -> list[Finding]:
     """Show which programs would be started outside of a sandbox, and which folders of PATH are left out for that."""
-    found = {name: program for name in STARTED if (program := find_own(name))}
-    rows = [Finding(f"program {name}", True, str(program), needed=False) for name, program in found.items()]
+    found = find_started().items()
+    rows = [Finding(f"program {name}", True, str(program), needed=False) for name, program in found]
     signs_with = global_setting("gpg.ssh.program", kind="path")
     if signs_with:
         program = find_trusted(signs_with)
