@@ -27,6 +27,7 @@ from tightloop.host.programs import (
     find_started,
     find_trusted,
     own_environment,
+    own_python,
     trusted_path,
 )
 from tightloop.settings import Settings
@@ -113,7 +114,8 @@ def _started_programs() -> list[Finding]:
 
 def _python() -> Finding:
     oldest = ".".join(map(str, OLDEST_PYTHON))
-    return Finding("python", sys.version_info >= OLDEST_PYTHON, platform.python_version(), f"Python {oldest} or newer")
+    found = f"{platform.python_version()}, {own_python()}"
+    return Finding("python", sys.version_info >= OLDEST_PYTHON, found, f"Python {oldest} or newer")
 
 
 def _temporal(*, needed: bool) -> Finding:
