@@ -13,10 +13,11 @@ from pydantic import BaseModel
 from gateway.access.body import RefusedError
 from tightloop.client import CLOSED_STATUSES, TightloopClient
 from tightloop.database.ledger import Ledger
+from tightloop.episode.model import Queues
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ProjectNotFoundError, TightloopError
 from tightloop.host import state_folder
-from tightloop.host.identity import host_identity
-from tightloop.ledger.model import WorkflowLine
+from tightloop.host.identity import host_identity, queue_of
+from tightloop.ledger.model import ProjectLine, WorkflowLine
 from tightloop.loop.model import LoopStatus
 from tightloop.question import Question
 from tightloop.safety.identity import is_id
@@ -127,6 +128,11 @@ class Scope:
         hosts = (await asyncio.to_thread(host_identity, self.services.settings)).names
         return await asyncio.to_thread(self.services.ledger.id_of, name, hosts)
 
+    def queues_of(self, project: ProjectLine) -> Queues:
+        """Return where work in a project goes: to its host, since others may have a folder of the same path."""
+        is_own = self.services.ledger.database.is_file
+        return Queues() if is_own or not project.host else Queues(home=queue_of(self.services.settings, project.host))
+
     async def _is_still_in(self, found: Found) -> bool:
         try:
             workspace = (await self.client.summary(found.id)).workspace
@@ -140,16 +146,21 @@ class Scope:
         return (await asyncio.to_thread(self.ledger.project, found.project)).workspace == workspace
 
 
-async def check_workspace(scope: Scope, workspace: str) -> None:
-    """Refuse to start something in a workspace of a project that does not exist for this person.
+async def check_workspace(scope: Scope, workspace: str) -> Queues:
+    """Return where work in a workspace goes; refuse one of a project that does not exist for this person.
 
     Raises:
         ProjectNotFoundError: it does not.
     """
-    if scope.person.projects and not scope.person.sees(await scope.project_of(workspace)):
+    if not scope.person.projects or scope.person.sees(await scope.project_of(workspace)):
+        return Queues()
+    # The gateway may be on another host than the project.
+    known = [project for project in await asyncio.to_thread(scope.ledger.projects) if project.workspace == workspace]
+    if len(known) != 1:
         raise ProjectNotFoundError(
             f"the workspace {workspace[:200]!r} is in none of the projects of this token. List them: GET /api/projects"
         )
+    return scope.queues_of(known[0])
 
 
 def require_all_projects(scope: Scope, what: str) -> None:

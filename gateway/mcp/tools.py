@@ -199,9 +199,9 @@ async def start_episode(
 ) -> Started:
     """Start an episode: one goal, pursued until its checks pass."""
     scope = caller.scope
-    await check_workspace(scope, workspace)
+    queues = await check_workspace(scope, workspace)
     done = tuple(Check(run=command) for command in definition_of_done)
-    request = EpisodeRequest(goal=goal, workspace=workspace, definition_of_done=done)
+    request = EpisodeRequest(goal=goal, workspace=workspace, definition_of_done=done, queues=queues)
     if executor:
         request = request.evolve(executor=ExecutorChoice(name=executor))
     wanted = derived_id("episode-", scope.person.name, key) if key else None

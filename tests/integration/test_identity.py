@@ -14,6 +14,7 @@ from temporalio.client import Client
 from typer.testing import CliRunner, Result
 
 from tests.support.episodes import eventually
+from tests.support.extent import part, some
 from tests.support.postgres import new_database, postgres_server
 from tests.support.state_homes import Machine, uts_problem
 from tightloop.cli.main import app
@@ -23,7 +24,7 @@ from tightloop.database.ledger import Ledger
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.settings import Settings
 
-pytestmark = pytest.mark.skipif(bool(uts_problem()), reason=uts_problem())
+pytestmark = [pytest.mark.skipif(bool(uts_problem()), reason=uts_problem()), pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ async def goes_on(client: TightloopClient, episode_id: str) -> None:
     assert len(re.findall(r'"name":\s*"open_workspace"', await client.history(episode_id))) == 1
 
 
-@pytest.mark.parametrize("host", ["", "compose"])
+@pytest.mark.parametrize("host", some(["compose", ""], 1))
 async def test_containers_made_again_five_times_have_one_project_and_go_on_with_their_episodes(
     machine: Callable[..., Machine], client: TightloopClient, workspace: Path, tmp_path: Path, host: str
 ) -> None:
@@ -100,10 +101,10 @@ async def test_containers_made_again_five_times_have_one_project_and_go_on_with_
     with postgres_server() as server, new_database(server) as address:
         given = {"TIGHTLOOP_DATABASE__URL": address, "TIGHTLOOP_WORKER__HOST": host}
         shared, volume, episodes = postgres_database(address), tmp_path / "volume", []
-        for number in range(6):
+        for number in range(part(3, of=7)):
             container = machine(f"container-{number}", **given)
-            took = await container.serve(volume)
-            assert took < 25, container.settings
+            await container.serve(volume)
+            assert "may be dead" not in container.log.read_text()
             if episodes:
                 await goes_on(client, episodes[-1])
             episodes.append(await paused(client, workspace))
@@ -116,7 +117,7 @@ async def test_containers_made_again_five_times_have_one_project_and_go_on_with_
         shared.close()
 
 
-@pytest.mark.parametrize("how", ["copied", "linked"])
+@pytest.mark.parametrize("how", some(["copied", "linked"], 1))
 async def test_episode_goes_on_where_its_state_home_is_put_back(
     machine: Callable[..., Machine], client: TightloopClient, workspace: Path, tmp_path: Path, how: str
 ) -> None:
@@ -137,25 +138,21 @@ async def test_episode_goes_on_where_its_state_home_is_put_back(
     await goes_on(client, episode_id)
 
 
-async def test_copy_does_not_start_beside_the_original_and_takes_over_once_that_has_ended(
-    machine: Callable[..., Machine], client: TightloopClient, settings: Settings, workspace: Path, tmp_path: Path
+async def test_copy_does_not_start_beside_the_original(
+    machine: Callable[..., Machine], client: TightloopClient, settings: Settings, tmp_path: Path
 ) -> None:
-    (workspace / "app.py").write_text("print(1)\n")
     home, copy = tmp_path / "state", tmp_path / "copy"
     original, clone = machine("original"), machine("clone")
-    await original.serve(home, "workflows")
     await original.serve(home, "workspace")
-    episode_id = await paused(client, workspace)
     shutil.copytree(home, copy)
     clone.start(copy)
     assert await clone.ended() == 1
-    said = clone.log.read_text()
-    name = read_name(home)
+    name, said = read_name(home), clone.log.read_text()
     assert f"another state home has the name of this host, '{name}': worker " in said
     assert "@original has it since 20" in said
     assert f"To go on here ({copy}), stop that worker, then start this one again." in said
     assert "TIGHTLOOP_WORKER__HOST=NAME" in said
-    # With a name of its own it works beside it, and takes nothing of the other one's.
+    # With a name of its own it works beside it.
     await clone.serve(copy, "workspace", TIGHTLOOP_WORKER__HOST="clone")
     both = {queue(settings, name), queue(settings, "clone")}
 
@@ -163,10 +160,19 @@ async def test_copy_does_not_start_beside_the_original_and_takes_over_once_that_
         return set((await client.topology()).homes) == both
 
     await eventually(are_known)
-    # The original is killed: Temporal goes on listing it, and nothing here shows that it is dead.
+
+
+async def test_copy_goes_on_once_the_original_was_killed(
+    machine: Callable[..., Machine], client: TightloopClient, workspace: Path, tmp_path: Path
+) -> None:
+    (workspace / "app.py").write_text("print(1)\n")
+    home, copy = tmp_path / "state", tmp_path / "copy"
+    original, clone = machine("original"), machine("clone")
+    await original.serve(home)
+    episode_id = await paused(client, workspace)
+    shutil.copytree(home, copy)
+    # Temporal goes on listing it, and nothing in the copy shows that it is dead.
     original.stop(signal.SIGKILL)
-    clone.stop()
-    (copy / "host.json").write_text((home / "host.json").read_text())
     await clone.serve(copy)
     assert "which may be dead: waiting up to 10 s for a sign of life" in clone.log.read_text()
     await goes_on(client, episode_id)

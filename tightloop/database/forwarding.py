@@ -148,7 +148,7 @@ def shared_id(connection: Connection, table: Table, project: str, hosts: tuple[s
         project: its id on the host, made of its path.
         hosts: the names of the host, its own first; what it has under one of the others keeps its id.
     """
-    own = [project, *(id_beside(project, host) for host in hosts)]
+    own = [project, *(id_beside(project, host) for host in reversed(hosts))]
     query = select(table.c.project, table.c.host).where(table.c.project.in_(own))
     owners: dict[str, str] = dict(connection.execute(query).all())
     kept = [name for name in own if owners.get(name) in hosts]

@@ -85,7 +85,7 @@ async def start_episode(
 ) -> Response:
     """Start an episode in a workspace. What is left out is as the settings say."""
     request = EpisodeRequest.model_validate(given(sent))
-    await check_workspace(scope, request.workspace)
+    request = request.evolve(queues=await check_workspace(scope, request.workspace))
     return await _start(scope, once, request, id, replace=replace)
 
 
@@ -100,7 +100,8 @@ async def start_episode_of_project(
 ) -> Response:
     """Start an episode in the workspace of a project."""
     project = await asyncio.to_thread(scope.ledger.project, project_id)
-    request = EpisodeRequest.model_validate({**given(sent), "workspace": project.workspace})
+    asked = {**given(sent), "workspace": project.workspace, "queues": scope.queues_of(project)}
+    request = EpisodeRequest.model_validate(asked)
     return await _start(scope, once, request, id, replace=replace)
 
 

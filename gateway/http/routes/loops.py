@@ -74,7 +74,8 @@ async def plan_project(
     project = await asyncio.to_thread(scope.ledger.project, project_id)
     if sent.episode and (await scope.find(sent.episode, EPISODES, now=True)).project != project_id:
         raise InvalidRequestError(f"{sent.episode} is not an episode of {project_id}. Name one of this project")
-    request = LoopRequest.model_validate({**given(sent), "workspace": project.workspace})
+    asked = {**given(sent), "workspace": project.workspace, "queues": scope.queues_of(project)}
+    request = LoopRequest.model_validate(asked)
     return await _plan(scope, once, request, wait)
 
 

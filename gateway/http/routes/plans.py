@@ -82,7 +82,7 @@ async def start_plan(
 ) -> Response:
     """Start a plan of steps in a workspace: from its text, a file of the workspace, or a goal."""
     request = PlanRequest.model_validate(given(sent))
-    await check_workspace(scope, request.workspace)
+    request = request.evolve(queues=await check_workspace(scope, request.workspace))
     return await _start(scope, once, request, id, replace=replace)
 
 
@@ -97,7 +97,8 @@ async def start_plan_of_project(
 ) -> Response:
     """Start a plan of steps in the workspace of a project."""
     project = await asyncio.to_thread(scope.ledger.project, project_id)
-    request = PlanRequest.model_validate({**given(sent), "workspace": project.workspace})
+    asked = {**given(sent), "workspace": project.workspace, "queues": scope.queues_of(project)}
+    request = PlanRequest.model_validate(asked)
     return await _start(scope, once, request, id, replace=replace)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -115,6 +116,49 @@ def test_two_hosts_with_the_same_path_never_share_a_project(local: Database, sha
     assert seen.digest("orders-1", START.date()).project == "orders-1"
     assert (seen.id_of("orders-1", ("a",)), seen.id_of("orders-1", ("b",))) == (first.id, second.id)
     assert Ledger(other).id_of("orders-1", ("b",)) == "orders-1", "on its host a project keeps its id"
+
+
+def test_adopted_host_keeps_its_projects(local: Database, shared: Database, tmp_path: Path) -> None:
+    first = sqlite_database(tmp_path / "first.db")
+    work(first, 1, host="c")
+    forward(first, shared, "c")
+    work(local, 2)
+    forward(local, shared)
+    [other, known] = sorted(Ledger(shared).projects(), key=lambda line: line.id)
+    assert (other.host, known.host) == ("c", "a")
+    # The host is called "b" now: at first it is another one, with what comes from now on.
+    forward(local, shared, "b")
+    assert len(Ledger(shared).projects()) == 2
+    work(local, 3, host="b")
+    forward(local, shared, "b")
+    assert len(Ledger(shared).projects()) == 3
+    work(local, 4, host="b")
+    forward(local, shared, "b", "a")
+    lines = Ledger(shared).limited([known.id]).workflows(limit=500).lines
+    assert {"orders-1-e0", "orders-1-e1", "orders-1-e3-b"} <= {line.id for line in lines}
+    assert Ledger(shared).project(known.id).host == "b"
+    assert Ledger(shared).id_of("orders-1", ("b", "a")) == known.id
+    assert {line.id for line in Ledger(shared).limited([other.id]).workflows().lines} == {"orders-1-e0-c"}
+
+
+def test_copy_with_a_name_of_its_own_brings_only_what_comes_from_then_on(
+    local: Database, shared: Database, tmp_path: Path
+) -> None:
+    work(local, 2)
+    forward(local, shared)
+    local.close()
+    shutil.copy(tmp_path / "ledger.db", tmp_path / "copy.db")
+    copy = sqlite_database(tmp_path / "copy.db")
+    forward(copy, shared, "copy")
+    work(local, 3)
+    Ledger(copy).opened(ProjectLine(id="orders-1", name="orders", host="copy")).record(snapshot("new"))
+    forward(copy, shared, "copy")
+    forward(local, shared)
+    [mine, theirs] = sorted(Ledger(shared).projects(), key=lambda line: line.host)
+    assert {line.id for line in Ledger(shared).limited([mine.id]).workflows().lines} == {
+        f"orders-1-e{number}" for number in range(3)
+    }
+    assert {line.id for line in Ledger(shared).limited([theirs.id]).workflows().lines} == {"new"}
 
 
 def test_what_was_freed_goes_there_too_and_an_id_may_come_back(local: Database, shared: Database) -> None:
