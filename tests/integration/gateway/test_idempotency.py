@@ -16,6 +16,7 @@ from temporalio.client import Client
 from tests.support.episodes import Working, eventually
 from tests.support.extent import draw_seed, part
 from tests.support.gateway import Gateway, enrol, gateway
+from tests.support.mcp import call, over_http, refused
 from tightloop.client import Check, EpisodeRequest, TightloopClient
 from tightloop.database.engine import Database
 from tightloop.errors import IdTakenError
@@ -200,6 +201,9 @@ async def test_a_gateway_that_was_killed_before_it_recorded_a_start_finds_it_aga
         async with served.http(token) as http, working():
             derived = (await episode(workspace).post(http, key)).json()["id"]
             await end(client, derived)
+            fork = Sent(f"/api/episodes/{derived}/fork", {"checkpointId": "ckpt-0"}, {})
+            forked = (await fork.post(http, f"f-{key}")).json()["id"]
+            await end(client, forked)
             assert (await episode(workspace, id=name).post(http, chosen)).status_code == 201
             await end(client, name)
         forget_answers(served.ledger.database)
@@ -210,11 +214,14 @@ async def test_a_gateway_that_was_killed_before_it_recorded_a_start_finds_it_aga
                 await episode(workspace, id=name).post(http, chosen),
             ]
             assert [(one.status_code, one.json()["id"]) for one in found] == [(201, derived), (201, name)]
+            other = episode(workspace)._replace(body=episode(workspace).body | {"goal": "Another goal"})
+            assert problem_of(await other.post(http, key)) == (409, "key-in-use")
             replaced = await episode(workspace, id=name, replace="true").post(http, f"r-{key}")
             assert replaced.status_code == 201
             run = (await client._calls.describe(name)).run_id
             forget_answers(ledger.database)
         async with gateway(tmp_path, client, settings, ledger) as last, last.http(token) as http, working():
+            assert (await fork.post(http, f"f-{key}")).json()["id"] == forked
             await end(client, name)
             again_replaced = await episode(workspace, id=name, replace="true").post(http, f"r-{key}")
             assert again_replaced.status_code == 201
@@ -238,3 +245,14 @@ async def test_the_same_request_of_a_program_is_started_once_and_another_one_is_
             await client.start(wrong, new_id=name, request_id=request_id)
     with pytest.raises(IdTakenError, match=f"{loop} exists"):
         await client.plan_project(asked.evolve(goal="other"), new_id=loop, request_id="monday")
+
+
+async def test_one_key_of_a_tool_is_one_call(served: Gateway, workspace: Path) -> None:
+    asked = {"goal": "Keep green", "workspace": str(workspace), "definition_of_done": ["true"]}
+    async with over_http(served, served.token("boris", Role.OPERATOR)) as tools:
+        started = [await call(tools, "start_episode", **asked, key="monday") for _ in range(2)]
+        assert started[0] == started[1]
+        for changes in ({"goal": "Another"}, {"executor": "human"}, {"definition_of_done": ["false"]}):
+            said = await refused(tools, "start_episode", **asked | changes, key="monday")
+            assert "'monday' was sent with another request before" in said
+        assert await call(tools, "start_episode", **asked, key="tuesday") != started[0]
