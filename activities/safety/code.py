@@ -10,6 +10,7 @@ from tightloop.executor.asking import permission_question
 from tightloop.executor.model import Grant
 from tightloop.question import Question
 from tightloop.safety.change.reading import OutOfTimeError, Watch
+from tightloop.safety.change.scripts import join_generated
 from tightloop.safety.change.tables import VIOLATIONS
 from tightloop.safety.code.commands import review_scripts
 from tightloop.safety.code.dependencies import review_dependencies
@@ -50,7 +51,7 @@ class CodeScanner:
         ]
         # Two ways to find a command in a line give two findings that say the same.
         once = {(finding.layer, finding.rule, finding.where): finding for finding in reversed(found)}
-        refused = [_refused(finding, known) for finding in reversed(once.values())]
+        refused = [_refused(finding, known) for finding in join_generated(reversed(once.values()))]
         left = bounded(unanswered(refused, known.allowed), Rubric(allow=self._rules.off))
         verdict = strictest(Ruling(finding.verdict) for finding in left).verdict
         return CodeReview(verdict, left)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import packages_distributions
 
-from tightloop.safety.change.tables import GENERATED
+from tightloop.safety.change.tables import GENERATED, is_data
 from tightloop.safety.code.dependencies import own_modules
 from tightloop.safety.code.manifests import is_manifest, own_name, requirements_in
 from tightloop.safety.code.model import CodeFile, ProjectFacts
@@ -22,7 +22,8 @@ Content = Callable[[str], bytes]
 def changed_files(before: Mapping[bytes, str], after: Mapping[bytes, str], content: Content) -> tuple[CodeFile, ...]:
     """Return the files that differ between two trees, each given as blob ids by path.
 
-    Binary files have no text: their paths alone are judged.
+    Binary files have no text: their paths alone are judged. What tools generate is code as well: the model chooses the
+    path. Only what nothing executes is left out.
     """
     paths = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
     return tuple(
@@ -32,7 +33,7 @@ def changed_files(before: Mapping[bytes, str], after: Mapping[bytes, str], conte
             _text(content(after[path])) if path in after else "",
         )
         for path in paths
-        if not GENERATED.search(path.decode("utf-8", "backslashreplace"))
+        if not is_data(path.decode("utf-8", "backslashreplace"))
     )
 
 

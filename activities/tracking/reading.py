@@ -2,7 +2,7 @@
 
 from activities.workspace.trail import TreeDiff
 from tightloop.safety.change.patch import FilePatch, Unread, read_patch
-from tightloop.safety.change.tables import GENERATED
+from tightloop.safety.change.tables import is_data
 
 NO_PATCH = "no patch"
 
@@ -10,13 +10,13 @@ NO_PATCH = "no patch"
 def read_diff(diff: TreeDiff, tree: str) -> tuple[tuple[FilePatch, ...], Unread]:
     """Return the files of the patch, and what of the difference it lacks.
 
-    Binary files and those that tools generate are not missed: no rule about lines reads them.
+    Binary files and generated data are not missed: no rule about lines reads them.
     """
     files = read_patch(diff.patch.decode("utf-8", "replace"))
     if not diff.note and (diff.patch or not diff.files_changed):
         return files, Unread()
     held = {file.path for file in files}
-    missing = [file for file in diff.files if not (file.binary or file.path in held or GENERATED.search(file.path))]
+    missing = [file for file in diff.files if not (file.binary or file.path in held or is_data(file.path))]
     unlisted = max(diff.files_changed - max(len(diff.files), len(files)), 0)
     lines = sum(file.added + file.removed for file in missing)
     if unlisted:

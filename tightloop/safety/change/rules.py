@@ -8,8 +8,9 @@ from tightloop.safety.change.licences import ecosystem_of, licence_mark, licence
 from tightloop.safety.change.patch import Change, FilePatch, Line
 from tightloop.safety.change.privacy import may_be_private, personal, secret_files, secrets
 from tightloop.safety.change.reading import OutOfTimeError, Reading, Seen, Watch, marked, tell
-from tightloop.safety.change.scripts import scripts
+from tightloop.safety.change.scripts import join_generated, scripts
 from tightloop.safety.change.tables import EXAMPLE, GENERATED, PATTERNS, VIOLATIONS, WORDS
+from tightloop.safety.commands.tables import VIOLATIONS as COMMANDS
 from tightloop.safety.rubric import Finding, Rubric, bounded, cost, fingerprint_of, make_finding
 from tightloop.safety.scope import LOCK_FILES, outside
 from tightloop.safety.verdict import Verdict
@@ -19,6 +20,8 @@ from tightloop.value import counted
 SCRUBBING_SHARE, PRIVACY_SHARE = 0.6, 0.75
 """Of the time for reading: that of the search for secrets and personal data, and with that of the rules about them."""
 PATHS_SHOWN = 4
+_COMMANDS = frozenset({*COMMANDS, "script_too_long", "drops_data"})
+"""Rules about what a file does when it is run."""
 DENIED_SHARE = 0.8
 """Of all lines; who deletes as much is stopped, not asked."""
 
@@ -30,7 +33,7 @@ def review_change(change: Change, rubric: Rubric = Rubric(), *, watch: Watch | N
         pages = _Pages(change, watch or Watch())
         told = pages.read(rubric)
         # First, so that no flood of other questions pushes it out of the bounded list.
-        findings = [*_not_read(change, pages.unread), *findings, *told]
+        findings = [*_not_read(change, pages.unread), *findings, *join_generated(told, _COMMANDS)]
     return bounded(findings, rubric)
 
 

@@ -1,19 +1,21 @@
 """Rules about commands in files: scripts, CI, manifests, code that calls programs, and migrations of databases."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from tightloop.safety.change.patch import Line
 from tightloop.safety.change.reading import Seen, tell
-from tightloop.safety.change.tables import EXAMPLE, GENERATED, PATTERNS, TEST, WORDS
+from tightloop.safety.change.tables import EXAMPLE, GENERATED, PATTERNS, TEST, VIOLATIONS, WORDS, is_data
 from tightloop.safety.commands.judge import check_script
 from tightloop.safety.commands.shell import plain
 from tightloop.safety.commands.suspects import may_violate
-from tightloop.safety.rubric import Finding
+from tightloop.safety.rubric import Finding, make_finding
 from tightloop.safety.verdict import Verdict
 
 COMMAND_CHARACTERS = 400
 """Of a line of code; what follows is not looked at for commands. Lines of scripts are read whole."""
+SHOWN = 2
+"""Findings in generated code that the one in their place shows."""
 COMMANDS_LIMIT = 2_000
 """Different commands of one file that are parsed; more are left to a person."""
 
@@ -21,7 +23,7 @@ COMMANDS_LIMIT = 2_000
 def scripts(seen: Seen) -> Iterator[Finding]:
     """Return commands in a file that a person would not have it run."""
     path = seen.file.path
-    if GENERATED.search(path) or EXAMPLE.search(path) or (TEST.search(path) and not path.endswith((".sh", ".bash"))):
+    if is_data(path) or EXAMPLE.search(path) or (TEST.search(path) and not path.endswith((".sh", ".bash"))):
         return
     if path.endswith(".sql"):
         yield from _sql(seen)
@@ -32,6 +34,35 @@ def scripts(seen: Seen) -> Iterator[Finding]:
     for line in seen.near(WORDS["weak_hooks"]):
         if PATTERNS["weak_hooks"].search(line.text):
             yield seen.tell("checks_weakened", line)
+
+
+def join_generated(findings: Iterable[Finding], rules: Container[str] | None = None) -> list[Finding]:
+    """Return findings with one in place of all in generated and vendored files, which a person answers at once.
+
+    Libraries do many things that the model's own code may not; none of them is allowed, or forbidden, by its folder.
+
+    Args:
+        findings: of a whole change.
+        rules: those that are joined; by default all.
+    """
+    own: list[Finding] = []
+    joined: list[Finding] = []
+    for finding in findings:
+        is_joined = GENERATED.search(_path_of(finding)) and (rules is None or finding.rule in rules)
+        (joined if is_joined else own).append(finding)
+    if not joined:
+        return own
+    shown = "; ".join(f"{one.where}: {one.rule}: {one.evidence}" for one in joined[:SHOWN])
+    more = f"; and {len(joined) - SHOWN} more" if len(joined) > SHOWN else ""
+    prints = "\0".join(sorted({finding.fingerprint for finding in joined}))
+    where = _path_of(joined[0])
+    found = make_finding(VIOLATIONS["generated_code"], at=("", prints), where=where, evidence=shown + more)
+    return [*own, found.evolve(layer=joined[0].layer)]
+
+
+def _path_of(finding: Finding) -> str:
+    path, _, number = finding.where.rpartition(":")
+    return path if number.isdigit() else finding.where
 
 
 def _commands(seen: Seen, *, script: bool) -> Iterator[Finding]:

@@ -7,3 +7,9 @@ PATTERNS, WORDS, VIOLATIONS = read_tables(read_toml("tightloop.safety.change", "
 TEST = PATTERNS["test"]
 EXAMPLE = PATTERNS["example"]
 GENERATED = PATTERNS["generated"]
+"""What people do not write by hand; it may be lost, and is still executed and imported like everything else."""
+
+
+def is_data(path: str) -> bool:
+    """Whether a generated file is only looked at, so that no rule about code has to read it."""
+    return bool(GENERATED.search(path) and PATTERNS["generated_data"].search(path))
