@@ -33,7 +33,10 @@ from worker.build import build_adapters, build_workers, workflow_runner
 from worker.connect import connect
 from worker.hosting.staff import TemporalStaff
 from worker.specs import Role
-from workflows.shared.activities import HEARTBEAT_TIMEOUT, ActivityFailedError, ActivityOptions, ActivityRunner
+from workflows.shared.activities import ActivityFailedError, ActivityOptions, ActivityRunner
+
+ABSENCE_S = 3.0
+"""So soon a lost host is noticed here."""
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +97,10 @@ class Stage:
 
 @pytest.fixture
 async def stage(settings: Settings, remote: RemoteSettings) -> AsyncIterator[Stage]:
-    mine = settings.evolve(remote=remote.evolve(prefix=settings.temporal.task_queue))
+    mine = settings.evolve(
+        remote=remote.evolve(prefix=settings.temporal.task_queue),
+        temporal=settings.temporal.evolve(absence_s=ABSENCE_S),
+    )
     async with AsyncExitStack() as stack:
         yield Stage(await connect(mine), mine, stack)
 
@@ -149,7 +155,7 @@ async def test_bucket_that_is_slow_to_answer_counts_as_work_not_as_a_dead_worker
 ) -> None:
     await stage.run_workflows(None)
     await stage.serve("first")
-    at_once, waits = Copies.check, iter([HEARTBEAT_TIMEOUT.total_seconds() + 1.5])
+    at_once, waits = Copies.check, iter([ABSENCE_S + 1.5])
 
     def slowly(copies: Copies, scope: EpisodeScope) -> CopiesHead:
         time.sleep(next(waits, 0.0))

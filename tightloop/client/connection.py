@@ -94,8 +94,7 @@ async def connect(
                         tls=tls,
                         api_key=temporal.api_key.get_secret_value() or None,
                         rpc_metadata={name: text.get_secret_value() for name, text in temporal.metadata.items()},
-                        # Workers keep the SDK's own patience: they outlast a restart of the server.
-                        retry_config=_RETRY if runtime is None else None,
+                        retry_config=_RETRY if runtime is None else _patience(temporal),
                         runtime=runtime or _quiet_runtime(),
                         interceptors=interceptors,
                     )
@@ -110,6 +109,14 @@ async def connect(
         text = refused if isinstance(error, TimeoutError) and _STARTING not in refused else str(error)
         _check_known(temporal.address, text, encrypted=temporal.encrypted)
         raise no_answer(temporal.address, _reason(error)) from error
+
+
+def _patience(temporal: TemporalSettings) -> RetryConfig:
+    """Return how long workers try: a result that is not told at last would be made again."""
+    # 0 is without a bound. Often, because only the answer to a heartbeat brings a cancellation.
+    return RetryConfig(
+        max_retries=0, max_interval_millis=1_000, max_elapsed_time_millis=int(temporal.absence_s * 1_000)
+    )
 
 
 def _quiet_runtime() -> Runtime:

@@ -31,6 +31,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from tightloop.host import private_folder
+from workflows.shared.activities import FOUND_BY_WORKER
 
 logger = logging.getLogger("tightloop")
 
@@ -233,7 +234,7 @@ def _ended(identity: str) -> Failure:
     """Return what Temporal itself would find out later: the heartbeats of a process that has ended do not come."""
     return Failure(
         message=f"the worker process {identity.partition('/')[0]} has ended",
-        source="tightloop",
+        source=FOUND_BY_WORKER,
         timeout_failure_info=TimeoutFailureInfo(timeout_type=TimeoutType.TIMEOUT_TYPE_HEARTBEAT),
     )
 

@@ -20,6 +20,8 @@ from tightloop.safety.drift import Drift, DriftError
 from tightloop.safety.seal import RefusedPayload
 from tightloop.value import counted
 
+FOUND_BY_WORKER = "tightloop"
+"""Source of the failure of an activity whose worker process was found to have ended."""
 OPEN_TIMEOUT = timedelta(minutes=15)
 PLAN_TIMEOUT = timedelta(hours=2)
 """Above the longest `planner.plan_timeout_s`, which bounds all attempts together."""
@@ -375,6 +377,11 @@ def _failure(error: ActivityError, options: ActivityOptions) -> ActivityFailedEr
     if isinstance(cause, TemporalTimeoutError) and cause.type is TimeoutType.START_TO_CLOSE:
         reason = f"{error.activity_type} did not end within {options.timeout.total_seconds():g} s"
         return ActivityFailedError(reason, timed_out=True)
+    if isinstance(cause, TemporalTimeoutError) and cause.type is TimeoutType.HEARTBEAT:
+        # The server only knows that it heard nothing; a worker that finds another one dead says so in its own words.
+        is_found = cause.failure is not None and cause.failure.source == FOUND_BY_WORKER
+        lost = "no heartbeat came: its worker or its host was lost, or could not reach Temporal"
+        return ActivityFailedError(f"{error.activity_type} broke off: {cause.message if is_found else lost}")
     if isinstance(cause, ApplicationError):
         is_drift = cause.type == DriftError.__name__ and bool(cause.details)
         drift = Drift.model_validate(cause.details[0]) if is_drift else None
