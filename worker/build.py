@@ -71,7 +71,7 @@ from tightloop.safety.prompt_privacy import PromptPrivacy
 from tightloop.settings import PlannerSettings, Settings
 from worker.coder import coder_activities, coder_models, coder_service, host_executors
 from worker.connect import EndedEpisodes
-from worker.hosting.build_id import deployment_config
+from worker.hosting.build_id import deployment_config, version_of
 from worker.hosting.home import Home
 from worker.hosting.interceptor import ActivityInterceptor
 from worker.hosting.memory import LeanRunner
@@ -258,7 +258,7 @@ def build_workers(
     """
     use = adapters or build_adapters(client, settings)
     specs = worker_specs(settings, role, _work(client, settings, use))
-    staff = TemporalStaff(client, settings.temporal.task_queue)
+    staff = TemporalStaff(client, settings.temporal.task_queue, version_of(settings.worker))
     mine = host_identity(settings).queues(settings)
     home = Home(mine, role is not Role.WORKFLOWS, staff.homes, use.copies)
     patience = (timedelta(seconds=settings.worker.no_worker_wait_s), timedelta(seconds=settings.worker.busy_wait_s))

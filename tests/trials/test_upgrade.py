@@ -181,6 +181,82 @@ async def old_workers_may_go(stack: Stack, older: "subprocess.Popen[bytes]", epi
     await episodes.ended(last, "later")
 
 
+def copy_code(to: Path) -> Path:
+    """Copy the packages of this commit."""
+    for package in ("workflows", "activities", "tightloop", "worker"):
+        shutil.copytree(ROOT / package, to / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return to
+
+
+def run_worker_command(stack: Stack, code: Path, *arguments: str) -> str:
+    """Run a command of the server part with the packages of a folder."""
+    command = [sys.executable, "-m", "worker", *arguments]
+    done = subprocess.run(
+        command, cwd=code, env=stack.environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, f"{arguments}: {done.returncode} {done.stdout[-3000:]} {done.stderr[-3000:]}"
+    return done.stdout + done.stderr
+
+
+async def collect_on(temporal: Client, version: str) -> None:
+    """Have the schedule collect once, and wait until that is done by a version of the workers."""
+    [schedule] = [one.id async for one in await temporal.list_schedules()]
+    await temporal.get_schedule_handle(schedule).trigger()
+    done = f"TemporalWorkerDeploymentVersion = '{version}' AND ExecutionStatus = 'Completed'"
+    query = f"WorkflowType = 'RetentionWorkflow' AND {done}"
+
+    async def is_done() -> bool:
+        return (await temporal.count_workflows(query)).count == 1
+
+    await eventually(is_done, seconds=60)
+
+
+async def version_of(temporal: Client, episode_id: str) -> str:
+    [build] = (await builds_of(temporal, episode_id))[0]
+    return f"tl:{build}"
+
+
+@pytest.mark.timeout(600)
+async def test_this_commit_and_the_next_are_replayed_and_promoted_after_retention_ran(
+    tmp_path: Path, workspace: Path
+) -> None:
+    this, following = copy_code(tmp_path / "this"), copy_code(tmp_path / "next")
+    with (following / "tightloop" / "value" / "__init__.py").open("a") as code:
+        code.write("# The next commit.\n")
+    environment = {
+        "TIGHTLOOP_WORKER__DEPLOYMENT": "tl",
+        "TIGHTLOOP_WORKER__HEARTBEAT_INTERVAL_S": "1",
+        "TIGHTLOOP_RETENTION__EVERY_H": "24",
+    }
+    request = EpisodeRequest.model_validate(
+        {"goal": "have an app", "workspace": str(workspace), "definition_of_done": ["test -s app.py"]}
+    )
+    with Stack(tmp_path / "stack", environment) as stack:
+        stack.start_server()
+        wait_for_port(stack.settings.temporal.address)
+        client = await TightloopClient.connect(settings=stack.settings, compare_keys=False)
+        temporal = await Client.connect(stack.settings.temporal.address)
+        stack.tightloop("setup")
+        versions = []
+        for count, commit in enumerate((this, following), 1):
+            stack.add_worker(code=commit)
+            await eventually(lambda count=count: _works(client, count), seconds=60)
+            report = tmp_path / f"{commit.name}.xml"
+            told = run_worker_command(stack, commit, "replay", "--days", "7", "--junit", str(report))
+            assert "fits" in told or count == 1
+            if count == 2:
+                assert 'classname="RetentionWorkflow"' in report.read_text()
+                assert "50 % of new workflows" in run_worker_command(stack, commit, "deploy", "ramp", "--percent", "50")
+            assert "is current: new workflows start on it" in run_worker_command(stack, commit, "deploy", "promote")
+            episode_id = await client.start(request)
+            result = await asyncio.wait_for(client.result(episode_id), 120)
+            assert result.outcome is EpisodeOutcome.SUCCEEDED
+            versions.append(await version_of(temporal, episode_id))
+            await collect_on(temporal, versions[-1])
+        assert versions[0] != versions[1]
+        print(*versions)
+
+
 async def _works(client: TightloopClient, count: int) -> bool:
     return len((await client.topology()).workflows) >= count
 

@@ -221,6 +221,6 @@ async def test_cancel_says_that_no_worker_is_there(cli: Cli, client: TightloopCl
     episode_id = await client.start(request_for())
     code, said = await cli("cancel", episode_id)
     assert code == 0
-    assert "ends once a worker is there: no worker answers on task queue" in " ".join(said.split())
+    assert "ends once a worker answers: no worker answers on task queue" in " ".join(said.split())
     async with working():
         await client.result(episode_id)

@@ -11,6 +11,7 @@ from tightloop.cli.render.terminal import remark, show_either
 from tightloop.cli.request import budget_of, executor_values, given, read_request
 from tightloop.cli.session import AsJson, Checkpoint, EpisodeId, Session, Wait, leave, operator, session_of, within
 from tightloop.client import Kind, TightloopClient
+from tightloop.client.workers import explain_idle
 from tightloop.coder.model import CODER
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeStatus
 from tightloop.errors import InvalidRequestError, TightloopError
@@ -120,8 +121,11 @@ async def start_and_wait(
     started = await client.start(request, new_id=new_id, replace=replace)
     # Only a hint: a failure to ask for pollers must not stop the start.
     with contextlib.suppress(TightloopError):
-        if not await client.pollers(task_queue):
+        workers = await client.pollers(task_queue)
+        if not workers:
             return (started, f"no worker polls task queue {task_queue!r}; {started} waits. Start one: tightloop up")
+        if idle := explain_idle(task_queue, workers):
+            return started, f"{started} waits. {idle}"
     await within(OPENING_SECONDS, _begun(client, started))
     return started, ""
 

@@ -251,7 +251,7 @@ def cancel(context: typer.Context, workflow: Id, reason: Reason = "", as_json: A
             try:
                 await client.status(key)
             except ServiceUnavailableError as error:
-                return f"{key} ends once a worker is there: {error.message}"
+                return f"{key} ends once a worker answers: {error.message}"
             return f"{key} ends as soon as its running work has stopped. Follow it: tightloop watch {key}"
         ended = result.outcome
         return f"{key} is {ended.value.lower()}: {result.reason}"

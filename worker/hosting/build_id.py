@@ -9,6 +9,7 @@ from pathlib import Path
 from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
 from temporalio.worker import WorkerDeploymentConfig
 
+from tightloop.client.execution import version_name
 from tightloop.settings import WorkerSettings
 
 PACKAGES = ("workflows", "activities", "tightloop", "worker")
@@ -23,6 +24,11 @@ def deployment_config(settings: WorkerSettings) -> WorkerDeploymentConfig | None
         use_worker_versioning=True,
         default_versioning_behavior=VersioningBehavior.PINNED,
     )
+
+
+def version_of(settings: WorkerSettings) -> str:
+    """Return the version of the workers as Temporal names it; empty: they have none."""
+    return version_name(settings.deployment, build_id_of(settings)) if settings.deployment else ""
 
 
 def build_id_of(settings: WorkerSettings) -> str:

@@ -15,10 +15,13 @@ class TemporalStaff:
 
     client: Client
     main_queue: str
+    version: str = ""
+    """Of the workers of this process, and so of the workflows that ask."""
 
     async def count(self, queue: str) -> int:
-        """Return how many workers a task queue has."""
-        return len(await staffing.workers_on(Calls(self.client), queue))
+        """Return how many workers a task queue has that Temporal would give the step of such a workflow."""
+        workers = await staffing.workers_on(Calls(self.client), queue)
+        return sum(one.gets_new_work or one.version == self.version for one in workers)
 
     async def last_seen(self, queue: str) -> datetime | None:
         """Return when a worker of a task queue was last heard of."""

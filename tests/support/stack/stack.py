@@ -66,9 +66,9 @@ class Stack:
         """Start a worker of all roles."""
         self._worker = self._start([*self._within, sys.executable, "-m", "worker", "run"], "worker.log")
 
-    def add_worker(self, *options: str) -> subprocess.Popen[bytes]:
-        """Start one more worker, of all roles where no option says another one."""
-        self._others.append(self._start([sys.executable, "-m", "worker", "run", *options], "worker.log"))
+    def add_worker(self, *options: str, code: Path = ROOT) -> subprocess.Popen[bytes]:
+        """Start one more worker, of all roles where no option says another one, with the packages of a folder."""
+        self._others.append(self._start([sys.executable, "-m", "worker", "run", *options], "worker.log", code))
         return self._others[-1]
 
     def start_gateway(self) -> subprocess.Popen[bytes]:
@@ -112,10 +112,10 @@ class Stack:
         """What the workers wrote."""
         return (self.folder / "worker.log").read_text(errors="replace")
 
-    def _start(self, command: list[str], log: str) -> subprocess.Popen[bytes]:
+    def _start(self, command: list[str], log: str, folder: Path = ROOT) -> subprocess.Popen[bytes]:
         with (self.folder / log).open("ab") as out:
             return subprocess.Popen(
-                command, cwd=ROOT, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                command, cwd=folder, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 start_new_session=True,
             )  # fmt: skip
 

@@ -54,10 +54,10 @@ def status_panel(status: Status) -> Panel:
 
 
 def _known(status: Status, rows: list[tuple[str, str | Text]]) -> list[tuple[str, str | Text]]:
-    """Return the rows; where no worker answers those that are stored, and how old they are."""
+    """Return the rows; where no worker answered those that are stored, and how old they are."""
     if status.as_of is None:
         return rows
-    as_of = f"{status.as_of.astimezone():%Y-%m-%d %H:%M:%S}; no worker answers, this is what is stored"
+    as_of = f"{status.as_of.astimezone():%Y-%m-%d %H:%M:%S}; this is what is stored, because no worker answered"
     return [("as of", as_of), *(row for row in rows if row[0] not in _OF_WORKERS)]
 
 
