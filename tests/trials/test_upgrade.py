@@ -208,7 +208,7 @@ async def collect_on(temporal: Client, version: str) -> None:
     async def is_done() -> bool:
         return (await temporal.count_workflows(query)).count == 1
 
-    await eventually(is_done, seconds=60)
+    await eventually(is_done, seconds=120)
 
 
 async def version_of(temporal: Client, episode_id: str) -> str:
@@ -240,7 +240,7 @@ async def test_this_commit_and_the_next_are_replayed_and_promoted_after_retentio
         versions = []
         for count, commit in enumerate((this, following), 1):
             stack.add_worker(code=commit)
-            await eventually(lambda count=count: _works(client, count), seconds=60)
+            await eventually(lambda count=count: _works(client, count), seconds=200)
             report = tmp_path / f"{commit.name}.xml"
             told = run_worker_command(stack, commit, "replay", "--days", "7", "--junit", str(report))
             assert "fits" in told or count == 1
