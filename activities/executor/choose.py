@@ -123,6 +123,10 @@ class FenceWhenNeeded:
         """Name of the fence that was found."""
         return self._fence.name
 
+    def nests(self) -> bool:
+        """Return whether a second sandbox works behind the fence."""
+        return self._fence.nests()
+
     def around(
         self,
         request: ProcessRequest,
@@ -130,9 +134,10 @@ class FenceWhenNeeded:
         writable: tuple[Path, ...],
         readable: tuple[Path, ...] = (),
         network: tuple[str, ...] = (),
+        nested: bool = False,
     ) -> AbstractContextManager[ProcessRequest]:
         """Give the request behind the fence; see `Fence`."""
-        return self._fence.around(request, writable=writable, readable=readable, network=network)
+        return self._fence.around(request, writable=writable, readable=readable, network=network, nested=nested)
 
     @cached_property
     def _fence(self) -> Fence:
@@ -168,6 +173,7 @@ def _window(around: Surroundings) -> Executor:
 def _agent(around: Surroundings, name: str) -> Executor:
     settings, sandbox = around.agent(name), around.settings.sandbox
     open_to = (*sandbox.network, *sandbox.write)
+    writable = tuple(Path(folder).expanduser() for folder in sandbox.write)
     # The modules of agents are imported where one is used: a worker that runs none never pays for them.
     if name in AGENTS:
         from activities.executor.agent.acp.executor import AcpExecutor
@@ -179,6 +185,7 @@ def _agent(around: Surroundings, name: str) -> Executor:
             gateways=around.gateways,
             fence=around.fence,
             open_to=open_to,
+            writable=writable,
             disk_mb=sandbox.disk_mb,
         )
     from activities.executor.agent.cli.codex import CodexAdapter
@@ -186,11 +193,12 @@ def _agent(around: Surroundings, name: str) -> Executor:
     from activities.executor.agent.cli.executor import AgentExecutor
 
     return AgentExecutor(
-        CodexAdapter(settings) if name == "codex" else CursorAdapter(settings),
+        CodexAdapter(settings, writable) if name == "codex" else CursorAdapter(settings),
         settings=settings,
         homes=around.homes,
         gateways=around.gateways,
         fence=around.fence,
         open_to=open_to,
+        writable=writable,
         disk_mb=sandbox.disk_mb,
     )

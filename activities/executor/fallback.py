@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from activities.executor.port import Availability, Control, Executor, Executors
-from tightloop.errors import ExecutorError
+from tightloop.errors import ExecutorError, UntrustedProgramError
 from tightloop.executor.model import ErrorKind, ExecutorChoice, ExecutorOutcome, ExecutorStatus, WorkOrder
 from tightloop.value import shorten
 
@@ -60,7 +60,7 @@ def choose(executors: Executors, choice: ExecutorChoice) -> Chosen:
         try:
             executor = executors(name)
             seen = executor.availability()
-        except ExecutorError as error:
+        except (ExecutorError, UntrustedProgramError) as error:
             passed_over.append(shorten(error.message, REASON_CHARACTERS))
             continue
         # Where the order itself names the program, only trying it shows whether it can be used.

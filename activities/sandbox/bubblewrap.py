@@ -110,6 +110,16 @@ class BubblewrapFence:
         """Take the hosts that every agent may reach, in the words of `sandbox.network`."""
         self._network = network
 
+    def nests(self) -> bool:
+        """Run `true` in a second bubblewrap; see the port."""
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder).resolve()
+            inner = ("--unshare-user", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--", "true")
+            request = ProcessRequest(program=_program(), arguments=inner, cwd=root, wall_limit_s=PROBE_S, inherit=False)
+            with self.around(request, writable=(root,), nested=True) as fenced:
+                result = run_process(fenced, cancelled=lambda: False, started=lambda _pid: None)
+        return result.exit_code == 0
+
     @contextmanager
     def around(
         self,
@@ -118,18 +128,19 @@ class BubblewrapFence:
         writable: tuple[Path, ...],
         readable: tuple[Path, ...] = (),
         network: tuple[str, ...] = (),
+        nested: bool = False,
     ) -> Iterator[ProcessRequest]:
         """Give the request for the same program behind the fence; see the port."""
         refuse_untrusted(_program(), writable)
         access = agent_access(request, writable, readable)
         with open_door((*self._network, *network)) as door:
-            line = command_line(access, temporary_bytes=FENCE_TEMPORARY_BYTES, door=door)
+            line = command_line(access, temporary_bytes=FENCE_TEMPORARY_BYTES, door=door, nested=nested)
             behind = replace(
                 request,
                 program=_program(),
                 arguments=(*line, str(request.program), *request.arguments),
                 environment={"TMPDIR": "/tmp", **request.environment},  # noqa: S108 - the only one inside
-                files={**request.files, **_files()},
+                files={**request.files, **_files(nested=nested)},
                 options_at=OPTIONS,
             )
             yield door.told(behind)
@@ -141,20 +152,21 @@ def command_line(
     temporary_bytes: int,
     processes: int | None = None,
     door: Door | None = None,
+    nested: bool = False,
 ) -> tuple[str, ...]:
     """Return the arguments of bubblewrap up to the command. Later mounts lie on top of earlier ones.
 
     The kernel keeps the limit of `processes` only where it counts by user namespace and the worker is not root. Without
     a `door` the command reaches nothing. Bubblewrap finds the contents of `_files` and the variables of the command
-    at their descriptors.
+    at their descriptors. With `nested` it may make namespaces.
     """
     return (
-        *_system(temporary_bytes),
+        *_system(temporary_bytes, nested=nested),
         *_programs(access),
         *_shown(access),
         *(part for source, place in access.mounts for part in ("--ro-bind", str(source), str(place))),
         *(() if door is None else ("--ro-bind", str(door.folder), str(INSIDE))),
-        *_closed(access),
+        *_closed(access, nested=nested),
         *(("--seccomp", str(CALLS)) if CALLS in _files() else ()),
         *("--args", str(OPTIONS), "--chdir", str(access.root), "--"),
         *(() if processes is None else (_system_prlimit(), f"--nproc={processes}", "--")),
@@ -175,20 +187,20 @@ def _program() -> TrustedProgram:
     return program
 
 
-def _files() -> dict[int, bytes]:
+def _files(*, nested: bool = False) -> dict[int, bytes]:
     """Return what bubblewrap finds at its descriptors."""
-    return {} if (calls := filter_content()) is None else {CALLS: calls}
+    return {} if (calls := filter_content(nested=nested)) is None else {CALLS: calls}
 
 
-def _system(temporary_bytes: int) -> Iterator[str]:
+def _system(temporary_bytes: int, *, nested: bool) -> Iterator[str]:
     """Yield the namespaces of the command, and what every command sees."""
     # --disable-userns needs --unshare-user by name: --unshare-all only tries it.
     yield from ("--unshare-all", "--unshare-user", "--uid", NOBODY, "--gid", NOBODY, "--hostname", "sandbox")
     # --die-with-parent and the pid namespace end a daemon that left the session; --new-session keeps the command
     # from typing into the terminal of the worker (TIOCSTI).
     yield from ("--cap-drop", "ALL", "--die-with-parent", "--new-session")
-    # Nothing inside needs a further namespace; bubblewrap before 0.8 has no option for it.
-    if _version() >= _NO_NAMESPACES_FROM:
+    # Only an agent with a sandbox of its own needs further namespaces; bubblewrap before 0.8 has no option for it.
+    if _version() >= _NO_NAMESPACES_FROM and not nested:
         yield "--disable-userns"
     yield from ("--ro-bind", "/usr", "/usr")
     for link in map(Path, SYSTEM_LINKS):
@@ -230,11 +242,21 @@ def _hidden(access: Access, folder: Path) -> Iterator[str]:
         yield from _tmpfs(str(state), HIDDEN_BYTES)
 
 
-def _closed(access: Access) -> Iterator[str]:
+def _closed(access: Access, *, nested: bool) -> Iterator[str]:
     """Yield what ends the writing in the folders that only hold mounts; last, as mounts make folders there."""
     states = dict.fromkeys(state for found in access.states.values() for state in found)
     # /proc/sys of a root worker could be written although no capability is left: its owner is asked for, by number.
-    yield from (part for place in (*states, "/proc", "/dev", "/") for part in ("--remount-ro", str(place)))
+    # A sandbox inside has to write the maps of its users in /proc/self; with these binds over the rest, the kernel
+    # allows it no second /proc without them.
+    yield from _binds("--ro-bind", _kernel_settings() if nested else ())
+    closed = (*states, "/dev", "/") if nested else (*states, "/proc", "/dev", "/")
+    yield from (part for place in closed for part in ("--remount-ro", str(place)))
+
+
+def _kernel_settings() -> Iterator[Path]:
+    """Yield what a root worker owns of /proc besides its processes; with namespaces, modes do not keep it away."""
+    if os.geteuid() == 0:
+        yield from (place for place in Path("/proc").iterdir() if not place.name.isdecimal() and not place.is_symlink())
 
 
 def _binds(option: str, places: Iterable[Path]) -> Iterator[str]:

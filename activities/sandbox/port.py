@@ -127,6 +127,10 @@ class Fence(Protocol):
         """`bubblewrap`, `sandbox-exec` or `none`."""
         ...
 
+    def nests(self) -> bool:
+        """Run a second sandbox behind this fence; return whether that worked."""
+        ...
+
     def around(
         self,
         request: ProcessRequest,
@@ -134,12 +138,14 @@ class Fence(Protocol):
         writable: tuple[Path, ...],
         readable: tuple[Path, ...] = (),
         network: tuple[str, ...] = (),
+        nested: bool = False,
     ) -> AbstractContextManager[ProcessRequest]:
         """Give the request for the same program behind the fence; its way out is shut on leaving.
 
         Only `writable` (the working tree but for its `.git`, the agent's home) can be written; the user's home is
         not seen but for `readable`; the process tree dies with its first process where the platform can do that.
         Of the network it reaches `network` and what the settings list (`sandbox.network`), nothing else of this host.
+        With `nested` it may make namespaces, so that a sandbox of its own works inside; see `nests`.
 
         Raises:
             SandboxUnavailableError: no fence works on this host.

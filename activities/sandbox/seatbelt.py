@@ -127,6 +127,10 @@ class SeatbeltFence:
         """Take the hosts that every agent may reach, in the words of `sandbox.network`."""
         self._network = network
 
+    def nests(self) -> bool:
+        """Return False: behind a profile `sandbox-exec` refuses to apply another one."""
+        return False
+
     @contextmanager
     def around(
         self,
@@ -135,8 +139,10 @@ class SeatbeltFence:
         writable: tuple[Path, ...],
         readable: tuple[Path, ...] = (),
         network: tuple[str, ...] = (),
+        nested: bool = False,
     ) -> Iterator[ProcessRequest]:
         """Give the request for the same program behind the fence; see the port."""
+        del nested
         # The user's own temporary folder holds what other programs left there.
         temporary = {"TMPDIR": str(writable[-1])} if writable else {}
         refuse_untrusted(PROGRAM, writable)

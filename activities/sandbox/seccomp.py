@@ -46,18 +46,28 @@ _MACHINES: dict[str, tuple[int, tuple[int, int], tuple[int, ...]]] = {
     ),
 }  # fmt: skip
 
+_NESTING: dict[str, frozenset[int]] = {
+    "x86_64": frozenset({165, 166, 155, 272}),
+    "aarch64": frozenset({40, 39, 41, 97}),
+}
+"""mount, umount2, pivot_root, unshare."""
+
 
 @functools.cache
-def filter_content() -> bytes | None:
+def filter_content(*, nested: bool = False) -> bytes | None:
     """Return the filter as bubblewrap reads it from a file; None on a machine whose numbers are not known."""
-    return filter_of(platform.machine()) if sys.platform == "linux" else None
+    return filter_of(platform.machine(), nested=nested) if sys.platform == "linux" else None
 
 
-def filter_of(machine: str) -> bytes | None:
-    """Return the filter for a machine by its name as `uname -m` prints it; None where its numbers are not known."""
+def filter_of(machine: str, *, nested: bool = False) -> bytes | None:
+    """Return the filter for a machine by its name as `uname -m` prints it; None where its numbers are not known.
+
+    With `nested` it allows what a second bubblewrap does inside: mounts and namespaces.
+    """
     if machine not in _MACHINES:
         return None
     architecture, sockets, calls = _MACHINES[machine]
+    calls = tuple(call for call in calls if not nested or call not in _NESTING[machine])
     families = len(SOCKET_FAMILIES)
     lines = [
         (_LOAD_WORD, 0, 0, _ARCHITECTURE_AT),

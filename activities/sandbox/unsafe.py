@@ -40,6 +40,10 @@ class NoFence:
 
     name = "none"
 
+    def nests(self) -> bool:
+        """Return False: there is no fence in which a sandbox could nest."""
+        return False
+
     def around(
         self,
         request: ProcessRequest,
@@ -47,7 +51,8 @@ class NoFence:
         writable: tuple[Path, ...],
         readable: tuple[Path, ...] = (),
         network: tuple[str, ...] = (),
+        nested: bool = False,
     ) -> AbstractContextManager[ProcessRequest]:
         """Give the request unchanged."""
-        del writable, readable, network
+        del writable, readable, network, nested
         return nullcontext(request)

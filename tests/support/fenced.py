@@ -21,11 +21,19 @@ from tests.support.sandboxes import REPOSITORY, give
 NOBODY = 65_534
 
 
-def fenced(root: Path, code: str, *, network: tuple[str, ...] = (), user: int = 0, wall_s: float = 60.0) -> str:
+def fenced(
+    root: Path,
+    code: str,
+    *,
+    network: tuple[str, ...] = (),
+    user: int = 0,
+    wall_s: float = 60.0,
+    nested: bool = False,
+) -> str:
     """Run Python code behind a fence and return what it printed; skip the test where there is no fence."""
     if problem := BubblewrapSandbox().probe():
         pytest.skip(problem)
-    order = {"root": str(root), "code": code, "network": network, "wall_s": wall_s}
+    order = {"root": str(root), "code": code, "network": network, "wall_s": wall_s, "nested": nested}
     if not user or os.geteuid() == user:
         return run(order)
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
@@ -52,7 +60,8 @@ def run(order: dict[str, Any]) -> str:
         wall_limit_s=order["wall_s"],
         inherit=False,
     )
-    with BubblewrapFence(tuple(order["network"])).around(request, writable=(root,)) as around:
+    fence = BubblewrapFence(tuple(order["network"]))
+    with fence.around(request, writable=(root,), nested=order["nested"]) as around:
         return run_process(around, cancelled=lambda: False, started=lambda _pid: None).output.decode()
 
 

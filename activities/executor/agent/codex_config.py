@@ -1,6 +1,7 @@
 """Writes `config.toml` of Codex, which its command line and `codex-acp` read alike."""
 
 import json
+import os
 from collections.abc import Mapping
 
 from activities.executor.agent.port import ModelAccess
@@ -8,6 +9,9 @@ from activities.executor.agent.port import ModelAccess
 ACCESS_VARIABLE = "TIGHTLOOP_MODEL_KEY"
 """Under this name codex itself gets the key or the gateway's token; the shells that it runs do not get it."""
 
+# At its start and after each turn codex asks git about the repository, whose settings name programs: a status runs the
+# filters of `.gitattributes`, which no option turns off. Its commands do not get this variable.
+NO_REPOSITORY: Mapping[str, str] = {"GIT_DIR": os.devnull}
 # With these off neither program looks up a name outside of the host: without them codex 0.169.0 asked for github.com,
 # api.github.com, chatgpt.com and ab.chatgpt.com.
 QUIET: Mapping[str, Mapping[str, object]] = {
@@ -51,5 +55,7 @@ def toml(tables: Mapping[str, Mapping[str, object]]) -> str:
 
 
 def _value(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_value(key)} = {_value(entry)}" for key, entry in value.items()) + "}"
     # JSON leaves DEL as it is, which TOML does not allow in a string.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -15,7 +15,7 @@ from activities.sandbox.port import MEBIBYTE, Fence, SandboxUnavailableError
 from activities.sandbox.unsafe import NoFence
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import EPISODE_VARIABLE, AgentMode, WorkOrder
-from tightloop.host.programs import find_trusted
+from tightloop.host.programs import find_trusted, trusted_path
 from tightloop.plan.rules.network import host_of
 from tightloop.settings import AgentSettings, SandboxSettings
 
@@ -39,9 +39,11 @@ class AgentHost:
     gateways: Gateways | None = None
     """Opens gateways to the model; None: the agent gets the key itself."""
     fence: Fence | None = None
-    """For agents that have no sandbox of their own; None: these are refused except in mode `full`."""
+    """Around every agent; None: those without a sandbox of their own are refused except in mode `full`."""
     open_to: tuple[str, ...] = ()
     """Hosts and folders that the settings open to what runs behind the fence."""
+    writable: tuple[Path, ...] = ()
+    """Folders that the settings let commands write."""
     disk_mb: int = SandboxSettings().disk_mb
     """What a delivery may add to the working tree and the agent's home."""
     grace_s: float = GRACE_S
@@ -123,17 +125,24 @@ class AgentHost:
     def build_request(
         self, order: WorkOrder, launch: Launch, home: Path, *, stdin: Path | None = None
     ) -> ProcessRequest:
-        """Return the process without a fence. Of the worker's variables it gets those that the settings name."""
+        """Return the process without a fence. Of the worker's variables it gets those that the settings name.
+
+        Raises:
+            ExecutorError: the program of the agent is gone.
+            UntrustedProgramError: it lies where a delivery or a command can write.
+        """
         root, program = Path(order.root), find_trusted(launch.argv[0])
         if program is None:
             raise ExecutorError(f"the program {launch.argv[0]} was not found. Install it where the worker runs")
+        outside = (root, self.homes, *self.writable)
+        program.refuse_within(outside)
         passed = {name: os.environ[name] for name in self.settings.environment if name in os.environ}
         return ProcessRequest(
             program=program,
             arguments=launch.argv[1:],
             cwd=root,
             environment={
-                **search_path(root),
+                **({"PATH": trusted_path(*outside)} if launch.own_sandbox else search_path(root)),
                 "HOME": str(home),
                 EPISODE_VARIABLE: order.episode_id,
                 **launch.environment,
@@ -153,13 +162,16 @@ class AgentHost:
     ) -> Iterator[tuple[ProcessRequest, str]]:
         """Give the process behind its fence, and the name of what fences it; `hosts` as of `ModelAccess`.
 
+        An agent with a sandbox of its own is put behind the fence, too, where one works within the other.
+
         Raises:
             SandboxUnavailableError: the agent has no sandbox of its own, and there is none on this worker.
         """
         if order.executor.mode is AgentMode.FULL:
             yield request, "none"
             return
-        if launch.own_sandbox:
+        nested = launch.own_sandbox and self._fence_nests()
+        if launch.own_sandbox and not nested:
             yield request, "own"
             return
         if self.fence is None:
@@ -175,8 +187,15 @@ class AgentHost:
         reads_only = order.executor.mode is AgentMode.READ_ONLY
         writable, shown = ((home,), (root,)) if reads_only else ((root, home), ())
         readable = (*installed, *shown)
-        with self.fence.around(request, writable=writable, readable=readable, network=hosts) as fenced:
-            yield fenced, self.fence.name
+        around = self.fence.around(request, writable=writable, readable=readable, network=hosts, nested=nested)
+        with around as fenced:
+            yield fenced, f"{self.fence.name}+own" if nested else self.fence.name
+
+    def _fence_nests(self) -> bool:
+        try:
+            return self.fence is not None and self.fence.nests()
+        except SandboxUnavailableError:
+            return False
 
     def secrets_of(self, agent: ModelUser, request: ProcessRequest, launch: Launch) -> Iterator[str]:
         """Yield what must not be recorded; the key of the worker, too: an agent without a fence could find it."""

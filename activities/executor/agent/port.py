@@ -41,7 +41,7 @@ class Launch:
     session_meta: Mapping[str, Any] = field(default_factory=dict)
     """`_meta` of the sessions of an agent over the Agent Client Protocol: options that it has no other place for."""
     own_sandbox: bool = False
-    """The agent fences what it runs; a second fence around it would break the first."""
+    """The agent fences the commands of its model, but neither itself nor what it starts for itself."""
 
 
 @dataclass(frozen=True, kw_only=True)

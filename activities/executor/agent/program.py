@@ -1,12 +1,14 @@
-"""Finds the program of an agent and asks it for its version."""
+"""Finds the program of an agent, asks it for its version, and sets the PATH of its commands."""
 
+import os
 import re
+import sys
 from functools import lru_cache
 from pathlib import Path
 
 from activities.executor.port import Availability
-from activities.process import ProcessRequest, Reason, run_process
-from tightloop.host.programs import find_trusted
+from activities.process import ProcessRequest, Reason, run_process, search_path
+from tightloop.host.programs import find_trusted, trusted_path
 
 VERSION_LIMIT_S = 10.0
 
@@ -22,6 +24,22 @@ def find_program(chosen: str, *usual: str) -> str:
     """
     names = (chosen,) if chosen else usual
     return next((str(found) for name in names if (found := find_trusted(name))), "")
+
+
+def command_path(root: Path, outside: tuple[Path, ...]) -> dict[str, str]:
+    """Return `PATH` (and `VIRTUAL_ENV`) for the commands in the sandbox of an agent: the project's programs first.
+
+    Of the worker's PATH without what a project can write, because Codex looks there for the program of its sandbox,
+    too; it passes over those of the working tree.
+
+    Args:
+        root: the working tree.
+        outside: further folders in which no program is looked for.
+    """
+    project = search_path(root)
+    own = [str(Path(environment, "bin")) for name, environment in project.items() if name == "VIRTUAL_ENV"]
+    folders = (*own, str(Path(sys.executable).parent), trusted_path(root, *outside))
+    return {**project, "PATH": os.pathsep.join(folders)}
 
 
 def check_program(program: str, looked_for: str, get_it: str) -> Availability:

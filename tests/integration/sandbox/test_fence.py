@@ -272,6 +272,47 @@ def test_a_door_is_private_and_gone_afterwards(root: Path) -> None:
     assert loopback("127.0.0.1:80") is None, "a program without rights cannot listen there"
 
 
+NAMESPACES = """
+import ctypes, os, re
+libc = ctypes.CDLL(None)
+# These belong to the namespaces of the fence, or to whoever watches.
+OWN = re.compile("/proc/(pressure/|sys/(net|user|fs/mqueue)/|sys/kernel/(auto_msg|msg|sem|shm|ns_last_pid|pid_max))")
+def writable():
+    for top, folders, files in os.walk("/proc"):
+        if top == "/proc":
+            folders[:] = [name for name in folders if not name.isdecimal() and not name.endswith("self")]
+        for path in (os.path.join(top, name) for name in files):
+            if os.path.islink(path) or OWN.match(path): continue
+            try: os.close(os.open(path, os.O_WRONLY))
+            except OSError: continue
+            print("can write", path, flush=True)
+writable()
+user, group = os.getuid(), os.getgid()
+if libc.unshare(0x10000000 | 0x20000 | 0x20000000): raise SystemExit("no namespaces")
+open("/proc/self/setgroups", "w").write("deny")
+open("/proc/self/uid_map", "w").write(f"0 {user} 1")
+open("/proc/self/gid_map", "w").write(f"0 {group} 1")
+if os.fork() == 0:
+    for place in (b"/proc", b"/proc/sys", b"/"):
+        for done in (libc.umount2(place, 2), libc.mount(None, place, None, 32 | 4096, None)):
+            if done == 0: print("changed the mount", place, flush=True)
+    os.makedirs("proc", exist_ok=True)
+    if libc.mount(b"proc", b"proc", b"proc", 0, None) == 0 and OWNS_PROC: print("mounted /proc", flush=True)
+    writable()
+    print("in a namespace of its own", flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.parametrize("user", [0, NOBODY])
+def test_namespaces_inside_a_fence_that_allows_them_open_nothing(root: Path, user: int) -> None:
+    """For the kernel, settings in /proc/sys belong to the number of the worker's user: only root's are theirs."""
+    code = f"OWNS_PROC = {os.geteuid() == user == 0}\n{NAMESPACES}"
+    assert fenced(root, code, user=user) == "no namespaces\n"
+    assert fenced(root, code, user=user, nested=True) == "in a namespace of its own\n"
+
+
 def test_the_environment_of_the_host_names_no_other_proxy(root: Path) -> None:
     request = request_for(("sh", "-c", "echo $HTTPS_PROXY $https_proxy"), cwd=root, wall_limit_s=60, inherit=False,
         environment={"https_proxy": "http://10.0.0.1:8080"}, secrets={"HTTPS_PROXY": "http://10.0.0.1:8080"},

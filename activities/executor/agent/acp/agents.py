@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from activities.executor.agent.codex_config import QUIET, model_settings, toml
+from activities.executor.agent.codex_config import NO_REPOSITORY, QUIET, model_settings, toml
 from activities.executor.agent.port import Launch, ModelAccess
 from activities.model.gateway.port import Wire
 from tightloop.errors import ExecutorError
@@ -26,6 +26,8 @@ class Start:
 
     home: Path
     access: ModelAccess
+    command_path: Mapping[str, str] = field(default_factory=dict)
+    """`PATH` and `VIRTUAL_ENV` of the commands that an agent runs in a sandbox of its own."""
     choice: ExecutorChoice = field(default_factory=ExecutorChoice)
     options: Document = field(default_factory=Document)
     """Of the type `AcpAgent.options`."""
@@ -166,8 +168,10 @@ def _complete_claude(start: Start, launch: Launch) -> Launch:
 def _complete_codex(start: Start, launch: Launch) -> Launch:
     top, tables = model_settings(start.access)
     # The shells that it runs do not inherit its key.
-    config = {"": top, **tables, **QUIET, "shell_environment_policy": {"inherit": "core"}}
-    return replace(launch, files={".codex/config.toml": toml(config)})
+    shell = {"inherit": "core", "set": start.command_path}
+    config = {"": top, **tables, **QUIET, "shell_environment_policy": shell}
+    environment = {**launch.environment, **NO_REPOSITORY}
+    return replace(launch, environment=environment, files={".codex/config.toml": toml(config)})
 
 
 _COMPLETE: Mapping[str, Callable[[Start, Launch], Launch]] = {

@@ -11,7 +11,7 @@ from activities.executor.agent.acp.run import AcpRun
 from activities.executor.agent.home import agent_home, copy_login, write_files
 from activities.executor.agent.host import AgentHost
 from activities.executor.agent.port import Launch
-from activities.executor.agent.program import find_program, version_of
+from activities.executor.agent.program import command_path, find_program, version_of
 from activities.executor.agent.record import RunRecord, kept_outcome, kept_session, sweep_runs
 from activities.executor.ending import fatal_outcome
 from activities.executor.options import read_options, refuse_questions
@@ -72,7 +72,14 @@ class AcpExecutor(AgentHost, Executor):
         with ExitStack() as stack:
             way = self.open_access(self.agent, order, own_bound=self.agent.bounds_calls)
             access, gateway = stack.enter_context(way)
-            start = Start(home=home, access=access, choice=order.executor, options=options, arguments=arguments)
+            start = Start(
+                home=home,
+                access=access,
+                command_path=command_path(Path(order.root), (self.homes, *self.writable)),
+                choice=order.executor,
+                options=options,
+                arguments=arguments,
+            )
             launch = self._with_login(self.agent.launch(start), home)
             write_files(home, launch.files)
             launch = replace(launch, argv=(program, *launch.argv, *arguments, *argv[1:]))

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from activities.executor.agent.cli.codex_events import CodexReader
-from activities.executor.agent.codex_config import ACCESS_VARIABLE, QUIET, model_settings, toml
+from activities.executor.agent.codex_config import ACCESS_VARIABLE, NO_REPOSITORY, QUIET, model_settings, toml
 from activities.executor.agent.home import copy_login
 from activities.executor.agent.port import EventReader, Launch, ModelAccess
-from activities.executor.agent.program import check_program, find_program
+from activities.executor.agent.program import check_program, command_path, find_program
 from activities.executor.options import read_options, refuse_questions
 from activities.executor.port import Availability
 from activities.model.gateway.port import Wire
@@ -62,8 +62,10 @@ class CodexAdapter:
     hosts = ("api.openai.com", "auth.openai.com", "chatgpt.com")
     default_key_env = "OPENAI_API_KEY"
 
-    def __init__(self, settings: AgentSettings) -> None:
+    def __init__(self, settings: AgentSettings, writable: tuple[Path, ...] = ()) -> None:
+        """Take the settings, and the folders that commands of the host may write."""
         self._settings = settings
+        self._writable = writable
 
     def availability(self) -> Availability:
         """Look for the program and its version."""
@@ -106,6 +108,7 @@ class CodexAdapter:
                 "CODEX_HOME": str(home / _HOME),
                 "TMPDIR": str(home / _TEMPORARY),
                 "RUST_LOG": LOG,
+                **NO_REPOSITORY,
             },
             secrets={ACCESS_VARIABLE: access.key} if access.key else {},
             stdin=order.prompt,
@@ -141,6 +144,7 @@ class CodexAdapter:
             "ignore_default_excludes": True,
             "exclude": [ACCESS_VARIABLE],
             "include_only": [*_SHELL_VARIABLES, *self._settings.environment],
+            "set": command_path(Path(order.root), (home.parent.parent, *self._writable)),
         }
         if order.executor.mode is AgentMode.FULL or options.network:
             top["sandbox_mode"] = "danger-full-access"
