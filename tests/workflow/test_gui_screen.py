@@ -43,7 +43,8 @@ class Screen:
 
     @property
     def executor(self) -> CursorGuiExecutor:
-        settings = WindowSettings(transcripts=str(self.folder / "transcripts"))
+        # No hooks are installed: those of this test are called by the agent.
+        settings = WindowSettings(transcripts=str(self.folder / "transcripts"), allow_unknown_roots=True)
         return CursorGuiExecutor(settings, self.folder, lambda _settings: Slow(self))
 
     def work(self, text: str) -> None:
@@ -56,7 +57,8 @@ class Screen:
         self.tell(root, hook_event_name="stop", status="completed")
 
     def tell(self, root: Path, **event: Any) -> None:
-        hook.handle(self.folder / "hooks", {"conversation_id": root.parent.name, **event})
+        fields = {"conversation_id": root.parent.name, "workspace_roots": [str(root)], **event}
+        hook.handle(self.folder / "hooks", fields)
 
     def turns(self, *without: str) -> list[int]:
         """Return whose calls came after whose, each turn once, as if some calls were not made."""
