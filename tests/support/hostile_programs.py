@@ -1,13 +1,14 @@
 """A tree full of programs that are named like others, and what of it runs under a process tracer.
 
-`python -m tests.support.hostile_programs AGENT FOLDER` lets an agent work on the tree `FOLDER/project`.
+`python -m tests.support.hostile_programs AGENT FOLDER` lets an agent work on the tree `FOLDER/project`; with `gate
+FOLDER MARKER` the gate for tests of a change judges one.
 """
 
 import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from activities.executor.agent.acp.agents import AGENTS
@@ -17,86 +18,24 @@ from activities.executor.agent.cli.executor import AgentExecutor
 from activities.model.gateway.port import Wire
 from activities.model.gateway.server import serve_gateway
 from activities.sandbox.choose import choose_fence
+from activities.sandbox.port import Fence
 from tests.support.agents.install import agent_program
 from tests.support.fake_model import FakeModel, say, shell
+from tests.support.gating import changed
 from tests.support.orders import Supervision, order
+from tests.support.planted import FOLDERS, NAMES, program_text
+from tightloop.executor.model import ExecutorChoice
 from tightloop.host import private_folder, state_folder
+from tightloop.host.programs import SYSTEM_PATH
 from tightloop.settings import AgentSettings, SandboxSettings
 
-NAMES = [
-    "agent",
-    "awk",
-    "bash",
-    "bun",
-    "bwrap",
-    "cat",
-    "chromium",
-    "claude",
-    "codex",
-    "copilot",
-    "cursor-agent",
-    "cut",
-    "deno",
-    "dirname",
-    "docker",
-    "env",
-    "firefox",
-    "gemini",
-    "getconf",
-    "git",
-    "git-upload-pack",
-    "gpg",
-    "grep",
-    "id",
-    "kill",
-    "launchctl",
-    "ls",
-    "lsb_release",
-    "make",
-    "mkdir",
-    "node",
-    "notify-send",
-    "npm",
-    "npx",
-    "opencode",
-    "osascript",
-    "pip",
-    "prlimit",
-    "ps",
-    "pytest",
-    "python",
-    "python3",
-    "readlink",
-    "rg",
-    "rm",
-    "ruff",
-    "sandbox-exec",
-    "sandbox-helper",
-    "screencapture",
-    "sed",
-    "setpriv",
-    "sh",
-    "sort",
-    "ssh",
-    "ssh-keygen",
-    "systemd-run",
-    "temporal",
-    "tightloop",
-    "tr",
-    "true",
-    "uname",
-    "uv",
-    "which",
-    "xargs",
-    "xclip",
-    "xdg-open",
-]
-"""Programs that we start, that agents were seen to start (`strace -f -e trace=execve`), and that are often looked up.
-
-`sandbox-helper` is no other program's name: whoever starts it wants one of the tree.
-"""
-FOLDERS = (".venv/bin", "node_modules/.bin", "bin", ".")
+SEEN = (
+    "agent", "awk", "copilot", "cut", "dirname", "getconf", "getopt", "kill", "lsb_release", "lxc-ls", "mkdir", "pgrep",
+    "readlink", "rm", "sed", "slirp4netns", "sort", "tr", "wc", "xargs",
+)  # fmt: skip
+"""What agents were seen to start (`strace -f -e trace=execve`), besides what is planted anyway."""
 OWN = "sandbox-helper"
+"""No other program has this name: whoever starts it wants one of the tree."""
 TRACER = ("strace", "-f", "-qq", "--seccomp-bpf", "-s", "300", "-e", "trace=execve", "-e", "signal=none", "-o")
 _STARTED = re.compile(r'^\d+ +execve\("((?:[^"\\]|\\.)*)", .*(?:= 0|<unfinished \.\.\.>)$', re.MULTILINE)
 
@@ -111,26 +50,22 @@ PROGRAMS: Mapping[str, tuple[str, str]] = {
 """Agent to its program and model; `codex-alone` is the one where no second sandbox works behind the fence."""
 
 
-def plant(root: Path, watch: Path, folders: Sequence[str] = FOLDERS) -> None:
-    """Write the programs into folders of a tree. Each does what the real one does, after it has noted that it ran.
+def plant_acting(root: Path, marker: Path) -> None:
+    """Write the programs into every folder of `FOLDERS`.
 
-    It can do so in `watch` only outside of a sandbox.
+    Each does what the real one does, after it has noted in `marker` that it ran: only outside of a sandbox it can.
     """
-    for name in NAMES:
-        real = shutil.which(name)
-        text = f'#!/bin/sh\n(echo "$0 $*" >> "{watch}/outside") 2> /dev/null\n'
-        text += f'exec {real} "$@"\n' if real else "exit 0\n"
-        for folder in folders:
+    for name in (*NAMES, *SEEN, OWN):
+        # Claude Code takes zsh for its commands where it finds one.
+        real = shutil.which(name, path=SYSTEM_PATH) or ("/bin/sh" if name == "zsh" else shutil.which(name))
+        if name.startswith("python"):
+            real = sys.executable
+        text = program_text(marker).replace("exit 0", f'exec {real} "$@"' if real else "exit 0")
+        for folder in FOLDERS:
             program = root / folder / name
             program.parent.mkdir(parents=True, exist_ok=True)
             program.write_text(text)
             program.chmod(0o755)
-
-
-def programs_outside(watch: Path) -> list[str]:
-    """Return the planted programs that ran outside of a sandbox, with their arguments."""
-    noted = watch / "outside"
-    return noted.read_text(errors="replace").splitlines() if noted.exists() else []
 
 
 def programs_started(trace: Path) -> list[str]:
@@ -144,7 +79,7 @@ def work(agent: str, folder: Path) -> None:
     program, model_name = PROGRAMS[agent]
     wire = Wire.RESPONSES if name == "codex" else AGENTS[name].wire or Wire.CHAT
     os.environ["PROVIDER_KEY"] = "sk-planted-provider-key-0123456789"
-    fence = None if agent == "codex-alone" else choose_fence(SandboxSettings())
+    fence: Fence | None = None if agent == "codex-alone" else choose_fence(SandboxSettings())
     with FakeModel(shell(f"{OWN}; git status > status.txt; echo made > made.txt"), say("done")) as model:
         settings = AgentSettings(
             program=str(agent_program(program)),
@@ -152,14 +87,32 @@ def work(agent: str, folder: Path) -> None:
             base_url=model.base_url(wire),
             api_key_env="PROVIDER_KEY",
         )
-        host = {"settings": settings, "homes": folder / "homes", "gateways": serve_gateway, "fence": fence}
+        homes = folder / "homes"
         executor = (
-            AgentExecutor(CodexAdapter(settings), **host) if name == "codex" else AcpExecutor(AGENTS[name], **host)
+            AgentExecutor(CodexAdapter(settings), settings=settings, homes=homes, gateways=serve_gateway, fence=fence)
+            if name == "codex"
+            else AcpExecutor(AGENTS[name], settings=settings, homes=homes, gateways=serve_gateway, fence=fence)
         )
-        wanted = order(root, name=name, wall_limit_s=240, idle_limit_s=200)
+        choice = ExecutorChoice(name=name, wall_limit_s=240, idle_limit_s=200)
+        wanted = order(root).evolve(executor=choice)
         outcome = executor.execute(wanted, Supervision(), private_folder(state_folder(root)))
     print(f"{outcome.status} {outcome.versions.get('fence')} {outcome.error}")
 
 
+def judge_test(folder: Path, marker: Path) -> None:
+    """Let the gate judge a test in a tree full of programs, and print what it says."""
+    before = {"shop.py": "def price(n):\n    return n\n"}
+    after = {
+        "shop.py": "def price(n):\n    return 2 * n\n",
+        "tests/test_shop.py": "from shop import price\n\n\ndef test_price():\n    assert price(2) == 4\n",
+    }
+    with changed(folder / "judged", before, after) as judged:
+        plant_acting(folder / "judged", marker)
+        print(judged.judge("tests/test_shop.py"))
+
+
 if __name__ == "__main__":
-    work(sys.argv[1], Path(sys.argv[2]))
+    if sys.argv[1] == "gate":
+        judge_test(Path(sys.argv[2]), Path(sys.argv[3]))
+    else:
+        work(sys.argv[1], Path(sys.argv[2]))
