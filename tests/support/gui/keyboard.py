@@ -87,9 +87,9 @@ def each_press(tell: Callable[[int], None]) -> Iterator[None]:
     context = reading.record_create_context(0, [record.AllClients], [wanted])
 
     def note(reply: Any) -> None:
-        data = reply.data
+        data: Any = reply.data
         while reply.category == record.FromServer and len(data):
-            event, data = rq.EventField(None).parse_binary_value(data, reading.display, None, None)
+            event, data = rq.EventField("event").parse_binary_value(data, reading.display, None, None)
             tell(event.detail)
 
     thread = threading.Thread(target=lambda: reading.record_enable_context(context, note), daemon=True)
