@@ -187,10 +187,13 @@ class Window:
         context = self._browser.new_context(storage_state=self._state, java_script_enabled=self._scripts)
         # Also what a window that is closed at once would not have sent any more.
         context.on("request", lambda sent: self._recorder.hear(sent.post_data or ""))
-        context.route(lambda url: not url.startswith(self.base), lambda route: route.abort())
         page = context.new_page()
         page.goto(f"{self.base}{path}")
         yield page
+        # Chromium does not answer when a window is closed in the middle of a navigation.
+        page.wait_for_load_state()
+        page.wait_for_timeout(200)
+        page.wait_for_load_state()
         context.close()
 
 
