@@ -84,12 +84,12 @@ class Idle:
     """Why the workers of a task queue get no new work; they may still work on what is open on their version."""
 
     reason: str
-    remedy: str
+    fix: str
     """As the end of a sentence."""
 
     def __str__(self) -> str:
         """Return both as sentences."""
-        return f"{self.reason}. Either {self.remedy}"
+        return f"{self.reason}. Either {self.fix}"
 
 
 def explain_idle(queue: str, workers: Sequence[Poller]) -> Idle | None:

@@ -39,7 +39,7 @@ LOOK_SECONDS = 1.0
 RECENT_SECONDS = 600.0
 """So long after its last activity a process may still have one of the same workflow that it had not noted."""
 MOST_BYTES = 256 * 1024
-"""The notes are written anew when they have become longer."""
+"""Longer notes are rewritten without what is old."""
 KEPT_SECONDS = 86_400.0
 """Notes of a process that worked for another server are removed after this time."""
 CALL_TIMEOUT = timedelta(seconds=5)
@@ -142,7 +142,7 @@ class Presence:
                 self._written += os.write(self._file, f"{time.time():.0f} {sign} {workflow_id}\n".encode())
 
     def _write_all(self) -> None:
-        """Write the notes anew, without workflows of long ago."""
+        """Rewrite the notes without workflows of long ago."""
         assert self._file is not None
         now = time.time()
         self._ended = {known: at for known, at in self._ended.items() if at > now - RECENT_SECONDS}

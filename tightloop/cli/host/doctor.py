@@ -160,7 +160,7 @@ async def _workers(client: TightloopClient) -> list[Finding]:
         Finding(f"workers on {queue}", bool(pollers), _names(pollers) or "nobody", "tightloop up")
         for queue, pollers in by_queue.items()
     ]
-    rows += [Finding(f"new work on {queue}", False, why.reason, why.remedy) for queue, why in found.idle.items()]
+    rows += [Finding(f"new work on {queue}", False, why.reason, why.fix) for queue, why in found.idle.items()]
     rows += [
         Finding(f"waiting on {queue}", True, str(backlog), needed=False) for queue, backlog in found.backlogs.items()
     ]
