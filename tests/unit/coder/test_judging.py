@@ -10,11 +10,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from activities.coder.port import ModelReply, ProposedCall
+from activities.coder.port import ModelReply, ProposedCall, ToolSpec
 from activities.coder.turns.judging import MOST_CALLS, PROBLEM_CHARACTERS, judge
-from tests.support.coder_turns import SPECS
+from tests.support.coder_turns import SPECS, TEXT
 
-ANSWERS = yaml.safe_load((Path(__file__).parents[2] / "data" / "coder" / "answers.yaml").read_text(encoding="utf-8"))
+CORPORA = Path(__file__).parents[2] / "data" / "coder"
+ANSWERS = yaml.safe_load((CORPORA / "answers.yaml").read_text(encoding="utf-8"))
+HELD_BACK = yaml.safe_load((CORPORA / "answers_held_back.yaml").read_text(encoding="utf-8"))
+LINE = {"type": ["integer", "null"]}
+PATH_ONLY = {"path": {"type": "string"}}
+
+
+def loose(name: str, *needed: str, **properties: dict[str, Any]) -> ToolSpec:
+    """A tool whose other arguments may be left out."""
+    return ToolSpec(name, name, {"type": "object", "properties": properties, "required": needed})
+
+
+LOOSE = (
+    loose("read_file", "path", **PATH_ONLY, start=LINE, end=LINE),
+    loose("edit_file", "path", **PATH_ONLY, old=TEXT, new=TEXT),
+    loose("delete_file", "path", **PATH_ONLY),
+    loose("run_tests"),
+    loose("finish", summary=TEXT),
+)
 
 
 def called(*calls: tuple[str, str], **options: Any) -> ModelReply:
@@ -80,6 +98,20 @@ def test_an_answer_is_calls_only_where_it_is_nothing_else(case: dict[str, Any]) 
     verdict = judge(ModelReply(text=case["text"]), SPECS, number=4)
     assert [f"{call.tool} {json.loads(call.arguments).get('path')}" for call in verdict.calls] == case["calls"]
     assert bool(verdict.problem) != bool(verdict.calls)
+
+
+@pytest.mark.parametrize("case", HELD_BACK, ids=lambda case: case["name"])
+def test_held_back_answer_is_never_taken_for_a_call_that_it_is_not(case: dict[str, Any]) -> None:
+    verdict = judge(ModelReply(text=case["text"]), LOOSE, number=4)
+    made = [f"{call.tool} {json.loads(call.arguments).get('path')}" for call in verdict.calls]
+    # A form of a call that is not known is sent back to the model: that costs a turn and does no harm.
+    assert made in ([], case["calls"])
+
+
+def test_most_calls_of_the_held_back_answers_are_understood() -> None:
+    calls = [case for case in HELD_BACK if case["calls"]]
+    understood = [case for case in calls if judge(ModelReply(text=case["text"]), LOOSE, number=4).calls]
+    assert len(understood) / len(calls) >= 0.6
 
 
 @given(st.sampled_from([case["text"] for case in ANSWERS if case["calls"]]), st.text(min_size=1), st.booleans())
