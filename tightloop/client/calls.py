@@ -468,16 +468,17 @@ def checked_json(name: str, argument: Any) -> bytes:
     Raises:
         InvalidRequestError: it is nested more deeply than a worker could read it again.
     """
+    too_deep = InvalidRequestError(f"{name}: a value is nested deeper than {LEVELS_LIMIT} levels. Make it flatter")
     try:
         content = to_json(argument)
         inner = [from_json(content)]
-        for _ in range(LEVELS_LIMIT + 1):
-            inner = [each for value in inner for each in _within(value)]
     except ValueError:
         # Its own bounds are about 250 levels to write and 200 to read.
-        inner = [argument]
+        raise too_deep from None
+    for _ in range(LEVELS_LIMIT + 1):
+        inner = [each for value in inner for each in _within(value)]
     if inner:
-        raise InvalidRequestError(f"{name}: a value is nested deeper than {LEVELS_LIMIT} levels. Make it flatter")
+        raise too_deep
     return content
 
 
