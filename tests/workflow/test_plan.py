@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from activities.plan.requests import PlanVerification, StepRun
-from tests.support.plan.doubles import BASE, Hanging, Playing, done, fails, skipped
+from tests.support.plan.doubles import BASE, Playing, done, fails, skipped
 from tightloop.errors import InvalidRequestError
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.plan.result import EvidenceNote
@@ -250,27 +250,6 @@ steps: [{id: inner, subplan: {steps: [{id: x, shell: {run: "true"}}]}}]
     assert result.outcome is PlanOutcome.FAILED
     assert "max_depth is 1" in result.reason
     assert "x" not in stage.scripted.names()
-
-
-async def test_child_that_a_discarded_run_left_behind_is_ended_before_the_same_one_starts(playing: Playing):
-    source = """
-id: outer
-steps:
-  - {id: slow, shell: {run: "true"}, access: none}
-  - {id: inner, needs: [slow], subplan: {steps: [{id: x, shell: {run: "true"}}]}}
-"""
-    child = PlanRequest(workspace="/sample/project", source=DIAMOND, depth=2)
-    left, slow = Hanging(), Hanging()
-    lone = 'id: left\nsteps: [{id: w, shell: {run: "true"}, access: none}]\n'
-    async with playing(source, {"w": left, "slow": slow}, children={"inner": StepRun(plans=(child,))}) as stage:
-        await slow.started.wait()
-        orphan = PlanRequest(workspace="/sample/project", source=lone)
-        await stage.plans.start(orphan, new_id=f"{stage.id}.inner.1")
-        await left.started.wait()
-        slow.go.set()
-        result = await stage.result()
-    assert left.cancelled == 1
-    assert result.outcome is PlanOutcome.COMPLETED
 
 
 async def test_plan_that_cannot_be_opened_fails_with_the_reason(playing: Playing, settings):

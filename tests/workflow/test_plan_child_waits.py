@@ -11,7 +11,7 @@ from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 from temporalio.client import Client
 
 from activities.plan.requests import StepRun
-from tests.support.plan.doubles import Hanging, PlanStage, Playing, asks, fails
+from tests.support.plan.doubles import Hanging, PlanStage, Playing, asks, done, fails
 from tightloop.errors import InvalidRequestError
 from tightloop.plan.child import ChildWait
 from tightloop.plan.request import PlanOutcome, PlanRequest
@@ -165,6 +165,17 @@ async def test_subplan_that_was_reset_corrects_what_its_plan_shows(playing: Play
         await details_without(stage, "lunch")
         last.go.set()
         result = await stage.result()
+    assert result.outcome is PlanOutcome.COMPLETED
+
+
+async def test_child_that_a_discarded_run_left_behind_is_ended_before_the_same_one_starts(playing: Playing):
+    source = 'id: inner\nsteps: [{id: w, shell: {run: "true"}, access: none}]\n'
+    left = Hanging()
+    async with playing(OUTER, {"w": [left, done()]}, children={"sub": child(source)}) as stage:
+        await left.started.wait()
+        await reset_without_signals(stage.temporal, stage.id)
+        result = await stage.result()
+    assert left.cancelled == 1
     assert result.outcome is PlanOutcome.COMPLETED
 
 

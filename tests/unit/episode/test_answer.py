@@ -110,6 +110,8 @@ def test_a_message_ends_a_wait_that_needs_no_decision_but_reports_no_work() -> N
     assert "still waits" in work.operator.respond("I could not do it")
     assert work.is_waiting
     work.operator.resume("two joints")
+    assert work.is_waiting
+    work.operator.answer({"question": "q1", "option": "done", "text": "two joints"})
     answer = work.operator.take_answer("q1")
     assert answer is not None
     assert (answer.option, answer.text) == ("done", "two joints")
