@@ -112,6 +112,7 @@ class SyncTightloopClient:
     verify = _blocking(TightloopClient.verify)
     missing_search_attributes = _blocking(TightloopClient.missing_search_attributes)
     topology = _blocking(TightloopClient.topology)
+    unserved = _blocking(TightloopClient.unserved)
     pollers = _blocking(TightloopClient.pollers)
     check_workspace = _blocking(TightloopClient.check_workspace)
 

@@ -43,7 +43,7 @@ def test_without_a_patch_nothing_passes_as_read(episode: Episode) -> None:
 
 def test_what_no_rule_reads_is_not_missed(episode: Episode) -> None:
     (episode.root / "picture.bin").write_bytes(bytes(range(256)) * 12_000)
-    tracking = episode.iterate({"dist/bundle.js": LARGE}, plan("build it"))
+    tracking = episode.iterate({"dist/bundle.css": LARGE}, plan("build it"))
     assert tracking.note
     assert episode.state.findings == ()
 

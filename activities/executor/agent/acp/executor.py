@@ -17,6 +17,7 @@ from activities.executor.ending import fatal_outcome
 from activities.executor.options import read_options, refuse_questions
 from activities.executor.port import Availability, Control, Executor
 from activities.sandbox.port import SandboxUnavailableError
+from tightloop.errors import ExecutorError
 from tightloop.executor.model import ErrorKind, ExecutorOutcome, ExecutorStatus, ResumeToken, WorkOrder
 from tightloop.executor.options import AcpOptions
 from tightloop.host.identity import host_identity
@@ -83,7 +84,10 @@ class AcpExecutor(AgentHost, Executor):
             launch = self._with_login(self.agent.launch(start), home)
             write_files(home, launch.files)
             launch = replace(launch, argv=(program, *launch.argv, *arguments, *argv[1:]))
-            request = self.build_request(order, launch, home)
+            try:
+                request = self.build_request(order, launch, home)
+            except ExecutorError as error:
+                return fatal_outcome(error.message, ErrorKind.MISSING_PROGRAM)
             record = RunRecord(state_folder, order.key, self.secrets_of(self.agent, request, launch))
             try:
                 fenced = self.behind_fence(request, order, launch, home=home, hosts=access.hosts)

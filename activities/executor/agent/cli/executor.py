@@ -17,6 +17,7 @@ from activities.executor.port import Availability, Control, Executor
 from activities.model.gateway.port import Gateway
 from activities.process import Reason, run_process
 from activities.sandbox.port import SandboxUnavailableError
+from tightloop.errors import ExecutorError
 from tightloop.executor.model import ErrorKind, ExecutorOutcome, ExecutorStatus, ResumeToken, WorkOrder
 from tightloop.host.identity import host_identity
 
@@ -101,7 +102,10 @@ class AgentExecutor(AgentHost, Executor):
         folder, reader = run_folder(state_folder, order.key), self.adapter.reader(order)
         with ExitStack() as stack:
             stdin = stack.enter_context(held_file(folder / "prompt", launch.stdin))
-            request = self.build_request(order, launch, home, stdin=stdin)
+            try:
+                request = self.build_request(order, launch, home, stdin=stdin)
+            except ExecutorError as error:
+                return fatal_outcome(error.message, ErrorKind.MISSING_PROGRAM)
             redaction = Redaction(self.secrets_of(self.adapter, request, launch))
             try:
                 fenced = self.behind_fence(request, order, launch, home=home, hosts=access.hosts)
