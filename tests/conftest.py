@@ -1,4 +1,4 @@
-"""What all tests share: one real Temporal server a run, git workspaces, workers with scripted ports."""
+"""What all tests share: one real Temporal server for each process, git workspaces, workers with scripted ports."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ from worker.build import Adapters, build_adapters, build_workers, surroundings
 
 MOST_PROCESSES = 8
 """All of them share one Temporal server, which is busy with the tests of so many."""
-QUERY_TIMEOUT = timedelta(seconds=30)
+QUERY_TIMEOUT = timedelta(seconds=15)
 """A worker that keeps nothing in memory replays a plan for each answer."""
 _UNHURRIED = hypothesis.settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """Property tests say what holds, not how fast."""
@@ -91,7 +91,7 @@ def _quiet_environment(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session")
 async def temporal() -> AsyncIterator[WorkflowEnvironment]:
-    """The Temporal dev server of this run: real, with the tuned settings, in memory."""
+    """The Temporal dev server of this process: real, with the tuned settings, in memory."""
     async with WorkflowEnvironment.from_client(await connect_to_server()) as environment:
         yield environment
 
@@ -140,7 +140,7 @@ def settings(temporal: WorkflowEnvironment) -> Settings:
 
 @pytest.fixture
 def client(temporal_client: Client, settings: Settings) -> TightloopClient:
-    return BoundedClient(temporal_client, settings)
+    return BoundedClient(temporal_client, settings, query_timeout=QUERY_TIMEOUT)
 
 
 @pytest.fixture

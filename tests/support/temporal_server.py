@@ -1,15 +1,18 @@
-"""One Temporal dev server for a whole run of tests, however many processes the run has."""
+"""A Temporal dev server for each process of a run of tests, and others for tests that read a whole namespace."""
 
 import asyncio
-import fcntl
+import functools
 import os
 import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 from temporalio.client import Client
+from temporalio.testing import WorkflowEnvironment
 
 from worker.connect import DATA_CONVERTER
 from worker.stack.server import free_port, temporal_binary, tuning_arguments
@@ -39,24 +42,39 @@ def open_run() -> None:
 
 
 def close_run() -> None:
-    """End the server, if a test needed it, and remove the folder."""
+    """End the servers and remove the folder."""
     os.close(_life.pop())
     shutil.rmtree(os.environ.pop(RUN_FOLDER), ignore_errors=True)
 
 
+@functools.cache
 def server_address() -> str:
-    """Return the address of the run's server; whoever asks first starts it."""
-    folder = Path(os.environ[RUN_FOLDER])
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        file = folder / "address"
-        if not file.exists():
-            file.write_text(_start(folder))
-        return file.read_text()
+    """Return the address of the server of this process, which starts with the first call.
+
+    One server for all processes would answer more slowly with each test: what lists workflows reads those of all.
+    """
+    return _start(Path(os.environ[RUN_FOLDER]))
+
+
+@pytest.fixture(scope="module")
+async def own_server() -> AsyncIterator[WorkflowEnvironment]:
+    """A server with the workflows of one file of tests only: `temporal, temporal_client = own_server, own_client`."""
+    async with await WorkflowEnvironment.start_local(
+        data_converter=DATA_CONVERTER,
+        dev_server_existing_path=str(temporal_binary()),
+        dev_server_extra_args=tuning_arguments(),
+    ) as environment:
+        yield environment
+
+
+@pytest.fixture(scope="module")
+async def own_client(temporal: WorkflowEnvironment) -> Client:
+    """A client of that server."""
+    return temporal.client
 
 
 async def connect_to_server() -> Client:
-    """Return a client of the run's server."""
+    """Return a client of the server of this process."""
     address = await asyncio.to_thread(server_address)
     deadline = time.monotonic() + START_SECONDS
     while True:
@@ -72,8 +90,8 @@ def _start(folder: Path) -> str:
     port = str(free_port())
     command = [str(temporal_binary()), "server", "start-dev", "--headless", "--ip", "127.0.0.1", "--port", port]
     command += ["--log-level", "error", *tuning_arguments()]
-    with (folder / "temporal.log").open("wb") as log:
-        # A session of its own: the process that happened to ask first may end before the others do.
+    with (folder / f"temporal-{port}.log").open("wb") as log:
+        # A session of its own: whoever interrupts the run does not end the server before the tests.
         supervisor = subprocess.Popen(
             ["sh", "-c", SUPERVISE, str(folder / "life"), *command],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
+from tests.support.extent import part
 from tightloop.episode.budget import Budget
 from tightloop.episode.progress.tracking import Thresholds
 from tightloop.errors import SettingsError
@@ -179,7 +180,7 @@ leaves = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text
 values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(keys, inner, max_size=3))
 
 
-@limits(deadline=None)
+@limits(deadline=None, max_examples=part(25, of=100))
 @given(st.dictionaries(keys, st.one_of(values, st.dictionaries(keys, values, max_size=3)), max_size=3))
 def test_any_document_gives_settings_or_a_sentence(document: dict[object, object]) -> None:
     text = yaml.safe_dump(document, allow_unicode=True)

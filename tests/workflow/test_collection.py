@@ -23,7 +23,9 @@ from activities.plan.requests import PlanScope
 from activities.tracking.retention import Freed, Known, collect
 from activities.workspace.store.objects import TreeStore
 from tests.support.episodes import Git, Working, eventually
+from tests.support.extent import part
 from tests.support.ledger import backdate
+from tests.support.temporal_server import own_client, own_server
 from tightloop.client import TightloopClient
 from tightloop.database.opening import close_ledgers, open_state
 from tightloop.episode.budget import Budget
@@ -34,6 +36,8 @@ from tightloop.settings import Settings
 from tightloop.value.artifact import PACKED
 from worker.connect import known_workflows
 from worker.retention.freeing import merged_runs
+
+temporal, temporal_client = own_server, own_client
 
 DAY = timedelta(days=1)
 OLD = timedelta(days=40)
@@ -203,8 +207,8 @@ async def test_a_collection_killed_at_any_moment_loses_nothing_and_the_next_one_
     moments = int(done.stdout)
     assert (done.returncode, {key for key, _ in references(copy)}) == (0, {kept})
     whole = set(LocalArtifactStore(copy / "artifacts").all())
-    chosen = [(number, 0.0) for number in range(1, moments + 1, max(1, moments // 14))]
-    chosen += [(number, 0.004) for number in range(3, moments + 1, max(1, moments // 6))]
+    chosen = [(number, 0.0) for number in range(1, moments + 1, max(1, moments // part(5, of=14)))]
+    chosen += [(number, 0.004) for number in range(3, moments + 1, max(1, moments // part(3, of=6)))]
     for number, (stop, delay) in enumerate(chosen, start=1):
         copy, done = collected(number, stop, delay)
         assert done.returncode in (-signal.SIGKILL, 0), done.stderr

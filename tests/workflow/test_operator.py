@@ -94,13 +94,12 @@ async def test_signals_with_more_inputs_than_one_do_what_they_say(client, tempor
         go.touch()
 
         async def waits() -> bool:
-            return (await client.status(episode_id)).questions
+            # Before the pause begins it may be asked what is to become of a check that still runs.
+            return [question.title for question in (await client.status(episode_id)).questions] == ["lunch"]
 
         await eventually(waits)
-        reason = (await client.status(episode_id)).questions[0].title
         await temporal_cli("workflow", "signal", "--name", "resume", "-w", episode_id, *two)
         result = await client.result(episode_id)
-    assert reason == "lunch"
     assert result.outcome is EpisodeOutcome.SUCCEEDED
 
 
@@ -112,7 +111,7 @@ async def test_a_pause_with_a_reason_shows_it(client, temporal_cli, working: Wor
         go.touch()
 
         async def waits() -> bool:
-            return (await client.status(episode_id)).questions
+            return [question.title for question in (await client.status(episode_id)).questions] == ["lunch"]
 
         await eventually(waits)
         status = await client.status(episode_id)
@@ -123,7 +122,6 @@ async def test_a_pause_with_a_reason_shows_it(client, temporal_cli, working: Wor
         result = await client.result(episode_id)
         timeline = await client.timeline(episode_id)
     [asked] = status.questions
-    assert asked.title == "lunch"
     kept = f"pause: {asked.id} waits already; the reason was: a meeting"
     assert [entry.text for entry in timeline if entry.kind == "refused"] == [kept]
     assert result.outcome is EpisodeOutcome.CANCELLED

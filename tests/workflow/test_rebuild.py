@@ -12,6 +12,7 @@ from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
 from temporalio.testing import WorkflowEnvironment
 
 from tests.support.episodes import Working, eventually
+from tests.support.temporal_server import own_client, own_server
 from tightloop.client import TightloopClient
 from tightloop.database.engine import Database
 from tightloop.database.ledger import Ledger
@@ -22,6 +23,8 @@ from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.settings import Settings, parse_settings
 from worker.connect import known_workflows
 from worker.ledger.rebuild import rebuild
+
+temporal, temporal_client = own_server, own_client
 
 PLAN = """
 id: small

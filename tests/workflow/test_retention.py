@@ -11,6 +11,7 @@ from activities.tracking.retention import Known, choose, collect
 from activities.workspace.ownership import tree_lock
 from tests.support.episodes import Working, eventually
 from tests.support.leftovers import aged, last_active, trees
+from tests.support.temporal_server import own_client, own_server
 from tightloop.cli.host.commands import read_days
 from tightloop.client import TightloopClient
 from tightloop.database.opening import open_project
@@ -21,6 +22,8 @@ from tightloop.host import state_folder
 from tightloop.question import QuestionKind
 from worker.connect import known_workflows
 from worker.retention.freeing import merged_runs
+
+temporal, temporal_client = own_server, own_client
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 DAY = timedelta(days=1)

@@ -52,8 +52,15 @@ class Attempt:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it was cancelled only because Temporal does not know it any more."""
-        return self.cancellation == ActivityCancellationDetails(not_found=True)
+        """Whether it was cancelled only because Temporal has not heard from it for too long.
+
+        Temporal says so itself, or the SDK does, which counts the same time while Temporal cannot be reached.
+        """
+        return self.cancellation in (
+            ActivityCancellationDetails(not_found=True),
+            ActivityCancellationDetails(timed_out=True),
+            ActivityCancellationDetails(not_found=True, timed_out=True),
+        )
 
     @property
     def is_shut_down(self) -> bool:

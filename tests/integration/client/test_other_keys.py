@@ -15,6 +15,7 @@ from temporalio.client import Client
 from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import asked, eventually
 from tests.support.stack.stack import ROOT
+from tests.support.temporal_server import own_client, own_server
 from tightloop.client import TightloopClient
 from tightloop.client.encryption import data_converter
 from tightloop.client.keys import new_ring, read_ring, write_ring
@@ -23,6 +24,8 @@ from tightloop.episode.model import EpisodeRequest
 from tightloop.errors import SettingsError
 from tightloop.settings import Settings
 from worker.build import build_adapters, build_workers
+
+temporal, temporal_client = own_server, own_client
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Place:
 async def place(
     temporal_client: Client, settings: Settings, tmp_path: Path, request_for: Callable[..., EpisodeRequest]
 ) -> AsyncIterator[Place]:
+
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     sealing = settings.evolve(temporal=settings.temporal.evolve(authenticate=True))

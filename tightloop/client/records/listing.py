@@ -14,6 +14,8 @@ from tightloop.errors import EpisodeNotFoundError
 
 START_HINT = 'Start one: tightloop start "make the tests pass" --done "pytest -q", or: tightloop plan run plan.yaml'
 _PAGE = 200
+_SUGGESTED = 50
+"""Newest ids among which a wrong one is looked for: to list more takes the server longer than the answer is worth."""
 
 
 class Listing:
@@ -57,12 +59,12 @@ class Listing:
 
     async def not_found(self, workflow_id: str, kind: Kind | None = None) -> EpisodeNotFoundError:
         """Return the error that names the nearest known ids."""
-        known: list[str] = []
-        async with contextlib.aclosing(self.executions(kind=kind)) as found:
-            async for row in found:
-                known.append(row.id)
-                if len(known) >= _PAGE:
-                    break
+        types = ", ".join(f'"{name}"' for name, one in KINDS.items() if kind in (None, one))
+        request = service.ListWorkflowExecutionsRequest(
+            namespace=self._client.namespace, page_size=_SUGGESTED, query=f"WorkflowType IN ({types})"
+        )
+        page = await self._page(request)
+        known = list(dict.fromkeys(info.execution.workflow_id for info in page.executions))
         nearest = difflib.get_close_matches(workflow_id, known, n=3, cutoff=0.5) or known[:3]
         what = f"no {kind}" if kind else "neither an episode nor a plan"
         hint = f". Known ids: {', '.join(nearest)}. List all: tightloop list" if nearest else f". {START_HINT}"
@@ -77,12 +79,15 @@ class Listing:
             request = service.ListWorkflowExecutionsRequest(
                 namespace=self._client.namespace, page_size=_PAGE, next_page_token=token, query=query
             )
-            async with self._bounded("", CALL_TIMEOUT):
-                page = await self._client.workflow_service.list_workflow_executions(
-                    request, retry=True, timeout=CALL_TIMEOUT
-                )
+            page = await self._page(request)
             for info in page.executions:
                 yield info
             token = page.next_page_token
             if not token:
                 return
+
+    async def _page(self, request: service.ListWorkflowExecutionsRequest) -> service.ListWorkflowExecutionsResponse:
+        async with self._bounded("", CALL_TIMEOUT):
+            return await self._client.workflow_service.list_workflow_executions(
+                request, retry=True, timeout=CALL_TIMEOUT
+            )
