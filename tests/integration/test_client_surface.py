@@ -710,7 +710,7 @@ async def test_doctor_finds_server_attributes_and_workers(
     assert not (await diagnosed())[1][name]
     async with working():
         await client.status(await client.start(a_request()))
-        code, found = await eventually(with_worker)
+        code, found = await eventually(with_worker, seconds=90)
     # This worker only runs workflows, so that an episode would wait.
     assert (code, found["workers for workspaces"]) == (1, False)
     assert found["search attributes"]
