@@ -17,6 +17,7 @@ from tests.support.episodes import Working, eventually
 from tests.support.extent import draw_seed, part
 from tests.support.gateway import Gateway, enrol, gateway
 from tests.support.mcp import call, over_http, refused
+from tests.support.temporal_server import own_client, own_server
 from tightloop.client import Check, EpisodeRequest, TightloopClient
 from tightloop.database.engine import Database
 from tightloop.errors import IdTakenError
@@ -24,7 +25,9 @@ from tightloop.loop.model import LoopRequest
 from tightloop.safety.person import Role
 from tightloop.settings import Settings
 
-PAIRS = part(24, of=200)
+temporal, temporal_client = own_server, own_client
+
+PAIRS = part(12, of=200)
 PLAN = 'title: Green tests\nsteps:\n- {id: test, shell: {run: "true"}}\n'
 
 
