@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,12 +11,17 @@ import httpx2
 import pytest
 
 from activities.sandbox.door.server import open_loopback_door
+from gateway.ui.access import codec_access
+from gateway.ui.app import application as codec_application
 from tests.support.extent import part
 from tests.support.fake_model import FakeModel
 from tests.support.gateway import gateway
 from tests.support.model_gateway_client import open_gateway, spec_of
+from tests.support.ui_server import Served, serving
 from tightloop.client import TightloopClient
-from tightloop.settings import Settings, WorkerSettings
+from tightloop.client.keys import new_ring
+from tightloop.client.sealing import Keys, OperatorCodec, SealingCodec
+from tightloop.settings import Settings, WorkerSettings, parse_settings
 from worker.observing.health import serving_health
 from worker.stack.server import free_port
 
@@ -74,18 +79,30 @@ async def asked(url: str, waits: list[float]) -> AsyncIterator[None]:
             await asking
 
 
+@contextmanager
+def codec_server() -> Iterator[Served]:
+    address = f"127.0.0.1:{free_port()}"
+    settings = parse_settings(f"codec: {{listen: '{address}'}}", {})
+    app = codec_application(codec_access(settings, "t0ken-of-the-trial"), OperatorCodec(SealingCodec(Keys(new_ring()))))
+    with serving(app, address) as served:
+        yield served
+
+
 @pytest.mark.timeout(300)
 async def test_connections_that_send_a_byte_a_minute_are_closed_within_30_s(
     tmp_path: Path, client: TightloopClient, settings: Settings
 ) -> None:
     watched = settings.evolve(worker=WorkerSettings(health_bind=f"127.0.0.1:{free_port()}", graceful_shutdown_s=1))
     health, waits = watched.worker.health_bind, list[float]()
-    with FakeModel() as model, open_gateway(spec_of(model)) as models, open_loopback_door(("*",)) as proxy:
+    with ExitStack() as stack:
+        models = stack.enter_context(open_gateway(spec_of(stack.enter_context(FakeModel()))))
+        proxy, codec = stack.enter_context(open_loopback_door(("*",))), stack.enter_context(codec_server())
         async with gateway(tmp_path, client, settings) as served, serving_health(watched):
             addresses = {
                 "gateway": served.address,
                 "health": health,
                 "model gateway": urlsplit(models.base_url).netloc,
+                "codec": codec.address,
                 "egress proxy": urlsplit(proxy.environment["HTTP_PROXY"]).netloc.rpartition("@")[2],
             }
             async with asked(f"{served.url}/live", waits), asked(f"http://{health}/healthz", waits):
