@@ -4,6 +4,9 @@ BIN := .venv/bin
 # As many processes as tests/conftest.py finds right for this machine.
 PARALLEL := -q -n auto
 
+# Of a test with many cases so many run, drawn by the seed that the run prints; TIGHTLOOP_TEST_ALL=1 runs them all.
+SAMPLE := TIGHTLOOP_TEST_CASES=2
+
 # What fails while others run beside it runs once more alone, and is listed both times; what fails twice fails.
 AGAIN := -q -n 0 --last-failed --last-failed-no-failures none --maxfail 3
 
@@ -26,13 +29,13 @@ up: install ## embedded Temporal server and worker, until Ctrl-C
 	@$(BIN)/python -m worker up
 
 test: install ## all tests but the trials, in parallel; starts every server it needs
-	@$(BIN)/python -m pytest $(PARALLEL) || $(BIN)/python -m pytest $(AGAIN)
+	@$(SAMPLE) $(BIN)/python -m pytest $(PARALLEL) || $(BIN)/python -m pytest $(AGAIN)
 
 test-fast: install ## unit, workflow and replay tests only
 	@$(BIN)/python -m pytest $(PARALLEL) tests/unit tests/workflow tests/replay
 
 trials: install ## what takes long: kills, eight simulated hours, random plans, agents, escapes, browser
-	@$(BIN)/python -m pytest $(PARALLEL) tests/trials || $(BIN)/python -m pytest $(AGAIN) tests/trials
+	@$(SAMPLE) $(BIN)/python -m pytest $(PARALLEL) tests/trials || $(BIN)/python -m pytest $(AGAIN) tests/trials
 
 check: install ## format, lint, layers, types
 	@$(BIN)/ruff format --check .

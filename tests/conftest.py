@@ -23,6 +23,7 @@ from activities.executor.choose import executors
 from activities.planner.port import Planner
 from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import APPEND, BoundedClient, Git, Working, scripted
+from tests.support.extent import SEED, choose_seed, leave_out_cases
 from tests.support.plan.doubles import PlanStage, Playing, Script, ScriptedPlanActivities, plan_worker
 from tests.support.temporal_server import close_run, connect_to_server, open_run
 from tightloop.cli.main import app
@@ -32,7 +33,7 @@ from tightloop.settings import Settings, parse_settings
 from worker.build import Adapters, build_adapters, build_workers, surroundings
 
 MOST_PROCESSES = 8
-"""All of them share one Temporal server, which is busy with the tests of so many."""
+"""Each has a Temporal server of its own."""
 QUERY_TIMEOUT = timedelta(seconds=15)
 """A worker that keeps nothing in memory replays a plan for each answer."""
 _UNHURRIED = hypothesis.settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -44,6 +45,7 @@ hypothesis.settings.register_profile("explore", _UNHURRIED)
 def pytest_configure(config: pytest.Config) -> None:
     """Begin a run; a process of pytest-xdist takes part in the run that started it."""
     if not hasattr(config, "workerinput"):
+        choose_seed()
         open_run()
 
 
@@ -66,10 +68,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return WholeFiles(config, log)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what does not fit the time of the gate; what failed is run again in any case."""
+    if not config.getoption("lf") and (left_out := leave_out_cases(items)):
+        config.hook.pytest_deselected(items=left_out)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say once what each group of skipped tests needs."""
     skipped = terminalreporter.getreports("skipped")
     reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped if report.longrepr)
+    terminalreporter.write_line(f"{SEED}={os.environ[SEED]} draws the same cases again")
     for reason, count in sorted(reasons.items()):
         terminalreporter.write_line(f"{count} skipped: {reason}")
 
