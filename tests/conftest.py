@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
+from temporalio.worker._workflow import _WorkflowWorker
 from typer.testing import CliRunner
 
 from activities.executor.choose import executors
@@ -34,6 +35,7 @@ from worker.build import Adapters, build_adapters, build_workers, surroundings
 
 MOST_PROCESSES = 8
 """Each has a Temporal server of its own."""
+DEADLOCK_SECONDS = 30
 QUERY_TIMEOUT = timedelta(seconds=15)
 """A worker that keeps nothing in memory replays a plan for each answer."""
 _UNHURRIED = hypothesis.settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -96,6 +98,18 @@ def _quiet_environment(tmp_path_factory: pytest.TempPathFactory) -> None:
     empty.touch()
     os.environ["TEMPORAL_CONFIG_FILE"] = str(empty)
     os.environ["TIGHTLOOP_HOME"] = str(tmp_path_factory.getbasetemp() / "state")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patient_workers() -> None:
+    """Let a workflow task take more than the SDK's 2 s, which it exceeds where several processes share a core."""
+    original = _WorkflowWorker.__init__
+
+    def patient(self: _WorkflowWorker, **arguments: Any) -> None:
+        original(self, **arguments)
+        self._deadlock_timeout_seconds = DEADLOCK_SECONDS
+
+    _WorkflowWorker.__init__ = patient  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="session")

@@ -107,7 +107,7 @@ async def test_containers_made_again_five_times_have_one_project_and_go_on_with_
     with postgres_server() as server, new_database(server) as address:
         given = {"TIGHTLOOP_DATABASE__URL": address, "TIGHTLOOP_WORKER__HOST": host}
         shared, volume, episodes = postgres_database(address), tmp_path / "volume", []
-        for number in range(part(2, of=7)):
+        for number in range(part(3, of=7)):
             container = machine(f"container-{number}", **given)
             await container.serve(volume)
             assert "may be dead" not in container.log.read_text()
