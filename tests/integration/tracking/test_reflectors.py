@@ -19,6 +19,7 @@ from activities.planner.reflection.rules import RuleReflector, rule_reflection
 from activities.workspace.scope import EpisodeScope
 from tests.data.reflections.corpus import cases
 from tests.support.doubles import ScriptedPlanner
+from tests.support.extent import some
 from tests.support.model_server import ModelServer, Reply, fails, hangs, out_of_quota, rate_limited, raw, says
 from tightloop.episode.check import Check, CheckReport, judge
 from tightloop.episode.messages.plan_change import make_delta
@@ -174,7 +175,7 @@ async def test_prompt_is_bounded_and_has_diff_checks_and_earlier_reflections(bou
 
 
 async def test_every_broken_answer_ends_in_a_reflection() -> None:
-    corpus = cases()
+    corpus = some(cases(), 60)
     with ModelServer(*(says(case.text) for case in corpus)) as server:
         reflector = OpenAIReflector(ModelService(base_url=server.url, models=("m1",), corrections=0))
         answers = [await reflector.reflect(BRIEFING) for _ in corpus]
