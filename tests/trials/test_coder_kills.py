@@ -25,7 +25,7 @@ from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.settings import Settings, WorkerSettings
 
-KILLS = part(4, of=40)
+KILLS = part(2, of=40)
 KILLS_A_RUN = 4
 ANSWER_S = 0.15
 """How long an answer takes, so that kills come in the middle of one."""

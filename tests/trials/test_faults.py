@@ -206,7 +206,7 @@ def check_waiting(seen: Seen) -> None:
 @pytest.mark.timeout(3000)
 async def test_episodes_with_faults_end_truthfully(workspace: Path, tmp_path: Path) -> None:
     seed = draw_seed()
-    share = part(24, of=300) / sum(fault.count for fault in FAULTS)
+    share = part(12, of=300) / sum(fault.count for fault in FAULTS)
     moments = random.Random(seed)
     projects = tmp_path / "projects"
     todo = [(fault, number) for fault in FAULTS for number in range(max(1, round(fault.count * share)))]

@@ -189,7 +189,7 @@ async def fleet(tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatc
             host.start_worker()
         client = await TightloopClient.connect(settings=first.settings, compare_keys=False)
         homes = await eventually(lambda: _homes(client), seconds=90)
-        home = next(home for home in homes if host_of(home).startswith("first-"))
+        home = next(home for home in homes if host_of(home) == "first")
         yield Fleet(network, first, second, client, home, tmp_path, monkeypatch)
 
 

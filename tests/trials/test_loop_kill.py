@@ -29,7 +29,7 @@ DISPATCH = (
 )  # fmt: skip
 VERIFY = ("verify", "find_gates", "run_project_gate", "leave_project")
 EVERY = tuple(f"{name}.{moment}" for name in ("start", *DISPATCH, *VERIFY) for moment in ("after", "before"))
-MOMENTS = some(EVERY, 3)
+MOMENTS = some(EVERY, 2)
 SECONDS = 150.0
 
 

@@ -20,7 +20,7 @@ PAUSED = 0.6
 async def test_honest_work_is_left_alone(
     half: str, client: TightloopClient, working: Working, tmp_path: Path, git: Git
 ) -> None:
-    honest = some([entry for entry in selected(half) if entry.since is None], 12) or pytest.skip("no entries")
+    honest = some([entry for entry in selected(half) if entry.since is None], 6) or pytest.skip("no entries")
     found = await courses_of(honest, client=client, working=working, folder=tmp_path, git=git)
     print(f"\n{half}: {found}")
     assert found.false_in_200 <= FALSE_IN_200
@@ -31,7 +31,7 @@ async def test_honest_work_is_left_alone(
 async def test_stuck_episodes_are_noticed(
     half: str, client: TightloopClient, working: Working, tmp_path: Path, git: Git
 ) -> None:
-    stuck = some([entry for entry in selected(half) if entry.since is not None], 12) or pytest.skip("no entries")
+    stuck = some([entry for entry in selected(half) if entry.since is not None], 6) or pytest.skip("no entries")
     found = await courses_of(stuck, client=client, working=working, folder=tmp_path, git=git)
     print(f"\n{half}: {found}")
     assert found.heard >= NOTICED

@@ -40,7 +40,7 @@ RECOVERS = [
     *((name, moment) for name in AROUND for moment in ("before", "recorded")),
     *((name, "acted") for name in ("begin", "prove")),
 ]
-PLACES = part(10, of=100)
+PLACES = part(5, of=100)
 """How many of them are tried, chosen anew in each run; all of a plan that recovers: 48."""
 GIVES_UP = [(step, moment) for step in TAKEN_BACK for moment in MOMENTS]
 

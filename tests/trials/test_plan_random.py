@@ -39,7 +39,7 @@ from worker.connect import DATA_CONVERTER
 from worker.hosting.interceptor import ActivityInterceptor
 from workflows.plan.workflow import PlanWorkflow
 
-PLANS = part(20, of=500)
+PLANS = part(10, of=500)
 SEED = os.environ.get("TIGHTLOOP_TEST_SEED", "")
 AT_ONCE = 4
 """Rounds of examples side by side, each with an event loop and a worker of its own: most of the time is waiting."""
