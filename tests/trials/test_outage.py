@@ -141,7 +141,6 @@ def request(workspace: Path, lines: int) -> EpisodeRequest:
 
 
 @pytest.mark.timeout(1_800)
-# An absence beyond the setting is known to stop work now and then that the next attempt should join.
 @pytest.mark.parametrize("absence_s", [60.0, 3.0][: part(1, of=2)])
 async def test_absence_of_temporal_repeats_nothing_and_loses_nothing(
     settings: Settings, server: Server, workspaces: Callable[[int], list[Path]], absence_s: float
