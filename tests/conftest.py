@@ -1,4 +1,4 @@
-"""What all tests share: one real Temporal server for each process, git workspaces, workers with scripted ports."""
+"""What all tests share: a real Temporal server per process, git workspaces, workers with scripted ports."""
 
 import asyncio
 import os

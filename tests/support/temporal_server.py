@@ -91,7 +91,7 @@ def _start(folder: Path) -> str:
     command = [str(temporal_binary()), "server", "start-dev", "--headless", "--ip", "127.0.0.1", "--port", port]
     command += ["--log-level", "error", *tuning_arguments()]
     with (folder / f"temporal-{port}.log").open("wb") as log:
-        # A session of its own: whoever interrupts the run does not end the server before the tests.
+        # In its own session, so that Ctrl-C reaches the tests before the server.
         supervisor = subprocess.Popen(
             ["sh", "-c", SUPERVISE, str(folder / "life"), *command],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,

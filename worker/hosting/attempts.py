@@ -52,9 +52,9 @@ class Attempt:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it was cancelled only because Temporal has not heard from it for too long.
+        """Whether the only reason for its cancellation is a missed heartbeat.
 
-        Temporal says so itself, or the SDK does, which counts the same time while Temporal cannot be reached.
+        Temporal reports that, or the SDK, which times the attempt out by itself while Temporal is unreachable.
         """
         return self.cancellation in (
             ActivityCancellationDetails(not_found=True),

@@ -15,7 +15,7 @@ from tightloop.errors import EpisodeNotFoundError
 START_HINT = 'Start one: tightloop start "make the tests pass" --done "pytest -q", or: tightloop plan run plan.yaml'
 _PAGE = 200
 _SUGGESTED = 50
-"""Newest ids among which a wrong one is looked for: to list more takes the server longer than the answer is worth."""
+"""Workflows whose ids are compared with a wrong one."""
 
 
 class Listing:
@@ -29,8 +29,7 @@ class Listing:
 
         A run that continued as new is left out, and a restored episode is listed once.
         """
-        types = ", ".join(f'"{name}"' for name, one in KINDS.items() if kind in (None, one))
-        query = f'WorkflowType IN ({types}) AND ExecutionStatus!="ContinuedAsNew"'
+        query = _of_kind(kind)
         query += " AND CloseTime IS NULL" if only_open else ""
         seen: set[str] = set()
         async with contextlib.aclosing(self._found(query)) as found:
@@ -59,9 +58,8 @@ class Listing:
 
     async def not_found(self, workflow_id: str, kind: Kind | None = None) -> EpisodeNotFoundError:
         """Return the error that names the nearest known ids."""
-        types = ", ".join(f'"{name}"' for name, one in KINDS.items() if kind in (None, one))
         request = service.ListWorkflowExecutionsRequest(
-            namespace=self._client.namespace, page_size=_SUGGESTED, query=f"WorkflowType IN ({types})"
+            namespace=self._client.namespace, page_size=_SUGGESTED, query=_of_kind(kind)
         )
         page = await self._page(request)
         known = list(dict.fromkeys(info.execution.workflow_id for info in page.executions))
@@ -91,3 +89,9 @@ class Listing:
             return await self._client.workflow_service.list_workflow_executions(
                 request, retry=True, timeout=CALL_TIMEOUT
             )
+
+
+def _of_kind(kind: Kind | None) -> str:
+    """Return the query for the runs of a kind, or of all, without those that continued as new."""
+    types = ", ".join(f'"{name}"' for name, one in KINDS.items() if kind in (None, one))
+    return f'WorkflowType IN ({types}) AND ExecutionStatus!="ContinuedAsNew"'
