@@ -143,6 +143,27 @@ async def test_failures_are_scrubbed_sealed_or_not(home: Path, authenticate: boo
     assert "to [pii:email]" in str(await here.decode_failure(failure))
 
 
+async def test_reason_of_a_failure_inside_a_deep_recursion_fits_the_limit_of_the_server(home: Path) -> None:
+    def descend(depth: int) -> None:
+        if depth == 0:
+            raise ValueError("folders more than 256 deep")
+        enter(depth - 1)
+
+    def enter(depth: int) -> None:
+        descend(depth)  # two functions in turn: a trace abbreviates one that calls itself
+
+    failure, converter = Failure(), data_converter(Settings(), home).with_context(HERE)
+    try:
+        try:
+            descend(200)
+        except ValueError as cause:
+            raise ApplicationError("the files cannot be read") from cause
+    except ApplicationError as error:
+        await converter.encode_failure(error, failure)
+    assert failure.ByteSize() < 4096
+    assert "folders more than 256 deep" in str((await converter.decode_failure(failure)).__cause__)
+
+
 # -- keys -------------------------------------------------------------------------------------------
 
 

@@ -50,6 +50,8 @@ REFUSED_TYPE = RefusedPayload.__name__
 """Type of the error in place of a failure that is not authentic."""
 _MESSAGES = frozenset({SealKind.START, SealKind.MESSAGE, SealKind.OPERATOR})
 _SEALED_FIELD = "sealed_as"
+_TRACE_LIMIT = 1000
+"""Characters of a stack trace, from its end."""
 
 
 _CONVERTERS = tuple(PydanticPayloadConverter().converters.values())
@@ -105,7 +107,8 @@ class ScrubbedFailures(DefaultFailureConverter):
         """Fill in a failure, its causes included."""
         super().to_failure(exception, payload_converter, failure)
         failure.message = scrub(failure.message)
-        failure.stack_trace = scrub(failure.stack_trace)
+        # The server replaces a failure of more than 4 kB, reason and all. A recursion makes a trace of that size.
+        failure.stack_trace = scrub(failure.stack_trace)[-_TRACE_LIMIT:]
 
 
 class CheckedFailures(ScrubbedFailures):
