@@ -11,7 +11,7 @@ LIST = "confirmed.txt"
 
 
 @schemathesis.check
-def named_things_exist(ctx: CheckContext, response: Response, case: Case) -> None:
+def named_things_exist(_: CheckContext, response: Response, case: Case) -> None:
     """Ask for everything that a confirmed change names."""
     if case.method in ("GET", "HEAD", "OPTIONS") or not 200 <= response.status_code < 300:
         return
@@ -22,7 +22,9 @@ def named_things_exist(ctx: CheckContext, response: Response, case: Case) -> Non
     named |= {f"/api/episodes/{run['runId']}" for run in answer.get("runs", ()) if run.get("runId")}
     base = str(response.request.url).partition("/api/")[0]
     for name in sorted(named):
-        found = requests.get(base + name, headers={"Authorization": ctx.headers["Authorization"]}, timeout=30)
+        found = requests.get(
+            base + name, headers={"Authorization": response.request.headers["Authorization"]}, timeout=30
+        )
         assert found.status_code == 200, f"{case.method} {case.path} confirmed {name}: {found.text[:500]}"
         with Path(LIST).open("a") as confirmed:
             confirmed.write(f"{case.method} {case.path} {name}\n")
