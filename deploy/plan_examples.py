@@ -4,7 +4,7 @@ from pydantic import BaseModel
 
 from tightloop.episode.budget import Budget
 from tightloop.episode.check import Check
-from tightloop.plan.document import action, plan, policy, step
+from tightloop.plan.document import action, plan, step
 
 EXAMPLES: dict[type[BaseModel], str] = {
     plan.Plan: """\
@@ -258,7 +258,7 @@ steps:
 budget:
   {max_wall_s: 2h, max_cost_usd: 5, max_tokens: 1000000, max_api_calls: 200, max_attempts: 100, max_depth: 2,
    max_fan_out: 20, max_revisions: 3}""",
-    policy.Policy: """\
+    plan.Policy: """\
 policy:
   write: [src/**, tests/**]
   protect: ["**/.env", "**/*.pem"]
@@ -267,8 +267,8 @@ policy:
   shell_network: false
   approve: [deploy]
   deletions: {files: 10}""",
-    policy.CommandRule: "policy: {commands: [{match: git push **, verdict: deny, reason: people publish}]}",
-    policy.Deletions: "policy: {deletions: {files: 10, lines: 200, share: 0.3}}",
+    plan.CommandRule: "policy: {commands: [{match: git push **, verdict: deny, reason: people publish}]}",
+    plan.Deletions: "policy: {deletions: {files: 10, lines: 200, share: 0.3}}",
     plan.Hypothesis: "hypotheses: [{id: H1, statement: The cache is stale, prior: 0.4}]",
     plan.ArtifactDeclaration: """\
 artifacts: [{name: report, from_step: a, output: text, type: markdown}]
@@ -290,6 +290,6 @@ TITLES: dict[type[BaseModel], str] = {
     action.MergeStart: "`episode.merge`", Budget: "`episode.budget`",
     Check: "`definition_of_done`, `checks`",
     step.SubplanAction: "`subplan`", step.BranchAction: "`branch`", step.Alternative: "`branch.alternatives`",
-    plan.PlanBudget: "`budget` of a plan", policy.Policy: "`policy`", policy.CommandRule: "`policy.commands`",
-    policy.Deletions: "`policy.deletions`", plan.Hypothesis: "`hypotheses`", plan.ArtifactDeclaration: "`artifacts`",
+    plan.PlanBudget: "`budget` of a plan", plan.Policy: "`policy`", plan.CommandRule: "`policy.commands`",
+    plan.Deletions: "`policy.deletions`", plan.Hypothesis: "`hypotheses`", plan.ArtifactDeclaration: "`artifacts`",
 }  # fmt: skip

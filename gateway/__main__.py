@@ -13,11 +13,11 @@ from pathlib import Path
 import uvicorn
 from temporalio.client import Interceptor
 
-from gateway.access.serving import http_server, listening
+from gateway.access.site import http_server, listening
 from gateway.server import application
 from tightloop.client import TightloopClient
 from tightloop.client.connection import traced
-from tightloop.database.opening import open_ledger
+from tightloop.database.ledger import open_ledger
 from tightloop.errors import ServiceUnavailableError, TightloopError
 from tightloop.host import load_settings, open_state_home
 from tightloop.host.log import set_up
@@ -68,7 +68,7 @@ async def serve(settings: Settings, *, embedded: bool = False) -> None:
         doors = application(ledger, client, settings)
         if tracing is not None:
             # Imported here: it loads OpenTelemetry, which is an optional dependency.
-            from gateway.access.trace import CallersTrace
+            from gateway.access.site import CallersTrace
 
             doors = CallersTrace(doors)
         await _run(settings, http_server(doors, CONNECTIONS), listener, embedded=embedded)

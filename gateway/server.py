@@ -9,22 +9,17 @@ from http import HTTPStatus
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.access.guard import Guard
-from gateway.access.people import OWNER, People
-from gateway.access.rules import Access, SignIn
+from gateway.access.guard import OWNER, Access, Guard, People, Sessions, SignIn
 from gateway.access.scope import Services
-from gateway.access.session import Sessions
 from gateway.access.site import Site, origin_of
-from gateway.http.app import api
+from gateway.http.app import api, refusal
 from gateway.http.hub import Hub
-from gateway.http.problems import refusal
-from gateway.mcp.http import PATH as MCP
-from gateway.mcp.http import Endpoint
+from gateway.mcp.server import PATH as MCP
+from gateway.mcp.server import Endpoint
 from gateway.web.app import web_app
 from tightloop.client import TightloopClient
-from tightloop.client.sign_in.page_session import LINK, LINK_SECONDS, PATH, page_key
-from tightloop.database.access.idempotency import IdempotencyKeys
-from tightloop.database.access.tokens import Tokens
+from tightloop.client.sign_in import LINK, LINK_SECONDS, PATH, page_key
+from tightloop.database.access import IdempotencyKeys, Tokens
 from tightloop.database.ledger import Ledger
 from tightloop.errors import TightloopError
 from tightloop.settings import LOOPBACK_HOSTS, Settings

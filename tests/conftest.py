@@ -21,7 +21,7 @@ from temporalio.worker._workflow import _WorkflowWorker
 from typer.testing import CliRunner
 
 from activities.executor.choose import executors
-from activities.planner.port import Planner
+from activities.planner.activity import Planner
 from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import APPEND, BoundedClient, Git, Working, scripted
 from tests.support.extent import SEED, choose_seed, leave_out_cases

@@ -9,8 +9,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from tightloop.client.encryption import data_converter
-from tightloop.database.memory.opening import memory_database
-from tightloop.database.opening import open_ledger
+from tightloop.database.ledger import open_ledger
+from tightloop.database.memory.store import memory_database
 from tightloop.errors import TightloopError
 from tightloop.host import load_settings, name_user, open_state_home, state_home
 from tightloop.host.log import set_up
@@ -18,20 +18,17 @@ from tightloop.host.programs import find_started
 from tightloop.settings import Settings
 from tightloop.value import counted
 from tightloop.value.scrub import scrub
-from worker.build import model_service
-from worker.connect import connect
+from worker import deployment
+from worker.build import Role, model_service
+from worker.composition import print_recalled
+from worker.connect import connect, turn_on
 from worker.demo import run_demo
-from worker.deploying import commands
-from worker.deploying.histories import account_of, failed, find_runs, query_of, replay_runs, write_junit
+from worker.deployment import account_of, failed, find_runs, query_of, replay_runs, write_junit
 from worker.describe import print_description
-from worker.encryption import turn_on
-from worker.ledger.rebuild import rebuild
-from worker.remembering import print_recalled
-from worker.replay import account, fetch_history, read_history, replay
-from worker.rerun import print_rerun
-from worker.retention.freeing import account as freed_account
-from worker.retention.freeing import forget_failures, free
-from worker.specs import Role
+from worker.ledger.stores import rebuild
+from worker.replay import account, fetch_history, print_rerun, read_history, replay
+from worker.retention import account as freed_account
+from worker.retention import forget_failures, free
 from worker.up import collect_less_often, run_up, run_worker
 
 
@@ -90,11 +87,11 @@ async def _dispatch(arguments: argparse.Namespace, settings: Settings) -> int:
 async def _deploy(arguments: argparse.Namespace, settings: Settings) -> int:
     client = await connect(settings)
     if arguments.what == "status":
-        told = await commands.status(client, settings)
+        told = await deployment.status(client, settings)
     elif arguments.what == "promote":
-        told = await commands.promote(client, settings, arguments.days, unversioned=arguments.unversioned)
+        told = await deployment.promote(client, settings, arguments.days, unversioned=arguments.unversioned)
     else:
-        told = await commands.ramp(client, settings, arguments.percent, arguments.days)
+        told = await deployment.ramp(client, settings, arguments.percent, arguments.days)
     print(told)
     return 0
 

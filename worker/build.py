@@ -1,10 +1,11 @@
 """Builds the workers of a role, and the adapters behind their activities."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,9 @@ from temporalio.worker._command_aware_visitor import CommandInfo
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions, _runner
 from temporalio.worker.workflow_sandbox._in_sandbox import InSandbox
 
-from activities.alerts.activity import AlertActivities
-from activities.alerts.choose import post_of
-from activities.alerts.port import Post
-from activities.alerts.trail import TrailMemory
-from activities.artifacts.local import open_local_store
+from activities.alerts.activity import AlertActivities, Post
+from activities.alerts.channels import TrailMemory, post_of
+from activities.artifacts.stores import open_local_store
 from activities.checks.activity import VerificationActivities
 from activities.checks.runner import ProcessCheckRunner
 from activities.coder.port import TurnModels
@@ -34,57 +33,150 @@ from activities.executor.activity import ExecutionActivities
 from activities.executor.choose import FenceWhenNeeded, Surroundings, open_gateway
 from activities.executor.port import Executors, Outboxes
 from activities.executor.sqlite_outbox import open_sqlite_outbox
-from activities.loop.tasks.choose import task_planners
-from activities.loop.tasks.port import TaskPlanners
-from activities.memory.spared import Memories, no_memories
-from activities.model.service import OPENAI_URL, ModelService
-from activities.planner.activity import PlanningActivities
-from activities.planner.choose import planners
-from activities.planner.port import Planners
-from activities.planner.reflection.activity import ReflectionActivities
-from activities.planner.reflection.choose import reflectors
-from activities.planner.reflection.port import Reflectors
-from activities.planner.ruff import ProjectRuff
+from activities.loop.decomposers import task_planners
+from activities.loop.tasks import TaskPlanners
+from activities.memory.port import Memories, no_memories
+from activities.model.client import OPENAI_URL, ModelService
+from activities.planner.activity import Planners, PlanningActivities
+from activities.planner.planners import ProjectRuff, planners
+from activities.planner.reflection.activity import ReflectionActivities, Reflectors
+from activities.planner.reflection.reflectors import reflectors
 from activities.proof.activity import ProofActivities
 from activities.proof.bench import LocalBench
 from activities.proof.port import Bench
 from activities.remote.activity import RemoteActivities
 from activities.remote.copies import Copies
-from activities.retention.activity import RetentionActivities
-from activities.safety.choose import judges
+from activities.retention import RetentionActivities
 from activities.safety.gate import Gate
+from activities.safety.openai import judges
 from activities.sandbox.choose import choose_sandbox
-from activities.staffing.activity import StaffingActivities
+from activities.staffing import StaffingActivities
 from activities.testing.gate import SandboxedTestGate
-from activities.tracking.activity import TrackingActivities
-from activities.tracking.git_differ import GitDiffer
-from activities.tracking.record import RecordActivities
+from activities.tracking.activity import RecordActivities, TrackingActivities
+from activities.tracking.differ import GitDiffer
 from activities.workspace.activity import WorkspaceActivities
 from activities.workspace.git import GitWorkspaces
 from tightloop.client.execution import SEALS
 from tightloop.client.sealing import SealingCodec
-from tightloop.database.opening import open_project
+from tightloop.database.ledger import open_project
 from tightloop.episode.model import EpisodeRequest
 from tightloop.host import state_home
-from tightloop.host.identity import host_identity
-from tightloop.safety.prompt_privacy import PromptPrivacy
+from tightloop.host.identity import home_queue, host_identity
+from tightloop.safety.drift import PromptPrivacy
 from tightloop.settings import PlannerSettings, Settings
-from worker.coder import coder_activities, coder_models, coder_service, host_executors
+from worker.composition import (
+    PlanAdapters,
+    activities_of,
+    coder_activities,
+    coder_models,
+    coder_service,
+    copies_of,
+    host_executors,
+    loop_activities,
+    memories,
+    model_runners,
+    plan_activities,
+    plan_writer,
+)
 from worker.connect import EndedEpisodes
-from worker.hosting.build_id import deployment_config, version_of
-from worker.hosting.home import Home
 from worker.hosting.interceptor import ActivityInterceptor
 from worker.hosting.memory import LeanRunner
-from worker.hosting.presence import Presence
-from worker.hosting.staff import TemporalStaff
-from worker.hosting.tuning import tuner_of
-from worker.loop import loop_activities
-from worker.observing.metrics import measuring
-from worker.plan import PlanAdapters, activities_of, model_runners, plan_activities, plan_writer
-from worker.remembering import memories
-from worker.remote import copies_of
-from worker.retention.freeing import Collecting
-from worker.specs import Role, Work, worker_specs
+from worker.hosting.presence import Presence, TemporalStaff
+from worker.hosting.startup import deployment_config, tuner_of, version_of
+from worker.hosting.tenure import Home
+from worker.retention import Collecting
+from worker.telemetry import measuring
+from workflows.coder import CoderWorkflow
+from workflows.episode.workflow import EpisodeWorkflow
+from workflows.loop.workflow import LoopWorkflow
+from workflows.plan.workflow import PlanWorkflow
+from workflows.retention import RetentionWorkflow
+
+ON_HOST: list[type] = [CoderWorkflow, RetentionWorkflow]
+"""Workflows of one host: the tools of the coder are local activities, where the workspace is."""
+WORKFLOWS: list[type] = [EpisodeWorkflow, PlanWorkflow, LoopWorkflow, *ON_HOST]
+WORKFLOW_TYPES = tuple(one.__name__ for one in WORKFLOWS)
+"""As Temporal names them."""
+
+
+class Role(StrEnum):
+    """Purpose of a worker process."""
+
+    ALL = "all"
+    WORKFLOWS = "workflows"
+    WORKSPACE = "workspace"
+    LLM = "llm"
+    GUI = "gui"
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """One task queue and what is done there."""
+
+    queue: str
+    workflows: Sequence[type]
+    activities: Sequence[Callable[..., Any]]
+    slots: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """All activities, by what they need."""
+
+    handling: list[Callable[..., Any]]
+    """The workspace."""
+    executing: list[Callable[..., Any]]
+    """An executor."""
+    thinking: list[Callable[..., Any]]
+    """A model, perhaps."""
+
+    @property
+    def all(self) -> list[Callable[..., Any]]:
+        """All of them."""
+        return [*self.handling, *self.executing, *self.thinking]
+
+
+def queues(settings: Settings) -> dict[Role, str]:
+    """Return the task queue of each role."""
+    main = settings.temporal.task_queue
+    return {
+        Role.ALL: main,
+        Role.WORKFLOWS: main,
+        Role.WORKSPACE: settings.queues.workspace or home_queue(settings),
+        Role.LLM: settings.queues.llm or f"{main}-llm",
+        Role.GUI: settings.queues.executor or f"{main}-gui-{'macos' if os.uname().sysname == 'Darwin' else 'linux'}",
+    }
+
+
+def worker_specs(settings: Settings, role: Role, work: Work) -> list[WorkerSpec]:
+    """Return the task queues of a role."""
+    slots = settings.worker.max_concurrent_activities
+    by_role, homes = queues(settings), host_identity(settings).queues(settings)
+    if role is Role.WORKFLOWS:
+        # All activities: what comes here for want of a queue of its own is sent on to the host that has the workspace.
+        return [WorkerSpec(by_role[role], WORKFLOWS, work.all, slots)]
+    if role is Role.WORKSPACE:
+        served = dict.fromkeys((*homes, by_role[role]))
+        return [WorkerSpec(queue, ON_HOST if queue in homes else [], work.all, slots) for queue in served]
+    if role is Role.LLM:
+        return [WorkerSpec(by_role[role], [], work.thinking, slots)]
+    if role is Role.GUI:
+        # One at a time: there is one screen.
+        return [WorkerSpec(by_role[role], [], work.executing, 1)]
+    main = WorkerSpec(by_role[Role.ALL], WORKFLOWS, work.all, slots)
+    named = {
+        **dict.fromkeys(homes, work.all),
+        settings.queues.workspace: [*work.handling, *work.executing],
+        settings.queues.llm: work.thinking,
+        settings.queues.executor: work.executing,
+    }
+    others = [
+        WorkerSpec(queue, ON_HOST if queue in homes else [], done, slots)
+        for queue, done in named.items()
+        if queue and queue != main.queue
+    ]
+    return [main, *others]
+
 
 PASSED_THROUGH = (
     "tightloop",

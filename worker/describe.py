@@ -10,8 +10,7 @@ from activities.sandbox.choose import examine_sandboxes
 from tightloop.errors import TightloopError
 from tightloop.settings import Settings
 from worker.build import surroundings
-from worker.coder import host_executors
-from worker.remote import need_bucket
+from worker.composition import host_executors, need_bucket
 
 AT_ONCE = 4
 

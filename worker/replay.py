@@ -1,12 +1,14 @@
-"""Replay: runs the current workflow code against a recorded history and tells what happened."""
+"""Replay of histories, and the rerun of an episode."""
 
 import json
 import re
+import sys
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field, ValidationError
 from temporalio import workflow
 from temporalio.api.enums.v1 import EventType
 from temporalio.api.history.v1 import HistoryEvent
@@ -21,15 +23,22 @@ from temporalio.worker import (
     WorkflowInterceptorClassInput,
 )
 
+from activities.checks.activity import CheckView
+from activities.checks.runner import ProcessCheckRunner
+from activities.sandbox.choose import choose_sandbox
 from tightloop.client import TightloopClient
 from tightloop.client.encryption import CheckedFailures, ScrubbedFailures, has_seals, key_ids, open_all
 from tightloop.client.sealing import REFUSED, ReadingCodec, SealingCodec
-from tightloop.episode.timeline import TimelineLine
+from tightloop.episode.check import Check, CheckStatus, judge
+from tightloop.episode.model import TimelineLine
+from tightloop.episode.proof.files import ENVIRONMENTS
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, SettingsError
 from tightloop.plan.engine.state import PlanEvent
-from worker.build import workflow_runner
+from tightloop.settings import Settings
+from tightloop.value import Document, Value, clip, first_problem
+from tightloop.value.scrub import scrub
+from worker.build import WORKFLOW_TYPES, WORKFLOWS, workflow_runner
 from worker.connect import DATA_CONVERTER
-from worker.specs import WORKFLOW_TYPES, WORKFLOWS
 
 _SEEN: list["_Seen"] = []
 # The words of Temporal's core (1.35) for a command that does not fit.
@@ -273,3 +282,66 @@ def account(replayed: Replayed) -> str:
     else:
         lines.append(f"replayed {replayed.events} events of {replayed.workflow_id}: the current code fits the history")
     return "\n".join(lines)
+
+
+TAIL_CHARACTERS = 600
+MOST_COMMANDS = 100
+
+
+class Rerun(Document):
+    """What is run again."""
+
+    root: Path
+    """Working tree whose installed programs are used, read-only; the checkout lies at its path."""
+    content: Path
+    """The checkout."""
+    commands: Annotated[tuple[str, ...], Field(min_length=1, max_length=MOST_COMMANDS)]
+
+
+class Reran(Value):
+    """How one command ended."""
+
+    run: str
+    status: CheckStatus
+    sandbox: str = ""
+    tail: str = ""
+
+
+def print_rerun(settings: Settings) -> bool:
+    """Read a `Rerun` as JSON from standard input, and print the results as JSON. Return whether all passed.
+
+    Raises:
+        InvalidRequestError: the input is something else.
+        SandboxUnavailableError: no sandbox works on this host.
+    """
+    try:
+        wanted = Rerun.model_validate_json(sys.stdin.buffer.read())
+    except ValidationError as error:
+        raise InvalidRequestError(f"rerun: {first_problem(error)}") from None
+    results = rerun(wanted, settings)
+    print(json.dumps([result.model_dump(mode="json") for result in results]))
+    return all(result.status is CheckStatus.PASSED for result in results)
+
+
+def rerun(wanted: Rerun, settings: Settings) -> list[Reran]:
+    """Run every command, and return how each ended."""
+    present = [name for name in sorted(ENVIRONMENTS) if (wanted.root / name).is_dir()]
+    for name in present:
+        (wanted.content / name).mkdir(exist_ok=True)
+    view = CheckView(content=wanted.content, mounts=tuple((wanted.root / name, wanted.root / name) for name in present))
+    runner = ProcessCheckRunner(choose_sandbox(settings.sandbox), settings.sandbox)
+    results = []
+    for command in wanted.commands:
+        check = Check(run=command)
+        done = runner.run(check, wanted.root, cancelled=lambda: False, started=lambda _pid: None, view=view)
+        judged = judge(
+            check,
+            tree="",
+            exit_code=done.exit_code,
+            timed_out=done.timed_out,
+            duration_s=done.duration_s,
+            output=done.output.decode("utf-8", "replace"),
+        )
+        tail = clip(scrub(judged.tail), TAIL_CHARACTERS)
+        results.append(Reran(run=command, status=judged.status, sandbox=done.sandbox, tail=tail))
+    return results

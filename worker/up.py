@@ -14,34 +14,35 @@ from pathlib import Path
 
 from temporalio.client import Client
 
-from activities.alerts.choose import post_of
-from activities.artifacts.sqlite import close_idle
-from activities.executor.agent.home import sweep_homes
+from activities.alerts.channels import post_of
+from activities.artifacts.stores import close_idle
+from activities.executor.agent.program import sweep_homes
 from activities.executor.gui.drivers.choose import release_keys
 from tightloop.client.calls import Calls
-from tightloop.client.installation.setup import NotAllowedError, set_up
 from tightloop.client.keys import key_file, ring_of
-from tightloop.client.sign_in.ui_session import has_sign_in, signed_in
-from tightloop.database.opening import close_ledgers
+from tightloop.client.setup import NotAllowedError, set_up
+from tightloop.client.sign_in import has_sign_in, signed_in
+from tightloop.database.ledger import close_ledgers
 from tightloop.settings import Settings
-from worker.build import PRODUCTION_RUNNER, agent_homes, build_adapters, build_workers
-from worker.coder import load_early
+from worker.build import PRODUCTION_RUNNER, Role, agent_homes, build_adapters, build_workers
+from worker.composition import load_early, need_bucket
 from worker.connect import connect
-from worker.hosting.build_id import build_id_of
+from worker.health import Health, serving_health
 from worker.hosting.memory import give_memory_back
-from worker.hosting.startup import need_common_keys, need_workspaces, verify_search_attributes, warn_of_missing
+from worker.hosting.startup import (
+    build_id_of,
+    need_common_keys,
+    need_workspaces,
+    verify_search_attributes,
+    warn_of_missing,
+)
 from worker.hosting.tenure import Held, hold_name
 from worker.ledger.digests import send_digests
-from worker.ledger.ends import enter_ends
-from worker.ledger.forwarding import forwarding
-from worker.observing.health import Health, serving_health
-from worker.observing.telemetry import Telemetry, observed
-from worker.remote import need_bucket
-from worker.retention.disk import watch_disk
-from worker.retention.schedule import keep_schedule
-from worker.specs import Role
-from worker.stack.doors import gateway_up, page_line
-from worker.stack.server import embedded_server, is_own, owner_in
+from worker.ledger.entries import enter_ends
+from worker.ledger.stores import forwarding
+from worker.retention import keep_schedule, watch_disk
+from worker.server import embedded_server, gateway_up, is_own, owner_in, page_line
+from worker.telemetry import Telemetry, observed
 
 logger = logging.getLogger("tightloop")
 

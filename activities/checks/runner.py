@@ -5,10 +5,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from activities.checks.port import CheckView, CommandResult
+from activities.checks.activity import CheckView, CommandResult
 from activities.process import GRACE_S, Reason
-from activities.sandbox.allowance import allowed
-from activities.sandbox.port import Enforcement, Limit, Sandbox, SandboxResult
+from activities.sandbox.port import Enforcement, Limit, Sandbox, SandboxResult, allowed
 from tightloop.episode.check import Check
 from tightloop.settings import SandboxSettings
 

@@ -1,46 +1,140 @@
 """The activities of the coder: each does one thing, once, and says in few bytes what came of it."""
 
+import contextlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
 from temporalio import activity
 from temporalio.exceptions import CancelledError
 
-from activities.artifacts.port import ArtifactStore, ArtifactStores, get_model
+from activities.artifacts.port import ArtifactStore, ArtifactStores, get_model, write_durably
 from activities.attempt import should_stop
-from activities.checks.activity import run_check
-from activities.checks.port import CheckRunner
-from activities.coder.port import Calls, CoderMemory, Reviewer, TestJudge, ToolContext, Turns
-from activities.coder.requests import (
+from activities.checks.activity import CheckRunner, run_check
+from activities.coder.port import (
     BeginRequest,
     Brief,
+    Calls,
     Checked,
     CheckRequest,
+    CoderMemory,
     Judged,
     JudgeRequest,
+    ProposedCall,
+    Reviewer,
+    TestJudge,
+    ToolContext,
     ToolRequest,
     TurnRequest,
+    Turns,
 )
-from activities.coder.session import read_progress, session_folder
-from activities.coder.turns.stored import read_turn
 from activities.executor.port import Outboxes
 from activities.model.observed import operation
 from activities.workspace.folders import root_of, state_folder_of
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
+from tightloop import telemetry
 from tightloop.coder import course
-from tightloop.coder.model import Bounds, CallResult, Turn
+from tightloop.coder.model import Bounds, CallResult, CoderProgress, Turn, place_of, session_of
 from tightloop.coder.role import known_tools
-from tightloop.coder.session import session_of
 from tightloop.episode.check import CheckResult
 from tightloop.episode.model import EpisodeRequest
-from tightloop.errors import ExecutorError
+from tightloop.errors import ArtifactCorruptError, ArtifactMissingError, ExecutorError
 from tightloop.executor.model import WorkOrder
+from tightloop.host import private_folder
 from tightloop.safety.drift import DriftCause
-from tightloop.telemetry import genai
-from tightloop.value import clip, counted
+from tightloop.value import Value, clip, counted
 from tightloop.value.scrub import scrub
+
+_ENTRY = re.compile(r"(?P<kind>turn|call)-(?P<turn>[0-9]{4,})(?:-[0-9]+)?\.json")
+
+
+class StoredTurn(Value):
+    """One turn in the journal."""
+
+    input: str
+    """Digest of what the model was asked with."""
+    turn: Turn
+    calls: tuple[ProposedCall, ...] = ()
+    """With their arguments, which follow the schemas of their tools; in the order of `turn.calls`."""
+
+
+def read_turn(session_folder: Path, number: int) -> StoredTurn:
+    """Read a turn of the journal.
+
+    Raises:
+        ArtifactMissingError: it is not there.
+        ArtifactCorruptError: it cannot be read.
+    """
+    found = find_turn(session_folder, number)
+    if found is None:
+        raise ArtifactMissingError(f"turn {number} is not in the journal {session_folder}: take it again")
+    return found
+
+
+def find_turn(session_folder: Path, number: int) -> StoredTurn | None:
+    """Read a turn of the journal, if it is there.
+
+    Raises:
+        ArtifactCorruptError: it cannot be read.
+    """
+    path = _path(session_folder, number)
+    try:
+        return StoredTurn.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise ArtifactCorruptError(
+            f"{path} is damaged ({error.error_count()} problems): remove the folder {session_folder}, which makes the "
+            "coder begin again"
+        ) from None
+
+
+def write_turn(session_folder: Path, stored: StoredTurn) -> None:
+    """Write a turn; it survives a power loss."""
+    private_folder(session_folder)
+    write_durably(_path(session_folder, stored.turn.number), stored.model_dump_json().encode())
+
+
+def discard_turns(session_folder: Path, first: int) -> None:
+    """Remove the turns from `first` on and the calls of all of them: they are of a future that was given up."""
+    found = [(match, path) for path in session_folder.glob("*.json") if (match := _ENTRY.fullmatch(path.name))]
+    # The first turn goes last: whoever dies in between finds it and goes on.
+    for match, path in sorted(found, key=lambda entry: (-int(entry[0]["turn"]), entry[0]["kind"])):
+        if int(match["turn"]) >= first:
+            path.unlink(missing_ok=True)
+
+
+def _path(session_folder: Path, number: int) -> Path:
+    return session_folder / f"turn-{number:04}.json"
+
+
+def session_folder(state_folder: Path, session: str) -> Path:
+    """Return the folder of a session in the state of its project.
+
+    Raises:
+        InvalidRequestError: the id is not one of ours.
+    """
+    return state_folder / place_of(session)
+
+
+def keep_progress(state_folder: Path, session: str, progress: CoderProgress) -> None:
+    """Keep how far a session has come, for the delivery that goes on with it."""
+    folder = session_folder(state_folder, session)
+    private_folder(folder)
+    write_durably(folder / "progress.json", progress.model_dump_json().encode())
+
+
+def read_progress(state_folder: Path, session: str) -> CoderProgress:
+    """Return how far a session has come; from the beginning where nothing is kept."""
+    place = session_folder(state_folder, session) / "progress.json"
+    # A file that cannot be read costs no more than reading the journal from its beginning.
+    with contextlib.suppress(OSError, ValidationError):
+        return CoderProgress.model_validate_json(place.read_bytes())
+    return CoderProgress()
+
 
 FAILING_CHARACTERS = 4_000
 """Of the output of one red check that a model gets."""
@@ -96,10 +190,10 @@ class CoderActivities:
             context = self._context(request.scope, request.base_tree, order, tree)
             # A model may invent a name of any content.
             name = call.tool if call.tool in known_tools() else UNKNOWN
-            about = {genai.TOOL: name, genai.TOOL_CALL: call.id, genai.CONVERSATION: request.session}
-            with operation(genai.EXECUTE_TOOL, name, about) as made:
+            about = {telemetry.TOOL: name, telemetry.TOOL_CALL: call.id, telemetry.CONVERSATION: request.session}
+            with operation(telemetry.EXECUTE_TOOL, name, about) as made:
                 result = self.toolbox.use(request.turn, request.index, call, context, folder)
-                made.note({genai.ERROR: "ToolError" if result.failed else None})
+                made.note({telemetry.ERROR: "ToolError" if result.failed else None})
             return result
 
         if self.toolbox.heads([call])[0].reads:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from activities.artifacts.port import ArtifactStore
-from activities.coder.session import keep_progress
-from activities.coder.turns.conversation import rendered
+from activities.coder.activity import keep_progress
+from activities.coder.turns import rendered
 from activities.executor.port import Availability, Control, DelegatingExecutor
 from tightloop.coder.model import CODER, CoderResult, Talk
 from tightloop.executor.model import ErrorKind, ExecutorOutcome, ExecutorStatus, ResumeToken, WorkOrder

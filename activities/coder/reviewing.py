@@ -1,16 +1,21 @@
-"""Reviews what the coder wrote, before anything of it is run."""
+"""Review of the coder's changes, and the test gate that it may call."""
 
+import re
 from dataclasses import dataclass
 
-from activities.coder.port import ToolContext, ToolResult
-from activities.safety.code import CodeScanner, answered, question_of
-from activities.safety.project import changed_files, project_facts
+from activities.artifacts.port import put_text
+from activities.coder.files import write_change
+from activities.coder.port import FileChange, Judged, Review, ToolContext, ToolResult
+from activities.safety.code import CodeScanner, answered, changed_files, project_facts, question_of
+from activities.testing.gate import TestGate
 from activities.workspace.port import WorkingTree
 from activities.workspace.store.entry import LINK
 from tightloop.executor.model import Grant
 from tightloop.safety.code.model import CodeReview
 from tightloop.safety.code.rules import CodeRules, Layer
-from tightloop.safety.verdict import Verdict
+from tightloop.safety.rubric import Verdict
+from tightloop.testing import GateReport
+from tightloop.value import counted
 
 
 @dataclass(frozen=True)
@@ -49,3 +54,92 @@ class CodeReviewer:
 def _blobs(tree: WorkingTree, identity: str) -> dict[bytes, str]:
     # Links are skipped: their targets are reviewed where they are.
     return {path: entry.id for path, entry in tree.entries(identity).items() if entry.mode != LINK}
+
+
+TIME_LIMIT_S = 120.0
+"""A change with ten tests takes 3 to 10 s, a slow suite as long as it is given."""
+TOLD = 10
+"""Refused tests and survivors that a model is told of."""
+_TEST_FILE = re.compile(r"(?:.*/)?(?:test_[^/]*|[^/]*_test)\.py")
+
+
+@dataclass(frozen=True)
+class ChangedTests:
+    """The gate, over the test files that are new or changed since the coder was done."""
+
+    gate: TestGate
+    review: Review
+
+    def judge(self, context: ToolContext, coded_tree: str) -> Judged:
+        """Return what became of the tests. A new file without one that counts is removed; see the port."""
+        assert context.tree is not None
+        tree, after = context.tree, context.tree.snapshot()
+        paths = _changed_tests(tree, coded_tree, after)
+        if not paths:
+            return Judged(summary="no tests were written")
+        if (refusal := self.review(context)) is not None:
+            said = put_text(context.store, refusal.text.encode(), name="safety")
+            return Judged(refused=len(paths), said=said, summary="the new tests did not pass the safety layers")
+        report = self.gate.judge(
+            tree,
+            context.base_tree,
+            after,
+            paths,
+            cancelled=context.cancelled,
+            started=context.started,
+            time_limit_s=TIME_LIMIT_S,
+        )
+        removed = self._remove_useless(context, coded_tree, paths, report)
+        return Judged(
+            accepted=len(report.accepted),
+            refused=len(report.refused),
+            survived=report.survived_count,
+            covered=report.coverage.covered,
+            changed=report.coverage.total,
+            said=put_text(context.store, _told(report, removed).encode(), name="judged tests"),
+            summary=_summary(report),
+        )
+
+    @staticmethod
+    def _remove_useless(
+        context: ToolContext, coded_tree: str, paths: tuple[str, ...], report: GateReport
+    ) -> tuple[str, ...]:
+        assert context.tree is not None
+        if report.notes:
+            # Something was not run or not measured: that says nothing about a test.
+            return ()
+        counting = {one.test.partition("::")[0] for one in report.accepted}
+        known = context.tree.entries(coded_tree)
+        useless = tuple(path for path in paths if path not in counting and path.encode() not in known)
+        for path in useless:
+            content = context.tree.content(context.tree.entries(context.tree.snapshot())[path.encode()].id)
+            write_change(context.root, FileChange(path=path, before=content, after=None, text=""), "")
+        return useless
+
+
+def _changed_tests(tree: WorkingTree, before: str, after: str) -> tuple[str, ...]:
+    old, new = tree.entries(before), tree.entries(after)
+    changed = (path for path, entry in new.items() if old.get(path) != entry)
+    names = (path.decode("utf-8", "surrogateescape") for path in changed)
+    return tuple(sorted(name for name in names if _TEST_FILE.fullmatch(name) and name.isprintable()))
+
+
+def _summary(report: GateReport) -> str:
+    parts = [f"{counted(len(report.accepted), 'test')} proved to be able to fail, {len(report.refused)} refused"]
+    if report.mutants:
+        parts.append(f"{report.survived_count} of {counted(report.mutants, 'mutant')} survived")
+    if report.coverage.total:
+        parts.append(f"{report.coverage.covered} of {report.coverage.total} changed lines executed")
+    return "; ".join(parts)
+
+
+def _told(report: GateReport, removed: tuple[str, ...]) -> str:
+    """Return the report for a model."""
+    lines = [f"Tests were written for your change and judged: {_summary(report)}."]
+    lines += [f"- refused: {one.test}: {one.reason}" for one in report.refused[:TOLD]]
+    lines += [f"- removed, because no test in it counts: {path}" for path in removed]
+    if report.survived:
+        lines.append("No test notices these faults. Where one would be a real fault, add a test; else leave it:")
+        lines += [f"- {one}" for one in report.survived[:TOLD]]
+    lines += [f"- {note}" for note in report.notes[:TOLD]]
+    return "\n".join(lines)

@@ -15,18 +15,27 @@ from temporalio.exceptions import CancelledError
 
 from activities.artifacts.port import ArtifactStores, get_model, put_model
 from activities.attempt import should_stop
-from activities.executor.fallback import Chosen, choose
-from activities.executor.port import DelegatingExecutor, Delivered, DeliveryState, Executors, Outbox, Outboxes
+from activities.executor.port import (
+    Chosen,
+    DelegatingExecutor,
+    Delivered,
+    DeliveryState,
+    Executors,
+    Outbox,
+    Outboxes,
+    choose,
+)
 from activities.model.observed import operation
 from activities.workspace.folders import root_of, state_folder_of
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
+from tightloop import telemetry
 from tightloop.coder.model import CODER, CoderResult
 from tightloop.episode.model import EpisodeRequest
 from tightloop.episode.planning import PlanRecord
 from tightloop.errors import ArtifactMissingError, ExecutorError, StorageFullError, TightloopError
-from tightloop.executor.crash import WORKER_DIED, Crash, after_crash, crash_question, explain_crash
-from tightloop.executor.messages.message import render_plan
+from tightloop.executor.asking import WORKER_DIED, Crash, after_crash, crash_question, explain_crash
+from tightloop.executor.message import render_plan
 from tightloop.executor.model import (
     DENIED_CHARACTERS,
     DENIED_LINES,
@@ -39,11 +48,10 @@ from tightloop.executor.model import (
     OnCrash,
     Progress,
     ResumeToken,
+    Usage,
     WorkOrder,
 )
-from tightloop.executor.usage import Usage
 from tightloop.safety.drift import Drift
-from tightloop.telemetry import genai
 from tightloop.value import Value, clip
 from tightloop.value.artifact import ArtifactRef
 from tightloop.value.scrub import scrub
@@ -300,12 +308,12 @@ class ExecutionActivities:
         try:
             if isinstance(chosen.executor, DelegatingExecutor):
                 return chosen.executor.execute(order, Supervision(tree), state_folder_of(scope))
-            with operation(genai.INVOKE_AGENT, chosen.name, {genai.AGENT: chosen.name}) as made:
+            with operation(telemetry.INVOKE_AGENT, chosen.name, {telemetry.AGENT: chosen.name}) as made:
                 outcome = chosen.executor.execute(order, Supervision(tree), state_folder_of(scope))
                 made.answered(outcome.usage or Usage())
                 failed = outcome.status is not ExecutorStatus.COMPLETED
                 session = outcome.resume.session_id if outcome.resume else None
-                made.note({genai.ERROR: outcome.status.value if failed else None, genai.CONVERSATION: session})
+                made.note({telemetry.ERROR: outcome.status.value if failed else None, telemetry.CONVERSATION: session})
             return outcome
         except ExecutorError as error:
             return ExecutorOutcome(status=ExecutorStatus.FATAL, error=error.message)

@@ -10,18 +10,17 @@ from pathlib import Path
 from threading import RLock
 
 from activities.executor.agent.acp.agents import AGENTS
-from activities.executor.agent.lenient import local_now
+from activities.executor.agent.program import local_now
 from activities.executor.command import CommandExecutor
-from activities.executor.fallback import NoExecutor
 from activities.executor.person import PersonExecutor
-from activities.executor.port import Executor
+from activities.executor.port import Executor, NoExecutor
 from activities.executor.scripted import ScriptedExecutor
-from activities.model.gateway.port import Gateway, Gateways, GatewaySpec
+from activities.model.gateway.wire import Gateway, Gateways, GatewaySpec
 from activities.process import ProcessRequest
 from activities.sandbox.port import Fence, Sandbox
 from tightloop.errors import ExecutorError, SettingsError
-from tightloop.executor.limit_matcher import detect
-from tightloop.safety.prompt_privacy import PromptPrivacy
+from tightloop.executor.limit_rules import detect
+from tightloop.safety.drift import PromptPrivacy
 from tightloop.settings import AgentSettings, SandboxSettings, Settings
 
 Make = Callable[[], Executor]
@@ -154,10 +153,10 @@ def open_gateway(spec: GatewaySpec) -> AbstractContextManager[Gateway]:
 
 
 def _window(around: Surroundings) -> Executor:
-    from activities.executor.gui.agent_s.locator import AgentS
+    from activities.executor.gui.agent_s import AgentS
     from activities.executor.gui.drivers.choose import choose_driver
     from activities.executor.gui.executor import CursorGuiExecutor
-    from activities.executor.gui.ledger import gui_folder
+    from activities.executor.gui.port import gui_folder
 
     window, privacy = around.settings.window, around.settings.privacy
     return CursorGuiExecutor(

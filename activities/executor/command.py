@@ -1,41 +1,76 @@
-"""Does the work with programs in a sandbox: the commands of the plan itself, or one agent that takes the whole plan."""
+"""Executor that runs a command in the sandbox."""
 
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
-from activities.artifacts.durable import file_stem
-from activities.executor.ending import (
+from activities.artifacts.port import file_stem
+from activities.executor.agent.record import SHORTEST_SECRET, looks_secret
+from activities.executor.delivery import (
     early_outcome,
     failed_outcome,
     fatal_outcome,
+    held_file,
     limited_outcome,
+    read_options,
     timeout_outcome,
 )
-from activities.executor.files import held_file
-from activities.executor.options import read_options
 from activities.executor.port import Availability, Control, Executor
-from activities.executor.template import fill, mask_secrets
 from activities.process import GRACE_S, search_path
 from activities.process.output import BoundedOutput
-from activities.sandbox.allowance import allowed, places
+from activities.sandbox.choose import NAME as UNSAFE
 from activities.sandbox.port import (
     Sandbox,
     SandboxResult,
     SandboxSpec,
     SandboxUnavailableError,
+    allowed,
+    places,
 )
-from activities.sandbox.unsafe import NAME as UNSAFE
 from tightloop.errors import ExecutorError, SettingsError
-from tightloop.executor.messages.message import PlannedStep
+from tightloop.executor.message import PlannedStep
 from tightloop.executor.model import SUMMARY_CHARACTERS, ErrorKind, ExecutorOutcome, ExecutorStatus, LimitHit, WorkOrder
 from tightloop.executor.options import CommandOptions
 from tightloop.settings import ExecutorSettings, SandboxSettings
 from tightloop.value import clip
+
+_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+
+
+def fill(template: Sequence[str], order: WorkOrder, plan_file: Path) -> tuple[str, ...]:
+    """Replace the placeholders of a template.
+
+    Raises:
+        ExecutorError: a placeholder is not known.
+    """
+    values = {
+        "plan_file": str(plan_file),
+        "prompt_file": str(plan_file),
+        "workspace": order.root,
+        "iteration": str(order.iteration),
+        "episode": order.episode_id,
+    }
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in values:
+            known = ", ".join(f"{{{name}}}" for name in values)
+            raise ExecutorError(f"placeholder {match[0]} in executor.argv is not known. Use one of {known}")
+        return values[match[1]]
+
+    return tuple(_PLACEHOLDER.sub(value, part) for part in template)
+
+
+def mask_secrets(output: bytes, variables: Mapping[str, str]) -> bytes:
+    """Return the output with the values of variables that look like secrets masked."""
+    for name, value in variables.items():
+        if looks_secret(name) and len(value) >= SHORTEST_SECRET:
+            output = output.replace(value.encode(), b"**********")
+    return output
+
 
 PROGRAMS = ExecutorSettings().programs
 FAILED_FROM = 2

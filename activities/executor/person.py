@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from activities.artifacts.durable import file_stem
-from activities.executor.files import write_whole
+from activities.artifacts.port import file_stem
+from activities.executor.delivery import write_whole
 from activities.executor.port import Control, Executor
 from tightloop.errors import ExecutorError
 from tightloop.executor.asking import work_question

@@ -34,19 +34,18 @@ from signal import SIGKILL
 import yaml
 from pydantic import ValidationError
 
-from activities.artifacts.durable import file_stem
-from activities.executor.ending import cancelled_outcome, early_outcome, failed_outcome, timeout_outcome
+from activities.artifacts.port import file_stem
+from activities.executor.delivery import cancelled_outcome, early_outcome, failed_outcome, timeout_outcome
 from activities.executor.port import Control, Executor
 from activities.process import GRACE_S, ProcessRequest, ProjectProgram, run_process, search_path
 from activities.process.output import BoundedOutput
 from tightloop.errors import ExecutorError
-from tightloop.executor.model import SUMMARY_CHARACTERS, ExecutorOutcome, ExecutorStatus, LimitHit, WorkOrder
-from tightloop.executor.script import Script, ScriptStep
-from tightloop.executor.usage import Usage
+from tightloop.executor.model import SUMMARY_CHARACTERS, ExecutorOutcome, ExecutorStatus, LimitHit, Usage, WorkOrder
+from tightloop.executor.options import Script, ScriptStep
 from tightloop.host import private_folder
 from tightloop.value import clip, counted, first_problem
-from tightloop.value.caller import unknown_fields
-from tightloop.value.yaml_reading import load_yaml
+from tightloop.value.artifact import unknown_fields
+from tightloop.value.documents import load_yaml
 
 _POLL_S = 0.05
 """Between two looks at the control, which wants to be asked at least once a second."""

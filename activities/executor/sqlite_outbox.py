@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from activities.artifacts.sqlite import lent
+from activities.artifacts.stores import lent
 from activities.executor.port import Delivered, DeliveryError, DeliveryState
-from tightloop.database.sqlite_file import use_wal
+from tightloop.database.engine import use_wal
 from tightloop.errors import StorageFullError
 from tightloop.executor.model import ExecutorReport
 from tightloop.host import state_folder

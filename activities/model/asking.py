@@ -9,13 +9,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import BeforeValidator, ValidationError
 
-from activities.model.client import AnswerSchema, ModelAnswer, ModelClient, Turn
-from activities.model.prompt import Prompts
+from activities.model.client import AnswerSchema, ModelAnswer, ModelClient, ModelService, Prompts, Turn
+from activities.model.observed import tell
 from activities.model.repair import Level, read_object
-from activities.model.service import ModelService
-from activities.model.telling import tell
-from tightloop.executor.usage import Usage, total
-from tightloop.safety.prompt_privacy import PromptPrivacy
+from tightloop.executor.model import Usage, total
+from tightloop.safety.drift import PromptPrivacy
 
 QUOTED_CHARACTERS = 4_000
 """Bound of a malformed answer that is sent back to the model."""

@@ -1,16 +1,267 @@
-"""Sends one request to a model service and translates its errors."""
+"""Client of a model service: requests and retries."""
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from ssl import SSLContext
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+from urllib.parse import urlsplit
 
-from activities.model.calling import FirstAvailable, open_client, read_usage
-from activities.model.prompt_privacy import passed
-from activities.model.service import ModelService
-from tightloop.errors import PlannerUnavailableError
-from tightloop.executor.usage import Usage
-from tightloop.safety.prompt_privacy import PromptPrivacy
+import httpx2
+import jinja2
+
+from activities.model.observed import operation
+from tightloop import telemetry
+from tightloop.episode.planning import Briefing, ReflectCause, ReflectionBriefing
+from tightloop.errors import PlannerError, PlannerUnavailableError
+from tightloop.executor.message import Reflection
+from tightloop.executor.model import Usage
+from tightloop.safety.drift import PromptPrivacy
 from tightloop.value import shorten
+from tightloop.value.scrub import scrub
+
+if TYPE_CHECKING:
+    import openai
+
+
+OPENAI_URL = "https://api.openai.com/v1"
+DEFAULT_MODELS = ("gpt-5.1", "gpt-5-mini")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelService:
+    """An OpenAI-compatible service and how it is used."""
+
+    api_key: str = field(default="", repr=False)
+    base_url: str = OPENAI_URL
+    models: tuple[str, ...] = DEFAULT_MODELS
+    """The first that the service has is used; the next ones where it says that it has not."""
+    api: Literal["auto", "responses", "chat"] = "auto"
+    """`auto`: Responses at OpenAI itself, Chat Completions elsewhere, where Responses often ignore the schema."""
+    timeout_s: float = 100.0
+    """For one request; keep it below the timeout of the activity."""
+    silence_s: float = 120.0
+    """Longest silence within an answer that comes in pieces."""
+    max_output_tokens: int = 8_000
+    corrections: int = 2
+    """Maximum number of times a malformed answer is sent back."""
+    context_characters: int = 60_000
+    """Bound of the changing part of a prompt."""
+    strictest_privacy: PromptPrivacy = PromptPrivacy.FULL
+    """The strictest level of any project that is served: it holds for prompts whose author names none."""
+
+    @property
+    def configured(self) -> bool:
+        """Whether it can be asked: there is a key, or an own service, which may need none."""
+        return bool(self.api_key) or not self.is_openai
+
+    def plans(self, planner: str) -> bool:
+        """Return whether a planner of this kind asks it."""
+        return self.configured and planner in ("auto", "openai")
+
+    @property
+    def is_openai(self) -> bool:
+        """Whether it is OpenAI's own service."""
+        host = urlsplit(self.base_url or OPENAI_URL).hostname or ""
+        return host == "openai.com" or host.endswith(".openai.com")
+
+    @property
+    def uses_responses(self) -> bool:
+        """Whether the Responses API is used."""
+        return self.api == "responses" or (self.api == "auto" and self.is_openai)
+
+
+class Answered(Protocol):
+    """What an answer tells of itself."""
+
+    @property
+    def usage(self) -> Usage:
+        """What it cost."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """Which model gave it."""
+        ...
+
+    @property
+    def response_id(self) -> str:
+        """The id that the service gave it."""
+        ...
+
+    @property
+    def finish_reason(self) -> str:
+        """Why it ended, in the word of the service."""
+        ...
+
+
+T = TypeVar("T", bound=Answered)
+
+
+def open_client(service: ModelService, *, silence_s: float | None = None) -> "openai.AsyncOpenAI":
+    """Return a client; use it as a context manager.
+
+    Args:
+        service: whom it asks.
+        silence_s: longest silence within an answer that is streamed; one that comes as a whole is silent until then.
+    """
+    # The SDK takes most of a second to import: a worker that asks no model never pays for it.
+    import httpx2
+    import openai
+
+    from activities.model.failure import bounded_client
+
+    return openai.AsyncOpenAI(
+        http_client=bounded_client(),
+        # An empty key is passed on as a word: own services need none, and the SDK must not look for one elsewhere.
+        api_key=service.api_key or "none",
+        base_url=service.base_url or OPENAI_URL,
+        timeout=httpx2.Timeout(service.timeout_s, read=min(silence_s or service.timeout_s, service.timeout_s)),
+        # Temporal makes the next try: durable, visible, and after the wait that the service asks for.
+        max_retries=0,
+    )
+
+
+def load_client(service: ModelService) -> None:
+    """Import what the first request would have to wait for; most of the SDK is loaded when it is first used."""
+    client = open_client(service)
+    _ = client.responses if service.uses_responses else client.chat.completions
+
+
+class FirstAvailable:
+    """Asks the first model of a list that the service has."""
+
+    def __init__(self, service: ModelService, setting: str, missing: set[str] | None = None) -> None:
+        """Take the service, the name of the setting with the list, for the error, and what is known to be missing."""
+        self._service = service
+        self._setting = setting
+        self._missing = set() if missing is None else missing
+
+    async def ask(self, call: Callable[[str], Awaitable[T]], *, conversation: str = "", agent: str = "") -> T:
+        """Return what `call` returns for the first model that is not missing.
+
+        Args:
+            call: asks a model.
+            conversation: id of the conversation that it belongs to.
+            agent: name of the agent that asks.
+
+        Raises:
+            PlannerError: the service refuses, or has none of the models; not retryable.
+            PlannerUnavailableError: it is busy or down; retryable.
+        """
+        import openai
+
+        from activities.model.failure import model_missing, too_large, translated
+        from activities.model.repair import AnswerError
+
+        refused: list[str] = []
+        models = self._service.models
+        # All of them again once every one was missing: access may have been granted since.
+        for model in tuple(each for each in models if each not in self._missing) or models:
+            try:
+                # Whoever else speaks the API of OpenAI goes by its name, too.
+                about = {telemetry.PROVIDER: "openai", telemetry.REQUEST_MODEL: model}
+                about |= {telemetry.CONVERSATION: conversation, telemetry.AGENT: agent}
+                with operation(telemetry.CHAT, model, about) as made:
+                    answer = await call(model)
+                    made.answered(
+                        answer.usage,
+                        model=answer.model,
+                        response_id=answer.response_id,
+                        finish_reason=answer.finish_reason,
+                    )
+                return answer
+            except openai.APIStatusError as error:
+                if not model_missing(error):
+                    raise translated(error, model) from error
+                self._missing.add(model)
+                refused.append(f"{model} ({error.status_code})")
+            except AnswerError as error:
+                raise too_large(error, model) from error
+            except openai.APIError as error:
+                raise translated(error, model) from error
+        raise PlannerError(
+            f"{self._service.base_url} has none of the models {', '.join(refused) or '(none configured)'}: "
+            f"set {self._setting} to names that this key may use, and check the base URL"
+        )
+
+
+def read_usage(reported: dict[str, Any], came_in: str, went_out: str) -> Usage:
+    """Return the usage that a service reported.
+
+    Args:
+        reported: the object `usage` of its answer; empty where there is none.
+        came_in: what the API calls the tokens of the prompt: `input` or `prompt`.
+        went_out: what it calls those of the answer: `output` or `completion`.
+    """
+    details = reported.get(f"{came_in}_tokens_details")
+    cost = reported.get("cost")
+    return Usage(
+        input_tokens=_count(reported.get(f"{came_in}_tokens")),
+        cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, dict) else None,
+        output_tokens=_count(reported.get(f"{went_out}_tokens")),
+        cost_usd=float(cost) if isinstance(cost, int | float) else None,
+    )
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and value >= 0 else None
+
+
+WITHHELD = "[withheld: privacy.prompts is summary]"
+
+B = TypeVar("B", Briefing, ReflectionBriefing)
+
+
+def cleared(briefing: B) -> B:
+    """Return what may be put into a prompt, by the level that the briefing names.
+
+    In a summary stay: goal, definition of done, notes of the operator, names and counts of checks, names of
+    changed files, titles and outcomes of iterations, and reflections that were themselves made from a summary.
+    """
+    if briefing.prompt_privacy is PromptPrivacy.FULL:
+        return briefing
+    return scrub.model(_summarised(briefing) if briefing.prompt_privacy is PromptPrivacy.SUMMARY else briefing)
+
+
+def passed(text: str, prompt_privacy: PromptPrivacy | None, *, strictest: PromptPrivacy) -> str:
+    """Return a part of a prompt as it may be sent, by the level that its author kept (None: not known).
+
+    Raises:
+        PlannerError: a project here is at `summary`, and nobody vouches that this text is one.
+    """
+    if prompt_privacy is None and strictest is PromptPrivacy.SUMMARY:
+        raise PlannerError(
+            "a prompt was not sent: privacy.prompts is 'summary' for a project here, and what made the prompt does not "
+            "say which level it keeps. Set privacy.prompts to 'redacted' or 'full', or leave this use of a model out"
+        )
+    return text if (prompt_privacy or strictest) is PromptPrivacy.FULL else scrub(text)
+
+
+def _summarised(briefing: B) -> B:
+    # What was remembered quotes outputs and changes.
+    changes: dict[str, Any] = {"remembered": ()}
+    if checks := briefing.checks:
+        # Names and counts stay; what a check printed may quote any file.
+        kept = (result.evolve(tail=WITHHELD if result.tail else "", output=None) for result in checks.results)
+        changes["checks"] = checks.evolve(results=tuple(kept))
+    if request := briefing.plan_request:
+        changes["plan_request"] = request.evolve(
+            report=WITHHELD if request.report else "",
+            checks=tuple(line.partition("\n")[0] for line in request.checks),
+            questions=(WITHHELD,) if request.questions else (),
+            reflection=Reflection(),
+        )
+    if isinstance(briefing, ReflectionBriefing):
+        changes["plan_change"] = WITHHELD if briefing.plan_change else ""
+        if briefing.cause is ReflectCause.REPEATED_FAILURE:
+            # Its detail may quote the failure.
+            changes["detail"] = WITHHELD if briefing.detail else ""
+    return briefing.evolve(**changes)
 
 
 class AnswerSchema(NamedTuple):
@@ -172,3 +423,76 @@ def _dict(value: object) -> dict[str, Any]:
 
 def _dicts(value: object) -> list[dict[str, Any]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def certificates() -> SSLContext:
+    """Return what is trusted: the system's authorities, or those that `SSL_CERT_FILE` and `SSL_CERT_DIR` name."""
+    return _loaded(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+
+
+@cache
+def _loaded(_file: str | None, _folder: str | None) -> SSLContext:
+    # Kept: reading them takes longer than all the rest of opening a connection.
+    return httpx2.create_ssl_context()
+
+
+SMALLEST_CONTEXT = 8_000
+SHARED_OUT = 0.85
+"""Part of the whole that the shares of a template divide; the rest is the template's own text."""
+
+
+class Prompts:
+    """The prompt files of one folder.
+
+    Templates bound what they insert with the filters `start`, `end` and `items`, each with a share in percent
+    of the whole, so that no prompt grows with the length of an episode.
+    """
+
+    def __init__(self, folder: Path, *, context_characters: int) -> None:
+        """Take the folder and the bound of a prompt in characters, at least `SMALLEST_CONTEXT`."""
+        self._characters = max(context_characters, SMALLEST_CONTEXT) * SHARED_OUT
+        self._environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(folder),
+            # A misspelt name in a template must fail in a test, not vanish from a prompt.
+            undefined=jinja2.StrictUndefined,
+            # Prompts are Markdown, not HTML.
+            autoescape=False,  # noqa: S701
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.filters.update(start=self._start, end=self._end, items=self._items)
+        digest = hashlib.sha256()
+        for path in sorted(path for path in folder.iterdir() if path.is_file()):
+            content = path.read_bytes()
+            digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
+        self.sha256 = digest.hexdigest()
+        """Version of the files."""
+
+    def render(self, name: str, **values: object) -> str:
+        """Return a prompt; a value that the template uses and that is not given is an error."""
+        return self._environment.get_template(name).render(**values).strip() + "\n"
+
+    def _share(self, percent: float) -> int:
+        return int(self._characters * percent / 100)
+
+    def _start(self, text: str, percent: float) -> str:
+        limit = self._share(percent)
+        return text if len(text) <= limit else text[: max(limit - 6, 0)] + " [...]"
+
+    def _end(self, text: str, percent: float) -> str:
+        limit = self._share(percent)
+        return text if len(text) <= limit else "[...] " + text[len(text) - max(limit - 6, 0) :]
+
+    def _items(self, items: Sequence[str], percent: float) -> str:
+        """Return a list in Markdown: the newest items that fit, and how many were left out."""
+        limit = self._share(percent)
+        lines: list[str] = []
+        used = 0
+        for item in reversed(items):
+            line = "- " + self._start(item, percent / 2).replace("\n", "\n  ")
+            used += len(line) + 1
+            if used > limit:
+                lines.append(f"- [{len(items) - len(lines)} left out]")
+                break
+            lines.append(line)
+        return "\n".join(reversed(lines))

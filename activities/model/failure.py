@@ -1,13 +1,15 @@
-"""Translates errors of the OpenAI SDK: what to do, and whether waiting helps."""
+"""Failures of a model service, and bounds of what it may answer."""
 
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
+import httpx2
 import openai
 
-from activities.model.unpacking import AnswerError
+from activities.model.repair import AnswerError, Unpacker
 from tightloop.errors import PlannerError, PlannerUnavailableError, TightloopError
 from tightloop.executor.limit import LimitAction, LimitSignal, choose_action
-from tightloop.executor.limit_matcher import detect
+from tightloop.executor.limit_rules import detect
 from tightloop.value import shorten
 
 _DETAIL_CHARACTERS = 300
@@ -77,3 +79,33 @@ def translated(error: openai.APIError, model: str) -> TightloopError:
         )
     advice = _ADVICE.get(status, "the service refuses the request: check base URL and model")
     return PlannerError(f"model {model} answered {status} ({detail}); {advice}")
+
+
+LARGEST_ANSWER_BYTES = 16 * 2**20
+"""Unpacked. An answer of 8 000 tokens has about 50 kB."""
+
+
+def bounded_client() -> httpx2.AsyncClient:
+    """Return a client with the habits of the SDK; a larger answer ends in an `AnswerError` while it comes."""
+    return openai.DefaultAsyncHttpxClient(event_hooks={"response": [_bound]})
+
+
+async def _bound(response: httpx2.Response) -> None:
+    """Put the bound around a body that is not read yet."""
+    unpacker = Unpacker(response.headers.pop("content-encoding", ""), LARGEST_ANSWER_BYTES)
+    assert isinstance(response.stream, httpx2.AsyncByteStream)
+    response.stream = _BoundedStream(response.stream, unpacker)
+
+
+class _BoundedStream(httpx2.AsyncByteStream):
+    def __init__(self, stream: httpx2.AsyncByteStream, unpacker: Unpacker) -> None:
+        self._stream = stream
+        self._unpacker = unpacker
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for chunk in self._stream:
+            for part in self._unpacker.feed(chunk):
+                yield part
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()

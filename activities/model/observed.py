@@ -1,13 +1,21 @@
-"""Tells who observes this worker of its calls of models, agents and tools; of nothing that is in them."""
+"""Model calls as telemetry and memory see them."""
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-from tightloop.executor.usage import Usage
-from tightloop.telemetry import genai
+from pydantic import ValidationError
+from temporalio import activity
+
+from tightloop import telemetry
+from tightloop.episode.budget import PROBLEM_CHARACTERS, Work
+from tightloop.executor.model import Usage
+from tightloop.value import shorten
+from tightloop.value.scrub import scrub
 
 Value = str | int | tuple[str, ...]
 
@@ -29,12 +37,12 @@ class Operation:
     def answered(self, usage: Usage, *, model: str = "", response_id: str = "", finish_reason: str = "") -> None:
         """Add what an answer tells of itself."""
         self.note({
-            genai.RESPONSE_MODEL: model,
-            genai.RESPONSE_ID: response_id,
-            genai.FINISH_REASONS: (finish_reason,) if finish_reason else (),
-            genai.INPUT_TOKENS: usage.input_tokens,
-            genai.OUTPUT_TOKENS: usage.output_tokens,
-            genai.CACHED_TOKENS: usage.cached_tokens,
+            telemetry.RESPONSE_MODEL: model,
+            telemetry.RESPONSE_ID: response_id,
+            telemetry.FINISH_REASONS: (finish_reason,) if finish_reason else (),
+            telemetry.INPUT_TOKENS: usage.input_tokens,
+            telemetry.OUTPUT_TOKENS: usage.output_tokens,
+            telemetry.CACHED_TOKENS: usage.cached_tokens,
         })  # fmt: skip
 
 
@@ -53,10 +61,57 @@ OBSERVER: ContextVar[Observer | None] = ContextVar("OBSERVER", default=None)
 @contextmanager
 def operation(kind: str, name: str, attributes: Mapping[str, Value | None]) -> Iterator[Operation]:
     """Make one call in the block."""
-    made, observer = Operation(kind, name, {genai.OPERATION: kind}), OBSERVER.get()
+    made, observer = Operation(kind, name, {telemetry.OPERATION: kind}), OBSERVER.get()
     made.note(attributes)
     if observer is None:
         yield made
         return
     with observer.observe(made):
         yield made
+
+
+_NOTHING = Work()
+_told: ContextVar[Work] = ContextVar("told", default=_NOTHING)
+
+
+def begin(what: str, limit: timedelta) -> Work:
+    """Tell that it begins, with what the attempts before left."""
+    earlier = Work()
+    for detail in activity.info().heartbeat_details:
+        with contextlib.suppress(ValidationError):
+            earlier = Work.model_validate(detail)
+    begun = Work(
+        what=what,
+        since=datetime.now(UTC) - timedelta(seconds=earlier.spent_s),
+        limit_s=limit.total_seconds(),
+        spent_s=earlier.spent_s,
+        problem=earlier.problem,
+        answer_problem=earlier.answer_problem,
+    )
+    _send(begun)
+    return begun
+
+
+def tell(step: str, problems: Sequence[str] = ()) -> None:
+    """Tell which step begins, and what was wrong with the one before; without a beginning nothing is told."""
+    work = _told.get()
+    if work.what:
+        what = f"{work.what.partition(':')[0]}: {step}"
+        told = shorten(scrub("; ".join(problems)), PROBLEM_CHARACTERS)
+        _send(work.evolve(what=what, answer_problem=told or work.answer_problem))
+
+
+def trouble() -> str:
+    """Return why there is no answer yet."""
+    return _told.get().trouble
+
+
+def leave(spent: timedelta, problem: str) -> None:
+    """Leave to the next attempt how long all of them took, and why this one failed."""
+    text = shorten(scrub(problem), PROBLEM_CHARACTERS)
+    _send(_told.get().evolve(spent_s=spent.total_seconds(), problem=text))
+
+
+def _send(work: Work) -> None:
+    _told.set(work)
+    activity.heartbeat(work)

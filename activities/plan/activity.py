@@ -1,4 +1,4 @@
-"""The plan activities: open, load, revise; one attempt of a step by its capability; take back, verify, close."""
+"""Activities of a plan, with their requests."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -7,12 +7,20 @@ from pathlib import Path
 
 from temporalio import activity
 
+from activities.artifacts.port import put_model
 from activities.attempt import is_unwanted, should_stop
-from activities.checks.port import CheckRunner
-from activities.plan.attempts.attempt_runner import AttemptRunner
+from activities.checks.activity import CheckRunner, run_check
 from activities.plan.attempts.compensator import Compensator, RunCommand
 from activities.plan.attempts.context import ActivityRun, AttemptPorts
-from activities.plan.entries import (
+from activities.plan.attempts.runner import AttemptRunner
+from activities.plan.opening import PlanOpener, save_rerun_base
+from activities.plan.plan_cache import LoadedPlan
+from activities.plan.port import (
+    Children,
+    PlanWriter,
+    Runner,
+    RunnerResult,
+    Work,
     note_begun,
     note_closed,
     note_compensated,
@@ -21,12 +29,7 @@ from activities.plan.entries import (
     note_prepared,
     note_revised,
 )
-from activities.plan.opening.opener import PlanOpener
-from activities.plan.opening.rerun_base import save_rerun_base
-from activities.plan.plan_cache import LoadedPlan
-from activities.plan.port import Children, PlanWriter, Runner, RunnerResult, Work
-from activities.plan.records.account import store_account
-from activities.plan.records.file_records import open_file_records
+from activities.plan.records import CHECKS_FACT, ChecksFact, open_file_records, store_account
 from activities.plan.requests import (
     ClosePlanRequest,
     CompensationResult,
@@ -43,16 +46,61 @@ from activities.plan.requests import (
     StepRun,
     VerifyPlanRequest,
 )
-from activities.plan.verification import run_definition_of_done
 from activities.workspace.activity import leave
 from activities.workspace.port import OpenEpisodes
-from activities.workspace.trail import Ledger, Ledgers, this_call
+from activities.workspace.scope import Ledger, Ledgers, this_call
+from tightloop.episode.check import FAILING_LIMIT, CheckReport, CheckResult
 from tightloop.errors import InvalidRequestError
+from tightloop.plan.child import StepResult, StepStatus
 from tightloop.plan.document.step import Access, Capability
 from tightloop.plan.engine.graph import is_plain
-from tightloop.plan.result import StepResult, StepStatus
-from tightloop.plan.rules.guard import acts_of, judge
-from tightloop.safety.verdict import Verdict
+from tightloop.plan.guard import acts_of, judge
+from tightloop.safety.drift import DriftCause
+from tightloop.safety.rubric import Verdict
+from tightloop.value import clip, shorten
+from tightloop.value.scrub import scrub
+
+TAIL_CHARACTERS = 240
+
+
+def run_definition_of_done(
+    ports: AttemptPorts, runner: CheckRunner, request: VerifyPlanRequest, call: ActivityRun
+) -> PlanVerification:
+    """Run every check on exactly the expected tree, and leave that tree behind. Idempotent by that.
+
+    Raises:
+        CancelledError: the activity was cancelled.
+        WorkspaceLockedError: another attempt holds the tree. Retryable.
+    """
+    scope = request.scope
+    workspace = Path(scope.workspace)
+    store, plan = ports.stores(workspace), ports.plans.load(scope).plan
+    with ports.workspaces.hold(scope) as tree:
+        drift = tree.expect(request.expected_tree)
+        expected = request.expected_tree
+        results = tuple(
+            run_check(runner, check, tree, store, expected_tree=expected, cancelled=call.cancelled)
+            for check in plan.definition_of_done
+        )
+        touched = tree.ensure(request.expected_tree, DriftCause.DURING_CHECKS)
+    report = CheckReport(tree=request.expected_tree, results=results)
+    fact = ChecksFact(report=put_model(store, report, name="checks"))
+    open_file_records(workspace).keep(scope.episode_id, CHECKS_FACT, fact)
+    return PlanVerification(
+        passed=not report.failed,
+        total=len(results),
+        failed=tuple(_line(result) for result in report.failed[:FAILING_LIMIT]),
+        tree=request.expected_tree,
+        drift=drift,
+        touched=touched,
+    )
+
+
+def _line(result: CheckResult) -> str:
+    # Scrubbed before it is cut: what is left of a cut secret has no form to know it by.
+    tail = " ".join(clip(scrub(result.tail), TAIL_CHARACTERS).split())
+    return f"{shorten(result.name, 80)}: {result.status.value.replace('_', ' ')}" + (f": {tail}" if tail else "")
+
 
 CHILD_CAPABILITIES = (Capability.EPISODE, Capability.SUBPLAN, Capability.BRANCH)
 """Those that start workflows."""

@@ -3,10 +3,10 @@
 from pydantic import Field
 
 from activities.workspace.scope import EpisodeScope
-from tightloop.executor.usage import Usage
+from tightloop.executor.model import Usage
 from tightloop.ledger.model import WorkflowSnapshot
+from tightloop.plan.child import Belief, StepResult, StepStatus
 from tightloop.plan.request import PlanOutcome, PlanRequest
-from tightloop.plan.result import Belief, StepResult, StepStatus
 from tightloop.question import Answer
 from tightloop.safety.drift import Drift
 from tightloop.value import Sparse, Value

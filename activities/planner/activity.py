@@ -1,40 +1,172 @@
-"""The planning activity: briefs the planner and stores its answer."""
+"""Activities that plan an iteration."""
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from temporalio import activity
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, get_model, put_model, put_text
-from activities.memory.recalling import recalled
-from activities.memory.spared import Memories, no_memories
-from activities.planner.enforce import enforced_plan
-from activities.planner.in_time import in_time
-from activities.planner.port import Planners
-from activities.safety.gate import Gate, Weighed
-from activities.safety.port import JudgeBriefing
+from activities.memory.port import Memories, no_memories, recalled
+from activities.model import observed
+from activities.safety.gate import Gate, JudgeBriefing, Weighed
 from activities.workspace.folders import root_of
 from activities.workspace.scope import EpisodeScope
+from tightloop.episode.budget import span
 from tightloop.episode.check import CheckReport
-from tightloop.episode.messages.plan_rules import review_plan
+from tightloop.episode.messages import CORRECTIONS, gaps_of_plan, given_up, review_plan
 from tightloop.episode.model import EpisodeRequest
 from tightloop.episode.planning import (
     Briefing,
+    Followed,
     PlannerAnswer,
     PlanningOutcome,
     PlanRecord,
     PlanVerdict,
     ReflectionRecord,
 )
-from tightloop.episode.remembering import Followed
-from tightloop.executor.messages.message import PlanRequestMessage, render_plan
-from tightloop.executor.usage import total
-from tightloop.safety.prompt_privacy import PromptPrivacy
-from tightloop.value import Value, shorten
+from tightloop.errors import PlannerError, PlannerUnavailableError
+from tightloop.executor.message import Alignment, PlanMessage, PlannedStep, PlanRequestMessage, Reflection, render_plan
+from tightloop.executor.model import Usage, total
+from tightloop.safety.drift import PromptPrivacy
+from tightloop.value import Value, counted, shorten
 from tightloop.value.artifact import ArtifactRef
+
+
+class Planner(Protocol):
+    """Decides what comes next. A bad answer of a model is data (a verdict), not an exception."""
+
+    async def plan(self, briefing: Briefing) -> PlannerAnswer:
+        """Answer a briefing.
+
+        Raises:
+            PlannerError: the service refuses; trying again is useless.
+            PlannerUnavailableError: the service is busy or down; retryable.
+        """
+        ...
+
+
+Planners = Callable[[str], Planner]
+"""Returns the planner of this kind: `openai`, `heuristic` or `auto`.
+
+Raises `PlannerError` where the planner is unknown, or lacks its key.
+"""
+
+
+async def enforced_plan(planner: Planner, briefing: Briefing) -> PlannerAnswer:
+    """Ask a planner until its message follows the template; `MALFORMED` with a sentence where it never does.
+
+    What the loop itself knows (project, goal, iteration, definition of done, a fresh reflection) is put into the
+    message where the planner left it out; the rest has to come from the planner.
+
+    Raises:
+        PlannerError: the service refuses; not retryable.
+        PlannerUnavailableError: it is busy or down; retryable.
+    """
+    usages: list[Usage] = []
+    answer, gaps = PlannerAnswer(verdict=PlanVerdict.MALFORMED), ""
+    for _ in range(1 + CORRECTIONS):
+        given = _asked_for(await planner.plan(briefing), briefing)
+        # A message that is sent back was paid for, too.
+        usages += [given.usage] if given.usage is not None else []
+        answer = given.evolve(message=_completed(given.message, briefing), usage=total(usages) if usages else None)
+        gaps = _gaps(answer)
+        if not gaps:
+            return answer
+        briefing = briefing.evolve(sent_back=gaps)
+    reason = given_up("plan message", gaps, returned=CORRECTIONS)
+    return answer.evolve(verdict=PlanVerdict.MALFORMED, message=None, reason=reason)
+
+
+def _asked_for(answer: PlannerAnswer, briefing: Briefing) -> PlannerAnswer:
+    """Turn a claim that nothing is left to do into the work that a person asks for."""
+    if answer.verdict is not PlanVerdict.CLAIMS_DONE or not briefing.asked_for:
+        return answer
+    if not briefing.takes_whole_plans:
+        reason = f"the checks pass, and no command is known for what was asked for: {briefing.asked_for[-1]}"
+        return answer.evolve(verdict=PlanVerdict.GAVE_UP, message=None, reason=reason)
+    message = PlanMessage(
+        steps=tuple(PlannedStep(title=f"Do what was asked for: {shorten(text, 300)}") for text in briefing.asked_for),
+        reflection=Reflection(
+            diagnosis="the checks pass, and a person asks for more",
+            action_items=("do what was asked for", "keep the checks green"),
+        ),
+        alignment=Alignment(answer="yes", rationale="a person asked for it"),
+    )
+    return answer.evolve(verdict=PlanVerdict.PLANNED, message=message, reason="")
+
+
+def _gaps(answer: PlannerAnswer) -> str:
+    if answer.verdict is PlanVerdict.GAVE_UP and not answer.reason.strip():
+        return "- [reason] is missing: say in one sentence what a person has to do"
+    if answer.verdict is PlanVerdict.PLANNED:
+        return gaps_of_plan(answer.message or PlanMessage())
+    if answer.verdict is PlanVerdict.CLAIMS_DONE and answer.message is not None:
+        return gaps_of_plan(answer.message.evolve(final=True))
+    return ""
+
+
+def _completed(message: PlanMessage | None, briefing: Briefing) -> PlanMessage | None:
+    if message is None:
+        return None
+    context, learnt = message.context, briefing.reflection if briefing.reflection_is_fresh else None
+    # The executor is told, too, what the last reflection found: the planner may have acted on it without a word.
+    if learnt is not None and learnt.diagnosis not in context:
+        items = "".join(f"\n- {item}" for item in learnt.action_items)
+        found = f"Reflection on the last iteration: {learnt.diagnosis}{items}"
+        context = f"{context}\n\n{found}" if context else found
+    # What a person said reaches the executor in their own words.
+    context = "\n\n".join(filter(None, (context, *(text for text in briefing.asked_for if text not in context))))
+    return message.evolve(
+        project=message.project or briefing.project or "unnamed",
+        goal=message.goal or briefing.goal,
+        iteration=message.iteration or briefing.iteration,
+        definition_of_done=message.definition_of_done or briefing.definition_of_done,
+        context=context,
+    )
+
+
+T = TypeVar("T")
+
+
+async def in_time(ask: Callable[[], Awaitable[T]], limit: timedelta, planner: str) -> T:
+    """Return what `ask` answers, within what earlier attempts left of the limit.
+
+    Raises:
+        PlannerError: the time is up; the message says what was wrong with the last answer. Not retryable.
+        PlannerUnavailableError: the service is busy or down, and there is time for another attempt.
+    """
+    begun = observed.begin(f"asks planner {planner!r}", limit)
+    start = time.monotonic()
+
+    def left() -> float:
+        return limit.total_seconds() - begun.spent_s - (time.monotonic() - start)
+
+    try:
+        async with asyncio.timeout(left()):
+            return await ask()
+    except TimeoutError:
+        raise PlannerError(_too_late(limit)) from None
+    except PlannerUnavailableError as error:
+        observed.leave(limit - timedelta(seconds=left()), error.message)
+        if left() <= 0:
+            raise PlannerError(_too_late(limit)) from error
+        raise
+
+
+def _too_late(limit: timedelta) -> str:
+    why = observed.trouble().rstrip(". ") or "the model had not answered yet"
+    tries = counted(activity.info().attempt, "attempt")
+    return (
+        f"no plan after {span(limit.total_seconds())} and {tries} (planner.plan_timeout_s): {why}. "
+        "Choose a faster or stronger model (planner.models), give it more time, or work without one: "
+        f"tightloop amend {activity.info().workflow_id} --planner heuristic"
+    )
+
 
 TITLE_CHARACTERS = 120
 PLAN_TIMEOUT = timedelta(minutes=10)

@@ -6,18 +6,20 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from activities.process.child import Child
-from activities.process.growth import Growth
-from activities.process.request import (
+from activities.process.child import Child, ProcessSession, open_process
+from activities.process.output import Growth
+from activities.process.start import (
     GRACE_S,
+    INHERITED,
     Callbacks,
+    NotStartedError,
     ProcessRequest,
     ProcessResult,
     ProjectProgram,
     Reason,
+    raw,
+    start,
 )
-from activities.process.session import ProcessSession, open_process
-from activities.process.start import INHERITED, NotStartedError, raw, start
 
 __all__ = [
     "GRACE_S",

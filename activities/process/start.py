@@ -1,4 +1,4 @@
-"""Starts programs behind a shim (`activities/process/shim.py`), and reads the shim's reports."""
+"""Start of a process."""
 
 import errno
 import io
@@ -8,16 +8,245 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
-from typing import IO, Any
+from signal import SIGCONT, SIGSTOP, Signals
+from typing import IO, Any, NotRequired, TypedDict, TypeVar
 
-from activities.process.request import ProcessRequest
+import psutil
+
+from activities.process.output import OUTPUT_BYTES, Growth
 from activities.process.shim import LENGTH_BYTES
-from activities.process.tree import MARK
 from tightloop.host.programs import TrustedProgram, absolute_folders, own_python, trusted_path
+
+GRACE_S = 3.0
+"""Time between SIGTERM and SIGKILL."""
+
+
+class Reason(StrEnum):
+    """Why a process ended."""
+
+    EXITED = "exited"
+    WALL_LIMIT = "wall_limit"
+    IDLE_LIMIT = "idle_limit"
+    MEMORY_LIMIT = "memory_limit"
+    PROCESS_LIMIT = "process_limit"
+    OUTPUT_LIMIT = "output_limit"
+    DISK_LIMIT = "disk_limit"
+    CANCELLED = "cancelled"
+    NOT_STARTED = "not_started"
+
+
+class Callbacks(TypedDict):
+    """Callbacks of a running process; see `run_process`."""
+
+    cancelled: Callable[[], bool]
+    started: Callable[[int], None]
+    on_output: NotRequired[Callable[[bytes], None] | None]
+
+
+@dataclass(frozen=True)
+class ProjectProgram:
+    """A program that runs with the rights of the worker, and is looked up along the PATH of the request.
+
+    Only for commands of a project where a person wanted no sandbox.
+    """
+
+    name: str
+
+    def __str__(self) -> str:
+        """Return the name, as `argv` has it."""
+        return self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessRequest:
+    """A program to run, without a shell unless it is one."""
+
+    program: TrustedProgram | ProjectProgram
+    """What is started outside of a sandbox. A command inside stands in the arguments of the sandbox's program."""
+    arguments: tuple[str, ...] = ()
+    cwd: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """In addition to the allow-list; wins over it. Names that look like secrets are refused."""
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Variables that may look like secrets, each named by who starts the program; shown in no message."""
+    inherit: bool = True
+    """False: of the allow-list only PATH, LANG, LC_*, TZ and the certificates; the rest stands in `environment`."""
+    stdin: Path | None = None
+    """File to read from; None: end of file at once."""
+    wall_limit_s: float = 3600.0
+    idle_limit_s: float | None = None
+    """Longest time without output."""
+    grace_s: float = GRACE_S
+    output_bytes: int = OUTPUT_BYTES
+    separate_errors: bool = False
+    """Standard error goes to `ProcessResult.errors` and not among the output."""
+    output_limit_bytes: int | None = None
+    """A program that writes more, to both streams together, is ended at once."""
+    memory_limit_bytes: int | None = None
+    """Watched twice a second over the whole tree (sum of resident memory); a program that needs more is ended at once.
+
+    What processes share counts for each of them.
+    """
+    process_limit: int | None = None
+    """Watched likewise. Between two looks a fork bomb may pass it: only a control group holds that one."""
+    growth: Growth | None = None
+    """What it may add to folders, watched likewise: a fast writer gets a second or two beyond it."""
+    resources: Mapping[int, int] = field(default_factory=dict)
+    """`resource.RLIMIT_*` to soft and hard limit, set before the program starts; a lower hard limit of ours stays."""
+    cores: int | None = None
+    """Number of cores that it may be scheduled on (Linux)."""
+    cgroups: tuple[Path, ...] = ()
+    """Folders of control groups that it joins before it starts."""
+    files: Mapping[int, bytes] = field(default_factory=dict)
+    """Descriptor, above 9, to the content that it finds there (Linux)."""
+    options_at: int | None = None
+    """Descriptor at which bubblewrap finds the variables of the command inside as its options; see `inner_options`.
+
+    Variables such as LD_PRELOAD act on every program that has them: the sandbox itself, outside, has none of them.
+    """
+    shim: "Shim | None" = None
+    """A supervisor that `prepare` started ahead: with these control groups, without input, errors not apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessResult:
+    """Result of a process."""
+
+    reason: Reason
+    exit_code: int | None = None
+    """Only where it exited by itself; negative: the signal that killed it."""
+    output: bytes = field(default=b"", repr=False)
+    """Both streams as they came, at most `output_bytes`; standard output alone with `separate_errors`."""
+    errors: bytes = field(default=b"", repr=False)
+    """Standard error with `separate_errors`, at most 64 kB of its end."""
+    cut: bool = False
+    """Output is missing; a line in it says how much."""
+    duration_s: float = 0.0
+    survivors_ended: int = 0
+    """Other processes that outlived the program and were ended."""
+    cpu_s: float | None = None
+    """Of the whole tree, as far as it was seen; None where the platform does not tell."""
+    peak_memory_bytes: int | None = None
+    """Resident memory of the largest process, or of the whole tree where a limit was watched; at least the 10 MB
+    of the process from which the program was forked."""
+    message: str = ""
+    """Why it was not started or ran into a limit of ours, or which processes could not be ended."""
+
+
+Seen = TypeVar("Seen")
+MARK = "CHILD_OF_TIGHTLOOP"
+"""Environment variable with the ids, joined by `:`, of the runs that a process belongs to."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Resources of a process tree at one moment."""
+
+    processes: int
+    resident_bytes: int
+    cpu_s: float
+    """Of the processes that live, and of those that they waited for."""
+
+
+class ProcessTree:
+    """A child process that leads its own session, and its descendants.
+
+    While its shim lives and is their subreaper, they are the descendants of the shim, whatever they shed. Else
+    (macOS, or somebody killed the shim) one is recognised by its parent, seen while that lived; by its session; or
+    by the mark in its environment, which outlives a double fork and `setsid`. One that sheds all three at once
+    (`env -i setsid ... &`) is then missed.
+    """
+
+    def __init__(self, leader: int, mark: str, *, adopter: int | None) -> None:
+        """Take the pid of the leader, the id in its environment, and the pid of the subreaper if there is one."""
+        self._pid = leader
+        self._mark = mark
+        self._leader = _process(leader)
+        self._adopter = None if adopter is None else _process(adopter)
+        self._known: set[psutil.Process] = {self._leader} if self._leader else set()
+
+    def observe(self) -> Set[psutil.Process]:
+        """Remember and return the descendants by parent; once the parent is gone they are not found that way."""
+        if self._adopter is not None and _lives(self._adopter):
+            covered = _children(self._adopter)
+        else:
+            covered = set()
+            for process in self._known:
+                if process not in covered:
+                    covered |= _children(process)
+        self._known = {process for process in self._known | covered if _lives(process)}
+        return self._known
+
+    def members(self) -> Set[psutil.Process]:
+        """Return all members that live, the leader included; without a subreaper looks at the whole host."""
+        if self._adopter is not None and _lives(self._adopter):
+            return self.observe()
+        known = {process.pid for process in self._known} | {os.getpid()}
+        # None once the pid of a dead leader was given to another process.
+        runs = self._leader is not None and self._leader.is_running()
+        session = self._pid if runs or not psutil.pid_exists(self._pid) else None
+        for pid in psutil.pids():
+            # The environment of other users cannot be read: `_belongs` says no for them.
+            if pid not in known and self._belongs(pid, session) and (process := _process(pid)):
+                self._known.add(process)
+        return self.observe()
+
+    def signal(self, number: Signals) -> Set[psutil.Process]:
+        """Send a signal to all members and return them.
+
+        They are frozen until all have it: else a shell goes on to its next command when its child dies first.
+        """
+        members = self.members()
+        for each in (SIGSTOP, number, SIGCONT):
+            for process in members:
+                with suppress(psutil.Error):
+                    process.send_signal(each)
+        return members
+
+    def footprint(self) -> Footprint:
+        """Measure what lives of the tree; a process that ends meanwhile counts for nothing."""
+        sizes = [size for process in self.observe() if (size := _size(process))]
+        return Footprint(len(sizes), sum(size[0] for size in sizes), sum(size[1] for size in sizes))
+
+    def _belongs(self, pid: int, session: int | None) -> bool:
+        try:
+            if os.getsid(pid) == session:
+                return True
+            return self._mark in psutil.Process(pid).environ().get(MARK, "").split(":")
+        except (psutil.Error, OSError):
+            return False
+
+
+def _look(look: Callable[[], Seen], otherwise: Seen) -> Seen:
+    """Return what a look at a process gives; `otherwise` where it has gone or belongs to another user."""
+    try:
+        return look()
+    except psutil.Error:
+        return otherwise
+
+
+def _process(pid: int) -> psutil.Process | None:
+    return _look(lambda: psutil.Process(pid), None)
+
+
+def _children(process: psutil.Process) -> set[psutil.Process]:
+    return _look(lambda: set(process.children(recursive=True)), set())
+
+
+def _size(process: psutil.Process) -> tuple[int, float] | None:
+    # User and system time, then those of children that were waited for; on Linux iowait follows.
+    return _look(lambda: (process.memory_info().rss, sum(process.cpu_times()[:4])), None)
+
+
+def _lives(process: psutil.Process) -> bool:
+    # A zombie has ended, and only its parent has not asked yet.
+    return _look(lambda: process.is_running() and process.status() != psutil.STATUS_ZOMBIE, otherwise=False)
+
 
 CERTIFICATES = frozenset(
     {"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"}

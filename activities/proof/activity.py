@@ -6,19 +6,14 @@ from temporalio import activity
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, get_model, put_model
 from activities.attempt import should_stop
-from activities.checks.activity import verification_of
-from activities.checks.port import CheckRunner
-from activities.proof.port import Bench
-from activities.proof.proving import prove_tree, proved
-from activities.proof.requests import AcceptRequest, BeginRequest, Begun, Proved, ProveRequest
-from activities.proof.runs import Runs
-from activities.proof.subject import subject_of
-from activities.proof.trees import HeldTrees
+from activities.checks.activity import CheckRunner, verification_of
+from activities.proof.port import AcceptRequest, BeginRequest, Begun, Bench, Proved, ProveRequest
+from activities.proof.proving import HeldTrees, Runs, prove_tree, proved, subject_of
 from activities.workspace.folders import root_of
 from activities.workspace.port import WorkingTree, Workspaces
 from tightloop.episode.check import CheckReport
 from tightloop.episode.proof import Proof, ProofVerdict
-from tightloop.episode.proof.beginning import Beginning, CheckBaseline
+from tightloop.episode.proof.report import Beginning, CheckBaseline
 from tightloop.safety.drift import DriftCause
 from tightloop.value.artifact import ArtifactRef
 

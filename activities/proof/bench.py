@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from activities.checks.port import CheckView
+from activities.checks.activity import CheckView
 from activities.proof import beside
 from activities.proof.port import Files, Moved, Trees, Watched
-from activities.sandbox.owner import lives, this_process
+from activities.sandbox.port import lives, this_process
 from tightloop.episode.check import Check
 from tightloop.episode.proof.files import is_cache
 from tightloop.episode.proof.report import Observation, read_events

@@ -1,35 +1,330 @@
-"""The proof of a tree: what changed, the definition of done in fresh checkouts, and what speaks against it."""
+"""Proof of a tree."""
 
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from datetime import UTC, datetime
+from typing import NamedTuple
 
-from activities.artifacts.port import ArtifactStore, put_model
-from activities.proof.difference import Difference
-from activities.proof.port import Moved, TreeFile
-from activities.proof.requests import Proved
-from activities.proof.runs import Runs
-from activities.proof.subject import Subject
-from activities.proof.trees import HeldTrees
-from tightloop.episode.proof import ChangedFile, FileKind, Proof, ProofFinding, ProofRule, TestsFrom
-from tightloop.episode.proof.beginning import Beginning
-from tightloop.episode.proof.files import announcement_of
-from tightloop.episode.proof.limits import NO_TESTS, not_held
-from tightloop.episode.proof.model import FILES_LIMIT
+from activities.artifacts.port import ArtifactStore, find_model, get_model, put_model
+from activities.checks.activity import CheckRunner, CheckView, run_check
+from activities.proof.port import Bench, Files, Moved, Proved, Room, TreeFile, Trees
+from activities.workspace.port import WorkingTree
+from activities.workspace.scope import EpisodeScope
+from tightloop.episode.budget import Work, check_work
+from tightloop.episode.check import Check, CheckResult
+from tightloop.episode.model import EpisodeRequest
+from tightloop.episode.proof import (
+    ChangedFile,
+    CheckRun,
+    ConfigurationFile,
+    FileChange,
+    FileKind,
+    Proof,
+    ProofFinding,
+    ProofRule,
+    ProofRun,
+    TestReport,
+    TestsFrom,
+)
+from tightloop.episode.proof.files import (
+    Guards,
+    announcement_of,
+    data_named_in,
+    is_cache,
+    is_environment,
+    is_same_setup,
+    programs_of,
+    suspicious_lines,
+)
+from tightloop.episode.proof.model import FILES_LIMIT, NAMES_LIMIT
+from tightloop.episode.proof.report import Beginning, CheckBaseline, Observation, missing, names_text
+from tightloop.episode.proof.same_code import is_same_code
 from tightloop.episode.proof.verdict import (
+    NO_TESTS,
     Changes,
     Measured,
     evidence_lines,
     findings_of,
     had_no_tests,
     is_kept,
+    not_held,
     verdict_of,
 )
+from tightloop.plan.stored import StoredPlan
 from tightloop.question import EVIDENCE_LINES
-from tightloop.value import shorten
+from tightloop.safety.scope import files_in
+from tightloop.value import clip, shorten
+from tightloop.value.artifact import ArtifactRef
 from tightloop.value.scrub import scrub
+
+
+class HeldTrees:
+    """Reads trees and contents by the working tree that is held."""
+
+    def __init__(self, tree: WorkingTree) -> None:
+        self._tree = tree
+
+    def files(self, tree: str) -> dict[str, TreeFile]:
+        """Return all files of a tree; see the port."""
+        found = self._tree.entries(tree).items()
+        return {os.fsdecode(path): TreeFile(entry.mode, entry.id) for path, entry in found}
+
+    def read(self, blobs: Iterable[str], most_bytes: int | None = None) -> dict[str, bytes]:
+        """Return contents by id; see the port."""
+        wanted = (blob for blob in dict.fromkeys(blobs) if most_bytes is None or self._tree.size(blob) <= most_bytes)
+        return {blob: self._tree.content(blob) for blob in wanted}
+
+    def pieces(self, blob: str) -> Iterator[bytes]:
+        """Yield the content of a file; see the port."""
+        return self._tree.pieces(blob)
+
+
+TAIL_CHARACTERS = 1_200
+
+
+class Runs:
+    """Runs checks for a tree that is on disk and held."""
+
+    def __init__(
+        self,
+        tree: WorkingTree,
+        store: ArtifactStore,
+        runner: CheckRunner,
+        bench: Bench,
+        cancelled: Callable[[], bool],
+        heartbeat: Callable[[Work], None],
+    ) -> None:
+        self.tree, self.store, self.bench = tree, store, bench
+        self._runner, self._cancelled, self._heartbeat = runner, cancelled, heartbeat
+
+    def in_place(self, checks: tuple[Check, ...], expected_tree: str) -> list[tuple[CheckResult, Observation]]:
+        """Run every check in the working tree.
+
+        Raises:
+            CancelledError: the activity was cancelled meanwhile.
+        """
+        done = []
+        with self.bench.room(self.tree.root) as room:
+            for number, check in enumerate(checks, start=1):
+                self._heartbeat(check_work(check, number, len(checks), datetime.now(UTC)))
+                result, seen = self._observed(check, room, CheckView())
+                done.append((result.evolve(tree=expected_tree), seen))
+        return done
+
+    def in_checkout(
+        self,
+        rooms: ExitStack,
+        checks: tuple[Check, ...],
+        tests: TestsFrom,
+        files: Files,
+        moved: Moved,
+        beginning: Beginning,
+    ) -> Measured:
+        """Run every check in a fresh checkout of `files`, which is removed when `rooms` closes.
+
+        Raises:
+            CancelledError: the activity was cancelled meanwhile.
+        """
+        started = datetime.now(UTC)
+        runs: list[CheckRun] = []
+        observations: list[Observation] = []
+        room = rooms.enter_context(self.bench.room(self.tree.root))
+        view = room.checkout(HeldTrees(self.tree), files, moved)
+        for number, check in enumerate(checks, start=1):
+            kind = f"proof with the tests as {tests.value}, check"
+            self._heartbeat(check_work(check, number, len(checks), datetime.now(UTC), kind))
+            result, seen = self._observed(check, room, view)
+            runs.append(_check_run(self.store, check, result, seen, beginning.check(check.run)))
+            observations.append(seen)
+        run = ProofRun(tests=tests, checks=tuple(runs), started=started, ended=datetime.now(UTC))
+        return Measured(run, tuple(observations))
+
+    def _observed(self, check: Check, room: Room, view: CheckView) -> tuple[CheckResult, Observation]:
+        watched = room.watch(check, view)
+        result = run_check(
+            self._runner,
+            watched.check,
+            self.tree,
+            self.store,
+            expected_tree="",
+            cancelled=self._cancelled,
+            view=watched.view,
+        )
+        # Known by the command that the definition of done has, not by the one that was watched.
+        return result.evolve(run=check.run, name=check.title), watched.observation()
+
+
+def _check_run(
+    store: ArtifactStore, check: Check, result: CheckResult, seen: Observation, before: CheckBaseline | None
+) -> CheckRun:
+    reports: list[TestReport] = []
+    for report in seen.reports:
+        results = seen.results[report.checker]
+        gone = missing(before.observation.results.get(report.checker, {}), results) if before else ()
+        names = store.put(names_text(results).encode("utf-8", "replace"), name="tests", media_type="text/plain")
+        shown_names = tuple(shorten(name, 200) for name in gone[:NAMES_LIMIT])
+        reports.append(report.evolve(missing_names=shown_names, missing_count=len(gone), names=names))
+    return CheckRun(
+        name=shorten(check.title, 200),
+        run=check.run,
+        argv=("/bin/sh", "-c", check.run),
+        status=result.status,
+        exit_code=result.exit_code,
+        duration_s=result.duration_s,
+        tail=clip(scrub(result.tail), TAIL_CHARACTERS),
+        output=result.output,
+        reports=tuple(reports),
+        sandbox=result.sandbox,
+        not_enforced=result.not_enforced,
+    )
+
+
+READ_FILES = 400
+"""Files that are read to find what they name, or new lines in them."""
+READ_BYTES = 1_000_000
+"""A larger file is not read for that."""
+
+
+class Difference:
+    """The changes from one tree to another."""
+
+    def __init__(self, trees: Trees, base: str, delivered: str, goal: str, commands: list[str]) -> None:
+        self._trees, self._commands = trees, commands
+        self.before, self.after = trees.files(base), trees.files(delivered)
+        paths = sorted({*self.before, *self.after})
+        self._changed = {
+            path: kind for path in paths if (kind := self._change(path)) is not None and not is_cache(path)
+        }
+        self._guards = Guards(programs=self._programs(commands), goal_files=frozenset(files_in(goal)))
+        self._guards = self._guards._replace(named_data=self._named_data())
+        self._rewritten = frozenset(self._same_code())
+        self.guarded = tuple(self._guarded())
+
+    def with_earlier(self, restored: Iterable[ChangedFile]) -> dict[str, TreeFile]:
+        """Return the delivered tree with some files as they were at the beginning."""
+        files = dict(self.after)
+        for file in restored:
+            files.pop(file.path, None)
+            if (old := self.before.get(file.path)) is None:
+                continue
+            # No tree has a file and a folder of the same name: what is in the way of the old file is left out.
+            for path in [
+                path for path in files if path.startswith(f"{file.path}/") or file.path.startswith(f"{path}/")
+            ]:
+                del files[path]
+            files[file.path] = old
+        return files
+
+    def configuration(self) -> tuple[ConfigurationFile, ...]:
+        """Return the digests of the delivered files that configure checkers."""
+        kinds = (FileKind.CONFIGURATION, FileKind.START_UP)
+        paths = [path for path in sorted(self.after) if not is_cache(path) and self._guards.kind_of(path) in kinds]
+        paths = [path for path in paths if not is_environment(path)][:FILES_LIMIT]
+        contents = self._trees.read(self.after[path].blob for path in paths)
+        return tuple(
+            ConfigurationFile(path=shown(path), sha256=hashlib.sha256(contents[self.after[path].blob]).hexdigest())
+            for path in paths
+        )
+
+    def suspicious(self) -> tuple[str, ...]:
+        """Return new lines of sources that can make any check pass."""
+        guarded = {file.path for file in self.guarded} | self._rewritten
+        paths = [path for path, kind in self._changed.items() if kind is not FileChange.DELETED and path not in guarded]
+        old, new = self._texts(self.before, paths), self._texts(self.after, paths)
+        return tuple(line for path in new for line in suspicious_lines(shown(path), old.get(path, ""), new[path]))
+
+    def _change(self, path: str) -> FileChange | None:
+        old, new = self.before.get(path), self.after.get(path)
+        if old == new:
+            return None
+        return FileChange.ADDED if old is None else FileChange.DELETED if new is None else FileChange.MODIFIED
+
+    def _programs(self, commands: list[str]) -> frozenset[str]:
+        """Return the files of the beginning that the definition of done names, and those that they name in turn."""
+        found = frozenset[str]()
+        while more := programs_of(commands, self.before) - found:
+            found |= more
+            commands = list(self._texts(self.before, sorted(more)).values())
+        return found
+
+    def _named_data(self) -> frozenset[str]:
+        """Return changed data files that tests, or programs of the definition of done, name."""
+        candidates = [path for path, kind in self._changed.items() if kind is not FileChange.ADDED]
+        candidates = [path for path in candidates if self._guards.kind_of(path) is None]
+        if not candidates:
+            return frozenset()
+        naming = [path for path in self.before if self._guards.kind_of(path) in (FileKind.TEST, FileKind.CONFIGURATION)]
+        return data_named_in([*self._commands, *self._texts(self.before, naming).values()], candidates)
+
+    def _same_code(self) -> Iterable[str]:
+        """Return Python tests and programs of the definition of done that only look different."""
+        paths = [
+            path
+            for path, change in self._changed.items()
+            if path.endswith(".py")
+            and change is FileChange.MODIFIED
+            and self.before[path].mode == self.after[path].mode
+            and (path in self._guards.programs or self._guards.kind_of(path, change) is FileKind.TEST)
+        ]
+        old, new = self._contents(self.before, paths), self._contents(self.after, paths)
+        return (path for path in old.keys() & new.keys() if is_same_code(old[path], new[path]))
+
+    def _guarded(self) -> Iterable[ChangedFile]:
+        for path, change in self._changed.items():
+            kind = self._guards.kind_of(path, change)
+            if kind is None or path in self._rewritten:
+                continue
+            if kind is FileKind.CONFIGURATION and change is FileChange.MODIFIED and path not in self._guards.programs:
+                old, new = self.before[path], self.after[path]
+                contents = self._trees.read((old.blob, new.blob))
+                if is_same_setup(path, contents[old.blob], contents[new.blob]):
+                    continue
+            yield ChangedFile(path=path, kind=kind, change=change)
+
+    def _texts(self, files: Files, paths: Iterable[str]) -> dict[str, str]:
+        return {path: text.decode("utf-8", "replace") for path, text in self._contents(files, paths).items()}
+
+    def _contents(self, files: Files, paths: Iterable[str]) -> dict[str, bytes]:
+        wanted = [path for path in paths if path in files and files[path].mode != 0o120000][:READ_FILES]
+        contents = self._trees.read((files[path].blob for path in wanted), READ_BYTES)
+        return {path: contents[blob] for path in wanted if (blob := files[path].blob) in contents}
+
+
+def shown(path: str) -> str:
+    """Return a path as it can be written as text."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+class Subject(NamedTuple):
+    """A definition of done, and the words of people about the work."""
+
+    title: str
+    goal: str
+    """What announces changes of tests: words of people only."""
+    checks: tuple[Check, ...]
+
+
+def subject_of(store: ArtifactStore, scope: EpisodeScope, plan: ArtifactRef | None, goal: str = "") -> Subject:
+    """Return what is proven: the plan, or without one the episode of the scope.
+
+    Raises:
+        ArtifactMissingError: it is not in the store. Not retryable.
+    """
+    if plan is None:
+        episode = get_model(store, scope.stored_request, EpisodeRequest)
+        return Subject(episode.goal, episode.goal, episode.definition_of_done)
+    stored = get_model(store, plan, StoredPlan)
+    words, revision = [goal, stored.words], stored
+    while (earlier := find_model(store, revision.previous, StoredPlan)) is not None:
+        words.append(earlier.words)
+        revision = earlier
+    title = stored.plan.title or goal or stored.plan.id
+    return Subject(title, "\n".join(filter(None, words)), stored.plan.definition_of_done)
+
 
 GOAL_CHARACTERS = 2_000
 LINE_CHARACTERS = 200

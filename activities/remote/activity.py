@@ -7,10 +7,8 @@ from temporalio import activity
 
 from activities.remote.copies import Copies, need_copies
 from activities.workspace.port import OpenEpisodes, Workspaces
-from activities.workspace.scope import EpisodeScope
-from activities.workspace.trail import Ledgers
-from tightloop.episode.checkpoint import CheckpointRecord
-from tightloop.episode.copies import CopiesHead
+from activities.workspace.scope import EpisodeScope, Ledgers
+from tightloop.episode.checkpoint import CheckpointRecord, CopiesHead
 from tightloop.value import Value
 
 

@@ -1,21 +1,171 @@
-"""The copies of episodes in a bucket: what this host adds to them, and what it takes from them."""
+"""Copies of an episode in a bucket."""
 
+import hashlib
+import io
+import re
 import threading
 import time
+import zipfile
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model
-from activities.remote.increment import Increment, digest_of, gather, read_increment
-from activities.remote.port import Bucket, TreeCopies
 from activities.workspace.scope import EpisodeScope
-from tightloop.episode.checkpoint import CheckpointRecord
-from tightloop.episode.copies import CopiesHead, check_holder, increment_name, is_increment_up_to, read_increment_name
+from tightloop.episode.checkpoint import (
+    CheckpointRecord,
+    CopiesHead,
+    check_holder,
+    increment_name,
+    is_increment_up_to,
+    read_increment_name,
+)
 from tightloop.episode.model import CheckpointFile
-from tightloop.errors import ArtifactMissingError, FencedError, SettingsError, WorkspaceError
+from tightloop.errors import ArtifactCorruptError, ArtifactMissingError, FencedError, SettingsError, WorkspaceError
+from tightloop.value.artifact import ArtifactRef
+
+_DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+_PACK_NAME = re.compile(r"pack-[0-9a-f]{40}\.(?:pack|idx)")
+_EPOCH_OF_ZIP = (1980, 1, 1, 0, 0, 0)
+"""The same content has the same bytes, whenever it is written."""
+
+
+@dataclass(frozen=True)
+class Increment:
+    """What a checkpoint adds to the copies of an episode."""
+
+    record: CheckpointRecord
+    pack: Mapping[str, bytes] = field(default_factory=dict)
+    """Files of a git pack, by name."""
+    artifacts: Mapping[str, bytes] = field(default_factory=dict)
+    """By digest."""
+
+    def to_bytes(self) -> bytes:
+        """Return it as one object."""
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w") as file:
+            parts = {"checkpoint.json": self.record.model_dump_json().encode()}
+            parts |= {f"artifacts/{digest}": content for digest, content in sorted(self.artifacts.items())}
+            for name, content in parts.items():
+                file.writestr(zipfile.ZipInfo(name, _EPOCH_OF_ZIP), content, zipfile.ZIP_DEFLATED, 1)
+            for name, content in sorted(self.pack.items()):  # compressed already
+                file.writestr(zipfile.ZipInfo(f"pack/{name}", _EPOCH_OF_ZIP), content, zipfile.ZIP_STORED)
+        return out.getvalue()
+
+
+def read_increment(content: bytes, digest: str) -> Increment:
+    """Return the increment that `to_bytes` wrote.
+
+    Raises:
+        ArtifactCorruptError: it is damaged: the bytes have another digest, or a part has another name than its own.
+    """
+    if digest_of(content) != digest:
+        raise ArtifactCorruptError(f"the copy {digest} in the remote store is damaged: its bytes have another digest")
+    with zipfile.ZipFile(io.BytesIO(content)) as file:
+        parts = {name: file.read(name) for name in file.namelist()}
+    artifacts = {name[10:]: part for name, part in parts.items() if name.startswith("artifacts/")}
+    pack = {name[5:]: part for name, part in parts.items() if name.startswith("pack/")}
+    wrong = [name for name, part in artifacts.items() if hashlib.sha256(part).hexdigest() != name]
+    wrong += [name for name in pack if not _PACK_NAME.fullmatch(name)]
+    if wrong:
+        raise ArtifactCorruptError(
+            f"the copy {digest} in the remote store is damaged: {wrong[0][:80]!r} is not what it says"
+        )
+    return Increment(CheckpointRecord.model_validate_json(parts["checkpoint.json"]), pack, artifacts)
+
+
+def digest_of(content: bytes) -> str:
+    """Return the digest in the name of an increment."""
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def gather(store: ArtifactStore, roots: tuple[ArtifactRef | None, ...], known: set[str]) -> dict[str, bytes]:
+    """Return the artifacts that these name, directly or through others, but for those that are known and theirs."""
+    found: dict[str, bytes] = {}
+    todo = [ref.sha256 for ref in roots if ref is not None]
+    while todo:
+        digest = todo.pop()
+        if digest in known or digest in found:
+            continue
+        try:
+            found[digest] = store.get(ArtifactRef(sha256=digest, size_bytes=0))
+        except ArtifactMissingError:
+            continue  # a digest of something else, or collected since
+        todo += _digests(found[digest])
+    return found
+
+
+def _digests(content: bytes) -> Iterator[str]:
+    return (found.decode() for found in _DIGEST.findall(content))
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An object of a bucket."""
+
+    content: bytes
+    version: str
+    """Changes with every write."""
+
+
+class Bucket(Protocol):
+    """Named bytes that all hosts reach; what a call has written is there when it returns.
+
+    All methods raise:
+        ServiceUnavailableError: the server does not answer, or refuses. Retryable.
+    """
+
+    def read(self, name: str) -> Stored | None:
+        """Return an object; None: there is none."""
+        ...
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write an object, or replace it."""
+
+    def swap(self, name: str, content: bytes, version: str) -> str:
+        """Write an object if its version is still this one; empty: if there is none.
+
+        Returns:
+            Its new version; empty: it was not written. Of several at once one is.
+        """
+        ...
+
+    def names(self, folder: str) -> tuple[str, ...]:
+        """Return the names of all objects below a folder."""
+        ...
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove objects. One that is already gone is not an error."""
+
+
+class TreeCopies(Protocol):
+    """Trees as files of git packs, for a store on another host."""
+
+    def pack(self, scope: EpisodeScope, tree: str, known: str) -> dict[str, bytes]:
+        """Return a pack and its index, by file name, with what a tree has over one that is known there.
+
+        Nothing is held: the files on disk are not looked at.
+
+        Args:
+            scope: the episode.
+            tree: to be copied.
+            known: empty: none is.
+        """
+        ...
+
+    def unpack(self, scope: EpisodeScope, files: dict[str, bytes]) -> None:
+        """Add the files of a pack to the store of this host. Idempotent."""
+
+    def make_workspace(self, scope: EpisodeScope) -> None:
+        """Make the folder of the workspace, as an empty git repository, where nothing is.
+
+        Raises:
+            WorkspaceError: it cannot be made.
+        """
+
 
 REMEMBERED = 64
 """Episodes of which is remembered how this host left their copies; of others it is read again."""

@@ -1,25 +1,136 @@
-"""Reviews changed code before anything of it is run: all layers, one verdict."""
+"""Review of changed code."""
 
+import hashlib
+import io
+import logging
+import re
+import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import warnings
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import cache
+from importlib.metadata import packages_distributions
+from typing import Any, NamedTuple
 
-from activities.safety.bandit import Bandit, Issue, OverTimeError, by_line
 from tightloop.executor.asking import permission_question
 from tightloop.executor.model import Grant
 from tightloop.question import Question
-from tightloop.safety.change.reading import OutOfTimeError, Watch
-from tightloop.safety.change.scripts import join_generated
-from tightloop.safety.change.tables import VIOLATIONS
-from tightloop.safety.code.commands import review_scripts
-from tightloop.safety.code.dependencies import review_dependencies
+from tightloop.safety.change.reading import GENERATED, VIOLATIONS, OutOfTimeError, Watch, is_data, join_generated
+from tightloop.safety.code.dependencies import (
+    is_manifest,
+    own_modules,
+    own_name,
+    requirements_in,
+    review_dependencies,
+    review_scripts,
+)
 from tightloop.safety.code.model import CodeFile, CodeReview, ProjectFacts
+from tightloop.safety.code.names import CODE_CHARACTERS, is_python
 from tightloop.safety.code.review import review_code
 from tightloop.safety.code.rules import CodeRules, Layer, default_rules
-from tightloop.safety.code.syntax import is_python
-from tightloop.safety.rubric import Finding, Rubric, bounded, make_finding, told, unanswered
-from tightloop.safety.verdict import Ruling, Verdict, strictest
+from tightloop.safety.rubric import Finding, Rubric, Ruling, Verdict, bounded, make_finding, strictest, told, unanswered
+
+CACHED = 64
+"""Texts whose issues are kept: the same files are scanned again and again while somebody works on one of them."""
+
+
+class OverTimeError(Exception):
+    """The time for Bandit is over. Caught by the scanner."""
+
+
+class Issue(NamedTuple):
+    """What a test of Bandit found."""
+
+    test: str
+    """Such as `B602`."""
+    severity: str
+    """`low`, `medium` or `high`."""
+    confidence: str
+    text: str
+    line: int
+
+
+class Bandit:
+    """The tests of Bandit, with what they found in the latest texts."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[str, tuple[Issue, ...]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def issues(self, source: str, bound: timedelta) -> tuple[Issue, ...]:
+        """Return what Bandit finds in a text, comments that silence it notwithstanding.
+
+        Raises:
+            OverTimeError: it takes longer than the bound, in processor time of this thread.
+            SyntaxError: it is not Python.
+            RecursionError: it is nested too deeply.
+        """
+        key = hashlib.sha256(source.encode("utf-8", "replace")).hexdigest()
+        with self._lock:
+            if key in self._found:
+                self._found.move_to_end(key)
+                return self._found[key]
+        found = _scan(source, time.thread_time() + bound.total_seconds())
+        with self._lock:
+            self._found[key] = found
+            while len(self._found) > CACHED:
+                self._found.popitem(last=False)
+        return found
+
+
+def _scan(source: str, until: float) -> tuple[Issue, ...]:
+    visitor = _visitor_class()(io.BytesIO(source.encode("utf-8", "replace")), until)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        visitor.process(source)
+    return tuple(_issue(found) for found in visitor.tester.results)
+
+
+def _issue(found: Any) -> Issue:
+    return Issue(
+        found.test_id, str(found.severity).lower(), str(found.confidence).lower(), str(found.text), int(found.lineno)
+    )
+
+
+@cache
+def _visitor_class() -> Any:
+    """Return what makes a visitor of Bandit for a text, and a time until which it may work."""
+    # Imported late: only who reviews code needs it, and it takes 0.2 s. It replaces how Python writes warnings.
+    shown = warnings.formatwarning
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from bandit.core import config, meta_ast, metrics, node_visitor, test_set
+    warnings.formatwarning = shown
+    # A test that fails within Bandit is its own affair: it would print a traceback with lines of the code.
+    logging.getLogger("bandit").setLevel(logging.CRITICAL)
+    tests = test_set.BanditTestSet(config.BanditConfig())
+    counts = metrics.Metrics()
+    counts.begin("code")
+
+    class Visitor(node_visitor.BanditNodeVisitor):  # type: ignore[misc]
+        """A visitor that ends in time."""
+
+        def __init__(self, content: io.BytesIO, until: float) -> None:
+            # Without a folder in the name Bandit looks for no package around it on disk.
+            super().__init__("code.py", content, meta_ast.BanditMetaAst(), tests, False, {}, counts)
+            self._until = until
+
+        def pre_visit(self, node: Any) -> Any:
+            if time.thread_time() > self._until:
+                raise OverTimeError
+            return super().pre_visit(node)
+
+    return Visitor
+
+
+def by_line(issues: tuple[Issue, ...], source: str) -> Iterator[tuple[Issue, str]]:
+    """Return each issue with the text of its line, by which it is known again."""
+    lines = source.splitlines()
+    for issue in issues:
+        yield issue, " ".join(lines[issue.line - 1].split()) if 0 < issue.line <= len(lines) else ""
+
 
 READING_BOUND = timedelta(seconds=10)
 """Processor time of the rules about one change: about 250 000 lines."""
@@ -138,3 +249,70 @@ def _not_read(files: Sequence[CodeFile], layer: Layer, why: str) -> Finding:
         VIOLATIONS["change_not_read"], at=("", content), evidence=f"{why}: {paths}", where=paths or "the change"
     )
     return found.evolve(layer=layer.value)
+
+
+READ_LIMIT = 8_000_000
+"""Bytes of the project's files in which imports are looked for; what else it imports has to stand in a manifest."""
+_IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
+Content = Callable[[str], bytes]
+"""Returns the bytes of a file by its blob id."""
+
+
+def changed_files(before: Mapping[bytes, str], after: Mapping[bytes, str], content: Content) -> tuple[CodeFile, ...]:
+    """Return the files that differ between two trees, each given as blob ids by path.
+
+    Binary files have no text: their paths alone are judged. What tools generate is code as well: the model chooses the
+    path. Only what nothing executes is left out.
+    """
+    paths = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
+    return tuple(
+        CodeFile(
+            path.decode("utf-8", "backslashreplace"),
+            _text(content(before[path])) if path in before else None,
+            _text(content(after[path])) if path in after else "",
+        )
+        for path in paths
+        if not is_data(path.decode("utf-8", "backslashreplace"))
+    )
+
+
+def project_facts(
+    before: Mapping[bytes, str], after: Mapping[bytes, str], content: Content, rules: CodeRules
+) -> ProjectFacts:
+    """Return what is known of a project: what it depends on before the change, and its own modules after it."""
+    paths = {path.decode("utf-8", "backslashreplace"): blob for path, blob in before.items()}
+    now = [path.decode("utf-8", "backslashreplace") for path in after]
+    manifests = [path for path in paths if is_manifest(path, rules.manifests) and not GENERATED.search(path)]
+    names: set[str] = set()
+    for path in manifests:
+        text = _text(content(paths[path]))
+        names.add(own_name(path, text))
+        names.update(one.name for one in requirements_in(path, text, rules.manifests))
+    return ProjectFacts(
+        modules=own_modules([*paths, *now]),
+        distributions=frozenset(names - {""}),
+        imports=frozenset(_imports(paths, content)),
+        installed=_installed(),
+    )
+
+
+def _imports(paths: Mapping[str, str], content: Content) -> Iterator[str]:
+    read = 0
+    for path, blob in paths.items():
+        if path.endswith(".py") and not GENERATED.search(path) and read < READ_LIMIT:
+            source = content(blob)
+            read += len(source)
+            yield from (name.decode() for name in _IMPORT.findall(source))
+
+
+def _text(content: bytes) -> str:
+    if b"\0" in content[:8_000]:
+        return ""
+    # One more than is read: so that it shows that there is more.
+    return content[: 4 * CODE_CHARACTERS].decode("utf-8", "replace")[: CODE_CHARACTERS + 1]
+
+
+@cache
+def _installed() -> dict[str, tuple[str, ...]]:
+    """Return the distributions of the worker's own environment: names are the same in that of the project."""
+    return {module: tuple(names) for module, names in packages_distributions().items()}

@@ -1,17 +1,70 @@
-"""The gate between the rules and a person: what a judge allows continues, everything else waits."""
+"""Alignment of a plan or of a change."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from activities.artifacts.port import ArtifactStore, put_model, put_text
-from activities.safety.port import AlignmentRecord, JudgeAnswer, JudgeBriefing, Judges
-from tightloop.executor.usage import Usage
-from tightloop.safety.prompt_privacy import PromptPrivacy
-from tightloop.safety.rubric import RULES, Finding, Rubric, unanswered
-from tightloop.safety.verdict import Verdict
-from tightloop.value import shorten
+from tightloop.executor.model import Usage
+from tightloop.safety.drift import PromptPrivacy
+from tightloop.safety.rubric import RULES, Finding, Rubric, Verdict, unanswered
+from tightloop.value import Value, shorten
 from tightloop.value.artifact import ArtifactRef
+
+
+class JudgeBriefing(Value):
+    """The material for a judge; bounded by the prompt."""
+
+    goal: str = ""
+    about: str = "a plan"
+    """`a plan` that was not yet handed off, or `a change` that was made."""
+    material: str = ""
+    """The plan, or the beginning of the diff."""
+    findings: tuple[Finding, ...] = ()
+    prompt_privacy: PromptPrivacy = PromptPrivacy.FULL
+
+
+class JudgeAnswer(Value):
+    """One verdict for each finding, in their order; all `ASK` without an answer."""
+
+    verdicts: tuple[Verdict, ...] = ()
+    rationales: tuple[str, ...] = ()
+    note: str = ""
+    """Why no verdict was reached, if so."""
+    model: str = ""
+    prompt_sha256: str = ""
+    usage: Usage | None = None
+    transcript: bytes = b""
+
+
+class AlignmentRecord(Value):
+    """The stored evidence of an alignment check that found something."""
+
+    rules: str
+    findings: tuple[Finding, ...]
+    """All that the rules found."""
+    left: tuple[str, ...] = ()
+    """Fingerprints of what is left for a person."""
+    verdicts: tuple[Verdict, ...] = ()
+    """Of the findings that were shown to the judge, in their order."""
+    rationales: tuple[str, ...] = ()
+    note: str = ""
+    model: str = ""
+    prompt_sha256: str = ""
+    transcript: ArtifactRef | None = None
+
+
+class Judge(Protocol):
+    """Decides whether findings are acceptable. Never raises for a failure of the model service."""
+
+    async def judge(self, briefing: JudgeBriefing) -> JudgeAnswer:
+        """Return one verdict for each finding; `ASK` where the material does not decide it."""
+        ...
+
+
+Judges = Callable[[str], Judge | None]
+"""Returns the judge that fits a planner of this kind; None: a person is asked at once."""
+
 
 RATIONALE_CHARACTERS = 160
 

@@ -1,16 +1,17 @@
-"""A judge that asks a language model; whatever goes wrong, a person is asked."""
+"""Judge by a model."""
 
 import asyncio
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
 from activities.model.asking import LOWERED, PromptedAsker, Unusable
-from activities.model.service import ModelService
-from activities.safety.port import JudgeAnswer, JudgeBriefing
+from activities.model.client import ModelService
+from activities.safety.gate import Judge, JudgeAnswer, JudgeBriefing, Judges
 from tightloop.errors import PlannerError, PlannerUnavailableError
-from tightloop.executor.usage import Usage
-from tightloop.safety.prompt_privacy import PromptPrivacy
-from tightloop.safety.verdict import Verdict
+from tightloop.executor.model import Usage
+from tightloop.safety.drift import PromptPrivacy
+from tightloop.safety.rubric import Verdict
 from tightloop.value import Value, shorten
 from tightloop.value.scrub import scrub
 
@@ -85,3 +86,15 @@ def _read(value: dict[str, Any], count: int) -> tuple[_Judged, ...]:
     if any(not item.rationale.strip() for item in judged.values()):
         raise Unusable("each verdict needs a rationale")
     return tuple(judged[number] for number in range(1, count + 1))
+
+
+def judges(service: ModelService, *, enabled: bool = True) -> Judges:
+    """Return the chooser: a model judges where a model plans; elsewhere a person is asked."""
+
+    @cache
+    def by_model() -> Judge:
+        # Imported late for the same reason as the planner: the SDK is slow to import.
+
+        return OpenAIJudge(service)
+
+    return lambda planner: by_model() if enabled and service.plans(planner) else None

@@ -1,19 +1,69 @@
-"""Chooses the sandbox of a host: the first in which a command runs."""
+"""Choice of a sandbox."""
 
+import functools
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Unpack
 
-from activities.process import Callbacks
-from activities.sandbox.allowance import check_places
+from activities.process import Callbacks, ProcessRequest, ProjectProgram, Reason, run_process, search_path
+from activities.sandbox.bounds import WATCHED, request_of, run_bounded
 from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox
 from activities.sandbox.docker import DockerSandbox
-from activities.sandbox.port import Fence, Sandbox, SandboxResult, SandboxSpec, SandboxUnavailableError
+from activities.sandbox.port import Fence, Sandbox, SandboxResult, SandboxSpec, SandboxUnavailableError, check_places
 from activities.sandbox.seatbelt import SeatbeltFence, SeatbeltSandbox
-from activities.sandbox.unsafe import NoFence, UnsafeLocal
+from activities.sandbox.visible import relocated
 from tightloop.settings import SandboxSettings
+
+NAME = "unsafe-local"
+
+
+class UnsafeLocal:
+    """Runs commands with the worker's rights, bounded by resource limits and by watching only."""
+
+    name = NAME
+
+    def probe(self) -> str:
+        """Return "": it needs nothing."""
+        return ""
+
+    def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
+        """Run a command; `limits` says how little is enforced."""
+        if not spec.argv:
+            return SandboxResult(reason=Reason.NOT_STARTED, message="the command is empty", backend=NAME)
+        spec = relocated(spec)
+        run = functools.partial(run_process, **callbacks)
+        program, *arguments = spec.argv
+        environment = {**search_path(spec.root), **spec.environment}
+        request = request_of(spec, ProjectProgram(program), tuple(arguments), environment, inherit=True)
+        return replace(run_bounded(request, spec, WATCHED, run=run, grouped=False), backend=NAME)
+
+
+class NoFence:
+    """Leaves an agent as it is."""
+
+    name = "none"
+
+    def nests(self) -> bool:
+        """Return False: there is no fence in which a sandbox could nest."""
+        return False
+
+    def around(
+        self,
+        request: ProcessRequest,
+        *,
+        writable: tuple[Path, ...],
+        readable: tuple[Path, ...] = (),
+        network: tuple[str, ...] = (),
+        nested: bool = False,
+    ) -> AbstractContextManager[ProcessRequest]:
+        """Give the request unchanged."""
+        del writable, readable, network, nested
+        return nullcontext(request)
+
 
 WITHOUT = "or set sandbox.unsafe_local to run commands with the worker's rights and without a sandbox"
 

@@ -11,8 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from activities.sandbox.owner import lives, this_process
-from activities.sandbox.port import Limit
+from activities.sandbox.port import Limit, lives, this_process
 from tightloop.host.programs import SHELL
 
 PREFIX = "tightloop-"

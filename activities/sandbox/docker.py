@@ -15,8 +15,7 @@ from typing import Unpack
 from activities.process import Callbacks, ProcessResult, Reason, run_process
 from activities.sandbox.bounds import OPEN_FILES, request_of, result_of
 from activities.sandbox.control_group import Use
-from activities.sandbox.door.server import INSIDE, PROXY_VARIABLES, Door, open_door
-from activities.sandbox.owner import lives, this_host, this_process
+from activities.sandbox.door import INSIDE, PROXY_VARIABLES, Door, open_door
 from activities.sandbox.port import (
     MEBIBYTE,
     Enforcement,
@@ -24,6 +23,9 @@ from activities.sandbox.port import (
     SandboxResult,
     SandboxSpec,
     SandboxUnavailableError,
+    lives,
+    this_host,
+    this_process,
 )
 from activities.sandbox.visible import git_folders, project_python, state_within
 from tightloop.host import state_home

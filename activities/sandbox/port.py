@@ -1,14 +1,19 @@
-"""The ports of the sandbox: one sandboxed command, and a fence for a long-running agent."""
+"""Contract of a sandbox."""
 
-from collections.abc import Mapping
+import os
+import platform
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, Unpack
 
+import psutil
+
 from activities.process import Callbacks, ProcessRequest, ProcessResult
-from tightloop.errors import TightloopError
+from tightloop.errors import SettingsError, TightloopError
+from tightloop.settings import SandboxSettings
 
 MEBIBYTE = 1024 * 1024
 
@@ -151,3 +156,89 @@ class Fence(Protocol):
             SandboxUnavailableError: no fence works on this host.
         """
         ...
+
+
+def allowed(
+    settings: SandboxSettings,
+    argv: tuple[str, ...],
+    root: Path,
+    *,
+    wall_limit_s: float,
+    grace_s: float,
+    output_bytes: int = MEBIBYTE,
+) -> SandboxSpec:
+    """Return the spec of a command within the bounds of the settings.
+
+    Raises:
+        SettingsError: the settings name a path that does not exist.
+    """
+    return SandboxSpec(
+        argv=argv,
+        root=root,
+        readable=places(settings.read, "sandbox.read"),
+        writable=places(settings.write, "sandbox.write"),
+        network=settings.network,
+        cores=settings.cores,
+        memory_bytes=settings.memory_mb * MEBIBYTE,
+        processes=settings.processes,
+        growth_bytes=settings.disk_mb * MEBIBYTE,
+        wall_limit_s=wall_limit_s,
+        grace_s=grace_s,
+        output_bytes=output_bytes,
+    )
+
+
+def check_places(settings: SandboxSettings) -> None:
+    """Look for the paths that the settings name.
+
+    Raises:
+        SettingsError: one is not absolute or does not exist.
+    """
+    places(settings.read, "sandbox.read")
+    places(settings.write, "sandbox.write")
+
+
+def places(paths: Iterable[str], what: str) -> tuple[Path, ...]:
+    """Return the files and folders of a setting; `~` is the worker's home.
+
+    Raises:
+        SettingsError: one is not absolute or does not exist.
+    """
+    found = tuple(Path(path).expanduser() for path in paths)
+    for place in found:
+        if not place.is_absolute() or not place.exists():
+            raise SettingsError(
+                f"{what} names {str(place)!r}, which is not absolute or does not exist. "
+                f"Create it, or correct {what} in the settings and restart the worker"
+            )
+    return found
+
+
+_CLOCK_SLACK_S = 3
+"""Start times are derived from the boot time, which moves with corrections of the clock."""
+
+
+def this_process() -> str:
+    """Return `<pid>-<start time>`: the pid may be another's later, its start time may not."""
+    return f"{os.getpid()}-{int(psutil.Process().create_time())}"
+
+
+def lives(owner: str) -> bool:
+    """Return whether a process of this host is still there; True also for a name of another form."""
+    pid, _, started = owner.partition("-")
+    if not (pid.isdigit() and started.isdigit()):
+        return True
+    try:
+        return abs(psutil.Process(int(pid)).create_time() - int(started)) <= _CLOCK_SLACK_S
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:
+        return True
+
+
+def this_host() -> str:
+    """Return where pids mean what they mean here: another container has the same pids for other processes."""
+    try:
+        return f"{platform.node()}-{os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
+    except OSError:
+        return platform.node()

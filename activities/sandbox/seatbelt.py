@@ -12,7 +12,7 @@ from typing import Unpack
 
 from activities.process import Callbacks, ProcessRequest, Reason, run_process, search_path
 from activities.sandbox.bounds import WATCHED, refuse_untrusted, request_of, run_bounded
-from activities.sandbox.door.server import Door, open_loopback_door
+from activities.sandbox.door import Door, open_loopback_door
 from activities.sandbox.port import Enforcement, Limit, SandboxResult, SandboxSpec
 from activities.sandbox.visible import Access, agent_access, command_access, git_folders, relocated
 from tightloop.host import state_home

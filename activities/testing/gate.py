@@ -1,30 +1,187 @@
-"""The gate: checks two trees out beside the working tree, and runs tests on them in the sandbox."""
+"""The test gate."""
 
+import ast
 import json
+import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
+from pydantic import ValidationError
 from temporalio.exceptions import CancelledError
 
 from activities.process import GRACE_S
-from activities.proof.port import Bench, Files, Moved, Room
-from activities.proof.trees import HeldTrees
-from activities.sandbox.allowance import allowed
-from activities.sandbox.port import MEBIBYTE, Sandbox
-from activities.testing.change import Change, change_of
-from activities.testing.told import read_session
+from activities.proof.port import Bench, Files, Moved, Room, TreeFile
+from activities.proof.proving import HeldTrees
+from activities.sandbox.port import MEBIBYTE, Sandbox, allowed
 from activities.workspace.port import WorkingTree
+from tightloop.episode.proof import FileChange, FileKind
+from tightloop.episode.proof.files import Guards
 from tightloop.settings import SandboxSettings
 from tightloop.testing import GateReport
+from tightloop.testing.claims import Known, Reading, functions_with_values, names_of, read_tests
+from tightloop.testing.copies import Pattern, patterns_of
 from tightloop.testing.judging import Evidence, judge
-from tightloop.testing.mutants import Mutant, choose
-from tightloop.testing.runs import Outcome, Session
+from tightloop.testing.model import Collected, Outcome, Run, Session, changed_lines, touched_bodies
+from tightloop.testing.mutants import Mutant, choose, mutants_of
+
+SOURCE_BYTES = 1_000_000
+"""A larger file is not read: it was not written by hand."""
+HEAVY = {
+    "hypothesis": "hypothesis",
+    "text(": "hypothesis.internal.charmap",
+    "characters(": "hypothesis.internal.charmap",
+}
+"""What takes long to load, by words of the tests that use it."""
+_LINK = 0o120000
+_OF_TESTS = (FileKind.TEST, FileKind.TEST_DATA)
+
+
+@dataclass
+class Change:
+    """The changed sources, and what was read of the tests."""
+
+    before: Files
+    """The tree before the change, with the tests of the tree after it and with what they need."""
+    after: Files
+    test_files: tuple[str, ...]
+    """All Python files of tests."""
+    lines: dict[str, frozenset[int]] = field(default_factory=dict)
+    bodies: dict[str, frozenset[int]] = field(default_factory=dict)
+    mutants: list[Mutant] = field(default_factory=list)
+    readings: dict[str, Reading] = field(default_factory=dict)
+    uses: list[str] = field(default_factory=list)
+    """Modules of libraries that tests use and that take long to load."""
+    unread: list[str] = field(default_factory=list)
+    """Files that the Python of the worker cannot read."""
+
+
+def change_of(trees: HeldTrees, before: str, after: str, tests: Sequence[str]) -> Change:
+    """Compare two trees and read the tests."""
+    old, new = trees.files(before), trees.files(after)
+    of_tests = {path for path in new if _is_of_tests(path, tests)}
+    earlier = {path: file for path, file in old.items() if not _is_of_tests(path, tests)}
+    earlier |= {path: new[path] for path in of_tests}
+    change = Change(earlier, new, tuple(sorted(path for path in of_tests if path.endswith(".py"))))
+    patterns: list[Pattern] = []
+    plain, names = frozenset[str](), frozenset[str]()
+    for path in sorted(new):
+        if not path.endswith(".py") or path in of_tests or new[path] == old.get(path):
+            continue
+        text, was = _text(trees, new[path]), _text(trees, old.get(path))
+        try:
+            assert text is not None
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, AssertionError):
+            change.unread.append(path)
+            continue
+        found = changed_lines(was or "", text)
+        bodies = touched_bodies(tree, found)
+        change.lines[path], change.bodies[path] = found.lines, bodies
+        change.mutants += mutants_of(path, text, found.lines)
+        patterns += patterns_of(tree, bodies)
+        plain |= functions_with_values(tree)
+        names |= names_of(tree)
+    change.readings = _readings(trees, change, tests, Known(tuple(patterns), plain, names))
+    return change
+
+
+def _readings(trees: HeldTrees, change: Change, tests: Iterable[str], known: Known) -> dict[str, Reading]:
+    readings: dict[str, Reading] = {}
+    for path in tests:
+        text = _text(trees, change.after.get(path))
+        change.uses += [module for word, module in HEAVY.items() if word in (text or "")]
+        try:
+            readings |= read_tests(path, text or "", known)
+        except (SyntaxError, ValueError, RecursionError):
+            # Whoever collects it will say so.
+            continue
+    return readings
+
+
+def _is_of_tests(path: str, tests: Sequence[str]) -> bool:
+    # Configuration stays as it was before the change, but for what pytest reads beside the tests.
+    is_setup = path.rpartition("/")[2] == "conftest.py"
+    return path in tests or is_setup or Guards().kind_of(path, FileChange.MODIFIED) in _OF_TESTS
+
+
+def _text(trees: HeldTrees, file: TreeFile | None) -> str | None:
+    if file is None or file.mode == _LINK:
+        return None
+    content = trees.read((file.blob,), SOURCE_BYTES).get(file.blob)
+    try:
+        # As Python counts lines and bytes; a mark of the byte order would move the first line.
+        return None if content is None or content.startswith(b"\xef\xbb\xbf") else content.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def shown_path(path: str) -> str:
+    """Return a path as it can be written as text."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+TAIL_CHARACTERS = 300
+
+M = TypeVar("M", Run, Collected)
+
+
+def read_session(output: str, nonce: str, message: str = "") -> Session:
+    """Return what was told with the nonce of the run; lines of anybody else, and wrong ones, are passed over."""
+    plain: list[Run] = []
+    mutated: dict[int, list[Run]] = {}
+    sets: dict[str, set[int]] = {"unreached": set(), "broken": set()}
+    missing, collected, ended, told = "", None, False, False
+    for event in _events(output, nonce):
+        told = True
+        match event:
+            case {"e": "missing", "program": program, "version": version, "why": why}:
+                missing = f"{program} (Python {version}) has no pytest that works ({why})"
+            case {"e": "collected"}:
+                collected = _valid(Collected, event)
+            case {"e": "plain"} if (run := _valid(Run, event)) is not None:
+                plain.append(run)
+            case {"e": "mutated", "mutant": int(number)} if (run := _valid(Run, event)) is not None:
+                mutated.setdefault(number, []).append(run)
+            case {"e": "unreached" | "broken" as what, "mutant": int(number)}:
+                sets[what].add(number)
+            case {"e": "end"}:
+                ended = True
+    return Session(
+        missing=missing,
+        collected=collected,
+        plain=tuple(plain),
+        mutated={number: tuple(runs) for number, runs in mutated.items()},
+        unreached=frozenset(sets["unreached"]),
+        broken=frozenset(sets["broken"]),
+        ended=ended,
+        output="" if told and collected else (message or output.strip())[-TAIL_CHARACTERS:],
+    )
+
+
+def _events(output: str, nonce: str) -> Iterator[dict[str, Any]]:
+    for line in output.splitlines():
+        if not line.startswith("{"):
+            continue
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(event, dict) and event.get("n") == nonce:
+            yield event
+
+
+def _valid(model: type[M], event: dict[str, Any]) -> M | None:
+    try:
+        return model.model_validate(event)
+    except ValidationError:
+        return None
+
 
 RUNNER = Path(__file__).parent / "runner"
 PROGRAM = "tightloop_gate.py"
@@ -184,3 +341,36 @@ def _notes(change: Change, chosen: Sequence[Mutant]) -> list[str]:
     if len(chosen) < len(change.mutants):
         notes.append(f"{len(chosen)} of {len(change.mutants)} mutants of the changed lines were chosen.")
     return notes
+
+
+class TestGate(Protocol):
+    """Judges the tests of a change."""
+
+    def judge(
+        self,
+        tree: WorkingTree,
+        before: str,
+        after: str,
+        tests: Sequence[str],
+        *,
+        cancelled: Callable[[], bool],
+        started: Callable[[int], None],
+        time_limit_s: float,
+    ) -> GateReport:
+        """Return which tests have proved that they can fail. The working tree is neither read nor changed.
+
+        Args:
+            tree: has both trees in its store; its folder says where installed programs and ignored files lie.
+            before: id of the tree before the change.
+            after: id of the tree with the change and with the tests.
+            tests: paths of test files of that tree: new ones, and changed ones.
+            cancelled: asked several times a second; when True everything is ended.
+            started: told the pid of each program that is started.
+            time_limit_s: for all runs together; what there was no time for stands in the notes of the report.
+
+        Raises:
+            CancelledError: `cancelled` said so.
+            SandboxUnavailableError: no sandbox works on this host. Not retryable: a person has to install one.
+            GitError: the store does not hold a tree.
+        """
+        ...

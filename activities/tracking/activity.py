@@ -1,4 +1,4 @@
-"""The tracking activity: measures an iteration, classifies it and makes its checkpoint."""
+"""Activities that record what an iteration changed."""
 
 import asyncio
 import time
@@ -9,37 +9,59 @@ from pathlib import Path
 from temporalio import activity
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, put_model
-from activities.memory.spared import Memories, no_memories
-from activities.safety.gate import Gate, Weighed
-from activities.safety.port import JudgeBriefing
+from activities.memory.port import Memories, no_memories
+from activities.safety.gate import Gate, JudgeBriefing, Weighed
 from activities.tracking.learning import Lesson, Moment, earlier, teach, tell_once
-from activities.tracking.reading import read_diff
-from activities.workspace.folders import root_of, store_folder_of
+from activities.workspace.folders import root_of, state_folder_of, store_folder_of
 from activities.workspace.port import Workspaces
-from activities.workspace.scope import EpisodeScope
-from activities.workspace.trail import Call, Differ, Ledger, Ledgers, TreeDiff, this_call
+from activities.workspace.scope import Call, Differ, EpisodeScope, Ledger, Ledgers, TreeDiff, this_call
 from tightloop.episode.check import CheckReport, Verification
 from tightloop.episode.checkpoint import CheckpointRecord, Tracked
 from tightloop.episode.failure import goes_round
-from tightloop.episode.messages.plan_change import make_delta
-from tightloop.episode.messages.report import plan_request_of
+from tightloop.episode.messages import make_delta, plan_request_of
 from tightloop.episode.model import CheckpointFile, EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanRecord, PlanVerdict
 from tightloop.episode.progress.classification import RULES, classify
 from tightloop.episode.progress.course import ChangedFile, Iteration, observe
 from tightloop.episode.progress.tracking import TrackerMemory, Tracking, similarity
 from tightloop.episode.progress.work import Work, hear, only_tests, weigh_work
-from tightloop.executor.messages.message import PlanRequestMessage, Reflection, render_plan
+from tightloop.executor.message import PlanRequestMessage, Reflection, render_plan
 from tightloop.executor.model import ExecutorReport
 from tightloop.ledger.metrics import Metric, MetricKind
-from tightloop.ledger.model import TrailEvent
-from tightloop.safety.change.patch import Change
-from tightloop.safety.change.reading import Watch
+from tightloop.ledger.model import TrailEvent, WorkflowSnapshot
+from tightloop.safety.change.patch import Change, FilePatch, Unread, read_patch
+from tightloop.safety.change.reading import Watch, is_data
 from tightloop.safety.change.rules import review_change, still_stands
 from tightloop.safety.rubric import Finding, bounded
 from tightloop.safety.scope import announced
 from tightloop.value import Value, counted, shorten
 from tightloop.value.artifact import ArtifactRef
+
+NO_PATCH = "no patch"
+
+
+def read_diff(diff: TreeDiff, tree: str) -> tuple[tuple[FilePatch, ...], Unread]:
+    """Return the files of the patch, and what of the difference it lacks.
+
+    Binary files and generated data are not missed: no rule about lines reads them.
+    """
+    files = read_patch(diff.patch.decode("utf-8", "replace"))
+    if not diff.note and (diff.patch or not diff.files_changed):
+        return files, Unread()
+    held = {file.path for file in files}
+    missing = [file for file in diff.files if not (file.binary or file.path in held or is_data(file.path))]
+    unlisted = max(diff.files_changed - max(len(diff.files), len(files)), 0)
+    lines = sum(file.added + file.removed for file in missing)
+    if unlisted:
+        lines += diff.lines_added + diff.lines_removed - sum(file.added + file.removed for file in diff.files)
+    return files, Unread(
+        paths=tuple(file.path for file in missing),
+        files=len(missing) + unlisted,
+        lines=lines,
+        why=diff.note or NO_PATCH,
+        mark=tree,
+    )
+
 
 MATERIAL_CHARACTERS = 100_000
 """Of the diff that a judge may see; the prompt bounds it further."""
@@ -380,3 +402,44 @@ def _draft(request: TrackRequest, tracking: Tracking, *, lines: int) -> Checkpoi
         run_id=activity.info().workflow_run_id or "",
         lines=lines,
     )
+
+
+class RecordRequest(Value):
+    """What people see of a workflow, as it is now."""
+
+    scope: EpisodeScope
+    snapshot: WorkflowSnapshot
+    events: tuple[TrailEvent, ...] = ()
+    """Lines of the trail besides those that a change of status and of questions makes."""
+    metrics: tuple[Metric, ...] = ()
+    """What was measured since."""
+
+
+class Recorded(Value):
+    """Whether it is in the ledger."""
+
+    kept: bool = True
+
+
+@dataclass(frozen=True)
+class RecordActivities:
+    """Keeps the ledger of the project up to date."""
+
+    ledgers: Ledgers
+
+    @activity.defn(no_thread_cancel_exception=True)
+    def record(self, request: RecordRequest) -> Recorded:
+        """Keep a snapshot, unless a newer one is known. Idempotent. A project that was never opened is left alone."""
+        if not state_folder_of(request.scope).is_dir():
+            return Recorded(kept=False)
+        keep_record(self.ledgers(Path(request.scope.workspace)), request)
+        return Recorded()
+
+
+def keep_record(ledger: Ledger, request: RecordRequest) -> None:
+    """Enter what a workflow said of itself."""
+    for event in request.events:
+        ledger.add_event(event)
+    if request.metrics:
+        ledger.add_metrics(request.metrics)
+    ledger.record(request.snapshot)

@@ -7,14 +7,14 @@ from itertools import islice
 from typing import NamedTuple
 
 from activities.artifacts.port import ArtifactStore, find_model
-from activities.memory.spared import SparedMemory
-from activities.workspace.trail import Ledger, TreeDiff
+from activities.memory.port import SparedMemory
+from activities.workspace.scope import Ledger, TreeDiff
 from tightloop.episode.check import CheckReport, CheckResult
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.model import CheckpointFile
-from tightloop.episode.planning import PlanRecord, PlanVerdict
-from tightloop.episode.progress.work import is_test
-from tightloop.episode.remembering import (
+from tightloop.episode.planning import (
+    PlanRecord,
+    PlanVerdict,
     failure_signature,
     outcomes_of_followed,
     pattern_of,
@@ -22,7 +22,8 @@ from tightloop.episode.remembering import (
     seen_failures,
     turned_green,
 )
-from tightloop.executor.messages.message import PlanMessage
+from tightloop.episode.progress.work import is_test
+from tightloop.executor.message import PlanMessage
 from tightloop.ledger.model import TrailEvent
 from tightloop.memory.model import STEPS_LIMIT, TITLE_CHARACTERS, Outcome, Pattern
 from tightloop.safety.rubric import Finding

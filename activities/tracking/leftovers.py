@@ -12,14 +12,14 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from activities.artifacts.durable import file_stem
-from activities.artifacts.local import LocalArtifactStore
+from activities.artifacts.port import file_stem
+from activities.artifacts.stores import LocalArtifactStore
 from activities.workspace.ownership import locked, tree_key
 from activities.workspace.plain_git import remove_worktree, store_git
 from activities.workspace.user_repository import UserRepository
-from tightloop.coder.session import place_of, session_of
-from tightloop.database.opening import open_state
-from tightloop.database.sqlite_file import use_wal
+from tightloop.coder.model import place_of, session_of
+from tightloop.database.engine import use_wal
+from tightloop.database.ledger import open_state
 from tightloop.errors import TightloopError
 from tightloop.plan.stored import file_name
 

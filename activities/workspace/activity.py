@@ -7,7 +7,11 @@ from pathlib import Path
 from temporalio import activity
 
 from activities.artifacts.port import ArtifactStores, get_model, put_model
-from activities.workspace.entries import (
+from activities.workspace.folders import store_folder_of
+from activities.workspace.port import (
+    OpenEpisodes,
+    WorkingTree,
+    Workspaces,
     forked_key,
     note_adopted,
     note_closed,
@@ -16,8 +20,6 @@ from activities.workspace.entries import (
     note_restored,
     opened_key,
 )
-from activities.workspace.folders import store_folder_of
-from activities.workspace.port import OpenEpisodes, WorkingTree, Workspaces
 from activities.workspace.requests import (
     Adopted,
     AdoptRequest,
@@ -31,8 +33,7 @@ from activities.workspace.requests import (
     RestoredCheckpoint,
     RestoreRequest,
 )
-from activities.workspace.scope import EpisodeScope
-from activities.workspace.trail import Differ, Ledgers, this_call
+from activities.workspace.scope import Differ, EpisodeScope, Ledgers, this_call
 from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord
 from tightloop.episode.model import CheckpointFile, EpisodeRequest, EpisodeState
 from tightloop.errors import ArtifactMissingError, IdTakenError, WorkspaceError

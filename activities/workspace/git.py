@@ -12,12 +12,17 @@ from activities.workspace.folders import root_of, state_folder_of, store_folder_
 from activities.workspace.git_command import COMMAND_TIMEOUT
 from activities.workspace.ownership import LOCK_WAIT, Claims, OwnedProcesses, tree_key, tree_lock, write_atomically
 from activities.workspace.plain_git import make_worktree
-from activities.workspace.preflight import check_workspace, notes_on, refuse_state_home_within
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.store.objects import TreeStore
-from activities.workspace.store.stat_cache import Memory, StatCache
+from activities.workspace.store.walk import Memory, StatCache
 from activities.workspace.user_repository import IndexMemory, UserRepository
-from activities.workspace.working_tree import READ_TIMEOUT, GitWorkingTree
+from activities.workspace.working_tree import (
+    READ_TIMEOUT,
+    GitWorkingTree,
+    check_workspace,
+    notes_on,
+    refuse_state_home_within,
+)
 from tightloop.errors import WorkspaceError
 from tightloop.host import open_state_home, private_folder
 from tightloop.safety.drift import DriftError

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from activities.artifacts.durable import replace_file
+from activities.artifacts.port import replace_file
 from tightloop.errors import WorkspaceBusyError, WorkspaceLockedError
 from tightloop.host import private_folder
 

@@ -1,7 +1,19 @@
-"""The scope that all activity requests of one episode share."""
+"""Scope of an episode on its host, and its audit log."""
 
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import Field
+from temporalio import activity
+
+from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.errors import ArtifactMissingError
-from tightloop.value import Sparse
+from tightloop.ledger.metrics import Metric
+from tightloop.ledger.model import StepRow, TrailEvent, WorkflowSnapshot
+from tightloop.value import Sparse, Value
 from tightloop.value.artifact import ArtifactRef
 
 
@@ -39,3 +51,124 @@ class EpisodeScope(Sparse):
     def holder(self) -> str:
         """Id under which the tree is claimed."""
         return self.within or self.episode_id
+
+
+class FileChange(Value):
+    """One changed file."""
+
+    path: str
+    """Relative path; bytes that are not UTF-8 are shown as escapes."""
+    added: int = 0
+    removed: int = 0
+    binary: bool = False
+    renamed_from: str = ""
+    """Its path before, if the file was renamed (at least half of it is the same)."""
+
+    def __str__(self) -> str:
+        """Return the change as a line of text."""
+        path = f"{self.renamed_from} => {self.path}" if self.renamed_from else self.path
+        return f"{path} (binary)" if self.binary else f"{path} (+{self.added} -{self.removed})"
+
+
+class TreeDiff(Value):
+    """The difference of two trees."""
+
+    files: tuple[FileChange, ...] = ()
+    """At most 2 000; `files_changed` counts all."""
+    files_changed: int = 0
+    lines_added: int = 0
+    lines_removed: int = 0
+    patch: bytes = Field(default=b"", repr=False)
+    """Unified diff of whole files, at most 2 MB, behind a head that names both trees.
+
+    Either it was applied to the base and gave the result, or it is empty. It applies where the objects of both trees
+    are, because large binary files are in it by id only.
+    """
+    approximate: bool = False
+    """A bound was reached: the lines are estimated, or the patch is missing or holds a part of the files."""
+    note: str = ""
+    """In which way the result is coarser than usual, and why."""
+
+
+class Differ(Protocol):
+    """Compares trees within a time bound, whatever the input."""
+
+    def compare(self, store: Path, base: str, tree: str) -> TreeDiff:
+        """Return the difference of two trees; `store` is the `store_folder` of their scope."""
+        ...
+
+    def lines(self, store: Path, tree: str) -> int:
+        """Return how many lines of text a tree has."""
+        ...
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an activity. All times in the ledger are those of calls, or of the workflow.
+
+    Temporal has recorded them too: `tightloop ledger rebuild` makes the same entries from a history.
+    """
+
+    run: str
+    """Run id of the workflow."""
+    scheduled: datetime
+    """When the workflow wanted it: the same for all attempts."""
+    started: datetime
+    """When the attempt began."""
+
+
+def this_call() -> Call:
+    """Return the call that runs now; within an activity only."""
+    info = activity.info()
+    return Call(info.workflow_run_id or "", info.scheduled_time, info.started_time)
+
+
+class Ledger(Protocol):
+    """The queryable record of one project: checkpoints and the trail."""
+
+    def record_checkpoint(self, episode_id: str, key: str, record: CheckpointRecord) -> CheckpointRecord:
+        """Give the record the next number of its episode (from 0) and keep it.
+
+        Idempotent: the same key returns the record that was kept first.
+        """
+        ...
+
+    def adopt(self, records: Iterable[tuple[str, int, str, str]], lines: Iterable[TrailEvent]) -> None:
+        """Add checkpoints and lines that were recorded elsewhere, but for those that are here."""
+
+    def is_recorded(self, episode_id: str, key: str) -> bool:
+        """Return whether a checkpoint was kept under this key."""
+        ...
+
+    def checkpoints(self, episode_id: str) -> tuple[CheckpointRecord, ...]:
+        """Return all checkpoints of an episode, by number."""
+        ...
+
+    def add_event(self, event: TrailEvent) -> None:
+        """Add a line to the trail, once per key."""
+
+    def record(self, snapshot: WorkflowSnapshot) -> None:
+        """Keep what a workflow says of itself; the newest wins."""
+
+    def progress(self, workflow_id: str, *, iteration: int, checks: str, cost_usd: float, at: datetime) -> None:
+        """Note how far a recorded workflow is, without a line of the trail."""
+
+    def add_metrics(self, measured: Iterable[Metric]) -> None:
+        """Keep what was measured of workflows; of two values with the same kind and key the newer one stays."""
+
+    def record_steps(self, rows: Iterable[StepRow]) -> None:
+        """Keep steps of plans as they are now; older news is dropped."""
+
+    def add_steps(self, rows: Iterable[StepRow]) -> None:
+        """Add the steps of a plan that was opened or revised; what was done stays."""
+
+    def close_steps(self, plan_id: str, statuses: Mapping[str, str], *, at: datetime) -> None:
+        """Note where the steps of a plan that ended stand; those that are not named were passed as done."""
+
+    def events(self, episode_id: str) -> tuple[TrailEvent, ...]:
+        """Return the trail of an episode, oldest first."""
+        ...
+
+
+Ledgers = Callable[[Path], Ledger]
+"""Returns the ledger of the project in a workspace."""

@@ -1,8 +1,4 @@
-"""The user's repository, read as data: which files its index tracks, what it ignores, where its git folder is.
-
-Nothing here starts git, and no setting of the repository decides about anything that runs. What is read is bounded, and
-may be wrong or hostile: the worst it can do is to leave files out of snapshots, or to put ignored ones in.
-"""
+"""The repository of the user."""
 
 import os
 import re
@@ -12,11 +8,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 
 from activities.workspace.store.rules import RULES_BYTES, RuleList, Rules
-from activities.workspace.store.walk import Coverage
+from activities.workspace.store.walk import Coverage, Walk
 from tightloop.errors import NotARepositoryError, WorkspaceError
 
 INDEX_BYTES = 512 * 1024 * 1024
@@ -353,3 +350,17 @@ def _config_home() -> Path:
 def _home(path: str) -> str:
     """Replace `~/` at the beginning."""
     return str(Path(path).expanduser()) if path.startswith("~/") else path
+
+
+LISTING_TIMEOUT = timedelta(seconds=30)
+
+
+def list_files(root: Path) -> Iterator[str]:
+    """Return the paths of files and links below `root`; ignored ones only where git tracks them.
+
+    Raises:
+        NotARepositoryError: `root` is not the top of a git working tree.
+        GitError: the files could not be listed in time. Retryable.
+    """
+    coverage = UserRepository(root).coverage(IndexMemory())
+    return Walk(coverage, None, seconds=LISTING_TIMEOUT.total_seconds()).run(str(root), None).paths()

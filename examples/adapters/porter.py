@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from activities.executor.agent.port import Ending, EventReader, Launch, ModelAccess
+from activities.executor.agent.host import Ending, EventReader, Launch, ModelAccess
 from activities.executor.agent.program import find_program, version_of
 from activities.executor.port import Availability
-from activities.model.gateway.port import Wire
+from activities.model.gateway.wire import Wire
 from tightloop.executor.model import EventKind, ExecutorEvent, ExecutorOutcome, ExecutorStatus, ResumeToken, WorkOrder
 
 

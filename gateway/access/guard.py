@@ -1,12 +1,17 @@
-"""Judges every request before a route sees it, and signs people in."""
+"""Who may ask the gateway: host, origin, session, token."""
 
+import asyncio
 import html
 import logging
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from string import Template
+from typing import Literal, NamedTuple, Protocol
 from urllib.parse import parse_qs
 
 from starlette.datastructures import MutableHeaders
@@ -14,11 +19,143 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.access.body import RefusedError, body_of
-from gateway.access.rules import Access, SignIn
-from gateway.access.site import FORM, host_of, is_page
-from tightloop.client.sign_in.ui_session import PARAMETER
-from tightloop.safety.person import Person, Role
+from gateway.access.site import FORM, RefusedError, Site, body_of, host_of, is_page
+from tightloop.client.sign_in import PARAMETER, ticket, ticket_time
+from tightloop.database.access import Token, Tokens
+from tightloop.safety.seal import Person, Role
+
+AGAIN_MS = 5_000
+"""Time in which a used link works again: browsers repeat a request whose answer they lost."""
+
+
+def now_ms() -> int:
+    """Return the time, in ms since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sessions:
+    """The sessions of one door."""
+
+    secret: str = field(repr=False)
+    site: Site
+    purpose: str
+    """Of the tickets in its links."""
+    link_seconds: int
+    cookie_seconds: int
+    same_site: Literal["Lax", "Strict"]
+    clock: Callable[[], int] = now_ms
+    opened_ms: int = field(default_factory=now_ms)
+    _used: dict[str, int] = field(default_factory=dict, repr=False)
+    """When each link was used first."""
+
+    def redeem(self, link: str) -> bool:
+        """Tell whether this is the ticket of a link that was not used before; now it is used.
+
+        A link that is older than this process is refused: its predecessor may have taken it.
+        """
+        made, now = ticket_time(self.secret, self.purpose, link), self.clock()
+        if made is None or made < max(self.opened_ms, now - self.link_seconds * 1_000):
+            return False
+        return now - self._used.setdefault(link, now) < AGAIN_MS
+
+    def cookie(self, host: str, subject: str = "") -> str:
+        """Return the Set-Cookie header of a sign-in: no secret itself, and of no use under another host name.
+
+        Args:
+            host: the Host header of the request.
+            subject: who signed in, without a dot.
+        """
+        expires = self.clock() + self.cookie_seconds * 1_000
+        value = f"{subject}.{ticket(self.secret, _purpose(host, subject), expires)}"
+        # A page of another site sends its requests to the codec without a Strict cookie. Browsers take `Secure` over
+        # plain HTTP from loopback.
+        site = "SameSite=None; Secure" if self.site.origins else f"SameSite={self.same_site}"
+        secure = "; Secure" if self.site.page.startswith("https:") and not self.site.origins else ""
+        return f"{self._cookie_name}={value}; Path=/; Max-Age={self.cookie_seconds}; HttpOnly; {site}{secure}"
+
+    @property
+    def no_cookie(self) -> str:
+        """The Set-Cookie header that ends a session in its browser."""
+        return f"{self._cookie_name}=; Path=/; Max-Age=0; HttpOnly"
+
+    def subject_of(self, cookies: str, host: str) -> str | None:
+        """Return who signed in, by the Cookie header; None without a session."""
+        try:
+            morsel = SimpleCookie(cookies).get(self._cookie_name)
+        except CookieError:
+            return None
+        if morsel is None:
+            return None
+        subject, _, proof = morsel.value.partition(".")
+        expires = ticket_time(self.secret, _purpose(host, subject), proof)
+        return subject if expires is not None and self.clock() < expires else None
+
+    @property
+    def _cookie_name(self) -> str:
+        # Cookies go to every port of a host: two servers of one person must not overwrite each other's.
+        host = self.site.host
+        return f"tightloop_{host.rpartition(':')[2] if ':' in host else 'ui'}"
+
+
+def _purpose(host: str, subject: str) -> str:
+    return f"session {host.lower()} {subject}"
+
+
+class Account(NamedTuple):
+    """A person, and the word under which a session remembers who that is."""
+
+    subject: str
+    person: Person
+
+
+class Accounts(Protocol):
+    """Knows people by their tokens."""
+
+    async def by_token(self, token: str) -> Account | None:
+        """Return whose token this is; None where it is nobody's, or not valid any more."""
+        ...
+
+    async def by_subject(self, subject: str) -> Person | None:
+        """Return who a session belongs to; None where that person has no access any more."""
+        ...
+
+
+class SignIn(NamedTuple):
+    """The page where people sign in."""
+
+    title: str
+    command: str
+    """Prints a link that signs in."""
+    other: str
+    """What else can be pasted there."""
+    path: str = ""
+    """Where it is; empty: at every address that is asked for without a session."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """Who may use one door, and how it answers those who may not."""
+
+    site: Site
+    sessions: Sessions
+    accounts: Accounts
+    owner: str
+    """Subject of those who come by a sign-in link."""
+    sign_in: SignIn
+    refusal: Callable[[RefusedError], Response]
+    """Makes the answer of a request that is refused."""
+    policy: str
+    """Content-Security-Policy of every answer that does not set one itself."""
+    open_paths: frozenset[str] = frozenset()
+    """Read by anybody, under any host name."""
+    own_roles: frozenset[str] = frozenset()
+    """Paths that judge the role of each message themselves: what reads and what changes come by the same method."""
+    cached: str = ""
+    """Prefix of the paths whose answers may be kept by browsers."""
+    hint: str = ""
+    """How programs get in."""
+
 
 logger = logging.getLogger("tightloop")
 
@@ -182,3 +319,48 @@ def sign_in_page(words: SignIn, note: str, status: HTTPStatus) -> Response:
 def _target(request: Request) -> str:
     query = request.scope["query_string"].decode("latin-1")
     return f"{request.scope['raw_path'].decode('latin-1')}{query and '?'}{query}"
+
+
+OWNER = "owner"
+"""Subject of who signs in by a link: only the user of this host can make one."""
+FRESH_SECONDS = 2.0
+"""So long a token counts as it was last seen in the database."""
+REMEMBERED = 1_000
+
+
+class _Seen(NamedTuple):
+    at: float
+    token: Token | None
+
+
+class People:
+    """The owner of this host, and everybody with a token."""
+
+    def __init__(self, tokens: Tokens, owner: str) -> None:
+        """Take the tokens, and the owner's name."""
+        self._tokens = tokens
+        self._owner = Person(name=owner, role=Role.ADMIN)
+        self._seen: dict[str, _Seen] = {}
+
+    async def by_token(self, token: str) -> Account | None:
+        """Return whose token this is."""
+        found = await self._look(token, lambda: self._tokens.find(token))
+        return None if found is None else Account(found.id, found.person)
+
+    async def by_subject(self, subject: str) -> Person | None:
+        """Return who a session belongs to; the session of a token ends with it."""
+        if subject == OWNER:
+            return self._owner
+        found = await self._look(f"id {subject}", lambda: self._tokens.by_id(subject))
+        return None if found is None else found.person
+
+    async def _look(self, key: str, ask: Callable[[], Token | None]) -> Token | None:
+        now = time.monotonic()
+        seen = self._seen.get(key)
+        if seen is not None and now - seen.at < FRESH_SECONDS:
+            return seen.token
+        if len(self._seen) >= REMEMBERED:
+            self._seen.clear()
+        found = await asyncio.to_thread(ask)
+        self._seen[key] = _Seen(now, found)
+        return found

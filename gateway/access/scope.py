@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
-from gateway.access.body import RefusedError
+from gateway.access.site import RefusedError
 from tightloop.client import CLOSED_STATUSES, TightloopClient
 from tightloop.database.ledger import Ledger
 from tightloop.episode.model import Queues
@@ -20,8 +20,7 @@ from tightloop.host.identity import host_identity, queue_of
 from tightloop.ledger.model import ProjectLine, WorkflowLine
 from tightloop.loop.model import LoopStatus
 from tightloop.question import Question
-from tightloop.safety.identity import is_id
-from tightloop.safety.person import Person, Role, role_for
+from tightloop.safety.seal import Person, Role, is_id, role_for
 from tightloop.settings import Settings
 
 EPISODES = ("episode",)

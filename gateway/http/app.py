@@ -1,22 +1,184 @@
-"""The application below `/api`."""
+"""HTTP API, and its errors."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any, cast
 
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
+from pydantic import Field
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from gateway.access.body import Bounded
-from gateway.access.scope import Services
+from gateway.access.scope import Services, WrongStateError
+from gateway.access.site import Bounded, RefusedError
+from gateway.http.bodies import Shown
 from gateway.http.hub import Hub
-from gateway.http.problems import RESPONSES, Problem, handle_problems
-from gateway.http.routes import episodes, loops, overview, plans, records, schemas
+from gateway.http.routes import episodes, loops, overview, plans
 from gateway.http.routes.steering import steering
-from tightloop.database.access.idempotency import IdempotencyKeys
+from tightloop.database.access import IdempotencyKeys, KeyInUseError
+from tightloop.errors import (
+    ArtifactMissingError,
+    EpisodeNotFoundError,
+    IdTakenError,
+    InvalidRequestError,
+    PlanError,
+    ProjectNotFoundError,
+    ProofError,
+    ServiceUnavailableError,
+    SettingsError,
+    StorageFullError,
+    TightloopError,
+    WorkspaceError,
+)
+from tightloop.value import shorten
+
+MEDIA_TYPE = "application/problem+json"
+RETRY_SECONDS = 5
+_FIELDS_SHOWN = 20
+
+_STATUSES: tuple[tuple[type[TightloopError], HTTPStatus, str], ...] = (
+    (EpisodeNotFoundError, HTTPStatus.NOT_FOUND, "not-found"),
+    (ProjectNotFoundError, HTTPStatus.NOT_FOUND, "not-found"),
+    (ArtifactMissingError, HTTPStatus.NOT_FOUND, "not-here"),
+    (KeyInUseError, HTTPStatus.CONFLICT, "key-in-use"),
+    (IdTakenError, HTTPStatus.CONFLICT, "id-taken"),
+    (ProofError, HTTPStatus.CONFLICT, "no-proof"),
+    (SettingsError, HTTPStatus.SERVICE_UNAVAILABLE, "misconfigured"),
+    (InvalidRequestError, HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request"),
+    (WorkspaceError, HTTPStatus.CONFLICT, "workspace"),
+    (StorageFullError, HTTPStatus.INSUFFICIENT_STORAGE, "storage-full"),
+    (ServiceUnavailableError, HTTPStatus.SERVICE_UNAVAILABLE, "unavailable"),
+)
+"""The first that fits counts."""
+
+
+class Problem(Shown):
+    """Why a request was not done, and what to do."""
+
+    type: str = Field(examples=["urn:tightloop:problem:wrong-state"])
+    """Stable name of the kind of problem."""
+    title: str = Field(examples=["Conflict"])
+    status: int = Field(examples=[409])
+    detail: str = Field(examples=["nightly-1 is succeeded, so it cannot be paused. Possible now: restore, fork"])
+    """What failed, with the value, then what to do."""
+    state: str | None = None
+    """Of `wrong-state`: the state that it is in."""
+    possible: list[str] | None = None
+    """Of `wrong-state`: what can be done in it."""
+    errors: list[dict[str, Any]] | None = None
+    """Each wrong field, or each problem of a plan's text with its place."""
+
+
+def problem(status: HTTPStatus, kind: str, detail: str, **more: Any) -> Response:
+    """Return the answer."""
+    content = {
+        "type": f"urn:tightloop:problem:{kind}",
+        "title": status.phrase,
+        "status": int(status),
+        "detail": shorten(detail, 4_000),
+    }
+    headers = {}
+    if status is HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
+    if status is HTTPStatus.SERVICE_UNAVAILABLE:
+        headers["Retry-After"] = str(RETRY_SECONDS)
+    return JSONResponse(content | more, status, headers, MEDIA_TYPE)
+
+
+def refusal(refused: RefusedError) -> Response:
+    """Return the answer of a request that the guard refuses."""
+    return problem(refused.status, "refused", refused.message)
+
+
+def handle_problems(app: FastAPI) -> None:
+    """Answer every error of an application in this form."""
+    app.add_exception_handler(TightloopError, _failed)
+    app.add_exception_handler(RefusedError, lambda _, error: refusal(cast(RefusedError, error)))
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _unknown)
+    app.add_exception_handler(Exception, _broken)
+
+
+def _failed(_: Request, error: Exception) -> Response:
+    assert isinstance(error, TightloopError)
+    if isinstance(error, WrongStateError):
+        return problem(
+            HTTPStatus.CONFLICT, "wrong-state", error.message, state=error.state, possible=list(error.possible)
+        )
+    if isinstance(error, PlanError):
+        found = [
+            {
+                "message": one.message,
+                "suggestion": one.suggestion,
+                "code": one.code,
+                "line": one.position.line,
+                "column": one.position.column,
+            }
+            for one in error.problems[:_FIELDS_SHOWN]
+        ]
+        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-plan", error.message, errors=found)
+    for kind, status, name in _STATUSES:
+        if isinstance(error, kind):
+            return problem(status, name, error.message)
+    return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "failed", error.message)
+
+
+def _invalid(_: Request, error: Exception) -> Response:
+    found = [
+        {"field": ".".join(str(part) for part in one["loc"]), "message": shorten(str(one["msg"]), 300)}
+        for one in cast(RequestValidationError, error).errors()[:_FIELDS_SHOWN]
+    ]
+    said = "; ".join(f"{one['field']}: {one['message']}" for one in found[:3])
+    detail = f"{said}. The document of the API says what is allowed: /api/openapi.json"
+    return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", detail, errors=found)
+
+
+def _unknown(request: Request, error: Exception) -> Response:
+    # FastAPI wraps whatever stops it from reading a body.
+    if isinstance(error.__cause__, RefusedError):
+        return refusal(error.__cause__)
+    status = HTTPStatus(cast(HTTPException, error).status_code)
+    said = {
+        HTTPStatus.NOT_FOUND: f"nothing is at {request.url.path[:200]}. All paths: /api/openapi.json",
+        HTTPStatus.METHOD_NOT_ALLOWED: f"{request.method} is not possible at {request.url.path[:200]}. "
+        "What is: /api/openapi.json",
+    }
+    answer = problem(status, "not-found", said.get(status, str(cast(HTTPException, error).detail)))
+    answer.headers.update(cast(HTTPException, error).headers or {})
+    return answer
+
+
+def _broken(_: Request, error: Exception) -> Response:
+    return problem(
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+        "failed",
+        f"the gateway failed with {type(error).__name__}; its log says where. Try again, and report it if it stays",
+    )
+
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"description": description, "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
+    for status, description in (
+        (401, "No valid token or session."),
+        (403, "The role is not enough, or a page of another site asks."),
+        (404, "It does not exist for this token."),
+        (409, "Not possible in the state that it is in, or the id or Idempotency-Key is another request's."),
+        (422, "A field is wrong; the answer says which, and what is right."),
+        (503, "Temporal, a worker or the database does not answer; try again."),
+        ("default", "A problem."),
+    )
+}
+"""For the document of the API."""
+
 
 VERSION = "1"
-SHARED = (steering, records.records)
+SHARED = (steering, overview.records)
 """Make the paths that episodes and plans have alike."""
 _ABOUT = (
     "Start, watch and steer episodes, plans and loops. Names are camelCase; times are UTC; errors are "
@@ -45,7 +207,7 @@ def api(services: Services, hub: Hub, keys: IdempotencyKeys) -> ASGIApp:
         redirect_slashes=False,
     )
     app.state.services, app.state.hub, app.state.keys = services, hub, keys
-    own = (overview, schemas, episodes, plans, loops, records)
+    own = (overview, episodes, plans, loops)
     for router in (*(each.router for each in own), *(make(noun) for make in SHARED for noun in ("episodes", "plans"))):
         app.include_router(router, prefix="/api")
     handle_problems(app)

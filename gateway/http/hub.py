@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import NamedTuple
 
-from gateway.http.camel import shown
+from gateway.http.bodies import shown
 from tightloop.database.ledger import Ledger
 from tightloop.errors import TightloopError
 from tightloop.ledger.model import EvidenceLine

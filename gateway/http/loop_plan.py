@@ -4,8 +4,8 @@ from datetime import datetime
 from typing import Literal
 
 from gateway.access.scope import Scope
-from gateway.http.camel import Shown, shown
-from tightloop.loop.estimate import Estimate, estimate_of
+from gateway.http.bodies import Shown, shown
+from tightloop.loop.gates import Estimate, estimate_of
 from tightloop.loop.model import GateResult, LoopState, LoopStatus, LoopTask, TaskState
 from tightloop.question import Question
 

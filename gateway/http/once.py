@@ -1,26 +1,34 @@
-"""Requests that start something, sent twice with one Idempotency-Key, start one thing."""
+"""Idempotency keys, and reading of requests."""
 
 import asyncio
 import hashlib
 import json
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from http import HTTPStatus
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request
 from starlette.responses import Response
 
 from gateway.access.scope import EPISODES, PLANS, Scope
-from gateway.http.services import scope_of
-from tightloop.database.access.idempotency import (
-    KEY_CHARACTERS,
-    OTHER_REQUEST,
-    IdempotencyKeys,
-    KeyInUseError,
-    Stored,
-    derived_id,
-)
-from tightloop.errors import IdTakenError
+from gateway.http.bodies import ChangedFile, Diff
+from tightloop.client.changes import TreeChange, plan_change, read_number
+from tightloop.client.store import Store
+from tightloop.database.access import KEY_CHARACTERS, OTHER_REQUEST, IdempotencyKeys, KeyInUseError, Stored, derived_id
+from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.errors import ArtifactMissingError, IdTakenError
+from tightloop.value.artifact import ArtifactRef
+
+
+def scope_of(request: Request) -> Scope:
+    """Return the scope of a request that the guard let through."""
+    return Scope(request.state.person, request.app.state.services)
+
+
+InScope = Annotated[Scope, Depends(scope_of)]
+
 
 Start = Callable[[str | None, str], Awaitable[str]]
 """Starts something under an id, None for a new one, for the request with an id, and returns the id of what it made."""
@@ -147,3 +155,70 @@ async def once_of(
 
 
 InOnce = Annotated[Once, Depends(once_of)]
+
+
+PATCH_CHARACTERS = 2_000_000
+DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def references(document: Any) -> Iterator[ArtifactRef]:
+    """Yield the references to artifacts in a document, each once."""
+    seen: set[str] = set()
+    for found in _walk(document):
+        if found.sha256 not in seen:
+            seen.add(found.sha256)
+            yield found
+
+
+def _walk(document: Any) -> Iterator[ArtifactRef]:
+    if isinstance(document, dict):
+        digest = document.get("sha256")
+        if isinstance(digest, str) and DIGEST.fullmatch(digest) and "size_bytes" in document:
+            yield ArtifactRef.model_validate(document)
+        for value in document.values():
+            yield from _walk(value)
+    elif isinstance(document, list | tuple):
+        for value in document:
+            yield from _walk(value)
+
+
+def read_artifact(
+    workspace: str, workflow_id: str, wanted: str, known: Sequence[ArtifactRef]
+) -> tuple[ArtifactRef, bytes]:
+    """Return a stored artifact that a workflow refers to.
+
+    Raises:
+        ArtifactMissingError: it refers to no such artifact, or this host does not have it.
+        ArtifactCorruptError: it is damaged.
+    """
+    ref = next((one for one in known if one.sha256 == wanted), None)
+    if ref is None:
+        raise ArtifactMissingError(
+            f"{workflow_id} has no artifact {wanted[:12]!r}. List them: GET .../{workflow_id}/artifacts"
+        )
+    return ref, Store(Path(workspace), workflow_id).artifact(ref)
+
+
+def read_diff(workspace: str, episode_id: str, names: tuple[str, str], records: Sequence[CheckpointRecord]) -> Diff:
+    """Return what changed between two checkpoints.
+
+    Raises:
+        InvalidRequestError: there is no such checkpoint.
+        WorkspaceError: the snapshots are not on this host.
+    """
+    numbers = [read_number(episode_id, name) for name in names]
+    change = TreeChange(Path(workspace), episode_id, numbers, records)
+    patch = change.text()
+    try:
+        plan = plan_change(Store(Path(workspace), episode_id), numbers, records)
+    except ArtifactMissingError:
+        # The files are there still.
+        plan = ""
+    return Diff(
+        before=f"ckpt-{numbers[0]}",
+        after=f"ckpt-{numbers[1]}",
+        files=[ChangedFile(path=one.path, added=one.added, removed=one.removed) for one in change.files()],
+        patch=patch[:PATCH_CHARACTERS],
+        cut=len(patch) > PATCH_CHARACTERS,
+        plan_change=plan,
+    )

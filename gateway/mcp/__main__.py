@@ -10,16 +10,15 @@ import sys
 from pathlib import Path
 
 from gateway.access.scope import Scope, Services
-from gateway.mcp.caller import Caller
+from gateway.mcp.report import Caller, serve_socket, serve_stdio
 from gateway.mcp.server import Context, mcp_server
-from gateway.mcp.stream import serve_socket, serve_stdio
 from tightloop.client import TightloopClient
-from tightloop.database.opening import open_ledger
+from tightloop.database.ledger import open_ledger
 from tightloop.errors import TightloopError
 from tightloop.executor.model import EPISODE_VARIABLE
 from tightloop.host import load_settings, open_state_home
 from tightloop.host.log import set_up
-from tightloop.safety.person import Person, Role
+from tightloop.safety.seal import Person, Role
 from tightloop.settings import Settings
 
 

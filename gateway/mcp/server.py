@@ -1,11 +1,18 @@
-"""The MCP server: the tools and resources for whoever is at a connection."""
+"""MCP server: tools, resources, transports."""
 
+import asyncio
+import inspect
 import json
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import cached_property
+from http import HTTPStatus
+from typing import Any, NamedTuple, cast, get_type_hints
 
 from mcp.server import Server, ServerRequestContext
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     INVALID_PARAMS,
@@ -17,17 +24,160 @@ from mcp_types import (
     PaginatedRequestParams,
     ReadResourceRequestParams,
     ReadResourceResult,
+    Resource,
+    ResourceTemplate,
     TextContent,
     TextResourceContents,
+    ToolAnnotations,
+)
+from mcp_types import Tool as Shown
+from pydantic import BaseModel, ConfigDict, create_model
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.access import scope
+from gateway.access.scope import EPISODES, Found, Services
+from gateway.access.site import RefusedError
+from gateway.mcp.report import Caller
+from gateway.mcp.tools import TOOLS, Tool
+from tightloop.episode.control import read_argument
+from tightloop.errors import InvalidRequestError, TightloopError
+from tightloop.safety.seal import Role
+from tightloop.value import shorten
+
+
+class Described:
+    """A tool with its schemas."""
+
+    def __init__(self, tool: Tool) -> None:
+        """Read the function's signature."""
+        self._run, self.needs = tool
+        self.name = self._run.__name__
+        hints = get_type_hints(self._run, include_extras=True)
+        self._returns = hints.pop("return")
+        parameters = list(inspect.signature(self._run).parameters.values())[1:]
+        fields: dict[str, Any] = {
+            one.name: (hints[one.name], ... if one.default is inspect.Parameter.empty else one.default)
+            for one in parameters
+        }
+        self._arguments: type[BaseModel] = create_model(self.name, __config__=ConfigDict(extra="forbid"), **fields)
+
+    @cached_property
+    def shown(self) -> Shown:
+        """What clients see."""
+        reads = self.needs is Role.VIEWER
+        is_model = isinstance(self._returns, type) and issubclass(self._returns, BaseModel)
+        return Shown(
+            name=self.name,
+            description=inspect.getdoc(self._run),
+            input_schema=self._arguments.model_json_schema(),
+            output_schema=self._returns.model_json_schema(mode="serialization") if is_model else None,
+            annotations=ToolAnnotations(
+                read_only_hint=reads,
+                destructive_hint=self.name == "resume_episode" if not reads else None,
+                open_world_hint=False,
+            ),
+        )
+
+    async def call(self, caller: Caller, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Check the arguments and the role, and run it.
+
+        Raises:
+            RefusedError: the role is not enough.
+            TightloopError: the arguments are wrong, or it could not be done.
+        """
+        caller.scope.require(self.needs)
+        read = read_argument(arguments, self._arguments, what=self.name, example=self._example)
+        answer = await self._run(caller, **{name: getattr(read, name) for name in self._arguments.model_fields})
+        return answer.model_dump(mode="json") if isinstance(answer, BaseModel) else answer
+
+    @property
+    def _example(self) -> str:
+        given: dict[str, Any] = {}
+        for name, schema in self.shown.input_schema.get("properties", {}).items():
+            if name in self.shown.input_schema.get("required", ()):
+                given[name] = next(iter(schema.get("examples", schema.get("enum", ["..."]))))
+        return json.dumps(given, ensure_ascii=False)
+
+
+MEDIA_TYPE = "application/json"
+TIMELINE_EVENTS = 200
+_URI = re.compile(r"tightloop://episodes/([^/]+)/([a-z]+)")
+
+
+class Part(NamedTuple):
+    """One resource of every episode."""
+
+    name: str
+    description: str
+    read: Callable[[Caller, Found], Awaitable[Any]]
+
+
+async def _timeline(caller: Caller, found: Found) -> Any:
+    events = await caller.scope.client.timeline(found.id, limit=TIMELINE_EVENTS)
+    return [event.model_dump(mode="json") for event in events]
+
+
+async def _checkpoints(caller: Caller, found: Found) -> Any:
+    records = await asyncio.to_thread(caller.scope.ledger.checkpoints, found.id)
+    return [record.model_dump(mode="json", exclude_defaults=True) for record in records]
+
+
+async def _status(caller: Caller, found: Found) -> Any:
+    return (await caller.scope.client.status(found.id)).model_dump(mode="json", exclude_defaults=True)
+
+
+PARTS = (
+    Part("timeline", f"The last {TIMELINE_EVENTS} events, oldest first.", _timeline),
+    Part("checkpoints", "The checkpoints, oldest first, with their probability class.", _checkpoints),
+    Part("status", "Where the episode is, and what waits for a person.", _status),
 )
 
-from gateway.access.body import RefusedError
-from gateway.mcp import resources
-from gateway.mcp.caller import Caller
-from gateway.mcp.schema import Described
-from gateway.mcp.tools import TOOLS
-from tightloop.errors import TightloopError
-from tightloop.value import shorten
+
+def uri_of(episode_id: str, part: str) -> str:
+    """Return the address of a resource."""
+    return f"tightloop://episodes/{episode_id}/{part}"
+
+
+def of_episode(episode_id: str) -> list[Resource]:
+    """Return the resources of an episode."""
+    return [
+        Resource(
+            uri=uri_of(episode_id, part.name),
+            name=f"{episode_id} {part.name}",
+            description=part.description,
+            mime_type=MEDIA_TYPE,
+        )
+        for part in PARTS
+    ]
+
+
+def templates() -> list[ResourceTemplate]:
+    """Return what there is of every episode."""
+    return [
+        ResourceTemplate(
+            uri_template=uri_of("{id}", part.name), name=part.name, description=part.description, mime_type=MEDIA_TYPE
+        )
+        for part in PARTS
+    ]
+
+
+async def read(caller: Caller, uri: str) -> str:
+    """Return a resource as JSON.
+
+    Raises:
+        InvalidRequestError: there is no such resource.
+        TightloopError: it cannot be read.
+    """
+    match = _URI.fullmatch(uri)
+    part = next((one for one in PARTS if match is not None and one.name == match[2]), None)
+    if match is None or part is None:
+        names = ", ".join(uri_of("ID", one.name) for one in PARTS)
+        raise InvalidRequestError(f"nothing is at {uri[:200]!r}. There are: {names}")
+    found = await caller.find(match[1], EPISODES, now=True)
+    return json.dumps(await part.read(caller, found), ensure_ascii=False)
+
 
 logger = logging.getLogger("tightloop")
 
@@ -64,19 +214,17 @@ def mcp_server(caller_of: CallerOf, version: str = "1") -> Server[Any]:
         except (TightloopError, RefusedError):
             # It is about no single episode: the templates say what there is.
             return ListResourcesResult(resources=[])
-        return ListResourcesResult(resources=resources.of_episode(own))
+        return ListResourcesResult(resources=of_episode(own))
 
     async def list_templates(_: Context, __: PaginatedRequestParams | None) -> ListResourceTemplatesResult:
-        return ListResourceTemplatesResult(resource_templates=resources.templates())
+        return ListResourceTemplatesResult(resource_templates=templates())
 
     async def read_resource(context: Context, params: ReadResourceRequestParams) -> ReadResourceResult:
         try:
-            text = await resources.read(await caller_of(context), str(params.uri))
+            text = await read(await caller_of(context), str(params.uri))
         except (TightloopError, RefusedError) as error:
             raise MCPError(INVALID_PARAMS, shorten(error.message, ERROR_CHARACTERS)) from None
-        return ReadResourceResult(
-            contents=[TextResourceContents(uri=params.uri, mime_type=resources.MEDIA_TYPE, text=text)]
-        )
+        return ReadResourceResult(contents=[TextResourceContents(uri=params.uri, mime_type=MEDIA_TYPE, text=text)])
 
     return Server(
         "tightloop",
@@ -104,3 +252,37 @@ async def _called(tool: Described, caller_of: CallerOf, context: Context, argume
 
 def _failure(sentence: str) -> CallToolResult:
     return CallToolResult(content=[TextContent(text=shorten(sentence, ERROR_CHARACTERS))], is_error=True)
+
+
+PATH = "/mcp"
+LARGEST_BYTES = 256 * 1024
+EPISODE = "episode"
+"""Of the query: the episode that a connection is about."""
+
+
+class Endpoint:
+    """ASGI application."""
+
+    def __init__(self, services: Services) -> None:
+        async def caller_of(context: Context) -> Caller:
+            request = cast("Request", context.request)
+            return Caller(scope.Scope(request.state.person, services), request.query_params.get(EPISODE, ""))
+
+        # It notes at INFO when it starts, and each request.
+        logging.getLogger("mcp").setLevel(logging.WARNING)
+        self._manager = StreamableHTTPSessionManager(
+            mcp_server(caller_of), json_response=True, stateless=True, max_request_body_size=LARGEST_BYTES
+        )
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Answer while the context is open."""
+        async with self._manager.run():
+            yield
+
+    async def __call__(self, asked: Scope, receive: Receive, send: Send) -> None:
+        """Answer a message. No stream is offered: nothing is sent that was not asked for."""
+        if asked["method"] != "POST":
+            await Response(status_code=HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "POST"})(asked, receive, send)
+            return
+        await self._manager.handle_request(asked, receive, send)

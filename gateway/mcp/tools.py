@@ -1,23 +1,62 @@
-"""The tools, in one list: schemas, roles and documentation follow from it."""
+"""MCP tools."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from gateway.access.scope import EPISODES, PLANS, Found, WrongStateError, answered, check_workspace, told, workspace_of
-from gateway.mcp.caller import Caller
-from gateway.mcp.comparing import Comparison, compare
-from gateway.mcp.report import awaited_work, is_report, read_report
+from gateway.mcp.report import Caller, awaited_work, is_report, read_report
 from tightloop.client import Check, EpisodeRequest, EpisodeStatus, ExecutorChoice, IdTakenError
-from tightloop.database.access.idempotency import derived_id
-from tightloop.episode.checkpoint import checkpoint_id
+from tightloop.client.changes import TreeChange, read_number
+from tightloop.database.access import derived_id
+from tightloop.episode.checkpoint import CheckpointRecord, checkpoint_id
+from tightloop.episode.progress.classification import class_of_ratio
+from tightloop.episode.progress.tracking import ProbabilityClass, similarity
 from tightloop.errors import InvalidRequestError
 from tightloop.ledger.model import InboxItem, WorkflowFilter
-from tightloop.safety.person import Role
+from tightloop.safety.seal import Role
 from tightloop.value import Value
+
+PATCH_CHARACTERS = 200_000
+"""A model has to read it."""
+
+
+class Comparison(Value):
+    """What changed between two checkpoints."""
+
+    patch: str = Field(description="Unified diff of the files.")
+    probability_class: ProbabilityClass = Field(
+        description="HIGH, MEDIUM or LOW: of consecutive checkpoints as the tracker classified the iteration, of "
+        "others by the share of the lines that is unchanged, from 0.6 and from 0.4."
+    )
+    cut: bool = Field(default=False, description="Whether the patch is longer than what is returned.")
+
+
+def compare(workspace: str, episode_id: str, names: tuple[str, str], records: Sequence[CheckpointRecord]) -> Comparison:
+    """Compare two checkpoints.
+
+    Raises:
+        InvalidRequestError: there is no such checkpoint.
+        WorkspaceError: the snapshots are not on this host.
+    """
+    numbers = [read_number(episode_id, name) for name in names]
+    change = TreeChange(Path(workspace), episode_id, numbers, records)
+    by_number = {record.number: record for record in records}
+    before, after = (by_number.get(number) for number in numbers)
+    found = after.probability_class if after is not None and before is not None and after.parent == before.id else None
+    if found is None:
+        files = change.files()
+        added, removed = sum(one.added or 0 for one in files), sum(one.removed or 0 for one in files)
+        # An older checkpoint may not be in the list; what was removed was there at least.
+        lines = before.lines if before is not None else removed
+        found = class_of_ratio(similarity(lines, added=added, removed=removed))
+    patch = change.text()
+    return Comparison(patch=patch[:PATCH_CHARACTERS], probability_class=found, cut=len(patch) > PATCH_CHARACTERS)
+
 
 TEXT_CHARACTERS = 4_000
 MESSAGE_CHARACTERS = 20_000

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import uvicorn
 
-from gateway.access.serving import http_server, listening
-from gateway.ui.access import codec_access, ui_access
-from gateway.ui.app import application
+from gateway.access.site import http_server, listening
+from gateway.ui.app import application, codec_access, ui_access
 from tightloop.client.encryption import operator_codec
-from tightloop.client.sign_in.ui_session import ui_token
+from tightloop.client.sign_in import ui_token
 from tightloop.errors import SettingsError, TightloopError
 from tightloop.host import load_settings
 from tightloop.host.log import set_up

@@ -10,15 +10,14 @@ from typing import NamedTuple
 from starlette.concurrency import run_in_threadpool
 
 from gateway.web.look import Look
-from gateway.web.plan_page import Dispatching, dispatching
-from gateway.web.words import title_of
+from gateway.web.pages import Dispatching, dispatching, title_of
 from tightloop.client import ExecutorChoice, TightloopClient
-from tightloop.episode.loop.questions import ACCEPT, ALLOW, CANCEL, END, EXTEND, UNDO
+from tightloop.episode.decisions import ACCEPT, ALLOW, CANCEL, END, EXTEND, UNDO
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError
 from tightloop.ledger import WorkflowLine
 from tightloop.loop.model import LoopRequest, LoopStatus
 from tightloop.question import Option, Question, QuestionKind
-from tightloop.safety.person import Role, role_for
+from tightloop.safety.seal import Role, role_for
 
 LOOK_SECONDS, RECORD_LOOKS = 0.2, 25
 """How often the ledger is asked for what was started."""

@@ -1,11 +1,16 @@
-"""The application of the page: its routes, and what a person sees where something is wrong."""
+"""Application of the page."""
 
-from collections.abc import Awaitable, Callable
+import hashlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from http import HTTPStatus
+from itertools import groupby
+from pathlib import Path
 from typing import cast
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -13,16 +18,144 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from gateway.access.body import RefusedError, body_of
-from gateway.web import acting, assets, pages
+from gateway.access.site import RefusedError, body_of
+from gateway.web import acting, pages
+from gateway.web.acting import is_confirmed
+from gateway.web.code import Row
 from gateway.web.look import Around, Look, Screen
-from gateway.web.metrics.page import metrics
-from gateway.web.rendering import Templates
-from gateway.web.sharing import Sharing
+from gateway.web.metrics import metrics
+from gateway.web.pages import Sharing
 from tightloop.client import TightloopClient
 from tightloop.database.ledger import Ledger
 from tightloop.errors import EpisodeNotFoundError, ProjectNotFoundError, TightloopError
+from tightloop.safety.seal import Role
 from tightloop.settings import Settings
+
+PREFIX = "/assets/"
+_FOLDER = Path(__file__).parent
+_FILES = {
+    "page.css": ("static/page.css", "text/css"),
+    "page.js": ("static/page.js", "text/javascript"),
+    "icon.svg": ("static/icon.svg", "image/svg+xml"),
+    "htmx.min.js": ("vendor/htmx-4.0.1/htmx.min.js", "text/javascript"),
+}
+
+
+@cache
+def content(name: str) -> bytes:
+    """Return a file."""
+    return (_FOLDER / _FILES[name][0]).read_bytes()
+
+
+@cache
+def address(name: str) -> str:
+    """Return the path of a file, with a digest of its content."""
+    return f"{PREFIX}{hashlib.sha256(content(name)).hexdigest()[:16]}/{name}"
+
+
+async def serve(request: Request) -> Response:
+    """Answer with a file; its address never means another content."""
+    name = request.path_params["name"]
+    if name not in _FILES or request.url.path != address(name):
+        raise HTTPException(404)
+    return Response(
+        content(name), media_type=_FILES[name][1], headers={"Cache-Control": "public, max-age=31536000, immutable"}
+    )
+
+
+_DIRECTIONS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")
+
+
+class Templates:
+    """The templates with the words that all of them use."""
+
+    def __init__(self, ui_url: str, namespace: str) -> None:
+        """Read templates once; `ui_url` is Temporal's own Web UI, empty where there is none."""
+        self._ui_url, self._namespace = ui_url.rstrip("/"), namespace
+        self._environment = Environment(
+            loader=FileSystemLoader(Path(__file__).parent / "templates"),
+            autoescape=True,
+            auto_reload=False,
+            undefined=StrictUndefined,
+            finalize=_shown,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.globals.update(
+            asset=address,
+            badge_of=pages.badge,
+            age=pages.age,
+            duration=pages.duration,
+            money=pages.money,
+            moment=pages.moment,
+            title_of=pages.title_of,
+            path_of=path_of,
+            is_confirmed=is_confirmed,
+            ui_link_of=self._ui_link,
+        )
+        self._environment.filters["runs"] = _runs
+
+    def page(self, screen: Screen, look: Look, said: str, *, seen: int | None = None, part: bool = False) -> bytes:
+        """Return a page.
+
+        Args:
+            screen: what it shows.
+            look: who looks.
+            said: what came of the last action, in hex digits; it begins with `!` where it was refused.
+            seen: the last event before it was read: its stream begins there. None: with what comes from now on.
+            part: only its title and `main`, which are the same for all who have one role and see the same projects.
+        """
+        inbox = look.inbox
+        sentence = _decoded(said)
+        html = self._environment.get_template(screen.template).render(
+            **screen.content,
+            newest="" if seen is None else seen,
+            part=part,
+            section=screen.section,
+            live=screen.live,
+            person=look.person,
+            name_of=look.name_of,
+            waiting=len(inbox),
+            asked=inbox[-1].question.title if inbox else "",
+            may_act=look.may(Role.OPERATOR),
+            may_add=look.may(Role.OPERATOR) and not look.person.projects,
+            said=sentence.removeprefix("!"),
+            refused=sentence.startswith("!"),
+            ui_url=self._ui_url,
+        )
+        return html.encode()
+
+    def _ui_link(self, workflow_id: str) -> str:
+        return (
+            f"{self._ui_url}/namespaces/{quote(self._namespace)}/workflows/{quote(workflow_id)}" if self._ui_url else ""
+        )
+
+
+def _shown(value: object) -> object:
+    """Return a value as it is shown: text without characters that change the direction of what stands around them.
+
+    Source: https://trojansource.codes, where such characters hide what a line of code does.
+    """
+    return value.translate(_DIRECTIONS) if isinstance(value, str) else value
+
+
+def path_of(workflow_id: str) -> str:
+    """Return the path of a workflow's page."""
+    return f"/workflows/{quote(workflow_id, safe='')}"
+
+
+def _runs(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Yield rows that follow each other and are all the same, or all changed."""
+    for _, group in groupby(rows, key=lambda row: row.kind == "same"):
+        yield list(group)
+
+
+def _decoded(said: str) -> str:
+    try:
+        return bytes.fromhex(said).decode("utf-8", "replace")
+    except ValueError:
+        return ""
+
 
 Page = Callable[[Look, Request], Screen]
 SEEN = "Tightloop-Seen"
@@ -97,7 +230,7 @@ def web_app(ledger: Ledger, client: TightloopClient, settings: Settings) -> Star
         Route(path, _endpoint(action, ledger, client, templates), methods=["POST"])
         for path, action in acting.ACTIONS.items()
     ]
-    routes.append(Route(f"{assets.PREFIX}{{digest}}/{{name}}", assets.serve))
+    routes.append(Route(f"{PREFIX}{{digest}}/{{name}}", serve))
     return Starlette(routes=routes, exception_handlers=dict.fromkeys(PROBLEMS, problem))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tightloop.database.ledger import Ledger
 from tightloop.ledger import InboxItem
-from tightloop.safety.person import Person, Role
+from tightloop.safety.seal import Person, Role
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,283 @@
-"""The pages: what each one shows, read from the ledger. Nothing here changes anything."""
+"""Pages."""
 
-from datetime import UTC, datetime
+import asyncio
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
+import anyio
+from anyio.to_thread import run_sync
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from gateway.web import episode_page, plan_page
+from gateway.web.code import read_files
+from gateway.web.graph import lay_out
 from gateway.web.look import Look, Screen
 from tightloop.client import CLOSED_STATUSES, OPEN_STATUSES, Topology
+from tightloop.client.changes import TreeChange, checkpoint_file, read_number
+from tightloop.client.store import Store
+from tightloop.database.ledger import Ledger
+from tightloop.episode.budget import number_text
+from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.display import status_label
+from tightloop.episode.model import EpisodeState, EpisodeStatus
+from tightloop.episode.planning import PlanRecord
+from tightloop.errors import TightloopError
+from tightloop.executor.message import Reflection, render_plan
 from tightloop.ledger import InboxItem, WorkflowFilter, WorkflowLine
+from tightloop.loop.gates import estimate_of
 from tightloop.loop.model import LoopState, LoopStatus
-from tightloop.safety.person import Role, role_for
+from tightloop.plan.request import PlanStatus
+from tightloop.safety.seal import Role, role_for
+from tightloop.value import counted
+
+_MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
+
+
+class Badge(NamedTuple):
+    """A state as people see it: never by its colour alone."""
+
+    word: str
+    glyph: str
+    tone: str
+    """Class of the style sheet: `quiet`, `running`, `needs`, `paused`, `good` or `bad`."""
+
+
+NEEDS_RESPONSE = Badge("NEEDS RESPONSE", "", "needs")
+"""Its glyph is the dot that pulses."""
+_TONES = {
+    "quiet": ("○", ("idle", "created", "queued", "cancelled", "draft", "pending", "skipped", "ready", "waiting")),
+    "running": ("◐", ("open", "running", "dispatching", "verifying", "retrying", "compensating", "planning")),
+    "paused": ("❚❚", ("paused",)),
+    "good": (
+        "✓",
+        ("succeeded", "completed", "complete", "verified", "done", "reused", "passed", "recovered", "connected"),
+    ),
+    "bad": ("✕", ("failed", "error", "terminated", "timed_out", "compensated", "undone", "blocked", "missing")),
+}
+_TONE_OF = {word: (glyph, tone) for tone, (glyph, words) in _TONES.items() for word in words}
+_NEEDS = ("awaiting_response", "needs response")
+
+
+def badge(status: str, *, waits: bool = False) -> Badge:
+    """Return how a status is shown.
+
+    Args:
+        status: of an episode, plan, loop, task or step, in any case.
+        waits: a person is needed, whatever the status says.
+    """
+    word = status.lower()
+    if waits or word in _NEEDS:
+        return NEEDS_RESPONSE
+    glyph, tone = _TONE_OF.get(word, ("○", "quiet"))
+    return Badge(status_label(word, None).replace("_", " ").capitalize(), glyph, tone)
+
+
+def title_of(line: WorkflowLine) -> str:
+    """Return what an episode or plan is called: its goal, else what it does without one, else its id."""
+    return line.goal or ("What the checks show as open" if line.kind == "loop" else line.id)
+
+
+def age(at: datetime | None, now: datetime | None = None) -> str:
+    """Return how long ago something was, such as `12m`; empty where that is not known."""
+    if at is None:
+        return ""
+    seconds = max(int(((now or datetime.now(UTC)) - at).total_seconds()), 0)
+    for size, unit in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "m")):
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+def duration(span: timedelta | float | None) -> str:
+    """Return a duration such as `1h 5m` or `8s`; empty where it is not known."""
+    if span is None:
+        return ""
+    seconds = span.total_seconds() if isinstance(span, timedelta) else span
+    if seconds < 1:
+        return f"{seconds * 1000:.0f}ms"
+    if seconds < _MINUTE:
+        return f"{seconds:.0f}s"
+    hours, minutes = divmod(int(seconds) // _MINUTE, 60)
+    return f"{hours}h {minutes}m" if hours else f"{minutes}m {int(seconds) % _MINUTE}s"
+
+
+def money(cost_usd: float) -> str:
+    """Return a cost such as `$0.41`; empty where nothing was spent."""
+    return f"${cost_usd:.2f}" if cost_usd >= 0.005 else "<$0.01" if cost_usd > 0 else ""
+
+
+def moment(at: datetime | None) -> str:
+    """Return a time for people, in UTC; empty where it is not known."""
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if at is not None else ""
+
+
+EPISODE_TABS = ("Timeline", "Diff", "Plan", "Findings", "Checkpoints", "Log")
+LOG_LINES = 500
+
+
+def show_episode(ledger: Ledger, line: WorkflowLine, query: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+    """Return the template of an episode and its content."""
+    tab = query.get("tab", "timeline")
+    checkpoints = ledger.checkpoints(line.id)
+    status = EpisodeStatus.model_validate(line.details)
+    content = {
+        "tabs": EPISODE_TABS,
+        "tab": tab,
+        "facts": _facts(line, status),
+        "checkpoints": checkpoints,
+        "log": ledger.events(workflow_id=line.id, limit=LOG_LINES) if tab == "log" else (),
+    }
+    workspace = Path(status.workspace)
+    if tab == "diff":
+        content |= _diff(workspace, line.id, checkpoints, query)
+    elif tab in ("plan", "findings"):
+        content |= _thought(Store(workspace, line.id), checkpoints)
+    return "episode.html", content
+
+
+def _facts(line: WorkflowLine, status: EpisodeStatus) -> list[tuple[str, str]]:
+    budget, spent = status.budget, status.spent
+    used = f"{spent.iterations}/{budget.max_iterations}" if budget.max_iterations else str(spent.iterations)
+    tokens = f"{number_text(spent.tokens)} tokens" if spent.tokens else ""
+    return [
+        ("Checks", line.checks),
+        ("Doing", line.phase.lower().replace("_", " ")),
+        ("Running", status.work.what if status.work else ""),
+        ("Iterations", used),
+        ("Executor", line.executor),
+        ("Spent", ", ".join(part for part in (money(line.cost_usd), tokens) if part)),
+        ("Working time", duration(spent.wall_time) if spent.wall_time else ""),
+        ("Checkpoint", status.checkpoint_id),
+        ("Started", moment(line.started)),
+        ("Ended", moment(line.closed)),
+        ("Reason", status.reason),
+    ]
+
+
+def _diff(
+    workspace: Path, episode_id: str, checkpoints: Sequence[CheckpointRecord], query: Mapping[str, str]
+) -> dict[str, Any]:
+    newest = checkpoints[-1].id if checkpoints else ""
+    to = query.get("to", newest)
+    parent = next((one.parent for one in checkpoints if one.id == to and one.parent), newest)
+    chosen = (query.get("from", parent), to)
+    content = {"chosen": chosen, "split": query.get("view") == "split", "files": (), "missing": ""}
+    if not checkpoints:
+        return content | {"missing": "There are no checkpoints yet."}
+    try:
+        numbers = [read_number(episode_id, name) for name in chosen]
+        patch = TreeChange(workspace, episode_id, numbers, checkpoints).text()
+    except TightloopError as error:
+        return content | {"missing": error.message}
+    return content | {"files": read_files(patch)}
+
+
+def _thought(store: Store, checkpoints: Sequence[CheckpointRecord]) -> dict[str, Any]:
+    """Return the newest plan, reflection and findings; they are stored on the workspace's host."""
+    content: dict[str, Any] = {"plan_text": "", "reflection": None, "findings": [], "missing": ""}
+    if not checkpoints:
+        return content
+    try:
+        state = checkpoint_file(store, checkpoints, checkpoints[-1].number).state
+        return content | _stored(store, state)
+    except TightloopError as error:
+        return content | {"missing": error.message}
+
+
+def _stored(store: Store, state: EpisodeState) -> dict[str, Any]:
+    plan = store.stored(state.plan, PlanRecord).message if state.plan else None
+    return {
+        "plan_text": render_plan(plan) if plan is not None else "",
+        "reflection": store.stored(state.reflection, Reflection) if state.reflection else None,
+        "findings": list(state.findings),
+    }
+
+
+T = TypeVar("T")
+PLAN_TABS = ("Steps", "Children", "Log")
+CHILDREN_LINES = 100
+GRAPH_STEPS = 1_000
+"""A larger graph is no picture any more; the list says the same."""
+
+
+def show_plan(ledger: Ledger, line: WorkflowLine, query: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+    """Return the template of a plan and its content."""
+    tab, steps = query.get("tab", "steps"), ledger.steps(line.id)
+    status = PlanStatus.model_validate(line.details)
+    graph = lay_out({step.step: step.needs for step in steps} if len(steps) <= GRAPH_STEPS else {})
+    done = f"{status.counts.get('done', 0)}/{sum(status.counts.values())}" if status.counts else ""
+    return "plan.html", {
+        "tabs": PLAN_TABS,
+        "tab": tab,
+        "steps": steps,
+        "states": {step.step: step.status for step in steps},
+        "graph": graph,
+        "children": ledger.workflows(WorkflowFilter(parent=line.id), limit=CHILDREN_LINES).lines,
+        "log": ledger.events(workflow_id=line.id, limit=LOG_LINES) if tab == "log" else (),
+        "facts": [
+            ("Steps done", done),
+            ("Doing", line.phase.lower()),
+            ("Revision", str(status.revision) if status.revision > 1 else ""),
+            ("Spent", money(line.cost_usd)),
+            ("Started", moment(line.started)),
+            ("Ended", moment(line.closed)),
+            ("Reason", status.reason),
+        ],
+    }
+
+
+def show_loop(ledger: Ledger, line: WorkflowLine, _query: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+    """Return the template of a project's plan and its content."""
+    status = LoopStatus.model_validate(line.details)
+    return "loop.html", {
+        "tabs": (),
+        "tab": "",
+        "status": status,
+        "children": ledger.workflows(WorkflowFilter(parent=line.id), limit=CHILDREN_LINES).lines,
+        "log": ledger.events(workflow_id=line.id, limit=LOG_LINES),
+        "facts": [
+            ("Packet", status.packet_id),
+            ("Dispatched", moment(status.executed_at)),
+            ("Completed", moment(status.completed_at)),
+            ("Gates ended", moment(status.verified_at)),
+        ],
+    }
+
+
+class Dispatching(NamedTuple):
+    """What the confirmation of a dispatch shows."""
+
+    runs: int
+    checks: tuple[str, ...]
+    facts: list[tuple[str, str]]
+
+
+def dispatching(status: LoopStatus) -> Dispatching:
+    """Return what dispatching may take, from the plan alone."""
+    found = estimate_of(status)
+    facts = [
+        ("Runs", counted(found.runs, "episode")),
+        ("Start at once", f"{found.at_once} of {found.runs}"),
+        ("At the same time", f"at most {found.parallel}" if found.parallel else ""),
+        ("Executor", found.executor),
+    ]
+    if found.is_bounded:
+        facts += [
+            ("Iterations together", _most(found.iterations)),
+            ("Cost together", _most(found.cost_usd, "${:.2f}".format)),
+            ("Tokens together", _most(found.tokens, "{:,}".format)),
+            ("Work together", _most(found.wall_time, duration)),
+        ]
+    return Dispatching(found.runs, found.checks, [(name, value) for name, value in facts if value])
+
+
+def _most(bound: T | None, word: Callable[[T], str] = str) -> str:
+    return "no bound" if bound is None else f"at most {word(bound)}"
+
 
 PAGE_LINES = 50
 RUNNING_LINES = 20
@@ -84,7 +349,7 @@ def project(look: Look, request: Request) -> Screen:
 def workflow(look: Look, request: Request) -> Screen:
     """Show an episode, a plan, or a project's plan."""
     line = look.ledger.workflow(request.path_params["id"])
-    show = {"episode": episode_page.show, "plan": plan_page.show_plan, "loop": plan_page.show_loop}[line.kind]
+    show = {"episode": show_episode, "plan": show_plan, "loop": show_loop}[line.kind]
     template, content = show(look.ledger, line, request.query_params)
     may = [may_answer(look, line, number) for number in range(len(line.questions))]
     is_open = line.closed is None and line.status not in CLOSED_STATUSES
@@ -128,3 +393,65 @@ def _why_not(may_act: bool, is_open: bool) -> str:
 
 def _closed(line: WorkflowLine) -> datetime:
     return line.closed or line.at
+
+
+KEPT_SECONDS = 1.0
+"""No answer is older, even where no event has come since."""
+ENTRIES = 1_000
+THREADS = 4
+"""Threads of one interpreter take turns; more of them only hold more connections."""
+
+
+class _Made(NamedTuple):
+    at: float
+    task: "asyncio.Task[tuple[int, Any]]"
+
+
+class Sharing:
+    """Answers of the last moment."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._made: dict[Hashable, _Made] = {}
+        self._turns = anyio.CapacityLimiter(THREADS)
+
+    async def get(self, key: Hashable, seen: int, make: Callable[[], T]) -> T:
+        """Return what `make` returns, or returned for somebody else a moment ago.
+
+        Args:
+            key: everything that the answer depends on, besides the ledger.
+            seen: the last event that who asks has heard of; the answer was made after it.
+            make: reads the ledger, in a thread.
+        """
+        found = self._made.get(key)
+        if found is not None and self._is_young(found):
+            number, answer = await asyncio.shield(found.task)
+            if number >= seen:
+                kept: T = answer
+                return kept
+        # Others may have waited for the same one, and one of them begun again.
+        if found is self._made.get(key):
+            self._forget()
+            self._made[key] = _Made(self._now(), asyncio.create_task(self._make(make)))
+        _, made = await asyncio.shield(self._made[key].task)
+        fresh: T = made
+        return fresh
+
+    async def _make(self, make: Callable[[], Any]) -> tuple[int, Any]:
+        def work() -> tuple[int, Any]:
+            # Before the rest is read: it knows this event at least.
+            return self._ledger.last_event(), make()
+
+        return await run_sync(work, limiter=self._turns)
+
+    def _is_young(self, made: _Made) -> bool:
+        if not made.task.done():
+            return True
+        return self._now() - made.at < KEPT_SECONDS and made.task.exception() is None
+
+    def _forget(self) -> None:
+        if len(self._made) >= ENTRIES:
+            self._made = {key: made for key, made in self._made.items() if self._is_young(made)}
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()

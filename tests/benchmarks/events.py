@@ -10,11 +10,11 @@ import httpx2
 from tests.benchmarks.figures import Report, Spread
 from tests.benchmarks.served import Served, gateway_process
 from tests.support.temporal_server import close_run, connect_to_server, open_run
-from tightloop.database.access.tokens import Tokens
+from tightloop.database.access import Tokens
 from tightloop.database.engine import sqlite_database
 from tightloop.database.ledger import Ledger
 from tightloop.ledger.model import ProjectLine, TrailEvent
-from tightloop.safety.person import Role
+from tightloop.safety.seal import Role
 
 STREAMS, EPISODES = 200, 100
 RATES = (20, 100)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from activities.process import GRACE_S
-from activities.sandbox.allowance import allowed
+from activities.sandbox.port import allowed
 from tests.benchmarks.figures import Report, Spread, progress
 from tests.support.gating import DATA, Judged, changed, files_of, make_lean_environment, prepared
 

@@ -13,9 +13,8 @@ import psutil
 from temporalio.worker import Worker
 
 from activities.workspace.folders import root_of
-from activities.workspace.scope import EpisodeScope
+from activities.workspace.scope import EpisodeScope, TreeDiff
 from activities.workspace.store.entry import Entry
-from activities.workspace.trail import TreeDiff
 from tests.benchmarks.bare import BareIdle
 from tests.benchmarks.figures import Report, Spread, progress
 from tests.benchmarks.stage import Stage, stage

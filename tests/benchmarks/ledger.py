@@ -20,7 +20,7 @@ from tests.benchmarks.stage import stage
 from tests.support.ledger import START, question, snapshot
 from tests.support.postgres import new_database, postgres_server
 from tightloop.client.execution import ITERATION, STATUS
-from tightloop.database.access.tokens import Tokens
+from tightloop.database.access import Tokens
 from tightloop.database.engine import Database, postgres_database, sqlite_database
 from tightloop.database.forwarding import Forwarder
 from tightloop.database.ledger import Ledger
@@ -29,7 +29,7 @@ from tightloop.database.schema import events, metrics, projects, workflows
 from tightloop.episode.model import EpisodeStatus
 from tightloop.ledger.metrics import MetricKind, MetricsFilter
 from tightloop.ledger.model import WorkflowFilter
-from tightloop.safety.person import Role
+from tightloop.safety.seal import Role
 
 LIMIT_S = 1_200
 EPISODES = 10_000

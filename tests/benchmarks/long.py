@@ -8,7 +8,7 @@ from statistics import median
 import psutil
 from temporalio.client import Client
 
-from activities.artifacts.sqlite import close_idle
+from activities.artifacts.stores import close_idle
 from activities.tracking.leftovers import size_on_disk
 from activities.tracking.retention import Known, collect
 from tests.benchmarks.figures import Report, Spread, progress

@@ -16,11 +16,9 @@ from tests.support.postgres import new_database, postgres_server
 from tightloop.database.engine import Database, postgres_database, sqlite_database
 from tightloop.database.memory.schema import MEMORY
 from tightloop.database.memory.store import MemoryStore
-from tightloop.episode.failure.saying import said_line
-from tightloop.memory.embedding import Embedder, HashingEmbedder
-from tightloop.memory.lexical import Posting, bm25, self_score, terms
+from tightloop.episode.failure import said_line
 from tightloop.memory.model import Query
-from tightloop.memory.ranking import fused
+from tightloop.memory.ranking import Embedder, HashingEmbedder, Posting, bm25, fused, self_score, terms
 from tightloop.settings import MemorySettings
 
 LIMIT_S = 1_800

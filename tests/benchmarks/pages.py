@@ -20,12 +20,12 @@ from tests.benchmarks.figures import Report, Spread, progress
 from tests.benchmarks.served import Served, gateway_process
 from tests.support.browser import ARGUMENTS, program
 from tests.support.temporal_server import close_run, connect_to_server, open_run
-from tightloop.database.access.tokens import Tokens
+from tightloop.database.access import Tokens
 from tightloop.database.engine import sqlite_database
 from tightloop.database.ledger import Ledger
 from tightloop.episode.model import EpisodeStatus
 from tightloop.ledger.model import ProjectLine, TrailEvent, WorkflowSnapshot
-from tightloop.safety.person import Role
+from tightloop.safety.seal import Role
 
 EPISODES, PROJECTS, PEOPLE = 100, 10, 20
 EVERY_S = 3.0

@@ -6,17 +6,17 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from activities.model.service import ModelService
-from activities.planner.openai import OpenAIPlanner
+from activities.model.client import ModelService
+from activities.planner.planners import OpenAIPlanner
 from tests.benchmarks.figures import Report, Spread, progress
 from tests.support.model_server import CHARACTERS_PER_TOKEN, Asked, ModelServer, says
 from tightloop.episode.budget import Budget
 from tightloop.episode.check import Check, CheckReport, judge
-from tightloop.episode.loop.state_changes import begin_iteration
-from tightloop.episode.messages.report import plan_request_of
+from tightloop.episode.messages import plan_request_of
 from tightloop.episode.model import EpisodeRequest, EpisodeState
 from tightloop.episode.planning import Briefing
-from tightloop.executor.messages.message import PlanMessage, PlannedStep, PlanRequestMessage, Reflection
+from tightloop.episode.state_changes import begin_iteration
+from tightloop.executor.message import PlanMessage, PlannedStep, PlanRequestMessage, Reflection
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
 from tightloop.settings import Settings
 

@@ -9,20 +9,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
-from activities.artifacts.local import open_local_store
+from activities.artifacts.stores import open_local_store
 from activities.checks.runner import ProcessCheckRunner
 from activities.proof.bench import REMOVAL, LocalBench
-from activities.proof.proving import prove_tree
-from activities.proof.runs import Runs
-from activities.proof.subject import Subject
-from activities.proof.trees import HeldTrees
+from activities.proof.proving import HeldTrees, Runs, Subject, prove_tree
 from activities.sandbox.choose import choose_sandbox
 from activities.workspace.git import GitWorkspaces
 from activities.workspace.scope import EpisodeScope
 from tests.benchmarks.figures import Report, Spread, progress
 from tests.benchmarks.stage import git
 from tightloop.episode.check import Check
-from tightloop.episode.proof.beginning import Beginning, CheckBaseline
+from tightloop.episode.proof.report import Beginning, CheckBaseline
 from tightloop.settings import SandboxSettings
 
 T = TypeVar("T")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from activities.process import Reason, run_process, search_path
 from activities.sandbox.bubblewrap import BubblewrapSandbox
+from activities.sandbox.choose import UnsafeLocal
 from activities.sandbox.docker import DockerSandbox
 from activities.sandbox.port import Enforcement, Limit, Sandbox, SandboxSpec
 from activities.sandbox.seatbelt import SeatbeltSandbox
-from activities.sandbox.unsafe import UnsafeLocal
 from tests.benchmarks.figures import Report, Spread, progress
 from tests.support.processes import request_for
 

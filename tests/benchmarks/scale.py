@@ -33,7 +33,7 @@ from tests.benchmarks.stage import Stage, stage
 from tightloop.client import TightloopClient
 from tightloop.host import open_state_home, state_folder
 from worker.connect import known_workflows
-from worker.retention.freeing import merged_runs
+from worker.retention import merged_runs
 
 T = TypeVar("T")
 OPEN = [int(number) for number in os.environ.get("TIGHTLOOP_TEST_SCALE", "1,10,100").split(",")]

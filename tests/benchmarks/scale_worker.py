@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from activities.artifacts.sqlite import close_idle
+from activities.artifacts.stores import close_idle
 from tests.benchmarks.stage import InstantPlanner, bare_worker
 from tightloop.settings import parse_settings
 from worker.build import PRODUCTION_RUNNER, build_adapters, build_workers

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Iterable
 
 from tests.benchmarks.figures import Report, progress
+from tightloop.plan.child import StepStatus
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import Access, Step
 from tightloop.plan.engine.graph import Graph, compile_graph
 from tightloop.plan.engine.schedule import Schedule
-from tightloop.plan.result import StepStatus
 
 RUNS = 5
 SIZES = (1_000, 10_000)

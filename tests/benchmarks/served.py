@@ -12,7 +12,7 @@ from typing import NamedTuple
 import psutil
 
 from tests.support.stack.stack import ROOT
-from worker.stack.server import free_port
+from worker.server import free_port
 
 
 class Served(NamedTuple):

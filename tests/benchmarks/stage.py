@@ -18,8 +18,8 @@ from temporalio.worker import Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 import workflows
-from activities.artifacts.sqlite import close_idle
-from activities.planner.port import Planner
+from activities.artifacts.stores import close_idle
+from activities.planner.activity import Planner
 from tests.benchmarks.bare import BareEmpty, BareWork, act, think
 from tests.benchmarks.stopwatch import Stopwatch
 from tests.support.doubles import planned
@@ -30,7 +30,7 @@ from tightloop.executor.model import ExecutorChoice
 from tightloop.settings import Settings, parse_settings
 from worker.build import PRODUCTION_RUNNER, build_adapters, build_workers, workflow_runner
 from worker.connect import DATA_CONVERTER, connect
-from worker.stack.server import server_arguments, temporal_binary, tuning_arguments
+from worker.server import server_arguments, temporal_binary, tuning_arguments
 from worker.up import collect_less_often
 
 

@@ -16,10 +16,10 @@ from uuid import uuid4
 
 from temporalio.testing import ActivityEnvironment
 
-from activities.artifacts.local import open_local_store
 from activities.artifacts.port import put_model
+from activities.artifacts.stores import open_local_store
 from activities.tracking.activity import TrackingActivities, TrackRequest
-from activities.tracking.git_differ import GitDiffer
+from activities.tracking.differ import GitDiffer
 from activities.workspace.folders import store_folder_of
 from activities.workspace.git import GitWorkspaces
 from activities.workspace.scope import EpisodeScope
@@ -27,7 +27,7 @@ from tests.benchmarks.difflib_run import DIFFLIB_BOUND_S, difflib_seconds
 from tests.benchmarks.figures import Report, Spread, progress
 from tests.benchmarks.stage import git
 from tests.support.doubles import planned
-from tightloop.database.opening import open_project
+from tightloop.database.ledger import open_project
 from tightloop.episode.check import Check, CheckReport, Verification, judge
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.model import EpisodeRequest, EpisodeState

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.model.gateway.port import Wire
+from activities.model.gateway.wire import Wire
 from tests.support.agents.install import agent_program
 from tests.support.fake_model import FakeModel, say, shell
 from tests.support.stack.stack import Stack, wait_for_port

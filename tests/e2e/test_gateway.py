@@ -21,7 +21,7 @@ import pytest
 from tests.support.episodes import APPEND, eventually
 from tests.support.stack.chromium import chromium
 from tests.support.stack.stack import ROOT, wait_for_port
-from worker.stack.server import Owner, free_port, owner_file
+from worker.server import Owner, free_port, owner_file
 
 pytestmark = pytest.mark.timeout(600)
 EPISODE = "nightly-1"

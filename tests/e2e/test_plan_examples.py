@@ -18,7 +18,7 @@ import pytest
 import yaml
 from temporalio.client import WorkflowHistory
 
-from activities.plan.records.file_records import open_file_records
+from activities.plan.records import open_file_records
 from tests.support.episodes import Git, eventually
 from tests.support.model_server import ModelServer, says
 from tests.support.stack.stack import ROOT, Stack, shared_state, wait_for_port

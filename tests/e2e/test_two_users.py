@@ -39,7 +39,7 @@ from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice
 from tightloop.host import state_folder
 from tightloop.settings import Settings, parse_settings
-from worker.stack.server import free_port, temporal_binary
+from worker.server import free_port, temporal_binary
 
 OTHER = 12_345
 """User id of the neighbour; it needs no entry anywhere."""

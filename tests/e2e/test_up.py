@@ -20,7 +20,7 @@ from tests.support.stack.stack import ROOT
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.settings import parse_settings
-from worker.stack.server import Owner, free_port, owner_file
+from worker.server import Owner, free_port, owner_file
 
 
 def start_up(

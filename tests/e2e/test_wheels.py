@@ -13,7 +13,7 @@ import pytest
 from tests.support.episodes import Git
 from tests.support.installed import CLIENT, ROOT, SERVER, built, installed, site_of
 from tests.support.stack.stack import FOREIGN
-from worker.stack.server import free_port
+from worker.server import free_port
 
 pytestmark = pytest.mark.timeout(400)
 OURS = ("activities", "gateway", "worker", "workflows")

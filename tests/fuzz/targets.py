@@ -11,19 +11,19 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from activities.executor.agent.acp.client import PipeTransport, Traffic
 from activities.executor.agent.acp.events import Turn, mode_among, option_for, permission_of, usage_of
-from activities.executor.agent.acp.transport import PipeTransport, Traffic
-from activities.executor.agent.cli.codex_events import CodexReader
-from activities.executor.agent.cli.cursor_events import CursorReader
-from activities.executor.agent.port import Ending, EventReader
+from activities.executor.agent.cli.codex import CodexReader
+from activities.executor.agent.cli.cursor import CursorReader
+from activities.executor.agent.host import Ending, EventReader
 from activities.executor.port import Delivered
-from activities.model.gateway.answer_reader import AnswerReader
+from activities.model.gateway.meter import AnswerReader
 from activities.model.repair import read_object
 from activities.process.output import EventLines
 from tests.support.orders import order
 from tightloop.errors import ExpressionError, InvalidRequestError, MessageError, PlanError, SettingsError
-from tightloop.executor.limit_matcher import detect
-from tightloop.executor.messages.message import (
+from tightloop.executor.limit_rules import detect
+from tightloop.executor.message import (
     PlanMessage,
     PlannedStep,
     PlanRequestMessage,
@@ -32,17 +32,16 @@ from tightloop.executor.messages.message import (
     render_plan,
     render_plan_request,
 )
-from tightloop.executor.messages.reflection import parse_alignment, parse_reflection
 from tightloop.executor.model import WorkOrder
-from tightloop.plan.document.policy import Policy
+from tightloop.executor.template import parse_alignment, parse_reflection
+from tightloop.plan.commands import judge_command, judge_url
+from tightloop.plan.document.plan import Policy
+from tightloop.plan.guard import judge_changes
 from tightloop.plan.language.expression import parse_expression
-from tightloop.plan.rules.command import judge_command
-from tightloop.plan.rules.guard import judge_changes
-from tightloop.plan.rules.network import judge_url
 from tightloop.plan.text.reading import read_plan
 from tightloop.plan.text.writing import write_plan
 from tightloop.plan.validation.validate import validate
-from tightloop.safety.verdict import Verdict
+from tightloop.safety.rubric import Verdict
 from tightloop.settings import parse_settings
 
 ROOT = Path(__file__).parents[2]

@@ -15,16 +15,12 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from activities.alerts.activity import AlertActivities, AlertsSent, SendAlertsRequest
-from activities.alerts.choose import post_of
-from activities.alerts.desktop import Desktop
-from activities.alerts.port import NotDeliveredError, Post
-from activities.alerts.trail import TrailMemory
-from activities.alerts.webhook import Webhook
+from activities.alerts.activity import AlertActivities, AlertsSent, NotDeliveredError, Post, SendAlertsRequest
+from activities.alerts.channels import Desktop, TrailMemory, Webhook, post_of
 from activities.workspace.folders import state_folder_of
 from activities.workspace.scope import EpisodeScope
 from tests.support.alert_receiver import SECRET, Answer, Receiver, receiving
-from tightloop.database.opening import open_project
+from tightloop.database.ledger import open_project
 from tightloop.host import state_folder
 from tightloop.ledger.alert import Alert, AlertKind, notice_of
 from tightloop.settings import Settings, parse_settings

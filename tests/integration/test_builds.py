@@ -25,15 +25,15 @@ from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError, SettingsError
 from tightloop.host.identity import home_queue
 from tightloop.settings import Settings
+from worker import deployment
 from worker.build import build_adapters, build_workers
 from worker.connect import connect
-from worker.deploying import commands
-from worker.deploying.histories import Run, account_of, find_runs, query_of, replay_runs, write_junit
-from worker.hosting.build_id import build_id_of, deployment_config
-from worker.observing.health import Health
+from worker.deployment import Run, account_of, find_runs, query_of, replay_runs, write_junit
+from worker.health import Health
+from worker.hosting.startup import build_id_of, deployment_config
 from worker.replay import account, fetch_history, read_history, replay
-from worker.stack.server import temporal_binary
-from workflows.retention.workflow import RetentionWorkflow
+from worker.server import temporal_binary
+from workflows.retention import RetentionWorkflow
 
 ROOT = Path(__file__).parents[2]
 BREAKING = """
@@ -82,7 +82,7 @@ async def _lives(client: Client, settings: Settings) -> bool:
     if not settings.worker.deployment:
         return bool((await TightloopClient(client, settings).topology()).workflows)
     try:
-        told = await commands.status(client, settings)
+        told = await deployment.status(client, settings)
     except InvalidRequestError:
         return False  # Temporal does not know the deployment yet
     rows = [line.split() for line in told.splitlines()]
@@ -93,7 +93,7 @@ async def test_promotion_waits_for_workers_and_says_what_remains(
     build: Build, temporal_client: Client, client: TightloopClient, request_for: Callable[..., EpisodeRequest]
 ) -> None:
     async with build("A") as a:
-        told = await commands.promote(temporal_client, a, 1)
+        told = await deployment.promote(temporal_client, a, 1)
         assert "no history was found to replay" in told
         assert "nothing is open on other builds" in told
         ended = await client.start(request_for())
@@ -104,27 +104,27 @@ async def test_promotion_waits_for_workers_and_says_what_remains(
         await eventually(lambda: _counts(temporal_client, query, 1))
         b = of_build(a, "B")
         with pytest.raises(InvalidRequestError, match=r"no worker of \S+:B lives on task queues 'test-"):
-            await commands.promote(temporal_client, b, 1)
+            await deployment.promote(temporal_client, b, 1)
         with pytest.raises(InvalidRequestError, match=r"no worker of \S+:B lives on"):
-            await commands.ramp(temporal_client, b, 10, 1)
+            await deployment.ramp(temporal_client, b, 10, 1)
     # Temporal remembers the workers of A for minutes, and would accept it.
     with pytest.raises(InvalidRequestError, match=r"no worker of \S+:A lives on"):
-        await commands.promote(temporal_client, a, 1)
+        await deployment.promote(temporal_client, a, 1)
     async with build("B") as b:
-        assert "10 % of new workflows start on" in await commands.ramp(temporal_client, b, 10, 1)
-        told = await commands.status(temporal_client, b)
+        assert "10 % of new workflows start on" in await deployment.ramp(temporal_client, b, 10, 1)
+        told = await deployment.status(temporal_client, b)
         assert "1 workflow still open on A, which has no live workers: they stand still until it has" in told
         rows = [line.split() for line in told.splitlines()]
         [command] = re.findall(r"what fits this build moves by: (.*build-id B.*)", told)
         assert rows[1:3] == [["A", "current", "1", "0"], ["B", "ramping", "at", "10", "%", "0", "1"]]
-        told = await commands.promote(temporal_client, b, 1)
+        told = await deployment.promote(temporal_client, b, 1)
         assert "the current code fits" in told
         assert "1 workflow still open on A, which has no live workers: they stand still until it has" in told
         # What the older workers left goes on with the command that both print.
         assert f"  {command}" in told.splitlines()
         _, *words = shlex.split(command)
         subprocess.run([temporal_binary(), *words, "--address", b.temporal.address], check=True, capture_output=True)
-        assert "no build is ramping" in await commands.ramp(temporal_client, b, 0, 1)
+        assert "no build is ramping" in await deployment.ramp(temporal_client, b, 0, 1)
         await client.cancel(open_one)
         assert (await client.result(open_one)).outcome is EpisodeOutcome.CANCELLED
 
@@ -143,7 +143,7 @@ async def test_build_that_breaks_determinism_is_stopped(
     with (broken / "workflows" / "episode" / "iteration.py").open("a") as code:
         code.write(BREAKING)
     async with build("A") as settings:
-        await commands.promote(temporal_client, settings, 1)
+        await deployment.promote(temporal_client, settings, 1)
         episode = await client.start(request_for())
         assert (await client.result(episode)).outcome is EpisodeOutcome.SUCCEEDED
         query = query_of(settings, days=1)
@@ -178,7 +178,7 @@ async def test_replay_and_promotion_take_retention_runs_and_skip_foreign_types_b
     build: Build, temporal_client: Client, tmp_path: Path
 ) -> None:
     async with build("A") as settings:
-        await commands.promote(temporal_client, settings, 1)
+        await deployment.promote(temporal_client, settings, 1)
         collected = f"{settings.temporal.task_queue}-gc"
         await temporal_client.execute_workflow(RetentionWorkflow.run, id=collected, task_queue=home_queue(settings))
         foreign = await temporal_client.start_workflow(
@@ -209,7 +209,7 @@ async def test_replay_and_promotion_take_retention_runs_and_skip_foreign_types_b
         with pytest.raises(InvalidRequestError, match=r"was not replayed: no worker of .* type BillingWorkflow"):
             await fetch_history(temporal_client, foreign.id)
 
-        told = await commands.promote(temporal_client, settings, 1)
+        told = await deployment.promote(temporal_client, settings, 1)
         assert told.startswith(f"{skipped}\nreplayed 1 history of ")
 
 
@@ -218,7 +218,7 @@ async def test_workers_that_get_nothing_are_not_ready_and_a_command_leads_back_t
     cli: Callable[..., Awaitable[tuple[int, str]]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     async with build("A") as a:
-        await commands.promote(temporal_client, a, 1)
+        await deployment.promote(temporal_client, a, 1)
     queue, version = a.temporal.task_queue, f"{a.worker.deployment}:A"
     monkeypatch.setenv("TIGHTLOOP_TEMPORAL__TASK_QUEUE", queue)
     health = Health()
@@ -234,11 +234,11 @@ async def test_workers_that_get_nothing_are_not_ready_and_a_command_leads_back_t
         assert (code, rows[f"new work on {queue}"]["ok"]) == (1, False)
         assert back in rows[f"new work on {queue}"]["fix"]
         assert "(no new work)" in rows[f"workers on {queue}"]["found"]
-        told = await commands.status(temporal_client, plain)
+        told = await deployment.status(temporal_client, plain)
         assert [line.split()[:2] for line in told.splitlines()[1:3]] == [["A", "current"], ["unversioned", "not"]]
         assert "They get no new workflows. Send these back to them: tightloop deploy promote --unversioned" in told
         with pytest.raises(SettingsError, match=r"worker\.deployment is not set"):
-            await commands.promote(temporal_client, plain, 1)
+            await deployment.promote(temporal_client, plain, 1)
 
         episode = await client.start(request_for())
         impatient = TightloopClient(temporal_client, plain, query_timeout=timedelta(seconds=1))
@@ -247,7 +247,7 @@ async def test_workers_that_get_nothing_are_not_ready_and_a_command_leads_back_t
         assert silent.value.message == f"no worker answers on task queue '{queue}' for {episode}. {nothing}"
 
         # Once it is over, the retention of this host and state home goes on as well.
-        told = await commands.promote(temporal_client, plain, 1, unversioned=True)
+        told = await deployment.promote(temporal_client, plain, 1, unversioned=True)
         assert "workers without a version get new workflows again" in told
         assert (await client.result(episode)).outcome is EpisodeOutcome.SUCCEEDED
         await eventually(lambda: _is_ready(health))
@@ -276,14 +276,14 @@ async def test_a_worker_of_an_older_build_is_ready_while_something_is_open_on_it
 ) -> None:
     old, new = Health(), Health()
     async with build("A", old) as a:
-        await commands.promote(temporal_client, a, 1)
+        await deployment.promote(temporal_client, a, 1)
         assert await old.problem_of_work() == ""
         await client.pause(open_one := await client.start(request_for()))
         query = f"TemporalWorkerDeploymentVersion = '{a.worker.deployment}:A' AND ExecutionStatus = 'Running'"
         await eventually(lambda: _counts(temporal_client, query, 1))
         async with build("B", new) as b:
             assert "tightloop deploy promote" in await new.problem_of_work()
-            await commands.promote(temporal_client, b, 1)
+            await deployment.promote(temporal_client, b, 1)
             await eventually(lambda: _is_ready(new))
             assert await old.problem_of_work() == ""
             await client.cancel(open_one)
@@ -313,7 +313,7 @@ async def test_replay_says_which_query_temporal_does_not_understand(temporal_cli
 async def test_workers_have_no_version_without_a_deployment(temporal_client: Client, settings: Settings) -> None:
     assert deployment_config(settings.worker) is None
     with pytest.raises(SettingsError, match=r"worker\.deployment is not set"):
-        await commands.status(temporal_client, settings)
+        await deployment.status(temporal_client, settings)
 
 
 def test_build_id_follows_the_installed_code(settings: Settings) -> None:

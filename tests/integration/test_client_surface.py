@@ -34,14 +34,22 @@ from tightloop.cli.follow import Follower
 from tightloop.cli.main import app
 from tightloop.client import TightloopClient
 from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.control import EpisodeInput
 from tightloop.episode.display import status_of
-from tightloop.episode.input import EpisodeInput
-from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeResult, EpisodeState, EpisodeStatus
-from tightloop.episode.timeline import RunTimeline, TimelineLine, TimelinePage
+from tightloop.episode.model import (
+    EpisodeOutcome,
+    EpisodeRequest,
+    EpisodeResult,
+    EpisodeState,
+    EpisodeStatus,
+    RunTimeline,
+    TimelineLine,
+    TimelinePage,
+)
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ServiceUnavailableError, SettingsError
 from tightloop.plan.request import PlanRequest
 from tightloop.settings import Settings, parse_settings
-from worker.stack.server import free_port, temporal_binary, tuning_arguments
+from worker.server import free_port, temporal_binary, tuning_arguments
 
 STATUS = SearchAttributeKey.for_keyword("TightloopStatus")
 PAUSABLE = ["--dynamic-config-value", "frontend.WorkflowPauseEnabled=true"]

@@ -20,20 +20,18 @@ import pytest
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
-from gateway.access.body import LARGEST_BYTES
-from gateway.access.serving import CONNECTIONS, listening
-from gateway.ui.access import codec_access
-from gateway.ui.app import application
+from gateway.access.site import CONNECTIONS, LARGEST_BYTES, listening
+from gateway.ui.app import application, codec_access
 from tests.support.episodes import eventually
 from tests.support.stack.stack import ROOT
 from tests.support.ui_server import Answer, Served, ask, serving
 from tightloop.client.encryption import sealing_converter
 from tightloop.client.keys import KeyRing, new_ring
 from tightloop.client.sealing import Keys, OperatorCodec, SealingCodec
-from tightloop.client.sign_in.ui_session import token_file, ui_token
+from tightloop.client.sign_in import token_file, ui_token
 from tightloop.errors import ServiceUnavailableError, SettingsError
 from tightloop.settings import parse_settings
-from worker.stack.server import free_port, temporal_binary
+from worker.server import free_port, temporal_binary
 
 TOKEN = "t0ken-of-the-tests-0123456789"
 UI = "http://127.0.0.1:8233"

@@ -15,10 +15,10 @@ from tests.support.nginx import NGINX, nginx_front
 from tests.support.tls_front import Authority
 from tightloop.client import TightloopClient
 from tightloop.client.calls import Calls
-from tightloop.client.installation.setup import NotAllowedError, allowed
+from tightloop.client.setup import NotAllowedError, allowed
 from tightloop.errors import TightloopError
 from tightloop.settings import Settings, TemporalSettings
-from worker.stack.server import embedded_server
+from worker.server import embedded_server
 
 KEY = "key-of-the-tests-5f2c9a71"
 NAME = "front.test"

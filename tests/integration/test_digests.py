@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from activities.alerts.choose import post_of
-from activities.alerts.port import Post
+from activities.alerts.activity import Post
+from activities.alerts.channels import post_of
 from activities.workspace.ownership import locked
 from tests.support.alert_receiver import SECRET, Answer, Receiver, receiving
-from tightloop.database.opening import open_project
+from tightloop.database.ledger import open_project
 from tightloop.errors import SettingsError, WorkspaceLockedError
 from tightloop.host import state_folder, state_home
 from tightloop.ledger.digest import newest_day, owed_days

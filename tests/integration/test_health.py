@@ -11,8 +11,8 @@ from tests.support.episodes import eventually
 from tightloop.errors import SettingsError
 from tightloop.settings import Settings, WorkerSettings
 from worker.build import build_workers
-from worker.observing.health import serving_health
-from worker.stack.server import free_port
+from worker.health import serving_health
+from worker.server import free_port
 
 
 def answering(settings: Settings) -> Settings:

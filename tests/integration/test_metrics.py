@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from tests.support.seeded_ledger import RELAY, fill_week
 from tightloop.cli.main import app
-from tightloop.database.opening import close_ledgers, local_ledger
+from tightloop.database.ledger import close_ledgers, local_ledger
 from tightloop.ledger.metrics import MEANINGS
 
 

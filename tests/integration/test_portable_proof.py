@@ -13,11 +13,23 @@ from typer.testing import CliRunner
 from tests.support.episodes import Git
 from tests.support.proofs import allow, make_key, proof_of, run_of, sealed, signed
 from tightloop.cli.main import app
-from tightloop.client.proof.envelope import PAYLOAD_TYPE, Signature, encode, read_envelope, seal, signed_bytes, to_json
-from tightloop.client.proof.signing import NoSigningKeyError, SigningKey, allowed_signers, sign, signer, signing_key
+from tightloop.client.proof.envelope import (
+    PAYLOAD_TYPE,
+    NoSigningKeyError,
+    Signature,
+    SigningKey,
+    allowed_signers,
+    encode,
+    read_envelope,
+    seal,
+    sign,
+    signed_bytes,
+    signer,
+    signing_key,
+    to_json,
+)
 from tightloop.client.proof.statement import statement_of
-from tightloop.client.proof.tree import open_repository
-from tightloop.client.proof.verify import Rules, Verified, verify
+from tightloop.client.proof.verify import Rules, Verified, open_repository, verify
 from tightloop.episode.check import CheckStatus
 from tightloop.episode.proof import Proof, ProofFinding, ProofRule, ProofVerdict
 from tightloop.errors import InvalidRequestError
@@ -317,7 +329,7 @@ def test_key_with_a_passphrase_and_nobody_to_type_it_is_refused_with_a_sentence(
 _SIGN = """
 import sys
 from pathlib import Path
-from tightloop.client.proof.signing import SigningKey, sign
+from tightloop.client.proof.envelope import SigningKey, sign
 from tightloop.errors import ProofError
 try:
     sign(b"content", SigningKey(Path(sys.argv[1])))

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from activities.proof.bench import REMOVAL, LocalBench
-from activities.proof.difference import Difference
 from activities.proof.port import Moved, TreeFile
-from activities.proof.trees import HeldTrees
+from activities.proof.proving import Difference, HeldTrees
 from activities.workspace.git import GitWorkspaces
 from activities.workspace.scope import EpisodeScope
 from tests.support.git_sample import make_repository

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.checks.port import CheckView
+from activities.checks.activity import CheckView
 from activities.proof.bench import LocalBench
 from tests.support.proving import has_node
 from tightloop.episode.check import Check

@@ -14,7 +14,7 @@ from temporalio.testing import WorkflowEnvironment
 from typer.testing import CliRunner
 
 from tightloop.cli.main import app
-from worker.stack.server import temporal_binary
+from worker.server import temporal_binary
 
 
 @pytest.fixture

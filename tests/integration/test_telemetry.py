@@ -17,15 +17,15 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from temporalio.client import Client
 
-from activities.model.gateway.port import Wire
+from activities.model.gateway.wire import Wire
 from tests.support.episodes import eventually
 from tests.support.fake_model import FakeCoderModel, use
 from tests.support.fake_model.exchange import Tokens
 from tests.support.otlp_receiver import Collector, collecting, values
 from tests.support.stack.stack import ROOT, Stack, wait_for_port
 from tightloop.client import TightloopClient
-from tightloop.client.installation.setup import connect_and_set_up
 from tightloop.client.keys import new_ring, write_ring
+from tightloop.client.setup import connect_and_set_up
 from tightloop.client.tracing import WithoutContent
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.episode.planning import PlanVerdict
@@ -36,7 +36,7 @@ from tightloop.question import QuestionKind
 from tightloop.settings import parse_settings
 from tightloop.telemetry import METRICS, TelemetrySettings
 from tightloop.value import digest
-from worker.stack.server import free_port
+from worker.server import free_port
 
 FAILS = {"status": "failed", "error": "broke at balance_of(customer_47)", "summary": "tried"}
 LABEL = re.compile(r'(?!le=)\b[\w.]+="([^"]*)"')

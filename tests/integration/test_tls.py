@@ -13,11 +13,11 @@ from tests.support.tls_front import Authority, Front, tls_front
 from tightloop.cli.session import Session
 from tightloop.client import TightloopClient
 from tightloop.client.connection import tls_of
-from tightloop.client.sign_in.ui_session import temporal_variables
+from tightloop.client.sign_in import temporal_variables
 from tightloop.errors import ServiceUnavailableError, SettingsError
 from tightloop.settings import Settings, parse_settings
 from worker.connect import connect as connect_worker
-from worker.stack.server import temporal_binary
+from worker.server import temporal_binary
 
 KEY = "key-of-the-tests-5f2c9a71"
 NAME = "temporal.test"

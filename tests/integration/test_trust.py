@@ -34,8 +34,7 @@ from temporalio.client import (
 from temporalio.common import RawValue, WorkflowIDReusePolicy
 from temporalio.converter import DataConverter, PayloadCodec
 
-from gateway.ui.access import codec_access
-from gateway.ui.app import application
+from gateway.ui.app import application, codec_access
 from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import APPEND, BoundedClient, eventually, scripted
 from tests.support.fenced import fenced
@@ -47,7 +46,7 @@ from tightloop.errors import InvalidRequestError
 from tightloop.settings import Settings
 from worker.build import build_adapters, build_workers
 from worker.replay import replay
-from worker.stack.server import free_port, temporal_binary
+from worker.server import free_port, temporal_binary
 
 NOBODY = 65534
 PLAIN = {"encoding": b"json/plain"}

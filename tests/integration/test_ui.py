@@ -15,15 +15,13 @@ from urllib.parse import urlencode
 
 import pytest
 
-from gateway.access.body import LARGEST_BYTES
-from gateway.access.session import AGAIN_MS, Sessions, now_ms
-from gateway.access.site import origin_of
-from gateway.ui.access import COOKIE_SECONDS, Access, ui_access
-from gateway.ui.app import application
+from gateway.access.guard import AGAIN_MS, Sessions, now_ms
+from gateway.access.site import LARGEST_BYTES, origin_of
+from gateway.ui.app import COOKIE_SECONDS, Access, application, ui_access
 from tests.support.ui_server import Served, ask, serving
-from tightloop.client.sign_in.ui_session import (
-    LINK,
-    LINK_SECONDS,
+from tightloop.client.sign_in import (
+    UI_LINK,
+    UI_LINK_SECONDS,
     signed_in,
     temporal_variables,
     ticket,
@@ -32,7 +30,7 @@ from tightloop.client.sign_in.ui_session import (
 )
 from tightloop.errors import SettingsError
 from tightloop.settings import parse_settings
-from worker.stack.server import free_port
+from worker.server import free_port
 
 TOKEN = "t0ken-of-the-tests-0123456789"
 PAGE = {"Accept": "text/html", "Sec_Fetch_Dest": "document", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Site": "none"}
@@ -121,7 +119,7 @@ def cookie(server: Served) -> str:
 
 
 def link() -> str:
-    return ticket(TOKEN, LINK, now_ms())
+    return ticket(TOKEN, UI_LINK, now_ms())
 
 
 # -- who gets in --------------------------------------------------------------------------------
@@ -156,14 +154,14 @@ def test_a_link_signs_in_once_and_leaves_the_address_bar(server: Served) -> None
 def test_a_link_is_refused_when_it_was_used_or_is_old_or_older_than_the_server() -> None:
     now = [now_ms()]
     sessions = replace(sessions_at("127.0.0.1:1"), clock=lambda: now[0], opened_ms=now[0])
-    used, kept = (ticket(TOKEN, LINK, now[0] + 1) for _ in range(2))
+    used, kept = (ticket(TOKEN, UI_LINK, now[0] + 1) for _ in range(2))
     assert sessions.redeem(used)
     now[0] += AGAIN_MS + 1
     assert not sessions.redeem(used)
-    now[0] += LINK_SECONDS * 1_000
+    now[0] += UI_LINK_SECONDS * 1_000
     assert not sessions.redeem(kept)
-    assert not sessions.redeem(ticket(TOKEN, LINK, sessions.opened_ms - 1))
-    assert sessions.redeem(ticket(TOKEN, LINK, now[0]))
+    assert not sessions.redeem(ticket(TOKEN, UI_LINK, sessions.opened_ms - 1))
+    assert sessions.redeem(ticket(TOKEN, UI_LINK, now[0]))
 
 
 @pytest.mark.parametrize("wrong", ["", "x", "zz.zz.zz", "..", "1.2.ü", "٣.a.b", TOKEN, "0.0." + "0" * 32])
@@ -186,7 +184,7 @@ def test_tickets_are_for_one_purpose_one_host_and_one_time(server: Served) -> No
     assert not has_session(sessions, f"{name}={link()}", server.address)
     alone = ask(server, "/api/v1/namespaces", Cookie=mine, Authorization="Bearer wrong", **FETCH)
     assert alone.status == 401, "a bearer is judged alone"
-    assert ticket_time("another token 0123456789", LINK, link()) is None
+    assert ticket_time("another token 0123456789", UI_LINK, link()) is None
 
 
 def test_the_token_can_be_pasted(server: Served) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from temporalio import workflow
 
 from tightloop.episode.check import Verification
-from tightloop.episode.input import EpisodeInput
+from tightloop.episode.control import EpisodeInput
 from tightloop.episode.model import EpisodeResult
 from tightloop.episode.planning import PlanningOutcome
 from workflows.episode.iteration import Iteration

@@ -24,7 +24,7 @@ from temporalio.testing import WorkflowEnvironment
 
 from tests.replay.scenarios import SCENARIOS, Scenario, Stage, sample_workspace
 from worker.connect import DATA_CONVERTER
-from worker.stack.server import temporal_binary, tuning_arguments
+from worker.server import temporal_binary, tuning_arguments
 
 HISTORIES = Path(__file__).parent / "histories"
 PROJECT = Path(__file__).parents[2]

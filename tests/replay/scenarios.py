@@ -17,7 +17,7 @@ from temporalio.client import Client
 
 from activities.executor.choose import executors
 from activities.executor.port import Executor
-from activities.model.gateway.port import Wire
+from activities.model.gateway.wire import Wire
 from tests.support.doubles import AppendingExecutor, AskingExecutor, ScriptedPlanner, gives_up, planned
 from tests.support.episodes import APPEND, eventually, scripted
 from tests.support.fake_model.script import Step, use
@@ -57,8 +57,8 @@ from tightloop.plan.child import child_id
 from tightloop.question import QuestionKind
 from tightloop.settings import Settings, parse_settings
 from worker.build import Role, build_adapters, build_workers, surroundings
-from worker.coder import coder_executor
-from workflows.retention.workflow import RetentionWorkflow
+from worker.composition import coder_executor
+from workflows.retention import RetentionWorkflow
 
 SLOW = {**APPEND, "sleep": 0.4}
 READ = use(("read_file", {"path": "app.py", "start": None, "end": None}), ("list_files", {"path": None, "glob": None}))

@@ -12,10 +12,9 @@ from tests.replay.changed_workflow import WithAnotherActivity, WithOneMoreTimer
 from tests.replay.record import HISTORIES, leaks
 from tests.replay.scenarios import SCENARIOS
 from tightloop.errors import InvalidRequestError
-from worker.build import workflow_runner
+from worker.build import WORKFLOW_TYPES, workflow_runner
 from worker.connect import DATA_CONVERTER
 from worker.replay import Replayed, account, read_history, replay
-from worker.specs import WORKFLOW_TYPES
 
 RECORDED = sorted(HISTORIES.glob("*.json"))
 

@@ -9,7 +9,7 @@ import axe_playwright_python
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from tightloop.client.sign_in.page_session import page_link
+from tightloop.client.sign_in import page_link
 from tightloop.settings import Settings
 
 ARGUMENTS = ("--no-sandbox", "--disable-dev-shm-usage", "--disable-background-networking", "--no-first-run")

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from activities.artifacts.local import LocalArtifactStore
+from activities.artifacts.stores import LocalArtifactStore
 from activities.checks.runner import ProcessCheckRunner
-from activities.coder.calls.equipment import Equipment
-from activities.coder.calls.toolbox import Toolbox
+from activities.coder.calls import Equipment, Toolbox
 from activities.coder.port import CoderMemory, ProposedCall, Tool, ToolContext, ToolResult
 from activities.coder.tools import make_tools
 from activities.sandbox.choose import choose_sandbox

@@ -5,21 +5,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from activities.artifacts.local import open_local_store
 from activities.artifacts.port import ArtifactStore
-from activities.coder.port import ProposedCall, ToolSpec, TurnModels
-from activities.coder.requests import TurnRequest
-from activities.coder.session import session_folder
-from activities.coder.turns.model import turn_models
-from activities.coder.turns.taking import TurnTaker
-from activities.model.gateway.port import Wire
-from activities.model.service import ModelService
+from activities.artifacts.stores import open_local_store
+from activities.coder.activity import session_folder
+from activities.coder.model import turn_models
+from activities.coder.port import ProposedCall, ToolSpec, TurnModels, TurnRequest
+from activities.coder.turns import TurnTaker
+from activities.model.client import ModelService
+from activities.model.gateway.wire import Wire
 from activities.workspace.folders import state_folder_of
 from activities.workspace.scope import EpisodeScope
 from tests.support.fake_model import FakeModel
-from tightloop.coder.model import CallHead, Turn
-from tightloop.coder.session import session_of
-from tightloop.executor.messages.message import PlanMessage
+from tightloop.coder.model import CallHead, Turn, session_of
+from tightloop.executor.message import PlanMessage
 from tightloop.executor.model import WorkOrder
 from tightloop.settings import Settings, parse_settings
 from tightloop.value.artifact import ArtifactRef

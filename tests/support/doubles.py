@@ -6,14 +6,14 @@ from pathlib import Path
 from activities.executor.port import Availability, Control, Executor
 from tightloop.episode.planning import Briefing, PlannerAnswer, PlanVerdict
 from tightloop.executor.asking import permission_question
-from tightloop.executor.messages.message import Alignment, PlanMessage, PlannedStep, Reflection
+from tightloop.executor.message import Alignment, PlanMessage, PlannedStep, Reflection
 from tightloop.executor.model import (
     ExecutorOutcome,
     ExecutorStatus,
     ResumeToken,
+    Usage,
     WorkOrder,
 )
-from tightloop.executor.usage import Usage
 
 
 def planned(title: str = "do the next step", *, final: bool = False, usage: Usage | None = None) -> PlannerAnswer:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tightloop.client import TightloopClient
-from tightloop.client.following.status import PATIENCE
+from tightloop.client.status import PATIENCE
 from tightloop.episode.model import EpisodeResult, EpisodeStatus
 from tightloop.executor.model import ExecutorChoice
 from worker.build import Adapters

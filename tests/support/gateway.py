@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx2
 
-from gateway.access.serving import http_server, listening
+from gateway.access.site import http_server, listening
 from gateway.server import application
 from tightloop.client import TightloopClient
-from tightloop.database.access.tokens import Tokens
+from tightloop.database.access import Tokens
 from tightloop.database.engine import sqlite_database
 from tightloop.database.ledger import Ledger
 from tightloop.episode.checkpoint import CheckpointRecord
@@ -22,9 +22,9 @@ from tightloop.host import state_folder
 from tightloop.ledger.model import ProjectLine, StepRow, TrailEvent, WorkflowSnapshot
 from tightloop.plan.request import PlanStatus
 from tightloop.question import Option, Question, QuestionKind
-from tightloop.safety.person import Role
+from tightloop.safety.seal import Role
 from tightloop.settings import Settings
-from worker.stack.server import free_port
+from worker.server import free_port
 
 NAMES = ("orders", "relay")
 START = datetime(2026, 3, 1, 8, tzinfo=UTC)

@@ -15,8 +15,8 @@ from activities.executor.agent.acp.agents import AGENTS
 from activities.executor.agent.acp.executor import AcpExecutor
 from activities.executor.agent.cli.codex import CodexAdapter
 from activities.executor.agent.cli.executor import AgentExecutor
-from activities.model.gateway.port import Wire
 from activities.model.gateway.server import serve_gateway
+from activities.model.gateway.wire import Wire
 from activities.sandbox.choose import choose_fence
 from activities.sandbox.port import Fence
 from tests.support.agents.install import agent_program

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-from activities.tracking.git_differ import GitDiffer
+from activities.tracking.differ import GitDiffer
 from activities.workspace.folders import root_of, store_folder_of
 from activities.workspace.git import GitWorkspaces
 from activities.workspace.plain_git import remove_worktree, user_git

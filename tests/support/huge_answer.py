@@ -67,8 +67,7 @@ def asked_apart(way: str, url: str) -> dict[str, Any]:
 
 
 def _client(url: str) -> dict[str, Any]:
-    from activities.model.client import AnswerSchema, ModelClient
-    from activities.model.service import ModelService
+    from activities.model.client import AnswerSchema, ModelClient, ModelService
     from tightloop.errors import TightloopError
 
     schema = AnswerSchema("answer", {"type": "object", "properties": {}})
@@ -81,8 +80,8 @@ def _client(url: str) -> dict[str, Any]:
 
 
 def _gateway(url: str) -> dict[str, Any]:
-    from activities.model.gateway.port import GatewaySpec, Wire
     from activities.model.gateway.server import serve_gateway
+    from activities.model.gateway.wire import GatewaySpec, Wire
 
     with serve_gateway(GatewaySpec(wire=Wire.CHAT, upstream=url, key="sk-0123456789")) as gateway:
         place = urlsplit(gateway.base_url)

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from temporalio import workflow
 
-from tightloop.episode.input import EpisodeInput
+from tightloop.episode.control import EpisodeInput
 from tightloop.episode.model import EpisodeResult
 from workflows.episode.workflow import EpisodeWorkflow
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import update
 
-from tightloop.database.opening import local_database
+from tightloop.database.ledger import local_database
 from tightloop.database.schema import events
 from tightloop.ledger.model import WorkflowSnapshot
 from tightloop.question import Option, Question, QuestionKind

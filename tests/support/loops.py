@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from activities.executor.port import Control, Executor
-from activities.loop.tasks.port import TaskAnswer, TaskBriefing
+from activities.loop.tasks import TaskAnswer, TaskBriefing
 from tests.support import doubles
 from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import eventually

@@ -15,14 +15,13 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.server.stdio import stdio_server
 
 from gateway.access.scope import Scope, Services
-from gateway.mcp.caller import Caller
+from gateway.mcp.report import Caller, Lines, serve_socket
 from gateway.mcp.server import mcp_server
-from gateway.mcp.stream import Lines, serve_socket
 from tests.support.episodes import eventually
 from tests.support.gateway import Gateway
 from tests.support.stack.stack import ROOT
 from tightloop.client import TightloopClient
-from tightloop.safety.person import Person
+from tightloop.safety.seal import Person
 from tightloop.settings import Settings
 
 SERVE = (sys.executable, "-m", "tightloop.cli.main", "mcp", "serve")

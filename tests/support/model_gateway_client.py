@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import openai
 
-from activities.model.gateway.port import Gateway, GatewaySpec, Wire
 from activities.model.gateway.server import serve_gateway
+from activities.model.gateway.wire import Gateway, GatewaySpec, Wire
 from tests.support.fake_model import FakeModel
 
 open_gateway = serve_gateway

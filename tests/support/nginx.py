@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.stack.stack import wait_for_port
-from worker.stack.server import free_port
+from worker.server import free_port
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 """It is in a folder that users' PATH lacks on Debian."""

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tightloop.executor.messages.message import PlanMessage, PlannedStep
+from tightloop.executor.message import PlanMessage, PlannedStep
 from tightloop.executor.model import ExecutorChoice, Progress, WorkOrder
 
 

@@ -18,20 +18,18 @@ from typing import NamedTuple
 
 from activities.artifacts.port import ArtifactStore, get_model, put_model
 from activities.checks.activity import verification_of
-from activities.planner.reflection.rules import rule_reflection
-from activities.tracking.activity import TrackRequest, gather, tracking_of
-from activities.tracking.git_differ import GitDiffer
-from activities.tracking.reading import read_diff
+from activities.planner.reflection.reflectors import rule_reflection
+from activities.tracking.activity import TrackRequest, gather, read_diff, tracking_of
+from activities.tracking.differ import GitDiffer
 from activities.workspace.folders import store_folder_of
 from activities.workspace.git import GitWorkspaces
-from activities.workspace.scope import EpisodeScope
-from activities.workspace.trail import TreeDiff
+from activities.workspace.scope import EpisodeScope, TreeDiff
 from tests.data.pauses import Entry, entries
 from tests.support.doubles import planned
 from tests.support.pauses import NOTICED, Course, Figures, Pause, selected, workspace_of
+from tightloop.episode import decisions, state_changes
 from tightloop.episode.check import Check, CheckReport, CheckResult, judge
 from tightloop.episode.checkpoint import CheckpointRecord, Tracked
-from tightloop.episode.loop import decisions, state_changes
 from tightloop.episode.model import EpisodeRequest, EpisodeState
 from tightloop.episode.planning import (
     PlannerAnswer,

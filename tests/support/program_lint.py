@@ -9,14 +9,14 @@ REPOSITORY = Path(__file__).parents[2]
 PRODUCT = ("tightloop", "activities", "workflows", "worker", "gateway")
 INSIDE = (
     # Run in a sandbox, in the Python of a project.
-    "activities/sandbox/door/forward.py",
+    "activities/sandbox/forward.py",
     "activities/proof/observers/",
     "activities/testing/runner/",
 )
 SHIM = "activities/process/shim.py"
 """Executes what the worker orders, whose type is checked where the order is made."""
 RESOLVER = "tightloop/host/programs.py"
-FOR_PROJECTS = ("activities/process/request.py", "activities/sandbox/unsafe.py", "activities/executor/scripted.py")
+FOR_PROJECTS = ("activities/process/start.py", "activities/sandbox/choose.py", "activities/executor/scripted.py")
 """Start commands of a project with the worker's rights, because a person asked for that."""
 STARTS = re.compile(
     r"subprocess\.(run|Popen|call|check_call|check_output|getoutput|getstatusoutput)"

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from tests.support.stack.stack import ROOT, wait_for_port
-from worker.stack.server import free_port
+from worker.server import free_port
 
 PROMETHEUS = shutil.which("prometheus")
 SCRAPE = "1s"

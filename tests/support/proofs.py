@@ -5,8 +5,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tightloop.client.proof.envelope import Envelope, seal, to_json
-from tightloop.client.proof.signing import SigningKey, sign
+from tightloop.client.proof.envelope import Envelope, SigningKey, seal, sign, to_json
 from tightloop.client.proof.statement import statement_of
 from tightloop.episode.check import CheckStatus
 from tightloop.episode.proof import CheckRun, ConfigurationFile, Proof, ProofRun, ProofVerdict, TestReport, TestsFrom

@@ -19,9 +19,9 @@ import pytest
 
 from activities.process import Reason
 from activities.sandbox.bubblewrap import BubblewrapSandbox
+from activities.sandbox.choose import UnsafeLocal
 from activities.sandbox.docker import DockerSandbox
 from activities.sandbox.port import Enforcement, Limit, Sandbox, SandboxResult, SandboxSpec
-from activities.sandbox.unsafe import UnsafeLocal
 
 REPOSITORY = Path(__file__).parents[2]
 ORDINARY = 31_415

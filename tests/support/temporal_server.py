@@ -15,7 +15,7 @@ from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
 from worker.connect import DATA_CONVERTER
-from worker.stack.server import free_port, temporal_binary, tuning_arguments
+from worker.server import free_port, temporal_binary, tuning_arguments
 
 RUN_FOLDER = "TIGHTLOOP_TEST_RUN"
 """Names the folder of the run; processes of pytest-xdist inherit it from the one that started them."""

@@ -4,7 +4,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from activities.tracking.tree_patch import with_index
+from activities.tracking.differ import with_index
 from activities.workspace.git_command import Git
 from activities.workspace.plain_git import store_git
 from tightloop.errors import ArtifactCorruptError, InvalidRequestError

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from starlette.types import ASGIApp
 
-from gateway.access.serving import http_server, listening
+from gateway.access.site import http_server, listening
 
 
 class Served(NamedTuple):

@@ -15,8 +15,8 @@ import pytest
 
 from activities.executor.agent.acp.agents import AGENTS
 from activities.executor.agent.acp.executor import AcpExecutor
-from activities.model.gateway.port import Wire
 from activities.model.gateway.server import serve_gateway
+from activities.model.gateway.wire import Wire
 from activities.sandbox.choose import choose_fence
 from activities.sandbox.port import Fence, SandboxUnavailableError
 from tests.support.agents.install import agent_program
@@ -31,7 +31,7 @@ from tightloop.executor.model import (
     Grant,
     ResumeToken,
 )
-from tightloop.safety.verdict import Verdict
+from tightloop.safety.rubric import Verdict
 from tightloop.settings import AgentSettings, SandboxSettings
 
 PROGRAMS = {"opencode": "opencode", "gemini": "gemini", "claude": "claude-agent-acp", "copilot": "copilot"}

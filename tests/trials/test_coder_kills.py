@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from temporalio.client import Client
 
-from activities.model.gateway.port import Wire
+from activities.model.gateway.wire import Wire
 from tests.support.dying.coder_worker import LAST
 from tests.support.dying.deaths import ask_for_death, died_at
 from tests.support.episodes import Git

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from temporalio.client import Client
 
-from activities.model.gateway.port import Wire
+from activities.model.gateway.wire import Wire
 from tests.support.episodes import Git, Working
 from tests.support.fake_model.script import Step, use
 from tests.support.fake_model.turns import FakeCoderModel

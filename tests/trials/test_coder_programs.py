@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.model.gateway.port import Wire
+from activities.model.gateway.wire import Wire
 from tests.support.coder_programs import CHECK, PROGRAMS, Program
 from tests.support.episodes import Git, Working
 from tests.support.extent import ALL, some

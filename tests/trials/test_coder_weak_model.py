@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from activities.coder.turns.model import turn_models
-from activities.coder.turns.stored import read_turn
-from activities.model.service import ModelService
+from activities.coder.activity import read_turn
+from activities.coder.model import turn_models
+from activities.model.client import ModelService
 from tests.support.coder_turns import SPECS, Conversing, settings_for
 from tests.support.extent import part
 from tests.support.weak_model.install import model_folder

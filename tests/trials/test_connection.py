@@ -13,7 +13,7 @@ from tests.support.episodes import Git
 from tests.support.nginx import NGINX, nginx_front
 from tests.support.stack.stack import wait_for_port
 from tests.support.tls_front import Authority
-from worker.stack.server import free_port, temporal_binary
+from worker.server import free_port, temporal_binary
 
 KEY = "key-of-the-trial-77ab"
 NAME = "front.test"

@@ -15,7 +15,7 @@ from tests.support.line_writing import PLAN, line_request, lines_written
 from tests.support.model_server import ModelServer, says
 from tests.support.stack.stack import Stack, shared_state, wait_for_port
 from tightloop.client import TightloopClient
-from tightloop.database.opening import open_project
+from tightloop.database.ledger import open_project
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.model import EpisodeOutcome
 from tightloop.errors import ServiceUnavailableError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.model_server import ModelServer, says
-from worker.stack.server import free_port
+from worker.server import free_port
 
 pytestmark = pytest.mark.timeout(450)
 ROOT = Path(__file__).parents[2]

@@ -28,7 +28,7 @@ from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeResul
 from tightloop.executor.model import ExecutorChoice, ExecutorStatus
 from tightloop.settings import parse_settings
 from worker.connect import DATA_CONVERTER
-from worker.stack.server import temporal_binary, tuning_arguments
+from worker.server import temporal_binary, tuning_arguments
 
 ROOT = Path(__file__).parents[2]
 SEED = int(os.environ.get("TIGHTLOOP_TEST_SEED", "8"))

@@ -22,11 +22,11 @@ from tests.support.episodes import eventually
 from tests.support.extent import draw_seed, part
 from tests.support.stack.stack import Stack, shared_state, wait_for_port
 from tightloop.client import TightloopClient
-from tightloop.client.installation.setup import connect_and_set_up
+from tightloop.client.setup import connect_and_set_up
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeRequest, EpisodeStatus
 from tightloop.errors import ServiceUnavailableError
-from tightloop.executor.crash import MOST_CLAIMS
+from tightloop.executor.asking import MOST_CLAIMS
 from tightloop.executor.model import ExecutorChoice, ExecutorStatus
 from tightloop.host import state_folder
 from tightloop.question import QuestionKind

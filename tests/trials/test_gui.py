@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.executor.gui.agent_s.locator import AgentS, size_of
+from activities.executor.gui.agent_s import AgentS, size_of
 from activities.executor.gui.cursor.events import CursorEvents
 from activities.executor.gui.port import Frame
 from tests.support.gui.agent_s import agent_s_python

@@ -18,11 +18,11 @@ from tests.support.gui.page import ChatPage, chat_page
 from tests.support.mcp import SERVE, call
 from tests.support.stack.stack import ROOT, Stack, wait_for_port
 from tightloop.client import Check, EpisodeRequest, EpisodeResult, ExecutorChoice, TightloopClient
-from tightloop.client.installation.setup import connect_and_set_up
+from tightloop.client.setup import connect_and_set_up
 from tightloop.episode.model import EpisodeOutcome, Queues
 from tightloop.errors import ServiceUnavailableError
-from tightloop.executor.messages.message import PlanRequestMessage, parse_plan, render_plan_request
-from tightloop.executor.messages.reflection import Alignment, Reflection
+from tightloop.executor.message import PlanRequestMessage, parse_plan, render_plan_request
+from tightloop.executor.template import Alignment, Reflection
 from tightloop.question import QuestionKind
 
 pytestmark = [

@@ -16,7 +16,7 @@ from Xlib import X
 from Xlib.display import Display
 
 from activities.executor.gui.cursor.events import CursorEvents
-from activities.executor.gui.drivers.held import key_journals
+from activities.executor.gui.drivers.x11 import key_journals
 from activities.executor.gui.port import NotPressedError
 from tests.support.extent import draw_seed, part
 from tests.support.gui.desktop import LiveDesktop, live_desktop, missing
@@ -190,7 +190,7 @@ def test_keys_are_released_by_the_next_start_and_those_of_a_person_are_not(deskt
     ours, theirs = [code_of("F7"), code_of("F8")], code_of("F9")
     hold(theirs, down=True)
     dies = (
-        "import os, sys\nfrom activities.executor.gui.drivers.held import KeyJournal\n"
+        "import os, sys\nfrom activities.executor.gui.drivers.x11 import KeyJournal\n"
         "from tests.support.gui.keyboard import hold\n"
         "codes = [int(code) for code in sys.argv[1:]]\n"
         "with KeyJournal(os.environ['DISPLAY']).pressing(codes):\n"

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from activities.planner.enforce import enforced_plan
-from activities.planner.heuristic import HeuristicPlanner
-from activities.planner.ruff import ProjectRuff
-from activities.sandbox.unsafe import UnsafeLocal
+from activities.planner.activity import enforced_plan
+from activities.planner.planners import HeuristicPlanner, ProjectRuff
+from activities.sandbox.choose import UnsafeLocal
 from tightloop.episode.check import Check, CheckReport, judge
 from tightloop.episode.planning import Briefing, PlannerAnswer, PlanVerdict
-from tightloop.episode.progress.history import history_line
-from tightloop.executor.messages.message import PlanMessage, PlanRequestMessage, parse_plan, render_plan
+from tightloop.episode.progress.course import history_line
+from tightloop.executor.message import PlanMessage, PlanRequestMessage, parse_plan, render_plan
 from tightloop.settings import SandboxSettings
 
 BIN = Path(sys.executable).parent

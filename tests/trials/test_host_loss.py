@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from activities.artifacts.local import open_local_store
+from activities.artifacts.stores import open_local_store
 from activities.executor.sqlite_outbox import open_sqlite_outbox
 from activities.remote.copies import Copies
-from activities.remote.s3 import S3Bucket
-from activities.remote.sealed import SealedBucket
+from activities.remote.s3 import S3Bucket, SealedBucket
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.store.objects import TreeStore
-from activities.workspace.store.transfer import PackedTrees
+from activities.workspace.store.writer import PackedTrees
 from tests.support.bucket import s3_server
 from tests.support.episodes import eventually
 from tests.support.extent import ALL, part
@@ -30,8 +29,8 @@ from tightloop.client import TightloopClient
 from tightloop.client.encryption import data_converter
 from tightloop.client.keys import ring_of
 from tightloop.client.sealing import SealingCodec
-from tightloop.database.opening import open_project
-from tightloop.episode.copies import host_of
+from tightloop.database.ledger import open_project
+from tightloop.episode.checkpoint import host_of
 from tightloop.episode.model import EpisodeOutcome, EpisodeStatus, Queues
 from tightloop.errors import FencedError, InvalidRequestError, ServiceUnavailableError
 from tightloop.host import state_folder

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from activities.model.gateway.port import Wire
+from activities.model.gateway.wire import Wire
 from activities.sandbox.bubblewrap import BubblewrapSandbox
 from tests.support.agents.install import agent_program
 from tests.support.coder_programs import finish

@@ -17,11 +17,11 @@ from tests.support.dying.whole_loop import PatientClient, evidence, whole_loop
 from tests.support.episodes import Git, eventually
 from tests.support.extent import some
 from tests.support.gateway import enrol
-from tightloop.database.access.tokens import Tokens
-from tightloop.database.opening import local_ledger
-from tightloop.safety.person import Role
+from tightloop.database.access import Tokens
+from tightloop.database.ledger import local_ledger
+from tightloop.safety.seal import Role
 from tightloop.settings import Settings
-from worker.stack.server import free_port
+from worker.server import free_port
 
 DISPATCH = (
     "dispatch", "open_plan", "prepare_children", "open_workspace", "hand_off", "track_iteration", "settle_children",

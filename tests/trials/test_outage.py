@@ -31,7 +31,7 @@ from tightloop.host import state_folder
 from tightloop.settings import Settings
 from worker.build import build_adapters, build_workers
 from worker.connect import connect
-from worker.stack.server import free_port, temporal_binary, tuning_arguments
+from worker.server import free_port, temporal_binary, tuning_arguments
 
 ROOT = Path(__file__).parents[2]
 FALSE = ("died", "has ended", "broke off", "unknown")

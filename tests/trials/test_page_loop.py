@@ -8,7 +8,7 @@ import pytest
 from playwright.async_api import Page, async_playwright, expect
 from temporalio.client import Client
 
-from activities.planner.port import Briefing
+from activities.planner.activity import Briefing
 from gateway.server import application
 from tests.support import doubles
 from tests.support.browser import ARGUMENTS, program
@@ -17,12 +17,12 @@ from tests.support.episodes import Working
 from tests.support.loops import ObedientExecutor, ScriptedTaskPlanner, five_tasks
 from tests.support.ui_server import serving
 from tightloop.client import TightloopClient
-from tightloop.client.sign_in.page_session import page_link
-from tightloop.database.opening import local_ledger
+from tightloop.client.sign_in import page_link
+from tightloop.database.ledger import local_ledger
 from tightloop.episode.planning import PlannerAnswer
 from tightloop.host import state_folder
 from tightloop.settings import Settings
-from worker.stack.server import free_port
+from worker.server import free_port
 
 pytestmark = pytest.mark.timeout(600)
 PATIENCE_MS = 60_000

@@ -17,7 +17,7 @@ import pytest
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowExecutionStatus
 
-from activities.plan.records.file_records import open_file_records
+from activities.plan.records import open_file_records
 from tests.support.extent import some
 from tests.support.stack.faulty_plan_worker import SCRIPT
 from tests.support.stack.plan_killing import Killing, Left, Place, counting, killing_stack, make_template

@@ -31,7 +31,7 @@ from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.errors import ServiceUnavailableError
 from tightloop.executor.model import ExecutorChoice
 from tightloop.host import state_folder
-from worker.stack.server import free_port
+from worker.server import free_port
 
 SECRET = "sk-" + "proj-9f3Kq2Lx71Zb84Tn56Vw"
 ODD_SECRET = "correct horse battery 4711"

@@ -16,7 +16,7 @@ from tests.support.extent import part
 from tests.support.gateway import EPISODES, NAMES, PLANS, Gateway, fill, gateway, project_id, secret_of
 from tightloop.client import EpisodeRequest, TightloopClient
 from tightloop.ledger.model import TrailEvent
-from tightloop.safety.person import Role
+from tightloop.safety.seal import Role
 from tightloop.settings import Settings
 
 REQUESTS = part(200, of=2_000)

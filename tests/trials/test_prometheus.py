@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 from temporalio.client import Client
 
-from activities.model.gateway.port import Wire
+from activities.model.gateway.wire import Wire
 from tests.support.alert_receiver import Answer, receiving
 from tests.support.browser import chromium
 from tests.support.episodes import Git, asked, eventually, scripted
@@ -25,8 +25,8 @@ from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.executor.model import ExecutorChoice
 from tightloop.ledger.metrics import Unit
-from tightloop.ledger.shown import amount
-from worker.stack.server import free_port
+from tightloop.ledger.model import amount
+from worker.server import free_port
 
 COUNTED = {
     "episodes": "tightloop_episodes",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from activities.artifacts.local import open_local_store
 from activities.artifacts.port import get_model
+from activities.artifacts.stores import open_local_store
 from activities.safety.gate import Gate
 from tests.data.proof import NODE, Work
 from tests.data.proof.cheats import CHEATS

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
-from activities.sandbox.door.server import open_loopback_door
-from gateway.ui.access import codec_access
+from activities.sandbox.door import open_loopback_door
 from gateway.ui.app import application as codec_application
+from gateway.ui.app import codec_access
 from tests.support.extent import part
 from tests.support.fake_model import FakeModel
 from tests.support.gateway import gateway
@@ -22,8 +22,8 @@ from tightloop.client import TightloopClient
 from tightloop.client.keys import new_ring
 from tightloop.client.sealing import Keys, OperatorCodec, SealingCodec
 from tightloop.settings import Settings, WorkerSettings, parse_settings
-from worker.observing.health import serving_health
-from worker.stack.server import free_port
+from worker.health import serving_health
+from worker.server import free_port
 
 CONNECTIONS = part(40, of=500)
 CLOSED_SECONDS = 30

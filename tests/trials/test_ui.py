@@ -21,8 +21,8 @@ from tests.support.stack.chromium import Browser, chromium
 from tests.support.stack.stack import ROOT, wait_for_port
 from tightloop.errors import SettingsError
 from tightloop.settings import parse_settings
-from worker.encryption import turn_on
-from worker.stack.server import Owner, free_port, owner_file, temporal_binary
+from worker.connect import turn_on
+from worker.server import Owner, free_port, owner_file, temporal_binary
 
 pytestmark = pytest.mark.timeout(600)
 WITHOUT_KEYS = {"TIGHTLOOP_PRIVACY__ENCRYPT": "false", "TIGHTLOOP_TEMPORAL__AUTHENTICATE": "false"}

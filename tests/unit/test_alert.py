@@ -9,11 +9,11 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.alerts.webhook import signed
+from activities.alerts.channels import signed
 from tightloop.cli.main import app
 from tightloop.episode.budget import Budget, Spent
+from tightloop.episode.decisions import guard_rails
 from tightloop.episode.failure import Failure, FailureKind, FailureStreak
-from tightloop.episode.loop.decisions import guard_rails
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState
 from tightloop.errors import SettingsError
 from tightloop.executor.asking import permission_question, work_question

@@ -14,28 +14,20 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-import worker.specs
+import worker.build
 from tightloop.cli.host.server_part import Role
 from tightloop.cli.main import app
-from tightloop.cli.render.question import todo_lines
-from tightloop.cli.render.workflow import status_line, status_panel
-from tightloop.cli.request import (
-    budget_of,
-    build_request,
-    json_or_text,
-    read_pairs,
-    read_request_file,
-    with_timeout,
-)
 from tightloop.cli.session import complete_id
-from tightloop.episode.loop.questions import make_question
+from tightloop.cli.start import budget_of, build_request, json_or_text, read_pairs, read_request_file, with_timeout
+from tightloop.cli.views import status_line, status_panel, todo_lines
+from tightloop.episode.decisions import make_question
 from tightloop.episode.model import EpisodeRequest, EpisodeStatus
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.asking import permission_question, work_question
 from tightloop.host import state_folder
 from tightloop.question import QuestionKind
 from tightloop.settings import parse_settings
-from tightloop.value.caller import unknown_fields
+from tightloop.value.artifact import unknown_fields
 
 COMMANDS = (  # noqa: SIM905 - a sentence is easier to read
     "up start list status watch pause resume answer approve reject restore fork respond top-up amend cancel "
@@ -133,8 +125,8 @@ def test_role_that_there_is_not_is_refused_with_those_that_the_worker_has() -> N
     code, _, error = run("up", "--role", "x")
     words = " ".join(error.replace("│", " ").split())
     assert code == 2
-    assert [role.value for role in worker.specs.Role if f"'{role.value}'" not in words] == []
-    assert [role.value for role in Role] == [role.value for role in worker.specs.Role]
+    assert [role.value for role in worker.build.Role if f"'{role.value}'" not in words] == []
+    assert [role.value for role in Role] == [role.value for role in worker.build.Role]
 
 
 def test_missing_keys_are_called_needed_only_where_encryption_is_on(

@@ -10,7 +10,7 @@ from tightloop.cli.commands import COMMANDS
 
 NEVER = {"temporalio.worker", "tree_sitter", "diff_match_patch", "cryptography", "typer", "rich", "opentelemetry"}
 """Only workers, the command line, or a client that seals or traces need them."""
-LATER = {"yaml", "tightloop.plan.progress", "tightloop.plan.engine", "tightloop.safety.change.tables"}
+LATER = {"yaml", "tightloop.plan.progress", "tightloop.plan.engine", "tightloop.safety.change.reading"}
 """Needed with a settings file, for plans, or by workers."""
 OF_COMMANDS = {"temporalio", "asyncio", "yaml", "tightloop.client", "tightloop.settings", "tightloop.value"}
 """Needed by commands when they run; not to name them and say what they do."""

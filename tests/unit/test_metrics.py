@@ -10,17 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tightloop.errors import InvalidRequestError
-from tightloop.ledger.figures import PERIODS_LIMIT, figure_of, figures_of, rate_of, report_of
 from tightloop.ledger.metrics import (
     MEANINGS,
+    PERIODS_LIMIT,
     Division,
     EndedEpisode,
     Figures,
     Metric,
     MetricKind,
     MetricsFilter,
+    figure_of,
+    figures_of,
+    rate_of,
     read_moment,
     read_range,
+    report_of,
 )
 
 NOW = datetime(2026, 3, 8, 12, tzinfo=UTC)

@@ -3,7 +3,7 @@
 import pytest
 
 from tightloop.ledger.metrics import Unit
-from tightloop.ledger.shown import amount
+from tightloop.ledger.model import amount
 
 
 @pytest.mark.parametrize(

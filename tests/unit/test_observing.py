@@ -9,8 +9,7 @@ from tightloop.episode.checkpoint import CheckpointRecord, Tracked
 from tightloop.episode.progress.tracking import ProbabilityClass, Tracking
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
 from tightloop.telemetry import METRICS
-from worker.observing.metrics import samples
-from worker.observing.recording import Sample
+from worker.telemetry import Sample, samples
 
 
 def counted(recalled: int | None = None, **report: Any) -> list[Sample]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tightloop.episode.budget import Budget
-from tightloop.episode.input import EpisodeInput
+from tightloop.episode.control import EpisodeInput
 from tightloop.episode.model import EpisodeRequest
 from tightloop.errors import InvalidRequestError
 from tightloop.loop.model import LoopRequest

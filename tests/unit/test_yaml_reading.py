@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tightloop.cli.request import read_request_file
+from tightloop.cli.start import read_request_file
 from tightloop.coder.role import read_role
 from tightloop.errors import InvalidRequestError, PlanError, SettingsError
 from tightloop.plan.text.reading import read_plan
 from tightloop.settings.layers import sections_of
-from tightloop.value.yaml_reading import ALIASED_LIMIT, load_yaml
+from tightloop.value.documents import ALIASED_LIMIT, load_yaml
 
 
 def bomb(levels: int = 9, of: int = 9) -> str:

@@ -14,10 +14,8 @@ import pytest
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from activities.alerts.activity import AlertActivities
-from activities.alerts.choose import post_of
-from activities.alerts.port import Post
-from activities.alerts.trail import TrailMemory
+from activities.alerts.activity import AlertActivities, Post
+from activities.alerts.channels import TrailMemory, post_of
 from tests.support.alert_receiver import SECRET, Answer, Came, Receiver, receiving
 from tests.support.doubles import AskingExecutor, ScriptedPlanner, gives_up
 from tests.support.episodes import APPEND, Working, eventually, scripted
@@ -25,13 +23,13 @@ from tests.support.extent import part
 from tests.support.impatient_workflow import Impatient
 from tests.support.plan.doubles import impatient_staffing
 from tightloop.client import TightloopClient
-from tightloop.database.opening import open_project
+from tightloop.database.ledger import open_project
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, Queues
 from tightloop.question import QuestionKind
 from tightloop.settings import Settings, parse_settings
 from worker.build import workflow_runner
-from workflows.shared.alerts import LAST_ALERT_TIMEOUT
+from workflows.shared.reporting import LAST_ALERT_TIMEOUT
 
 EACH = part(6, of=50)
 """Episodes of each cause; 50 gave the figures of `docs/reference/figures.md`."""

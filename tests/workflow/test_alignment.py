@@ -9,11 +9,11 @@ from activities.safety.gate import Gate
 from tests.data.alignment import KEYS
 from tests.support.doubles import ScriptedPlanner, planned
 from tests.support.episodes import Working, eventually, scripted
-from tightloop.cli.render.question import todo_lines
+from tightloop.cli.views import todo_lines
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
 from tightloop.episode.planning import Briefing, PlannerAnswer
-from tightloop.executor.messages.message import PlannedStep
+from tightloop.executor.message import PlannedStep
 from tightloop.question import QuestionKind
 from tightloop.safety.rubric import Rubric
 

@@ -16,7 +16,7 @@ from tests.support.episodes import Working, eventually, scripted
 from tightloop.cli.main import app
 from tightloop.client import TightloopClient
 from tightloop.episode.planning import Briefing, PlannerAnswer
-from tightloop.executor.messages.message import PlannedStep
+from tightloop.executor.message import PlannedStep
 from tightloop.question import Question, QuestionKind
 from worker.build import surroundings
 

@@ -15,13 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
-from activities.artifacts.local import LocalArtifactStore
-from activities.artifacts.sqlite import close_idle
-from activities.model.service import ModelService
-from activities.planner.choose import planners
-from activities.planner.reflection.choose import reflectors
-from activities.planner.ruff import ProjectRuff
-from activities.sandbox.unsafe import UnsafeLocal
+from activities.artifacts.stores import LocalArtifactStore, close_idle
+from activities.model.client import ModelService
+from activities.planner.planners import ProjectRuff, planners
+from activities.planner.reflection.reflectors import reflectors
+from activities.sandbox.choose import UnsafeLocal
 from tests.support.episodes import APPEND, Working, eventually, scripted
 from tests.support.git_sample import git, make_repository, on_disk, stored, write
 from tests.support.model_server import ModelServer, fails, says

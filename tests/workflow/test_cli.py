@@ -19,7 +19,7 @@ from tightloop.client import TightloopClient
 from tightloop.episode.budget import Budget
 from tightloop.plan.request import PlanRequest
 from worker.connect import DATA_CONVERTER
-from worker.stack.server import temporal_binary, tuning_arguments
+from worker.server import temporal_binary, tuning_arguments
 
 TWO_LINES = "test $(wc -l < log.txt) -ge 2"
 GATE = """\

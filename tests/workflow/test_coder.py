@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from activities.model.gateway.port import Wire
+from activities.model.gateway.wire import Wire
 from tests.support.episodes import Git, Working, asked
 from tests.support.fake_model.fault import Fault
 from tests.support.fake_model.script import use

@@ -12,22 +12,19 @@ import pytest
 from temporalio.client import Client, ScheduleOverlapPolicy
 from temporalio.service import RPCError
 
-from activities.artifacts.local import open_local_store
-from activities.retention.activity import Collected
+from activities.artifacts.stores import open_local_store
+from activities.retention import Collected
 from tests.support.episodes import Working, eventually
 from tests.support.ledger import snapshot
 from tests.support.leftovers import aged, trees
-from tightloop.database.memory.opening import open_memory
-from tightloop.database.opening import open_project
+from tightloop.database.ledger import open_project
+from tightloop.database.memory.store import open_memory
 from tightloop.host import open_state_home, state_folder
 from tightloop.memory.model import Kind, SeenFailure
 from tightloop.settings import Settings
-from worker.build import build_workers
+from worker.build import Role, build_workers
 from worker.connect import connect
-from worker.retention.disk import used_share, watch_disk
-from worker.retention.freeing import Collecting
-from worker.retention.schedule import collect_now, keep_schedule, schedule_id
-from worker.specs import Role
+from worker.retention import Collecting, collect_now, keep_schedule, schedule_id, used_share, watch_disk
 
 DAY = timedelta(days=1)
 Cli = Callable[..., Awaitable[tuple[int, str]]]

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from activities.artifacts.durable import file_stem
-from activities.artifacts.local import LocalArtifactStore
-from activities.executor.agent.home import agent_home
+from activities.artifacts.port import file_stem
+from activities.artifacts.stores import LocalArtifactStore
+from activities.executor.agent.program import agent_home
 from activities.executor.agent.record import run_folder
-from activities.plan.children.worktrees import Worktrees, child_scope
+from activities.plan.children import Worktrees, child_scope
 from activities.plan.requests import PlanScope
 from activities.tracking.retention import Freed, Known, collect
 from activities.workspace.store.objects import TreeStore
@@ -27,7 +27,7 @@ from tests.support.extent import part
 from tests.support.ledger import backdate
 from tests.support.temporal_server import own_client, own_server
 from tightloop.client import TightloopClient
-from tightloop.database.opening import close_ledgers, open_state
+from tightloop.database.ledger import close_ledgers, open_state
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome
 from tightloop.host import state_folder, state_home
@@ -35,7 +35,7 @@ from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.settings import Settings
 from tightloop.value.artifact import PACKED
 from worker.connect import known_workflows
-from worker.retention.freeing import merged_runs
+from worker.retention import merged_runs
 
 temporal, temporal_client = own_server, own_client
 

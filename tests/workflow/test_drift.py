@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.doubles import ScriptedPlanner, planned
 from tests.support.episodes import RESULT_SECONDS, Working, eventually
-from tightloop.cli.render.workflow import end_lines
+from tightloop.cli.views import end_lines
 from tightloop.client import Status, TightloopClient
 from tightloop.episode.model import EpisodeOutcome
 from tightloop.errors import InvalidRequestError

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.episodes import Working, eventually
 from tests.workflow.test_drift import asked, ended
-from tightloop.cli.render.workflow import end_lines
+from tightloop.cli.views import end_lines
 from tightloop.client import Status, TightloopClient
 from tightloop.episode.check import Check
 from tightloop.episode.model import EpisodeRequest

@@ -5,7 +5,7 @@ from tests.support.episodes import Working, eventually
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
 from tightloop.episode.planning import Briefing, PlannerAnswer
-from tightloop.executor.messages.message import Alignment, Reflection
+from tightloop.executor.message import Alignment, Reflection
 from tightloop.question import QuestionKind
 
 

@@ -13,7 +13,7 @@ from tightloop.client import TightloopClient
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
 from tightloop.errors import InvalidRequestError
-from tightloop.executor.usage import Usage
+from tightloop.executor.model import Usage
 from tightloop.host import state_folder
 from tightloop.question import QuestionKind
 

@@ -17,7 +17,7 @@ from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
 from tightloop.errors import InvalidRequestError
 from tightloop.host import state_folder
 from tightloop.question import QuestionKind
-from tightloop.safety.verdict import Verdict
+from tightloop.safety.rubric import Verdict
 from worker.build import build_adapters
 
 ONE_LINE = {"definition_of_done": ["test -f log.txt"]}

@@ -16,15 +16,14 @@ from tests.support.episodes import eventually
 from tests.support.gateway import gateway
 from tightloop.client import TightloopClient
 from tightloop.client.calls import Calls
-from tightloop.client.installation.staffing import backlog_of
+from tightloop.client.staffing import backlog_of
+from tightloop.episode.budget import Urgency, fairness_key
 from tightloop.episode.model import EpisodeRequest, Queues
-from tightloop.episode.share import Urgency, fairness_key
-from tightloop.safety.person import Role
+from tightloop.safety.seal import Role
 from tightloop.settings import Settings
-from tightloop.settings.defaults import with_defaults
+from tightloop.settings.layers import with_defaults
 from tightloop.value import Value
-from workflows.shared.activities import ActivityOptions, ActivityRunner
-from workflows.shared.share import priority_of
+from workflows.shared.activities import ActivityOptions, ActivityRunner, priority_of
 
 pytestmark = pytest.mark.timeout(120)
 

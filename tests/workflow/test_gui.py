@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from temporalio.client import Client
 
-from activities.alerts.choose import post_of
+from activities.alerts.channels import post_of
 from activities.executor.choose import executors
 from activities.executor.gui.executor import CONTINUE
 from tests.support.alert_receiver import SECRET, Came, Receiver, receiving

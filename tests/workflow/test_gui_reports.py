@@ -14,15 +14,15 @@ from tests.support.gateway import Gateway, gateway
 from tests.support.gui.agent import Agent
 from tests.support.mcp import call, over_http, refused
 from tests.workflow.test_gui import transcripts
-from tightloop.cli.render.question import todo_lines
+from tightloop.cli.views import todo_lines
 from tightloop.client import Check, TightloopClient
-from tightloop.database.access.tokens import Tokens
-from tightloop.database.opening import open_ledger
+from tightloop.database.access import Tokens
+from tightloop.database.ledger import open_ledger
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeStatus, Queues
 from tightloop.executor.asking import LIMIT
 from tightloop.host import state_folder
 from tightloop.question import Question, QuestionKind
-from tightloop.safety.person import Role
+from tightloop.safety.seal import Role
 from tightloop.settings import Settings
 
 __all__ = ["transcripts"]

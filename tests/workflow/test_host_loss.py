@@ -17,22 +17,21 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from activities.remote.copies import Copies
 from activities.remote.s3 import S3Bucket
-from activities.staffing.activity import StaffingActivities
+from activities.staffing import StaffingActivities
 from activities.workspace.scope import EpisodeScope
 from tests.support.bucket import s3_server
 from tests.support.doubles import ScriptedPlanner
 from tests.support.episodes import asked, eventually
 from tests.support.impatient_workflow import Impatient
 from tightloop.client import TightloopClient
-from tightloop.episode.copies import CopiesHead
+from tightloop.episode.checkpoint import CopiesHead
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, Queues
 from tightloop.errors import WorkspaceElsewhereError
 from tightloop.host.identity import home_queue
 from tightloop.settings import RemoteSettings, Settings
-from worker.build import build_adapters, build_workers, workflow_runner
+from worker.build import Role, build_adapters, build_workers, workflow_runner
 from worker.connect import connect
-from worker.hosting.staff import TemporalStaff
-from worker.specs import Role
+from worker.hosting.presence import TemporalStaff
 from workflows.shared.activities import ActivityFailedError, ActivityOptions, ActivityRunner
 
 ABSENCE_S = 3.0

@@ -20,7 +20,7 @@ from tests.support.loops import (
     task,
 )
 from tightloop.client import TightloopClient
-from tightloop.database.opening import open_project
+from tightloop.database.ledger import open_project
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice
 from tightloop.host import state_folder

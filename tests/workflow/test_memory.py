@@ -17,9 +17,9 @@ from tests.support.episodes import APPEND, Working, eventually, scripted
 from tests.support.postgres import kill_server, new_database, postgres_server, tablespace
 from tightloop.client import TightloopClient
 from tightloop.database.engine import postgres_database, sqlite_database
-from tightloop.database.memory.opening import FILE, open_memory
+from tightloop.database.ledger import local_database
 from tightloop.database.memory.schema import MEMORY
-from tightloop.database.opening import local_database
+from tightloop.database.memory.store import FILE, open_memory
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeResult
 from tightloop.host import state_folder
 from tightloop.memory.model import Kind

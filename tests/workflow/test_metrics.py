@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from activities.model.gateway.port import Wire
+from activities.model.gateway.wire import Wire
 from tests.support.episodes import Working, eventually
 from tests.support.fake_model.script import use
 from tests.support.fake_model.turns import FakeCoderModel
 from tightloop.client import TightloopClient
-from tightloop.database.ledger import Ledger
-from tightloop.database.opening import local_ledger
+from tightloop.database.ledger import Ledger, local_ledger
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome
 from tightloop.host import state_folder

@@ -14,7 +14,7 @@ from temporalio.common import SearchAttributeKey
 from tests.support.episodes import APPEND, Working, eventually, scripted
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome
-from worker.stack.server import temporal_binary
+from worker.server import temporal_binary
 
 TemporalCli = Callable[..., Awaitable["subprocess.CompletedProcess[str]"]]
 

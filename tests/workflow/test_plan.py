@@ -8,9 +8,9 @@ import pytest
 from activities.plan.requests import PlanVerification, StepRun
 from tests.support.plan.doubles import BASE, Playing, done, fails, skipped
 from tightloop.errors import InvalidRequestError
+from tightloop.plan.child import EvidenceNote
 from tightloop.plan.request import PlanOutcome, PlanRequest
-from tightloop.plan.result import EvidenceNote
-from worker.stack.server import temporal_binary
+from worker.server import temporal_binary
 
 DIAMOND = """
 id: diamond

@@ -16,7 +16,7 @@ from tests.support.plan.doubles import BASE, Hanging, Playing, asks, done, fails
 from tightloop.client import TightloopClient
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError
 from tightloop.plan.request import PlanOutcome, PlanRequest
-from worker.stack.server import temporal_binary
+from worker.server import temporal_binary
 
 LINE = """
 id: line

@@ -8,8 +8,8 @@ from temporalio.api.enums.v1 import WorkflowTaskFailedCause
 from activities.plan.requests import StepRun
 from tests.support.extent import part
 from tests.support.plan.doubles import BASE, Hanging, Playing, asks, done, fails
+from tightloop.plan.child import EvidenceNote
 from tightloop.plan.request import PlanOutcome, PlanRequest
-from tightloop.plan.result import EvidenceNote
 
 
 def layers(width: int, depth: int) -> str:

@@ -13,10 +13,10 @@ import yaml
 from temporalio.testing import WorkflowEnvironment
 from typer.testing import CliRunner
 
-from activities.artifacts.local import open_local_store
 from activities.artifacts.port import get_model
+from activities.artifacts.stores import open_local_store
 from activities.plan.requests import StepRun
-from activities.proof.subject import subject_of
+from activities.proof.proving import subject_of
 from activities.workspace.scope import EpisodeScope
 from tests.data.proof import ALONE, CALC, FIXED, PYTEST, SCRIPT, Work
 from tests.data.proof.cheats import CHEATS

@@ -11,13 +11,13 @@ import pytest
 from temporalio.testing import WorkflowEnvironment
 
 from tests.support.episodes import RESULT_SECONDS, Working, eventually
-from tightloop.cli.render.plan import record_lines
+from tightloop.cli.views import record_lines
 from tightloop.client import TightloopClient
-from tightloop.client.records.store import Store
+from tightloop.client.store import Store
 from tightloop.host import state_folder
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.settings import Settings, parse_settings
-from worker.stack.server import temporal_binary
+from worker.server import temporal_binary
 
 
 @pytest.fixture

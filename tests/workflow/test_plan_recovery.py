@@ -18,7 +18,7 @@ from tests.support.plan.doubles import (
 )
 from tests.support.plan.impatient import ImpatientPlan
 from tightloop.errors import GitError, InvalidRequestError, WorkspaceError
-from tightloop.executor.usage import Usage
+from tightloop.executor.model import Usage
 from tightloop.ledger.alert import AlertKind
 from tightloop.plan.document.failing import Recovery
 from tightloop.plan.request import PlanOutcome

@@ -9,9 +9,9 @@ from activities.plan.requests import RunStepRequest
 from tests.support.episodes import Git, Working
 from tests.support.plan.doubles import Playing, asks, done, fails
 from tightloop.client import TightloopClient
-from tightloop.executor.usage import Usage
+from tightloop.executor.model import Usage
+from tightloop.plan.child import StepResult
 from tightloop.plan.request import PlanOutcome, PlanRequest
-from tightloop.plan.result import StepResult
 
 ADVICE = "Raise the bound with top_up, or cancel the plan"
 

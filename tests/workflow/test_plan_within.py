@@ -7,7 +7,7 @@ from pathlib import Path
 from activities.plan.requests import StepRun
 from tests.support.episodes import Working
 from tests.support.plan.doubles import Playing, asks, done
-from tightloop.cli.render.question import todo_lines
+from tightloop.cli.views import todo_lines
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeRequest
 from tightloop.executor.model import ExecutorChoice

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from activities.artifacts.local import open_local_store
 from activities.artifacts.port import get_model
+from activities.artifacts.stores import open_local_store
 from tests.support.doubles import ScriptedPlanner, planned
 from tests.support.episodes import Working, eventually, scripted
 from tests.support.proofs import make_key

@@ -17,7 +17,7 @@ from tightloop.episode.model import EpisodeOutcome
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorStatus
 from tightloop.question import QuestionKind
-from worker.stack.server import temporal_binary
+from worker.server import temporal_binary
 
 ACP_AGENT = Path(__file__).parents[1] / "support" / "agents" / "acp_fake_agent.py"
 ONE_LINE = {"definition_of_done": ["test -f log.txt"]}

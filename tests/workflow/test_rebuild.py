@@ -15,14 +15,13 @@ from tests.support.episodes import Working, eventually
 from tests.support.temporal_server import own_client, own_server
 from tightloop.client import TightloopClient
 from tightloop.database.engine import Database
-from tightloop.database.ledger import Ledger
-from tightloop.database.opening import close_ledgers, local_database, local_ledger
+from tightloop.database.ledger import Ledger, close_ledgers, local_database, local_ledger
 from tightloop.database.schema import METADATA
 from tightloop.episode.budget import Budget
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.settings import Settings, parse_settings
 from worker.connect import known_workflows
-from worker.ledger.rebuild import rebuild
+from worker.ledger.stores import rebuild
 
 temporal, temporal_client = own_server, own_client
 

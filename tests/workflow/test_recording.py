@@ -12,8 +12,7 @@ from temporalio.testing import WorkflowEnvironment
 
 from tests.support.episodes import Working, eventually
 from tightloop.client import TightloopClient
-from tightloop.database.ledger import Ledger
-from tightloop.database.opening import local_ledger
+from tightloop.database.ledger import Ledger, local_ledger
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome
 from tightloop.errors import EpisodeNotFoundError
@@ -21,7 +20,7 @@ from tightloop.host import state_folder
 from tightloop.host.identity import host_identity
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.settings import Settings, parse_settings
-from worker.ledger.ends import enter_ends
+from worker.ledger.entries import enter_ends
 
 PLAN = """
 id: small

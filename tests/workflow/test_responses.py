@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from activities.executor.port import Control, Executor
-from activities.planner.heuristic import HeuristicPlanner
+from activities.planner.planners import HeuristicPlanner
 from tests.support.doubles import ScriptedPlanner, claims_done, gives_up, planned
 from tests.support.episodes import Working, asked, eventually
 from tightloop.client import TightloopClient
 from tightloop.episode.budget import Budget
-from tightloop.episode.fixes.ruff import RuffRules
+from tightloop.episode.fixes import RuffRules
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase
 from tightloop.episode.planning import Briefing, PlannerAnswer
 from tightloop.executor.model import ExecutorChoice, ExecutorOutcome, ExecutorStatus, WorkOrder

@@ -17,7 +17,7 @@ from tightloop.episode.model import EpisodeOutcome
 from tightloop.errors import InvalidRequestError
 from tightloop.host import state_folder
 from tightloop.question import QuestionKind
-from worker.stack.server import temporal_binary
+from worker.server import temporal_binary
 
 TWO_LINES = "test $(cat log.txt | wc -l) -ge 2"
 SHELL_EDIT = {"run": ["sh", "-c", "printf 'edited %s\\n' {n} > shell.txt; rm -f gone-{n}.txt; touch new-{n}.txt"]}

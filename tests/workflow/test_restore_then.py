@@ -18,7 +18,7 @@ from tightloop.client import TightloopClient
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeStatus
 from tightloop.question import QuestionKind
-from worker.stack.server import temporal_binary
+from worker.server import temporal_binary
 
 Requests = Callable[..., EpisodeRequest]
 MINE = "by a person\n"

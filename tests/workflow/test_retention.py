@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.artifacts.local import open_local_store
+from activities.artifacts.stores import open_local_store
 from activities.tracking.retention import Known, choose, collect
 from activities.workspace.ownership import tree_lock
 from tests.support.episodes import Working, eventually
@@ -14,14 +14,14 @@ from tests.support.leftovers import aged, last_active, trees
 from tests.support.temporal_server import own_client, own_server
 from tightloop.cli.host.commands import read_days
 from tightloop.client import TightloopClient
-from tightloop.database.opening import open_project
+from tightloop.database.ledger import open_project
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import CheckpointFile, EpisodeOutcome
 from tightloop.errors import InvalidRequestError
 from tightloop.host import state_folder
 from tightloop.question import QuestionKind
 from worker.connect import known_workflows
-from worker.retention.freeing import merged_runs
+from worker.retention import merged_runs
 
 temporal, temporal_client = own_server, own_client
 

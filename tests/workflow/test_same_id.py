@@ -26,7 +26,7 @@ from tightloop.settings import Settings
 from worker.build import build_adapters, build_workers
 from worker.connect import DATA_CONVERTER
 from worker.replay import fetch_history, replay
-from worker.stack.server import temporal_binary, tuning_arguments
+from worker.server import temporal_binary, tuning_arguments
 
 TWO_LINES = "test $(wc -l < log.txt) -ge 2"
 FOUR_LINES = "test $(wc -l < log.txt) -ge 4"

@@ -22,9 +22,8 @@ from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, Queues
 from tightloop.host.identity import home_queue
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.settings import Settings
-from worker.build import build_adapters, build_workers, workflow_runner
+from worker.build import Role, build_adapters, build_workers, workflow_runner
 from worker.connect import connect
-from worker.specs import Role
 
 HOLDS = timedelta(seconds=14)
 """Longer than a step waits where nobody works."""

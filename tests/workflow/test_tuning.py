@@ -6,7 +6,7 @@ from tests.support.episodes import Working
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome
 from tightloop.settings import Settings, WorkerSettings
-from worker.hosting.tuning import tuner_of
+from worker.hosting.startup import tuner_of
 
 
 async def test_an_episode_ends_on_a_worker_that_watches_its_resources(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from activities.model.service import ModelService
-from activities.planner.openai import OpenAIPlanner
+from activities.model.client import ModelService
+from activities.planner.planners import OpenAIPlanner
 from tests.support.episodes import Working, eventually
 from tests.support.model_server import ModelServer, Reply, hangs, says
 from tightloop.cli.main import app

@@ -62,7 +62,7 @@ COMMANDS = (
     Command("checkpoints", "look.workflows:checkpoints", "List the checkpoints of an episode.", LOOK),
     Command(
         "diff",
-        "look.diff:diff",
+        "look.workflows:diff",
         "Show how the files, or the plan, of an episode changed between two checkpoints.",
         LOOK,
     ),
@@ -74,13 +74,13 @@ COMMANDS = (
     ),
     Command(
         "inbox",
-        "look.stored:inbox",
+        "look.workflows:inbox",
         "Show every question that waits for a person, oldest first, with the commands that answer it.",
         LOOK,
     ),
     Command(
         "digest",
-        "look.stored:digest",
+        "look.workflows:digest",
         "Show what happened on a day: done, blocked and by what, spent, what waits.",
         LOOK,
     ),
@@ -195,10 +195,10 @@ COMMANDS = (
         "host",
         "The name of this host, under which its workers get the work that only they can do.",
         HOST,
-        Command("show", "host.identity:show", "Show the name, and the hosts whose work goes on here."),
+        Command("show", "host.commands:show_host", "Show the name, and the hosts whose work goes on here."),
         Command(
             "adopt",
-            "host.identity:adopt",
+            "host.commands:adopt_state",
             "Have the open work of another host go on here, whose state home is this one now.",
         ),
     ),
@@ -206,14 +206,14 @@ COMMANDS = (
         "deploy",
         "Builds of the workers, where worker.deployment is set: upgrade while episodes run.",
         HOST,
-        Command("status", "host.deploying:status", "Show the builds: state, what is open on each, live workers."),
+        Command("status", "host.commands:show_builds", "Show the builds: state, what is open on each, live workers."),
         Command(
             "promote",
-            "host.deploying:promote",
+            "host.commands:promote",
             "Let new workflows start on this installation's build, once its workers live and it fits the histories.",
         ),
         Command(
-            "ramp", "host.deploying:ramp", "Let only a share of new workflows start on it; the checks are the same."
+            "ramp", "host.commands:ramp", "Let only a share of new workflows start on it; the checks are the same."
         ),
     ),
     group(
@@ -311,9 +311,9 @@ COMMANDS = (
         "token",
         "Bearer tokens of the HTTP API and the page.",
         HOST,
-        Command("create", "host.tokens:create", "Make a token and print it; it cannot be shown again."),
-        Command("list", "host.tokens:list_tokens", "List the tokens, without what would let anybody in."),
-        Command("revoke", "host.tokens:revoke", "End a token and the sessions that were opened with it."),
+        Command("create", "host.commands:create_token", "Make a token and print it; it cannot be shown again."),
+        Command("list", "host.commands:list_tokens", "List the tokens, without what would let anybody in."),
+        Command("revoke", "host.commands:revoke_token", "End a token and the sessions that were opened with it."),
     ),
     group(
         "mcp",
@@ -330,8 +330,10 @@ COMMANDS = (
         "keys",
         "Keys that encrypt and authenticate what Temporal stores.",
         HOST,
-        Command("new", "host.keys:new", "Make the key file with a first key."),
-        Command("list", "host.keys:list_keys", "List the ids of the keys, the current one first."),
-        Command("rotate", "host.keys:rotate", "Add a new current key; the old ones stay, for what they encrypted."),
+        Command("new", "host.commands:new_keys", "Make the key file with a first key."),
+        Command("list", "host.commands:list_keys", "List the ids of the keys, the current one first."),
+        Command(
+            "rotate", "host.commands:rotate_keys", "Add a new current key; the old ones stay, for what they encrypted."
+        ),
     ),
 )

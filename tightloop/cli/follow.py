@@ -9,12 +9,11 @@ from rich.live import Live
 from rich.text import Text
 
 from tightloop.cli import INTERRUPTED
-from tightloop.cli.render.question import todo_lines
-from tightloop.cli.render.terminal import console, on_terminal, plain, remark, show
-from tightloop.cli.render.workflow import end_lines, event_line, status_line
 from tightloop.cli.session import Session, within
+from tightloop.cli.terminal import console, on_terminal, plain, remark, show
+from tightloop.cli.views import end_lines, event_line, status_line, todo_lines
 from tightloop.client import CLOSED_STATUSES, Event, Status, TightloopClient
-from tightloop.client.following.status import word_of_status
+from tightloop.client.status import word_of_status
 from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
 from tightloop.errors import ServiceUnavailableError
 from tightloop.loop.model import LoopStatus, TaskState

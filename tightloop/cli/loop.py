@@ -7,17 +7,27 @@ from typing import Annotated
 import typer
 
 from tightloop.cli.follow import follow
-from tightloop.cli.options import Executor, Model, Planner, Workspace
-from tightloop.cli.render.loop import gates_table, loop_todo_lines, tasks_table
-from tightloop.cli.render.terminal import show, show_either, show_json
-from tightloop.cli.render.workflow import status_panel
-from tightloop.cli.request import given
-from tightloop.cli.session import AsJson, By, LoopId, leave, operator, session_of, within
+from tightloop.cli.session import (
+    AsJson,
+    By,
+    Executor,
+    LoopId,
+    Model,
+    Planner,
+    Workspace,
+    leave,
+    operator,
+    session_of,
+    within,
+)
+from tightloop.cli.start import given
+from tightloop.cli.terminal import show, show_either, show_json
+from tightloop.cli.views import gates_table, loop_todo_lines, status_panel, tasks_table
 from tightloop.client import Check, Kind, TightloopClient
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice
 from tightloop.loop.model import LoopRequest, LoopState, LoopStatus
-from tightloop.settings.defaults import with_defaults
+from tightloop.settings.layers import with_defaults
 
 PLAN_SECONDS = 60.0
 """How long `plan` waits for the tasks before it leaves."""

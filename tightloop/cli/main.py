@@ -38,7 +38,7 @@ class Sentences(TyperGroup):
 
 
 def _complain(*sentences: str) -> None:
-    from tightloop.cli.render.terminal import complain
+    from tightloop.cli.terminal import complain
 
     for sentence in sentences:
         complain(sentence)

@@ -9,14 +9,12 @@ import typer
 
 from tightloop.cli import FAILED
 from tightloop.cli.host.server_part import run_again
-from tightloop.cli.render.proof import proof_lines
-from tightloop.cli.render.terminal import remark, show, show_json
 from tightloop.cli.session import AsJson, Id, session_of
-from tightloop.client.proof.envelope import MOST_BYTES, seal, to_json
-from tightloop.client.proof.finding import find_proof
-from tightloop.client.proof.signing import NoSigningKeyError, sign, signing_key
+from tightloop.cli.terminal import remark, show, show_json
+from tightloop.cli.views import proof_lines
+from tightloop.client.proof.envelope import MOST_BYTES, NoSigningKeyError, seal, sign, signing_key, to_json
 from tightloop.client.proof.statement import Result, statement_of
-from tightloop.client.proof.verify import Point, Rules, Verified
+from tightloop.client.proof.verify import Point, Rules, Verified, find_proof
 from tightloop.client.proof.verify import verify as verify_content
 from tightloop.episode.check import CheckStatus
 from tightloop.errors import InvalidRequestError

@@ -6,17 +6,17 @@ from typing import Annotated
 
 import typer
 
-from tightloop.cli.render.question import todo_lines
 from tightloop.cli.session import AsJson, By, Checkpoint, EpisodeId, Id, PlanId, Reason, operator, session_of, within
+from tightloop.cli.views import todo_lines
 from tightloop.client import Kind, TightloopClient
-from tightloop.client.following.status import word_of_status
+from tightloop.client.status import word_of_status
 from tightloop.episode.control import ExecutorAmendment
 from tightloop.episode.model import EpisodeStatus
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError
 from tightloop.executor.model import OnCrash
 from tightloop.plan.request import PlanStatus
 from tightloop.question import is_paused
-from tightloop.safety.verdict import Verdict
+from tightloop.safety.rubric import Verdict
 
 END_SECONDS = 10
 LOOK_SECONDS = 3.0

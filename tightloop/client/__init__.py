@@ -10,10 +10,10 @@ It speaks to Temporal by workflow name, so that the `tightloop` wheel alone is e
 """
 
 from tightloop.client.client import TightloopClient
+from tightloop.client.events import Event
 from tightloop.client.execution import CLOSED_STATUSES, OPEN_STATUSES, Kind, Run, Summary, registration_command
-from tightloop.client.following.events import Event
-from tightloop.client.following.status import Result, Status
-from tightloop.client.installation.topology import Topology
+from tightloop.client.setup import Topology
+from tightloop.client.status import Result, Status
 from tightloop.client.sync import SyncTightloopClient
 from tightloop.client.workers import Poller
 from tightloop.episode.budget import Budget, Spent, TopUp

@@ -40,11 +40,10 @@ from tightloop.client.execution import (
     registration_command,
     setup_command,
 )
-from tightloop.client.records.history import History
-from tightloop.client.records.listing import Listing
+from tightloop.client.records import History, Listing
 from tightloop.client.sealing import sealing_as
 from tightloop.client.workers import explain_silence, read_workers
-from tightloop.coder.input import CODER_WORKFLOW_TYPE
+from tightloop.coder.model import CODER_WORKFLOW_TYPE
 from tightloop.episode.model import TASK_TIMEOUT
 from tightloop.errors import (
     EpisodeNotFoundError,

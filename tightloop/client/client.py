@@ -15,27 +15,24 @@ from tightloop.client.connection import connect as open_connection
 from tightloop.client.connection import settings_for
 from tightloop.client.encryption import data_converter as converter_of
 from tightloop.client.execution import REQUEST, Kind, memo_of
-from tightloop.client.following.finding import choose_id, described
-from tightloop.client.following.viewer import Viewer
-from tightloop.client.installation.sealing import refuse_other_keys, refuse_unreadable_start
 from tightloop.client.plan_checking import check_aside
+from tightloop.client.setup import refuse_other_keys, refuse_unreadable_start
+from tightloop.client.status import choose_id, described
+from tightloop.client.viewer import Viewer
 from tightloop.episode.check import Check
-from tightloop.episode.checkpoint import RestoreTarget
-from tightloop.episode.control import ExecutorAmendment, read_amendment, read_restore
-from tightloop.episode.copies import choose_home
-from tightloop.episode.input import EpisodeInput
+from tightloop.episode.checkpoint import RestoreTarget, choose_home
+from tightloop.episode.control import EpisodeInput, ExecutorAmendment, read_amendment, read_restore
 from tightloop.episode.model import WORKFLOW_TYPE, EpisodeRequest, EpisodeStatus
 from tightloop.host.identity import home_queue
-from tightloop.loop.input import LoopInput
-from tightloop.loop.model import LOOP_WORKFLOW_TYPE, LoopRequest
+from tightloop.loop.model import LOOP_WORKFLOW_TYPE, LoopInput, LoopRequest
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE, PlanRequest
 from tightloop.settings import Settings
-from tightloop.settings.defaults import with_defaults
+from tightloop.settings.layers import with_defaults
 from tightloop.value.arguments import Hint, checks_arguments
 
 if TYPE_CHECKING:
     from tightloop.client import SyncTightloopClient
-    from tightloop.plan.input import PlanInput
+    from tightloop.plan.progress import PlanInput
 
 Address = Annotated[
     str | None,
@@ -150,7 +147,7 @@ class TightloopClient(Viewer):
             episode = EpisodeInput.of(asked, replace=replace)
             return await self._start(choose_id(Kind.EPISODE, new_id), episode, origin)
         # It brings all that runs a plan: no client of episodes needs that.
-        from tightloop.plan.input import PlanInput
+        from tightloop.plan.progress import PlanInput
 
         plan = with_defaults(request, self._settings)
         return await self._start(choose_id(Kind.PLAN, new_id), PlanInput.of(plan, replace=replace), origin)
@@ -176,7 +173,7 @@ class TightloopClient(Viewer):
         start.check()
         if not isinstance(start, EpisodeInput | LoopInput) and start.source:
             # It brings a parser of shell scripts, which takes a while to import.
-            from tightloop.plan.validation.inputs import check_source
+            from tightloop.plan.validation.validate import check_source
 
             await check_aside(check_source, start.source, tuple(start.inputs))
         queue = self._settings.temporal.task_queue

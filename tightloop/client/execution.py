@@ -17,18 +17,17 @@ from temporalio.exceptions import ApplicationError
 
 from tightloop.client.encryption import open_all
 from tightloop.client.sealing import ENCRYPTED, OPENED_FIELD, SealingCodec
-from tightloop.episode.input import EpisodeInput
+from tightloop.episode.budget import PROBLEM_CHARACTERS, Work, wait_for_worker
+from tightloop.episode.control import EpisodeInput
 from tightloop.episode.model import REFUSED, WORKFLOW_TYPE
-from tightloop.episode.work import PROBLEM_CHARACTERS, Work, wait_for_worker
 from tightloop.errors import SettingsError
-from tightloop.loop.input import LoopInput
-from tightloop.loop.model import LOOP_WORKFLOW_TYPE
+from tightloop.loop.model import LOOP_WORKFLOW_TYPE, LoopInput
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE
 from tightloop.value import Value, shorten
 from tightloop.value.scrub import scrub
 
 if TYPE_CHECKING:
-    from tightloop.plan.input import PlanInput
+    from tightloop.plan.progress import PlanInput
 
 STATUS, ITERATION, PAUSE_KIND = "TightloopStatus", "TightloopIteration", "TightloopPauseKind"
 REQUEST = "request"

@@ -1,13 +1,16 @@
-"""What travels through the history of a coder: numbers, names and references, never the conversation itself."""
+"""Models of the coder."""
 
+import hashlib
+import re
 from enum import StrEnum
 
 from pydantic import Field
 
-from tightloop.executor.model import ExecutorStatus
-from tightloop.executor.usage import Usage
+from tightloop.errors import InvalidRequestError
+from tightloop.executor.model import ExecutorStatus, Usage
 from tightloop.question import Question
-from tightloop.value import Sparse
+from tightloop.safety.seal import Seal
+from tightloop.value import Sparse, Value, counted
 from tightloop.value.artifact import ArtifactRef
 
 CODER = "coder"
@@ -164,3 +167,87 @@ class CoderStatus(Sparse):
         spent = (self.usage.input_tokens or 0) + (self.usage.output_tokens or 0)
         known = f", {spent} tokens" if self.usage.known else ""
         return f"{self.state.value}, turn {self.turns} of at most {self.max_turns}, round {self.round}{known}"
+
+
+CODER_WORKFLOW_TYPE = "CoderWorkflow"
+
+
+class CoderInput(Value):
+    """One delivery to the coder, with the progress that the run before it made."""
+
+    workspace: str = ""
+    worktree: bool = False
+    request: ArtifactRef | None = None
+    """The stored `EpisodeRequest`."""
+    home: str = ""
+    absence_s: float = 60.0
+    """As in the episode's `Queues`."""
+    within: str = ""
+    """Id of the workflow that holds the workspace."""
+    key: str = ""
+    """Of the delivery in the outbox."""
+    base_tree: str = ""
+    """The tree from which it begins."""
+    title: str = ""
+    wall_limit_s: float = 3600.0
+    session: str = ""
+    """Set in the runs that follow the first one, as the next two."""
+    bounds: Bounds = Bounds()
+    progress: CoderProgress = CoderProgress()
+    worked_s: float = 0.0
+    """Of the runs before."""
+    sealed_as: Seal | None = None
+    """What the input's seal says; set by the converter, whatever is sent."""
+
+    @property
+    def goal(self) -> str:
+        """What lists show."""
+        return self.title
+
+
+# As mini-swe-agent has it: 5,000 characters of each end.
+HEAD_CHARACTERS = TAIL_CHARACTERS = 5_000
+RESULT = "result:"
+"""Begins the name under which `read_file` finds a result."""
+ID_DIGITS = 12
+
+
+def result_name(sha256: str) -> str:
+    """Return the name of a stored result, as a model is told of it."""
+    return f"{RESULT}{sha256[:ID_DIGITS]}"
+
+
+def is_long(text: str) -> bool:
+    """Return whether only the ends of a result are shown."""
+    return len(text) > HEAD_CHARACTERS + TAIL_CHARACTERS
+
+
+def keep_ends(text: str, sha256: str) -> str:
+    """Return the head and the tail of a long result, and where the rest can be read: the artifact `sha256`.
+
+    The text is scrubbed already: a secret that is cut in two would not be known for what it is.
+    """
+    if not is_long(text):
+        return text
+    missing = counted(len(text) - HEAD_CHARACTERS - TAIL_CHARACTERS, "character")
+    mark = f"\n[... {missing} left out; all of it: read_file {result_name(sha256)} ...]\n"
+    return text[:HEAD_CHARACTERS] + mark + text[-TAIL_CHARACTERS:]
+
+
+_SESSION = re.compile(r"[0-9a-f]{32}")
+
+
+def session_of(key: str) -> str:
+    """Return the id of the session that a delivery begins."""
+    return hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
+def place_of(session: str) -> str:
+    """Return where a session lies in the state folder of its project.
+
+    Raises:
+        InvalidRequestError: the id is not one of ours; the path could leave the folder.
+    """
+    if not _SESSION.fullmatch(session):
+        raise InvalidRequestError(f"{session[:80]!r} is not the id of a coder's session")
+    return f"coder/{session}"

@@ -1,4 +1,4 @@
-"""Roles of the coder: a Markdown file each in `roles/`, with what it may use in front and its prompt behind."""
+"""Roles of the coder, and how its work is shown."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
+from tightloop.coder.model import CoderProgress, CoderStatus
 from tightloop.errors import SettingsError, did_you_mean
-from tightloop.value import Document, first_problem
+from tightloop.value import Document, counted, first_problem, shorten
 
 FINISH = "finish"
 """The tool that ends a part of the work. Every role has it: a model without it could only be stopped."""
@@ -56,7 +57,7 @@ def read_role(name: str, text: str) -> Role:
     # Roles are read where work is done; a client that only starts episodes needs no YAML.
     import yaml
 
-    from tightloop.value.yaml_reading import load_yaml
+    from tightloop.value.documents import load_yaml
 
     opening, _, rest = text.partition("---\n")
     head, ending, prompt = rest.partition("\n---\n")
@@ -88,3 +89,36 @@ def known_roles() -> Mapping[str, Role]:
 def known_tools() -> frozenset[str]:
     """Return the names of all tools that any role has."""
     return frozenset(tool for role in known_roles().values() for tool in role.tools)
+
+
+TITLE_CHARACTERS = 200
+
+
+def details_markdown(status: CoderStatus) -> str:
+    """Return the current details, for Temporal's Web UI."""
+    return f"**{status.state.value}** - {shorten(status.title, TITLE_CHARACTERS)}\n- {status.line}"
+
+
+def path_line(progress: CoderProgress) -> str:
+    """Return the states that a coder went through, such as `PLANNING (3 turns) > CODING (9 turns) > TESTING`."""
+    ends = [*(turns for _, turns in progress.path[1:]), progress.turns]
+    parts = []
+    for (state, began), end in zip(progress.path, ends, strict=True):
+        parts.append(state.value + (f" ({counted(end - began, 'turn')})" if end > began else ""))
+    return " > ".join(parts)
+
+
+LINE_CHARACTERS = 500
+"""Longer lines are cut: they are generated, not written."""
+
+
+def numbered(lines: list[str], first: int = 1) -> str:
+    """Return lines, which have no line ends, each behind its number and a tab."""
+    width = len(str(first + len(lines)))
+    return "\n".join(f"{number:>{width}}\t{cut(line)}" for number, line in enumerate(lines, start=first))
+
+
+def cut(line: str) -> str:
+    """Return a line, marked where it was cut."""
+    surplus = len(line) - LINE_CHARACTERS
+    return line if surplus <= 0 else f"{line[:LINE_CHARACTERS]} [... {surplus} more]"

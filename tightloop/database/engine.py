@@ -1,26 +1,123 @@
-"""Opens the database: SQLite in the state home, or PostgreSQL.
-
-Writers follow each other in both. SQLite knows nothing else; in PostgreSQL a lock does it, because sequences commit out
-of order, and a reader that remembers the highest number would miss rows.
-"""
+"""Database engine, and upgrades of its schema."""
 
 import contextlib
+import os
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, auto
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, MetaData, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, DisconnectionError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from tightloop.database.sqlite_file import file_id, make_database, use_wal
-from tightloop.database.upgrading import LEDGER, Migrations
+from tightloop.database.schema import METADATA
 from tightloop.errors import ServiceUnavailableError, SettingsError, StorageFullError, WorkspaceError
+from tightloop.host import private_folder
+
+# The switch takes a lock for an instant only, but every process that opens the file for the first time wants it.
+POLL_S = 0.02
+_CREATING = threading.Lock()
+
+
+def make_database(path: Path) -> None:
+    """Make a missing file, empty and for its owner alone, and its folders."""
+    # The side files of SQLite get the mode of the main file. Never opens a file that is there: to close any descriptor
+    # of it would drop the locks of every SQLite connection that this process has on it (POSIX), and another process
+    # could then delete the write-ahead log.
+    with _CREATING:
+        if not path.exists():
+            private_folder(path.parent)
+            with suppress(FileExistsError):
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+
+
+def use_wal(connection: sqlite3.Connection, *, patience: timedelta) -> None:
+    """Switch to the write-ahead log. SQLite does not apply its busy timeout to this switch.
+
+    Raises:
+        sqlite3.OperationalError: somebody else was busy with the file for the whole time.
+    """
+    deadline = time.monotonic() + patience.total_seconds()
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(POLL_S)
+
+
+def file_id(path: Path) -> tuple[int, int]:
+    """Return device and inode: they differ once another file takes the place of one."""
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+FOLDER = Path(__file__).with_name("migrations")
+
+
+@dataclass(frozen=True)
+class Migrations:
+    """A set of tables, and how they came to be."""
+
+    name: str
+    """What the tables hold, for messages."""
+    versions: Path
+    """Folder of the migrations, `v<number>_<what>.py`."""
+    table: str
+    """Holds the revision that a database is at."""
+    metadata: MetaData
+    when_damaged: str
+    """What helps, for messages."""
+
+    @cached_property
+    def head(self) -> str:
+        """The newest revision."""
+        return max(path.stem for path in self.versions.glob("v*.py"))
+
+    def revision_of(self, connection: Connection) -> str:
+        """Return the revision that a database is at; empty: it is new."""
+        # Asked in every transaction: SQLAlchemy's own way to ask is slower than what the transaction is for.
+        if connection.dialect.name == "postgresql":
+            known = text("SELECT to_regclass(:name)")
+        else:
+            known = text("SELECT name FROM sqlite_master WHERE name = :name")
+        if connection.execute(known, {"name": self.table}).scalar() is None:
+            return ""
+        return str(connection.execute(text(f"SELECT version_num FROM {self.table}")).scalar() or "")  # noqa: S608
+
+    def upgrade(self, connection: Connection, to: str = "head") -> None:
+        """Bring the database of a connection to a revision, the newest if none is named; the caller commits."""
+        # Most processes find it up to date, and do without 0.2 s of imports.
+        from alembic import command
+        from alembic.config import Config
+
+        config = Config()
+        config.set_main_option("script_location", str(FOLDER).replace("%", "%%"))
+        config.set_main_option("version_locations", str(self.versions).replace("%", "%%"))
+        config.set_main_option("path_separator", "newline")
+        config.attributes |= {"connection": connection, "metadata": self.metadata, "table": self.table}
+        command.upgrade(config, to)
+
+
+LEDGER = Migrations(
+    name="ledger",
+    versions=FOLDER / "versions",
+    table="alembic_version",
+    metadata=METADATA,
+    when_damaged="Move it away, and restore it from a backup or make it again: tightloop ledger rebuild",
+)
+
 
 BUSY_TIMEOUT = timedelta(seconds=10)
 CONNECT_S = 5

@@ -8,20 +8,23 @@ from uuid import uuid4
 from sqlalchemy import Connection, delete, func, select, update
 
 from tightloop.database.engine import Database
-from tightloop.database.metric_rows import answer_times, write_metrics
 from tightloop.database.rows import (
     TEXT_CHARACTERS,
+    answer_times,
     book,
     event_line,
     insert_missing,
     names_of,
     next_tick,
     questions_of,
+    settle_steps,
     upsert,
     workflow_row,
+    write_graph,
+    write_metrics,
+    write_steps,
 )
 from tightloop.database.schema import checkpoints, days, events, freed, metrics, projects, steps, workflows
-from tightloop.database.step_rows import settle_steps, write_graph, write_steps
 from tightloop.episode.checkpoint import CheckpointRecord, checkpoint_id
 from tightloop.ledger.metrics import Metric
 from tightloop.ledger.model import FREED, KEPT, RELEASED, ProjectLine, StepRow, TrailEvent, WorkflowSnapshot

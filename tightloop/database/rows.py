@@ -1,18 +1,24 @@
-"""Rows of the tables, and the models that they stand for."""
+"""Rows of the ledger."""
 
 import json
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import Connection, RowMapping, Table, bindparam, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, Table, and_, bindparam, case, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from tightloop.database.schema import clock, days, workflows
-from tightloop.ledger.model import EvidenceLine, StepRow, WorkflowLine, WorkflowSnapshot
-from tightloop.question import Question
+from tightloop.database.engine import Database
+from tightloop.database.schema import clock, days, events, metrics, steps, workflows
+from tightloop.episode.display import STANDS_IN
+from tightloop.episode.model import EpisodeOutcome
+from tightloop.ledger.metrics import EndedEpisode, Metric, MetricKind, MetricsFilter
+from tightloop.ledger.model import SUCCEEDED, UNKNOWN, EvidenceLine, StepRow, TrailEvent, WorkflowLine, WorkflowSnapshot
+from tightloop.plan.child import StepStatus
+from tightloop.question import Question, QuestionKind
 from tightloop.value import shorten
 from tightloop.value.scrub import scrub
 
@@ -143,3 +149,222 @@ def book(connection: Connection, project: str, workflow_id: str, *, at: datetime
 def names_of(questions: Iterable[Question]) -> dict[str, Question]:
     """Return questions by their ids."""
     return {question.id: question for question in questions}
+
+
+ASKED_AT_ONCE = 500
+
+
+def write_steps(connection: Connection, project: str, rows: Iterable[StepRow]) -> list[TrailEvent]:
+    """Keep steps as they are now, unless something newer is known; return the lines of the trail about changes."""
+    lines: list[TrailEvent] = []
+    changed: list[StepRow] = []
+    for plan_id, wanted in _by_plan(rows).items():
+        known = _known(connection, project, plan_id, [row.step for row in wanted])
+        for row in wanted:
+            before = known.get(row.step)
+            now = row if before is None else _after(before, row)
+            if now is None or now == before:
+                continue
+            known[row.step] = now
+            changed.append(now)
+            if before is None or (before.status, before.attempt) != (now.status, now.attempt):
+                lines.append(_line(now))
+    _write(connection, project, changed)
+    return [line for line in lines if line.text]
+
+
+def write_graph(connection: Connection, project: str, rows: Iterable[StepRow]) -> None:
+    """Add the steps of a plan; of those that are known only title, place and needs are taken over."""
+    for plan_id, wanted in _by_plan(rows).items():
+        known = _known(connection, project, plan_id, [row.step for row in wanted])
+        merged = [
+            known[row.step].evolve(title=row.title, order=row.order, needs=row.needs) if row.step in known else row
+            for row in wanted
+        ]
+        _write(connection, project, [row for row in merged if row != known.get(row.step)])
+
+
+def settle_steps(connection: Connection, project: str, plan_id: str, statuses: Mapping[str, str], at: datetime) -> None:
+    """Note where the steps of a plan that ended stand: those that are named, and others that were passed as done."""
+    query = select(steps).where(steps.c.project == project, steps.c.plan_id == plan_id)
+    known = {row["step"]: read_step(row) for row in connection.execute(query).mappings()}
+    open_ones = [step for step, row in known.items() if row.status == StepStatus.PENDING.value]
+    ends = dict.fromkeys(open_ones, StepStatus.COMPLETED.value) | dict(statuses)
+    empty = StepRow(plan_id=plan_id, step="", status="")
+    rows = [known.get(step, empty.evolve(step=step)).evolve(status=status) for step, status in ends.items()]
+    _write(connection, project, [row.evolve(at=at) for row in rows if row != known.get(row.step)])
+
+
+def _by_plan(rows: Iterable[StepRow]) -> dict[str, list[StepRow]]:
+    found: dict[str, list[StepRow]] = defaultdict(list)
+    for row in rows:
+        found[row.plan_id].append(row)
+    return found
+
+
+def _known(connection: Connection, project: str, plan_id: str, names: list[str]) -> dict[str, StepRow]:
+    found: dict[str, StepRow] = {}
+    for start in range(0, len(names), ASKED_AT_ONCE):
+        query = select(steps).where(steps.c.project == project, steps.c.plan_id == plan_id)
+        query = query.where(steps.c.step.in_(names[start : start + ASKED_AT_ONCE]))
+        found |= {row["step"]: read_step(row) for row in connection.execute(query).mappings()}
+    return found
+
+
+def _after(before: StepRow, row: StepRow) -> StepRow | None:
+    """Return a known step with what is new about it; None: the news is old."""
+    if row.at is not None and before.at is not None and row.at < before.at:
+        return None
+    # What a later row leaves out is still so.
+    return row.evolve(
+        child_id=row.child_id or before.child_id,
+        needs=row.needs or before.needs,
+        title=row.title or before.title,
+        order=row.order or before.order,
+    )
+
+
+def _write(connection: Connection, project: str, rows: list[StepRow]) -> None:
+    if rows:
+        first = next_tick(connection, len(rows))
+        numbered: list[dict[str, Any]] = [
+            {**step_row(project, row), "changed": first + place} for place, row in enumerate(rows)
+        ]
+        upsert(connection, steps, numbered)
+
+
+def _line(row: StepRow) -> TrailEvent:
+    text = "" if row.status == StepStatus.PENDING.value else f"{row.step}: {row.status}, attempt {row.attempt}"
+    key = f"step/{row.step}/{row.attempt}/{row.status}"
+    return TrailEvent(episode_id=row.plan_id, kind="step", key=key, text=text, at=row.at)
+
+
+def write_metrics(connection: Connection, project: str, measured: Iterable[Metric]) -> None:
+    """Keep values; one of which a newer one is known is dropped."""
+    for one in measured:
+        row = {"project": project, "workflow_id": one.workflow_id, "kind": one.kind.value, "key": one.key}
+        here = (metrics.c[name] == value for name, value in row.items())
+        known = connection.execute(select(metrics.c.at).where(*here)).scalar()
+        if known is not None and known > one.at:
+            continue
+        values = {"value": one.value, "at": one.at, "metadata": json.dumps(scrubbed(one.metadata))}
+        upsert(connection, metrics, [{**row, **values, "changed": next_tick(connection)}])
+
+
+def answer_times(snapshot: WorkflowSnapshot, settled: Iterable[Question]) -> Iterator[Metric]:
+    """Yield how long each question of a workflow waited that is not asked any more."""
+    if snapshot.status == EpisodeOutcome.FAILED.value.lower():
+        return  # nobody answered in time
+    for question in settled:
+        if question.since is not None and question.kind is not QuestionKind.OPERATOR:
+            seconds = max((snapshot.at - question.since).total_seconds(), 0.0)
+            yield Metric(
+                workflow_id=snapshot.id,
+                kind=MetricKind.ANSWER_S,
+                value=seconds,
+                at=snapshot.at,
+                key=question.id,
+                metadata={"kind": question.kind.value},
+            )
+
+
+def ended_episodes(connection: Connection, wanted: MetricsFilter, seen: ColumnElement[bool]) -> list[EndedEpisode]:
+    """Return the episodes that a filter lets through.
+
+    Args:
+        connection: to the database.
+        wanted: the range and the filter.
+        seen: condition on `workflows` for the projects that the reader may see.
+    """
+    which = (workflows.c.kind == "episode", seen, *_conditions(wanted))
+    answers = _answers(connection, which)
+    return [_episode(row, answers) for row in connection.execute(_episodes(which))]
+
+
+def _episode(row: Sequence[Any], answers: Mapping[tuple[str, str], Iterable[float]]) -> EndedEpisode:
+    # By unpacking: names would be looked up in each of thousands of rows.
+    project, workflow_id, executor, model, closed, status, iterations, tokens, cost, cost_known, *known, hits = row
+    worked_s, interventions, safety_findings, bandit_findings, coverage, searches = known
+    return EndedEpisode(
+        project=project,
+        executor=executor.partition(STANDS_IN)[0],
+        model=model,
+        closed=closed,
+        succeeded=None if status == UNKNOWN else status.lower() in SUCCEEDED,
+        iterations=iterations,
+        tokens=tokens,
+        cost_usd=cost if cost_known else None,
+        worked_s=worked_s,
+        interventions=interventions,
+        safety_findings=safety_findings,
+        bandit_findings=bandit_findings,
+        changed_line_coverage=coverage,
+        memory_searches=searches,
+        memory_hits=int(hits or 0),
+        answers_s=tuple(answers.get((project, workflow_id), ())),
+    )
+
+
+def _episodes(which: Iterable[ColumnElement[bool]]) -> Any:
+    of_kind = {kind: case((metrics.c.kind == kind.value, metrics.c.value)) for kind in MetricKind}
+    row = workflows.c
+    columns = (
+        row.project, row.id, row.executor, row.model, row.closed, row.status, row.iteration, row.tokens, row.cost_usd,
+        row.cost_known, row.worked_s, row.interventions,
+    )  # fmt: skip
+    sums = (
+        func.sum(of_kind[MetricKind.SAFETY_FINDINGS]),
+        func.sum(of_kind[MetricKind.BANDIT_FINDINGS]),
+        func.sum(of_kind[MetricKind.CHANGED_LINE_COVERAGE]),
+        func.count(of_kind[MetricKind.MEMORY_HIT]),
+        func.sum(of_kind[MetricKind.MEMORY_HIT]),
+    )
+    joined = workflows.outerjoin(metrics, _of_episode())
+    return select(*columns, *sums).select_from(joined).where(*which).group_by(row.project, row.id)
+
+
+def _answers(connection: Connection, which: Iterable[ColumnElement[bool]]) -> dict[tuple[str, str], list[float]]:
+    query = select(metrics.c.project, metrics.c.workflow_id, metrics.c.value)
+    query = query.select_from(workflows.join(metrics, _of_episode()))
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in connection.execute(query.where(metrics.c.kind == MetricKind.ANSWER_S.value, *which)):
+        found[row.project, row.workflow_id].append(row.value)
+    return found
+
+
+def _of_episode() -> ColumnElement[bool]:
+    return and_(metrics.c.project == workflows.c.project, metrics.c.workflow_id == workflows.c.id)
+
+
+def _conditions(wanted: MetricsFilter) -> Iterator[ColumnElement[bool]]:
+    yield workflows.c.closed >= wanted.since
+    yield workflows.c.closed < wanted.until
+    if wanted.project:
+        yield workflows.c.project == wanted.project
+    if wanted.executor:
+        stands_in = workflows.c.executor.startswith(f"{wanted.executor}{STANDS_IN}", autoescape=True)
+        yield or_(workflows.c.executor == wanted.executor, stands_in)
+    if wanted.model:
+        yield workflows.c.model == wanted.model
+
+
+def put_in_order(database: Database, written: Iterable[tuple[int, int, float]]) -> None:
+    """Number lines again.
+
+    Args:
+        database: the ledger.
+        written: first and last number of lines that were written together, and the time by which they are ordered.
+    """
+    at = {seq: (moment, seq) for first, last, moment in written for seq in range(first, last + 1)}
+    with database.writing(durable=True) as connection:
+        there = [seq for seq in connection.scalars(select(events.c.seq).order_by(events.c.seq)) if seq in at]
+        moves = [
+            {"old": old, "new": new}
+            for old, new in zip(sorted(there, key=lambda seq: at[seq]), there, strict=True)
+            if old != new
+        ]
+        if moves:
+            # By way of numbers that no line has: each number is unique at any moment.
+            away = update(events).where(events.c.seq == bindparam("old")).values(seq=-bindparam("new"))
+            connection.execute(away, moves)
+            connection.execute(update(events).where(events.c.seq < 0).values(seq=-events.c.seq))

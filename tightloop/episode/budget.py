@@ -1,13 +1,17 @@
-"""Budget of an episode, what it has spent, and which bounds are reached."""
+"""Budget of an episode, and what it has spent."""
 
-from datetime import timedelta
-from enum import StrEnum
-from typing import Any
+import hashlib
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from enum import IntEnum, StrEnum
+from typing import Annotated, Any
 
-from tightloop.executor.usage import Usage
-from tightloop.value import Document, Value
-from tightloop.value.caller import CallerInput
-from tightloop.value.duration import Duration
+from pydantic import Field
+
+from tightloop.episode.check import Check
+from tightloop.executor.model import Usage
+from tightloop.value import Document, Value, shorten
+from tightloop.value.artifact import CallerInput, Duration
 
 YEAR_MINUTES = 365.0 * 24 * 60
 """Maximum of one addition: infinity does not fit into a `timedelta`."""
@@ -166,3 +170,122 @@ def topped_up(budget: Budget, addition: TopUp) -> Budget:
     added |= {"warn_at_iteration": amounts["iterations"], "max_wall_time": timedelta(minutes=minutes)}
     now = {name: getattr(budget, name) for name in added}
     return budget.evolve(**{name: limit + added[name] for name, limit in now.items() if limit is not None})
+
+
+PROOF = "proof, check"
+"""What a check is called in a fresh checkout."""
+WHAT_CHARACTERS = 300
+PROBLEM_CHARACTERS = 400
+
+
+class Work(Value):
+    """What runs now, for a person who wonders whether it still does."""
+
+    what: str = ""
+    """Such as `check 2 of 3: pytest -q`."""
+    since: datetime | None = None
+    limit_s: float = 0.0
+    """It is ended after this time; 0: not known here."""
+    spent_s: float = 0.0
+    """Seconds that the attempts before this one took of the limit."""
+    attempt: int = 1
+    attempts: int = 0
+    """Maximum number of attempts; 0: not known here."""
+    problem: str = ""
+    """Why the attempt before this one failed."""
+    answer_problem: str = ""
+    """What was wrong with the last answer of a model."""
+    next_attempt: datetime | None = None
+    """When it is tried again, where it waits for that."""
+    ends_early: bool = False
+    """A pause may end it: nothing is lost but its time."""
+
+    def told(self, now: datetime | None = None) -> str:
+        """Return it in words; with its age where the time is given, else with the time at which it began."""
+        if not self.what:
+            return ""
+        parts = [self.what]
+        if self.since is not None:
+            age = f"for {span((now - self.since).total_seconds())}" if now else f"since {self.since:%H:%M:%S} UTC"
+            parts.append(age + (f" of at most {span(self.limit_s)}" if self.limit_s else ""))
+        if self.attempt > 1:
+            parts.append(f"attempt {self.attempt}" + (f" of {self.attempts}" if self.attempts else ""))
+        if self.next_attempt is not None and now is not None:
+            parts.append(f"again in {span((self.next_attempt - now).total_seconds())}")
+        return "; ".join([", ".join(parts), *([f"before: {self.trouble}"] if self.trouble else [])])
+
+    @property
+    def trouble(self) -> str:
+        """Why it takes more than one attempt, or more than one answer."""
+        answer = f"the last answer could not be used: {self.answer_problem}" if self.answer_problem else ""
+        return "; ".join(part for part in (self.problem, answer) if part)
+
+
+def span(seconds: float) -> str:
+    """Return a length of time, such as `45 s`, `4 min 10 s` or `2 h 5 min`."""
+    whole = max(round(seconds), 0)
+    if whole < 120:
+        return f"{whole} s"
+    large, small, names = (whole // 60, whole % 60, ("min", "s")) if whole < 7_200 else _hours(whole)
+    return f"{large} {names[0]}" + (f" {small} {names[1]}" if small else "")
+
+
+def _hours(seconds: int) -> tuple[int, int, tuple[str, str]]:
+    return seconds // 3_600, seconds % 3_600 // 60, ("h", "min")
+
+
+def check_work(check: Check, number: int, total: int, since: datetime, kind: str = "check") -> Work:
+    """Return what runs while one check does."""
+    place = f"{kind} {number} of {total}" if total > 1 else kind
+    what = f"{place}: {shorten(check.title, WHAT_CHARACTERS)}"
+    return Work(what=what, since=since, limit_s=check.timeout_s, ends_early=True)
+
+
+def checks_work(checks: Sequence[Check], kind: str = "check") -> Work:
+    """Return what runs while all checks do, where nobody can say which of them it is."""
+    names = ", ".join(check.title for check in checks)
+    plural = "" if len(checks) == 1 else "s"
+    what = f"{kind}{plural}: {shorten(names, WHAT_CHARACTERS)}"
+    return Work(what=what, limit_s=sum(check.timeout_s for check in checks), ends_early=True)
+
+
+def wait_for_worker(since: datetime, queue: str) -> str:
+    """Return where and since when a step waits, as the status shows it."""
+    return f"a worker with a free slot on task queue {queue!r} since {since:%Y-%m-%d %H:%M:%S} UTC"
+
+
+PERSON_LOOKS = timedelta(minutes=10)
+"""So long after a message a person is taken to wait for what comes of it."""
+Weight = Annotated[float, Field(ge=0.001, le=1000)]
+"""Share of a project where several wait. The bounds are Temporal's."""
+
+
+class Urgency(IntEnum):
+    """Who goes first, whatever the project: Temporal's priority keys, of which 3 is its default."""
+
+    PERSON_WAITS = 1
+    RUNNING = 3
+    NEW = 5
+
+
+def urgency(*, heard: datetime | None, now: datetime, is_new: bool) -> Urgency:
+    """Return how urgent the steps of a workflow are.
+
+    Args:
+        heard: when a person last told it something; None: nobody did in this run.
+        now: the time.
+        is_new: nothing of it has been done yet.
+    """
+    if heard is not None and now - heard < PERSON_LOOKS:
+        return Urgency.PERSON_WAITS
+    return Urgency.NEW if is_new else Urgency.RUNNING
+
+
+def project_of(workspace: str) -> str:
+    """Return the name of a project that was given none."""
+    return workspace.rstrip("/").rpartition("/")[2]
+
+
+def fairness_key(project: str) -> str:
+    """Return what Temporal tells projects apart by: a digest, since it stores the key as it is."""
+    return "project-" + hashlib.sha256(project.encode("utf-8", "replace")).hexdigest()[:12] if project else ""

@@ -7,12 +7,10 @@ from typing import Any
 
 from pydantic import model_validator
 
-from tightloop.episode.failure import combined, signature
-from tightloop.episode.failure.printed import Printed, is_part, read_output
+from tightloop.episode.failure import Printed, combined, is_part, read_output, signature
 from tightloop.safety.drift import Drift
 from tightloop.value import Value, clip, shorten
-from tightloop.value.artifact import ArtifactRef
-from tightloop.value.caller import CallerInput
+from tightloop.value.artifact import ArtifactRef, CallerInput
 
 TAIL_CHARACTERS = 1_200
 """Characters of a check's output that travel with its result; the rest is an artifact."""

@@ -1,24 +1,20 @@
-"""The arguments of the commands to an episode, read leniently and refused with a sentence.
-
-The Temporal Web UI sends one JSON value without a form, so every command takes plain text, an object,
-or nothing.
-"""
+"""Messages to an episode, and its input."""
 
 import math
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError, field_validator
+from pydantic import BaseModel, ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from tightloop.episode.budget import TopUp
 from tightloop.episode.check import Check
-from tightloop.episode.checkpoint import CheckpointRecord, RestoreTarget, checkpoint_id, checkpoint_number
-from tightloop.episode.copies import MoveTarget
-from tightloop.episode.model import EpisodeRequest
+from tightloop.episode.checkpoint import CheckpointRecord, MoveTarget, RestoreTarget, checkpoint_id, checkpoint_number
+from tightloop.episode.model import RIGHT_INPUT, EpisodeRequest, EpisodeState
 from tightloop.errors import InvalidRequestError, followed_by
 from tightloop.executor.model import ExecutorChoice, OnCrash
-from tightloop.safety.verdict import Verdict
+from tightloop.safety.rubric import Verdict
+from tightloop.safety.seal import Heard, Seal
 from tightloop.value import Document, first_problem, shorten
-from tightloop.value.caller import unknown_fields
+from tightloop.value.artifact import unknown_fields
 
 TEXT_CHARACTERS = 4_000
 
@@ -235,3 +231,40 @@ def read_amendment(value: Any) -> Amendment:
     if any(not check.run.strip() for check in amendment.definition_of_done):
         raise InvalidRequestError(f"amend_goal: a check has no command. Send for example: {example}")
     return amendment
+
+
+class EpisodeInput(EpisodeRequest):
+    """What starts a run: a request; or a request with the state that the run before it left."""
+
+    state: EpisodeState | None = None
+    restore: RestoreTarget | None = None
+    """Start from a stored checkpoint (restore of a closed episode, or fork)."""
+    replace: bool = False
+    """An episode with this id may have ended before; its checkpoints are kept and listed."""
+    heard: Heard = Heard()
+    """Messages that the runs before have taken."""
+    sealed_as: Seal | None = None
+    """What the input's seal says; set by the converter, whatever is sent."""
+    problem: str = ""
+    """Why the input could not be read; the workflow then fails with this sentence, instead of hanging."""
+    unknown: str = ""
+    """A misspelt name in an input that a person wrote, and the nearest right one."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is for an id that has been used before."""
+        return self.replace or (self.restore is not None and not self.restore.episode_id)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explain(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> "EpisodeInput":
+        # A payload that cannot be decoded fails the workflow task, which Temporal tries again for ever.
+        try:
+            read: EpisodeInput = handler(value)
+        except ValidationError as error:
+            return cls.model_construct(problem=f"{first_problem(error)}. A right input: {RIGHT_INPUT}")
+        # What tightloop itself writes has all fields, and unknown ones where it is newer than this worker.
+        is_raw = isinstance(value, dict) and "sealed_as" not in value
+        if is_raw and (unknown := next(unknown_fields(cls, value), "")):
+            return read.evolve(unknown=followed_by(unknown, f"A right input: {RIGHT_INPUT}"))
+        return read

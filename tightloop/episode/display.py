@@ -3,10 +3,9 @@
 import json
 from collections.abc import Sequence
 
-from tightloop.episode.budget import Budget, Spent, number_text
+from tightloop.episode.budget import Budget, Spent, Work, number_text
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState, EpisodeStatus
-from tightloop.episode.work import Work
 from tightloop.question import Question, QuestionKind
 from tightloop.value import clip, shorten
 

@@ -1,25 +1,23 @@
-"""The episode: one goal pursued to an outcome. Its request, its state and what it leaves behind."""
+"""Models of an episode."""
 
 import math
+from collections import deque
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
+from itertools import islice
 from typing import Any
 
 from pydantic import model_validator
 
-from tightloop.episode.budget import Budget, Spent
+from tightloop.episode.budget import Budget, Spent, Weight, Work, project_of
 from tightloop.episode.check import Check, FailedCheck
-from tightloop.episode.checkpoint import CheckpointRecord, RestoreTarget
-from tightloop.episode.copies import MoveTarget
+from tightloop.episode.checkpoint import CheckpointRecord, MoveTarget, RestoreTarget
 from tightloop.episode.failure import NO_FAILURES, FailureStreak
 from tightloop.episode.planning import PlanVerdict, ReflectCause, planner_problem
-from tightloop.episode.progress import presets
+from tightloop.episode.progress import classification
 from tightloop.episode.progress.tracking import ProbabilityClass, Thresholds, TrackerMemory
 from tightloop.episode.proof import ProofRule
-from tightloop.episode.share import Weight, project_of
-from tightloop.episode.timeline import TimelineLine
-from tightloop.episode.work import Work
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice, ExecutorStatus, Grant, ResumeToken
 from tightloop.executor.options import choice_problem
@@ -27,9 +25,62 @@ from tightloop.question import Question
 from tightloop.safety.drift import Drift
 from tightloop.safety.rubric import Finding
 from tightloop.value import Value
-from tightloop.value.artifact import ArtifactRef
-from tightloop.value.caller import CallerInput, json_size
-from tightloop.value.duration import Duration
+from tightloop.value.artifact import ArtifactRef, CallerInput, Duration, json_size
+
+LINES_LIMIT = 1_000
+"""Lines of a run that are kept; a run of 50 iterations writes about 150. An old one is some 500 bytes in the worker."""
+PAGE_LINES = 200
+OWN = -1
+"""In place of a number of lines: begin with the first that the run itself has written."""
+
+
+class TimelineLine(Value):
+    """One line of what happened."""
+
+    at: datetime
+    kind: str
+    """`opened`, `iteration`, `paused`, `resumed`, `limit`, `restored`, `reset`, `drift`, `closed`, `terminated` ..."""
+    step: str = ""
+    """Of a plan."""
+    text: str = ""
+
+
+class TimelinePage(Value):
+    """A part of the lines of one run, which are counted from 0."""
+
+    lines: tuple[TimelineLine, ...] = ()
+    start: int = 0
+    """Number of the first of `lines`."""
+    oldest: int = 0
+    """Number of the oldest line that the run still has."""
+    end: int = 0
+    """How many lines the run has written so far."""
+
+
+class RunTimeline:
+    """Keeps the lines of one run of a workflow, up to a bound."""
+
+    def __init__(self, limit: int = LINES_LIMIT) -> None:
+        """Begin with none: what a run before has written stays with that one."""
+        self._lines: deque[TimelineLine] = deque(maxlen=limit)
+        self._end = self._own = 0
+
+    def add(self, line: TimelineLine) -> None:
+        """Add a line; the oldest one goes when there are too many."""
+        self._lines.append(line)
+        self._end += 1
+
+    def begin_own(self) -> None:
+        """Note that the run was reset: the lines so far are those of the run that it was reset from."""
+        self._own = self._end
+
+    def page(self, after: int) -> TimelinePage:
+        """Return what follows the first `after` lines, or `OWN`; a wrong number counts as the nearest right one."""
+        oldest = self._end - len(self._lines)
+        start = min(max(self._own if after == OWN else after, oldest), self._end)
+        lines = tuple(islice(self._lines, start - oldest, start - oldest + PAGE_LINES))
+        return TimelinePage(lines=lines, start=start, oldest=oldest, end=self._end)
+
 
 RIGHT_INPUT = '{"goal": "make the tests pass", "workspace": "/home/me/project", "definition_of_done": ["pytest -q"]}'
 WORKFLOW_TYPE = "EpisodeWorkflow"
@@ -129,7 +180,7 @@ class EpisodeRequest(CallerInput):
     allow: tuple[ProofRule, ...] = ()
     """What may speak against the proof of success without a question, such as `tests_changed`."""
     budget: Budget = Budget()
-    preset: presets.Preset = presets.Preset.NORMAL
+    preset: classification.Preset = classification.Preset.NORMAL
     """Values of `thresholds` and of the two limits below, where they are not given one by one."""
     thresholds: Thresholds = Thresholds()
     repeat_error_limit: int = 3
@@ -146,7 +197,7 @@ class EpisodeRequest(CallerInput):
     @model_validator(mode="before")
     @classmethod
     def _fill(cls, given: Any) -> Any:
-        return presets.under_request(given)
+        return classification.under_request(given)
 
     def check(self) -> None:
         """Refuse what cannot work.

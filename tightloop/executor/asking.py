@@ -1,9 +1,24 @@
-"""What an executor asks a person, and what follows from the answer."""
+"""Permissions of an executor, and what follows a crash."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import assert_never
 
 from tightloop.executor.limit import LimitKind, LimitSource
-from tightloop.executor.model import SUMMARY_CHARACTERS, ExecutorReport, ExecutorStatus, LimitHit, ResumeToken
+from tightloop.executor.model import (
+    SUMMARY_CHARACTERS,
+    AgentMode,
+    ExecutorReport,
+    ExecutorStatus,
+    Grant,
+    LimitHit,
+    OnCrash,
+    ResumeToken,
+)
 from tightloop.question import Answer, Option, Question, QuestionKind, evidence_of
-from tightloop.value import shorten
+from tightloop.safety.rubric import Verdict
+from tightloop.value import Value, shorten
 
 ALLOW, DENY = "allow", "deny"
 ANSWER, SKIP = "answer", "skip"
@@ -73,3 +88,131 @@ def report_by_message(report: ExecutorReport, answer: Answer, *, executor: str, 
     limit = LimitHit(kind=LimitKind.TOOL_CALL_LIMIT, evidence=said, source=LimitSource.REPORT, confidence=0.5)
     token = ResumeToken(adapter=executor, session_id="window")
     return report.evolve(status=ExecutorStatus.LIMIT_HIT, limit=limit, resume=token, new_tree=tree)
+
+
+READING = frozenset({"read", "search", "think"})
+
+
+class PermissionRequest(Value):
+    """What an agent wants to do."""
+
+    kind: str
+    """In the words of the Agent Client Protocol: `read`, `edit`, `delete`, `move`, `search`, `execute`, `think`,
+    `fetch`, `switch_mode`, `other`."""
+    title: str
+    """One line for a person, such as `rm -rf build`."""
+    command: str = ""
+    paths: tuple[str, ...] = ()
+
+    @property
+    def fingerprint(self) -> str:
+        """Return an id that is the same when the agent asks for the same again."""
+        text = json.dumps([self.kind, self.command or self.title, sorted(self.paths)])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def decide(request: PermissionRequest, *, mode: AgentMode, rule: Verdict, grants: Iterable[Grant] = ()) -> Verdict:
+    """Return what is answered: a person's earlier answer wins, then the mode, then the rule.
+
+    Reading is always allowed; `read_only` denies everything else.
+    """
+    # First: a person who was asked has decided, whatever the rule would say.
+    for grant in grants:
+        if grant.fingerprint == request.fingerprint:
+            return Verdict.ALLOW if grant.allowed else Verdict.DENY
+    if request.kind in READING:
+        return Verdict.ALLOW
+    if mode is AgentMode.READ_ONLY:
+        return Verdict.DENY
+    return rule
+
+
+RETRY, VERIFY = OnCrash.RETRY.value, OnCrash.VERIFY.value
+WORKER_DIED = "the worker died during the delivery"
+MOST_CLAIMS = 5
+"""How often a delivery is begun at most: one that kills its worker each time would do so for ever."""
+_OPTIONS = (
+    Option(
+        name=VERIFY,
+        effect="it is not delivered again; the checks look at what is on disk, and the next plan knows",
+    ),
+    Option(
+        name=RETRY,
+        effect="the same plan is delivered again, on what is on disk now",
+        cons="what the first delivery did outside the working tree is done twice",
+    ),
+    Option(name="cancel", effect="end the episode; the files stay as they are"),
+)
+
+
+class Crash(Value):
+    """What is known of a delivery that broke off."""
+
+    cause: str = WORKER_DIED
+    """Why it broke off, as far as that is known."""
+    moved: bool
+    """The working tree is not the one from which it began."""
+    effects_outside: str = ""
+    """What it may have changed outside the working tree, as the executor declares; empty: nothing."""
+    processes_ended: int = 0
+    """Processes of it that were still running, and were ended."""
+    claims: int = 1
+    """How often it was begun."""
+    session: str = ""
+    """The session of an agent that can be resumed."""
+    can_tell: bool = False
+    """The executor keeps records that could have told how it ended."""
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What is known, a sentence each."""
+        ended = "1 process" if self.processes_ended == 1 else f"{self.processes_ended} processes"
+        running = (
+            f"{ended} of it still ran and had to be ended" if self.processes_ended else "no process of it was left"
+        )
+        told = "it left records without an end" if self.can_tell else "it left no report"
+        return (
+            "files changed since it began" if self.moved else "no file changed since it began",
+            running,
+            told + (f"; its session {self.session} can be resumed" if self.session else ""),
+            f"outside the working tree: {self.effects_outside or 'it declares that it changes nothing there'}",
+            f"it was begun {'once' if self.claims == 1 else f'{self.claims} times'}",
+        )
+
+
+def after_crash(policy: OnCrash, crash: Crash) -> OnCrash:
+    """Return what is done about it.
+
+    Only what left no trace in the tree and has no effects elsewhere is delivered again without a person.
+    """
+    match policy:
+        case OnCrash.ASK | OnCrash.VERIFY:
+            return policy
+        case OnCrash.RETRY:
+            harmless = not crash.moved and not crash.effects_outside
+            return OnCrash.RETRY if harmless and crash.claims < MOST_CLAIMS else OnCrash.VERIFY
+        case _:
+            assert_never(policy)
+
+
+def explain_crash(crash: Crash) -> str:
+    """Return what happened, for the planner and for people; in the same words each time, so that repeats are seen."""
+    moved, *_ = crash.sentences
+    return f"{crash.cause}, and it was not delivered again; {moved}"
+
+
+def report_on_crash(report: ExecutorReport, *, tree: str) -> ExecutorReport:
+    """Return the report on a delivery that a person does not want to be made again."""
+    return report.evolve(status=ExecutorStatus.OUTCOME_UNKNOWN, question=None, new_tree=tree)
+
+
+def crash_question(crash: Crash, title: str) -> Question:
+    """Return what a person is asked; a bare `resume` verifies, because only an answer may do something twice."""
+    asked = f"{crash.cause}: {title}. Deliver it again?"
+    return executor_question(QuestionKind.CRASH, asked, "\n".join(crash.sentences), _OPTIONS).evolve(default=VERIFY)
+
+
+def hand_off_question(reason: str, title: str, identity: str) -> Question:
+    """Return what a person is asked where nothing tells whether an agent has a plan; a bare `resume` verifies."""
+    asked = f"{reason}. Look at the chat: hand the plan over again? {title}"
+    return executor_question(QuestionKind.CRASH, asked, f"the hand-off: {identity}", _OPTIONS).evolve(default=VERIFY)

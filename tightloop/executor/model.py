@@ -1,19 +1,41 @@
-"""The contract between the episode and whoever does the work."""
+"""Executor models: choice, work order, report."""
 
+from collections.abc import Iterable
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
 from pydantic import Field, model_validator
 
-from tightloop.executor.messages.message import PlanMessage
-from tightloop.executor.usage import Usage
+from tightloop.executor.message import PlanMessage
 from tightloop.question import Question
 from tightloop.safety.drift import Drift
-from tightloop.safety.verdict import Verdict
+from tightloop.safety.rubric import Verdict
 from tightloop.value import Value
-from tightloop.value.artifact import ArtifactRef
-from tightloop.value.caller import CallerInput
+from tightloop.value.artifact import ArtifactRef, CallerInput
+
+
+class Usage(Value):
+    """What one call to a model cost. `None` means that it was not reported, which is not zero."""
+
+    input_tokens: int | None = None
+    cached_tokens: int | None = None
+    """The part of `input_tokens` that the provider served from its cache."""
+    output_tokens: int | None = None
+    cost_usd: float | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether tokens were reported."""
+        return self.input_tokens is not None and self.output_tokens is not None
+
+
+def total(usages: Iterable[Usage]) -> Usage:
+    """Return the sum; a field that one of them did not report is unknown."""
+    known = tuple(usages)
+    values = {name: [getattr(usage, name) for usage in known] for name in Usage.model_fields}
+    return Usage(**{name: None if None in column else sum(column) for name, column in values.items()})
+
 
 SUMMARY_CHARACTERS = 500
 DENIED_LINES, DENIED_CHARACTERS = 10, 120
@@ -97,7 +119,7 @@ class Grant(Value):
     """A person's answer to what an agent asked for."""
 
     fingerprint: str
-    """Of the permission request; see `tightloop/executor/permission.py`."""
+    """Of the permission request; see `tightloop/executor/asking.py`."""
     allowed: bool
     text: str = ""
     """What the person said; the answer itself where a question was asked."""

@@ -1,15 +1,14 @@
-"""Rows of the ledger, as they are written by activities and read by the gateway.
-
-A project's id is the name of its state folder, such as `orders-1a2b3c4d5e6f7081`.
-"""
+"""Models of the ledger."""
 
 from datetime import date, datetime
 from typing import Any
 
 from pydantic import Field
 
+from tightloop.episode.model import EpisodeStatus
+from tightloop.ledger.metrics import Unit
 from tightloop.question import Question
-from tightloop.value import Value
+from tightloop.value import Value, shorten
 
 KINDS = ("episode", "plan", "loop")
 FREED = "freed"
@@ -169,3 +168,67 @@ class Digest(Value):
     waiting: tuple[InboxItem, ...] = ()
     iterations: int = 0
     cost_usd: float = 0.0
+
+
+MODEL_CHARACTERS = 120
+
+
+def episode_snapshot(status: EpisodeStatus, *, parent: str, at: datetime) -> WorkflowSnapshot:
+    """Return the row of an episode.
+
+    Args:
+        status: as the query answers it.
+        parent: id of the workflow that started it, if any.
+        at: now.
+    """
+    spent = status.spent
+    return WorkflowSnapshot(
+        id=status.episode_id,
+        kind="episode",
+        status=status.status,
+        parent=parent,
+        goal=status.goal,
+        executor=status.executor,
+        phase=status.phase.value,
+        iteration=status.iteration,
+        checks=status.checks,
+        model=shorten(status.model, MODEL_CHARACTERS),
+        cost_usd=spent.cost_usd,
+        cost_known=not spent.unpriced_calls,
+        tokens=None if spent.unreported_calls else spent.tokens,
+        worked_s=spent.wall_time.total_seconds(),
+        interventions=spent.interventions,
+        run=status.runs,
+        at=at,
+        questions=tuple(question for question in status.questions if question.needs_person),
+        details=status.model_dump(mode="json"),
+    )
+
+
+_MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
+
+
+def amount(value: float | None, unit: Unit) -> str:
+    """Return a value in its unit, such as `80 %`, `$0.41` or `1h 5m`; `unknown` is never a number."""
+    if value is None:
+        return UNKNOWN
+    match unit:
+        case Unit.SHARE:
+            return f"{value:.0%}".replace("%", " %")
+        case Unit.USD:
+            return f"${value:,.2f}" if value >= 0.01 or value == 0 else f"${value:.4f}"
+        case Unit.SECONDS:
+            return _span(value)
+        case Unit.COUNT:
+            return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+
+
+def _span(seconds: float) -> str:
+    if seconds < _MINUTE - 0.5:
+        return f"{seconds:.1f}s" if 0 < seconds < 10 else f"{seconds:.0f}s"
+    whole = round(seconds)
+    for large, small, names in ((_DAY, _HOUR, "dh"), (_HOUR, _MINUTE, "hm"), (_MINUTE, 1, "ms")):
+        if whole >= large:
+            rest = whole % large // small
+            return f"{whole // large}{names[0]} {rest}{names[1]}" if rest else f"{whole // large}{names[0]}"
+    return f"{whole}s"

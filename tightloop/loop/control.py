@@ -1,10 +1,12 @@
-"""The arguments of the updates of a project's plan, read leniently and refused with a sentence."""
+"""Messages to a project plan, and its details."""
 
+import json
+from collections import Counter
 from typing import Any
 
 from tightloop.episode.control import read_argument
 from tightloop.errors import InvalidRequestError
-from tightloop.loop.model import PARALLEL_LIMIT
+from tightloop.loop.model import PARALLEL_LIMIT, LoopStatus, LoopTask, word_of
 from tightloop.value import Document, shorten
 
 NAME_CHARACTERS = 80
@@ -74,3 +76,65 @@ def parallel_wanted(word: DispatchWord, asked: int) -> int:
 
 def _name(by: str) -> str:
     return shorten(by.strip() or "operator", NAME_CHARACTERS)
+
+
+LINES_SHOWN = 40
+TEXT_SHOWN = 120
+
+
+def loop_details(status: LoopStatus) -> str:
+    """Return the current details."""
+    lines = [f"**{word_of(status)}** · {shorten(' '.join(status.goal.split()), TEXT_SHOWN) or 'what is open'}", ""]
+    for question in status.questions:
+        lines += [f"**{question.id} waits for an answer** ({question.kind.value}): {question.title}", ""]
+    lines += [f"- tasks: {counts_of(status)}"]
+    lines += [task_line(task) for task in status.tasks[:LINES_SHOWN]]
+    lines += [
+        f"- waits in `{wait.step}`: `{wait.where}`: {wait.what} (how to answer: its details, `{wait.command}`)"
+        for wait in status.children[:LINES_SHOWN]
+    ]
+    for check in status.gate_result.checks[:LINES_SHOWN] if status.gate_result else ():
+        word = "runs" if check.running else "passed" if check.passed else "failed"
+        lines.append(f"- {check.name}: {word}" + (f": {check.message}" if check.message else ""))
+    if status.reason:
+        lines.append(f"- {status.reason}")
+    rows = _actions(status)
+    if rows:
+        lines += ["", "Next actions:", "", "| to | send | JSON |", "|---|---|---|"]
+        lines += [f"| {what} | {send} | `{word}` |" for what, send, word in rows]
+    return "\n".join(lines)
+
+
+def counts_of(status: LoopStatus) -> str:
+    """Return how many tasks stand where, such as `COMPLETE 3, RUNNING 1`."""
+    counts = Counter(task.state.value for task in status.tasks)
+    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
+
+
+def task_line(task: LoopTask) -> str:
+    """Return a task in a line."""
+    needs = f" after {', '.join(task.dependencies)}" if task.dependencies else ""
+    run = f" `{task.run_id}`" if task.run_id else ""
+    why = f": {task.message}" if task.message else ""
+    what = shorten(" ".join(task.description.split()), TEXT_SHOWN)
+    return f"- `{task.task_id}` {task.state.value}{needs}{run}: {what}{why}"
+
+
+def _actions(status: LoopStatus) -> list[tuple[str, str, str]]:
+    rows: list[tuple[str, str, str]] = []
+    for question in status.questions:
+        for option in question.options:
+            word = json.dumps({"question": question.id, "option": option.name})
+            rows.append((f"{question.id} {option.name}: {option.effect}", "update `answer`", word))
+    if status.questions:
+        rows.append(("go on", "signal `resume`", "no input"))
+    possible = status.possible
+    if "dispatch" in possible:
+        rows.append(("start the tasks", "update `dispatch`", json.dumps({"by": "your name"})))
+    if "verify" in possible:
+        rows.append(("run the gates", "update `verify`", json.dumps({"by": "your name"})))
+    if possible and not status.questions:
+        rows.append(("pause", "signal `pause`", '"why"'))
+    if "cancel" in possible:
+        rows.append(("stop for good", "update `cancel`", json.dumps({"reason": "why", "by": "your name"})))
+    return rows

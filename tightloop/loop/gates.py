@@ -1,13 +1,16 @@
-"""What the output of a gate says: the gate itself, and the checks within it that failed."""
+"""Gates of a project plan."""
 
+import json
 import re
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from datetime import timedelta
 from itertools import islice
 from xml.etree import ElementTree
 
 from tightloop.episode.check import Check, CheckResult, CheckStatus
-from tightloop.loop.model import MESSAGE_CHARACTERS, GateCheck
-from tightloop.value import clip, counted, shorten
+from tightloop.loop.model import MESSAGE_CHARACTERS, GateCheck, LoopStatus, TaskState
+from tightloop.value import Value, clip, counted, shorten
 
 WITHIN_LIMIT = 30
 """Checks within one gate that are listed; those that failed come first."""
@@ -154,3 +157,108 @@ def _junit(gate: str, text: str) -> Iterator[GateCheck]:
             message=shorten(" ".join(message.split()), MESSAGE_CHARACTERS),
             duration_ms=round(min(max(seconds, 0.0), 1e6) * 1000),
         )
+
+
+READ_FILES = ("package.json", "pyproject.toml", "setup.cfg", "mypy.ini", ".mypy.ini")
+"""Files of the top folder whose text decides."""
+NODE_TIER0 = ("gate:ui", "gate:task")
+"""What `gate:tier0` runs; each by itself where there is no such script."""
+NODE_GATES = ("gate:web", "gate:agent", "gate:spec")
+NODE_PLAIN = ("lint", "test")
+GATE_TIMEOUT_S = 1_800.0
+_TESTS = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test)\.py$")
+
+
+def detect_gates(paths: Collection[str], texts: Mapping[str, str]) -> tuple[Check, ...]:
+    """Return the gates of a project in their order; none where its kind is not known.
+
+    Args:
+        paths: all files of the tree.
+        texts: of those among `READ_FILES` that exist, by name.
+    """
+    return (*_node(texts.get("package.json", "")), *_python(paths, texts))
+
+
+def _node(text: str) -> Iterator[Check]:
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return
+    scripts = found.get("scripts") if isinstance(found, dict) else None
+    names = scripts if isinstance(scripts, dict) else {}
+    wanted = (*(("gate:tier0",) if "gate:tier0" in names else NODE_TIER0), *NODE_GATES)
+    chosen = [name for name in wanted if name in names] or [name for name in NODE_PLAIN if name in names]
+    for name in chosen:
+        yield Check(run=f"npm run --silent {name}", name=name, timeout_s=GATE_TIMEOUT_S)
+
+
+def _python(paths: Collection[str], texts: Mapping[str, str]) -> Iterator[Check]:
+    if "pyproject.toml" not in texts and not any(path.endswith(".py") for path in paths):
+        return
+    yield Check(run="ruff check .", name="ruff", timeout_s=GATE_TIMEOUT_S)
+    yield Check(run="ruff format --check .", name="format", timeout_s=GATE_TIMEOUT_S)
+    if _has_mypy(texts):
+        yield Check(run="mypy .", name="mypy", timeout_s=GATE_TIMEOUT_S)
+    # Without tests pytest fails: exit code 5.
+    if any(_TESTS.search(path) for path in paths):
+        yield Check(run="pytest -q", name="pytest", timeout_s=GATE_TIMEOUT_S)
+
+
+def _has_mypy(texts: Mapping[str, str]) -> bool:
+    if "mypy.ini" in texts or ".mypy.ini" in texts or re.search(r"^\[mypy\]", texts.get("setup.cfg", ""), re.MULTILINE):
+        return True
+    try:
+        project = tomllib.loads(texts.get("pyproject.toml", ""))
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return False
+    tools = project.get("tool")
+    return isinstance(tools, dict) and "mypy" in tools
+
+
+class Estimate(Value):
+    """Upper bounds of what the tasks of a plan may take together; None: there is no bound, or the plan has none."""
+
+    runs: int = 0
+    """Tasks that are not dispatched yet; each becomes an episode. A conflict adds one."""
+    at_once: int = 0
+    """Those that wait for no other task."""
+    parallel: int | None = None
+    """Tasks at the same time."""
+    executor: str = ""
+    """Empty: the plan was made before it was recorded."""
+    is_bounded: bool = False
+    """Whether the plan says what its tasks may spend."""
+    iterations: int | None = None
+    tokens: int | None = None
+    cost_usd: float | None = None
+    wall_time: timedelta | None = None
+    """Of work, summed over the tasks."""
+    checks: tuple[str, ...] = ()
+    """The commands of all definitions of done, each once."""
+
+
+def estimate_of(status: LoopStatus) -> Estimate:
+    """Return what dispatching a plan may take."""
+    tasks = tuple(task for task in status.tasks if task.state is TaskState.CREATED)
+    runs, budget = len(tasks), status.budget
+    commands = dict.fromkeys(check.run for task in tasks for check in task.definition_of_done)
+    found = Estimate(
+        runs=runs,
+        at_once=sum(not task.dependencies for task in tasks),
+        parallel=status.parallel or None,
+        executor=status.executor,
+        checks=tuple(commands),
+    )
+    if budget is None:
+        return found
+    return found.evolve(
+        is_bounded=True,
+        iterations=_sum(budget.max_iterations, runs),
+        tokens=_sum(budget.max_tokens, runs),
+        cost_usd=None if budget.max_cost_usd is None else budget.max_cost_usd * runs,
+        wall_time=None if budget.max_wall_time is None else budget.max_wall_time * runs,
+    )
+
+
+def _sum(bound: int | None, runs: int) -> int | None:
+    return None if bound is None else bound * runs

@@ -1,29 +1,56 @@
-"""What the project loop speaks of: the packet, its tasks, gates and statuses.
+"""Models of a project plan."""
 
-Requirements LO-1 to LO-9. Over HTTP the fields have the seed's camelCase names; here they have Python's.
-"""
-
+import hashlib
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, model_validator
 
 from tightloop.episode.budget import Budget
 from tightloop.episode.check import Check
 from tightloop.episode.model import Queues, check_run
 from tightloop.episode.planning import planner_problem
-from tightloop.errors import InvalidRequestError
+from tightloop.errors import InvalidRequestError, followed_by
 from tightloop.executor.model import ExecutorChoice
-from tightloop.loop.conflict import Conflict
 from tightloop.plan.child import ChildWait
 from tightloop.question import Question
-from tightloop.value import Value, shorten
-from tightloop.value.artifact import ArtifactRef
-from tightloop.value.caller import CallerInput
-from tightloop.value.duration import Duration
+from tightloop.safety.seal import Heard, Seal
+from tightloop.value import Value, clip, counted, first_problem, shorten
+from tightloop.value.artifact import ArtifactRef, CallerInput, Duration, unknown_fields
+from tightloop.value.scrub import scrub
+
+CONFLICT = "conflict"
+"""The output of a step that could not be merged."""
+MARKER = "^(<{7}|>{7})( |$)"
+"""A line that git writes around a conflict, as `grep -E` knows it."""
+
+
+class Conflict(Value):
+    """What a task did that conflicts with what others did before it was merged."""
+
+    base: str
+    """Tree that the task began with."""
+    tree: str
+    """Tree that it left; it is kept."""
+    paths: tuple[str, ...] = ()
+    """Files that both changed in the same places."""
+    beside: tuple[str, ...] = ()
+    """Files that hold the task's side where no text can show both."""
+
+    @property
+    def check(self) -> Check:
+        """The check that the conflict is resolved: no markers are left, and no file that lies beside another."""
+        tests = [f"test ! -e {shlex.quote(path)}" for path in self.beside]
+        if self.paths:
+            # A file that was removed is resolved, too.
+            files = " ".join(shlex.quote(path) for path in self.paths)
+            tests.append(f"! grep -nE {shlex.quote(MARKER)} -- {files} 2>/dev/null")
+        return Check(run=" && ".join(tests) or "true", name="no conflict markers are left")
+
 
 LOOP_WORKFLOW_TYPE = "LoopWorkflow"
 RIGHT_LOOP_INPUT = '{"workspace": "/home/me/project", "goal": "Add rate limits to the API"}'
@@ -261,3 +288,122 @@ class LoopResult(Value):
     gate_result: GateResult | None = None
     tree: str = ""
     details: dict[str, Any] = Field(default_factory=dict)
+
+
+HISTORY_LIMIT = 30
+STRUCTURE_LIMIT = 60
+FAILURES_LIMIT = 20
+LINE_CHARACTERS = 200
+FAILURE_CHARACTERS = 1_500
+
+
+def packet_id_of(packet: Packet) -> str:
+    """Return the id of a packet: the same content has the same id, whenever it was found."""
+    content = packet.evolve(packet_id="", at=None, checks=tuple(one.evolve(duration_s=0.0) for one in packet.checks))
+    return f"pkt_{hashlib.sha256(content.model_dump_json().encode()).hexdigest()[:16]}"
+
+
+def sealed_packet(packet: Packet) -> Packet:
+    """Return a packet within its bounds, without secrets, with its id."""
+    bounded = packet.evolve(
+        structure=_lines(packet.structure, STRUCTURE_LIMIT),
+        history=_lines(packet.history, HISTORY_LIMIT),
+        failures=tuple(clip(scrub(line), FAILURE_CHARACTERS) for line in packet.failures[:FAILURES_LIMIT]),
+        checks=tuple(_bounded(check) for check in packet.checks),
+    )
+    return bounded.evolve(packet_id=packet_id_of(bounded))
+
+
+def _lines(lines: Iterable[str], limit: int) -> tuple[str, ...]:
+    return tuple(shorten(scrub(line), LINE_CHARACTERS) for line in tuple(lines)[:limit])
+
+
+def _bounded(check: CheckState) -> CheckState:
+    return check.evolve(summary=shorten(scrub(check.summary), LINE_CHARACTERS))
+
+
+def structure_of(sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the folders at the top and the files beside them with their sizes in bytes, the largest first."""
+    folders: dict[str, tuple[int, int]] = {}
+    for path, size in sizes.items():
+        top, _, rest = path.partition("/")
+        name = f"{top}/" if rest else top
+        count, total = folders.get(name, (0, 0))
+        folders[name] = (count + 1, total + size)
+    ordered = sorted(folders.items(), key=lambda one: (-one[1][1], one[0]))
+    return tuple(
+        f"{name} {size} bytes" + (f" in {counted(count, 'file')}" if name.endswith("/") else "")
+        for name, (count, size) in ordered[:STRUCTURE_LIMIT]
+    )
+
+
+CLOSED = frozenset({LoopState.VERIFIED, LoopState.FAILED, LoopState.CANCELLED})
+
+
+def check_possible(status: LoopStatus, wanted: str) -> None:
+    """Refuse an update that the state does not allow.
+
+    Raises:
+        InvalidRequestError: it names the state, and what is possible.
+    """
+    possible = status.possible
+    if wanted in possible and (wanted == "cancel" or not status.questions):
+        return
+    if wanted in possible:
+        raise InvalidRequestError(f"{wanted}: the plan is paused. Send the signal resume first, or cancel")
+    can = f"Possible now: {', '.join(possible)}" if possible else "Nothing is possible any more; make another plan"
+    raise InvalidRequestError(f"{wanted}: the plan is {status.status.value}{_why(status)}. {can}")
+
+
+def _why(status: LoopStatus) -> str:
+    match status.status:
+        case LoopState.DRAFT if not status.tasks:
+            return ", and its tasks are not known yet"
+        case LoopState.RUNNING if status.completed_at is None:
+            left = sum(not task.state.has_ended for task in status.tasks)
+            return f", and {counted(left, 'task')} have not ended" if left != 1 else ", and 1 task has not ended"
+        case LoopState.RUNNING:
+            return ", and all tasks have ended"
+        case LoopState.FAILED:
+            return f" ({status.reason})" if status.reason else ""
+        case _:
+            return ""
+
+
+def failing_gates(result: GateResult) -> str:
+    """Return which gates did not pass, in a sentence."""
+    failed = [check.name for check in result.checks if not check.passed and not check.running and "/" not in check.name]
+    return f"{', '.join(failed)} did not pass" if failed else "no gate has run"
+
+
+def word_of(status: LoopStatus) -> str:
+    """Return the status as lists show it."""
+    if status.status in CLOSED or not status.questions:
+        return status.status.value.lower()
+    return "paused"
+
+
+class LoopInput(LoopRequest):
+    """The input of the loop workflow."""
+
+    heard: Heard = Heard()
+    sealed_as: Seal | None = None
+    """What the input's seal says; set by the converter, whatever is sent."""
+    problem: str = ""
+    """Why the input could not be read; the workflow then fails with this sentence, instead of hanging."""
+    unknown: str = ""
+    """A misspelt name in an input that a person wrote, and the nearest right one."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explain(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> "LoopInput":
+        try:
+            read: LoopInput = handler(value)
+        except ValidationError as error:
+            # Without validation: the input is known to be invalid, and raising would be retried forever by Temporal.
+            return cls.model_construct(problem=f"{first_problem(error)}. A right input: {RIGHT_LOOP_INPUT}")
+        # As in `EpisodeInput`.
+        is_raw = isinstance(value, dict) and "sealed_as" not in value
+        if is_raw and (unknown := next(unknown_fields(cls, value), "")):
+            return read.evolve(unknown=followed_by(unknown, f"A right input: {RIGHT_LOOP_INPUT}"))
+        return read

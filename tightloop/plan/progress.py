@@ -1,20 +1,22 @@
-"""What a running plan knows besides where each step stands."""
+"""Progress and result of a plan."""
 
 from collections.abc import Collection
 from datetime import datetime, timedelta
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, model_validator
 
-from tightloop.executor.usage import Usage
+from tightloop.errors import followed_by
+from tightloop.executor.model import Usage
+from tightloop.plan.child import Belief, EvidenceNote, StepFailure, StepResult
 from tightloop.plan.document.plan import Hypothesis, PlanBudget
-from tightloop.plan.engine.hypothesis import initial_beliefs, update_beliefs
-from tightloop.plan.engine.state import PlanEvent, ScheduleState, UndoEntry
-from tightloop.plan.request import PlanPhase, PlanSpent
-from tightloop.plan.result import Belief, EvidenceNote, StepFailure, StepResult
+from tightloop.plan.engine.state import PlanEvent, ScheduleState, UndoEntry, initial_beliefs, update_beliefs
+from tightloop.plan.request import RIGHT_PLAN_INPUT, PlanPhase, PlanRequest, PlanSpent
 from tightloop.question import Answer, Question
 from tightloop.safety.drift import Drift, DriftAnswer, is_news, with_drift
-from tightloop.value import Value, abridge
-from tightloop.value.artifact import ArtifactRef
+from tightloop.safety.seal import Heard, Seal
+from tightloop.value import Value, abridge, first_problem
+from tightloop.value.artifact import ArtifactRef, unknown_fields
 
 TIMELINE_LIMIT = 200
 """Entries that are kept; the ledger and the records hold all."""
@@ -189,3 +191,39 @@ class PlanProgress(BaseModel):
             self.undo.pop()
         elif entry in self.undo:
             self.undo.remove(entry)
+
+
+class PlanInput(PlanRequest):
+    """The input of the plan workflow."""
+
+    progress: PlanProgress | None = None
+    """Of the run before."""
+    replace: bool = False
+    """A plan with this id may have ended before; what it has done is taken over."""
+    heard: Heard = Heard()
+    """Messages that the runs before have taken."""
+    sealed_as: Seal | None = None
+    """What the input's seal says; set by the converter, whatever is sent."""
+    problem: str = ""
+    """Why the input could not be read; the workflow then fails with this sentence, instead of hanging."""
+    unknown: str = ""
+    """A misspelt name in an input that a person wrote, and the nearest right one."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explain(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> "PlanInput":
+        try:
+            read: PlanInput = handler(value)
+        except ValidationError as error:
+            # Without validation: the input is known to be invalid, and raising would be retried forever by Temporal.
+            return cls.model_construct(problem=f"{first_problem(error)}. A right input: {RIGHT_PLAN_INPUT}")
+        # As in `EpisodeInput`.
+        is_raw = isinstance(value, dict) and "sealed_as" not in value
+        if is_raw and (unknown := next(unknown_fields(cls, value), "")):
+            return read.evolve(unknown=followed_by(unknown, f"A right input: {RIGHT_PLAN_INPUT}"))
+        return read
+
+    @property
+    def title(self) -> str:
+        """What a person recognises the plan by, before it is read."""
+        return self.goal or self.file or "a plan"

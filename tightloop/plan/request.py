@@ -10,16 +10,12 @@ from pydantic import Field
 from tightloop.episode.model import Queues, check_run
 from tightloop.episode.proof import ProofRule
 from tightloop.errors import InvalidRequestError
-from tightloop.executor.model import ExecutorChoice
-from tightloop.executor.usage import Usage
-from tightloop.plan.child import ChildWait
-from tightloop.plan.result import Belief, StepFailure, StepStatus
+from tightloop.executor.model import ExecutorChoice, Usage
+from tightloop.plan.child import Belief, ChildWait, StepFailure, StepStatus
 from tightloop.question import Question
 from tightloop.safety.drift import Drift
 from tightloop.value import Value
-from tightloop.value.artifact import ArtifactRef
-from tightloop.value.caller import CallerInput, json_size
-from tightloop.value.duration import Duration
+from tightloop.value.artifact import ArtifactRef, CallerInput, Duration, json_size
 
 PLAN_WORKFLOW_TYPE = "PlanWorkflow"
 RIGHT_PLAN_INPUT = '{"workspace": "/home/me/project", "file": "plans/refactor.yaml"}'

@@ -1,5 +1,7 @@
-"""Drift: files that somebody else changed while an episode or a plan worked on their tree."""
+"""Drift of a run."""
 
+import posixpath
+from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -136,3 +138,24 @@ class DriftError(TightloopError):
         """Make a sentence of it."""
         super().__init__(f"somebody else changed {drift.named}. Keep or undo that, then go on")
         self.drift = drift
+
+
+class PromptPrivacy(StrEnum):
+    """What prompts may contain, from the most to the least."""
+
+    FULL = "full"
+    """Everything that the briefing holds."""
+    REDACTED = "redacted"
+    """The same, with secrets and personal data taken out."""
+    SUMMARY = "summary"
+    """Besides, no code, no diff and no output of checks and executors: names, counts and outcomes are left."""
+
+
+def prompt_privacy_for(
+    workspace: str, projects: Mapping[str, PromptPrivacy], *, default: PromptPrivacy
+) -> PromptPrivacy:
+    """Return the level of the longest folder that holds the workspace, else the default. Paths are absolute."""
+    path = posixpath.normpath(workspace)
+    levels = {posixpath.normpath(folder): level for folder, level in projects.items()}
+    fitting = [folder for folder in levels if path == folder or path.startswith(folder.rstrip("/") + "/")]
+    return levels[max(fitting, key=len)] if fitting else default

@@ -1,20 +1,45 @@
-"""The alignment rubric: what must not happen, or what a person should see first, as rules over data.
-
-The rubric is the one of the seed "Plan-Execu Tight Loop", appendix A: privacy, licence and law, no irreversible damage,
-reasonable cost. The rules are in `plan_rules.py` (before the hand-off) and `change/rules.py` (after the work).
-A finding stops the loop until a person, or for `ASK` a model, allows it. This is a safety net; the sandbox is the wall.
-"""
+"""Rubric of alignment."""
 
 import hashlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from tightloop.safety.verdict import Verdict
 from tightloop.value import Value, shorten
 from tightloop.value.scrub import scrub
+
+
+class Verdict(StrEnum):
+    """Whether an act is allowed, from lenient to strict."""
+
+    ALLOW = "allow"
+    ASK = "ask"
+    """A person has to approve it first; for a finding of the rubric a model may do so."""
+    DENY = "deny"
+    """Forbidden; for a finding of the rubric only a person can allow it."""
+
+
+_STRICTNESS = tuple(Verdict)
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """A verdict, and the rule that gave it."""
+
+    verdict: Verdict = Verdict.ALLOW
+    rule: str = ""
+    """Such as `policy.protect`; empty: no rule applied."""
+    reason: str = ""
+    """One sentence for a person: the rule, and what to do instead."""
+
+
+def strictest(rulings: Iterable[Ruling]) -> Ruling:
+    """Return the strictest ruling; of equally strict ones the first."""
+    return max(rulings, key=lambda ruling: _STRICTNESS.index(ruling.verdict), default=Ruling())
+
 
 RULES = "alignment/1"
 FINDINGS_LIMIT = 8

@@ -1,11 +1,9 @@
-"""What authenticates a payload, and what a seal of each kind may be used for.
+"""Authentication of messages, and who sent them."""
 
-The client's codec checks the seal itself; these are the rules on what it then says, which workflows apply.
-"""
-
+import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from tightloop.errors import InvalidRequestError
 from tightloop.value import Value
@@ -140,3 +138,87 @@ def check_start(seal: Seal, *, started: int, is_child: bool, is_continued: bool)
             f"the input is refused: it was sealed {abs(started - seal.issued) // 1000} s before or after the start; "
             f"{life} are allowed. Compare the clocks of the hosts, or start it again"
         )
+
+
+CHOSEN_CHARACTERS = 100
+"""Bound of an id that a person chooses."""
+LONGEST = 200
+"""Ids of what the steps of plans start are longer."""
+# An id becomes part of a git ref (refs/tightloop/<id>/<n>), whose rules are stricter than Temporal's.
+_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?=[A-Za-z0-9_-]))*")
+
+
+def is_id(text: str, longest: int = LONGEST) -> bool:
+    """Return whether a text is the id of an episode or a plan."""
+    return len(text) <= longest and _ID.fullmatch(text) is not None and not text.endswith(".lock")
+
+
+def check_id(text: str) -> None:
+    """Refuse what is not the id of an episode or a plan.
+
+    Raises:
+        InvalidRequestError: it could be taken for a path, or git would misread it.
+    """
+    if not is_id(text):
+        raise InvalidRequestError(
+            f"{text[:LONGEST]!r} cannot be the id of an episode or a plan: it needs a-z, A-Z, 0-9, '-', '_' or "
+            "single '.', starting with a letter or digit. Start it under another id"
+        )
+
+
+APPROVALS = frozenset({"gate", "policy"})
+"""Kinds of questions that ask for an approval."""
+
+
+class Role(StrEnum):
+    """What a person may do; each role includes those before it."""
+
+    VIEWER = "viewer"
+    """Reads."""
+    AGENT = "agent"
+    """Works for an episode: also reports to the planner and asks for a pause, by MCP alone; decides nothing."""
+    OPERATOR = "operator"
+    """Starts and steers, and answers questions that keep an episode or plan from going on."""
+    APPROVER = "approver"
+    """Also answers what asks for an approval: gates, policies, and questions that name who may answer."""
+    ADMIN = "admin"
+
+    def includes(self, other: "Role") -> bool:
+        """Whether this role may do what the other one may."""
+        ranks = list(Role)
+        return ranks.index(self) >= ranks.index(other)
+
+
+class Person(Value):
+    """A person or a service that proved who it is."""
+
+    name: str
+    """Stands as `by` in answers, approvals and the timeline."""
+    role: Role = Role.VIEWER
+    projects: tuple[str, ...] = ()
+    """The projects that exist for this person; empty: all."""
+    episode: str = ""
+    """Of an agent: the episode that it works for; empty: the only open one in its projects."""
+
+    def sees(self, project: str) -> bool:
+        """Whether a project exists for this person."""
+        return not self.projects or project in self.projects
+
+
+class Asks(Protocol):
+    """What of a question decides who may answer it."""
+
+    @property
+    def kind(self) -> str:
+        """Why it is asked."""
+        ...
+
+    @property
+    def role(self) -> str:
+        """Who may answer, in the words of the plan; empty: anybody."""
+        ...
+
+
+def role_for(question: Asks) -> Role:
+    """Return the role that an answer needs: an approval is not given by who asked for the work."""
+    return Role.APPROVER if question.role or question.kind in APPROVALS else Role.OPERATOR

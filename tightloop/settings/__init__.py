@@ -4,30 +4,36 @@ A YAML document comes first, then environment variables `TIGHTLOOP_<SECTION>__<F
 misspelt or out of bounds is refused with a sentence that names it and says what is allowed.
 """
 
-from tightloop.settings.alerts import AlertChannel, AlertSettings
-from tightloop.settings.bounds import AlignmentSettings, BudgetSettings, TrackingSettings
-from tightloop.settings.coder import CoderSettings, RoleSettings
-from tightloop.settings.document import Settings, combined_settings, parse_settings
 from tightloop.settings.execution import (
     AgentSettings,
     AgentSSettings,
+    AlignmentSettings,
+    BudgetSettings,
+    CoderSettings,
     ExecutorSettings,
+    PlannerSettings,
+    PlanSettings,
+    RoleSettings,
     SandboxSettings,
+    TrackingSettings,
     WindowSettings,
     WorkspaceSettings,
 )
-from tightloop.settings.gateway import GatewaySettings
-from tightloop.settings.memory import MemorySettings
-from tightloop.settings.planning import PlannerSettings, PlanSettings
-from tightloop.settings.privacy import PrivacySettings, ProjectPrivacy
-from tightloop.settings.remote import RemoteSettings
+from tightloop.settings.layers import Settings, combined_settings, parse_settings
 from tightloop.settings.services import (
     LOOPBACK_HOSTS,
     NO_PROFILE,
     PEM,
+    AlertChannel,
+    AlertSettings,
     CodecSettings,
     DatabaseSettings,
+    GatewaySettings,
+    MemorySettings,
+    PrivacySettings,
+    ProjectPrivacy,
     QueueSettings,
+    RemoteSettings,
     ServerSettings,
     TemporalSettings,
     WorkerSettings,

@@ -1,9 +1,6 @@
-"""Reads a model of sections from layers: YAML documents, then environment variables.
+"""Layers of settings: defaults, files, environment."""
 
-The model has sections, a section has fields. Every problem becomes one sentence that names the setting,
-where it stands, and what is allowed or was probably meant.
-"""
-
+import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar, get_args, get_origin
@@ -11,7 +8,39 @@ from typing import Any, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from tightloop.episode.budget import project_of
+from tightloop.episode.model import EpisodeRequest
 from tightloop.errors import SettingsError
+from tightloop.loop.model import LoopRequest
+from tightloop.plan.request import PlanRequest
+from tightloop.settings.execution import (
+    AlignmentSettings,
+    BudgetSettings,
+    CoderSettings,
+    ExecutorSettings,
+    GateSettings,
+    PlannerSettings,
+    PlanSettings,
+    SandboxSettings,
+    TrackingSettings,
+    WindowSettings,
+    WorkspaceSettings,
+)
+from tightloop.settings.services import (
+    AlertSettings,
+    CodecSettings,
+    DatabaseSettings,
+    GatewaySettings,
+    MemorySettings,
+    PrivacySettings,
+    QueueSettings,
+    RemoteSettings,
+    RetentionSettings,
+    ServerSettings,
+    TemporalSettings,
+    WorkerSettings,
+)
+from tightloop.telemetry import TelemetrySettings
 from tightloop.value import Document, clip
 
 Keys = tuple[str, ...]
@@ -145,7 +174,7 @@ def _sections(name: str, text: str) -> dict[str, Any]:
     # A client without a settings file needs no YAML.
     import yaml
 
-    from tightloop.value.yaml_reading import load_yaml
+    from tightloop.value.documents import load_yaml
 
     document = name or "the settings"
     try:
@@ -180,7 +209,7 @@ def _from_text(schema: Mapping[str, Any], text: str) -> Any:
 def _read(text: str) -> Any:
     import yaml
 
-    from tightloop.value.yaml_reading import load_yaml
+    from tightloop.value.documents import load_yaml
 
     try:
         return load_yaml(text)
@@ -217,3 +246,134 @@ def _allowed(schema: Mapping[str, Any]) -> str:
         return ", ".join(part for part in parts if part)
     filled = "minLength" in schema or "minItems" in schema
     return _TYPES[kind] + (", not empty" if filled else "")
+
+
+ENVIRONMENT_PREFIX = "TIGHTLOOP_"
+"""Variables with this prefix and `__` in the rest are settings; `TIGHTLOOP_HOME` and its like are not."""
+_URL_PASSWORD = re.compile(r"://[^/@\s]+@")
+
+
+class Settings(Document):
+    """All settings, in force."""
+
+    temporal: TemporalSettings = TemporalSettings()
+    queues: QueueSettings = QueueSettings()
+    worker: WorkerSettings = WorkerSettings()
+    server: ServerSettings = ServerSettings()
+    planner: PlannerSettings = PlannerSettings()
+    plans: PlanSettings = PlanSettings()
+    executor: ExecutorSettings = ExecutorSettings()
+    coder: CoderSettings = CoderSettings()
+    workspace: WorkspaceSettings = WorkspaceSettings()
+    window: WindowSettings = WindowSettings()
+    sandbox: SandboxSettings = SandboxSettings()
+    budget: BudgetSettings = BudgetSettings()
+    tracking: TrackingSettings = TrackingSettings()
+    alignment: AlignmentSettings = AlignmentSettings()
+    gates: GateSettings = GateSettings()
+    privacy: PrivacySettings = PrivacySettings()
+    codec: CodecSettings = CodecSettings()
+    database: DatabaseSettings = DatabaseSettings()
+    remote: RemoteSettings = RemoteSettings()
+    memory: MemorySettings = MemorySettings()
+    retention: RetentionSettings = RetentionSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    alerts: AlertSettings = AlertSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+
+    @property
+    def seals_payloads(self) -> bool:
+        """Whether what Temporal stores is encrypted."""
+        return self.temporal.authenticate or self.privacy.encrypt
+
+    def at(self, address: str | None = None, namespace: str | None = None) -> "Settings":
+        """Return these settings for another Temporal server or namespace; None: the one that they name.
+
+        Raises:
+            SettingsError: that is not allowed.
+        """
+        given = {"address": address, "namespace": namespace}
+        changes = {name: value for name, value in given.items() if value is not None}
+        try:
+            temporal = TemporalSettings.model_validate(dict(self.temporal) | changes)
+        except ValidationError as error:
+            [problem, *_] = error.errors()
+            if not problem["loc"]:
+                raise SettingsError(f"temporal: {problem['msg'].removeprefix('Value error, ')}") from None
+            name = str(problem["loc"][0])
+            example = {"address": "127.0.0.1:7233", "namespace": "default"}.get(name, "")
+            raise SettingsError(f"the {name} of Temporal is {changes.get(name)!r}. For example: {example}") from None
+        return self.evolve(temporal=temporal)
+
+    def as_yaml(self) -> str:
+        """Return the settings as a document, secrets masked."""
+        import yaml
+
+        # In the order of the sections above, as a reader expects them.
+        text = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+        return _URL_PASSWORD.sub("://**********@", text)
+
+
+def parse_settings(text: str, environ: Mapping[str, str]) -> Settings:
+    """Read one YAML document, then the environment.
+
+    Raises:
+        SettingsError: with one sentence for each setting that is unknown or not allowed.
+    """
+    return combined_settings([("", text)], environ)
+
+
+def combined_settings(documents: Iterable[tuple[str, str]], environ: Mapping[str, str]) -> Settings:
+    """Read YAML documents, each as its name and its text, then the environment; what comes later wins.
+
+    Raises:
+        SettingsError: with one sentence for each setting that is unknown or not allowed, each naming the
+            document or the environment variable that it stands in.
+    """
+    return read_layers(Settings, documents, environ, prefix=ENVIRONMENT_PREFIX)
+
+
+Request = TypeVar("Request", EpisodeRequest, PlanRequest, LoopRequest)
+
+
+def with_defaults(request: Request, settings: Settings) -> Request:
+    """Return a request with what it leaves open as the settings say. Idempotent.
+
+    What was given stays, also in the parts: of a budget with one bound the other bounds come from the settings.
+    """
+    if isinstance(request, EpisodeRequest | LoopRequest):
+        given = request.model_dump(exclude_unset=True)
+        known = {name: value for name, value in _defaults(settings).items() if name in type(request).model_fields}
+        request = type(request).model_validate(layered(known, given))
+    project = request.project_name if isinstance(request, EpisodeRequest) else project_of(request.workspace)
+    queues = settings.queues.fill(request.queues, project)
+    return request.evolve(queues=queues.evolve(absence_s=settings.temporal.absence_s))
+
+
+def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of both documents, those of `above` where both have one; mappings are merged field by field."""
+    merged = dict(below)
+    for name, value in above.items():
+        beneath = merged.get(name)
+        both = isinstance(beneath, dict) and isinstance(value, dict)
+        merged[name] = {**beneath, **value} if both else value  # type: ignore[dict-item]
+    return merged
+
+
+def _defaults(settings: Settings) -> dict[str, Any]:
+    chosen, tracking = settings.executor, settings.tracking
+    return {
+        "planner": settings.planner.kind,
+        "executor": {
+            "name": chosen.default,
+            "fallback": chosen.fallback,
+            "wall_limit_s": chosen.wall_limit_s,
+            "idle_limit_s": chosen.idle_limit_s,
+            "on_crash": chosen.on_crash,
+        },
+        "budget": settings.budget.as_budget().model_dump(),
+        "preset": tracking.preset,
+        "thresholds": tracking.as_thresholds().model_dump(),
+        "repeat_error_limit": tracking.repeat_error_limit,
+        "deviation_limit": tracking.deviation_limit,
+    }

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tightloop.testing.claims import Reading
 from tightloop.testing.model import (
     NODES_LIMIT,
     SURVIVORS_LIMIT,
@@ -10,12 +11,16 @@ from tightloop.testing.model import (
     TEXT_CHARACTERS,
     AcceptedTest,
     ChangedCoverage,
+    Collected,
     GateReport,
+    Item,
+    Outcome,
     RefusedTest,
+    Run,
+    Session,
+    can_fail,
 )
 from tightloop.testing.mutants import Mutant
-from tightloop.testing.reading import Reading
-from tightloop.testing.runs import Collected, Item, Outcome, Run, Session, can_fail
 from tightloop.value import counted, shorten
 from tightloop.value.scrub import scrub
 

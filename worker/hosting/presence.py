@@ -1,9 +1,4 @@
-"""Notices on one host that a worker process has ended, and gives back what it worked at.
-
-Each process notes in a file of the state home for which workflows it works, and holds a lock on the file while it
-lives. Whoever finds such a lock free asks Temporal which activities that process still has, and fails them, so that
-their next attempts start at once and not only when heartbeats have been missed.
-"""
+"""Heartbeats of hosts, and the workers of a task queue."""
 
 import asyncio
 import contextlib
@@ -16,7 +11,8 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +26,8 @@ from temporalio.api.workflowservice.v1 import (
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
+from tightloop.client import staffing
+from tightloop.client.calls import Calls
 from tightloop.host import private_folder
 from workflows.shared.activities import FOUND_BY_WORKER
 
@@ -275,3 +273,31 @@ def _read(file: int) -> Notes | None:
         return Notes(str(said["identity"]), str(said["server"]), tuple(certain | recent))
     except (ValueError, KeyError, TypeError):
         return None
+
+
+@dataclass(frozen=True)
+class TemporalStaff:
+    """Asks Temporal."""
+
+    client: Client
+    main_queue: str
+    version: str = ""
+    """Of the workers of this process, and so of the workflows that ask."""
+
+    async def count(self, queue: str) -> int:
+        """Return how many workers a task queue has that Temporal would give the step of such a workflow."""
+        workers = await staffing.workers_on(Calls(self.client), queue)
+        return sum(one.gets_new_work or one.version == self.version for one in workers)
+
+    async def last_seen(self, queue: str) -> datetime | None:
+        """Return when a worker of a task queue was last heard of."""
+        workers = await staffing.workers_on(Calls(self.client), queue)
+        return max((worker.last_seen for worker in workers if worker.last_seen), default=None)
+
+    async def parent_of(self, workflow_id: str) -> str:
+        """Return the id of the workflow that started the newest run of another; empty if none did, or none is known."""
+        return await Calls(self.client).parent_of(workflow_id)
+
+    async def homes(self) -> tuple[str, ...]:
+        """Return the task queues of the hosts that have a worker for workspaces."""
+        return await staffing.queues_with(Calls(self.client), f"{self.main_queue}-workspace-")

@@ -1,20 +1,32 @@
-"""What a worker needs at its start: search attributes, and the workers without which its role can do nothing."""
+"""Start of a worker: slots, build id, programs."""
 
 import asyncio
+import hashlib
 import logging
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 
 from temporalio.client import Client
+from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
+from temporalio.worker import (
+    FixedSizeSlotSupplier,
+    ResourceBasedSlotConfig,
+    ResourceBasedSlotSupplier,
+    ResourceBasedTunerConfig,
+    WorkerDeploymentConfig,
+    WorkerTuner,
+)
 
 from tightloop.client.calls import Calls
-from tightloop.client.execution import SEALS, registration_command, setup_command
-from tightloop.client.installation.sealing import find_stranger
-from tightloop.client.installation.setup import NotAllowedError, wrong_search_attributes
-from tightloop.client.installation.staffing import workers_on
-from tightloop.client.installation.topology import topology_of
+from tightloop.client.execution import SEALS, registration_command, setup_command, version_name
+from tightloop.client.setup import NotAllowedError, find_stranger, topology_of, wrong_search_attributes
+from tightloop.client.staffing import workers_on
 from tightloop.errors import ServiceUnavailableError, SettingsError
 from tightloop.host import state_home
 from tightloop.host.identity import home_queue
-from tightloop.settings import Settings
+from tightloop.settings import Settings, WorkerSettings
 
 logger = logging.getLogger("tightloop")
 
@@ -95,3 +107,77 @@ async def warn_of_missing(client: Client, settings: Settings, *, without: str = 
     for sentence in (await topology_of(Calls(client), settings)).missing:
         if not without or without not in sentence:
             logger.warning("episodes will wait: %s", sentence)
+
+
+TASKS = 100
+"""Slots of local activities and Nexus: the SDK's own number."""
+WORKFLOW_TASKS = 5
+"""Slots of workflow tasks, of which Python runs one at a time. With the SDK's 100, tasks of 500 open workflows slowed
+each other down beyond the 10 s that Temporal allows for one, and were done again. A local activity keeps its slot."""
+
+
+def tuner_of(settings: WorkerSettings, slots: int) -> WorkerTuner:
+    """Return the slots of one task queue: fixed, or for activities as memory and processors allow.
+
+    Args:
+        settings: `target_memory` and `target_cpu` are the shares of this host up to which activities are taken.
+        slots: of activities; with targets the most. One slot, as at a screen, stays one.
+    """
+    fixed, workflows = FixedSizeSlotSupplier(TASKS), FixedSizeSlotSupplier(WORKFLOW_TASKS)
+    activities: FixedSizeSlotSupplier | ResourceBasedSlotSupplier = FixedSizeSlotSupplier(slots)
+    if settings.is_tuned and slots > 1:
+        activities = ResourceBasedSlotSupplier(
+            ResourceBasedSlotConfig(minimum_slots=1, maximum_slots=slots),
+            ResourceBasedTunerConfig(
+                target_memory_usage=settings.target_memory or 1.0, target_cpu_usage=settings.target_cpu or 1.0
+            ),
+        )
+    return WorkerTuner.create_composite(
+        workflow_supplier=workflows, activity_supplier=activities, local_activity_supplier=fixed, nexus_supplier=fixed
+    )
+
+
+PACKAGES = ("workflows", "activities", "tightloop", "worker")
+
+
+def deployment_config(settings: WorkerSettings) -> WorkerDeploymentConfig | None:
+    """Return to which version of which deployment the workers belong; None: they have no versions."""
+    if not settings.deployment:
+        return None
+    return WorkerDeploymentConfig(
+        version=WorkerDeploymentVersion(settings.deployment, build_id_of(settings)),
+        use_worker_versioning=True,
+        default_versioning_behavior=VersioningBehavior.PINNED,
+    )
+
+
+def version_of(settings: WorkerSettings) -> str:
+    """Return the version of the workers as Temporal names it; empty: they have none."""
+    return version_name(settings.deployment, build_id_of(settings)) if settings.deployment else ""
+
+
+def build_id_of(settings: WorkerSettings) -> str:
+    """Return the build of this installation."""
+    return settings.build_id or f"{_version()}-{_code_digest()}"
+
+
+def _version() -> str:
+    try:
+        return version("tightloop")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@cache
+def _code_digest() -> str:
+    """Return a digest of the installed code; all hosts with the same code have the same."""
+    digest = hashlib.sha256()
+    for package in PACKAGES:
+        found = find_spec(package)
+        assert found is not None
+        assert found.origin is not None
+        folder = Path(found.origin).parent
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(f"{package}/{path.relative_to(folder)}\0".encode())
+            digest.update(path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]

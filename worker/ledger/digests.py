@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 
-from activities.alerts.port import Channel, NotDeliveredError, Post
+from activities.alerts.activity import Channel, NotDeliveredError, Post
 from activities.workspace.ownership import locked
-from tightloop.database.opening import local_ledger
+from tightloop.database.ledger import local_ledger
 from tightloop.errors import TightloopError, WorkspaceLockedError
 from tightloop.host import state_home
-from tightloop.host.private_file import write_private
+from tightloop.host.identity import write_private
 from tightloop.ledger.alert import AlertKind
 from tightloop.ledger.digest import digest_notice, is_worth_telling, newest_day, owed_days
 

@@ -1,12 +1,22 @@
-"""Makes the entries of one call of an activity again, from its request and its result."""
+"""Ledger entries from workflows and their histories."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from google.protobuf.timestamp_pb2 import Timestamp
+from temporalio.api.common.v1 import Payloads
+from temporalio.api.enums.v1 import WorkflowTaskFailedCause
+from temporalio.api.history.v1 import HistoryEvent
+from temporalio.client import Client
+from temporalio.converter import DataConverter
+
 from activities.alerts.activity import AlertsSent, SendAlertsRequest
-from activities.alerts.trail import delivery_event
-from activities.plan import entries as plans
+from activities.alerts.channels import delivery_event
+from activities.plan import port as plans
 from activities.plan.requests import (
     ClosePlanRequest,
     CompensationResult,
@@ -19,10 +29,18 @@ from activities.plan.requests import (
     SettleRequest,
     StepRun,
 )
-from activities.tracking.activity import TrackRequest, checkpoint_key, moment_of, note_iteration, note_measured
+from activities.tracking.activity import (
+    Recorded,
+    RecordRequest,
+    TrackRequest,
+    checkpoint_key,
+    keep_record,
+    moment_of,
+    note_iteration,
+    note_measured,
+)
 from activities.tracking.learning import note_problem
-from activities.tracking.record import Recorded, RecordRequest, keep_record
-from activities.workspace import entries as workspace
+from activities.workspace import port as workspace
 from activities.workspace.requests import (
     Adopted,
     AdoptRequest,
@@ -35,10 +53,16 @@ from activities.workspace.requests import (
     RestoredCheckpoint,
     RestoreRequest,
 )
-from activities.workspace.trail import Call
+from activities.workspace.scope import Call, EpisodeScope
+from tightloop.client.execution import CONTINUED, Execution
+from tightloop.client.sealing import ReadingCodec, SealingCodec
+from tightloop.database.ledger import Ledger, local_ledger
 from tightloop.database.project import ProjectLedger
 from tightloop.episode.checkpoint import CheckpointRecord, Tracked
-from tightloop.plan.result import StepResult
+from tightloop.errors import EpisodeNotFoundError, TightloopError
+from tightloop.ledger.model import WorkflowSnapshot
+from tightloop.plan.child import StepResult
+from worker.connect import DATA_CONVERTER, known_workflows
 
 STEPS = (
     "run_shell", "run_edit", "run_git", "run_http", "run_search", "run_model", "run_gate", "run_decision",
@@ -164,3 +188,150 @@ MAKERS: dict[str, Maker] = {
     **{name: Maker(RunStepRequest, StepResult, _stepped) for name in STEPS},
 }
 """By the name of the activity."""
+
+
+logger = logging.getLogger("tightloop")
+
+LOOK = timedelta(seconds=30)
+OVERLAP = timedelta(minutes=2)
+"""Visibility learns of an end later than it was; what is looked at twice is entered once."""
+WEEK = timedelta(days=7)
+
+
+async def enter_ends(client: Client, every: timedelta = LOOK) -> None:
+    """Look again and again what has ended, until cancelled; at first what ended in the last week."""
+    since = datetime.now(UTC) - WEEK
+    while True:
+        begun = datetime.now(UTC)
+        try:
+            ended = await known_workflows(
+                client, f"ExecutionStatus != 'Running' AND CloseTime > '{since.isoformat().replace('+00:00', 'Z')}'"
+            )
+            await asyncio.to_thread(_enter_all, ended)
+            since = begun - OVERLAP
+        except TightloopError as error:
+            logger.debug("ends of workflows: %s", error.message)
+        await asyncio.sleep(every.total_seconds())
+
+
+def enter_end(ledger: Ledger, run: Execution) -> None:
+    """Enter that a run has ended, unless the ledger knows, or a newer run of the workflow."""
+    if run.refused or run.status == CONTINUED:
+        return
+    try:
+        line = ledger.workflow(run.id)
+    except EpisodeNotFoundError:
+        return
+    if run.closed is None or line.closed is not None or line.at > run.closed:
+        return
+    # What was used since it last told of itself is not known.
+    unknown = {"cost_known": False, "tokens": None, "worked_s": None, "interventions": None}
+    ended = WorkflowSnapshot.of(line, status=run.status, at=run.closed, closed=run.closed, questions=(), **unknown)
+    ledger.of(line.project).record(ended)
+
+
+def _enter_all(ended: tuple[Execution, ...]) -> None:
+    ledger = local_ledger()
+    newest: dict[str, Execution] = {}
+    for run in sorted((run for run in ended if run.closed is not None), key=lambda run: str(run.closed)):
+        newest[run.id] = run
+    for run in newest.values():
+        enter_end(ledger, run)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A call of an activity, as a history has it."""
+
+    activity: str
+    scope: EpisodeScope
+    request: Any
+    result: Any
+    """None: it did not end well, or has not ended."""
+    call: Call
+    ended: datetime
+    """When it ended; of one that has not, when it was scheduled."""
+
+
+@dataclass
+class _Open:
+    scheduled: HistoryEvent
+    run: str
+    started: datetime | None = None
+
+
+async def calls_of(client: Client, workflow_id: str, run_id: str, converter: DataConverter) -> AsyncIterator[Made]:
+    """Yield the calls of a run that leave entries in the ledger, in the order in which they ended.
+
+    Events that a reset took over from another run are those of that run.
+    """
+    codec = converter.payload_codec
+    reader = replace(DATA_CONVERTER, payload_codec=ReadingCodec(codec if isinstance(codec, SealingCodec) else None))
+    waiting: dict[int, _Open] = {}
+    taken_over: list[Made] = []
+    handle = client.get_workflow_handle(workflow_id, run_id=run_id)
+    async for event in handle.fetch_history_events():
+        failed = event.workflow_task_failed_event_attributes
+        if failed.cause == WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_RESET_WORKFLOW:
+            base = failed.base_run_id
+            taken_over = [_of_run(made, base, run_id) for made in taken_over]
+            for each in waiting.values():
+                each.run = base if each.run == run_id else each.run
+        made = await _read(event, waiting, run_id, reader)
+        if made is not None:
+            taken_over.append(made)
+    for made in taken_over:
+        yield made
+    for each in waiting.values():
+        if (made := await _made(each, None, reader)) is not None:
+            yield made
+
+
+def _of_run(made: Made, base: str, run_id: str) -> Made:
+    return replace(made, call=replace(made.call, run=base)) if made.call.run == run_id else made
+
+
+async def _read(event: HistoryEvent, waiting: dict[int, _Open], run_id: str, reader: DataConverter) -> Made | None:
+    if event.HasField("activity_task_scheduled_event_attributes"):
+        if event.activity_task_scheduled_event_attributes.activity_type.name in MAKERS:
+            waiting[event.event_id] = _Open(event, run_id)
+    elif event.HasField("activity_task_started_event_attributes"):
+        begun = waiting.get(event.activity_task_started_event_attributes.scheduled_event_id)
+        if begun is not None:
+            begun.started = _moment(event.event_time)
+    elif event.HasField("activity_task_completed_event_attributes"):
+        completed = event.activity_task_completed_event_attributes
+        ended = waiting.pop(completed.scheduled_event_id, None)
+        return None if ended is None else await _made(ended, event, reader)
+    else:
+        for name in ("failed", "timed_out", "canceled"):
+            if event.HasField(f"activity_task_{name}_event_attributes"):  # type: ignore[arg-type]
+                failed = getattr(event, f"activity_task_{name}_event_attributes")
+                ended = waiting.pop(failed.scheduled_event_id, None)
+                return None if ended is None or ended.started is None else await _made(ended, None, reader)
+    return None
+
+
+async def _made(begun: _Open, completed: HistoryEvent | None, reader: DataConverter) -> Made | None:
+    attributes = begun.scheduled.activity_task_scheduled_event_attributes
+    name, scheduled = attributes.activity_type.name, _moment(begun.scheduled.event_time)
+    maker, result = MAKERS[name], None
+    request = await _decoded(attributes.input, maker.request, reader)
+    if request is None:
+        return None
+    if completed is not None:
+        result = (
+            await _decoded(completed.activity_task_completed_event_attributes.result, maker.result, reader)
+            or maker.result.model_construct()
+        )
+    ended = _moment(completed.event_time) if completed is not None else scheduled
+    return Made(name, request.scope, request, result, Call(begun.run, scheduled, begun.started or scheduled), ended)
+
+
+async def _decoded(payloads: Payloads, model: type[Any], reader: DataConverter) -> Any:
+    found = await reader.decode(list(payloads.payloads), [model])
+    return found[0] if found else None
+
+
+def _moment(stamp: Timestamp) -> datetime:
+    return stamp.ToDatetime(tzinfo=UTC)

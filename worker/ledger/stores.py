@@ -1,31 +1,45 @@
-"""Enters what the stores of this host still hold of workflows that Temporal has forgotten."""
+"""The ledger on a host, its forwarding, and its rebuild."""
 
+import asyncio
+import contextlib
 import json
+import logging
 import re
 import sqlite3
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from pydantic import ValidationError
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
 
-from activities.artifacts.local import LocalArtifactStore
-from activities.plan.records.file_records import FileRecords
+from activities.artifacts.stores import LocalArtifactStore
+from activities.plan.records import FileRecords
 from activities.workspace.plain_git import store_git
-from tightloop.database.ledger import Ledger
-from tightloop.database.opening import open_state
+from tightloop.client.encryption import data_converter
+from tightloop.client.execution import Execution
+from tightloop.database.engine import postgres_database
+from tightloop.database.forwarding import Forwarder
+from tightloop.database.ledger import Ledger, local_database, local_ledger, open_project, open_state
+from tightloop.database.rows import put_in_order
 from tightloop.episode.checkpoint import CheckpointRecord, checkpoint_id
 from tightloop.episode.model import CheckpointFile
 from tightloop.errors import TightloopError
 from tightloop.executor.model import WorkOrder
+from tightloop.host import state_folder, state_home
+from tightloop.host.identity import HostIdentity, host_identity
 from tightloop.ledger.model import UNKNOWN, StepRow, WorkflowSnapshot
-from tightloop.plan.result import StepStatus
+from tightloop.plan.child import StepStatus
 from tightloop.plan.stored import StoredPlan
+from tightloop.settings import Settings
 from tightloop.value import counted, shorten
 from tightloop.value.artifact import ArtifactRef
+from worker.connect import known_workflows
+from worker.ledger.entries import MAKERS, Made, calls_of, enter_end
 
 """The status of a workflow whose end nobody remembers."""
 TITLE = "found in the stores of this host"
@@ -203,3 +217,120 @@ class _Project:
             except (OSError, ValueError, KeyError, TypeError, TightloopError):
                 continue
             yield stored.plan_id, stored
+
+
+logger = logging.getLogger("tightloop")
+
+LOOK = timedelta(milliseconds=250)
+LONGEST_WAIT = timedelta(seconds=30)
+"""Between two tries, where the database does not answer."""
+LAST_TRY = timedelta(seconds=5)
+"""How long a worker that stops goes on bringing rows; the rest comes with the next start."""
+
+
+@asynccontextmanager
+async def forwarding(settings: Settings) -> AsyncIterator[None]:
+    """Bring rows to `database.url` while this is open; without one nothing is done."""
+    url = settings.database.url.get_secret_value()
+    if not url:
+        yield
+        return
+    target = postgres_database(url)
+    forwarder = Forwarder(local_database(), target, host_identity(settings).names)
+    task = asyncio.create_task(_keep_forwarding(forwarder, str(target)))
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        with contextlib.suppress(TightloopError, TimeoutError):
+            await asyncio.wait_for(_forward_all(forwarder), LAST_TRY.total_seconds())
+        target.close()
+
+
+async def _forward_all(forwarder: Forwarder) -> None:
+    while await asyncio.to_thread(forwarder.forward):
+        pass
+
+
+async def _keep_forwarding(forwarder: Forwarder, name: str) -> None:
+    failures = 0
+    while True:
+        try:
+            await _forward_all(forwarder)
+        except TightloopError as error:
+            if not failures:
+                logger.warning("%s; what is recorded on this host is kept and brought there later", error.message)
+            failures += 1
+        else:
+            if failures:
+                logger.info("the database %s is up to date again", name)
+            failures = 0
+        wait = LOOK if not failures else min(LOOK * 2**failures, LONGEST_WAIT)
+        await asyncio.sleep(wait.total_seconds())
+
+
+async def rebuild(client: Client, settings: Settings) -> str:
+    """Enter everything that Temporal knows of the projects of this host; what is in the ledger already stays.
+
+    Safe beside running workers. Of what ended so long ago that Temporal has forgotten it comes back what the stores of
+    this host hold; see `stores.py`.
+
+    Returns:
+        What was read, as a sentence.
+
+    Raises:
+        ServiceUnavailableError: Temporal does not answer.
+        SettingsError: a key is missing here.
+    """
+    ledger = local_ledger()
+    is_new = await asyncio.to_thread(ledger.last_event) == 0
+    converter, identity = data_converter(settings), host_identity(settings)
+    runs = _by_workflow(await known_workflows(client))
+    entered: list[tuple[int, int, float]] = []
+    count = 0
+    for workflow_id, known in runs.items():
+        found = 0
+        for run in known:
+            try:
+                calls = [made async for made in calls_of(client, workflow_id, run.run_id, converter)]
+            except RPCError as error:
+                if error.status is RPCStatusCode.NOT_FOUND:  # it was removed meanwhile
+                    continue
+                raise
+            for made in calls:
+                if await asyncio.to_thread(_enter, ledger, made, settings, identity, entered):
+                    found += 1
+        if found:
+            count += 1
+            await asyncio.to_thread(enter_end, ledger, known[-1])
+    if is_new:
+        await asyncio.to_thread(put_in_order, ledger.database, entered)
+    told = f"{counted(count, 'workflow')} of this host entered, of {len(runs)} that Temporal knows"
+    forgotten = await asyncio.to_thread(recover, ledger, state_home(), frozenset(runs))
+    return "; ".join(filter(None, (told, forgotten.sentence)))
+
+
+def _by_workflow(runs: Iterable[Execution]) -> dict[str, list[Execution]]:
+    found: dict[str, list[Execution]] = defaultdict(list)
+    for run in sorted(runs, key=lambda run: (run.started is not None, run.started)):
+        found[run.id].append(run)
+    return found
+
+
+def _enter(
+    ledger: Ledger, made: Made, settings: Settings, identity: HostIdentity, entered: list[tuple[int, int, float]]
+) -> bool:
+    """Enter a call, if it was made on this host; note which lines of the trail it added."""
+    home, here = made.scope.home or getattr(made.result, "home", ""), identity.queues(settings)
+    if (home and home not in here) or not state_folder(Path(made.scope.workspace)).is_dir():
+        return False
+    before = ledger.last_event()
+    MAKERS[made.activity].enter(
+        open_project(Path(made.scope.workspace), identity.name), made.request, made.result, made.call
+    )
+    after = ledger.last_event()
+    if after > before:
+        entered.append((before + 1, after, made.ended.timestamp()))
+    return True

@@ -3,18 +3,16 @@
 from collections.abc import Callable
 from typing import Any
 
-from tightloop.episode import control
+from tightloop.episode import control, decisions, state_changes
 from tightloop.episode.budget import topped_up
-from tightloop.episode.checkpoint import RestoreTarget
-from tightloop.episode.copies import MoveTarget, check_move
-from tightloop.episode.loop import decisions, state_changes
-from tightloop.episode.loop.questions import CANCEL, END, WAIT, is_ended_by_message, make_question
+from tightloop.episode.checkpoint import MoveTarget, RestoreTarget, check_move
+from tightloop.episode.decisions import CANCEL, END, WAIT, is_ended_by_message, make_question
 from tightloop.errors import InvalidRequestError
 from tightloop.question import Answer, Question, QuestionKind, is_paused
 from workflows.episode.record import EpisodeRecord
-from workflows.shared.metering import count_intervention
+from workflows.shared.messages import refusals
 from workflows.shared.questions import Questions
-from workflows.shared.refusal import refusals
+from workflows.shared.reporting import count_intervention
 
 _AFTER = {
     CANCEL: "the episode ends",

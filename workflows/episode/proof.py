@@ -3,13 +3,13 @@
 from datetime import timedelta
 
 from activities.proof.activity import ProofActivities
-from activities.proof.requests import AcceptRequest, BeginRequest, ProveRequest
+from activities.proof.port import AcceptRequest, BeginRequest, ProveRequest
+from tightloop.episode import state_changes
+from tightloop.episode.budget import PROOF, checks_work
 from tightloop.episode.check import Verification
-from tightloop.episode.loop import state_changes
-from tightloop.episode.loop.questions import ACCEPT, make_question
+from tightloop.episode.decisions import ACCEPT, make_question
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase
 from tightloop.episode.proof import ProofVerdict
-from tightloop.episode.work import PROOF, checks_work
 from tightloop.question import QuestionKind
 from tightloop.safety.drift import DriftCause
 from tightloop.value.artifact import ArtifactRef

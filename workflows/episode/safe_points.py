@@ -9,28 +9,25 @@ from typing import Any, TypeVar, overload
 from temporalio import workflow
 from temporalio.exceptions import FailureError
 
+from tightloop.episode import decisions, state_changes
+from tightloop.episode.budget import Work
 from tightloop.episode.checkpoint import RestoreTarget
+from tightloop.episode.decisions import end_question, make_question, read_drift_answer
 from tightloop.episode.display import details_markdown
-from tightloop.episode.loop import decisions, state_changes
-from tightloop.episode.loop.questions import end_question, make_question, read_drift_answer
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase
-from tightloop.episode.work import Work
 from tightloop.ledger.alert import Alert, AlertKind, alert_kind, alert_of
 from tightloop.plan.child import waits_of
 from tightloop.question import Answer, Question, QuestionKind, is_paused
 from workflows.episode.operator import Operator
-from workflows.episode.record import EpisodeRecord
-from workflows.episode.recording import EpisodeRecording
+from workflows.episode.record import EpisodeRecord, EpisodeRecording
 from workflows.episode.tree_changes import TreeChanges
 from workflows.shared.activities import (
     ActivityFailedError,
     ActivityOptions,
     ActivityRunner,
 )
-from workflows.shared.alerts import Alerts
-from workflows.shared.parent_notice import ParentNotice
 from workflows.shared.questions import Questions
-from workflows.shared.reporter import Reporter
+from workflows.shared.reporting import Alerts, ParentNotice, Reporter
 
 A = TypeVar("A")
 R = TypeVar("R")

@@ -8,18 +8,17 @@ from temporalio import workflow
 
 from activities.workspace.activity import WorkspaceActivities
 from activities.workspace.requests import Adopted, AdoptRequest, AmendRequest, ReconcileRequest
+from tightloop.episode import state_changes
 from tightloop.episode.checkpoint import RECENT_LIMIT, merge
-from tightloop.episode.loop import state_changes
-from tightloop.episode.loop.questions import drift_question
+from tightloop.episode.decisions import drift_question
 from tightloop.episode.planning import ReflectCause
 from tightloop.question import Answer, Question
 from tightloop.safety.drift import Drift, DriftAnswer
 from tightloop.value import counted
 from workflows.episode.operator import Operator
-from workflows.episode.record import EpisodeRecord
-from workflows.episode.recording import EpisodeRecording
+from workflows.episode.record import EpisodeRecord, EpisodeRecording
 from workflows.shared.activities import HAND_OFF_TIMEOUT, RESTORE_TIMEOUT, ActivityOptions
-from workflows.shared.parent_notice import ParentNotice
+from workflows.shared.reporting import ParentNotice
 
 
 class Steps(Protocol):

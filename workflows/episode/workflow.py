@@ -13,13 +13,11 @@ from temporalio import workflow
 from temporalio.common import SearchAttributeKey
 from temporalio.exceptions import ApplicationError, is_cancelled_exception
 
-from tightloop.episode import control
+from tightloop.episode import control, decisions, state_changes
 from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.control import EpisodeInput
+from tightloop.episode.decisions import ALLOW, NextAction
 from tightloop.episode.display import status_of
-from tightloop.episode.input import EpisodeInput
-from tightloop.episode.loop import decisions, state_changes
-from tightloop.episode.loop.decisions import NextAction
-from tightloop.episode.loop.questions import ALLOW
 from tightloop.episode.model import (
     RIGHT_INPUT,
     EpisodeOutcome,
@@ -27,28 +25,22 @@ from tightloop.episode.model import (
     EpisodeResult,
     EpisodeState,
     EpisodeStatus,
+    TimelineLine,
+    TimelinePage,
 )
 from tightloop.episode.planning import PlanVerdict
-from tightloop.episode.timeline import TimelineLine, TimelinePage
 from tightloop.errors import InvalidRequestError
 from tightloop.question import is_paused
-from workflows.episode.copies import EpisodeCopies
-from workflows.episode.delivery import Delivery
-from workflows.episode.iteration import Iteration
+from workflows.episode.iteration import Delivery, Iteration
 from workflows.episode.operator import Operator
 from workflows.episode.proof import Proof
-from workflows.episode.record import EpisodeRecord
-from workflows.episode.recording import EpisodeRecording
+from workflows.episode.record import EpisodeRecord, EpisodeRecording
 from workflows.episode.safe_points import EpisodeOver, RunOver, SafePoints
-from workflows.episode.workspace import Workspace
-from workflows.shared.activities import NOTICE, ActivityRunner
-from workflows.shared.inbox import Inbox
-from workflows.shared.metering import count_episode
+from workflows.episode.workspace import EpisodeCopies, Workspace
+from workflows.shared.activities import NOTICE, ActivityRunner, Share, continue_as_new, is_other_build_wanted
+from workflows.shared.messages import Inbox, refusals, refuse_setup
 from workflows.shared.questions import Questions
-from workflows.shared.refusal import refusals, refuse_setup
-from workflows.shared.reporter import STATUS, is_first_use
-from workflows.shared.share import Share
-from workflows.shared.versioning import continue_as_new, is_other_build_wanted
+from workflows.shared.reporting import STATUS, count_episode, is_first_use
 
 ITERATION = SearchAttributeKey.for_int("TightloopIteration")
 _TELL_FIRST_PATCH = "tell-before-pause"

@@ -7,13 +7,13 @@ from temporalio import workflow
 
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.check import Check
-from tightloop.episode.timeline import RunTimeline, TimelineLine
+from tightloop.episode.model import RunTimeline, TimelineLine
 from tightloop.errors import InvalidRequestError
-from tightloop.loop.input import LoopInput
 from tightloop.loop.model import (
     RIGHT_LOOP_INPUT,
     GateCheck,
     GateResult,
+    LoopInput,
     LoopRequest,
     LoopState,
     LoopStatus,
@@ -22,8 +22,8 @@ from tightloop.loop.tasks import Tasks
 from tightloop.plan.child import ChildWait
 from tightloop.value import shorten
 from workflows.shared.activities import ActivityOptions
+from workflows.shared.messages import refuse_setup
 from workflows.shared.questions import Questions
-from workflows.shared.refusal import refuse_setup
 
 TEXT_CHARACTERS = 600
 

@@ -11,14 +11,13 @@ from temporalio import workflow
 
 from activities.plan.activity import PlanActivities
 from activities.plan.requests import RunStepRequest, SettleRequest, StepRun
-from tightloop.episode.input import EpisodeInput
+from tightloop.episode.control import EpisodeInput
 from tightloop.episode.model import EpisodeResult
-from tightloop.plan.child import child_id
+from tightloop.plan.child import REASON_CHARACTERS, StepFailure, StepResult, StepStatus, child_id
 from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.document.step import Capability
-from tightloop.plan.input import PlanInput
+from tightloop.plan.progress import PlanInput
 from tightloop.plan.request import PlanRequest, PlanResult
-from tightloop.plan.result import REASON_CHARACTERS, StepFailure, StepResult, StepStatus
 from tightloop.value import abridge
 from tightloop.value.artifact import ArtifactRef
 from workflows.plan.context import PlanContext

@@ -8,19 +8,18 @@ from temporalio.exceptions import ApplicationError
 
 from activities.plan.requests import OpenedPlan, PlanScope, RevisedPlan
 from tightloop.episode.failure import signature
-from tightloop.episode.timeline import RunTimeline, TimelineLine
+from tightloop.episode.model import RunTimeline, TimelineLine
 from tightloop.errors import InvalidRequestError
 from tightloop.ledger.alert import GOAL_SHOWN, Alert, AlertKind, Subject, alert_key
 from tightloop.plan.control import PlanTopUp, extended
 from tightloop.plan.document.plan import OnPlanFailure
-from tightloop.plan.engine.breaker import find_breach
 from tightloop.plan.engine.graph import Graph
+from tightloop.plan.engine.recovery import find_breach
 from tightloop.plan.engine.revision import carry_over
 from tightloop.plan.engine.schedule import Schedule
-from tightloop.plan.input import PlanInput
-from tightloop.plan.progress import PlanProgress
+from tightloop.plan.guard import carry_over_bounds, changed_bounds
+from tightloop.plan.progress import PlanInput, PlanProgress
 from tightloop.plan.request import RIGHT_PLAN_INPUT, PlanPhase, PlanRequest
-from tightloop.plan.rules.budgeting import carry_over_bounds, changed_bounds
 from tightloop.question import Question
 from tightloop.safety.drift import Drift, DriftAnswer
 from tightloop.value import abridge, counted, shorten

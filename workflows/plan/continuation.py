@@ -7,11 +7,11 @@ from typing import NoReturn
 
 from temporalio import workflow
 
-from tightloop.plan.input import PlanInput
+from tightloop.plan.progress import PlanInput
 from tightloop.safety.seal import Heard
 from workflows.plan.context import PlanContext
+from workflows.shared.activities import continue_as_new, is_other_build_wanted
 from workflows.shared.questions import Questions
-from workflows.shared.versioning import continue_as_new, is_other_build_wanted
 
 DRAIN_PATIENCE = timedelta(seconds=10)
 """How long nothing is started so that a new run may follow; a longer step is not waited for in vain."""

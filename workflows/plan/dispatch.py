@@ -9,22 +9,20 @@ from temporalio import workflow
 
 from activities.plan.requests import RunStepRequest
 from tightloop.ledger.alert import AlertKind
+from tightloop.plan.child import StepFailure, StepResult, StepStatus
 from tightloop.plan.document.failing import FailureClass, Watchdog
 from tightloop.plan.document.step import Access, Capability
-from tightloop.plan.engine.approval import choices
-from tightloop.plan.engine.breaker import find_breach, find_fan_out_breach, find_step_overspend
-from tightloop.plan.engine.compensation import may_be_undone
 from tightloop.plan.engine.graph import Node
-from tightloop.plan.engine.state import UndoEntry
+from tightloop.plan.engine.recovery import find_breach, find_fan_out_breach, find_step_overspend, may_be_undone
+from tightloop.plan.engine.state import UndoEntry, choices
 from tightloop.plan.request import PlanSpent
-from tightloop.plan.result import StepFailure, StepResult, StepStatus
 from tightloop.question import Question, QuestionKind
 from workflows.plan.attempts import CHILDREN, Attempt, Merging, failed, run_attempt
 from workflows.plan.context import PlanContext
 from workflows.plan.questions import PlanQuestions
 from workflows.plan.recovery import Recovery
 from workflows.shared.activities import ActivityFailedError, ActivityRunner
-from workflows.shared.alerts import Alerts
+from workflows.shared.reporting import Alerts
 
 # More at a time is slower, and with more than 2 000 pending activities the workflow task fails for ever.
 WINDOW_LIMIT = 100

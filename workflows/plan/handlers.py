@@ -7,11 +7,10 @@ from typing import Any, TypeVar
 from temporalio import workflow
 
 from tightloop.episode.control import Remark, describe_amounts, read_remark
-from tightloop.episode.loop.questions import read_drift_answer
+from tightloop.episode.decisions import read_drift_answer
 from tightloop.errors import InvalidRequestError
 from tightloop.plan import control
-from tightloop.plan.child import read_child_note
-from tightloop.plan.result import StepStatus
+from tightloop.plan.child import StepStatus, read_child_note
 from tightloop.question import Answer, Question, QuestionKind
 from workflows.plan.context import ENDING, PlanContext
 from workflows.plan.questions import (
@@ -26,10 +25,10 @@ from workflows.plan.questions import (
     THE_PLAN,
     PlanQuestions,
 )
+from workflows.plan.recovery import Revisions
 from workflows.plan.reporting import PlanReporting
-from workflows.plan.revisions import Revisions
+from workflows.shared.messages import refusals
 from workflows.shared.questions import Questions
-from workflows.shared.refusal import refusals
 
 R = TypeVar("R")
 REPLANNED = (QuestionKind.FAILED_STEP, QuestionKind.UNMET, QuestionKind.PROOF)

@@ -14,16 +14,13 @@ from tightloop.plan.request import PlanOutcome, PlanPhase
 from tightloop.value import abridge, shorten
 from tightloop.value.scrub import scrub
 from workflows.plan.context import PlanContext, PlanEnd
-from workflows.plan.ending import REASON_CHARACTERS
-from workflows.plan.proof import PlanProof
+from workflows.plan.ending import REASON_CHARACTERS, PlanProof
 from workflows.plan.recovery import Recovery
 from workflows.plan.reporting import PlanReporting
 from workflows.plan.waiting import Waiting
 from workflows.shared.activities import OPEN_TIMEOUT, ActivityFailedError
-from workflows.shared.alerts import Alerts
-from workflows.shared.recording import begins
-from workflows.shared.refusal import refuse_setup
-from workflows.shared.reporter import is_first_use
+from workflows.shared.messages import refuse_setup
+from workflows.shared.reporting import Alerts, begins, is_first_use
 
 OPEN_WITH_PLANNER_TIMEOUT = timedelta(minutes=60)
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterable
 
-from tightloop.episode.loop.questions import ACCEPT, ACCEPT_EFFECT, KEEP, UNDO, WORK, drift_question
+from tightloop.episode.decisions import ACCEPT, ACCEPT_EFFECT, KEEP, UNDO, WORK, drift_question
 from tightloop.ledger.alert import AlertKind, alert_kind
-from tightloop.plan.result import StepFailure, StepStatus
+from tightloop.plan.child import StepFailure, StepStatus
 from tightloop.question import Option, Question, QuestionKind
 from tightloop.safety.drift import Drift
 from workflows.plan.context import PlanContext
-from workflows.shared.alerts import Alerts
 from workflows.shared.questions import Questions
+from workflows.shared.reporting import Alerts
 
 THE_PLAN = "the plan"
 FAILED_STEPS = "failed-steps"

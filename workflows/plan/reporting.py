@@ -6,19 +6,16 @@ from datetime import timedelta
 from temporalio import workflow
 
 from tightloop.ledger.model import WorkflowSnapshot
-from tightloop.plan.child import WAITS_LIMIT, ChildNote, ChildWait, StepNote, waits_of
-from tightloop.plan.display import plan_details
+from tightloop.plan.child import WAITS_LIMIT, ChildNote, ChildWait, StepNote, StepStatus, waits_of
+from tightloop.plan.control import plan_details
 from tightloop.plan.request import PlanPhase, PlanStatus, StepLine, StepPage
-from tightloop.plan.result import StepStatus
 from tightloop.question import QuestionKind
 from tightloop.value import shorten
 from workflows.plan.attempts import Attempt
 from workflows.plan.context import PlanContext
 from workflows.plan.questions import THE_PLAN
-from workflows.shared.parent_notice import ParentNotice, StepNotice
 from workflows.shared.questions import Questions
-from workflows.shared.recording import GOAL_CHARACTERS, Recording, Seen
-from workflows.shared.reporter import Reporter
+from workflows.shared.reporting import GOAL_CHARACTERS, ParentNotice, Recording, Reporter, Seen, StepNotice
 
 LINES_LIMIT = 100
 PAGE_LINES = 500

@@ -18,7 +18,7 @@ from workflows.plan.dispatch import Dispatch
 from workflows.plan.questions import PlanQuestions
 from workflows.plan.reporting import PlanReporting
 from workflows.shared.activities import RESTORE_TIMEOUT, ActivityFailedError, ActivityOptions, ActivityRunner
-from workflows.shared.alerts import Alerts
+from workflows.shared.reporting import Alerts
 
 NAMES_SHOWN = 5
 

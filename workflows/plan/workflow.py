@@ -12,35 +12,29 @@ from typing import Any
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError, is_cancelled_exception
 
-from tightloop.episode.timeline import TimelinePage
+from tightloop.episode.model import TimelinePage
 from tightloop.plan import control
 from tightloop.plan.engine.state import PlanEvent
-from tightloop.plan.input import PlanInput
+from tightloop.plan.progress import PlanInput
 from tightloop.plan.request import PlanOutcome, PlanRequest, PlanResult, PlanStatus, StepPage
 from tightloop.question import QuestionKind
 from tightloop.safety.seal import Heard
 from tightloop.value import counted
 from workflows.plan.attempts import Attempt
-from workflows.plan.compensation import Compensation
 from workflows.plan.context import PlanContext, PlanEnd
 from workflows.plan.continuation import Continuation, ContinueAsNew
 from workflows.plan.dispatch import Dispatch
-from workflows.plan.ending import Ending
+from workflows.plan.ending import Ending, PlanProof
 from workflows.plan.handlers import Handlers
 from workflows.plan.opening import Opening
-from workflows.plan.proof import PlanProof
 from workflows.plan.questions import PlanQuestions
-from workflows.plan.recovery import Recovery
+from workflows.plan.recovery import Compensation, Recovery, Revisions
 from workflows.plan.reporting import PlanReporting
-from workflows.plan.revisions import Revisions
 from workflows.plan.waiting import NAMES_SHOWN, Waiting
-from workflows.shared.activities import NOTICE, RETRIES_IN_TIME, ActivityRunner
-from workflows.shared.alerts import Alerts
-from workflows.shared.inbox import Inbox
-from workflows.shared.parent_notice import ParentNotice
+from workflows.shared.activities import NOTICE, RETRIES_IN_TIME, ActivityRunner, Share
+from workflows.shared.messages import Inbox, refusals
 from workflows.shared.questions import Questions
-from workflows.shared.refusal import refusals
-from workflows.shared.share import Share
+from workflows.shared.reporting import Alerts, ParentNotice
 
 
 @workflow.defn

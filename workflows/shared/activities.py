@@ -1,24 +1,28 @@
-"""How workflows run activities: time limits and retries by capability, interruptible."""
+"""Activities as workflows run them."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 from temporalio import workflow
 from temporalio.common import Priority, RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, TimeoutType, is_cancelled_exception
 from temporalio.exceptions import TimeoutError as TemporalTimeoutError
+from temporalio.workflow import ContinueAsNewVersioningBehavior
 
-from activities.staffing.activity import LookRequest, Staffing, StaffingActivities
-from tightloop.episode.model import Queues
-from tightloop.episode.work import Work, wait_for_worker
+from activities.staffing import LookRequest, Staffing, StaffingActivities
+from tightloop.episode.budget import Urgency, Work, fairness_key, project_of, urgency, wait_for_worker
+from tightloop.episode.model import EpisodeRequest, Queues
 from tightloop.errors import IdTakenError, WorkspaceElsewhereError
+from tightloop.loop.model import LoopRequest
+from tightloop.plan.request import PlanRequest
 from tightloop.question import Question
 from tightloop.safety.drift import Drift, DriftError
 from tightloop.safety.seal import RefusedPayload
 from tightloop.value import counted
+from workflows.shared.messages import Inbox
 
 FOUND_BY_WORKER = "tightloop"
 """Source of the failure of an activity whose worker process was found to have ended."""
@@ -393,3 +397,40 @@ def found_no_worker(error: ActivityError) -> bool:
     """Return whether no worker took the activity in time."""
     cause = error.cause
     return isinstance(cause, TemporalTimeoutError) and cause.type is TimeoutType.SCHEDULE_TO_START
+
+
+Request = EpisodeRequest | PlanRequest | LoopRequest
+
+
+class Share:
+    """Says how Temporal orders the steps of a workflow. No part of determinism: replay does not compare it."""
+
+    def __init__(self, request: Callable[[], Request], inbox: Inbox, is_new: Callable[[], bool]) -> None:
+        """Take what is asked for, what people say, and whether nothing has been done yet."""
+        self._request, self._inbox, self._is_new = request, inbox, is_new
+
+    @property
+    def priority(self) -> Priority:
+        """What the next step is scheduled with."""
+        heard, now = self._inbox.last_heard, workflow.now()
+        return priority_of(self._request(), urgency(heard=heard, now=now, is_new=self._is_new()))
+
+
+def priority_of(request: Request, urgent: Urgency) -> Priority:
+    """Return the order in which Temporal hands out what belongs to a request."""
+    project = request.project_name if isinstance(request, EpisodeRequest) else project_of(request.workspace)
+    return Priority(
+        priority_key=int(urgent), fairness_key=fairness_key(project) or None, fairness_weight=request.queues.weight
+    )
+
+
+def is_other_build_wanted() -> bool:
+    """Return whether new workflows start on another build than that of this run; never on unversioned workers."""
+    return workflow.info().is_target_worker_deployment_version_changed()
+
+
+def continue_as_new(request: Any) -> NoReturn:
+    """Let a new run follow, on the build on which new workflows start."""
+    # Without it the new run of a pinned workflow stays on the build of the old one for ever.
+    behavior = ContinueAsNewVersioningBehavior.AUTO_UPGRADE if is_other_build_wanted() else None
+    workflow.continue_as_new(request, initial_versioning_behavior=behavior)

@@ -13,20 +13,18 @@ from temporalio.exceptions import (
     is_cancelled_exception,
 )
 
-from activities.staffing.activity import ChildRequest, StaffingActivities
+from activities.staffing import ChildRequest, StaffingActivities
 from activities.workspace.scope import EpisodeScope
-from tightloop.coder.input import CODER_WORKFLOW_TYPE, CoderInput
-from tightloop.coder.model import CoderResult
-from tightloop.episode.input import EpisodeInput
+from tightloop.coder.model import CODER_WORKFLOW_TYPE, CoderInput, CoderResult
+from tightloop.episode.budget import Urgency, fairness_key, project_of
+from tightloop.episode.control import EpisodeInput
 from tightloop.episode.model import TASK_TIMEOUT, WORKFLOW_TYPE, EpisodeOutcome, EpisodeResult
-from tightloop.episode.share import Urgency, fairness_key, project_of
-from tightloop.plan.input import PlanInput
+from tightloop.plan.progress import PlanInput
 from tightloop.plan.request import PLAN_WORKFLOW_TYPE, PlanOutcome, PlanResult
 from tightloop.safety.seal import RefusedPayload
 from tightloop.value import shorten
 from tightloop.value.scrub import scrub
-from workflows.shared.activities import LOOK_TIMEOUT, RETRIES, ActivityFailedError, new_activity_id
-from workflows.shared.share import priority_of
+from workflows.shared.activities import LOOK_TIMEOUT, RETRIES, ActivityFailedError, new_activity_id, priority_of
 
 R = TypeVar("R")
 

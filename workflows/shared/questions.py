@@ -7,7 +7,7 @@ from typing import Any
 from temporalio import workflow
 
 from tightloop.question import TELL_THE_PLANNER, Answer, Question, QuestionKind, read_answers
-from workflows.shared.metering import count_answer, count_pause
+from workflows.shared.reporting import count_answer, count_pause
 
 Answered = tuple[tuple[Question, Answer], ...]
 

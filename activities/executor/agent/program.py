@@ -1,14 +1,25 @@
-"""Finds the program of an agent, asks it for its version, and sets the PATH of its commands."""
+"""Program, home folder and configuration of an agent."""
 
+import json
 import os
 import re
 import sys
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
+from activities.artifacts.port import file_stem
+from activities.executor.agent.host import ModelAccess
+from activities.executor.delivery import remove_old, write_whole
 from activities.executor.port import Availability
 from activities.process import ProcessRequest, Reason, run_process, search_path
+from tightloop.errors import ExecutorError
+from tightloop.executor.model import DENIED_CHARACTERS, DENIED_LINES, SUMMARY_CHARACTERS, EventKind, ExecutorEvent
+from tightloop.host import private_folder
 from tightloop.host.programs import find_trusted, trusted_path
+from tightloop.value import shorten
 
 VERSION_LIMIT_S = 10.0
 
@@ -86,3 +97,184 @@ def _ask_version(program: str, changed_ns: int) -> str:
     if result.reason is not Reason.EXITED or result.exit_code != 0 or found is None:
         raise _NoVersionError
     return found.group()
+
+
+def agent_home(homes: Path, episode_id: str, agent: str) -> Path:
+    """Make and return `homes/<16 hex digits of the episode>/<agent>`, mode 0700, and note that it is in use.
+
+    The same for every delivery of an episode: an agent's sessions are files in it. `homes` must not lie in the
+    temporary folder, where the sandboxes of some agents cannot see their own programs.
+    """
+    # Below the temporary folder the sandbox of codex-acp 0.16.0 failed: "execvp codex-linux-sandbox: No such file".
+    episode = homes / file_stem(episode_id)
+    home = episode / agent
+    private_folder(home)
+    # `sweep_homes` looks at the time of this folder, which changes deeper in it do not move.
+    os.utime(episode)
+    return home
+
+
+def write_files(home: Path, files: Mapping[str, str]) -> None:
+    """Write settings into a home, each at once and with mode 0600.
+
+    Args:
+        home: what `agent_home` returned.
+        files: relative path to text.
+
+    Raises:
+        ExecutorError: a path leaves the home, also by a link that the agent made in it, or cannot be written.
+    """
+    for name, text in files.items():
+        relative, target = PurePosixPath(name), home / name
+        inside = target.parent.resolve().is_relative_to(home.resolve())
+        if relative.is_absolute() or ".." in relative.parts or not inside:
+            raise ExecutorError(f"the settings file {name!r} leads out of the agent's home {home}. Remove that folder")
+        try:
+            write_whole(target, text.encode())
+        except OSError as error:
+            raise ExecutorError(
+                f"the agent's settings {target} cannot be written: {error.strerror}. Make room or remove {home}"
+            ) from None
+
+
+def copy_login(source: Path, target: Path) -> None:
+    """Copy an agent's login file into its home, mode 0600, unless the copy there is as new.
+
+    An agent renews its login in the copy, and the one it came from may then be invalid: a copy that was
+    changed later than the source stays.
+
+    Raises:
+        ExecutorError: the login is missing, or it cannot be read.
+    """
+    try:
+        read = source.stat()
+        if target.is_file() and not target.is_symlink() and target.stat().st_mtime >= read.st_mtime:
+            return
+        write_whole(target, source.read_bytes())
+        # With the time of its source, the copy is newer only once the agent has changed it.
+        os.utime(target, (read.st_atime, read.st_mtime))
+    except FileNotFoundError:
+        raise ExecutorError(
+            f"the login {source} is missing. Log in with the agent's own command as the user of the worker, "
+            "or set executor.agents.<name>.login to false and give a key"
+        ) from None
+    except OSError as error:
+        raise ExecutorError(f"the login {source} cannot be copied to {target}: {error.strerror}") from None
+
+
+def sweep_homes(homes: Path, older_than: timedelta) -> int:
+    """Remove the homes of episodes that had no delivery for so long; return how many."""
+    return remove_old(homes, lambda _: older_than)
+
+
+ACCESS_VARIABLE = "TIGHTLOOP_MODEL_KEY"
+"""Under this name codex itself gets the key or the gateway's token; the shells that it runs do not get it."""
+
+# At its start and after each turn codex asks git about the repository, whose settings name programs: a status runs the
+# filters of `.gitattributes`, which no option turns off. Its commands do not get this variable.
+NO_REPOSITORY: Mapping[str, str] = {"GIT_DIR": os.devnull}
+# With these off neither program looks up a name outside of the host: without them codex 0.169.0 asked for github.com,
+# api.github.com, chatgpt.com and ab.chatgpt.com.
+QUIET: Mapping[str, Mapping[str, object]] = {
+    "analytics": {"enabled": False},
+    "feedback": {"enabled": False},
+    "features": {"plugins": False, "apps": False, "remote_plugin": False, "skill_search": False},
+}
+
+
+def model_settings(access: ModelAccess) -> tuple[dict[str, object], dict[str, Mapping[str, object]]]:
+    """Return what says which model is used and through which provider: the top of the file, and its tables."""
+    top: dict[str, object] = {"check_for_update_on_startup": False}
+    if access.model:
+        top["model"] = access.model
+    if not access.base_url:
+        return top, {}
+    provider: dict[str, object] = {
+        "name": "tightloop",
+        "base_url": access.base_url,
+        "wire_api": "responses",
+        # Measured: with retries it sleeps through a retry-after of an hour without a word; only the workflow waits.
+        # Retries of requests and of streams multiply: 30 requests for one answer with status 500.
+        "request_max_retries": 0,
+        "stream_max_retries": 0,
+    }
+    if access.key:
+        provider["env_key"] = ACCESS_VARIABLE
+    elif access.login:
+        provider["requires_openai_auth"] = True
+    top["model_provider"] = "tightloop"
+    return top, {"model_providers.tightloop": provider}
+
+
+def toml(tables: Mapping[str, Mapping[str, object]]) -> str:
+    """Return a TOML document: strings and keys quoted as JSON, which TOML reads the same."""
+    parts = []
+    for name, table in tables.items():
+        lines = [f"{_value(key)} = {_value(value)}" for key, value in table.items()]
+        parts.append("\n".join([f"[{name}]", *lines] if name else lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_value(key)} = {_value(entry)}" for key, entry in value.items()) + "}"
+    # JSON leaves DEL as it is, which TOML does not allow in a string.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def decode_event(line: str) -> dict[str, Any] | None:
+    """Return the event of a line; None for a line that is not a JSON object."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def words(table: Mapping[str, Any], name: str) -> str:
+    """Return a text field; empty where it is absent or something else."""
+    value = table.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def mapping(value: object) -> dict[str, Any]:
+    """Return `value` where it is an object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def part(table: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a field that is an object; empty where it is absent or something else."""
+    return mapping(table.get(name))
+
+
+def parts(table: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """Return the objects of a field that is a list."""
+    value = table.get(name)
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def number(table: Mapping[str, Any], name: str) -> int | None:
+    """Return a field that is a whole number."""
+    value = table.get(name)
+    # In Python, true and false are whole numbers as well.
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def said(message: Mapping[str, Any]) -> str:
+    """Return the text blocks of a message, one after the other."""
+    return "\n".join(text for block in parts(message, "content") if (text := words(block, "text")))
+
+
+def event(kind: EventKind, text: str = "", *, session_id: str = "", exit_code: int | None = None) -> ExecutorEvent:
+    """Return an event with its text bounded."""
+    return ExecutorEvent(kind=kind, text=shorten(text, SUMMARY_CHARACTERS), session_id=session_id, exit_code=exit_code)
+
+
+def denied_lines(lines: Iterable[str]) -> tuple[str, ...]:
+    """Return what was denied, each once, bounded."""
+    return tuple(dict.fromkeys(shorten(" ".join(line.split()), DENIED_CHARACTERS) for line in lines))[:DENIED_LINES]
+
+
+def local_now() -> datetime:
+    """Return the present time in the zone of this host: agents name times of day without a zone."""
+    return datetime.now(UTC).astimezone()

@@ -5,16 +5,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from activities.executor.agent.lenient import local_now
-from activities.executor.ending import cancelled_outcome, failed_outcome, limited_outcome, timeout_outcome
-from activities.executor.gui.cursor.events import ANSWER, PROMPT, STOP, AgentEvent, CursorEvents
-from activities.executor.gui.cursor.transcript import answer_to
+from activities.executor.agent.program import local_now
+from activities.executor.delivery import cancelled_outcome, failed_outcome, limited_outcome, timeout_outcome
+from activities.executor.gui.cursor.events import ANSWER, PROMPT, STOP, AgentEvent, CursorEvents, answer_to
 from activities.executor.gui.port import Driver, DriverError
 from activities.executor.port import Control
 from tightloop.executor.asking import work_question
 from tightloop.executor.handoff import Receipt, Target, marker
 from tightloop.executor.limit import LimitKind, LimitSource
-from tightloop.executor.limit_matcher import detect
+from tightloop.executor.limit_rules import detect
 from tightloop.executor.model import (
     EventKind,
     ExecutorOutcome,

@@ -1,23 +1,22 @@
-"""The executor `cursor-gui`: hands plans over to the agent in Cursor's window, and waits for what it has to say."""
+"""Executor that hands a plan to an agent in the window of an editor."""
 
+import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from activities.artifacts.durable import file_stem
-from activities.executor.ending import cancelled_outcome, fatal_outcome
+from activities.artifacts.port import file_stem, replace_file
+from activities.executor.delivery import cancelled_outcome, fatal_outcome, read_options
 from activities.executor.gui.answer import NAME, TRANSCRIPT_QUIET_S, Waiting
 from activities.executor.gui.cursor.events import CursorEvents
 from activities.executor.gui.cursor.installation import hooks_installed, hooks_problem
-from activities.executor.gui.ledger import FileLedger
-from activities.executor.gui.plan_file import remove_plan, write_plan
-from activities.executor.gui.port import Driver, Locator
+from activities.executor.gui.port import Driver, FileLedger, Locator
 from activities.executor.gui.protocol import HandOff
-from activities.executor.options import read_options
 from activities.executor.port import Availability, Control, Executor
 from tightloop.errors import ExecutorError
-from tightloop.executor.crash import hand_off_question
+from tightloop.executor.asking import hand_off_question
 from tightloop.executor.handoff import (
     PATIENCE_S,
     HandOffEnd,
@@ -32,6 +31,43 @@ from tightloop.executor.handoff import (
 from tightloop.executor.model import ErrorKind, ExecutorOutcome, ExecutorStatus, WorkOrder
 from tightloop.executor.options import CursorGuiOptions
 from tightloop.settings import WindowSettings
+
+FOLDER = (".tightloop", "handoff")
+_IGNORE = ".gitignore"
+
+
+def write_plan(root: Path, name: str, content: str) -> str:
+    """Write a plan in place of earlier ones, and return its path, relative to the tree. Idempotent.
+
+    Raises:
+        ExecutorError: the folder is a link of the repository that leads elsewhere, or cannot be written.
+    """
+    folder = root.joinpath(*FOLDER)
+    try:
+        # A hostile repository may have put a link there.
+        if Path(os.path.realpath(folder)) != Path(os.path.realpath(root)).joinpath(*FOLDER):
+            raise ExecutorError(f"{folder} is a link that leads out of the working tree. Remove it")
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / _IGNORE, b"*\n")
+        replace_file(folder / name, content.encode())
+        for earlier in folder.glob("*.md"):
+            if earlier.name != name:
+                earlier.unlink(missing_ok=True)
+    except OSError as error:
+        raise ExecutorError(f"the plan cannot be written to {folder}: {error.strerror}. Make it writable") from None
+    return "/".join((*FOLDER, name))
+
+
+def remove_plan(root: Path, name: str) -> None:
+    """Remove a plan; with the last one the folders go, too."""
+    folder = root.joinpath(*FOLDER)
+    with suppress(OSError):
+        (folder / name).unlink(missing_ok=True)
+        if [entry.name for entry in folder.iterdir()] == [_IGNORE]:
+            (folder / _IGNORE).unlink()
+            folder.rmdir()
+            folder.parent.rmdir()
+
 
 RETRY_S = 2.0
 REFUSED_S = 120.0

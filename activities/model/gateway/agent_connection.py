@@ -7,8 +7,8 @@ from typing import Any
 
 import h11
 
-from activities.model.gateway.exchange import Headers, Request
-from tightloop.host.listening import BODY_SECONDS, HEAD_SECONDS
+from activities.model.gateway.fingerprint import Headers, Request
+from tightloop.host.identity import BODY_SECONDS, HEAD_SECONDS
 
 LARGEST_REQUEST_BYTES = 64 * 2**20
 ALL_REQUESTS_BYTES = 4 * LARGEST_REQUEST_BYTES

@@ -1,15 +1,88 @@
-"""Tells whether two calls ask the same, whatever their ids, times and folders."""
+"""Recorded model calls, and the fingerprint by which one is found again."""
 
+import base64
 import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from activities.model.gateway.exchange import Call
-from activities.model.gateway.port import Wire
+from activities.model.gateway.wire import GatewaySpec, Route, Wire
+from tightloop.errors import ExecutorError
+
+HOP_HEADERS = frozenset({
+    "connection", "keep-alive", "proxy-connection", "proxy-authenticate", "proxy-authorization", "te", "trailer",
+    "transfer-encoding", "upgrade", "host", "expect",
+})  # fmt: skip
+"""They concern one connection only (RFC 9110, 7.6.1)."""
+
+Headers = tuple[tuple[str, str], ...]
+
+
+class NoAnswerError(Exception):
+    """No answer came: `status` is that of the gateway's own one, `asked` whether the provider was ever asked."""
+
+    def __init__(self, status: int, message: str, *, asked: bool = True) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.asked = asked
+
+
+class BrokenOffError(Exception):
+    """An answer that had begun did not come to its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Request of an agent, read to its end."""
+
+    method: str
+    target: str
+    """Path and query as sent."""
+    headers: Headers = field(repr=False)
+    """As sent, names in lower case."""
+    body: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call(Request):
+    """Request that may go to the provider."""
+
+    route: Route
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """An answer whose headers are there; its body comes while it is read."""
+
+    status: int
+    headers: Headers
+    """Without those that concern one connection only; names in lower case."""
+    chunks: AsyncIterator[bytes]
+    """May raise `BrokenOffError`."""
+
+
+class Source(Protocol):
+    """Source of answers: the provider, or a recording."""
+
+    def answer(self, call: Call) -> AbstractAsyncContextManager[Answer]:
+        """Answer a call; leaving gives the call up.
+
+        Raises:
+            NoAnswerError: the provider gave no answer.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close connections and files."""
+
 
 _UNASKED = ("client_metadata", "metadata", "prompt_cache_key", "safety_identifier", "user")
 """Top-level fields that say who asks, not what."""
@@ -54,3 +127,140 @@ def _plain(text: str, volatile: Sequence[str]) -> str:
     for pattern, mark in _PATTERNS:
         text = pattern.sub(mark, text)
     return text
+
+
+LARGEST_BODY_BYTES = 32 * 2**20
+"""An answer above that is passed on, but not recorded."""
+_KEPT = ("content-type", "retry-after", "x-ratelimit-", "anthropic-ratelimit-", "x-codex-",
+         "x-should-retry", "request-id", "x-request-id")  # fmt: skip
+
+
+class Recorder:
+    """A source that writes down what another one answers."""
+
+    def __init__(self, spec: GatewaySpec, source: Source, path: Path) -> None:
+        """Take what to record and where; what is in the file already stays.
+
+        Raises:
+            ExecutorError: the file cannot be written.
+        """
+        self._spec = spec
+        self._source = source
+        self._marks = marks(spec.volatile)
+        self._broken = ""
+        try:
+            # Private: a recording holds whole prompts, and with them code.
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise ExecutorError(f"recording {path} cannot be written: {error.strerror}. Name another file") from None
+
+    @asynccontextmanager
+    async def answer(self, call: Call) -> AsyncIterator[Answer]:
+        """Answer a call and record it; one that the agent gave up is not recorded. See `Source`."""
+        if self._broken:
+            raise NoAnswerError(HTTPStatus.INSUFFICIENT_STORAGE, self._broken, asked=False)
+        try:
+            async with self._source.answer(call) as answer:
+                yield Answer(status=answer.status, headers=answer.headers, chunks=self._noted(call, answer))
+        except NoAnswerError as error:
+            self._write(call, {"status": error.status, "silent": error.message})
+            raise
+
+    async def close(self) -> None:
+        """Close the file and the source."""
+        self._file.close()
+        await self._source.close()
+
+    async def _noted(self, call: Call, answer: Answer) -> AsyncIterator[bytes]:
+        chunks: list[bytes] = []
+        size = 0
+        line: dict[str, Any] = {
+            "status": answer.status,
+            "headers": [(name, self._text(value.encode())) for name, value in answer.headers if name.startswith(_KEPT)],
+        }
+        try:
+            async for chunk in answer.chunks:
+                size += len(chunk)
+                if size <= LARGEST_BODY_BYTES:
+                    chunks.append(chunk)
+                yield chunk
+        except BrokenOffError:
+            self._write(call, {**line, "cut": True, "chunks": [self._text(chunk) for chunk in chunks]})
+            raise
+        if size <= LARGEST_BODY_BYTES:
+            self._write(call, {**line, "chunks": [self._text(chunk) for chunk in chunks]})
+
+    def _write(self, call: Call, answer: Mapping[str, Any]) -> None:
+        hash_ = fingerprint(self._spec.wire, call, self._spec.volatile)
+        line = {"hash": hash_, "wire": self._spec.wire, "method": call.method, "path": call.route.tail, **answer}
+        try:
+            self._file.write(json.dumps(line).encode() + b"\n")
+        except OSError as error:
+            self._broken = f"the recording cannot be written: {error.strerror}. Free space, or switch the recording off"
+
+    def _text(self, chunk: bytes) -> str | dict[str, str]:
+        hidden = chunk
+        for text, mark in self._marks:
+            hidden = hidden.replace(text.encode(), mark.encode())
+        try:
+            return hidden.decode()
+        except UnicodeDecodeError:
+            return {"base64": base64.b64encode(hidden).decode()}
+
+
+class Player:
+    """A source that answers from a recording, in its order where equal calls were recorded; never the provider."""
+
+    def __init__(self, spec: GatewaySpec, path: Path) -> None:
+        """Read the recording.
+
+        Raises:
+            ExecutorError: it is missing or incomplete.
+        """
+        self._spec = spec
+        self._path = path
+        self._marks = marks(spec.volatile)
+        self._lines: defaultdict[str, deque[dict[str, Any]]] = defaultdict(deque)
+        try:
+            lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+        except OSError as error:
+            raise ExecutorError(f"recording {path} cannot be read: {error.strerror}. Record it first") from None
+        except ValueError:
+            raise ExecutorError(f"recording {path} is incomplete; record it again") from None
+        for line in lines:
+            self._lines[line["hash"]].append(line)
+        self._recorded, self._played = len(lines), 0
+
+    @asynccontextmanager
+    async def answer(self, call: Call) -> AsyncIterator[Answer]:
+        """Answer a call; see `Source`."""
+        hash_ = fingerprint(self._spec.wire, call, self._spec.volatile)
+        # Asked before the look-up: a defaultdict would know the hash from then on.
+        known = hash_ in self._lines
+        if not self._lines[hash_]:
+            what = "was asked more often than it was recorded" if known else "is not in the recording"
+            message = (
+                f"{call.method} {call.route.tail} with hash {hash_[:12]} {what} {self._path.name} "
+                f"({self._played} of its {self._recorded} exchanges were played). Record it again"
+            )
+            raise NoAnswerError(HTTPStatus.CONFLICT, message, asked=False)
+        self._played += 1
+        line = self._lines[hash_].popleft()
+        if "silent" in line:
+            raise NoAnswerError(line["status"], line["silent"])
+        headers = tuple((name, value) for name, value in line["headers"])
+        yield Answer(status=line["status"], headers=headers, chunks=self._chunks(line))
+
+    async def close(self) -> None:
+        """Do nothing: no file is kept open."""
+
+    async def _chunks(self, line: Mapping[str, Any]) -> AsyncIterator[bytes]:
+        for chunk in line["chunks"]:
+            data = chunk.encode() if isinstance(chunk, str) else base64.b64decode(chunk["base64"])
+            for path, mark in self._marks:
+                data = data.replace(mark.encode(), path.encode())
+            yield data
+        if line.get("cut"):
+            raise BrokenOffError("the recorded answer ends here")

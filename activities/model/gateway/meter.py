@@ -1,19 +1,195 @@
-"""Counts the calls and tokens of one gateway and enforces its budget."""
+"""Usage that the model gateway counts."""
 
 import functools
+import json
+import re
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any
 
-from activities.model.gateway.answer_reader import AnswerReader
-from activities.model.gateway.port import GatewaySeen, GatewaySpec
+from activities.model.gateway.fingerprint import Call
+from activities.model.gateway.wire import GatewaySeen, GatewaySpec, Wire
+from activities.model.observed import OBSERVER, Operation, operation
+from tightloop import telemetry
 from tightloop.executor.limit import LimitSignal
-from tightloop.executor.limit_matcher import detect
-from tightloop.executor.usage import Usage
+from tightloop.executor.limit_rules import detect
+from tightloop.executor.model import Usage
+
+LARGEST_EVENT_BYTES = 8 * 2**20
+"""An event or a body above that is passed on unread."""
+BYTES_PER_TOKEN = 4
+_LAST = re.compile(rb'"type": ?"(?:response\.completed|message_stop)"')
+_TELLING = (b'"usage', b'"error"', b'"finish_reason":"', b'"finish_reason": "')
+"""Marks of the events that are read; most hold a piece of text only."""
+
+
+class AnswerReader:
+    """Reads one answer of a provider, chunk by chunk."""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self.streamed = headers.get("content-type", "").lower().startswith("text/event-stream")
+        self._readable = True
+        self._held = bytearray()
+        self._data = bytearray()
+        self._counts: dict[str, int] = {}
+        self._size = 0
+        self._events = 0
+        self.finished = False
+        """The event came that ends a good answer; not every wire format has one."""
+        self.error: Any = None
+        """Body of the error that ended a stream which began well."""
+        self.model = ""
+        self.response_id = ""
+        self.finish_reason = ""
+
+    def feed(self, chunk: bytes) -> None:
+        """Read what came."""
+        self._size += len(chunk)
+        if not self._readable:
+            return
+        self._held += chunk
+        if self.streamed and b"\n" in self._held:
+            self._lines()
+        if len(self._held) > LARGEST_EVENT_BYTES:
+            self._held.clear()
+            self._readable = self.streamed
+
+    def end(self) -> None:
+        """Read what is left after the last chunk."""
+        if self.streamed:
+            self._held += b"\n"
+            self._lines()
+            self._event()
+        elif self._readable:
+            self._body(bytes(self._held))
+
+    def usage(self) -> Usage:
+        """Return the tokens that were reported so far."""
+        return Usage(**self._counts)
+
+    def tokens(self, request_bytes: int) -> int:
+        """Return input and output tokens; where they were not reported, an estimate that errs to the high side.
+
+        It is for the budget only: a token for each `BYTES_PER_TOKEN` of the request and of a body, or for each event.
+        """
+        reported = self.usage()
+        input_tokens, output_tokens = reported.input_tokens, reported.output_tokens
+        if input_tokens is None:
+            input_tokens = request_bytes // BYTES_PER_TOKEN
+        if output_tokens is None:
+            output_tokens = self._events if self.streamed else self._size // BYTES_PER_TOKEN
+        return input_tokens + output_tokens
+
+    def _lines(self) -> None:
+        # A lone carriage return would be a line end, too; no provider sends it.
+        *lines, rest = bytes(self._held).split(b"\n")
+        self._held = bytearray(rest)
+        for line in lines:
+            stripped = line.rstrip(b"\r")
+            if not stripped:
+                self._event()
+            elif stripped.startswith(b"data:") and len(self._data) < LARGEST_EVENT_BYTES:
+                self._data += stripped[5:] + b"\n"
+
+    def _event(self) -> None:
+        data = bytes(self._data)
+        self._data.clear()
+        self._events += bool(data)
+        self.finished = self.finished or data.strip() == b"[DONE]" or bool(_LAST.search(data))
+        if any(mark in data for mark in _TELLING):
+            self._body(data)
+
+    def _body(self, data: bytes) -> None:
+        try:
+            decoded = json.loads(data)
+        except (ValueError, RecursionError):
+            return
+        for item in decoded if isinstance(decoded, list) else [decoded]:
+            if isinstance(item, dict):
+                self._counts.update(token_counts(item))
+                self.error = error_in(item) or self.error
+                self._tell(item)
+
+    def _tell(self, event: Mapping[str, Any]) -> None:
+        """Note what an event or a body says of the answer, in the words of each wire format."""
+        choices = event.get("choices") or event.get("candidates")
+        first = choices[0] if isinstance(choices, list) and choices else None
+        holders: tuple[Any, ...] = (event, event.get("response"), event.get("message"), event.get("delta"), first)
+        for holder in holders:
+            if not isinstance(holder, dict):
+                continue
+            self.model = _text(holder, "model", "modelVersion") or self.model
+            # Items of a stream have ids of their own.
+            if holder is not first:
+                self.response_id = self.response_id or _text(holder, "id", "responseId")
+            told = _text(holder, "finish_reason", "stop_reason", "finishReason", "status")
+            self.finish_reason = told or self.finish_reason
+
+
+def error_in(event: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the error that an event or a body tells of, in an envelope with `error`."""
+    inner = event.get("response")
+    holder = inner if isinstance(inner, dict) and inner.get("error") else event
+    if event.get("type") == "error" and not event.get("error"):
+        return {"error": {key: event.get(key) for key in ("code", "message")}}
+    return {"error": holder["error"]} if holder.get("error") else None
+
+
+def token_counts(event: Mapping[str, Any]) -> dict[str, int]:
+    """Return what an event or a body of any wire format says about tokens, in the words of `Usage`.
+
+    Anthropic counts what its cache served and stored beside the input, the others within it.
+    """
+    for holder in (event, event.get("response"), event.get("message")):
+        if not isinstance(holder, dict):
+            continue
+        counts = _counts(holder.get("usageMetadata"), holder.get("usage"))
+        if counts is not None:
+            names = ("input_tokens", "cached_tokens", "output_tokens")
+            return {name: count for name, count in zip(names, counts, strict=True) if count is not None}
+    return {}
+
+
+def _counts(google: Any, usage: Any) -> tuple[int | None, int | None, int | None] | None:
+    """Return input, cached and output tokens of Gemini, or of Chat, Responses or Messages; None: neither is there."""
+    if isinstance(google, dict):
+        return (
+            _sum(google, "promptTokenCount", "toolUsePromptTokenCount"),
+            _number(google, "cachedContentTokenCount"),
+            _sum(google, "candidatesTokenCount", "thoughtsTokenCount"),
+        )
+    if not isinstance(usage, dict):
+        return None
+    if "prompt_tokens" in usage:
+        cached = _number(usage.get("prompt_tokens_details"), "cached_tokens")
+        return _number(usage, "prompt_tokens"), cached, _number(usage, "completion_tokens")
+    cached = _number(usage.get("input_tokens_details"), "cached_tokens")
+    input_tokens = None
+    if _number(usage, "input_tokens") is not None:
+        input_tokens = _sum(usage, "input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+    served = _number(usage, "cache_read_input_tokens") if cached is None else cached
+    return input_tokens, served, _number(usage, "output_tokens")
+
+
+def _text(holder: Mapping[str, Any], *names: str) -> str:
+    return next((value for name in names if isinstance(value := holder.get(name), str) and value), "")
+
+
+def _number(holder: Any, name: str) -> int | None:
+    value = holder.get(name) if isinstance(holder, dict) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _sum(holder: Mapping[str, Any], *names: str) -> int | None:
+    found = [count for name in names if (count := _number(holder, name)) is not None]
+    return sum(found) if found else None
+
 
 UNREACHED = 0
 """Counted in place of a status where the provider gave none."""
@@ -123,3 +299,41 @@ def added(total: Usage, more: Usage) -> Usage:
     """Return the sum; a part that was never reported stays None."""
     first, second = (usage.model_dump(exclude_none=True) for usage in (total, more))
     return Usage(**{name: first.get(name, 0) + second.get(name, 0) for name in first | second})
+
+
+PROVIDERS = {
+    Wire.RESPONSES: "openai",
+    Wire.CHAT: "openai",
+    Wire.MESSAGES: "anthropic",
+    Wire.GEMINI: "gcp.gemini",
+}
+"""The conventions' names of the services whose formats these are."""
+UNKNOWN = "unknown"
+_IN_PATH = re.compile(r"/models/([^/:?]+)")
+
+
+def observed_call(wire: Wire, call: Call) -> AbstractContextManager[Operation]:
+    """Observe a model call until the block ends."""
+    model = _model(call) if OBSERVER.get() is not None else UNKNOWN
+    return operation(telemetry.CHAT, model, {telemetry.PROVIDER: PROVIDERS[wire], telemetry.REQUEST_MODEL: model})
+
+
+def note_answer(made: Operation, status: int, reader: AnswerReader | None) -> None:
+    """Add what an answer tells of itself, and the status of a bad one."""
+    if reader is not None:
+        made.answered(
+            reader.usage(), model=reader.model, response_id=reader.response_id, finish_reason=reader.finish_reason
+        )
+    if status >= HTTPStatus.BAD_REQUEST or (reader is not None and reader.error is not None):
+        made.note({telemetry.ERROR: str(status)})
+
+
+def _model(call: Call) -> str:
+    """Return which model is asked: it stands in the body, at Gemini in the path."""
+    if found := _IN_PATH.search(call.target):
+        return found[1]
+    try:
+        body = json.loads(call.body)
+    except (ValueError, RecursionError):
+        return UNKNOWN
+    return str(body.get("model") or UNKNOWN) if isinstance(body, dict) else UNKNOWN

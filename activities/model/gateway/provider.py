@@ -1,19 +1,123 @@
-"""Asks the real provider, with the key that the agent does not have."""
+"""Calls that the model gateway passes on to a provider."""
 
+import asyncio
+import base64
+import json
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
+from urllib.parse import quote
 
 import httpx2
 
-from activities.model.certificates import certificates
-from activities.model.gateway.exchange import HOP_HEADERS, Answer, BrokenOffError, Call, NoAnswerError
-from activities.model.gateway.port import GatewaySpec
-from activities.model.gateway.screen import Screen
-from activities.model.gateway.wire import CREDENTIALS, key_header
-from tightloop.safety.address import is_loopback
+from activities.model.client import certificates
+from activities.model.gateway.agent_connection import AgentConnection
+from activities.model.gateway.fingerprint import (
+    HOP_HEADERS,
+    Answer,
+    BrokenOffError,
+    Call,
+    Headers,
+    NoAnswerError,
+    Source,
+)
+from activities.model.gateway.meter import FAILED_FROM, AnswerReader, Meter, note_answer
+from activities.model.gateway.wire import CREDENTIALS, GatewaySpec, key_header, refusal
+from activities.model.observed import Operation
+from activities.model.repair import AnswerError, Unpacker
+from tightloop.safety.scope import is_loopback
 from tightloop.value import shorten
+
+LARGEST_ANSWER_BYTES = 64 * 2**20
+"""As much as a request may have; unpacked."""
+SHORTEST_KEY = 8
+"""A shorter one is a word for services that want any key; masking it would garble answers."""
+
+
+class Screen:
+    """Screens the answers of one provider."""
+
+    def __init__(self, key: str) -> None:
+        self._forms = sorted(forms(key), key=len, reverse=True) if len(key) >= SHORTEST_KEY else []
+        self._key = re.compile(b"|".join(map(re.escape, self._forms))) if self._forms else None
+
+    def headers(self, headers: Headers) -> Headers:
+        """Return the headers of an answer as the agent gets them; those of the packing are for `body`.
+
+        Raises:
+            NoAnswerError: it says itself that the body is too large, or packed in a way that is not known.
+        """
+        named = dict(headers)
+        try:
+            Unpacker(named.get("content-encoding", ""), 0)
+        except AnswerError as error:
+            raise NoAnswerError(HTTPStatus.BAD_GATEWAY, f"{error}. Check the model provider") from None
+        declared = named.get("content-length", "")
+        if declared.isdigit() and int(declared) > LARGEST_ANSWER_BYTES:
+            size = LARGEST_ANSWER_BYTES // 2**20
+            message = f"the answer of the model provider is larger than {size} MiB. Ask for less"
+            raise NoAnswerError(HTTPStatus.BAD_GATEWAY, message)
+        packed = named.get("content-encoding", "identity").lower() != "identity"
+        dropped = {"content-encoding", "content-length"} if packed else {"content-encoding"}
+        return tuple((name, self._masked(value)) for name, value in headers if name not in dropped)
+
+    async def body(self, headers: Headers, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield the body: unpacked, within the bound, with the key masked in each of its `forms`.
+
+        Every part is passed on at once, but for an end that may be the begin of a key.
+
+        Args:
+            headers: of the answer as it came.
+            chunks: as they came.
+
+        Raises:
+            BrokenOffError: it is too large, or cannot be unpacked.
+        """
+        unpacker = Unpacker(dict(headers).get("content-encoding", ""), LARGEST_ANSWER_BYTES)
+        held = b""
+        try:
+            async for chunk in chunks:
+                for part in unpacker.feed(chunk):
+                    ready, held = self._cut(held + part)
+                    if ready:
+                        yield ready
+        except AnswerError as error:
+            raise BrokenOffError(str(error)) from None
+        if held:
+            yield held
+
+    def _masked(self, text: str) -> str:
+        return self._mask(text.encode("latin-1")).decode("latin-1")
+
+    def _mask(self, data: bytes) -> bytes:
+        # As long as before: lengths that were announced stay true.
+        return self._key.sub(lambda found: b"*" * len(found[0]), data) if self._key else data
+
+    def _cut(self, data: bytes) -> tuple[bytes, bytes]:
+        masked = self._mask(data)
+        end = len(masked)
+        for form in self._forms:
+            start = max(0, len(masked) - len(form) + 1)
+            while (start := masked.find(form[:1], start, end)) >= 0:
+                if form.startswith(masked[start:]):
+                    end = start
+                    break
+                start += 1
+        return masked[:end], masked[end:]
+
+
+def forms(key: str) -> Iterator[bytes]:
+    """Yield how a key may stand in an answer: as it is, quoted for a URL, in hex, in base64 amid other text."""
+    raw = key.encode()
+    yield from {raw, quote(key, safe="").encode(), raw.hex().encode(), raw.hex().upper().encode()}
+    for before in range(3):
+        text = base64.b64encode(bytes(before) + raw)
+        # Of the characters at both ends some bits belong to what stands around.
+        inner = text[-(-8 * before // 6) : 8 * (before + len(raw)) // 6]
+        yield from {inner, inner.translate(bytes.maketrans(b"+/", b"-_"))}
+
 
 # One line for each call of an agent would drown the worker's own log.
 logging.getLogger("httpx2").setLevel(logging.WARNING)
@@ -95,3 +199,139 @@ async def _chunks(response: httpx2.Response) -> AsyncIterator[bytes]:
             yield chunk
     except httpx2.RequestError as error:
         raise BrokenOffError(type(error).__name__) from None
+
+
+TURN_S = 60.0
+"""Longest wait for the calls before it, where too many are made at once."""
+LARGEST_ERROR_BYTES = 256 * 2**10
+"""Part of an error that is read before any of it is passed on."""
+NO_RETRY = (("x-should-retry", "false"),)
+"""Obeyed by the packages of OpenAI and Anthropic."""
+
+
+class ProxiedCall:
+    """One call on its way. Model calls are counted, other requests are not."""
+
+    def __init__(self, spec: GatewaySpec, meter: Meter, agent: AgentConnection, call: Call) -> None:
+        self._spec = spec
+        self._meter = meter
+        self._agent = agent
+        self._call = call
+        self._number = 0
+        self._tokens = 0
+        self._made: Operation | None = None
+
+    async def go(self, source: Source, turns: asyncio.Semaphore, made: Operation | None = None) -> None:
+        """Pass the call on; where none comes, give an answer that says why.
+
+        Args:
+            source: gives the answer.
+            turns: bounds the calls at once.
+            made: told what the answer says of itself; None: nobody observes it.
+
+        Raises:
+            AgentGoneError: the agent hung up.
+            BrokenOffError: the provider broke off in the middle of its answer.
+        """
+        self._made = made
+        if self._call.route.counted:
+            self._number = self._meter.begin()
+            if not self._number:
+                await self._refuse(HTTPStatus.TOO_MANY_REQUESTS, self._meter.spent())
+                return
+        try:
+            async with _turn(turns), source.answer(self._call) as answer:
+                await self._pass(answer)
+        except NoAnswerError as error:
+            if self._number and error.asked:
+                self._meter.unreached()
+            self._end()
+            await self._refuse(error.status, error.message)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        """Note that the provider is done with this call, before the agent gets the end of the answer."""
+        if self._number:
+            self._meter.end(self._number, self._tokens)
+            self._number = 0
+
+    async def _refuse(self, status: int, message: str) -> None:
+        self._note(status)
+        headers = NO_RETRY if status < HTTPStatus.INTERNAL_SERVER_ERROR else ()
+        await self._agent.answer(status, refusal(self._spec.wire, status, message), headers)
+
+    async def _pass(self, answer: Answer) -> None:
+        # Of equal names the last one stands.
+        named = dict(answer.headers)
+        if self._number:
+            self._meter.headers(answer.status, named)
+        if answer.status >= FAILED_FROM:
+            self._note(answer.status)
+            await self._pass_error(answer, named)
+            return
+        await self._agent.begin(answer.status, answer.headers)
+        reader = AnswerReader(named)
+        held = b""
+        try:
+            async for chunk in answer.chunks:
+                reader.feed(chunk)
+                # The end of a body without events is held back until it is read: the agent may act on it at once.
+                ready, held = (chunk, b"") if reader.streamed else (held, chunk)
+                self._hear(reader, named)
+                await self._agent.write(ready)
+            reader.end()
+            self._hear(reader, named, ended=True)
+        finally:
+            self._tokens = reader.tokens(len(self._call.body))
+            self._note(answer.status, reader)
+        self._end()
+        await self._agent.write(held)
+        await self._agent.finish()
+
+    def _note(self, status: int, reader: AnswerReader | None = None) -> None:
+        if self._made is not None:
+            note_answer(self._made, status, reader)
+
+    def _hear(self, reader: AnswerReader, named: Mapping[str, str], *, ended: bool = False) -> None:
+        if self._number:
+            self._meter.heard(self._number, reader, named, ended=ended)
+
+    async def _pass_error(self, answer: Answer, named: Mapping[str, str]) -> None:
+        """Read an error first, then pass it on."""
+        body = bytearray()
+        begun = False
+        try:
+            async for chunk in answer.chunks:
+                body += chunk
+                if len(body) > LARGEST_ERROR_BYTES:
+                    await self._send_error(answer, bytes(body), begun=begun)
+                    begun = True
+                    body.clear()
+        finally:
+            if self._number and not begun:
+                decoded = None
+                with suppress(ValueError, RecursionError):
+                    decoded = json.loads(body)
+                self._meter.failed(answer.status, named, decoded)
+        self._end()
+        await self._send_error(answer, bytes(body), begun=begun)
+        await self._agent.finish()
+
+    async def _send_error(self, answer: Answer, body: bytes, *, begun: bool) -> None:
+        if not begun:
+            await self._agent.begin(answer.status, answer.headers)
+        await self._agent.write(body)
+
+
+@asynccontextmanager
+async def _turn(turns: asyncio.Semaphore) -> AsyncIterator[None]:
+    try:
+        await asyncio.wait_for(turns.acquire(), TURN_S)
+    except TimeoutError:
+        message = "too many model calls at once. Make fewer in parallel"
+        raise NoAnswerError(HTTPStatus.SERVICE_UNAVAILABLE, message, asked=False) from None
+    try:
+        yield
+    finally:
+        turns.release()

@@ -17,14 +17,10 @@ from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from activities.model.gateway.agent_connection import AgentConnection, AgentGoneError, Room, TooLargeError
-from activities.model.gateway.cassette import Player, Recorder
-from activities.model.gateway.exchange import BrokenOffError, Call, Request, Source
-from activities.model.gateway.meter import Meter
-from activities.model.gateway.observed_call import observed_call
-from activities.model.gateway.port import Cassette, Gateway, GatewaySeen, GatewaySpec
-from activities.model.gateway.provider import Provider
-from activities.model.gateway.proxied_call import NO_RETRY, ProxiedCall
-from activities.model.gateway.wire import credentials, find_route, refusal
+from activities.model.gateway.fingerprint import BrokenOffError, Call, Player, Recorder, Request, Source
+from activities.model.gateway.meter import Meter, observed_call
+from activities.model.gateway.provider import NO_RETRY, Provider, ProxiedCall
+from activities.model.gateway.wire import Cassette, Gateway, GatewaySeen, GatewaySpec, credentials, find_route, refusal
 from tightloop.errors import ExecutorError
 
 CALLS_AT_ONCE = 32

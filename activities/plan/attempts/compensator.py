@@ -3,24 +3,29 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from activities.plan.attempts.beside import move, own_paths, without_own
 from activities.plan.attempts.context import ActivityRun, AttemptContext, AttemptPorts
-from activities.plan.attempts.contract import make_failure
-from activities.plan.attempts.policy_check import check_changes, check_command
-from activities.plan.attempts.recording import write_record
-from activities.plan.attempts.references import unpack
+from activities.plan.attempts.outputs import unpack
+from activities.plan.attempts.runner import (
+    check_changes,
+    check_command,
+    make_failure,
+    move,
+    own_paths,
+    without_own,
+    write_record,
+)
 from activities.plan.port import RunnerResult, Work
-from activities.plan.records.file_records import record_digest
+from activities.plan.records import record_digest
 from activities.plan.requests import CompensationResult, RunStepRequest
 from activities.workspace.activity import leave
 from activities.workspace.folders import store_folder_of
 from activities.workspace.port import WorkingTree
 from tightloop.errors import ExpressionError, InvalidRequestError
+from tightloop.plan.child import StepRecord, StepResult, StepStatus
 from tightloop.plan.document.action import ShellAction
 from tightloop.plan.document.failing import Compensation
 from tightloop.plan.document.step import Step
 from tightloop.plan.language.reference import resolve
-from tightloop.plan.result import StepRecord, StepResult, StepStatus
 from tightloop.safety.drift import DriftCause
 from tightloop.value import Value, abridge
 from tightloop.value.scrub import scrub

@@ -1,15 +1,22 @@
-"""The outputs of a step: what it names, taken from its standard output, from files, or from results of the action."""
+"""Outputs of an attempt: references, records, reuse."""
 
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from activities.artifacts.port import ArtifactStore
 from activities.plan.files import read_text
+from activities.plan.plan_cache import LoadedPlan
+from activities.plan.records import FileRecords
+from activities.plan.requests import PlanScope, RunStepRequest
 from tightloop.errors import InvalidRequestError, ReferenceMissingError
 from tightloop.plan.document.step import Step
-from tightloop.plan.language.reference import follow
+from tightloop.plan.language.reference import find_references, follow, resolve, split_reference
+from tightloop.value import counted
+from tightloop.value.artifact import ArtifactRef
 
 DEPTH_LIMIT = 100
 """Levels of lists and mappings in an output, as in a plan."""
@@ -87,3 +94,163 @@ def _json(name: str, text: str, where: str) -> Any:
         raise InvalidRequestError(f"output {name!r}: {where} is nested deeper than {DEPTH_LIMIT} levels") from None
     except ValueError as error:
         raise InvalidRequestError(f"output {name!r}: {where} is not JSON: {error}") from error
+
+
+ALTERNATES = 20
+"""Longest chain of steps that stand in for each other."""
+VALUE_BYTES = 64_000
+"""Largest value that a record holds itself."""
+
+
+@dataclass(kw_only=True)
+class References:
+    """Looks values up for one attempt of one step; each record is read once."""
+
+    loaded: LoadedPlan
+    step: Step
+    request: RunStepRequest
+    store: ArtifactStore
+    records: FileRecords
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    """Resolved inputs of the step, once they are known."""
+    results: Mapping[str, Any] = field(default_factory=dict)
+    """Own results, once there are some."""
+    status: str = ""
+    _known: dict[str, Mapping[str, Any] | None] = field(default_factory=dict)
+
+    def __call__(self, name: str) -> Any:
+        """Return the value of a reference, given without `${` and `}`.
+
+        Raises:
+            ReferenceMissingError: it has no value; the message says why.
+        """
+        head, path = split_reference(name, self._fitting(name))
+        if head == self.step.id:
+            return follow(self.results, path, name=name)
+        if head in self.loaded.steps or self._template_of(head):
+            return follow(self._outputs_of(head, name), path, name=name)
+        return follow(self._reserved(head, name), path, name=name)
+
+    def used(self, value: Any) -> dict[str, Any]:
+        """Return the values of the references in a text, list or mapping; None for those that have none yet."""
+        found: dict[str, Any] = {}
+        for name in find_references(value):
+            try:
+                found[name] = self(name)
+            except ReferenceMissingError:
+                # Own results are not there before the step is done.
+                found[name] = None
+        return found
+
+    def _reserved(self, head: str, name: str) -> Any:
+        if head == "item":
+            return self._item()
+        values: dict[str, Any] = {
+            "inputs": self.inputs,
+            "plan": self.loaded.stored.inputs,
+            "outputs": self.results,
+            "hypotheses": {belief.hypothesis: belief.confidence for belief in self.request.beliefs},
+            "seed": self.loaded.plan.seed,
+            "exit_code": self.results.get("exit_code"),
+            "status": self.status or None,
+        }
+        if values[head] is None:
+            raise ReferenceMissingError(f"${{{name}}} has no value: the step has not ended, or has no {head}")
+        return values[head]
+
+    def _fitting(self, name: str) -> list[str]:
+        """Return the ids of steps that a reference may begin with, without going through all steps."""
+        parts = name.split(".")
+        heads = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+        return [head for head in heads if head in self.loaded.steps or self._template_of(head) or head == self.step.id]
+
+    def _template_of(self, step: str) -> str:
+        stem = step.rstrip("0123456789")
+        return f"{stem}*" if stem != step and f"{stem}*" in self.loaded.steps else ""
+
+    def _item(self) -> Any:
+        template, place = self.loaded.steps.get(self.request.template), self.request.item
+        if template is None or place is None:
+            raise ReferenceMissingError("${item} has no value: the step is not one of a template (`name-*`)")
+        items = self._items(template)
+        if not 0 <= place < len(items):
+            raise ReferenceMissingError(
+                f"${{item}} has no value: the list has {counted(len(items), 'item')}, this is {place + 1}"
+            )
+        return resolve(items[place], self) if isinstance(template.for_each, tuple) else items[place]
+
+    def _items(self, template: Step) -> list[Any] | tuple[Any, ...]:
+        """Return the items of a template; those that the plan itself holds still have their references."""
+        items = resolve(template.for_each, self) if isinstance(template.for_each, str) else template.for_each
+        if not isinstance(items, list | tuple):
+            raise ReferenceMissingError(f"for_each of {template.id} is not a list but {type(items).__name__}")
+        return items
+
+    def _outputs_of(self, step: str, name: str) -> Any:
+        if step.endswith("*"):
+            count = len(self._items(self.loaded.steps[step]))
+            each = (self._found(f"{step[:-1]}{number}") for number in range(1, count + 1))
+            return [outputs for outputs in each if outputs is not None]
+        outputs = self._found(step)
+        if outputs is None:
+            raise ReferenceMissingError(
+                f"${{{name}}} has no value: step {step!r} has not completed, was skipped, or was taken back"
+            )
+        return outputs
+
+    def _found(self, step: str) -> Mapping[str, Any] | None:
+        """Return the outputs of a step, or of the one that stood in for it."""
+        if step in self._known:
+            return self._known[step]
+        name: str | None = step
+        found = None
+        # Bounded: steps may name each other as alternates.
+        for _ in range(ALTERNATES):
+            if name is None or found is not None:
+                break
+            found = self._read(name)
+            written = self.loaded.steps.get(name) or self.loaded.steps.get(self._template_of(name))
+            name = written.on_failure.to if written is not None and written.on_failure is not None else None
+        self._known[step] = found
+        return found
+
+    def _read(self, step: str) -> Mapping[str, Any] | None:
+        record = self.records.latest(self.request.scope.episode_id, step)
+        if record is None:
+            return None
+        more = {"status": record.result.status.value, "tree": record.result.tree}
+        return {**more, **{name: unpack(value, self.store) for name, value in record.outputs.items()}}
+
+
+def find_base_tree(scope: PlanScope, since: str, records: FileRecords) -> str:
+    """Return the tree that a change is measured from: where a step ended, or else the plan began; "" if unknown."""
+    if not since:
+        return scope.base_tree
+    record = records.latest(scope.episode_id, since)
+    return record.tree_after if record is not None else ""
+
+
+def pack(outputs: Mapping[str, Any], store: ArtifactStore) -> dict[str, Any]:
+    """Return outputs as a record holds them: large values, and those of that very form, as `{"artifact": {...}}`."""
+    packed = dict(outputs)
+    for name, value in outputs.items():
+        content = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        if len(content) > VALUE_BYTES or _is_reference(value):
+            packed[name] = {"artifact": store.put(content, name=name).model_dump(mode="json")}
+    return packed
+
+
+def unpack(value: Any, store: ArtifactStore) -> Any:
+    """Return a value that `pack` may have replaced.
+
+    Raises:
+        ArtifactMissingError: the store does not hold it.
+    """
+    if _is_reference(value):
+        content = store.get(ArtifactRef.model_validate(value["artifact"]))
+        return json.loads(content.decode("utf-8", "surrogatepass"))
+    return value
+
+
+def _is_reference(value: Any) -> bool:
+    return isinstance(value, Mapping) and set(value) == {"artifact"}

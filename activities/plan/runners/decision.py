@@ -1,16 +1,15 @@
-"""The capability `decision`: by rules, by the best supported hypothesis, by a model, or by a person."""
+"""Steps that decide, wait, or mark a point."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
-from activities.plan.attempts.contract import fail_step
+from activities.plan.attempts.runner import fail_step
 from activities.plan.port import RunnerResult, Work
-from activities.plan.runners.model.question import Asked, PlanModel
-from activities.plan.runners.model.schema import strict
-from tightloop.plan.document.action import DecisionAction, Option
+from activities.plan.runners.model import Asked, PlanModel, strict
+from tightloop.plan.document.action import CheckpointAction, DecisionAction, Option
 from tightloop.plan.document.failing import FailureClass
-from tightloop.plan.engine.approval import choices, tally
-from tightloop.plan.engine.hypothesis import find_best_supported
+from tightloop.plan.engine.state import choices, find_best_supported, tally
 from tightloop.plan.language.expression import parse_expression
 from tightloop.question import Question, QuestionKind
 from tightloop.value import shorten
@@ -132,3 +131,49 @@ def _undecided(
         step=work.step.id,
     )
     return RunnerResult(question=question, command=_told(work), summary="a person has to decide", **spent)
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+
+
+class CheckpointRunner:
+    """Keeps the tree as `refs/tightloop/<plan>/<name>`."""
+
+    def preview(self, work: Work) -> str:
+        """Name the reference."""
+        return f"keep the tree as refs/tightloop/{work.scope.episode_id}/{_name(work)}"
+
+    def run(self, work: Work) -> RunnerResult:
+        """Snapshot the tree and keep it; again under the same name moves the name."""
+        name = _name(work)
+        if not _NAME.fullmatch(name):
+            return fail_step(
+                f"{name!r} is not a valid checkpoint name: use letters, digits, '-' and '_', 100 characters or fewer"
+            )
+        if work.tree is None:
+            return fail_step("a checkpoint needs the tree: leave out 'access', or set it to 'writes'")
+        tree = work.tree.snapshot()
+        work.tree.keep(name, tree)
+        reference = f"refs/tightloop/{work.scope.episode_id}/{name}"
+        return RunnerResult(
+            outputs={"name": name, "tree": tree, "reference": reference},
+            command=f"keep {tree} as {reference}",
+            summary=f"kept {tree[:12]} as {name}",
+        )
+
+
+def _name(work: Work) -> str:
+    asked = str(work.resolve(work.action(CheckpointAction).name))
+    return asked or re.sub(r"[^A-Za-z0-9_-]", "-", work.step.id)
+
+
+class MilestoneRunner:
+    """Passes milestones."""
+
+    def preview(self, work: Work) -> str:
+        """Say that nothing is done."""
+        return f"pass the milestone {work.step.id}"
+
+    def run(self, work: Work) -> RunnerResult:  # noqa: ARG002 - the port has it
+        """Do nothing."""
+        return RunnerResult(summary="passed")

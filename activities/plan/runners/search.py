@@ -5,13 +5,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from activities.plan.attempts.contract import fail_step
+from activities.plan.attempts.runner import fail_step
 from activities.plan.port import RunnerResult, Work
-from activities.plan.runners.web.cache import WebCache
-from activities.plan.runners.web.document import readable
-from activities.plan.runners.web.ranking import Scorer, words
+from activities.plan.runners.fetch import Scorer, WebCache, readable, words
 from activities.workspace.folders import state_folder_of
-from activities.workspace.listing import list_files
+from activities.workspace.user_repository import list_files
 from tightloop.plan.document.action import SearchAction
 from tightloop.plan.document.failing import FailureClass
 from tightloop.safety.scope import outside

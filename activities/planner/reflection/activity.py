@@ -1,19 +1,18 @@
-"""The reflection activity: explains an iteration for the next plan."""
+"""Activities that reflect on an iteration."""
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from temporalio import activity
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, get_model, put_model, put_text
-from activities.memory.recalling import recalled
-from activities.memory.spared import Memories, no_memories
-from activities.planner.reflection.port import Reflectors
+from activities.memory.port import Memories, no_memories, recalled
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.check import CheckReport
-from tightloop.episode.messages.plan_change import PlanDelta, show_delta
+from tightloop.episode.messages import PlanDelta, show_delta
 from tightloop.episode.model import CheckpointFile, EpisodeRequest
 from tightloop.episode.planning import (
     EARLIER_REFLECTIONS,
@@ -24,11 +23,23 @@ from tightloop.episode.planning import (
     ReflectionRecord,
     ReflectorAnswer,
 )
-from tightloop.executor.messages.message import PlanRequestMessage, render_plan
-from tightloop.safety.prompt_privacy import PromptPrivacy
+from tightloop.executor.message import PlanRequestMessage, render_plan
+from tightloop.safety.drift import PromptPrivacy
 from tightloop.value import Value, shorten
 from tightloop.value.artifact import ArtifactRef
 from tightloop.value.scrub import scrub
+
+
+class Reflector(Protocol):
+    """Says why an iteration went as it did; always answers, with rules if no model does."""
+
+    async def reflect(self, briefing: ReflectionBriefing) -> ReflectorAnswer:
+        """Return a diagnosis and at least one action item."""
+        ...
+
+
+Reflectors = Callable[[str], Reflector]
+"""Returns the reflector that fits a planner of this kind."""
 
 
 class ReflectRequest(Value):

@@ -1,16 +1,40 @@
-"""Writes files of a tree below a folder: never through a link, never onto an existing file, never outside."""
+"""Trees written to a folder, compared with it and merged."""
 
 import contextlib
 import os
+import shlex
 import shutil
 import stat
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from operator import itemgetter
+from pathlib import Path
+from typing import NamedTuple
 
-from activities.workspace.store.entry import EXECUTABLE, LINK, Entry, TreeChange
-from activities.workspace.store.objects import TreeStore, valid_name
+import pygit2
+from pygit2.enums import MergeFlag
+
+from activities.artifacts.port import write_durably
+from activities.workspace.folders import store_folder_of
+from activities.workspace.scope import EpisodeScope
+from activities.workspace.store.entry import (
+    EMPTY_TREE,
+    EXECUTABLE,
+    FOLDER,
+    LINK,
+    REGULAR,
+    Entry,
+    TreeChange,
+    TreeMerge,
+    folders_above,
+)
+from activities.workspace.store.objects import TreeStore, translated_errors, valid_name
 from activities.workspace.store.walk import OPEN_FOLDER
-from tightloop.errors import GitError
+from tightloop.episode.proof.files import is_cache
+from tightloop.errors import GitError, WorkspaceError
+from tightloop.host import open_state_home
+from tightloop.safety.drift import LINES_LISTED, PATHS_LISTED, PATHS_SHOWN, Drift, DriftAnswer, DriftCause
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -128,3 +152,269 @@ class TreeWriter:
     def _leave(self, depth: int) -> None:
         while len(self._open) > depth:
             os.close(self._open.pop()[1])
+
+
+DIGITS = 16
+"""Of the trees in a command."""
+
+
+def describe_drift(
+    root: Path,
+    expected: str,
+    found: str,
+    changes: Iterable[TreeChange],
+    cause: DriftCause,
+    *,
+    store: Path | None = None,
+    step: str = "",
+) -> Drift:
+    """Return what a person is told of changes, before they are undone; caches of tools are left out.
+
+    With a `store` they are about to be undone, and the drift has the command that brings them back.
+    """
+    listed = [change for change in changes if not is_cache(_shown(change.path))]
+    # What checks leave behind travels with each of their results, and that of failed steps with every attempt.
+    is_short = cause in (DriftCause.DURING_CHECKS, DriftCause.DURING_STEP)
+    seen = [(change, _changed_at(root, change)) for change in listed[:PATHS_LISTED]]
+    times = [moment for _, moment in seen if moment is not None]
+    return Drift(
+        tree=found,
+        expected=expected,
+        paths=tuple(_shown(change.path) for change, _ in seen[: PATHS_SHOWN if is_short else PATHS_LISTED]),
+        count=len(listed),
+        lines=() if is_short else tuple(_line(change, moment) for change, moment in seen[:LINES_LISTED]),
+        since=min(times, default=None),
+        cause=cause,
+        step=step,
+        bring_back="" if store is None else _command(store, root, expected, found),
+    )
+
+
+def undone_changes(
+    changes: Sequence[TreeChange], present: Mapping[bytes, Entry], asked: set[bytes], answer: DriftAnswer
+) -> tuple[list[TreeChange], dict[bytes, Entry | None]]:
+    """Return which changes a person wants undone, and what is to be at which path then.
+
+    Args:
+        changes: from the tree that the work left to what is on disk.
+        present: the files on disk.
+        asked: paths that the person was asked about; all others were changed since, and stay.
+        answer: what they said.
+    """
+    undone = [
+        change
+        for change in changes
+        if is_cache(_shown(change.path)) or (change.path in asked and answer.undoes(_shown(change.path)))
+    ]
+    wanted = {change.path: change.before for change in undone}
+    back = {path for path, entry in wanted.items() if entry is not None}
+    folders = {folder for path in back for folder in _folders(path)}
+    # A file cannot come back beside a folder of its name, nor below a file.
+    for path in present:
+        if path not in wanted and (path in folders or not back.isdisjoint(_folders(path))):
+            wanted[path] = None
+    return undone, wanted
+
+
+def _folders(path: bytes) -> list[bytes]:
+    parts = path.split(b"/")
+    return [b"/".join(parts[:length]) for length in range(1, len(parts))]
+
+
+def _shown(path: bytes) -> str:
+    return path.decode("utf-8", "backslashreplace")
+
+
+def _changed_at(root: Path, change: TreeChange) -> datetime | None:
+    if change.after is None:
+        return None
+    try:
+        return datetime.fromtimestamp(os.lstat(root / os.fsdecode(change.path)).st_mtime, UTC).replace(microsecond=0)
+    except (OSError, ValueError, OverflowError):
+        return None
+
+
+def _line(change: TreeChange, moment: datetime | None) -> str:
+    how = "removed" if change.after is None else "added" if change.before is None else "changed"
+    return f"{_shown(change.path)}: {how}" + (f" at {moment:%Y-%m-%d %H:%M:%S} UTC" if moment is not None else "")
+
+
+def _command(store: Path, root: Path, expected: str, found: str) -> str:
+    # `diff-tree` obeys no setting of the user that changes the form of a patch.
+    trees = f"{expected[:DIGITS]} {found[:DIGITS]}"
+    source = f"git --git-dir={shlex.quote(str(store))} diff-tree -p --binary {trees}"
+    # File by file: what cannot be applied, as it was changed since, is left beside it as `.rej`.
+    return f"{source} | git -C {shlex.quote(str(root))} apply --reject --whitespace=nowarn"
+
+
+THEIRS = ".theirs"
+"""Added to the name of a file that lies beside the other one, where no text can hold both."""
+TEXT_BYTES = 5_000_000
+"""A larger file is not merged line by line."""
+
+
+class _Conflict(NamedTuple):
+    path: str
+    base: pygit2.IndexEntry | None
+    ours: pygit2.IndexEntry | None
+    theirs: pygit2.IndexEntry | None
+
+
+def merge_trees(store: TreeStore, base: str, ours: str, theirs: str, *, markers: bool = False) -> TreeMerge:
+    """Merge what `theirs` changed since `base` into `ours`.
+
+    Args:
+        store: it holds all three.
+        base: what both sides began with.
+        ours: the tree that is merged into.
+        theirs: the tree whose changes are taken over.
+        markers: write conflicts into the files, as git does.
+
+    Raises:
+        GitError: a tree is not in the store, or cannot be merged. Retryable.
+    """
+    if theirs in (base, ours):
+        return TreeMerge(tree=ours)
+    if ours == base:
+        return TreeMerge(tree=theirs)
+    if missing := next((tree for tree in (base, ours, theirs) if not store.holds(tree)), ""):
+        raise GitError(f"the tree {missing} is not in {store.folder}")
+    repository = store.repository
+    with translated_errors(store.folder):
+        # The empty tree is known to git without being stored.
+        repository.TreeBuilder().write()
+        # Without renames: a file that one side moved and the other edited is shown as the conflict that it is.
+        index = repository.merge_trees(base, ours, theirs, flags=MergeFlag(0))
+        found = sorted(_conflicts(index), key=lambda one: one.path)
+        if not found:
+            return TreeMerge(tree=str(index.write_tree(repository)))
+        paths = tuple(one.path for one in found)
+        if not markers:
+            return TreeMerge(conflicts=paths)
+        conflicts = index.conflicts
+        assert conflicts is not None
+        for path in paths:
+            del conflicts[path]
+        clean = str(index.write_tree(repository))
+        folders = {folder for path in store.files(clean) for folder in folders_above(path)}
+        wanted, beside = _with_markers(store, found, folders)
+    return TreeMerge(tree=store.merged(clean, wanted), conflicts=paths, beside=beside)
+
+
+def _conflicts(index: pygit2.Index) -> Iterable[_Conflict]:
+    for base, ours, theirs in index.conflicts or ():
+        path = next(side.path for side in (ours, theirs, base) if side is not None)
+        yield _Conflict(os.fsdecode(path), base, ours, theirs)
+
+
+def _with_markers(
+    store: TreeStore, found: Iterable[_Conflict], folders: Collection[bytes]
+) -> tuple[Mapping[bytes, Entry | None], tuple[str, ...]]:
+    wanted: dict[bytes, Entry | None] = {}
+    beside: list[str] = []
+    for one in found:
+        path = os.fsencode(one.path)
+        kept = one.ours or one.theirs
+        assert kept is not None
+        if path in folders:
+            # A file on one side, a folder on the other.
+            wanted[path + THEIRS.encode()] = Entry(kept.mode, str(kept.id))
+            beside.append(one.path + THEIRS)
+            continue
+        text = _text(store, one)
+        if text is not None:
+            with store.adding() as sink:
+                wanted[path] = Entry(kept.mode, sink.add("blob", text).hex())
+            continue
+        wanted[path] = Entry(kept.mode, str(kept.id))
+        if one.ours is not None and one.theirs is not None:
+            wanted[path + THEIRS.encode()] = Entry(one.theirs.mode, str(one.theirs.id))
+            beside.append(one.path + THEIRS)
+    return wanted, tuple(beside)
+
+
+def _text(store: TreeStore, one: _Conflict) -> bytes | None:
+    """Return both sides in one text; None where they are not texts."""
+    sides = [side for side in (one.base, one.ours, one.theirs) if side is not None]
+    if any(side.mode not in (REGULAR, EXECUTABLE) or store.size(str(side.id)) > TEXT_BYTES for side in sides):
+        return None
+    if any(b"\0" in store.read(str(side.id)) for side in sides):
+        return None
+    if one.ours is None or one.theirs is None:
+        # One side removed what the other changed.
+        left = one.ours or one.theirs
+        assert left is not None
+        content = store.read(str(left.id))
+        content += b"" if content.endswith(b"\n") or not content else b"\n"
+        ours, theirs = (content, b"") if one.ours is not None else (b"", content)
+        return b"<<<<<<< %s\n" % _label(one.ours) + ours + b"=======\n" + theirs + b">>>>>>> %s\n" % _label(one.theirs)
+    try:
+        merged = store.repository.merge_file_from_index(one.base, one.ours, one.theirs)
+    except UnicodeDecodeError:
+        return None
+    assert not isinstance(merged, str)
+    return merged.contents.encode()
+
+
+def _label(side: pygit2.IndexEntry | None) -> bytes:
+    return b"removed" if side is None else os.fsencode(side.path)
+
+
+class PackedTrees:
+    """Packs trees of the store of a project, and adds packs to it; reads no file of a working tree."""
+
+    def pack(self, scope: EpisodeScope, tree: str, known: str) -> dict[str, bytes]:
+        """Return a pack and its index with what a tree has over a known one; see the port."""
+        store = TreeStore(store_folder_of(scope))
+        found: dict[str, None] = {}
+        _collect(store, tree, known or EMPTY_TREE, found)
+        if not found:
+            return {}
+        with translated_errors(store.folder), tempfile.TemporaryDirectory() as folder:
+            builder = pygit2.PackBuilder(store.repository)
+            builder.set_threads(1)
+            for name in found:
+                builder.add(pygit2.Oid(hex=name))
+            builder.write(folder)
+            return {path.name: path.read_bytes() for path in sorted(Path(folder).glob("pack-*"))}
+
+    def unpack(self, scope: EpisodeScope, files: dict[str, bytes]) -> None:
+        """Add the files of a pack to the store of this host; see the port."""
+        open_state_home()
+        store = TreeStore(store_folder_of(scope))
+        store.make()
+        # The index last: git finds a pack by it.
+        for name in sorted(files, key=lambda name: name.endswith(".idx")):
+            write_durably(store.folder / "objects" / "pack" / name, files[name])
+
+    def make_workspace(self, scope: EpisodeScope) -> None:
+        """Make the folder of the workspace where nothing is; see the port."""
+        workspace = Path(scope.workspace)
+        if os.path.lexists(workspace):
+            return
+        try:
+            workspace.mkdir(parents=True)
+            pygit2.init_repository(str(workspace))
+        except (OSError, pygit2.GitError) as error:
+            raise WorkspaceError(
+                f"the workspace {workspace} cannot be made on this host: {error}. Clone the repository there, or name "
+                "another folder: tightloop move ID --to HOST --workspace FOLDER"
+            ) from error
+
+
+def _collect(store: TreeStore, tree: str, known: str, found: dict[str, None]) -> None:
+    """Note the objects below a tree that are not at the same path of a known one."""
+    if tree in (known, EMPTY_TREE) or tree in found:
+        return
+    if not store.holds(tree):
+        raise GitError(f"the tree {tree} is not in {store.folder}")
+    found[tree] = None
+    before = store.entries(known)
+    for name, entry in store.entries(tree).items():
+        old = before.get(name)
+        if entry == old:
+            continue
+        if entry.mode == FOLDER:
+            _collect(store, entry.id, old.id if old is not None and old.mode == FOLDER else EMPTY_TREE, found)
+        else:
+            found[entry.id] = None

@@ -26,12 +26,12 @@ from gateway.http.bodies import (
     Started,
     WorkflowId,
     Workspace,
+    body,
+    given,
+    shown,
 )
-from gateway.http.camel import body, given, shown
-from gateway.http.once import InOnce, at
-from gateway.http.reading import read_diff
+from gateway.http.once import InOnce, InScope, at, read_diff
 from gateway.http.routes.steering import Parent, Part, Status, done, list_page
-from gateway.http.services import InScope
 from tightloop.client import Check, EpisodeRequest
 from tightloop.episode.control import ExecutorAmendment
 from tightloop.episode.model import GOAL_CHARACTERS, EpisodeStatus

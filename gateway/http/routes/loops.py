@@ -9,12 +9,10 @@ from pydantic import Field
 from starlette.responses import Response
 
 from gateway.access.scope import EPISODES, Scope, require_all_projects, told
-from gateway.http.bodies import CheckBody, Name, ProjectId, Text, Wait, WorkflowId, Workspace
-from gateway.http.camel import Body as Sent
-from gateway.http.camel import given
+from gateway.http.bodies import Body as Sent
+from gateway.http.bodies import CheckBody, Name, ProjectId, Text, Wait, WorkflowId, Workspace, given
 from gateway.http.loop_plan import Dispatched, LoopPlan, Verified, dispatched, loop_plan, verified
-from gateway.http.once import InOnce
-from gateway.http.services import InScope
+from gateway.http.once import InOnce, InScope
 from tightloop.errors import InvalidRequestError
 from tightloop.loop.model import TASKS_LIMIT, LoopRequest, LoopState, LoopStatus
 

@@ -20,18 +20,20 @@ from gateway.http.bodies import (
     ProjectId,
     Rejection,
     Replan,
+    Shown,
     Started,
     TextProblem,
     Wait,
     WorkflowId,
     Workspace,
+    body,
+    given,
+    shown,
 )
-from gateway.http.camel import Shown, body, given, shown
 from gateway.http.loop_plan import LoopPlan, loop_plan
-from gateway.http.once import InOnce, at
+from gateway.http.once import InOnce, InScope, at
 from gateway.http.routes.episodes import NewId, Replace
 from gateway.http.routes.steering import Parent, Part, Status, done, list_page
-from gateway.http.services import InScope
 from tightloop.client import PlanRequest
 from tightloop.client.plan_checking import check_aside
 from tightloop.errors import InvalidRequestError
@@ -39,7 +41,7 @@ from tightloop.ledger.model import StepRow, WorkflowFilter
 from tightloop.loop.model import LoopStatus
 from tightloop.plan.request import PlanStatus
 from tightloop.plan.validation.validate import check_text
-from tightloop.safety.person import Role
+from tightloop.safety.seal import Role
 
 REPLAN_WAIT_SECONDS = 20
 _OURS = frozenset({"within", "queues", "depth", "base_tree"})

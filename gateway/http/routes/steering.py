@@ -21,10 +21,9 @@ from gateway.http.bodies import (
     Timeline,
     Trail,
     WorkflowId,
+    given,
 )
-from gateway.http.camel import given
-from gateway.http.reading import read_artifact, references
-from gateway.http.services import InScope
+from gateway.http.once import InScope, read_artifact, references
 from tightloop.ledger.model import WorkflowFilter, WorkflowPage
 
 TIMELINE_EVENTS = 200

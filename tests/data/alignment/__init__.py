@@ -12,7 +12,7 @@ from typing import Literal
 
 import yaml
 
-from tightloop.executor.messages.message import Alignment, PlanMessage, PlannedStep
+from tightloop.executor.message import Alignment, PlanMessage, PlannedStep
 from tightloop.value import Document
 
 _ALPHABET = "abcdefghijkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789"

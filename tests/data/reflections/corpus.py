@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.data.reflections.mutate import FILE
-from tightloop.executor.messages.message import Reflection
+from tightloop.executor.message import Reflection
 
 HANDWRITTEN = Path(__file__).parent / "handwritten.txt"
 

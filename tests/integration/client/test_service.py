@@ -12,12 +12,12 @@ import pytest
 from temporalio.client import Client
 
 from tests.support.episodes import Working
-from tightloop.cli.request import build_request
+from tightloop.cli.start import build_request
 from tightloop.client import EpisodeRequest, PlanRequest, TightloopClient
 from tightloop.client.encryption import PLAIN_CONVERTER
 from tightloop.episode.budget import Budget
 from tightloop.episode.check import Check
-from tightloop.episode.input import EpisodeInput
+from tightloop.episode.control import EpisodeInput
 from tightloop.episode.model import EpisodeOutcome
 from tightloop.errors import InvalidRequestError, SettingsError, TightloopError
 from tightloop.executor.model import ExecutorChoice

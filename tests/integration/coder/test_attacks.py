@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from activities.coder.files.tree_files import read_file, write_change
+from activities.coder.files import read_file, write_change
 from activities.coder.port import FileChange, ToolError
 from tests.support.coder_tools import Bench, bench
 from tests.support.git_sample import git

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from activities.coder.calls.equipment import Equipment
-from activities.coder.calls.journal import CallRecord
+from activities.coder.calls import CallRecord, Equipment
 from activities.coder.tools import make_tools
 from tests.support.coder_tools import Bench, Notebook, bench
 from tests.support.dying_calls import LASTING, die_at

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.model.gateway.port import Wire
+from activities.model.gateway.wire import Wire
 from tests.support.coder_turns import Conversing, conversing
 from tests.support.fake_model import FakeCoderModel, use
 from tests.support.fake_model.script import Step

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from activities.coder.turns.model import request_options, turn_models
-from activities.coder.turns.stored import read_turn
-from activities.model.gateway.port import Wire
-from activities.model.service import ModelService
+from activities.coder.activity import read_turn
+from activities.coder.model import request_options, turn_models
+from activities.model.client import ModelService
+from activities.model.gateway.wire import Wire
 from tests.support.coder_turns import TASK, TOOLS, Conversing, conversing, service_at, settings_for
 from tests.support.fake_model import FakeCoderModel, Fault, use
 from tests.support.fake_model.exchange import Tokens
 from tightloop.errors import PlannerError, PlannerUnavailableError
-from tightloop.executor.usage import Usage
-from tightloop.safety.prompt_privacy import PromptPrivacy
+from tightloop.executor.model import Usage
+from tightloop.safety.drift import PromptPrivacy
 from tightloop.settings import PrivacySettings
 
 WIRES = pytest.mark.parametrize("wire", [Wire.CHAT, Wire.RESPONSES])

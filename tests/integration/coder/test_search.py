@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from activities.coder.files.listed import listed_files
+from activities.coder.files import LINES_LIMIT, Query, listed_files, search_files
 from activities.coder.port import ToolError
-from activities.coder.searching.search import LINES_LIMIT, Query, search_files
 from tests.support.coder_tools import Bench, bench
 
 FILES = {

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from activities.coder.turns.stored import StoredTurn, read_turn, write_turn
-from activities.model.gateway.port import Wire
+from activities.coder.activity import StoredTurn, read_turn, write_turn
+from activities.model.gateway.wire import Wire
 from tests.support.coder_turns import Conversing, conversing
 from tests.support.dying.turn import Death
 from tests.support.fake_model import FakeCoderModel, use

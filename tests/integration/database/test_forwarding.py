@@ -14,13 +14,12 @@ from tests.support.ledger import START, question, snapshot
 from tests.support.postgres import new_database
 from tightloop.database.engine import Database, postgres_database, sqlite_database
 from tightloop.database.forwarding import Forwarder
-from tightloop.database.ledger import Ledger
-from tightloop.database.opening import open_project
+from tightloop.database.ledger import Ledger, open_project
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.errors import ServiceUnavailableError
 from tightloop.ledger.model import ProjectLine, StepRow, TrailEvent
 from tightloop.settings import parse_settings
-from worker.ledger.forwarding import forwarding
+from worker.ledger.stores import forwarding
 
 
 @pytest.fixture

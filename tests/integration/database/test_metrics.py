@@ -9,15 +9,14 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from tests.support.ledger import START, question, snapshot
-from tightloop.database.engine import Database, postgres_database, sqlite_database
+from tightloop.database.engine import LEDGER, Database, postgres_database, sqlite_database
 from tightloop.database.forwarding import Forwarder
 from tightloop.database.ledger import Ledger
-from tightloop.database.upgrading import LEDGER
 from tightloop.episode.budget import Spent
 from tightloop.episode.model import EpisodeStatus
-from tightloop.executor.usage import Usage
+from tightloop.executor.model import Usage
 from tightloop.ledger.metrics import Division, Metric, MetricKind, MetricsFilter, MetricsReport
-from tightloop.ledger.snapshot import episode_snapshot
+from tightloop.ledger.model import episode_snapshot
 from tightloop.question import QuestionKind
 
 DAY = MetricsFilter(since=START, until=START + timedelta(days=1))

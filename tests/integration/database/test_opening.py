@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tightloop.database.opening import close_ledgers, local_ledger, open_project, open_state
+from tightloop.database.ledger import close_ledgers, local_ledger, open_project, open_state
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.errors import WorkspaceError
 from tightloop.host import state_folder
@@ -97,7 +97,7 @@ def test_many_processes_get_different_numbers_and_share_keys(tmp_path: Path) -> 
     script = """
 import sys
 from pathlib import Path
-from tightloop.database.opening import open_project
+from tightloop.database.ledger import open_project
 from tightloop.episode.checkpoint import CheckpointRecord
 ledger = open_project(Path(sys.argv[1]))
 for n in range(10):
@@ -115,7 +115,7 @@ def test_record_survives_a_kill_right_after_it_was_returned(tmp_path: Path) -> N
     script = """
 import os, signal, sys
 from pathlib import Path
-from tightloop.database.opening import open_project
+from tightloop.database.ledger import open_project
 from tightloop.episode.checkpoint import CheckpointRecord
 open_project(Path(sys.argv[1])).record_checkpoint("one", "k", CheckpointRecord(id="", iteration=3))
 os.kill(os.getpid(), signal.SIGKILL)

@@ -6,11 +6,10 @@ from threading import Barrier, Thread
 import pytest
 from sqlalchemy import text
 
-from tightloop.database.access.idempotency import IdempotencyKeys, KeyInUseError, Stored
-from tightloop.database.access.tokens import Tokens
+from tightloop.database.access import IdempotencyKeys, KeyInUseError, Stored, Tokens
 from tightloop.database.engine import Database
 from tightloop.errors import InvalidRequestError
-from tightloop.safety.person import Person, Role
+from tightloop.safety.seal import Person, Role
 
 PROJECT = "orders-1a2b3c4d5e6f7081"
 

@@ -32,7 +32,7 @@ from tightloop.executor.model import (
 )
 from tightloop.host.identity import host_identity
 from tightloop.question import QuestionKind
-from tightloop.safety.verdict import Verdict
+from tightloop.safety.rubric import Verdict
 from tightloop.settings import AgentSettings
 
 AGENT = Path(__file__).parents[2] / "support" / "agents" / "acp_fake_agent.py"

@@ -10,11 +10,11 @@ import pytest
 
 from activities.executor.agent.acp.agents import AcpAgent
 from activities.executor.agent.cli.executor import AgentExecutor
-from activities.executor.agent.home import agent_home, copy_login, sweep_homes, write_files
 from activities.executor.agent.host import AgentHost
+from activities.executor.agent.program import agent_home, copy_login, sweep_homes, write_files
 from activities.executor.agent.record import EVENTS_FILE, RECORD_BYTES, RUNS_AT_MOST, run_folder, sweep_runs
-from activities.model.gateway.port import Wire
 from activities.model.gateway.server import serve_gateway
+from activities.model.gateway.wire import Wire
 from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox
 from activities.sandbox.port import Fence
 from tests.support.agents.sample import SampleAdapter

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.executor.gui.agent_s.locator import WHAT, AgentS
+from activities.executor.gui.agent_s import WHAT, AgentS
 from activities.executor.gui.port import DriverError, Frame
 from tests.support.gui.agent_s import agent_s_python
 from tests.support.gui.pictures import png

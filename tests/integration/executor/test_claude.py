@@ -14,8 +14,8 @@ import pytest
 from activities.executor.agent.acp.agents import AGENTS
 from activities.executor.agent.acp.executor import AcpExecutor
 from activities.executor.agent.record import run_folder
-from activities.model.gateway.port import Gateways, Wire
 from activities.model.gateway.server import serve_gateway
+from activities.model.gateway.wire import Gateways, Wire
 from activities.sandbox.choose import choose_fence
 from tests.support.agents.install import agent_program
 from tests.support.fake_model import FakeModel, Fault, say, shell, write
@@ -31,7 +31,7 @@ from tightloop.executor.model import (
     WorkOrder,
 )
 from tightloop.host.identity import host_identity
-from tightloop.safety.verdict import Verdict
+from tightloop.safety.rubric import Verdict
 from tightloop.settings import AgentSettings, SandboxSettings
 
 KEY_VARIABLE = "CLAUDE_TEST_KEY"

@@ -21,8 +21,8 @@ import pytest
 
 from activities.executor.agent.cli.codex import PLACEHOLDERS, CodexAdapter
 from activities.executor.agent.cli.executor import AgentExecutor
-from activities.model.gateway.port import Wire
 from activities.model.gateway.server import serve_gateway
+from activities.model.gateway.wire import Wire
 from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox
 from activities.sandbox.port import Fence
 from tests.support.agents.install import agent_program
@@ -44,7 +44,7 @@ from tightloop.executor.model import (
 )
 from tightloop.host import private_folder, state_folder
 from tightloop.host.identity import host_identity
-from tightloop.safety.verdict import Verdict
+from tightloop.safety.rubric import Verdict
 from tightloop.settings import AgentSettings
 
 KEY = "sk-planted-0123456789abcdef"

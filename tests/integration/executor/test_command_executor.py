@@ -12,9 +12,8 @@ import pytest
 from activities.executor.choose import executors
 from activities.executor.command import PROGRAMS, CommandExecutor, leaves
 from activities.executor.port import Executor, Executors
-from activities.sandbox.choose import choose_sandbox
+from activities.sandbox.choose import UnsafeLocal, choose_sandbox
 from activities.sandbox.port import Sandbox
-from activities.sandbox.unsafe import UnsafeLocal
 from tests.support.orders import Supervision, order, step
 from tests.support.sandboxes import sandbox_named
 from tightloop.errors import ExecutorError
@@ -22,7 +21,7 @@ from tightloop.executor.model import SUMMARY_CHARACTERS, ErrorKind, ExecutorOutc
 from tightloop.executor.options import OPTIONS
 from tightloop.settings import SandboxSettings, Settings
 from worker.build import surroundings
-from worker.coder import host_executors
+from worker.composition import host_executors
 
 WALLS = SandboxSettings(unsafe_local=True)
 SANDBOX = choose_sandbox(WALLS)

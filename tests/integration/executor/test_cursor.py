@@ -13,14 +13,14 @@ import pytest
 
 from activities.executor.agent.cli.cursor import CursorAdapter
 from activities.executor.agent.cli.executor import AgentExecutor
-from activities.executor.agent.home import agent_home
+from activities.executor.agent.program import agent_home
 from activities.sandbox.choose import choose_fence
 from tests.support.orders import Supervision, order
 from tightloop.errors import ExecutorError
 from tightloop.executor.limit import LimitKind
 from tightloop.executor.model import AgentMode, ErrorKind, ExecutorOutcome, ExecutorStatus, ResumeToken
 from tightloop.host.identity import host_identity
-from tightloop.safety.verdict import Verdict
+from tightloop.safety.rubric import Verdict
 from tightloop.settings import AgentSettings, SandboxSettings
 
 PROGRAM = Path(__file__).parents[2] / "data" / "agents" / "cursor_agent.py"

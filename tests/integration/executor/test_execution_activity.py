@@ -17,8 +17,8 @@ import pytest
 from temporalio.client import Client
 from temporalio.testing import ActivityEnvironment
 
-from activities.artifacts.local import open_local_store
 from activities.artifacts.port import put_model
+from activities.artifacts.stores import open_local_store
 from activities.executor.activity import ExecuteRequest, ExecutionActivities
 from activities.executor.port import Availability, Control, Executor
 from activities.executor.sqlite_outbox import open_sqlite_outbox
@@ -27,8 +27,7 @@ from activities.workspace.scope import EpisodeScope
 from tests.support.episodes import Working, eventually
 from tests.support.orders import order
 from tightloop.errors import ExecutorError, StorageFullError
-from tightloop.executor.asking import permission_question
-from tightloop.executor.crash import MOST_CLAIMS
+from tightloop.executor.asking import MOST_CLAIMS, permission_question
 from tightloop.executor.model import (
     ErrorKind,
     ExecutorChoice,

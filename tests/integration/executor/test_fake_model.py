@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from activities.model.gateway.port import Wire
+from activities.model.gateway.wire import Wire
 from tests.support.fake_model import FakeModel, Fault, say, shell, write
 from tests.support.fake_model.exchange import Tokens
 

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from activities.model.gateway.port import Wire
+from activities.model.gateway.wire import Wire
 from tests.support.fake_model import FakeModel, Fault, say, shell
 
 SHELL_SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}

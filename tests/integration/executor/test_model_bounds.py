@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 import pytest
 
-from activities.model.gateway.port import Cassette, GatewaySpec, Wire
-from activities.model.gateway.screen import LARGEST_ANSWER_BYTES
+from activities.model.gateway.provider import LARGEST_ANSWER_BYTES
+from activities.model.gateway.wire import Cassette, GatewaySpec, Wire
 from tests.support.huge_answer import asked_apart, huge_provider
 from tests.support.model_gateway_client import KEY, ask, body_of, open_gateway, provider
 

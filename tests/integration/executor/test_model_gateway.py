@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from activities.model.gateway.port import Cassette, GatewaySeen, GatewaySpec, Wire
 from activities.model.gateway.server import CALLS_AT_ONCE
+from activities.model.gateway.wire import Cassette, GatewaySeen, GatewaySpec, Wire
 from tests.support.fake_model import FakeModel, Fault, say
 from tests.support.fake_model.exchange import Tokens
 from tests.support.model_gateway_client import (
@@ -34,7 +34,7 @@ from tests.support.model_gateway_client import (
     spec_of,
 )
 from tightloop.errors import ExecutorError
-from tightloop.executor.usage import Usage
+from tightloop.executor.model import Usage
 
 
 @pytest.mark.parametrize("wire", Wire)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from activities.model.gateway.port import Cassette, Gateway, GatewaySpec, Wire
+from activities.model.gateway.wire import Cassette, Gateway, GatewaySpec, Wire
 from tests.support.agents.install import agent_program
 from tests.support.fake_model import FakeModel, Fault, say, shell
 from tests.support.model_gateway_client import KEY, STREAMS, TEXT, ask, body_of, open_gateway, provider, spec_of

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from activities.model.gateway.port import GatewaySpec, Wire
+from activities.model.gateway.wire import GatewaySpec, Wire
 from tests.support.fake_model import FakeModel, Fault, say
 from tests.support.model_gateway_client import (
     KEY,
@@ -24,7 +24,7 @@ from tests.support.model_gateway_client import (
     spec_of,
 )
 from tightloop.executor.limit import LimitKind
-from tightloop.executor.usage import Usage
+from tightloop.executor.model import Usage
 
 
 @pytest.mark.parametrize(

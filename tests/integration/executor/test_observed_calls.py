@@ -9,21 +9,19 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 
-from activities.model.client import AnswerSchema, ModelClient
-from activities.model.gateway.port import Wire
+from activities.model.client import AnswerSchema, ModelClient, ModelService
+from activities.model.gateway.wire import Wire
 from activities.model.observed import OBSERVER
-from activities.model.service import ModelService
-from gateway.access.trace import CallersTrace
+from gateway.access.site import CallersTrace
 from tests.support.fake_model import FakeModel, Fault, say
 from tests.support.fake_model.exchange import Tokens
 from tests.support.model_gateway_client import PATHS, STREAMS, TEXT, ask, body_of, open_gateway, spec_of
 from tightloop.client.tracing import WithoutContent
 from tightloop.errors import PlannerError
 from tightloop.host.log import Privacy, ScrubbingFormatter, trace_ids
-from tightloop.safety.prompt_privacy import PromptPrivacy
+from tightloop.safety.drift import PromptPrivacy
 from tightloop.value.scrub import Scrubber
-from worker.observing.genai import Calls
-from worker.observing.recording import Recording, Sample
+from worker.telemetry import Calls, Recording, Sample
 
 TOKENS = Tokens(input=1000, output=100, cached=400)
 PROVIDERS = {"responses": "openai", "chat": "openai", "messages": "anthropic", "gemini": "gcp.gemini"}

@@ -15,8 +15,7 @@ import pytest
 from activities.executor.scripted import ScriptedExecutor, try_of
 from tests.support.orders import Supervision, order
 from tightloop.errors import ExecutorError
-from tightloop.executor.model import ExecutorOutcome, ExecutorStatus, LimitHit, WorkOrder
-from tightloop.executor.usage import Usage
+from tightloop.executor.model import ExecutorOutcome, ExecutorStatus, LimitHit, Usage, WorkOrder
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -7,14 +7,13 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
-from gateway.access.session import AGAIN_MS
+from gateway.access.guard import AGAIN_MS
 from gateway.server import COOKIE_SECONDS
 from tests.support.gateway import NAMES, Gateway, fill, gateway, project_id
 from tightloop.client import TightloopClient
-from tightloop.client.sign_in.page_session import LINK, page_key, page_link
-from tightloop.client.sign_in.ui_session import ticket
-from tightloop.database.access.tokens import Tokens
-from tightloop.safety.person import Role
+from tightloop.client.sign_in import LINK, page_key, page_link, ticket
+from tightloop.database.access import Tokens
+from tightloop.safety.seal import Role
 from tightloop.settings import Settings
 
 PAGE = {"Accept": "text/html", "Sec-Fetch-Dest": "document", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Site": "none"}

@@ -13,7 +13,7 @@ from tests.support.gateway import Gateway, gateway
 from tightloop.client import TightloopClient
 from tightloop.host import state_folder
 from tightloop.ledger.model import ProjectLine, WorkflowSnapshot
-from tightloop.safety.person import Role
+from tightloop.safety.seal import Role
 from tightloop.settings import Settings
 
 GATED = """

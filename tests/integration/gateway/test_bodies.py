@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.gateway import gateway
 from tightloop.client import TightloopClient
-from tightloop.safety.person import Role
+from tightloop.safety.seal import Role
 from tightloop.settings import Settings
 
 JSON = {"Content-Type": "application/json"}

@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from gateway.access.serving import http_server, listening
-from tightloop.host.listening import BODY_SECONDS, HEAD_SECONDS
-from worker.stack.server import free_port
+from gateway.access.site import http_server, listening
+from tightloop.host.identity import BODY_SECONDS, HEAD_SECONDS
+from worker.server import free_port
 
 SEATS = 12
 Connect = Callable[[], AbstractAsyncContextManager[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]

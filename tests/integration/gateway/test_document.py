@@ -13,7 +13,7 @@ from tests.support.episodes import APPEND, Working
 from tests.support.extent import ALL, part
 from tests.support.gateway import enrol, fill, gateway
 from tightloop.client import TightloopClient
-from tightloop.safety.person import Role
+from tightloop.safety.seal import Role
 from tightloop.settings import Settings
 
 ROOT = Path(__file__).parents[3]

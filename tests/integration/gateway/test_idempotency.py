@@ -22,7 +22,7 @@ from tightloop.client import Check, EpisodeRequest, TightloopClient
 from tightloop.database.engine import Database
 from tightloop.errors import IdTakenError
 from tightloop.loop.model import LoopRequest
-from tightloop.safety.person import Role
+from tightloop.safety.seal import Role
 from tightloop.settings import Settings
 
 temporal, temporal_client = own_server, own_client

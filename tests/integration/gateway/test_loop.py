@@ -9,7 +9,7 @@ from tests.support.gateway import enrol, gateway
 from tests.support.loops import ObedientExecutor, ScriptedTaskPlanner, five_tasks, planner_of_goals
 from tightloop.client import TightloopClient
 from tightloop.host import state_folder
-from tightloop.safety.person import Role
+from tightloop.safety.seal import Role
 from tightloop.settings import Settings
 
 

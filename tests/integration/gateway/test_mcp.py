@@ -15,23 +15,23 @@ import pytest
 from mcp import Client, MCPError
 
 from gateway.mcp.__main__ import person_of
-from gateway.mcp.schema import Described
-from gateway.mcp.stream import serve_socket
+from gateway.mcp.report import serve_socket
+from gateway.mcp.server import Described
 from gateway.mcp.tools import TOOLS
 from tests.support.episodes import Working, eventually
 from tests.support.gateway import NAMES, Gateway, fill, gateway, project_id, secret_of
 from tests.support.mcp import SERVE, call, environment, over_http, over_socket, over_stdio, refused, socket_of
 from tests.support.stack.stack import ROOT
-from tightloop.cli.mcp.bridge import bridge
+from tightloop.cli.mcp.commands import bridge
 from tightloop.client import Check, EpisodeRequest, ExecutorChoice, PlanRequest, TightloopClient
-from tightloop.database.access.tokens import Tokens
-from tightloop.database.opening import open_ledger
+from tightloop.database.access import Tokens
+from tightloop.database.ledger import open_ledger
 from tightloop.errors import ServiceUnavailableError, SettingsError
-from tightloop.executor.messages.message import PlanRequestMessage, render_plan_request
-from tightloop.executor.messages.reflection import Alignment, Reflection
+from tightloop.executor.message import PlanRequestMessage, render_plan_request
+from tightloop.executor.template import Alignment, Reflection
 from tightloop.host import state_folder
 from tightloop.question import QuestionKind
-from tightloop.safety.person import Person, Role
+from tightloop.safety.seal import Person, Role
 from tightloop.settings import Settings
 
 PLAN = "title: One step\nsteps:\n- {id: build, shell: {run: 'true'}, access: none}\n"

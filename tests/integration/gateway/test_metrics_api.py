@@ -6,7 +6,7 @@ from tests.support.gateway import fill, gateway, project_id
 from tests.support.seeded_ledger import RELAY, fill_week
 from tightloop.client import TightloopClient
 from tightloop.ledger.metrics import MEANINGS
-from tightloop.safety.person import Role
+from tightloop.safety.seal import Role
 from tightloop.settings import Settings
 
 

@@ -16,7 +16,7 @@ from tightloop.database.ledger import Ledger
 from tightloop.episode.model import Queues
 from tightloop.errors import ProjectNotFoundError
 from tightloop.ledger.model import ProjectLine
-from tightloop.safety.person import Person, Role
+from tightloop.safety.seal import Person, Role
 from tightloop.settings import Settings
 
 ORDERS = "/workspaces/orders"

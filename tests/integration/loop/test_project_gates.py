@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from temporalio.testing import ActivityEnvironment
 
-from activities.artifacts.local import open_local_store
+from activities.artifacts.stores import open_local_store
 from activities.checks.runner import ProcessCheckRunner
-from activities.loop.gates.activity import FindGatesRequest, GateActivities, LeaveProjectRequest, RunGateRequest
+from activities.loop.gates import FindGatesRequest, GateActivities, LeaveProjectRequest, RunGateRequest
 from activities.workspace.git import GitWorkspaces
 from tests.support.git_sample import git, make_repository, scope_of, write
 from tests.support.sandboxes import sandbox_named

@@ -9,18 +9,17 @@ from typing import Any
 import pytest
 from temporalio.testing import ActivityEnvironment
 
-from activities.artifacts.local import open_local_store
 from activities.artifacts.port import put_text
-from activities.loop.tasks.activity import PlannedTasks, PlanTasksRequest, TaskActivities
-from activities.loop.tasks.choose import task_planners
-from activities.loop.tasks.openai import PROMPTS, _Task, _Tasks
-from activities.model.service import ModelService
+from activities.artifacts.stores import open_local_store
+from activities.loop.decomposers import PROMPTS, _Task, _Tasks, task_planners
+from activities.loop.tasks import PlannedTasks, PlanTasksRequest, TaskActivities
+from activities.model.client import ModelService
 from tests.support.git_sample import make_repository, scope_of
 from tests.support.model_server import ModelServer, Reply, fails, hangs, says
 from tightloop.episode.check import Check
 from tightloop.errors import PlannerError, PlannerUnavailableError
 from tightloop.loop.model import TASKS_LIMIT, CheckState, Packet
-from tightloop.safety.prompt_privacy import PromptPrivacy
+from tightloop.safety.drift import PromptPrivacy
 
 TESTS, LINT = Check(run="pytest -q"), Check(run="ruff check .")
 PACKET = Packet(

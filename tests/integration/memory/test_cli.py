@@ -10,12 +10,11 @@ from typer.testing import CliRunner
 
 from tests.support.memory.rows import START, learn, pattern
 from tightloop.cli.main import app
-from tightloop.database.memory.opening import open_memory
-from tightloop.database.memory.store import MemoryStore
+from tightloop.database.memory.store import MemoryStore, open_memory
 from tightloop.episode.failure import signature
 from tightloop.host import state_folder
-from tightloop.memory.embedding import HashingEmbedder
 from tightloop.memory.model import Fact
+from tightloop.memory.ranking import HashingEmbedder
 from tightloop.settings import Settings
 
 FAILURE = "KeyError: 'customer_id'"

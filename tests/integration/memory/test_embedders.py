@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from activities.memory.choose import choose_embedder
+from activities.memory.embedders import OpenAIEmbedder, choose_embedder
 from activities.memory.local import LocalEmbedder
-from activities.memory.openai import OpenAIEmbedder
-from activities.model.service import ModelService
+from activities.model.client import ModelService
 from tests.support.memory.embedding_server import EmbeddingServer
 from tests.support.memory.minilm import minilm_folder
 from tests.support.memory.rows import learn, pattern
@@ -18,9 +17,8 @@ from tightloop.database.engine import sqlite_database
 from tightloop.database.memory.schema import MEMORY
 from tightloop.database.memory.store import MemoryStore
 from tightloop.errors import ServiceUnavailableError, SettingsError
-from tightloop.memory.embedding import HashingEmbedder
-from tightloop.memory.hashing import hashed
 from tightloop.memory.model import Query
+from tightloop.memory.ranking import HashingEmbedder, hashed
 from tightloop.settings import MemorySettings
 
 ALIKE = "KeyError: the name of the order is missing"

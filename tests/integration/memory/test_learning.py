@@ -6,22 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from activities.memory.spared import SparedMemories, SparedMemory
-from activities.memory.telling import ToldMemory
+from activities.memory.port import SparedMemories, SparedMemory, ToldMemory
 from activities.tracking.learning import Earlier, Lesson, Moment, teach
-from activities.workspace.trail import TreeDiff
+from activities.workspace.scope import TreeDiff
 from tightloop.database.engine import sqlite_database
 from tightloop.database.memory.schema import MEMORY
 from tightloop.database.memory.store import MemoryStore
 from tightloop.episode.check import Check, CheckReport, judge
-from tightloop.episode.planning import PlanRecord
-from tightloop.episode.remembering import Followed, failure_signature
+from tightloop.episode.planning import Followed, PlanRecord, failure_signature
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError
-from tightloop.executor.messages.message import PlanMessage, PlannedStep
-from tightloop.memory.embedding import HashingEmbedder
+from tightloop.executor.message import PlanMessage, PlannedStep
 from tightloop.memory.model import Kind, Query
-from tightloop.safety.rubric import Finding, Topic
-from tightloop.safety.verdict import Verdict
+from tightloop.memory.ranking import HashingEmbedder
+from tightloop.safety.rubric import Finding, Topic, Verdict
 from tightloop.settings import MemorySettings
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

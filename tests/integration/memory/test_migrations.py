@@ -9,14 +9,13 @@ from sqlalchemy import Connection, text
 
 from tests.support.memory.rows import failure, learn, pattern
 from tests.support.postgres import new_database
-from tightloop.database.engine import Database, postgres_database, sqlite_database
+from tightloop.database.engine import Database, Migrations, postgres_database, sqlite_database
 from tightloop.database.ledger import Ledger
 from tightloop.database.memory.schema import INDEXED, MEMORY, TABLES
 from tightloop.database.memory.store import MemoryStore
-from tightloop.database.upgrading import Migrations
 from tightloop.errors import ServiceUnavailableError, WorkspaceError
-from tightloop.memory.embedding import HashingEmbedder
 from tightloop.memory.model import Query
+from tightloop.memory.ranking import HashingEmbedder
 from tightloop.settings import MemorySettings
 
 FIRST = "v0001_memory"

@@ -10,8 +10,8 @@ from tightloop.database.engine import Database
 from tightloop.database.memory.store import MemoryStore
 from tightloop.episode.failure import signature
 from tightloop.errors import InvalidRequestError
-from tightloop.memory.embedding import HashingEmbedder
 from tightloop.memory.model import Fact, Kind, Match, Query
+from tightloop.memory.ranking import HashingEmbedder
 from tightloop.settings import MemorySettings
 
 IMPORT = "E   ImportError: cannot import name 'sum_of' from 'orders.total'"

@@ -12,7 +12,7 @@ from tests.support.ui_server import serving
 from tightloop.client import TightloopClient
 from tightloop.database.ledger import Ledger
 from tightloop.settings import Settings, parse_settings
-from worker.stack.server import free_port
+from worker.server import free_port
 
 
 @pytest.fixture(scope="module")

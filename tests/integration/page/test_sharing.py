@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from gateway.web.sharing import KEPT_SECONDS, Sharing
+from gateway.web.pages import KEPT_SECONDS, Sharing
 from tests.support.seeded_ledger import ORDERS
 from tightloop.database.engine import sqlite_database
 from tightloop.database.ledger import Ledger

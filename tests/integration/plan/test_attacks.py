@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from activities.plan.runners.web.http import HttpRunner
+from activities.plan.runners.http import HttpRunner
 from tests.support.fake_site import FakeSite, html
 from tests.support.git_sample import make_repository, on_disk
 from tests.support.plan.stage import Stage, activities_for
 from tightloop.errors import PlanError
+from tightloop.plan.child import StepResult, StepStatus
 from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import Capability
-from tightloop.plan.result import StepResult, StepStatus
-from tightloop.plan.rules.caution import confined
+from tightloop.plan.guard import confined
 from tightloop.question import Answer
 from tightloop.settings import PlanSettings
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from temporalio.client import Client
 
 from activities.plan.port import RunnerResult, Work
-from activities.plan.records.file_records import open_file_records
+from activities.plan.records import open_file_records
 from tests.support.episodes import Working
 from tightloop.client import TightloopClient
-from tightloop.executor.usage import Usage
+from tightloop.executor.model import Usage
 from tightloop.plan.document.step import Capability
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.settings import Settings

@@ -9,7 +9,7 @@ import pytest
 from temporalio.client import Client
 
 from activities.checks.runner import ProcessCheckRunner
-from activities.plan.children.step_children import StepChildren
+from activities.plan.children import StepChildren
 from activities.plan.requests import OpenPlanRequest, PlanScope, RunStepRequest, SettleRequest, StepRun
 from activities.sandbox.choose import choose_sandbox
 from activities.workspace.git import GitWorkspaces
@@ -18,9 +18,8 @@ from tests.support.git_sample import make_repository
 from tests.support.plan.stage import SANDBOX, Stage, activities_for, stage
 from tightloop.client import TightloopClient
 from tightloop.host import state_folder
-from tightloop.plan.child import child_id
+from tightloop.plan.child import StepResult, StepStatus, child_id
 from tightloop.plan.request import PlanOutcome, PlanRequest
-from tightloop.plan.result import StepResult, StepStatus
 from tightloop.settings import Settings
 
 BOUND_S = 60.0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from activities.checks.runner import ProcessCheckRunner
-from activities.plan.children.step_children import StepChildren
+from activities.plan.children import StepChildren
 from activities.plan.requests import (
     ClosePlanRequest,
     OpenPlanRequest,
@@ -21,15 +21,14 @@ from activities.workspace.git import GitWorkspaces
 from tests.support.git_sample import git, make_repository, on_disk, write
 from tests.support.plan.stage import SANDBOX, Stage, activities_for, stage
 from tightloop.episode.budget import Budget
-from tightloop.episode.input import EpisodeInput
-from tightloop.episode.progress.presets import Preset
+from tightloop.episode.control import EpisodeInput
+from tightloop.episode.progress.classification import Preset
 from tightloop.executor.model import ExecutorChoice, OnCrash
 from tightloop.host import state_folder
-from tightloop.plan.child import child_id
+from tightloop.plan.child import Belief, StepResult, StepStatus, child_id
 from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.request import PlanOutcome, PlanRequest
-from tightloop.plan.result import Belief, StepResult, StepStatus
 from tightloop.plan.text.reading import read_plan
 from tightloop.safety.drift import DriftError
 from tightloop.settings import Settings

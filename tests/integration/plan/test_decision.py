@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from activities.model.service import ModelService
+from activities.model.client import ModelService
 from activities.plan.port import RunnerResult
 from activities.plan.runners.decision import DecisionRunner
-from activities.plan.runners.model.question import PlanModel
+from activities.plan.runners.model import PlanModel
 from tests.support.model_server import ModelServer, fails, says
 from tests.support.plan.work import work_for
+from tightloop.plan.child import Belief
 from tightloop.plan.document.failing import FailureClass
-from tightloop.plan.result import Belief
 from tightloop.question import Answer
-from tightloop.safety.prompt_privacy import PromptPrivacy
+from tightloop.safety.drift import PromptPrivacy
 
 RULES = [
     {"when": "${test.exit_code} == 0", "to": ["ship"], "note": "green"},

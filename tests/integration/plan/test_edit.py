@@ -8,7 +8,7 @@ import pytest
 from tests.support.git_sample import git, make_repository, on_disk
 from tests.support.plan.stage import Stage, stage
 from tightloop.errors import PlanError
-from tightloop.plan.result import StepStatus
+from tightloop.plan.child import StepStatus
 
 BINARY = bytes(range(256))
 

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from activities.plan.port import RunnerResult
-from activities.plan.runners.web.cache import CachedDocument, WebCache
-from activities.plan.runners.web.document import readable
-from activities.plan.runners.web.fetch import FetchRunner
+from activities.plan.runners.fetch import CachedDocument, FetchRunner, WebCache, readable
 from tests.support.fake_site import FakeSite, Page, html, redirect
 from tests.support.plan.work import work_for
 from tightloop.host import state_folder

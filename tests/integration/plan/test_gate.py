@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from activities.artifacts.local import open_local_store
+from activities.artifacts.stores import open_local_store
 from activities.checks.runner import ProcessCheckRunner
 from activities.plan.port import RunnerResult
-from activities.plan.records.file_records import open_file_records
-from activities.plan.runners.gate.runner import GateRunner
+from activities.plan.records import open_file_records
+from activities.plan.runners.gate import GateRunner
 from activities.sandbox.choose import choose_sandbox
-from activities.tracking.git_differ import GitDiffer
+from activities.tracking.differ import GitDiffer
 from activities.workspace.git import GitWorkspaces
 from tests.support.git_sample import scope_of
 from tests.support.plan.work import work_for
+from tightloop.plan.child import StepRecord, StepResult, StepStatus
 from tightloop.plan.document.failing import FailureClass
-from tightloop.plan.engine.approval import tally
-from tightloop.plan.result import StepRecord, StepResult, StepStatus
+from tightloop.plan.engine.state import tally
 from tightloop.question import Answer
 from tightloop.settings import SandboxSettings
 

@@ -8,7 +8,7 @@ import pytest
 from tests.support.git_sample import git, make_repository, stored, write
 from tests.support.plan.stage import PLAN_ID, stage
 from tightloop.host import state_folder
-from tightloop.plan.result import StepStatus
+from tightloop.plan.child import StepStatus
 
 
 @pytest.fixture

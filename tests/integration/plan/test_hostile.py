@@ -13,8 +13,8 @@ from tests.support.fake_site import FakeSite, Page, html
 from tests.support.git_sample import make_repository, write
 from tests.support.plan.stage import PLAN_ID, Stage, stage
 from tightloop.host import state_folder
+from tightloop.plan.child import StepStatus
 from tightloop.plan.request import PlanOutcome
-from tightloop.plan.result import StepStatus
 from tightloop.plan.stored import PlanArchive
 from tightloop.question import Answer
 

@@ -12,18 +12,18 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from activities.artifacts.local import open_local_store
+from activities.artifacts.stores import open_local_store
 from activities.plan.attempts.outputs import collect_outputs
 from activities.plan.port import RunnerResult
-from activities.plan.runners.web.http import HttpRunner
-from activities.sandbox.door.addresses import Resolve, system_addresses
+from activities.plan.runners.http import HttpRunner
+from activities.sandbox.door import Resolve, system_addresses
 from tests.support.fake_site import FakeSite, Page, html, redirect
 from tests.support.plan.work import work_for
 from tests.support.stored import content_of
 from tightloop.host import state_folder
+from tightloop.plan.commands import judge_url
 from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.document.step import Step
-from tightloop.plan.rules.network import judge_url
 
 SECRET = "tok-4711-very-secret"
 

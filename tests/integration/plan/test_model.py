@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 
-from activities.artifacts.local import open_local_store
-from activities.model.service import ModelService
+from activities.artifacts.stores import open_local_store
+from activities.model.client import ModelService
 from activities.plan.port import RunnerResult
-from activities.plan.runners.model.question import PlanModel
-from activities.plan.runners.model.runner import ModelRunner
-from activities.plan.runners.model.schema import problems_with, schema_problem, strict
+from activities.plan.runners.model import ModelRunner, PlanModel, problems_with, schema_problem, strict
 from tests.support.model_server import ModelServer, fails, hangs, rate_limited, says
 from tests.support.plan.work import work_for
 from tightloop.plan.document.failing import FailureClass
-from tightloop.safety.prompt_privacy import PromptPrivacy
+from tightloop.safety.drift import PromptPrivacy
 
 CLAIMS = {
     "type": "object",

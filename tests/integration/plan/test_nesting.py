@@ -12,9 +12,9 @@ from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 from temporalio.client import Client
 
-from activities.model.service import ModelService
-from activities.plan.opening.plan_writer import ModelPlanWriter, PlannerOptions
-from activities.plan.records.file_records import open_file_records
+from activities.model.client import ModelService
+from activities.plan.plan_writer import ModelPlanWriter, PlannerOptions
+from activities.plan.records import open_file_records
 from tests.support.episodes import Working, eventually
 from tests.support.git_sample import git, on_disk
 from tests.support.model_server import ModelServer, says

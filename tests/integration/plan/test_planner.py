@@ -7,22 +7,20 @@ from typing import Any
 
 import pytest
 
-from activities.model.service import ModelService
-from activities.plan.opening.plan_writer import ModelPlanWriter, PlannerOptions
+from activities.model.client import ModelService
+from activities.plan.plan_writer import ModelPlanWriter, PlannerOptions
 from activities.plan.requests import OpenedPlan, OpenPlanRequest, PlanScope, RevisedPlan, RevisePlanRequest
 from tests.support.git_sample import make_repository
 from tests.support.model_server import ModelServer, Reply, fails, says
 from tests.support.plan.stage import PLAN_ID, Stage, activities_for, stage
 from tightloop.errors import InvalidRequestError, PlannerUnavailableError
-from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.policy import Policy
+from tightloop.plan.document.plan import Plan, Policy
+from tightloop.plan.guard import UNREVIEWED, Acts, judge
 from tightloop.plan.request import PlanRequest
-from tightloop.plan.rules.caution import UNREVIEWED
-from tightloop.plan.rules.guard import Acts, judge
 from tightloop.plan.stored import StoredPlan
 from tightloop.plan.text.writing import write_plan
-from tightloop.safety.prompt_privacy import PromptPrivacy
-from tightloop.safety.verdict import Verdict
+from tightloop.safety.drift import PromptPrivacy
+from tightloop.safety.rubric import Verdict
 from tightloop.settings import PlanSettings
 
 GOOD = """

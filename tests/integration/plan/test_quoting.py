@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from activities.plan.quoting import VALUE_BYTES, shell_command
+from activities.plan.files import VALUE_BYTES, shell_command
 from tightloop.errors import InvalidRequestError
 
 NASTY = st.text(st.sampled_from("a '\"\\$`(){}[]*?~!#&|;<>\n\té"), max_size=30)

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from activities.plan.records.file_records import FileRecords, record_digest
+from activities.plan.records import FileRecords, record_digest
 from activities.plan.requests import RevisePlanRequest, VerifyPlanRequest
 from tests.support.git_sample import make_repository, write
 from tests.support.plan.stage import PLAN_ID, stage
 from tightloop.episode.check import CheckReport
 from tightloop.errors import ArtifactCorruptError, WorkspaceBusyError
 from tightloop.host import state_folder
+from tightloop.plan.child import StepRecord, StepResult, StepStatus
 from tightloop.plan.request import PlanOutcome
-from tightloop.plan.result import StepRecord, StepResult, StepStatus
 from tightloop.plan.stored import PlanArchive, StoredPlan, file_name
 from tightloop.question import Answer
 

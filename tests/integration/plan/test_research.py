@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from activities.model.service import ModelService
+from activities.model.client import ModelService
 from tests.support.fake_site import FakeSite, Page, html
 from tests.support.model_server import ModelServer, says
 from tests.support.plan.stage import Stage, activities_for
 from tests.support.stored import content_of
 from tightloop.host import state_folder
+from tightloop.plan.child import StepStatus
 from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.document.plan import Plan
-from tightloop.plan.engine.hypothesis import initial_beliefs, update_beliefs
-from tightloop.plan.result import StepStatus
+from tightloop.plan.engine.state import initial_beliefs, update_beliefs
 from tightloop.question import Answer
-from tightloop.safety.prompt_privacy import PromptPrivacy
-from worker.plan import model_runners
+from tightloop.safety.drift import PromptPrivacy
+from worker.composition import model_runners
 
 KEY_VARIABLE = "PLAN_TEST_KEY"
 KEY = "plan-test-key-5150"

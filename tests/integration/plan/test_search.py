@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from activities.plan.runners.fetch import FetchRunner
 from activities.plan.runners.search import SearchRunner
-from activities.plan.runners.web.fetch import FetchRunner
 from tests.support.fake_site import FakeSite, html
 from tests.support.plan.work import work_for
 

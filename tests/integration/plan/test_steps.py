@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from temporalio.testing import ActivityEnvironment
 
-from activities.plan.attempts.contract import make_failure
+from activities.plan.attempts.runner import make_failure
 from activities.plan.port import RunnerResult, Work
 from activities.plan.requests import (
     ClosePlanRequest,
@@ -24,9 +24,9 @@ from tests.support.git_sample import make_repository, on_disk, write
 from tests.support.plan.stage import PLAN_ID, SANDBOX, Stage, activities_for, stage
 from tightloop.errors import InvalidRequestError, PlanError, WorkspaceBusyError
 from tightloop.host import state_folder
+from tightloop.plan.child import StepStatus
 from tightloop.plan.document.failing import FailureClass, Recovery
 from tightloop.plan.request import PlanOutcome, PlanRequest
-from tightloop.plan.result import StepStatus
 from tightloop.plan.stored import StoredPlan
 from tightloop.question import Answer
 from tightloop.safety.drift import DriftError

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from activities.plan.attempts.git_trees import GitTrees
+from activities.plan.attempts.trees import GitTrees
 from activities.workspace.folders import store_folder_of
 from activities.workspace.git import GitWorkspaces
 from tests.support.git_sample import make_repository, on_disk, scope_of
 from tests.support.plan.stage import stage
-from tightloop.plan.result import StepStatus
+from tightloop.plan.child import StepStatus
 
 NAMES = ["a", "b.txt", "sub/a", "sub/deep/c", "sub/deep", "ü ñ", "z\nline"]
 CONTENTS = [b"", b"one\n", b"one\ntwo\nthree\n", b"no end", b"crlf\r\nlines\r\n", bytes(range(256)), b"\xff\xfe"]

@@ -9,19 +9,15 @@ from typing import Any
 
 import pytest
 
-from activities.model.prompt import SMALLEST_CONTEXT, Prompts
-from activities.model.service import ModelService
-from activities.planner.choose import planners
-from activities.planner.heuristic import HeuristicPlanner
-from activities.planner.openai import PROMPTS, OpenAIPlanner, _Plan
-from activities.planner.ruff import ProjectRuff
-from activities.sandbox.unsafe import UnsafeLocal
+from activities.model.client import SMALLEST_CONTEXT, ModelService, Prompts
+from activities.planner.planners import PROMPTS, HeuristicPlanner, OpenAIPlanner, ProjectRuff, _Plan, planners
+from activities.sandbox.choose import UnsafeLocal
 from tests.support.model_server import ModelServer, Reply, fails, hangs, out_of_quota, rate_limited, raw, says
 from tightloop.episode.check import CheckReport, CheckResult, CheckStatus
 from tightloop.episode.planning import Briefing, PlannerAnswer, PlanVerdict
-from tightloop.episode.progress.history import history_line
+from tightloop.episode.progress.course import history_line
 from tightloop.errors import PlannerError, PlannerUnavailableError
-from tightloop.executor.messages.message import PlanRequestMessage, Reflection
+from tightloop.executor.message import PlanRequestMessage, Reflection
 from tightloop.settings import SandboxSettings
 
 RUFF = ProjectRuff(UnsafeLocal(), SandboxSettings())

@@ -7,20 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from activities.artifacts.local import open_local_store
 from activities.artifacts.port import put_model
-from activities.remote.copies import FRESH_S, Copies
-from activities.remote.port import Stored
-from activities.remote.s3 import S3Bucket, probe
-from activities.remote.sealed import SealedBucket
+from activities.artifacts.stores import open_local_store
+from activities.remote.copies import FRESH_S, Copies, Stored
+from activities.remote.s3 import S3Bucket, SealedBucket, probe
 from activities.workspace.git import GitWorkspaces
 from activities.workspace.scope import EpisodeScope
-from activities.workspace.store.transfer import PackedTrees
+from activities.workspace.store.writer import PackedTrees
 from tests.support.bucket import careless_server, s3_server
 from tightloop.client.keys import KeyRing
 from tightloop.client.sealing import Keys
-from tightloop.episode.checkpoint import CheckpointRecord, checkpoint_id
-from tightloop.episode.copies import CopiesHead
+from tightloop.episode.checkpoint import CheckpointRecord, CopiesHead, checkpoint_id
 from tightloop.episode.model import CheckpointFile, EpisodeState
 from tightloop.errors import (
     ArtifactCorruptError,

@@ -4,18 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from activities.artifacts.local import LocalArtifactStore
 from activities.artifacts.port import get_model
-from activities.model.service import ModelService
-from activities.safety.choose import judges
-from activities.safety.gate import Gate, Weighed
-from activities.safety.openai import OpenAIJudge
-from activities.safety.port import AlignmentRecord, JudgeBriefing
+from activities.artifacts.stores import LocalArtifactStore
+from activities.model.client import ModelService
+from activities.safety.gate import AlignmentRecord, Gate, JudgeBriefing, Weighed
+from activities.safety.openai import OpenAIJudge, judges
 from tests.data.alignment import KEYS
 from tests.support.model_server import ModelServer, Reply, fails, hangs, raw, says
-from tightloop.safety.prompt_privacy import PromptPrivacy
-from tightloop.safety.rubric import Finding, Topic, Violation, make_finding
-from tightloop.safety.verdict import Verdict
+from tightloop.safety.drift import PromptPrivacy
+from tightloop.safety.rubric import Finding, Topic, Verdict, Violation, make_finding
 
 
 def finding(text: str, verdict: Verdict = Verdict.ASK) -> Finding:

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from activities.safety.code import CodeScanner, answered, question_of
-from activities.safety.project import changed_files, project_facts
+from activities.safety.code import CodeScanner, answered, changed_files, project_facts, question_of
 from tests.data.code import Snippet, snippets
 from tests.support.sandboxes import Box, box, open_folder
 from tightloop.executor.model import Grant
 from tightloop.safety.code.model import CodeFile, ProjectFacts
 from tightloop.safety.code.rules import default_rules
-from tightloop.safety.verdict import Verdict
+from tightloop.safety.rubric import Verdict
 
 SECRET = "a-secret-of-the-operator"
 ANYWHERE = {"OUT": "/home/somebody/out", "SECRET": "/home/somebody/secret", "PORT": "9"}

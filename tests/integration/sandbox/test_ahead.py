@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from activities.process.start import Shim
-from activities.sandbox.ahead import AHEAD
+from activities.sandbox.bounds import AHEAD
 from activities.sandbox.bubblewrap import BubblewrapSandbox
 from activities.sandbox.control_group import ControlGroup, find_hierarchy
 from activities.sandbox.port import SandboxResult, SandboxSpec

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from activities.checks.port import CheckRunner, CommandResult
+from activities.checks.activity import CheckRunner, CommandResult
 from activities.checks.runner import ProcessCheckRunner
-from activities.sandbox.choose import choose_sandbox
+from activities.sandbox.choose import UnsafeLocal, choose_sandbox
 from activities.sandbox.port import Sandbox, SandboxUnavailableError
-from activities.sandbox.unsafe import UnsafeLocal
 from tests.support.sandboxes import sandbox_named
 from tightloop.episode.check import Check, CheckStatus, judge
 from tightloop.errors import SettingsError

@@ -15,7 +15,7 @@ import pytest
 
 from activities.process import run_process
 from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox
-from activities.sandbox.door.server import loopback, open_door
+from activities.sandbox.door import loopback, open_door
 from activities.sandbox.port import SandboxSpec
 from tests.support.fenced import NOBODY, fenced
 from tests.support.processes import request_for

@@ -13,7 +13,7 @@ import pytest
 from activities.checks.runner import ProcessCheckRunner
 from activities.executor.agent.cli.executor import AgentExecutor
 from activities.process import Growth, ProcessResult, Reason, run_process
-from activities.process.growth import GrowthWatch
+from activities.process.output import GrowthWatch
 from activities.sandbox.bubblewrap import BubblewrapSandbox
 from tests.support.agents.sample import SampleAdapter
 from tests.support.orders import Supervision, order

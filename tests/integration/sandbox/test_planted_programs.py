@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from activities.process import ProcessRequest, ProcessResult, run_process
-from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox
+from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox, filter_of
 from activities.sandbox.port import SandboxResult, SandboxSpec, SandboxUnavailableError
-from activities.sandbox.seccomp import filter_of
 from tests.support.fenced import NOBODY, fenced
 from tests.support.planted import NAMES, plant, planting_script, ran
 from tests.support.processes import request_for

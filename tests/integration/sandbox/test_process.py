@@ -14,7 +14,7 @@ import pytest
 
 from activities.process import ProcessResult, Reason, run_process, search_path
 from activities.process.output import BoundedOutput
-from activities.process.tree import MARK
+from activities.process.start import MARK
 from tests.support.processes import request_for
 
 LONG_S = 25.0

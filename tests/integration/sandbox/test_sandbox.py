@@ -22,14 +22,14 @@ from activities.sandbox import control_group, docker, visible
 from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox
 from activities.sandbox.choose import choose_fence, choose_sandbox, examine_sandboxes
 from activities.sandbox.docker import DockerSandbox
-from activities.sandbox.door.server import open_loopback_door
-from activities.sandbox.owner import this_host
+from activities.sandbox.door import open_loopback_door
 from activities.sandbox.port import (
     MEBIBYTE,
     Enforcement,
     Limit,
     SandboxSpec,
     SandboxUnavailableError,
+    this_host,
 )
 from activities.sandbox.seatbelt import SeatbeltFence, profile
 from activities.sandbox.visible import Access

@@ -12,7 +12,7 @@ import pytest
 from temporalio.exceptions import CancelledError
 
 from activities.sandbox.bubblewrap import BubblewrapSandbox
-from activities.sandbox.unsafe import UnsafeLocal
+from activities.sandbox.choose import UnsafeLocal
 from tests.support.gating import Judged, changed, make_lean_environment
 from tests.support.git_sample import on_disk, user_state
 

@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 from temporalio.testing import ActivityEnvironment
 
-from activities.artifacts.local import open_local_store
 from activities.artifacts.port import put_model
+from activities.artifacts.stores import open_local_store
 from activities.tracking.activity import TrackingActivities, TrackRequest
-from activities.tracking.git_differ import GitDiffer
+from activities.tracking.differ import GitDiffer
 from activities.workspace.git import GitWorkspaces
 from activities.workspace.scope import EpisodeScope
-from tightloop.database.opening import open_project
+from tightloop.database.ledger import open_project
 from tightloop.episode.check import Check, CheckReport, FailedCheck, Verification, judge, newly_failing, progress
-from tightloop.episode.loop.questions import make_question
-from tightloop.episode.loop.state_changes import begin_iteration, with_tracking, with_wait_ended
+from tightloop.episode.decisions import make_question
 from tightloop.episode.model import EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanRecord, PlanVerdict, ReflectCause, ReflectionRecord
 from tightloop.episode.progress.tracking import ProbabilityClass, ReasonKind, Tracking
-from tightloop.executor.messages.message import PlanMessage, PlannedStep, Reflection
+from tightloop.episode.state_changes import begin_iteration, with_tracking, with_wait_ended
+from tightloop.executor.message import PlanMessage, PlannedStep, Reflection
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
 from tightloop.question import QuestionKind
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from activities.tracking.git_differ import BYTES_PER_LINE, PATCH_LIMIT_BYTES, GitDiffer
+from activities.tracking.differ import BYTES_PER_LINE, PATCH_LIMIT_BYTES, GitDiffer
 from activities.workspace.folders import store_folder_of
 from activities.workspace.git import GitWorkspaces
-from activities.workspace.trail import FileChange
+from activities.workspace.scope import FileChange
 from activities.workspace.working_tree import GitWorkingTree
 from tests.support.git_sample import git, make_repository, on_disk, scope_of, write
 
@@ -171,7 +171,7 @@ def test_lines_of_a_tree_are_counted(tree: GitWorkingTree) -> None:
 
 
 def test_lines_are_estimated_when_there_is_no_time(tree: GitWorkingTree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("activities.tracking.git_differ.ESTIMATE_BOUND", timedelta(seconds=30))
+    monkeypatch.setattr("activities.tracking.differ.ESTIMATE_BOUND", timedelta(seconds=30))
     size = len(TEXT) + len("1\n2\n3\n") + len("b\n")
     assert HASTY.lines(store_folder_of(scope_of(tree.root)), tree.snapshot()) in (size // BYTES_PER_LINE, 3 + 1 + 400)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from activities.tracking.git_differ import GitDiffer
+from activities.tracking.differ import GitDiffer
 from tests.support.git_sample import git, make_repository, write
 from tests.support.tree_patch import apply_patch
 from tightloop.errors import ArtifactCorruptError, InvalidRequestError

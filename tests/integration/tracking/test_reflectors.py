@@ -7,26 +7,29 @@ from pathlib import Path
 import pytest
 from temporalio.testing import ActivityEnvironment
 
-from activities.artifacts.local import LocalArtifactStore
 from activities.artifacts.port import get_model, put_model
-from activities.model.prompt import SMALLEST_CONTEXT
-from activities.model.service import ModelService
+from activities.artifacts.stores import LocalArtifactStore
+from activities.model.client import SMALLEST_CONTEXT, ModelService
 from activities.planner.activity import NextPlanRequest, PlanningActivities
 from activities.planner.reflection.activity import ReflectionActivities, ReflectRequest
-from activities.planner.reflection.choose import reflectors
-from activities.planner.reflection.openai import PROMPTS, OpenAIReflector
-from activities.planner.reflection.rules import RuleReflector, rule_reflection
+from activities.planner.reflection.reflectors import (
+    PROMPTS,
+    OpenAIReflector,
+    RuleReflector,
+    reflectors,
+    rule_reflection,
+)
 from activities.workspace.scope import EpisodeScope
 from tests.data.reflections.corpus import cases
 from tests.support.doubles import ScriptedPlanner
 from tests.support.extent import some
 from tests.support.model_server import ModelServer, Reply, fails, hangs, out_of_quota, rate_limited, raw, says
 from tightloop.episode.check import Check, CheckReport, judge
-from tightloop.episode.messages.plan_change import make_delta
+from tightloop.episode.messages import make_delta
 from tightloop.episode.model import CheckpointFile, EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanRecord, ReflectCause, ReflectionBriefing, ReflectionRecord
-from tightloop.executor.messages.message import PlanMessage, PlannedStep, PlanRequestMessage, Reflection, render_plan
-from tightloop.safety.prompt_privacy import PromptPrivacy
+from tightloop.executor.message import PlanMessage, PlannedStep, PlanRequestMessage, Reflection, render_plan
+from tightloop.safety.drift import PromptPrivacy
 from tightloop.value.artifact import ArtifactRef
 
 OUTPUT = "E   assert 1 == 2\nFAILED tests/test_a.py::test_a\n1 failed in 0.1s"

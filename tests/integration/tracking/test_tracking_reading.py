@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from activities.tracking.reading import read_diff
-from activities.workspace.trail import FileChange, TreeDiff
+from activities.tracking.activity import read_diff
+from activities.workspace.scope import FileChange, TreeDiff
 from tests.integration.tracking.test_course import Episode, plan
-from tightloop.database.opening import open_project
-from tightloop.safety.verdict import Verdict
+from tightloop.database.ledger import open_project
+from tightloop.safety.rubric import Verdict
 
 LARGE = "".join(f"a line of text, number {number}\n" for number in range(90_000))
 """Of 2.6 MB: more than a patch may have."""

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.artifacts.local import LocalArtifactStore, open_local_store
-from activities.artifacts.sqlite import close_idle
+from activities.artifacts.stores import LocalArtifactStore, close_idle, open_local_store
 from tightloop.errors import ArtifactCorruptError, ArtifactMissingError, StorageFullError
 from tightloop.host import state_folder
 from tightloop.value.artifact import PACKED, ArtifactRef, pack, reference
@@ -106,7 +105,7 @@ def test_a_writer_that_is_killed_leaves_all_that_it_was_told_is_stored(tmp_path:
     script = """
 import os, sys
 from pathlib import Path
-from activities.artifacts.local import LocalArtifactStore
+from activities.artifacts.stores import LocalArtifactStore
 store = LocalArtifactStore(Path(sys.argv[1]))
 for number in range(1_000_000):
     content = b"%d" % number * (20_000 if number % 9 == 0 else 10)
@@ -199,7 +198,7 @@ def test_limit_on_file_sizes_is_reported_and_nothing_partial_is_left(tmp_path: P
     script = """
 import resource, signal, sys
 from pathlib import Path
-from activities.artifacts.local import LocalArtifactStore
+from activities.artifacts.stores import LocalArtifactStore
 from tightloop.errors import StorageFullError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))

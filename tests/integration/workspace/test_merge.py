@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from activities.workspace.store.entry import EMPTY_TREE, EXECUTABLE, REGULAR, Entry, TreeMerge
-from activities.workspace.store.merge import merge_trees
 from activities.workspace.store.objects import TreeStore
+from activities.workspace.store.writer import merge_trees
 from tightloop.errors import GitError
 
 LINES = b"one\ntwo\nthree\n"

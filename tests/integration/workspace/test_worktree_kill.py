@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.plan.children.worktrees import Worktrees
+from activities.plan.children import Worktrees
 from activities.plan.requests import PlanScope
 from activities.workspace.folders import root_of
 from activities.workspace.git import GitWorkspaces

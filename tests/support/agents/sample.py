@@ -4,9 +4,9 @@ import json
 import sys
 from pathlib import Path
 
-from activities.executor.agent.port import Ending, EventReader, Launch, ModelAccess
+from activities.executor.agent.host import Ending, EventReader, Launch, ModelAccess
 from activities.executor.port import Availability
-from activities.model.gateway.port import Wire
+from activities.model.gateway.wire import Wire
 from tightloop.executor.model import EventKind, ExecutorEvent, ExecutorOutcome, ExecutorStatus, ResumeToken, WorkOrder
 
 NAME = "sample"

@@ -18,10 +18,10 @@ from activities.coder.port import Message, ModelReply, ToolSpec, TurnModel, Turn
 from tests.support.doubles import ScriptedPlanner
 from tests.support.dying.deaths import Deaths
 from tightloop.coder.role import Role
-from tightloop.safety.prompt_privacy import PromptPrivacy
+from tightloop.safety.drift import PromptPrivacy
 from tightloop.settings import parse_settings
 from worker.build import build_adapters, build_workers
-from worker.coder import load_early
+from worker.composition import load_early
 from worker.connect import connect
 
 LAST = "last.pid"

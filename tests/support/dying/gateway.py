@@ -9,11 +9,11 @@ from pathlib import Path
 
 from temporalio.client import Client
 
-from gateway.access.serving import http_server, listening
+from gateway.access.site import http_server, listening
 from gateway.server import application
 from tests.support.dying.deaths import Deaths
 from tightloop.client import TightloopClient
-from tightloop.database.opening import open_ledger
+from tightloop.database.ledger import open_ledger
 from tightloop.settings import parse_settings
 from worker.connect import connect
 

@@ -9,9 +9,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from activities.artifacts.local import open_local_store
-from activities.coder.turns.model import turn_models
-from activities.model.service import ModelService
+from activities.artifacts.stores import open_local_store
+from activities.coder.model import turn_models
+from activities.model.client import ModelService
 from tests.support.coder_turns import Conversing
 from tightloop.value.artifact import ArtifactRef
 

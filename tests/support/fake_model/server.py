@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from activities.model.gateway.port import Wire
+from activities.model.gateway.wire import Wire
 from tests.support.fake_model.chat import Chat
 from tests.support.fake_model.exchange import Answer, Asked, Failure, Json, Tokens, WireFormat, digest
 from tests.support.fake_model.fault import Fault, Trouble

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from activities.executor.gui.cursor.events import CursorEvents
-from activities.executor.gui.ledger import FileLedger
-from activities.executor.gui.port import Driver, Element, Frame, Health, Window
+from activities.executor.gui.port import Driver, Element, FileLedger, Frame, Health, Window
 from activities.executor.gui.protocol import HandOff
 from tests.support.gui.page import EDITOR_TITLE
 from tightloop.executor.handoff import HandOffResult, Message, Target, file_message, inline_message

@@ -13,7 +13,7 @@ from typing import IO
 
 from tests.support.pages.blocks import Block, Command, commands_of
 from tests.support.stack.stack import FOREIGN, ROOT
-from worker.stack.server import free_port
+from worker.server import free_port
 
 COMMAND_S = 400
 READY_S = 180

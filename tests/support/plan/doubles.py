@@ -27,29 +27,29 @@ from activities.plan.requests import (
     StepRun,
     VerifyPlanRequest,
 )
-from activities.proof.requests import AcceptRequest, BeginRequest, Begun, Proved, ProveRequest
-from activities.staffing.activity import StaffingActivities
-from activities.tracking.record import Recorded, RecordRequest
+from activities.proof.port import AcceptRequest, BeginRequest, Begun, Proved, ProveRequest
+from activities.staffing import StaffingActivities
+from activities.tracking.activity import Recorded, RecordRequest
 from activities.workspace.requests import Adopted, AdoptRequest
 from tightloop.client import TightloopClient
 from tightloop.episode.check import Verification
 from tightloop.episode.proof import ProofVerdict
 from tightloop.errors import PlanError
+from tightloop.plan.child import StepFailure, StepResult, StepStatus
 from tightloop.plan.document.action import Option, ShellAction
 from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import Access, Capability
-from tightloop.plan.engine.approval import choices
 from tightloop.plan.engine.graph import compile_graph
 from tightloop.plan.engine.revision import diff_plans, find_refusals
+from tightloop.plan.engine.state import choices
 from tightloop.plan.request import PlanRequest, PlanResult, PlanStatus
-from tightloop.plan.result import StepFailure, StepResult, StepStatus
 from tightloop.plan.text.reading import read_plan
 from tightloop.question import Question, QuestionKind
 from tightloop.value.artifact import ArtifactRef
 from worker.build import workflow_runner
 from worker.hosting.interceptor import ActivityInterceptor
-from worker.hosting.staff import TemporalStaff
+from worker.hosting.presence import TemporalStaff
 from workflows.episode.workflow import EpisodeWorkflow
 from workflows.plan.attempts import ACTIVITIES
 from workflows.plan.workflow import PlanWorkflow

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from temporalio import workflow
 
-from tightloop.plan.input import PlanInput
+from tightloop.plan.progress import PlanInput
 from tightloop.plan.request import PlanResult
 from workflows.plan.workflow import PlanWorkflow
 

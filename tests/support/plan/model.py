@@ -5,11 +5,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tightloop.plan.child import StepStatus
 from tightloop.plan.document.action import DecisionAction, Rule
 from tightloop.plan.document.failing import FailureClass, OnFailure, Retry
 from tightloop.plan.document.plan import OnPlanFailure, Plan
 from tightloop.plan.document.step import Access, Join, Step
-from tightloop.plan.result import StepStatus
 
 DONE = (StepStatus.COMPLETED, StepStatus.RECOVERED)
 

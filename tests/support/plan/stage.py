@@ -9,11 +9,11 @@ from typing import Any
 
 from temporalio.testing import ActivityEnvironment
 
-from activities.artifacts.local import open_local_store
+from activities.artifacts.stores import open_local_store
 from activities.checks.runner import ProcessCheckRunner
 from activities.plan.activity import PlanActivities
 from activities.plan.port import Runner
-from activities.plan.records.file_records import FileRecords, open_file_records
+from activities.plan.records import FileRecords, open_file_records
 from activities.plan.requests import (
     ClosePlanRequest,
     CompensationResult,
@@ -23,17 +23,17 @@ from activities.plan.requests import (
     RunStepRequest,
 )
 from activities.sandbox.choose import choose_sandbox
-from activities.tracking.git_differ import GitDiffer
+from activities.tracking.differ import GitDiffer
 from activities.workspace.git import GitWorkspaces
-from tightloop.database.opening import open_project
+from tightloop.database.ledger import open_project
+from tightloop.plan.child import StepRecord, StepResult, StepStatus
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import Capability, Step
 from tightloop.plan.request import PlanOutcome, PlanRequest
-from tightloop.plan.result import StepRecord, StepResult, StepStatus
 from tightloop.plan.text.writing import write_plan
 from tightloop.settings import SandboxSettings
 from tightloop.value.artifact import ArtifactRef
-from worker.plan import PlanAdapters, plan_activities
+from worker.composition import PlanAdapters, plan_activities
 
 PLAN_ID = "plan-0123456789ab"
 SANDBOX = SandboxSettings(unsafe_local=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from activities.artifacts.local import open_local_store
+from activities.artifacts.stores import open_local_store
 from activities.plan.port import Work
 from activities.plan.requests import PlanScope
 from tightloop.errors import ReferenceMissingError

@@ -19,13 +19,13 @@ import temporalio.worker
 from temporalio import workflow
 from temporalio.client import Client
 
-from activities.alerts.port import Post
+from activities.alerts.activity import Post
 from activities.executor.activity import ExecuteRequest
 from activities.planner.activity import NextPlanRequest
 from tests.support.doubles import malformed, planned
 from tests.support.simulation.mix import PLANNING_S, WORK_S, Deal, Fault, deal, simulated_s
 from tightloop.episode.planning import Briefing, PlannerAnswer
-from tightloop.executor.messages.message import Alignment, Reflection
+from tightloop.executor.message import Alignment, Reflection
 from tightloop.host import load_settings
 from tightloop.ledger.alert import AlertKind, Notice
 from worker.build import build_adapters, build_workers

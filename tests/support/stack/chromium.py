@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from worker.stack.server import free_port
+from worker.server import free_port
 
 START_SECONDS = 60.0
 

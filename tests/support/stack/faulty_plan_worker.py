@@ -30,9 +30,9 @@ from activities.executor.port import Control, Executor
 from activities.executor.scripted import ScriptedExecutor
 from activities.plan.port import Runner, RunnerResult, Work
 from activities.plan.requests import RunStepRequest, SettleRequest
-from activities.plan.runners.checkpoint import CheckpointRunner
-from activities.plan.runners.files.edit import EditRunner
-from activities.plan.runners.git.runner import GitRunner
+from activities.plan.runners.decision import CheckpointRunner
+from activities.plan.runners.edit import EditRunner
+from activities.plan.runners.git import GitRunner
 from activities.sandbox.port import Sandbox, SandboxResult, SandboxSpec
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tightloop.settings import Settings, parse_settings
-from worker.stack.server import free_port, server_arguments, temporal_binary
+from worker.server import free_port, server_arguments, temporal_binary
 
 ROOT = Path(__file__).parents[3]
 FOREIGN = ("OPENAI_", "OTEL_", "TIGHTLOOP_")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.coder.calls.arguments import ArgumentsError, optional, read_arguments, schema, text
+from activities.coder.calls import ArgumentsError, optional, read_arguments, schema, text
 
 SCHEMA = schema(path=text("a path"), start=optional("integer", "a line", minimum=1))
 

@@ -3,10 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from activities.coder.model import joined
 from activities.coder.port import Message, ProposedCall
-from activities.coder.turns.conversation import Conversation, count_tokens
-from activities.coder.turns.digest import DIGEST_BYTES, digest_text, lines_of
-from activities.coder.turns.wire import joined
+from activities.coder.turns import DIGEST_BYTES, Conversation, count_tokens, digest_text, lines_of
 from tests.support.coder_turns import SPECS
 
 OPENING = (Message("system", "You change code."), Message("user", "Fix it."))

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from activities.coder.judging import MOST_CALLS, PROBLEM_CHARACTERS, judge
 from activities.coder.port import ModelReply, ProposedCall, ToolSpec
-from activities.coder.turns.judging import MOST_CALLS, PROBLEM_CHARACTERS, judge
 from tests.support.coder_turns import SPECS, TEXT
 
 CORPORA = Path(__file__).parents[2] / "data" / "coder"

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightloop.coder.lines import numbered
-from tightloop.coder.output import HEAD_CHARACTERS, TAIL_CHARACTERS, is_long, keep_ends, result_name
+from tightloop.coder.model import HEAD_CHARACTERS, TAIL_CHARACTERS, is_long, keep_ends, result_name
+from tightloop.coder.role import numbered
 
 SHA = "ab12" * 16
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from activities.coder.calls.toolbox import Toolbox
+from activities.coder.calls import Toolbox
 from activities.coder.port import ProposedCall
 from tests.support.coder_tools import all_tools, bench
 from tightloop.coder.model import CallHead

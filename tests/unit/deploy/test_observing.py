@@ -12,7 +12,7 @@ import yaml
 from tests.support.observing import ALERTS, DASHBOARDS, RULES, panel_queries
 from tests.support.stack.stack import ROOT
 from tightloop.telemetry import METRICS
-from worker.observing.recording import prometheus_name
+from worker.telemetry import prometheus_name
 
 FIRING = ROOT / "tests" / "data" / "alerts_test.yml"
 OF_THE_SDK = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tightloop.settings import parse_settings
-from worker.specs import Role
+from worker.build import Role
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "deploy" / "systemd"

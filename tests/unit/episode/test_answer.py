@@ -11,18 +11,16 @@ from hypothesis import strategies as st
 
 from tightloop.episode.budget import Budget, Spent
 from tightloop.episode.control import read_amendment
+from tightloop.episode.decisions import after_execution, alignment_question, make_question
 from tightloop.episode.display import details_markdown, status_label
-from tightloop.episode.loop.decisions import after_execution
-from tightloop.episode.loop.questions import alignment_question, make_question
-from tightloop.episode.loop.state_changes import begin_iteration, with_answer, with_grant, with_plan, with_report
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanningOutcome, PlanVerdict
+from tightloop.episode.state_changes import begin_iteration, with_answer, with_grant, with_plan, with_report
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.asking import clarifying_question, permission_question, report_on_work, work_question
 from tightloop.executor.model import ExecutorReport, ExecutorStatus, Grant, ResumeToken
 from tightloop.question import Answer, Question, QuestionKind, evidence_of, read_answers
-from tightloop.safety.rubric import Finding, Topic
-from tightloop.safety.verdict import Verdict
+from tightloop.safety.rubric import Finding, Topic, Verdict
 from workflows.episode.operator import Operator
 from workflows.episode.record import EpisodeRecord
 from workflows.shared.questions import Questions

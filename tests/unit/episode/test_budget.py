@@ -16,7 +16,7 @@ from tightloop.episode.budget import (
     should_converge,
     topped_up,
 )
-from tightloop.executor.usage import Usage
+from tightloop.executor.model import Usage
 
 counts = st.one_of(st.none(), st.integers(min_value=0, max_value=10**9))
 costs = st.one_of(st.none(), st.floats(min_value=0, max_value=1e6))

@@ -4,9 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.checkpoint import (
+    CheckpointRecord,
+    CopiesHead,
+    MoveTarget,
+    check_holder,
+    check_move,
+    choose_home,
+    host_of,
+)
 from tightloop.episode.control import read_move
-from tightloop.episode.copies import CopiesHead, MoveTarget, check_holder, check_move, choose_home, host_of
 from tightloop.errors import FencedError, InvalidRequestError
 
 HOMES = ("tightloop-workspace-host-1-1a2b3c", "tightloop-workspace-host-2-4d5e6f", "tightloop-workspace-host-2-777777")

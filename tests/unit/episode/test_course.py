@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tightloop.episode.budget import Spent
 from tightloop.episode.check import CheckReport, CheckResult, CheckStatus, FailedCheck, Verification
-from tightloop.episode.failure.printed import Printed
+from tightloop.episode.failure import Printed
 from tightloop.episode.progress.course import (
     ERRORS_REMEMBERED,
     ITEMS_REMEMBERED,
@@ -21,7 +21,7 @@ from tightloop.episode.progress.course import (
 )
 from tightloop.episode.progress.tracking import Spending, TrackerMemory, TrackingFacts
 from tightloop.episode.progress.work import Work
-from tightloop.executor.messages.message import PlanMessage, PlannedStep, Reflection
+from tightloop.executor.message import PlanMessage, PlannedStep, Reflection
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
 
 DONE = ExecutorReport(key="k", status=ExecutorStatus.COMPLETED)

@@ -6,18 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.planner.enforce import enforced_plan
+from activities.planner.activity import enforced_plan
 from tests.support.doubles import ScriptedPlanner
 from tests.unit.episode.test_message import plans
 from tightloop.episode.check import Check, CheckReport, judge
-from tightloop.episode.messages.enforcement import (
-    CORRECTIONS,
-    gaps_of_plan,
-)
-from tightloop.episode.messages.report import plan_request_of
+from tightloop.episode.messages import CORRECTIONS, gaps_of_plan, plan_request_of
 from tightloop.episode.model import EpisodeRequest, EpisodeState
 from tightloop.episode.planning import Briefing, PlannerAnswer, PlanVerdict
-from tightloop.executor.messages.message import (
+from tightloop.executor.message import (
     Alignment,
     PlanMessage,
     PlannedStep,
@@ -26,8 +22,7 @@ from tightloop.executor.messages.message import (
     parse_plan_request,
     render_plan_request,
 )
-from tightloop.executor.model import ExecutorReport, ExecutorStatus
-from tightloop.executor.usage import Usage
+from tightloop.executor.model import ExecutorReport, ExecutorStatus, Usage
 
 WHOLE = PlanMessage(
     project="shop",

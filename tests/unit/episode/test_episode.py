@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from tightloop.episode.budget import Budget, Spent
 from tightloop.episode.check import Check, FailedCheck, Verification
 from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord, Tracked, checkpoint_id
-from tightloop.episode.failure import Failure, FailureKind, FailureStreak
-from tightloop.episode.input import EpisodeInput
-from tightloop.episode.loop.decisions import (
+from tightloop.episode.control import EpisodeInput
+from tightloop.episode.decisions import (
+    ALLOW,
     CONTINUE,
+    REFUSE,
     SUCCEED,
     NextAction,
     after_execution,
@@ -23,10 +24,14 @@ from tightloop.episode.loop.decisions import (
     failure_of,
     guard_rails,
     is_complete,
+    make_question,
     may_continue_as_new,
 )
-from tightloop.episode.loop.questions import ALLOW, REFUSE, make_question
-from tightloop.episode.loop.state_changes import (
+from tightloop.episode.failure import Failure, FailureKind, FailureStreak
+from tightloop.episode.model import GOAL_CHARACTERS, EpisodeOutcome, EpisodePhase, EpisodeRequest, EpisodeState
+from tightloop.episode.planning import PlanningOutcome, PlanVerdict, ReflectCause, ReflectionOutcome
+from tightloop.episode.progress.tracking import ProbabilityClass, Reason, ReasonKind, Tracking
+from tightloop.episode.state_changes import (
     NOTES_LIMIT,
     TIMELINE_LIMIT,
     TREES_REMEMBERED,
@@ -45,12 +50,8 @@ from tightloop.episode.loop.state_changes import (
     with_wait_ended,
     with_working_time,
 )
-from tightloop.episode.model import GOAL_CHARACTERS, EpisodeOutcome, EpisodePhase, EpisodeRequest, EpisodeState
-from tightloop.episode.planning import PlanningOutcome, PlanVerdict, ReflectCause, ReflectionOutcome
-from tightloop.episode.progress.tracking import ProbabilityClass, Reason, ReasonKind, Tracking
 from tightloop.errors import InvalidRequestError
-from tightloop.executor.model import ExecutorChoice, ExecutorReport, ExecutorStatus, LimitHit, ResumeToken
-from tightloop.executor.usage import Usage
+from tightloop.executor.model import ExecutorChoice, ExecutorReport, ExecutorStatus, LimitHit, ResumeToken, Usage
 from tightloop.question import Answer, QuestionKind
 from tightloop.value.artifact import reference
 

@@ -11,10 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tightloop.episode.check import Check, CheckReport, CheckResult, judge
-from tightloop.episode.fixes.fix import Fix, FixFinder
-from tightloop.episode.fixes.known_bugs import PROBES, known_bugs
-from tightloop.episode.fixes.ruff import NEVER_SAFE, RuffRules, read_rules
-from tightloop.episode.progress.history import HistoryEntry, command_text
+from tightloop.episode.fixes import NEVER_SAFE, PROBES, Fix, FixFinder, RuffRules, known_bugs, read_rules
+from tightloop.episode.progress.course import HistoryEntry, command_text
 
 RUFF_OUTPUT = """\
 F401 [*] `os` imported but unused

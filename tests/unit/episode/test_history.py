@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightloop.episode.progress.history import (
+from tightloop.episode.progress.course import (
     COMMAND_CHARACTERS,
     command_text,
     history_line,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tightloop.errors import MessageError
-from tightloop.executor.messages.message import (
+from tightloop.executor.message import (
     Alignment,
     PlanMessage,
     PlannedStep,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tightloop.episode.failure.printed import read_output
-from tightloop.episode.progress.numbers import Count, follow
+from tightloop.episode.failure import read_output
+from tightloop.episode.progress.tracking import Count, follow
 
 
 def course(text: str, *numbers: float | str) -> list[str]:

@@ -8,7 +8,7 @@ from diff_match_patch import diff_match_patch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightloop.episode.messages.plan_change import DELTA_CHARACTERS, make_delta, show_change, show_delta
+from tightloop.episode.messages import DELTA_CHARACTERS, make_delta, show_change, show_delta
 
 OLD = "# Plan\n\n- Fix the parser in src/a.py\n- Run tests\n\n# Context\nnothing much\n"
 NEW = "# Plan\n\n- Fix the lexer in src/b.py\n- Run tests\n- Write docs\n\n# Context\nnothing much at all\n"

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from tightloop.episode.check import CheckStatus
 from tightloop.episode.proof import ChangedFile, CheckRun, FileChange, FileKind, ProofRule, ProofRun
 from tightloop.episode.proof import TestsFrom as From
-from tightloop.episode.proof.beginning import Beginning, CheckBaseline
 from tightloop.episode.proof.files import (
     Announcement,
     Guards,
@@ -19,7 +18,7 @@ from tightloop.episode.proof.files import (
     programs_of,
     suspicious_lines,
 )
-from tightloop.episode.proof.report import Observation, missing, read_events
+from tightloop.episode.proof.report import Beginning, CheckBaseline, Observation, missing, read_events
 from tightloop.episode.proof.verdict import Changes, Measured, findings_of
 from tightloop.value import clip
 

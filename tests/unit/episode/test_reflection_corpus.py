@@ -8,10 +8,10 @@ from pydantic import ValidationError
 
 from activities.model.asking import Unusable
 from activities.model.repair import Level, Reading, read_object
-from activities.planner.reflection.answer import ACTIONS_LIMIT, read_reflection
+from activities.planner.reflection.reflectors import ACTIONS_LIMIT, read_reflection
 from tests.data.reflections.corpus import Case, cases
 from tests.data.reflections.mutate import FILE, lines
-from tightloop.executor.messages.message import Reflection
+from tightloop.executor.message import Reflection
 
 KEYS = ("diagnosis", "action_items")
 CASES = cases()

@@ -4,14 +4,15 @@ from datetime import UTC, datetime
 
 import pytest
 
-from activities.planner.heuristic import HeuristicPlanner
+from activities.planner.planners import HeuristicPlanner
 from tightloop.episode.check import Check, CheckReport, judge
-from tightloop.episode.failure.saying import failure_type, said_line
-from tightloop.episode.fixes.ruff import RuffRules
-from tightloop.episode.planning import Briefing, PlannerAnswer, PlanVerdict
-from tightloop.episode.progress.history import history_line
-from tightloop.episode.remembering import (
+from tightloop.episode.failure import failure_type, said_line
+from tightloop.episode.fixes import RuffRules
+from tightloop.episode.planning import (
+    Briefing,
     Followed,
+    PlannerAnswer,
+    PlanVerdict,
     best_of,
     failure_signature,
     outcomes_of_followed,
@@ -19,9 +20,9 @@ from tightloop.episode.remembering import (
     seen_failures,
     turned_green,
 )
-from tightloop.executor.messages.message import PlanRequestMessage
-from tightloop.memory.evidence import Evidence
-from tightloop.memory.model import Match, Pattern, Recollection
+from tightloop.episode.progress.course import history_line
+from tightloop.executor.message import PlanRequestMessage
+from tightloop.memory.model import Evidence, Match, Pattern, Recollection
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 PYTEST = """\

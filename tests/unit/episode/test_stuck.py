@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from tests.unit.episode.test_episode import GREEN, REQUEST, record
 from tightloop.episode.check import Check, CheckReport, FailedCheck, Verification, judge, progress, regress
 from tightloop.episode.checkpoint import Tracked
-from tightloop.episode.loop.decisions import NextAction, after_tracking
-from tightloop.episode.loop.state_changes import begin_iteration, with_telling, with_tracking, with_verification
+from tightloop.episode.decisions import NextAction, after_tracking
 from tightloop.episode.model import EpisodeState
 from tightloop.episode.progress.course import Iteration, observe
 from tightloop.episode.progress.tracking import TrackerMemory, Tracking
 from tightloop.episode.progress.work import hear, weigh_work
+from tightloop.episode.state_changes import begin_iteration, with_telling, with_tracking, with_verification
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
 from tightloop.question import QuestionKind
 from tightloop.safety.change.patch import FilePatch, Lines

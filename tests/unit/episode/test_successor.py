@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from activities.staffing.activity import LookRequest, StaffingActivities
+from activities.staffing import LookRequest, StaffingActivities
 from activities.workspace.scope import EpisodeScope
-from tightloop.episode.copies import choose_successor
+from tightloop.episode.checkpoint import choose_successor
 
 HOMES = ("tl-workspace-a-1", "tl-workspace-b-1", "tl-workspace-c-1")
 

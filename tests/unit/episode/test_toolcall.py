@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightloop.episode.fixes.toolcall import ToolCall, echoed_calls, tool_calls
+from tightloop.episode.fixes import ToolCall, echoed_calls, tool_calls
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightloop.cli.request import build_request
+from tightloop.cli.start import build_request
 from tightloop.episode.model import EpisodeRequest, EpisodeState
-from tightloop.episode.progress.presets import ALIGNMENT, LIMITS, TRACKING, Preset
+from tightloop.episode.progress.classification import ALIGNMENT, LIMITS, TRACKING, Preset
 from tightloop.episode.progress.tracking import Spending, Thresholds, Tracking, similarity
 from tightloop.errors import InvalidRequestError, SettingsError
 from tightloop.safety.rubric import Rubric

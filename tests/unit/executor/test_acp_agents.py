@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from activities.executor.agent.acp.agents import AGENTS, Start
-from activities.executor.agent.port import Launch, ModelAccess
+from activities.executor.agent.host import Launch, ModelAccess
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import AgentMode, ExecutorChoice
 

@@ -9,11 +9,18 @@ from acp.exceptions import RequestError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.executor.agent.acp.events import Turn, mode_among, option_for, permission_of, usage_of
-from activities.executor.agent.acp.outcome import crash_outcome, error_outcome, turn_outcome
-from tightloop.executor.model import ErrorKind, EventKind, ExecutorStatus
-from tightloop.executor.usage import Usage
-from tightloop.safety.verdict import Verdict
+from activities.executor.agent.acp.events import (
+    Turn,
+    crash_outcome,
+    error_outcome,
+    mode_among,
+    option_for,
+    permission_of,
+    turn_outcome,
+    usage_of,
+)
+from tightloop.executor.model import ErrorKind, EventKind, ExecutorStatus, Usage
+from tightloop.safety.rubric import Verdict
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 FIELDS = ("sessionUpdate", "toolCallId", "status", "kind", "title", "content", "locations", "rawInput", "rawOutput")

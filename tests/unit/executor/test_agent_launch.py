@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from activities.executor.agent.cli.cursor import CursorAdapter
-from activities.executor.agent.port import AgentAdapter, Launch, ModelAccess
+from activities.executor.agent.host import AgentAdapter, Launch, ModelAccess
 from activities.executor.agent.program import version_of
 from tightloop.errors import ExecutorError
-from tightloop.executor.messages.message import PlanMessage
+from tightloop.executor.message import PlanMessage
 from tightloop.executor.model import AgentMode, ExecutorChoice, WorkOrder
-from tightloop.safety.verdict import Verdict
+from tightloop.safety.rubric import Verdict
 from tightloop.settings import AgentSettings
 
 ACCESS = ModelAccess(base_url="http://127.0.0.1:9", key="gateway-token-1234567890", model="some-model")

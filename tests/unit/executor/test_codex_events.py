@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.executor.agent.cli.codex import MACHINE, PLATFORM, native
-from activities.executor.agent.cli.codex_events import CodexReader
-from activities.executor.agent.codex_config import toml
-from activities.executor.agent.port import Ending
+from activities.executor.agent.cli.codex import MACHINE, PLATFORM, CodexReader, native
+from activities.executor.agent.host import Ending
+from activities.executor.agent.program import toml
 from tightloop.executor.limit import LimitKind
-from tightloop.executor.model import ErrorKind, EventKind, ExecutorOutcome, ExecutorStatus
-from tightloop.executor.usage import Usage
+from tightloop.executor.model import ErrorKind, EventKind, ExecutorOutcome, ExecutorStatus, Usage
 
 NOW = datetime(2026, 11, 21, 3, 30, tzinfo=UTC)
 THREAD = {"type": "thread.started", "thread_id": "01a1fc28-8400-7151-87cf-b9909be53a70"}

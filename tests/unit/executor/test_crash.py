@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightloop.executor.crash import MOST_CLAIMS, Crash, after_crash, crash_question, explain_crash
+from tightloop.executor.asking import MOST_CLAIMS, Crash, after_crash, crash_question, explain_crash
 from tightloop.executor.model import OnCrash
 
 crashes = st.builds(

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tightloop.executor.limit import LimitAction, LimitKind, LimitSignal, LimitSource, choose_action, explain
-from tightloop.executor.limit_facts import EVIDENCE_CHARACTERS, normalise
-from tightloop.executor.limit_matcher import detect
+from tightloop.executor.limit_rules import EVIDENCE_CHARACTERS, detect, normalise
 from tightloop.executor.model import LimitHit
 from tightloop.executor.reset_time import LONGEST_WAIT
 

@@ -13,14 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.model.gateway.answer_reader import LARGEST_EVENT_BYTES, AnswerReader, error_in, token_counts
-from activities.model.gateway.exchange import Call
-from activities.model.gateway.fingerprint import fingerprint
-from activities.model.gateway.meter import Meter, added
-from activities.model.gateway.port import GatewaySpec, Wire
-from activities.model.gateway.screen import Screen, forms
-from activities.model.gateway.wire import Route, credentials, find_route, refusal
-from tightloop.executor.usage import Usage
+from activities.model.gateway.fingerprint import Call, fingerprint
+from activities.model.gateway.meter import LARGEST_EVENT_BYTES, AnswerReader, Meter, added, error_in, token_counts
+from activities.model.gateway.provider import Screen, forms
+from activities.model.gateway.wire import GatewaySpec, Route, Wire, credentials, find_route, refusal
+from tightloop.executor.model import Usage
 
 SSE = {"content-type": "text/event-stream; charset=utf-8"}
 STREAMS: dict[Wire, list[dict[str, Any] | str]] = {

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tightloop.executor.asking import READING, PermissionRequest, decide
 from tightloop.executor.model import AgentMode, Grant
-from tightloop.executor.permission import READING, PermissionRequest, decide
-from tightloop.safety.verdict import Verdict
+from tightloop.safety.rubric import Verdict
 
 KINDS = (
     "read",

@@ -5,10 +5,10 @@ from itertools import product
 
 import pytest
 
-from gateway.web import assets
+from gateway.web import app
 
 TEXT, GRAPHIC = 4.5, 3.0
-SHEET = assets.content("page.css").decode()
+SHEET = app.content("page.css").decode()
 BADGES = ("quiet", "running", "needs", "paused", "good", "bad")
 CODE = tuple(f"--code-{kind}" for kind in "kscfmn")
 

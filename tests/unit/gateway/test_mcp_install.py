@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from tightloop.cli.main import app
-from tightloop.cli.mcp.clients import BEGIN, block_with, json_with, toml_with
-from tightloop.executor.messages.message import parse_plan_request
+from tightloop.cli.mcp.commands import BEGIN, block_with, json_with, toml_with
+from tightloop.executor.message import parse_plan_request
 
 ENTRY = {"command": "tightloop", "args": ["mcp", "serve"]}
 CODEX = """model = "gpt-5"   # mine

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.web.metrics.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Plot, plot_of
-from tightloop.ledger.figures import figure_of, rate_of
-from tightloop.ledger.metrics import MEANINGS, Figures, Period, Unit
+from gateway.web.metrics import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Plot, plot_of
+from tightloop.ledger.metrics import MEANINGS, Figures, Period, Unit, figure_of, rate_of
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 AMOUNTS = st.one_of(st.none(), st.floats(min_value=0, max_value=1e8))

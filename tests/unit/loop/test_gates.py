@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tightloop.episode.check import Check, judge
-from tightloop.loop.conflict import Conflict
-from tightloop.loop.detection import detect_gates
-from tightloop.loop.gates import GateCheck, gate_name, read_gate, report_file
+from tightloop.loop.gates import GateCheck, detect_gates, gate_name, read_gate, report_file
+from tightloop.loop.model import Conflict
 from tightloop.settings import parse_settings
 
 GATE = Check(run="make check", name="check")

@@ -9,10 +9,20 @@ from hypothesis import strategies as st
 from tightloop.client.execution import CLOSED_STATUSES, OPEN_STATUSES
 from tightloop.errors import InvalidRequestError
 from tightloop.loop import control
-from tightloop.loop.display import loop_details
-from tightloop.loop.model import LoopRequest, LoopState, LoopStatus, LoopTask, Packet, TaskState
-from tightloop.loop.packet import packet_id_of, sealed_packet
-from tightloop.loop.states import CLOSED, check_possible, word_of
+from tightloop.loop.control import loop_details
+from tightloop.loop.model import (
+    CLOSED,
+    LoopRequest,
+    LoopState,
+    LoopStatus,
+    LoopTask,
+    Packet,
+    TaskState,
+    check_possible,
+    packet_id_of,
+    sealed_packet,
+    word_of,
+)
 from tightloop.question import Option, Question, QuestionKind
 
 PAUSE = Question(id="q1", kind=QuestionKind.OPERATOR, title="lunch", options=(Option(name="resume", effect="go on"),))

@@ -4,13 +4,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tightloop.episode.check import Check
-from tightloop.loop.conflict import Conflict
-from tightloop.loop.decomposition import find_task_problem, stage_of, tasks_by_rules
-from tightloop.loop.dispatch import round_request
-from tightloop.loop.model import CheckState, LoopRequest, LoopTask, Packet, TaskState
-from tightloop.loop.tasks import TaskResult, after_round, cancelled, following, in_round, parallel_of, queued
-from tightloop.plan.child import ChildWait, StepNote
-from tightloop.plan.result import StepStatus
+from tightloop.loop.model import CheckState, Conflict, LoopRequest, LoopTask, Packet, TaskState
+from tightloop.loop.tasks import (
+    TaskResult,
+    after_round,
+    cancelled,
+    find_task_problem,
+    following,
+    in_round,
+    parallel_of,
+    queued,
+    round_request,
+    stage_of,
+    tasks_by_rules,
+)
+from tightloop.plan.child import ChildWait, StepNote, StepStatus
 from tightloop.plan.validation.validate import check_text
 from tightloop.question import Question, QuestionKind
 

@@ -6,11 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightloop.memory.embedding import HashingEmbedder
-from tightloop.memory.evidence import Evidence, wilson
-from tightloop.memory.lexical import TERMS_LIMIT, Posting, bm25, self_score, terms
-from tightloop.memory.model import Pattern
-from tightloop.memory.ranking import HASHING, LEXICAL_FLOOR, MINILM, fused
+from tightloop.memory.model import Evidence, Pattern, wilson
+from tightloop.memory.ranking import (
+    HASHING,
+    LEXICAL_FLOOR,
+    MINILM,
+    TERMS_LIMIT,
+    HashingEmbedder,
+    Posting,
+    bm25,
+    fused,
+    self_score,
+    terms,
+)
 
 counts = st.integers(0, 200)
 scores = st.dictionaries(st.sampled_from("abcdef"), st.floats(0, 1), max_size=6)

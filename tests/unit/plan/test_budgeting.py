@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tightloop.plan.document.plan import PlanBudget
-from tightloop.plan.rules.budgeting import carry_over_bounds, changed_bounds, merge_stated
+from tightloop.plan.guard import carry_over_bounds, changed_bounds, merge_stated
 
 COSTS = st.one_of(st.none(), st.floats(0, 1_000))
 COUNTS = st.one_of(st.none(), st.integers(0, 10**9))

@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightloop.executor.usage import Usage
+from tightloop.executor.model import Usage
 from tightloop.plan.document.plan import Plan, PlanBudget
 from tightloop.plan.document.step import Step
-from tightloop.plan.engine.breaker import find_breach
+from tightloop.plan.engine.recovery import find_breach
+from tightloop.plan.guard import UNREVIEWED, Acts, Caution, confined, evaded, judge, marked, objections, revised
 from tightloop.plan.request import PlanSpent
-from tightloop.plan.rules.caution import UNREVIEWED, Caution, confined, evaded, marked, objections, revised
-from tightloop.plan.rules.guard import Acts, judge
-from tightloop.safety.verdict import Verdict
+from tightloop.safety.rubric import Verdict
 from tightloop.settings import PlanSettings
 
 CAUTION: Caution = PlanSettings().caution(("ruff",))

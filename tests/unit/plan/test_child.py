@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tightloop.plan.child import NAME_CHARACTERS, child_id
+from tightloop.plan.child import CHILD_NAME_CHARACTERS, child_id
 
 PLAN = "plan-0123456789ab"
 STEPS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True)
@@ -28,7 +28,7 @@ def test_different_places_have_different_ids(one: tuple[str, int, str], other: t
 def test_id_is_fit_for_git_and_for_a_file_name(place: tuple[str, int, str]) -> None:
     found = child_id(PLAN, *place)
     assert re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+", found)
-    assert len(found) <= NAME_CHARACTERS
+    assert len(found) <= CHILD_NAME_CHARACTERS
 
 
 @pytest.mark.parametrize(

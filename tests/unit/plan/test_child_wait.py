@@ -5,17 +5,10 @@ from typing import Any
 import pytest
 
 from tightloop.errors import InvalidRequestError
-from tightloop.plan.child import (
-    EVIDENCE_LINES,
-    TEXT_CHARACTERS,
-    WAITS_LIMIT,
-    ChildWait,
-    read_child_note,
-    waits_of,
-)
-from tightloop.plan.display import plan_details
+from tightloop.plan.child import EVIDENCE_LINES, NOTE_CHARACTERS, WAITS_LIMIT, ChildWait, read_child_note, waits_of
+from tightloop.plan.control import plan_details
 from tightloop.plan.document.plan import PlanBudget
-from tightloop.plan.engine.approval import choices
+from tightloop.plan.engine.state import choices
 from tightloop.plan.request import PlanStatus
 from tightloop.question import Question, QuestionKind
 
@@ -31,7 +24,7 @@ def test_plan_tells_its_questions_within_bounds() -> None:
     found = waits_of("p.sub.1", (GATE, *[long] * 500))
     assert len(found) == WAITS_LIMIT
     assert found[0] == wait()
-    assert len(found[1].question.title) == TEXT_CHARACTERS
+    assert len(found[1].question.title) == NOTE_CHARACTERS
     assert len(found[1].question.evidence) == EVIDENCE_LINES
 
 
@@ -39,7 +32,7 @@ def test_note_is_read_within_bounds() -> None:
     sent = {"workflow_id": "p.sub.1", "waits": [wait(question=GATE.evolve(title="x" * 9_000)).model_dump()] * 500}
     note = read_child_note(sent)
     assert len(note.waits) == WAITS_LIMIT
-    assert len(note.waits[0].question.title) == TEXT_CHARACTERS
+    assert len(note.waits[0].question.title) == NOTE_CHARACTERS
     assert read_child_note({"workflow_id": "p.sub.1"}).waits == ()
 
 

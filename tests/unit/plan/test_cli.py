@@ -11,21 +11,18 @@ from rich.console import Console, RenderableType
 from typer.testing import CliRunner
 
 from tightloop.cli.main import app
-from tightloop.cli.plan.file import read_inputs
-from tightloop.cli.plan.text import in_order
-from tightloop.cli.render.plan import record_lines
-from tightloop.cli.render.question import todo_lines
-from tightloop.cli.render.workflow import end_lines, event_line, status_panel
+from tightloop.cli.plan.file import in_order, read_inputs
+from tightloop.cli.views import end_lines, event_line, record_lines, status_panel, todo_lines
 from tightloop.client import Event
-from tightloop.client.records.store import Store
+from tightloop.client.store import Store
 from tightloop.errors import ArtifactCorruptError, InvalidRequestError, WorkspaceError
 from tightloop.host import state_folder
+from tightloop.plan.child import StepFailure, StepRecord, StepResult, StepStatus
 from tightloop.plan.document.action import Option
 from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.document.step import Step
-from tightloop.plan.engine.approval import choices
+from tightloop.plan.engine.state import choices
 from tightloop.plan.request import PlanOutcome, PlanStatus, StepLine
-from tightloop.plan.result import StepFailure, StepRecord, StepResult, StepStatus
 from tightloop.plan.text.reading import read_plan
 from tightloop.question import Answer, Question, QuestionKind
 from tightloop.question import Option as Choice

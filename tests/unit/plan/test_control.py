@@ -3,16 +3,20 @@
 import pytest
 
 from tightloop.errors import InvalidRequestError
-from tightloop.plan.child import NAME_CHARACTERS, child_id
-from tightloop.plan.control import extended, read_plan_top_up, read_replan, read_step_word
-from tightloop.plan.display import counts_line, plan_details, spent_line
+from tightloop.plan.child import CHILD_NAME_CHARACTERS, EvidenceNote, StepFailure, child_id
+from tightloop.plan.control import (
+    counts_line,
+    extended,
+    plan_details,
+    read_plan_top_up,
+    read_replan,
+    read_step_word,
+    spent_line,
+)
 from tightloop.plan.document.plan import Hypothesis, PlanBudget
-from tightloop.plan.engine.approval import choices
-from tightloop.plan.engine.state import UndoEntry
-from tightloop.plan.input import PlanInput
-from tightloop.plan.progress import PlanProgress
+from tightloop.plan.engine.state import UndoEntry, choices
+from tightloop.plan.progress import PlanInput, PlanProgress
 from tightloop.plan.request import PlanSpent, PlanStatus
-from tightloop.plan.result import EvidenceNote, StepFailure
 from tightloop.question import Answer, Question, QuestionKind
 from tightloop.question import Option as Choice
 
@@ -71,7 +75,7 @@ def test_child_has_an_id_that_git_takes_as_a_name():
     assert child_id("plan-1", "a..b.lock", 1, "fast way") == "plan-1.a__b_lock-86ceb9a78c2f.1.fast_way-1f2160b99ba6"
     long = [child_id("plan-1." + "x" * 200, f"s{n}", 1) for n in range(2)]
     assert len(set(long)) == 2
-    assert all(len(name) <= NAME_CHARACTERS for name in long)
+    assert all(len(name) <= CHILD_NAME_CHARACTERS for name in long)
 
 
 def test_unreadable_input_becomes_a_problem_in_place_of_an_error():

@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 
 from tests.support.plan.fault_scenarios import LARGEST, FaultScenario, Way, check_round, fault_scenarios
 from tests.support.plan.model import at_cancellation, predicted
+from tightloop.plan.child import StepStatus
 from tightloop.plan.engine.graph import compile_graph
-from tightloop.plan.result import StepStatus
 from tightloop.plan.text.reading import read_plan
 from tightloop.plan.text.writing import write_plan
 

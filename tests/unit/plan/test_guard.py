@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightloop.plan.document.policy import CommandRule, Policy
+from tightloop.plan.commands import judge_command
+from tightloop.plan.document.plan import CommandRule, Policy
 from tightloop.plan.document.step import Step
-from tightloop.plan.rules.command import judge_command
-from tightloop.plan.rules.guard import Acts, acts_of, judge, judge_changes, tightened
-from tightloop.safety.commands.judge import read_scripts
+from tightloop.plan.guard import Acts, acts_of, judge, judge_changes, tightened
+from tightloop.safety.commands.rules import read_scripts
 from tightloop.safety.glob import fits
-from tightloop.safety.verdict import Ruling, Verdict, strictest
+from tightloop.safety.rubric import Ruling, Verdict, strictest
 
 ALLOW, ASK, DENY = Verdict.ALLOW, Verdict.ASK, Verdict.DENY
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tightloop.errors import ReferenceMissingError
+from tightloop.plan.child import Belief, EvidenceNote
 from tightloop.plan.document.plan import Hypothesis
 from tightloop.plan.document.step import EvidenceRule, Step
-from tightloop.plan.engine.hypothesis import collect_evidence, find_best_supported, initial_beliefs, update_beliefs
-from tightloop.plan.result import Belief, EvidenceNote
+from tightloop.plan.engine.state import collect_evidence, find_best_supported, initial_beliefs, update_beliefs
 
 NOTES = st.builds(
     EvidenceNote,

@@ -5,10 +5,10 @@ import re
 from hypothesis import HealthCheck, given, settings
 
 from tests.support.plan.strategies import plans
+from tightloop.plan.child import StepStatus
 from tightloop.plan.document.plan import Plan
-from tightloop.plan.result import StepStatus
-from tightloop.plan.text.mermaid import NODES_LIMIT, to_mermaid
 from tightloop.plan.text.reading import read_plan
+from tightloop.plan.text.writing import NODES_LIMIT, to_mermaid
 
 TEXT = """
 id: p

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.plan.runners.web.ranking import Scorer, Source, source_score, words
+from activities.plan.runners.fetch import Scorer, Source, source_score, words
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tightloop.plan.child import StepFailure
 from tightloop.plan.document.failing import FailureClass, Recovery, Retry
 from tightloop.plan.document.plan import OnPlanFailure, PlanBudget
 from tightloop.plan.document.step import StepBudget
-from tightloop.plan.engine.breaker import find_breach, find_fan_out_breach, find_revisions_breach, find_step_overspend
-from tightloop.plan.engine.compensation import may_be_undone, select_undo
 from tightloop.plan.engine.graph import Node
-from tightloop.plan.engine.recovery import Route, RouteAction, backoff_s, choose_route
+from tightloop.plan.engine.recovery import (
+    Route,
+    RouteAction,
+    backoff_s,
+    choose_route,
+    find_breach,
+    find_fan_out_breach,
+    find_revisions_breach,
+    find_step_overspend,
+    may_be_undone,
+    select_undo,
+)
 from tightloop.plan.engine.state import UndoEntry
 from tightloop.plan.request import PlanSpent
-from tightloop.plan.result import StepFailure
 
 TRANSIENT, LOGIC, POLICY = FailureClass
 ASK, FAIL, COMPENSATE = OnPlanFailure

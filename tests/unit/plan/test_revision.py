@@ -1,5 +1,6 @@
 """Revisions of a running plan: what is different, what is refused, what is kept."""
 
+from tightloop.plan.child import StepFailure, StepStatus
 from tightloop.plan.document.action import ShellAction
 from tightloop.plan.document.failing import OnFailure
 from tightloop.plan.document.plan import Plan
@@ -8,7 +9,6 @@ from tightloop.plan.engine.graph import compile_graph
 from tightloop.plan.engine.revision import carry_over, diff_plans, find_refusals, step_digest
 from tightloop.plan.engine.schedule import Schedule
 from tightloop.plan.progress import PlanProgress
-from tightloop.plan.result import StepFailure, StepStatus
 
 
 def _step(name: str, *needs: str, run: str = "true", **fields: object) -> Step:

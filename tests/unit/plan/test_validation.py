@@ -12,7 +12,7 @@ from tightloop.errors import Problem
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.text.reading import ReadPlan, read_plan
 from tightloop.plan.text.writing import write_plan
-from tightloop.plan.validation.files import find_file_cycles, find_missing, find_unknown_inputs
+from tightloop.plan.validation.step import find_file_cycles, find_missing, find_unknown_inputs
 from tightloop.plan.validation.validate import validate
 
 

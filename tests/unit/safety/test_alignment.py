@@ -10,25 +10,24 @@ from hypothesis import strategies as st
 
 from tests.data.alignment import KEYS, Case, File, cases
 from tightloop.episode.checkpoint import CheckpointRecord, Tracked
-from tightloop.episode.loop.decisions import (
+from tightloop.episode.decisions import (
     NextAction,
     after_planning,
     after_tracking,
+    alignment_question,
     is_change_allowed,
     is_plan_allowed,
 )
-from tightloop.episode.loop.questions import alignment_question
-from tightloop.episode.loop.state_changes import with_answer, with_plan, with_tracking
-from tightloop.episode.messages.plan_rules import review_plan
+from tightloop.episode.messages import review_plan
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanningOutcome, PlanVerdict
 from tightloop.episode.progress.tracking import Tracking
-from tightloop.executor.messages.message import Alignment, PlanMessage, PlannedStep
+from tightloop.episode.state_changes import with_answer, with_plan, with_tracking
+from tightloop.executor.message import Alignment, PlanMessage, PlannedStep
 from tightloop.question import Answer, QuestionKind
-from tightloop.safety.change.licences import ecosystem_of, licence_of, named
 from tightloop.safety.change.patch import Change, read_patch
-from tightloop.safety.change.rules import review_change, still_stands
-from tightloop.safety.commands.judge import find_violations
+from tightloop.safety.change.rules import ecosystem_of, licence_of, named, review_change, still_stands
+from tightloop.safety.commands.rules import find_violations
 from tightloop.safety.commands.shell import plain
 from tightloop.safety.rubric import (
     EVIDENCE_CHARACTERS,
@@ -36,13 +35,13 @@ from tightloop.safety.rubric import (
     Finding,
     Rubric,
     Topic,
+    Verdict,
     Violation,
     bounded,
     cost,
     make_finding,
     unanswered,
 )
-from tightloop.safety.verdict import Verdict
 
 FORCE = ("git", "push", "--force")
 KNOWN_MISSES = {"polite data loss", "expected values are bent", "a key in two parts"}

@@ -16,11 +16,9 @@ from tests.data.alignment import KEYS, cases
 from tightloop.safety.change.patch import LINE_CHARACTERS, Change, Unread, read_patch
 from tightloop.safety.change.reading import Watch
 from tightloop.safety.change.rules import review_change, still_stands
-from tightloop.safety.commands.judge import check_script, find_violations
+from tightloop.safety.commands.rules import check_script, find_violations, may_violate
 from tightloop.safety.commands.shell import plain, read_script
-from tightloop.safety.commands.suspects import may_violate
-from tightloop.safety.rubric import Finding
-from tightloop.safety.verdict import Verdict
+from tightloop.safety.rubric import Finding, Verdict
 
 KEY = f"api = OpenAI(api_key='{KEYS['openai']}')"
 

@@ -4,19 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.safety.code import CodeScanner, answered, question_of
-from activities.safety.project import changed_files, project_facts
-from tightloop.episode.loop.state_changes import with_answer
+from activities.safety.code import CodeScanner, answered, changed_files, project_facts, question_of
 from tightloop.episode.model import EpisodeState
+from tightloop.episode.state_changes import with_answer
 from tightloop.question import QuestionKind, read_answers
-from tightloop.safety.code.dependencies import review_dependencies
-from tightloop.safety.code.lookalike import distance, looks_like
-from tightloop.safety.code.manifests import requirements_in
+from tightloop.safety.code.dependencies import distance, looks_like, requirements_in, review_dependencies
 from tightloop.safety.code.model import MESSAGE_CHARACTERS, CodeFile, CodeReview, ProjectFacts
 from tightloop.safety.code.review import review_code
 from tightloop.safety.code.rules import CodeRule, Layer, default_rules
-from tightloop.safety.rubric import Finding
-from tightloop.safety.verdict import Verdict
+from tightloop.safety.rubric import Finding, Verdict
 from tightloop.settings import parse_settings
 
 RULES = default_rules()

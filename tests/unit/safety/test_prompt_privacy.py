@@ -2,12 +2,12 @@
 
 import pytest
 
-from activities.model.prompt_privacy import WITHHELD, cleared, passed
+from activities.model.client import WITHHELD, cleared, passed
 from tightloop.episode.check import CheckReport, CheckResult, CheckStatus
 from tightloop.episode.planning import Briefing, ReflectCause, ReflectionBriefing, ReflectionRecord
 from tightloop.errors import PlannerError, SettingsError
-from tightloop.executor.messages.message import PlanRequestMessage
-from tightloop.safety.prompt_privacy import PromptPrivacy
+from tightloop.executor.message import PlanRequestMessage
+from tightloop.safety.drift import PromptPrivacy
 from tightloop.settings import PrivacySettings, parse_settings
 
 CODE = "return balance * margin"

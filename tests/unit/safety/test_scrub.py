@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activities.model.failure import translated
-from tightloop.episode.loop.questions import make_question
-from tightloop.episode.loop.state_changes import with_entry
+from tightloop.episode.decisions import make_question
 from tightloop.episode.model import EpisodeRequest, EpisodeState
+from tightloop.episode.state_changes import with_entry
 from tightloop.executor.asking import report_on_work
 from tightloop.executor.limit import LimitSignal
-from tightloop.executor.limit_matcher import detect
+from tightloop.executor.limit_rules import detect
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
 from tightloop.ledger.alert import AlertKind, alert_of, notice_of
 from tightloop.question import Answer, QuestionKind, evidence_of

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tightloop.safety.change import tables as change_tables
-from tightloop.safety.commands import tables as command_tables
+from tightloop.safety.change import reading as change_tables
+from tightloop.safety.commands import rules as command_tables
 
 SAFETY = Path(change_tables.__file__).parents[1]
 

@@ -3,10 +3,10 @@
 import pytest
 
 from tightloop.testing import GateReport
+from tightloop.testing.claims import Reading
 from tightloop.testing.judging import Evidence, judge
+from tightloop.testing.model import Collected, Item, Outcome, Run, Session, can_fail
 from tightloop.testing.mutants import Mutant
-from tightloop.testing.reading import Reading
-from tightloop.testing.runs import Collected, Item, Outcome, Run, Session, can_fail
 
 TEST, CODE = "tests/test_m.py::test_it", "m.py"
 LINES = {CODE: frozenset({2})}

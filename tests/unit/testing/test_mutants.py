@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightloop.testing.lines import changed_lines, touched_bodies
-from tightloop.testing.mutants import Mutant, choose, mutants_of
-from tightloop.testing.operators import Weight
+from tightloop.testing.model import changed_lines, touched_bodies
+from tightloop.testing.mutants import Mutant, Weight, choose, mutants_of
 
 EVERYTHING = frozenset(range(1, 100_000))
 

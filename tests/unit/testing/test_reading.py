@@ -5,9 +5,8 @@ import textwrap
 
 import pytest
 
-from tightloop.testing.claims import functions_with_values
+from tightloop.testing.claims import Known, Reading, functions_with_values, read_tests
 from tightloop.testing.copies import patterns_of
-from tightloop.testing.reading import Known, Reading, read_tests
 
 CODE = '''
 def total(lines, rate):

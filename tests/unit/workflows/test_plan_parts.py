@@ -9,13 +9,13 @@ from temporalio.exceptions import ApplicationError
 
 from tightloop.errors import InvalidRequestError
 from tightloop.ledger.alert import Alert
+from tightloop.plan.child import StepFailure, StepStatus
 from tightloop.plan.document.failing import FailureClass
 from tightloop.plan.document.plan import Plan, PlanBudget
 from tightloop.plan.document.step import Capability
-from tightloop.plan.engine.approval import choices
 from tightloop.plan.engine.graph import compile_graph
-from tightloop.plan.input import PlanInput
-from tightloop.plan.result import StepFailure, StepStatus
+from tightloop.plan.engine.state import choices
+from tightloop.plan.progress import PlanInput
 from tightloop.question import Question, QuestionKind
 from workflows.plan.attempts import Attempt
 from workflows.plan.context import PlanContext, PlanEnd

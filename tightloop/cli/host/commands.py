@@ -1,4 +1,4 @@
-"""The commands about this host: server and workers, replay, checks, settings."""
+"""Commands for this host: workers, deployments, identity, keys, tokens."""
 
 import asyncio
 import os
@@ -6,24 +6,31 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
 from tightloop.cli.host.doctor import Finding, examine
 from tightloop.cli.host.server_part import Role, become_server_part, become_worker
-from tightloop.cli.render.terminal import coloured, show, show_json, table
-from tightloop.cli.session import AsJson, session_of
-from tightloop.client import TightloopClient
-from tightloop.client.installation.setup import connect_and_set_up
-from tightloop.client.sign_in.page_session import page_link
-from tightloop.client.sign_in.ui_session import signed_in, temporal_variables
-from tightloop.errors import EpisodeNotFoundError, InvalidRequestError
+from tightloop.cli.look.workflows import project_named, require_ledger
+from tightloop.cli.session import AsJson, Session, session_of
+from tightloop.cli.terminal import coloured, show, show_either, show_json, table
+from tightloop.client import Poller, TightloopClient
+from tightloop.client.keys import key_file, new_ring, read_ring, write_ring
+from tightloop.client.setup import connect_and_set_up
+from tightloop.client.sign_in import page_link, signed_in, temporal_variables
+from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, SettingsError
+from tightloop.host.identity import HostIdentity, adopt_host, queue_of, read_identity
 from tightloop.host.programs import find_trusted, own_environment, trusted_path
 from tightloop.ledger.alert import episode_link
+from tightloop.safety.seal import Role as SealRole
+from tightloop.settings import PrivacySettings
+
+if TYPE_CHECKING:
+    from tightloop.database.access import Token, Tokens
 
 
 def up(
@@ -53,7 +60,7 @@ def keep(
     workflow_id: Annotated[str, typer.Argument(metavar="ID", help="Id of an episode or a plan of this host.")],
     release: Annotated[bool, typer.Option("--release", help="Let `tightloop gc` free it again.")] = False,
 ) -> None:
-    from tightloop.database.opening import local_ledger
+    from tightloop.database.ledger import local_ledger
 
     ledger = local_ledger()
     line = ledger.workflow(workflow_id)
@@ -235,3 +242,163 @@ def settings(context: typer.Context, as_json: AsJson = False) -> None:
         show_json(found)
     else:
         typer.echo(found.as_yaml(), nl=False)
+
+
+Days = Annotated[int, typer.Option(min=0, help="Replay first what is open, or ended in so many days.")]
+
+
+def show_builds(context: typer.Context) -> None:
+    become_worker(session_of(context), "deploy", "status")
+
+
+def promote(
+    context: typer.Context,
+    days: Days = 7,
+    unversioned: Annotated[
+        bool, typer.Option("--unversioned", help="Send them back to workers without a version (no worker.deployment).")
+    ] = False,
+) -> None:
+    more = ("--unversioned",) if unversioned else ()
+    become_worker(session_of(context), "deploy", "promote", "--days", str(days), *more)
+
+
+def ramp(
+    context: typer.Context,
+    percent: Annotated[float, typer.Option(min=0, max=100, help="Share of new workflows; 0 ends the ramp.")],
+    days: Days = 7,
+) -> None:
+    become_worker(session_of(context), "deploy", "ramp", "--percent", str(percent), "--days", str(days))
+
+
+def show_host(context: typer.Context, as_json: AsJson = False) -> None:
+    settings = session_of(context).settings
+    identity = read_identity(settings)
+    if identity is None:
+        raise InvalidRequestError("this host has no name yet: the first worker makes it. Start one: tightloop up")
+    told = {"name": identity.name, "adopted": identity.adopted, "queues": identity.queues(settings)}
+    show_either(told, _line(identity), as_json=as_json)
+
+
+def adopt_state(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="HOST", help="Name of the other host, or its task queue.")],
+    release: Annotated[bool, typer.Option("--release", help="Leave its work to it again.")] = False,
+) -> None:
+    session = session_of(context)
+    queue = queue_of(session.settings, name.removeprefix(queue_of(session.settings, "")))
+    known = read_identity(session.settings)
+    if not release and (known is None or queue not in known.queues(session.settings)):
+
+        async def ask(client: TightloopClient) -> tuple[Poller, ...]:
+            return await client.pollers(queue)
+
+        if pollers := session.run(ask):
+            raise InvalidRequestError(
+                f"worker {pollers[0].process} works as {name!r}: two hosts would do its work. Stop it first; Temporal "
+                "may list it for a minute after it was killed"
+            )
+    identity = adopt_host(session.settings, name, release=release)
+    typer.echo(f"{_line(identity)}. It counts once the workers of this host were started again")
+
+
+def _line(identity: HostIdentity) -> str:
+    adopted = f", and works for {', '.join(identity.adopted)}" if identity.adopted else ""
+    return f"this host is {identity.name}{adopted}"
+
+
+_KEEP = "Keep a copy of it in a safe place: without it the histories it encrypted cannot be read"
+
+
+def new_keys(context: typer.Context) -> None:
+    privacy = _of_a_file(session_of(context).settings.privacy)
+    path, ring = key_file(privacy), new_ring()
+    write_ring(path, ring)
+    show(f"made key {ring.current} in {path}. {_KEEP}")
+
+
+def list_keys(context: typer.Context, as_json: AsJson = False) -> None:
+    ring = read_ring(session_of(context).settings.privacy)
+    if as_json:
+        show_json([{"id": key_id, "current": key_id == ring.current} for key_id in ring.ids])
+        return
+    for key_id in ring.ids:
+        show(f"{key_id}{'  current' if key_id == ring.current else ''}")
+
+
+def rotate_keys(context: typer.Context) -> None:
+    privacy = _of_a_file(session_of(context).settings.privacy)
+    path, ring = key_file(privacy), read_ring(privacy).rotated()
+    write_ring(path, ring, replace=True)
+    show(
+        f"key {ring.current} is current now, {len(ring.keys) - 1} older kept in {path}. {_KEEP}. "
+        "Copy the file to the other hosts, then restart the workers: until then they encrypt with the old key"
+    )
+
+
+def _of_a_file(privacy: PrivacySettings) -> PrivacySettings:
+    if privacy.keys_env:
+        raise SettingsError(
+            f"the keys come from the variable {privacy.keys_env} (privacy.keys_env), which this command cannot change. "
+            "Change them where it is set, or leave privacy.keys_env empty and use a key file"
+        )
+    return privacy
+
+
+def create_token(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Who has it; stands in answers and approvals, such as anna.")],
+    role: Annotated[
+        SealRole, typer.Option(help="What it may do; each role includes those before it.")
+    ] = SealRole.VIEWER,
+    project: Annotated[
+        list[str] | None,
+        typer.Option(help="Id of a project that it sees, or how the id begins; several: repeat it. Default: all."),
+    ] = None,
+    episode: Annotated[str, typer.Option(help="Of an agent: the id of the episode that it works for.")] = "",
+    expires: Annotated[str, typer.Option(help="Time until it expires, such as 90d or 12h; 'never'.")] = "90d",
+    as_json: AsJson = False,
+) -> None:
+    lasts = None if expires == "never" else timedelta(days=read_days(expires, "--expires"))
+    ledger = require_ledger(session_of(context).settings)
+    wanted = [project_named(ledger, one) for one in project or ()]
+    if episode and not wanted:
+        wanted = [ledger.workflow(episode).project]
+    token, text = _tokens(session_of(context)).create(name, role, wanted, episode=episode, lasts=lasts)
+    show_either({**token.model_dump(mode="json"), "token": text}, text, as_json=as_json)
+
+
+def list_tokens(context: typer.Context, as_json: AsJson = False) -> None:
+    found = _tokens(session_of(context)).all()
+    if as_json:
+        show_json([token.model_dump(mode="json") for token in found])
+        return
+    made = table("NAME", "ROLE", "STATE", "EXPIRES", "PROJECTS", "EPISODE")
+    for token in found:
+        expires = f"{token.expires.astimezone():%Y-%m-%d %H:%M}" if token.expires else "never"
+        made.add_row(
+            token.name,
+            token.role.value,
+            coloured(_state(token)),
+            expires,
+            ", ".join(token.projects) or "all",
+            token.episode,
+        )
+    show(made if found else "no token yet. Make one: tightloop token create NAME --role operator")
+
+
+def revoke_token(context: typer.Context, name: Annotated[str, typer.Argument(help="Name of a valid token.")]) -> None:
+    _tokens(session_of(context)).revoke(name)
+    show(f"{name} opens nothing any more")
+
+
+def _tokens(session: Session) -> "Tokens":
+    ledger = require_ledger(session.settings)
+    from tightloop.database.access import Tokens
+
+    return Tokens(ledger.database)
+
+
+def _state(token: "Token") -> str:
+    if token.revoked is not None:
+        return "revoked"
+    return "valid" if token.is_valid(datetime.now(UTC)) else "expired"

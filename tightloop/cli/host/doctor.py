@@ -16,8 +16,8 @@ from tightloop.cli.session import Session
 from tightloop.client import Poller, TightloopClient
 from tightloop.client.execution import setup_command
 from tightloop.client.keys import present_ring
-from tightloop.client.proof.signing import global_setting
-from tightloop.episode.copies import host_of
+from tightloop.client.proof.envelope import global_setting
+from tightloop.episode.checkpoint import host_of
 from tightloop.errors import SettingsError, TightloopError, UntrustedProgramError
 from tightloop.host import state_folder, state_home
 from tightloop.host.profile import profile_source, profile_values

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tightloop.cli.host.server_part import recalled
-from tightloop.cli.render.terminal import as_plain_values, plain, show, show_either, show_json, table
 from tightloop.cli.session import AsJson, Session, session_of
+from tightloop.cli.terminal import as_plain_values, plain, show, show_either, show_json, table
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError
 from tightloop.host import state_folder
 from tightloop.memory.model import Details, Entry, Kind, Pattern, Recollection
@@ -152,8 +152,7 @@ def _memory(session: Session) -> "MemoryStore":
         ServiceUnavailableError: only the client is installed here.
     """
     try:
-        from tightloop.database.memory.opening import memory_database
-        from tightloop.database.memory.store import MemoryStore
+        from tightloop.database.memory.store import MemoryStore, memory_database
     except ImportError:
         raise ServiceUnavailableError(
             "the memory cannot be read here: only the client is installed, without the server part. Build and install "

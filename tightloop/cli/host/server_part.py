@@ -8,8 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tightloop.cli.request import given
 from tightloop.cli.session import Session
+from tightloop.cli.start import given
 from tightloop.errors import ServiceUnavailableError
 from tightloop.host import module_arguments
 from tightloop.host.programs import own_environment, own_python

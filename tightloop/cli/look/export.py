@@ -13,10 +13,10 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from tightloop.cli.render.terminal import as_plain_values, plain, remark, show
 from tightloop.cli.session import Id, Session, session_of
+from tightloop.cli.terminal import as_plain_values, plain, remark, show
 from tightloop.client import CLOSED_STATUSES, Kind, Summary, TightloopClient
-from tightloop.client.records.store import Store
+from tightloop.client.store import Store
 from tightloop.errors import ArtifactError, InvalidRequestError, ServiceUnavailableError, WorkspaceError
 from tightloop.plan.request import PlanResult
 from tightloop.plan.stored import PlanArchive

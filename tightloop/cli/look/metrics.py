@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from tightloop.cli.look.stored import Project, project_named, require_ledger
-from tightloop.cli.render.terminal import plain, show, show_json, table
+from tightloop.cli.look.workflows import Project, project_named, require_ledger
 from tightloop.cli.session import AsJson, session_of
+from tightloop.cli.terminal import plain, show, show_json, table
 from tightloop.ledger.metrics import (
     MEANINGS,
     Division,
@@ -20,7 +20,7 @@ from tightloop.ledger.metrics import (
     Unit,
     read_range,
 )
-from tightloop.ledger.shown import amount
+from tightloop.ledger.model import amount
 from tightloop.value import counted
 
 Since = Annotated[

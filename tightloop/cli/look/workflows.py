@@ -1,28 +1,45 @@
-"""The commands that show episodes and plans: list, status, watch, timeline, checkpoints."""
+"""Commands that show workflows."""
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tightloop.cli.follow import follow
-from tightloop.cli.plan.stored import with_records
-from tightloop.cli.render.episode import checkpoints_table
-from tightloop.cli.render.plan import steps_table
-from tightloop.cli.render.question import drift_lines, todo_lines
-from tightloop.cli.render.terminal import as_plain_values, remark, show, show_either, show_json
-from tightloop.cli.render.workflow import list_table, status_panel, timeline_table
+from tightloop.cli.plan.commands import with_records
 from tightloop.cli.session import AsJson, EpisodeId, Id, JsonLines, Wait, leave, session_of, within
+from tightloop.cli.terminal import as_plain_values, on_terminal, plain, remark, show, show_either, show_json
+from tightloop.cli.views import (
+    checkpoints_table,
+    drift_lines,
+    list_table,
+    question_lines,
+    status_panel,
+    steps_table,
+    timeline_table,
+    todo_lines,
+)
 from tightloop.client import CLOSED_STATUSES, OPEN_STATUSES, Event, Kind, Status, Summary, TightloopClient
-from tightloop.client.records.listing import START_HINT
+from tightloop.client.changes import TreeChange, plan_change, read_number
+from tightloop.client.records import START_HINT
+from tightloop.client.store import Store
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.display import reset_command
 from tightloop.episode.model import EpisodeStatus
-from tightloop.errors import ServiceUnavailableError, SettingsError
+from tightloop.errors import InvalidRequestError, ServiceUnavailableError, SettingsError
+from tightloop.ledger.digest import digest_lines, is_worth_telling
+from tightloop.ledger.model import InboxItem
 from tightloop.loop.model import LoopStatus
 from tightloop.plan.request import StepLine
+from tightloop.settings import Settings
 from tightloop.value import counted
+
+if TYPE_CHECKING:
+    from tightloop.database.ledger import Ledger
+
 
 EVENTS_SHOWN = 100
 QUESTIONS_OF = 5
@@ -147,3 +164,134 @@ def checkpoints(
         remark(f"{counted(hidden, 'discarded checkpoint')} not shown; see them with --all. They can be restored, too.")
     if reset := reset_command(key, found):
         remark(f"to go back in Temporal, give run and event of a checkpoint (--json has both in full): {reset}")
+
+
+Project = Annotated[str, typer.Option(help="Id of a project, or its unambiguous beginning. Default: all.")]
+
+
+def inbox(context: typer.Context, project: Project = "", as_json: AsJson = False) -> None:
+    ledger = require_ledger(session_of(context).settings)
+    items = ledger.inbox(project_named(ledger, project) if project else "")
+    if as_json:
+        show_json([item.model_dump(mode="json") for item in items])
+    elif items:
+        show(*(line for item in items for line in (*_item_lines(item), "")))
+    else:
+        open_ones = sum(line.running for line in ledger.projects())
+        show(f"nothing waits for you; {open_ones} of episodes and plans {'is' if open_ones == 1 else 'are'} open")
+
+
+def _item_lines(item: InboxItem) -> list[str]:
+    blocks = f"; blocks {counted(item.blocks, 'step')}" if item.blocks > 1 and not item.tasks else ""
+    if item.loop:
+        waits = f"; {', '.join(item.tasks[1:])} wait for {item.tasks[0]}" if len(item.tasks) > 1 else ""
+        blocks += f"; within {item.loop}{waits}"
+    goal = f": {plain(item.goal.partition(chr(10))[0])}" if item.goal else ""
+    first, *others = question_lines(item.workflow_id, item.question, alone=False)
+    return [f"{item.workflow_id}{goal}  ({item.project}{blocks})", plain(first), *map(plain, others)]
+
+
+def digest(
+    context: typer.Context,
+    project: Project = "",
+    day: Annotated[str, typer.Option(metavar="YYYY-MM-DD", help="In UTC. Default: today.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    ledger = require_ledger(session_of(context).settings)
+    wanted = _day(day)
+    names = [project_named(ledger, project)] if project else [line.id for line in ledger.projects()]
+    found = [ledger.digest(name, wanted) for name in names]
+    if as_json:
+        show_json([one.model_dump(mode="json") for one in found])
+    elif shown := [
+        line for one in found if project or is_worth_telling(one) for line in (*map(plain, digest_lines(one)), "")
+    ]:
+        show(*shown)
+    else:
+        show(f"nothing happened on {wanted}, and nothing waits")
+
+
+def _day(text: str) -> date:
+    if not text:
+        return datetime.now(UTC).date()
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise InvalidRequestError(f"--day {text!r} is not a date. Write it like 2026-01-31") from None
+
+
+def project_named(ledger: "Ledger", reference: str) -> str:
+    """Return the id of the project that a person means.
+
+    Raises:
+        InvalidRequestError: none, or more than one, is meant.
+    """
+    known = [line.id for line in ledger.projects()]
+    fitting = [one for one in known if one == reference] or [one for one in known if one.startswith(reference)]
+    if len(fitting) != 1:
+        named = f"fits {len(fitting)} projects: {', '.join(fitting[:5])}" if fitting else "is no project here"
+        raise InvalidRequestError(f"{reference!r} {named}. Known: {', '.join(known[:8]) or 'none yet'}")
+    return fitting[0]
+
+
+def require_ledger(settings: Settings) -> "Ledger":
+    """Return the ledger that the settings name.
+
+    Raises:
+        ServiceUnavailableError: only the client is installed here.
+    """
+    try:
+        from tightloop.database.ledger import open_ledger
+    except ImportError:
+        raise ServiceUnavailableError(
+            "the ledger cannot be read here: only the client is installed, without the server part. Build and install "
+            "tightloop-server: docs/operate/install.md; or ask the gateway: GET /api/inbox"
+        ) from None
+    return open_ledger(settings)
+
+
+def diff(
+    context: typer.Context,
+    workflow: EpisodeId,
+    before: Annotated[str, typer.Argument(metavar="A", help="Checkpoint, such as ckpt-1 or 1.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="Checkpoint, such as ckpt-2 or 2.")],
+    stat: Annotated[bool, typer.Option("--stat", help="Only the files and the number of lines.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="The text of the plan instead of the files.")] = False,
+    as_json: AsJson = False,
+) -> None:
+
+    async def look(client: TightloopClient, key: str) -> tuple[str, Path, tuple[CheckpointRecord, ...]]:
+        workspace = (await client.summary(key)).workspace
+        try:
+            return key, Path(workspace), await client.checkpoints(key)
+        except ServiceUnavailableError:
+            # The references in the store are enough for files; the list only helps with a fork.
+            if plan:
+                raise
+            return key, Path(workspace), ()
+
+    key, folder, records = session_of(context).on(workflow, look, Kind.EPISODE)
+    numbers = [read_number(key, name) for name in (before, after)]
+    if plan:
+        _show_plan(Store(folder, key), numbers, records, as_json=as_json)
+    else:
+        _show_files(TreeChange(folder, key, numbers, records), before, after, stat=stat, as_json=as_json)
+
+
+def _show_plan(store: Store, numbers: list[int], records: tuple[CheckpointRecord, ...], *, as_json: bool) -> None:
+    change = plan_change(store, numbers, records)
+    a, b = (f"ckpt-{number}" for number in numbers)
+    if as_json:
+        show_json({"from": a, "to": b, "plan_change": change})
+        return
+    typer.echo(plain(change or f"the plan is the same in {a} and {b}").rstrip("\n"))
+
+
+def _show_files(change: TreeChange, before: str, after: str, *, stat: bool, as_json: bool) -> None:
+    if not as_json:
+        colour = "--color=always" if on_terminal() else "--color=never"
+        typer.echo(change.text(colour, *(["--stat"] if stat else [])), nl=False)
+        return
+    patch = {} if stat else {"patch": change.text("--binary")}
+    files = [file.model_dump() for file in change.files()]
+    show_json({"files": files, **patch, "from": before, "to": after})

@@ -8,21 +8,19 @@ from typing import Annotated, Any
 import typer
 
 from tightloop.cli import FAILED
-from tightloop.cli.plan.file import Examined, accepted, examine, examine_any, problem_line
-from tightloop.cli.plan.stored import FileOrId, is_file, newest, plan_status
-from tightloop.cli.plan.text import plan_text, step_text
-from tightloop.cli.render.plan import record_lines
-from tightloop.cli.render.terminal import plain, remark, show_json
+from tightloop.cli.plan.commands import FileOrId, is_file, newest, plan_status
+from tightloop.cli.plan.file import Examined, accepted, examine, examine_any, plan_text, problem_line, step_text
 from tightloop.cli.session import AsJson, session_of
+from tightloop.cli.terminal import plain, remark, show_json
+from tightloop.cli.views import record_lines
 from tightloop.client import Kind, TightloopClient
-from tightloop.client.records.store import Store
+from tightloop.client.store import Store
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError, WorkspaceError, did_you_mean
+from tightloop.plan.child import StepRecord, StepStatus
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import Step
 from tightloop.plan.request import StepLine
-from tightloop.plan.result import StepRecord, StepStatus
-from tightloop.plan.text.mermaid import to_mermaid
-from tightloop.plan.text.writing import FORMS, write_plan
+from tightloop.plan.text.writing import FORMS, to_mermaid, write_plan
 from tightloop.value import counted
 
 

@@ -1,6 +1,7 @@
-"""The commands that only plans have: run, replan, run-step."""
+"""`tightloop plan`."""
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,17 +12,73 @@ from rich.text import Text
 
 from tightloop.cli.follow import follow
 from tightloop.cli.plan.file import Examined, accepted, problem_line, read_inputs
-from tightloop.cli.plan.stored import newest, plan_status
-from tightloop.cli.render.terminal import on_terminal, plain, remark, show, show_either
-from tightloop.cli.request import given
-from tightloop.cli.session import AsJson, By, JsonLines, PlanId, Wait, leave, operator, session_of
-from tightloop.cli.start import start_and_wait
-from tightloop.client import Kind, TightloopClient
-from tightloop.client.records.store import Store
+from tightloop.cli.session import AsJson, By, JsonLines, PlanId, Wait, complete_id, leave, operator, session_of
+from tightloop.cli.start import given, start_and_wait
+from tightloop.cli.terminal import on_terminal, plain, remark, show, show_either
+from tightloop.client import Kind, Status, TightloopClient
+from tightloop.client.store import Store
 from tightloop.episode.proof import ProofRule
-from tightloop.errors import InvalidRequestError
-from tightloop.plan.request import SOURCE_BYTES, PlanRequest, PlanStatus
+from tightloop.errors import InvalidRequestError, WorkspaceError
+from tightloop.plan.child import StepStatus
+from tightloop.plan.request import SOURCE_BYTES, PlanRequest, PlanStatus, StepLine
+from tightloop.plan.stored import StoredPlan
+from tightloop.plan.text.reading import read_plan
 from tightloop.value.scrub import scrub
+
+FileOrId = Annotated[
+    str, typer.Argument(metavar="FILE|ID", help="Plan file, or the id of a plan.", autocompletion=complete_id)
+]
+
+
+def is_file(what: str) -> bool:
+    """Return whether a word names a plan file rather than a plan."""
+    # What looks like a path is one even where it does not exist: the error is then about the file.
+    return what == "-" or Path(what).expanduser().is_file() or "/" in what or Path(what).suffix != ""
+
+
+async def plan_status(client: TightloopClient, plan_id: str) -> PlanStatus:
+    """Return the status of a plan; the id was resolved as that of a plan."""
+    status = await client.status(plan_id)
+    assert isinstance(status, PlanStatus)
+    return status
+
+
+def with_records(status: Status) -> Status:
+    """Return a status that no worker gave, with what the records of a plan on this host say of its steps."""
+    if not isinstance(status, PlanStatus) or not status.workspace:
+        return status
+    store = Store(Path(status.workspace), status.plan_id)
+    found = {record.step: record for record in store.records() if not record.undone} if store.is_here else {}
+    counts = Counter(record.result.status.value for record in found.values())
+    failed = tuple(
+        StepLine(id=step, status=StepStatus.FAILED, attempt=record.attempt, failure=record.result.failure)
+        for step, record in found.items()
+        if record.result.status is StepStatus.FAILED
+    )
+    times = [moment for moment in (status.as_of, *(record.ended for record in found.values())) if moment is not None]
+    return status.evolve(counts=dict(counts), failed=failed, as_of=max(times, default=None))
+
+
+async def newest(client: TightloopClient, status: PlanStatus) -> StoredPlan:
+    """Return the newest revision: from this host, or (the first one) from the request that started the plan.
+
+    Raises:
+        InvalidRequestError: the plan was refused before it was stored.
+        WorkspaceError: the revision is only on the host of the workspace.
+    """
+    store = Store(Path(status.workspace), status.plan_id)
+    if store.is_here and (revisions := store.revisions()):
+        return revisions[-1]
+    request = await client.request(status.plan_id)
+    if status.revision == 1 and isinstance(request, PlanRequest) and request.source:
+        return StoredPlan(
+            plan_id=status.plan_id, plan=read_plan(request.source).plan, inputs=request.inputs, source=request.source
+        )
+    if store.workspace.is_dir():
+        raise InvalidRequestError(f"{status.plan_id} has no stored plan: it was not opened. {status.reason}".rstrip())
+    store.require()
+    raise WorkspaceError(f"{status.plan_id} has no stored revision in {store.folder}")
+
 
 _SECRET = re.compile(r"\[secret:[^\]]+\]")
 

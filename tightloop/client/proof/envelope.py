@@ -1,18 +1,23 @@
-"""DSSE envelopes: content, its type, and signatures of both.
-
-Source: https://github.com/secure-systems-lab/dsse/blob/v1.0.2/protocol.md
-"""
+"""Envelope and signatures of a proof."""
 
 import base64
 import binascii
 import json
+import os
+import re
+import subprocess
+import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from pydantic import Field, ValidationError
 
-from tightloop.errors import ProofError
+from tightloop.errors import InvalidRequestError, ProofError
+from tightloop.host.programs import TrustedProgram, find_trusted, own_environment, trusted_path
 from tightloop.value import Value, first_problem
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -154,3 +159,256 @@ def _bounded_integer(digits: str) -> int:
     if len(digits) > INTEGER_DIGITS:
         raise ProofError(f"the proof has a number of {len(digits)} digits")
     return int(digits)
+
+
+NAMESPACE = "tightloop-proof"
+"""A signature made for anything else, such as a commit, never counts for a proof, nor the other way round."""
+SIGN_SECONDS = 120.0
+"""A person may have to type a passphrase or touch a key."""
+CHECK_SECONDS = 20.0
+MOST_PRINCIPALS = 16
+_MAGIC = b"SSHSIG"
+_LITERAL = re.compile(r"(?:key::)?((?:ssh|ecdsa|sk)-\S+ [A-Za-z0-9+/=]+)")
+_FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
+_PUBLIC_KEY = re.compile(r"(?:ssh|ecdsa|sk)-\S+ [A-Za-z0-9+/=]+")
+# The repository that somebody stands in may be anyone's, so git and ssh-keygen never start in it.
+_NOWHERE = "/"
+
+
+class NoSigningKeyError(ProofError):
+    """The user has no SSH key that git signs with."""
+
+
+@dataclass(frozen=True)
+class SigningKey:
+    """The key that the user's own git configuration names."""
+
+    file: Path | None
+    """Private key, or public key of one that an agent holds; None for a key written out in the configuration."""
+    literal: str = ""
+    program: str = "ssh-keygen"
+    """What git signs with, such as the program of a password manager."""
+
+    @property
+    def public(self) -> str:
+        """Type and base64 of the public key; empty where its file is missing."""
+        if self.file is None:
+            return self.literal
+        for place in (self.file, self.file.with_name(f"{self.file.name}.pub")):
+            try:
+                if found := _PUBLIC_KEY.match(place.read_text(encoding="utf-8", errors="replace")):
+                    return found.group()
+            except OSError:
+                continue
+        return ""
+
+
+@dataclass(frozen=True)
+class Signer:
+    """Who signed, as far as it was established."""
+
+    fingerprint: str
+    principal: str
+    """The name under which the key was found among the allowed ones."""
+
+
+def signing_key() -> SigningKey:
+    """Return the key of `user.signingkey`, from the user's own configuration and never from that of a repository.
+
+    Raises:
+        NoSigningKeyError: no key is found; the message says how to name one.
+    """
+    configured = global_setting("gpg.format")
+    named = global_setting("user.signingkey")
+    if configured != "ssh" or not named:
+        raise NoSigningKeyError(
+            "your git configuration names no SSH key to sign with. Name one: git config --global gpg.format ssh && "
+            "git config --global user.signingkey ~/.ssh/id_ed25519.pub"
+        )
+    program = global_setting("gpg.ssh.program", kind="path") or "ssh-keygen"
+    if literal := _LITERAL.match(named):
+        return SigningKey(None, literal.group(1), program)
+    file = Path(global_setting("user.signingkey", kind="path"))
+    if not file.is_file():
+        raise NoSigningKeyError(f"the key {named!r} of user.signingkey in your git configuration is not there")
+    return SigningKey(file, program=program)
+
+
+def sign(content: bytes, key: SigningKey) -> Signature:
+    """Sign bytes. May ask on the terminal for a passphrase, or wait for a touch.
+
+    Raises:
+        ProofError: the program is missing or refuses.
+    """
+    with _files(content=content, key=key.literal.encode() + b"\n") as folder:
+        chosen = [str(key.file)] if key.file is not None else [str(folder / "key"), "-U"]
+        _sign(key.program, ("-Y", "sign", "-n", NAMESPACE, "-f", *chosen, str(folder / "content")))
+        try:
+            made = _from_armour((folder / "content.sig").read_text())
+        except (OSError, UnicodeDecodeError):
+            raise ProofError(f"{key.program} said that it had signed, and left no signature") from None
+    return Signature(sig=made, keyid=fingerprint(content, made))
+
+
+def fingerprint(content: bytes, sig: str) -> str:
+    """Return the fingerprint of the key that made a signature of these bytes, whoever has it.
+
+    Raises:
+        ProofError: it is not a signature of exactly these bytes as a proof.
+    """
+    with _files(sig=_to_armour(sig)) as folder:
+        done = _check(("-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(folder / "sig")), content)
+    found = _FINGERPRINT.search(done.stdout.decode("utf-8", "replace"))
+    if done.returncode != 0 or found is None:
+        raise ProofError("the signature does not fit: the proof was changed, or it was signed as something else")
+    return found.group()
+
+
+def signer(content: bytes, sig: str, allowed: Sequence[Path]) -> Signer | None:
+    """Return who made a signature; None: a key that no file of allowed signers (ssh-keygen(1)) has.
+
+    Raises:
+        ProofError: it is not a signature of exactly these bytes as a proof.
+    """
+    made_by = fingerprint(content, sig)
+    with _files(sig=_to_armour(sig)) as folder:
+        signature = str(folder / "sig")
+        for file in allowed:
+            found = _check(("-Y", "find-principals", "-s", signature, "-f", str(file)), b"")
+            names = found.stdout.decode("utf-8", "replace").splitlines() if found.returncode == 0 else []
+            for name in names[:MOST_PRINCIPALS]:
+                arguments = ["-n", NAMESPACE, "-s", signature, "-f", str(file), "-I", name]
+                if _check(("-Y", "verify", *arguments), content).returncode == 0:
+                    return Signer(made_by, name)
+    return None
+
+
+@contextmanager
+def allowed_signers(file: Path | None) -> Iterator[tuple[Path, ...]]:
+    """Yield the files of allowed signers: the given one alone, or else the user's own.
+
+    The user's own are `gpg.ssh.allowedSignersFile` of their git configuration, and their own signing key.
+
+    Raises:
+        InvalidRequestError: the given one cannot be read.
+    """
+    if file is not None:
+        if not os.access(file, os.R_OK) or not file.is_file():
+            raise InvalidRequestError(f"--allowed-signers {file} cannot be read. Name a file as ssh-keygen(1) has it")
+        yield (file.resolve(),)
+        return
+    named = global_setting("gpg.ssh.allowedSignersFile", kind="path")
+    others = (Path(named),) if named and Path(named).is_file() else ()
+    try:
+        own = signing_key().public
+    except ProofError:
+        own = ""
+    line = f'your-own-key namespaces="{NAMESPACE}" {own}\n' if own else ""
+    with _files(own=line.encode()) as folder:
+        yield (*others, folder / "own")
+
+
+def global_setting(name: str, *, kind: str = "") -> str:
+    """Return a setting of the user's own git configuration, empty where it is not set.
+
+    Args:
+        name: such as `gpg.format`.
+        kind: the type as git-config(1) has it; `path` expands `~`.
+    """
+    typed = [f"--type={kind}"] if kind else []
+    program = find_trusted("git")
+    if program is None:
+        return ""
+    program.refuse_within()
+    try:
+        done = subprocess.run(
+            program.command("config", "--global", "--includes", *typed, "--get", name),
+            cwd=_NOWHERE,
+            env={key: value for key, value in _environment().items() if not key.startswith("GIT_") or key == _GLOBAL},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=CHECK_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return os.fsdecode(done.stdout).rstrip("\n") if done.returncode == 0 else ""
+
+
+_GLOBAL = "GIT_CONFIG_GLOBAL"
+
+
+def _sign(name: str, arguments: Sequence[str]) -> None:
+    program = _program(name, "Install OpenSSH 8.2 or newer")
+    try:
+        done = subprocess.run(
+            program.command(*arguments),
+            cwd=_NOWHERE,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=SIGN_SECONDS,
+            check=False,
+        )
+    except OSError as error:
+        raise ProofError(f"{name} cannot be started: {error.strerror}. Install OpenSSH 8.2 or newer") from None
+    except subprocess.TimeoutExpired:
+        raise ProofError(f"{name} did not sign within {SIGN_SECONDS:g} s: is an agent waiting for you?") from None
+    if done.returncode != 0:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+        raise ProofError(f"{name} did not sign: {said[0] if said else 'it does not say why'}")
+
+
+def _check(arguments: Sequence[str], stdin: bytes) -> "subprocess.CompletedProcess[bytes]":
+    """Run ssh-keygen, which also checks what another program of the user signed."""
+    program = _program("ssh-keygen", "Install OpenSSH 8.9 or newer")
+    try:
+        return subprocess.run(
+            program.command(*arguments),
+            cwd=_NOWHERE,
+            env=_environment(),
+            input=stdin,
+            capture_output=True,
+            timeout=CHECK_SECONDS,
+            check=False,
+        )
+    except OSError as error:
+        raise ProofError(f"ssh-keygen cannot be started: {error.strerror}. Install OpenSSH 8.9 or newer") from None
+    except subprocess.TimeoutExpired:
+        raise ProofError(f"ssh-keygen did not answer within {CHECK_SECONDS:g} s") from None
+
+
+def _program(name: str, how_to_get: str) -> TrustedProgram:
+    program = find_trusted(name)
+    if program is None:
+        raise ProofError(f"{name} was not found. {how_to_get}")
+    program.refuse_within()
+    return program
+
+
+def _environment() -> dict[str, str]:
+    return {**own_environment(), "PATH": trusted_path()}
+
+
+@contextmanager
+def _files(**contents: bytes) -> Iterator[Path]:
+    """Yield a private folder with these files."""
+    with tempfile.TemporaryDirectory(prefix="tightloop-proof-") as made:
+        for name, content in contents.items():
+            # ssh-keygen refuses a key that others can read.
+            with os.fdopen(os.open(Path(made, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(content)
+        yield Path(made)
+
+
+def _to_armour(sig: str) -> bytes:
+    blob = decode(sig, "the signature of the proof")
+    if not blob.startswith(_MAGIC):
+        raise ProofError("the signature of the proof is not one of OpenSSH, so it cannot be checked here")
+    lines = [sig[at : at + 70] for at in range(0, len(sig), 70)]
+    return "\n".join(["-----BEGIN SSH SIGNATURE-----", *lines, "-----END SSH SIGNATURE-----", ""]).encode()
+
+
+def _from_armour(text: str) -> str:
+    body = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("-----")]
+    return encode(decode("".join(body), "the signature of ssh-keygen"))

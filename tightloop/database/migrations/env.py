@@ -1,4 +1,4 @@
-"""Runs migrations on the connection that the caller gives; see `tightloop.database.upgrading`."""
+"""Runs migrations on the connection that the caller gives; see `tightloop.database.engine`."""
 
 from alembic import context
 

@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from enum import StrEnum
 
-from tightloop.episode.failure import short_mark, without_noise
-from tightloop.episode.failure.printed import without_frames
+from tightloop.episode.failure import short_mark, without_frames, without_noise
 from tightloop.safety.change.patch import FilePatch
 
 SAMPLE = 60

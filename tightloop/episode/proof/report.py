@@ -1,4 +1,4 @@
-"""What checkers told while they ran: events, a line of JSON each, become reports."""
+"""Report of a proof, and the files of its beginning."""
 
 import hashlib
 import json
@@ -11,6 +11,7 @@ from pydantic import Field
 
 from tightloop.episode.proof.model import NAMES_LIMIT, TestReport
 from tightloop.value import Value, shorten
+from tightloop.value.artifact import ArtifactRef
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 _WORST = {PASSED: 0, SKIPPED: 1, FAILED: 2}
@@ -182,3 +183,28 @@ def _function(name: str) -> str:
 def names_text(results: Mapping[str, str]) -> str:
     """Return all results, sorted by name: a line each, result and name."""
     return "".join(f"{results[name]} {name}\n" for name in sorted(results))
+
+
+class CheckBaseline(Value):
+    """What a check said before the first plan."""
+
+    run: str
+    passed: bool = False
+    exit_code: int | None = None
+    observation: Observation = Observation()
+
+
+class Beginning(Value):
+    """The beginning of an episode, stored as one artifact."""
+
+    tree: str
+    """The tree before the first plan."""
+    root: str = ""
+    """Top of the working tree that `ignored` is about."""
+    checks: tuple[CheckBaseline, ...] = ()
+    ignored: ArtifactRef | None = None
+    """What lay in the working tree and not in its tree: a stored manifest."""
+
+    def check(self, run: str) -> CheckBaseline | None:
+        """Return what a command said; None for one that came later."""
+        return next((check for check in self.checks if check.run == run), None)

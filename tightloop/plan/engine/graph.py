@@ -9,11 +9,11 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final
 
 from tightloop.errors import InvalidRequestError
+from tightloop.plan.child import REASON_CHARACTERS, StepFailure
 from tightloop.plan.document.failing import Recovery, Retry, Watchdog
 from tightloop.plan.document.plan import Hypothesis, OnPlanFailure, Plan, PlanBudget
 from tightloop.plan.document.step import Access, Capability, Join, Step, StepBudget, StepKind
 from tightloop.plan.language.reference import head_of, is_one_reference
-from tightloop.plan.result import REASON_CHARACTERS, StepFailure
 from tightloop.value import Value, abridge, shorten
 
 # Titles become summaries of activities in the history.

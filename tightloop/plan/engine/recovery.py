@@ -1,13 +1,16 @@
-"""What follows a failure: the same again, another step, another plan, a person, or the end."""
+"""What follows a failed step."""
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
+from tightloop.plan.child import StepFailure
 from tightloop.plan.document.failing import FailureClass, Recovery, Retry
-from tightloop.plan.document.plan import OnPlanFailure
+from tightloop.plan.document.plan import OnPlanFailure, PlanBudget
 from tightloop.plan.engine.graph import Node
-from tightloop.plan.result import StepFailure
+from tightloop.plan.engine.state import UndoEntry
+from tightloop.plan.request import PlanSpent
 
 
 class RouteAction(StrEnum):
@@ -108,3 +111,87 @@ def backoff_s(retry: Retry, attempt: int) -> float:
     except OverflowError:
         return retry.maximum_s
     return min(wait, retry.maximum_s)
+
+
+MORE = "Raise the bound with top_up, or cancel the plan"
+# Attempts first: a loop of steps that cost nothing reaches no other bound.
+_REACHED = {
+    "max_attempts": "{:.0f} attempts of steps were started",
+    "max_cost_usd": "{:.4g} USD were spent",
+    "max_tokens": "{:.0f} tokens were used",
+    "max_api_calls": "{:.0f} API calls were made",
+    "max_wall_s": "the plan has worked for {:.0f} s",
+}
+"""By the bound that is looked at, in this order."""
+
+
+def find_breach(budget: PlanBudget, spent: PlanSpent, *, depth: int = 1) -> str | None:
+    """Return why nothing more may start, as a sentence with what was spent and the limit; None while all is within.
+
+    `depth` is 1 for a plan of its own, one more for each plan around it.
+    """
+    if depth > budget.max_depth:
+        return (
+            f"the plan is nested {depth} deep, max_depth is {budget.max_depth}. "
+            "Raise max_depth in the budget of the outermost plan, or put the steps into this plan"
+        )
+    used = spent.by_bound()
+    for name, words in _REACHED.items():
+        bound = getattr(budget, name)
+        if bound is not None and used[name] >= bound:
+            shown = f"{bound:.4g}" if name == "max_cost_usd" else f"{bound:.0f}"
+            return f"{words.format(used[name])}, {name} is {shown}. {MORE}"
+    return None
+
+
+def find_revisions_breach(budget: PlanBudget, spent: PlanSpent) -> str | None:
+    """Return why the plan may not be changed once more."""
+    if spent.revisions < budget.max_revisions:
+        return None
+    return f"the plan has {spent.revisions} revisions, max_revisions is {budget.max_revisions}. {MORE}"
+
+
+def find_fan_out_breach(node: Node, count: int, budget: PlanBudget) -> str | None:
+    """Return why a template may not become `count` steps."""
+    if count < 0:
+        return (
+            f"{node.id} cannot be made into steps: its for_each is not a list, or the step that it names returned "
+            "none. Return a list from that step, or correct for_each"
+        )
+    if count <= budget.max_fan_out:
+        return None
+    return f"{node.id} would become {count} steps, max_fan_out is {budget.max_fan_out}. {MORE}"
+
+
+def find_step_overspend(node: Node, *, cost_usd: float, tokens: int) -> str | None:
+    """Return why a step may not spend more, given what its attempts spent together."""
+    if node.budget.max_cost_usd is not None and cost_usd > node.budget.max_cost_usd:
+        spent = f"{node.id} has spent {cost_usd:.4g} USD, its budget is {node.budget.max_cost_usd:.4g} USD"
+        return f"{spent}. Raise budget.max_cost_usd of the step"
+    if node.budget.max_tokens is not None and tokens > node.budget.max_tokens:
+        spent = f"{node.id} has used {tokens} tokens, its budget is {node.budget.max_tokens}"
+        return f"{spent}. Raise budget.max_tokens of the step"
+    return None
+
+
+def may_be_undone(node: Node, *, completed: bool, tree_before: str, tree_after: str) -> bool:
+    """Return whether an attempt left something that can be taken back.
+
+    An attempt that failed can have changed files too; a compensation of the step's own is for completed ones.
+    """
+    if not node.compensates:
+        return False
+    # A step that never looked at the tree has no tree after it.
+    moved = bool(tree_after) and tree_after != tree_before
+    return moved or (completed and node.own_compensation)
+
+
+def select_undo(undo: Iterable[UndoEntry], only: Collection[str] | None = None) -> tuple[UndoEntry, ...]:
+    """Return what is taken back, the latest first.
+
+    Args:
+        undo: attempts in the order of their ends.
+        only: ids of steps, or of templates for all that was made from them; None: everything.
+    """
+    wanted = [entry for entry in undo if only is None or {entry.step, entry.template}.intersection(only)]
+    return tuple(reversed(wanted))

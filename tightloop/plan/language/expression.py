@@ -1,19 +1,280 @@
-"""Expressions over references: a small, safe subset of Python's, read with `ast` and never given to `eval`.
-
-Comparisons, `and`, `or`, `not`, `in`, `x if c else y`, arithmetic, literals, `value[place]`, and the functions len,
-min, max, sum, any, all, abs, round, number, lower, trim, matches(text, pattern), exists(reference) and
-default(reference, value). No attributes, no other names. Length, depth, numbers and texts are bounded.
-"""
+"""Expressions."""
 
 import ast
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from tightloop.errors import ExpressionError
-from tightloop.plan.language.expression_source import MARK, Source, marked, tree_of
-from tightloop.plan.language.expression_value import ARITHMETIC, COMPARE, LAZY, NAMES, Evaluation
-from tightloop.plan.language.function import FUNCTIONS, FunctionError, pattern_of
-from tightloop.plan.language.reference import Lookup, find_references
+from tightloop.errors import ExpressionError, ReferenceMissingError
+from tightloop.plan.language.function import FUNCTIONS, FunctionError, is_number, kind, pattern_of
+from tightloop.plan.language.reference import Lookup, Piece, as_text, find_references, pieces, resolve
+
+MARKS_LIMIT = 200
+"""References and texts in one expression."""
+# A letter, so that marks are names to `ast`; nobody types it. `ast` counts columns in bytes, of which it has two.
+MARK = "\u01c3"
+
+_TEXT = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
+_ESCAPE = re.compile(r"\\(['\"\\nt])")
+_ESCAPED = {"n": "\n", "t": "\t"}
+
+
+class Mark(NamedTuple):
+    """What stands in the original where `Source.text` has a name of `MARK`s."""
+
+    value: str
+    """A reference as `${name}`, a text as its value, which may hold references."""
+    is_reference: bool
+    """A reference itself, not a text."""
+    size: int
+    """Characters in the original."""
+
+
+class Source(NamedTuple):
+    """An expression in which each reference and text was replaced by as many `MARK`s as it has characters."""
+
+    text: str
+    """Without blanks around it, and in one line."""
+    marks: Mapping[int, Mark]
+    """By the column in the original, from 1."""
+    indent: int
+    """Blanks before it in the original."""
+
+    def column(self, node: ast.AST) -> int:
+        """Return where a node stands in the original, from 1."""
+        at = getattr(node, "col_offset", 0)
+        return self.indent + len(self.text.encode()[:at].decode(errors="ignore")) + 1
+
+    def mark(self, node: ast.AST) -> Mark | None:
+        """Return what a name stands for; None for another name, or for marks without an operator between."""
+        found = self.marks.get(self.column(node)) if isinstance(node, ast.Name) and MARK in node.id else None
+        return found if found and isinstance(node, ast.Name) and found.size == len(node.id) else None
+
+
+def marked(text: str) -> Source:
+    """Replace references and texts by marks.
+
+    Raises:
+        ExpressionError: one has no end, or is malformed.
+    """
+    if MARK in text or "\0" in text:
+        raise ExpressionError("the text holds a character that no expression has", 1, "remove it")
+    whole = ""
+    marks: dict[int, Mark] = {}
+    while (at := len(whole)) < len(text):
+        if text.startswith("${", at):
+            end = text.find("}", at) + 1 or len(text)
+            ((value, _),) = _pieces(text[at:end], at)
+            mark = Mark(f"${{{value}}}", is_reference=True, size=end - at)
+        elif text[at] in "'\"":
+            found = _TEXT.match(text, at)
+            if found is None:
+                raise ExpressionError("a text has no closing quote", at + 1, f"add {text[at]}")
+            plain = _ESCAPE.sub(lambda one: _ESCAPED.get(one[1], one[1]), found[1] or found[2] or "")
+            _pieces(plain, at + 1)
+            mark = Mark(plain, is_reference=False, size=len(found[0]))
+        else:
+            whole += " " if text[at].isspace() else text[at]
+            continue
+        marks[at + 1] = mark
+        whole += MARK * mark.size
+    if len(marks) > MARKS_LIMIT:
+        raise ExpressionError(f"more than {MARKS_LIMIT} references and texts", 1, "let a step compute it")
+    return Source(whole.strip(), marks, len(whole) - len(whole.lstrip()))
+
+
+def _pieces(text: str, before: int) -> tuple[Piece, ...]:
+    """Split a part of an expression that begins behind `before` characters."""
+    try:
+        return pieces(text)
+    except ExpressionError as error:
+        raise ExpressionError(error.problem, before + error.column, error.suggestion) from None
+
+
+def tree_of(source: Source) -> ast.expr:
+    """Read the marked text.
+
+    Raises:
+        ExpressionError: it is not of the form of an expression.
+    """
+    if not source.text:
+        raise ExpressionError("the expression is empty", 1, "a right one is ${exit_code} == 0")
+    try:
+        return ast.parse(source.text, mode="eval").body
+    except SyntaxError as error:
+        # Where the end came too early the offset is missing, or behind the text.
+        at = min(error.offset or len(source.text), len(source.text))
+        raise ExpressionError(
+            "this is not an expression", source.indent + at, "a right one is len(${collect.sources}) >= 5"
+        ) from None
+    except (RecursionError, MemoryError, ValueError):
+        # CPython's parser refuses deep brackets with MemoryError, its compiler with RecursionError.
+        raise ExpressionError("the expression is nested too deeply", 1, "let a step compute it") from None
+
+
+# Python computes integers of any size: `9 ** 9 ** 9` alone would take all memory.
+NUMBER_LIMIT = 10**100
+RESULT_ITEMS = 100_000
+"""Characters of a text, or items of a list, that an operator may make."""
+POWER_LIMIT = 64
+NAMES: Mapping[str, Any] = {"true": True, "false": False, "null": None}
+LAZY = {"exists": 1, "default": 2}
+"""Functions that are given a reference, not its value -> how many arguments."""
+_AS_NUMBER = "write number(...) to read a text as one"
+
+COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda left, right: left in right,
+    ast.NotIn: lambda left, right: left not in right,
+}
+ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+
+
+class Evaluation:
+    """One evaluation: every node that `parse_expression` lets pass has a method."""
+
+    def __init__(self, lookup: Lookup, source: Source) -> None:
+        self._lookup = lookup
+        self._source = source
+
+    def of(self, node: ast.AST) -> Any:
+        """Return the value of a node.
+
+        Raises:
+            ExpressionError: the values do not fit.
+            ReferenceMissingError: by the lookup.
+        """
+        return getattr(self, f"_{type(node).__name__.lower()}")(node)
+
+    def _fail(self, problem: str, node: ast.AST, suggestion: str = "") -> ExpressionError:
+        return ExpressionError(problem, self._source.column(node), suggestion)
+
+    def _name(self, node: ast.Name) -> Any:
+        mark = self._source.mark(node)
+        if mark is None:
+            return NAMES[node.id]
+        value = resolve(mark.value, self._lookup)
+        return value if mark.is_reference else as_text(value)
+
+    def _constant(self, node: ast.Constant) -> Any:
+        return self._bounded(node.value, node)
+
+    def _list(self, node: ast.List | ast.Tuple) -> list[Any]:
+        return [self.of(item) for item in node.elts]
+
+    _tuple = _list
+
+    def _dict(self, node: ast.Dict) -> dict[str, Any]:
+        if None in node.keys:
+            raise self._fail("** is not allowed in a mapping", node)
+        return {str(self.of(key)): self.of(value) for key, value in zip(node.keys, node.values, strict=True) if key}
+
+    def _boolop(self, node: ast.BoolOp) -> Any:
+        value: Any = None
+        for item in node.values:
+            value = self.of(item)
+            if bool(value) is isinstance(node.op, ast.Or):
+                return value
+        return value
+
+    def _ifexp(self, node: ast.IfExp) -> Any:
+        return self.of(node.body if self.of(node.test) else node.orelse)
+
+    def _unaryop(self, node: ast.UnaryOp) -> Any:
+        value = self.of(node.operand)
+        if isinstance(node.op, ast.Not):
+            return not value
+        if not is_number(value):
+            raise self._fail(f"a sign needs a number, not {kind(value)}", node, _AS_NUMBER)
+        return -value if isinstance(node.op, ast.USub) else value
+
+    def _compare(self, node: ast.Compare) -> bool:
+        left = self.of(node.left)
+        for op, item in zip(node.ops, node.comparators, strict=True):
+            right = self.of(item)
+            try:
+                plain = [side for side in (left, right) if isinstance(side, bool | int | float)]
+                # A command prints text: `"12" == 12` would be false without a word, so it is refused.
+                mixed = len(plain) == 1 and (isinstance(left, str) or isinstance(right, str))
+                if mixed and isinstance(op, ast.Eq | ast.NotEq):
+                    raise TypeError
+                holds = COMPARE[type(op)](left, right)
+            except TypeError:
+                problem = f"{kind(left)} and {kind(right)} cannot be compared"
+                raise self._fail(problem, node, _AS_NUMBER) from None
+            if not holds:
+                return False
+            left = right
+        return True
+
+    def _binop(self, node: ast.BinOp) -> Any:
+        left, right = self.of(node.left), self.of(node.right)
+        numbers = is_number(left) and is_number(right)
+        joined = isinstance(node.op, ast.Add) and type(left) is type(right) and isinstance(left, str | list)
+        if not numbers and not joined:
+            op = type(node.op).__name__
+            raise self._fail(f"{op} does not work for {kind(left)} and {kind(right)}", node, _AS_NUMBER)
+        if isinstance(node.op, ast.Pow) and is_number(right) and abs(right) > POWER_LIMIT:
+            raise self._fail(f"the maximum of an exponent is {POWER_LIMIT}", node)
+        try:
+            return self._bounded(ARITHMETIC[type(node.op)](left, right), node)
+        except ZeroDivisionError:
+            raise self._fail("division by zero", node) from None
+        except OverflowError:
+            raise self._fail("a number is too big", node) from None
+
+    def _bounded(self, value: Any, node: ast.AST) -> Any:
+        if isinstance(value, str | list) and len(value) > RESULT_ITEMS:
+            raise self._fail(f"the result has more than {RESULT_ITEMS} characters or items", node)
+        # A negative number to a fractional power is complex in Python.
+        if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
+            raise self._fail("the result is not a number", node)
+        if is_number(value) and abs(value) > NUMBER_LIMIT:
+            raise self._fail("a number is too big", node)
+        return value
+
+    def _subscript(self, node: ast.Subscript) -> Any:
+        value = self.of(node.value)
+        place = self.of(node.slice)
+        try:
+            return value[place]
+        except (LookupError, TypeError, ValueError):
+            shown = place if isinstance(place, str | int) else "slice"
+            raise self._fail(f"{kind(value)} has no [{shown!r}]", node) from None
+
+    def _slice(self, node: ast.Slice) -> slice:
+        return slice(*(self.of(part) if part else None for part in (node.lower, node.upper, node.step)))
+
+    def _call(self, node: ast.Call) -> Any:
+        assert isinstance(node.func, ast.Name)
+        name = node.func.id
+        if name in LAZY:
+            try:
+                value = self.of(node.args[0])
+            except ReferenceMissingError:
+                return False if name == "exists" else self.of(node.args[1])
+            return True if name == "exists" else value
+        try:
+            return self._bounded(FUNCTIONS[name][2](*(self.of(item) for item in node.args)), node)
+        except FunctionError as error:
+            raise self._fail(str(error), node) from None
+
 
 # An expression is evaluated on the worker at every attempt; work belongs into a step with its own time limit.
 EXPRESSION_CHARACTERS = 2_000
@@ -140,3 +401,65 @@ def _call_refusal(node: ast.Call, source: Source) -> str:
         except FunctionError as error:
             return str(error)
     return ""
+
+
+PROSE_HINT = "Write an expression such as `${exit_code} == 0`, or `prose: ...` for what only a person can judge"
+_FILES = re.compile(r"\b(?:os|pathlib|shutil)\.|\bPath\(|\bopen\(|\bfile_exists\b|\bisfile\b|^\s*-[efds]\s|^\[\[? ")
+_FILES_HINT = (
+    "Expressions do not see files: test it in a command (`test -e x`), or declare `outputs: {x: file:x}` and write "
+    "`exists(${outputs.x})`"
+)
+_QUOTED = re.compile(r"('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")")
+_OWN = r"exit_code|status|outputs\.\w+|inputs\.\w+|plan\.\w+|item(?:\.\w+)?"
+# In this order: each is applied to what the ones before left, outside of quoted texts.
+_REWRITES = tuple(
+    (re.compile(pattern, re.IGNORECASE), new)
+    for pattern, new in (
+        (r"\{\{\s*([\w.*-]+)\s*\}\}", r"${\1}"),
+        (r"\$\(\(\s*|\s*\)\)", ""),
+        (r"\b(?:the )?(?:exit|return|status) ?code\b|\breturncode\b|\brc\b|\$\?", "exit_code"),
+        (r"\$([A-Za-z_][\w.]*)", r"\1"),
+        (r"\s+-(?:eq)\s+", " == "),
+        (r"\s+-(?:ne)\s+", " != "),
+        (r"\b(?:must|should|has to) be\b", "is"),
+        (r"\b(?:is|are) (?:not|different from)\b|\bis n't\b|\bisn't\b|<>|/=", "!="),
+        (r"\bis (?:at least|no less than)\b|\bis greater than or equal to\b", ">="),
+        (r"\bis (?:at most|no more than)\b|\bis less than or equal to\b", "<="),
+        (r"\bis (?:greater|more|larger) than\b", ">"),
+        (r"\bis (?:less|smaller|fewer) than\b", "<"),
+        (r"\b(?:is|equals|is equal to|eq)\b", "=="),
+        (r"\bzero\b", "0"),
+        (r"(?<![\w.{$])stdout\b", "outputs.stdout"),
+        (r"===|(?<![=!<>])=(?!=)", "=="),
+        (r"!==", "!="),
+        (r"&&", " and "),
+        (r"\|\|", " or "),
+        (r"!(?!=)\s*", "not "),
+        (rf"(?<![\w{{.$])({_OWN})(?![\w(}}])", r"${\1}"),
+    )
+)
+_CONTAINS = re.compile(r"(\$\{[^}]*\}) contains (.+)$")
+_BARE = re.compile(r"(\$\{[^}]*\} [=!]= )([A-Za-z][\w-]*)$")
+
+
+def nearest_expression(text: str) -> str:
+    """Return how to write what a text means: the nearest expression that can be read, or the forms that there are."""
+    if len(text) > EXPRESSION_CHARACTERS:
+        return PROSE_HINT
+    if _FILES.search(text):
+        return _FILES_HINT
+    parts = _QUOTED.split(text.strip())
+    # A text that is quoted as a whole was quoted twice.
+    if len(parts) == 3 and not parts[0] and not parts[2]:
+        parts = _QUOTED.split(parts[1][1:-1])
+    for pattern, new in _REWRITES:
+        parts = [part if place % 2 else pattern.sub(new, part) for place, part in enumerate(parts)]
+    meant = " ".join("".join(parts).split())
+    meant = _CONTAINS.sub(r"\2 in \1", meant)
+    meant = _BARE.sub(lambda found: f"{found[1]}'{found[2]}'", meant)
+    try:
+        if meant != text and parse_expression(meant).references:
+            return f"Write `{meant}`"
+    except ExpressionError:
+        pass
+    return PROSE_HINT

@@ -1,22 +1,318 @@
-"""From a plan's text (YAML, JSON or the text form) to a `Plan`, with the place of everything that is wrong."""
+"""Reading of plan files."""
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from tightloop.errors import PlanError, Position, Problem
+from tightloop.errors import PlanError, Position, Problem, Severity, did_you_mean
+from tightloop.plan.document.action import GateCheck
 from tightloop.plan.document.plan import Plan
-from tightloop.plan.document.step import ID_CHARACTERS, ID_PATTERN
-from tightloop.plan.text.diagnostics import PROBLEMS_LIMIT, diagnose
-from tightloop.plan.text.dsl import is_dsl, parse_dsl
-from tightloop.plan.text.json_text import parse_json
-from tightloop.plan.text.located import HALF_PAIR, Map, Path, TextError, plain, position
-from tightloop.plan.text.normalize import normalize
-from tightloop.plan.text.yaml_text import parse_yaml
-from tightloop.value.yaml_reading import Bounds
+from tightloop.plan.document.step import ID_CHARACTERS, ID_PATTERN, Step, SubplanAction
+from tightloop.plan.text.documents import parse_json, parse_yaml, plain_scalar
+from tightloop.plan.text.located import (
+    COMMAND_NAMES,
+    GONE,
+    HALF_PAIR,
+    ID_LISTS,
+    IGNORED,
+    MAIN_FIELD,
+    PROBLEMS_LIMIT,
+    RENAMED,
+    Map,
+    Path,
+    Seq,
+    TextError,
+    diagnose,
+    entries,
+    plain,
+    position,
+    seq,
+)
+from tightloop.value.artifact import read_seconds
+from tightloop.value.documents import Bounds
+
+HINTS_LIMIT = 25
+"""Finding the closest name takes milliseconds; a text with more unknown fields than this is not a plan."""
+
+
+def normalize(plan: Map) -> list[Problem]:
+    """Rewrite a plan in place; positions are kept, and wrong values are left for the model to refuse.
+
+    Returns:
+        Unknown fields as errors, and what is dropped or does nothing as warnings.
+    """
+    normalizer = _Normalizer()
+    normalizer.fields(plan, Plan, "")
+    return normalizer.problems
+
+
+class _Normalizer:
+    """Walks over a document, each mapping with the model that it is meant for."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    def _unknown(self, message: str, at: Position, word: str, known: set[str], hint: str = "") -> None:
+        hint = hint or (did_you_mean(word, known) if len(self.problems) < HINTS_LIMIT else "")
+        self.problems.append(Problem(message=message, suggestion=hint, position=at, code="unknown-field"))
+
+    def _warn(self, message: str, at: Position, suggestion: str, code: str) -> None:
+        problem = Problem(message=message, suggestion=suggestion, severity=Severity.WARNING, position=at, code=code)
+        self.problems.append(problem)
+
+    def fields(self, fields: Map, owner: type[BaseModel], where: str) -> None:
+        """Rewrite the fields of one model and of the models within; `where` ends every message."""
+        names, ignored, shapes = RENAMED.get(owner, {}), IGNORED.get(owner, {}), _shapes(owner)
+        for name, new in names.items():
+            fields.move(name, new, unit="m" if name.endswith("Min") else "")
+        if owner is Plan:
+            # Before the steps are walked: they are given fields here.
+            self._merge_gates(fields)
+        if owner is Step:
+            where = f" in step '{fields['id']}'" if "id" in fields else ""
+            _normalize_step(fields)
+        for name in list(fields):
+            if name in shapes:
+                self._value(fields, name, owner, where)
+            elif name in ignored:
+                at = fields.take(name)[2]
+                self._warn(f"'{name}' is not read{where}", at, f"Remove it: {ignored[name]}", "ignored")
+            else:
+                commands = COMMAND_NAMES if owner is Step else ()
+                known = {*shapes, *commands, *(one for one in names if "." not in one)}
+                hint = GONE.get(owner, {}).get(name) or self._place_within(name, owner, known)
+                self._unknown(f"unknown field '{name}'{where}", fields.keys_at[name], name, known, hint)
+
+    def _place_within(self, name: str, owner: type[BaseModel], known: set[str]) -> str:
+        """Return where a field belongs that one of the parts of a model has, or has nearly; empty: nowhere nearer."""
+        if len(self.problems) >= HINTS_LIMIT:
+            return ""
+        inside = _inside(owner)
+        [nearest] = get_close_matches(name, {*known, *inside}, n=1, cutoff=0.6) or [name]
+        return "" if nearest in known or nearest not in inside else f"Write `{inside[nearest]}: {{{nearest}: ...}}`"
+
+    def _merge_gates(self, plan: Map) -> None:
+        """Give what stands under `gates:` to the steps with the same ids."""
+        gates, at, _ = plan.take("gates") if "gates" in plan else (None, plan.at, plan.at)
+        steps = {str(one.get("id")): one for one, _ in entries(plan.get("steps"), at) if isinstance(one, Map)}
+        for gate, gate_at in entries(gates, at):
+            name, name_at, _ = gate.take("id") if isinstance(gate, Map) and "id" in gate else ("", gate_at, gate_at)
+            step = steps.get(str(name))
+            if step is None:
+                self._unknown(f"'{name}' under 'gates' is not a step", name_at, str(name), set(steps))
+                continue
+            for name in list(gate):
+                value, value_at, key_at = gate.take(name)
+                step.put(name, value, at=value_at, key_at=key_at)
+
+    def _value(self, fields: Map, name: str, owner: type[BaseModel], where: str) -> None:
+        value, at, (inner, is_list) = fields[name], fields.values_at[name], _shapes(owner)[name]
+        if isinstance(value, str) and name.endswith("_s") and (seconds := read_seconds(value)) is not None:
+            fields[name] = seconds
+        elif isinstance(value, str) and is_list and inner is not Step:
+            fields[name] = value = _ids(value, at) if (owner, name) in ID_LISTS else seq([value], at)
+        if inner is None or (is_list and isinstance(value, Map)):
+            return
+        if is_list and isinstance(value, Seq):
+            for number, item_at in enumerate(value.items_at):
+                value[number] = self._expand(value[number], inner, item_at, number + 1)
+        elif not is_list:
+            fields[name] = value = self._expand(value, inner, at, 1)
+        for one, _ in entries(value, at):
+            if isinstance(one, Map):
+                self.fields(one, inner, where)
+
+    def _expand(self, value: Any, inner: type[BaseModel], at: Position, number: int) -> Any:
+        """Return the fields that a bare value stands for: `{run: make}` for `make`."""
+        if isinstance(value, Seq) and inner is SubplanAction:
+            return Map(at).put("steps", value, at=at)
+        if not isinstance(value, str):
+            return value
+        if inner is GateCheck:
+            return Map(at).put("invariant", value, at=at)
+        if inner is Step:
+            hint = "Write a step with `run:`, or `episode: {goal: ...}` to have an agent do it"
+            self._warn(f"'{value[:80]}' is prose; nothing is done for it", at, hint, "prose-step")
+            return Map(at).put("id", f"part-{number}", at=at).put("title", value, at=at)
+        return Map(at).put(MAIN_FIELD[inner], value, at=at) if inner in MAIN_FIELD else value
+
+
+def _normalize_step(step: Map) -> None:
+    """Move commands into the action that they are for, and name outputs that are only a list of files."""
+    for name in COMMAND_NAMES:
+        step.move(name, "shell.run")
+    if isinstance(outputs := step.get("outputs"), Seq):
+        made = Map(outputs.at)
+        for path, at in entries(outputs, outputs.at):
+            made.put(re.sub(r"[^A-Za-z0-9_]+", "-", str(path)).strip("-"), f"file:{path}", at=at)
+        step.put("outputs", made, at=step.values_at["outputs"], key_at=step.keys_at["outputs"])
+
+
+def _ids(text: str, at: Position) -> Seq:
+    made = Seq(at)
+    for word in re.finditer(r"[^\s,]+", text):
+        # Where lines were folded the column of a word is not known: that of the text stands for it.
+        made.add(word[0], Position(at.line, at.column + (0 if "\n" in text else word.start())))
+    return made
+
+
+@cache
+def _shapes(owner: type[BaseModel]) -> dict[str, tuple[type[BaseModel] | None, bool]]:
+    """Return for each field of a model the model of its values, and whether it is a list."""
+    return {
+        field.alias or name: (_model_in(field.annotation), get_origin(field.annotation) is tuple)
+        for name, field in owner.model_fields.items()
+    }
+
+
+@cache
+def _inside(owner: type[BaseModel]) -> dict[str, str]:
+    """Return for each field of the parts of a model the first part that has it."""
+    parts = [(name, inner) for name, (inner, is_list) in _shapes(owner).items() if inner and not is_list]
+    return {field: part for part, inner in reversed(parts) for field in _shapes(inner)}
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for inner in get_args(annotation) if (found := _model_in(inner))), None)
+
+
+RIGHT_HEADER = 'task build "Build it" kind:tool'
+_HEADER = re.compile(r'(?P<word>plan|task)[ \t]+(?P<id>[^\s"]+)(?P<title>[ \t]+"(?:[^"\\]|\\.)*")?(?P<rest>.*)')
+_ATTRIBUTE = re.compile(r"(?P<key>[A-Za-z_]+):(?P<value>\S+)")
+_ARROW = re.compile(r"\s+on[ _](?P<end>\w+)\s*->\s*(?P<to>[^#]*?)\s*(?:#.*)?")
+_SIGNIFICANT = re.compile(r"\s*[^\s#]")
+
+
+@dataclass
+class _Block:
+    """A header and the lines below it."""
+
+    line: int
+    header: str
+    body: list[str] = field(default_factory=list)
+
+
+def is_dsl(text: str) -> bool:
+    """Return whether the first significant word is `plan` or `task`."""
+    first = next((line for line in text.splitlines() if _SIGNIFICANT.match(line)), "")
+    return re.match(r"(plan|task)[ \t]+[^\s:]", first) is not None
+
+
+def parse_dsl(text: str, *, slips: list[TextError]) -> Map:
+    """Return a plan's fields, in the spelling in which they were written; `slips` as for `parse_yaml`.
+
+    Raises:
+        TextError: with line and column.
+    """
+    # One for all blocks: each of them could stand for as much as a whole text may.
+    bounds = Bounds()
+    plan = Map(Position(1, 1))
+    steps = Seq(Position(1, 1))
+    for block in _blocks(text):
+        found = _HEADER.fullmatch(block.header)
+        if found is None:
+            is_field = re.match(r"[a-z_]+:|on[ _]\w+\s*->", block.header) is not None
+            fix = "Indent it: fields stand below their header" if is_field else f"Write `{RIGHT_HEADER}`"
+            raise TextError(f"not a header: {block.header[:60]}", Position(block.line, 1), fix)
+        fields = _fields(block, found, bounds, slips)
+        if found["word"] == "task":
+            steps.add(fields, fields.at)
+        elif plan:
+            raise TextError("a second `plan` header", Position(block.line, 1), "Write one plan in one file")
+        elif steps:
+            raise TextError("the `plan` header comes after a task", Position(block.line, 1), "Put it first")
+        else:
+            plan = fields
+    for step in steps:
+        if not isinstance(plan.get("steps"), Seq):
+            plan.put("steps", Seq(steps.at), at=steps.items_at[0])
+        plan["steps"].add(step, step.at)
+    return plan
+
+
+def _blocks(text: str) -> list[_Block]:
+    blocks: list[_Block] = []
+    # `splitlines` splits at more characters than YAML does: the numbers of lines would differ.
+    for number, line in enumerate(text.split("\n"), start=1):
+        line = line.removesuffix("\r")
+        if line[:1].strip() and not line.startswith("#"):
+            blocks.append(_Block(number, line.rstrip()))
+        elif blocks:
+            blocks[-1].body.append(line)
+        elif _SIGNIFICANT.match(line):
+            raise TextError("an indented line without a header above it", Position(number, 1), "Begin with a header")
+    return blocks
+
+
+def _fields(block: _Block, header: re.Match[str], bounds: Bounds, slips: list[TextError]) -> Map:
+    made = Map(Position(block.line, 1))
+    made.put("id", header["id"], at=Position(block.line, header.start("id") + 1))
+    if header["title"]:
+        at = Position(block.line, header.end("title") - len(header["title"].lstrip()) + 2)
+        try:
+            made.put("title", str(json.loads(header["title"])), at=at)
+        except ValueError as error:
+            said = f"the title {header['title'].strip()[:60]} is not quoted as in JSON"
+            raise TextError(said, at, "Write \\\\ for a backslash") from error
+    _attributes(made, block.line, header["rest"], header.start("rest"))
+    arrows = _arrows(block)
+    body = parse_yaml("\n".join(block.body), bounds=bounds, slips=slips, first_line=block.line + 1)
+    if body is not None and not isinstance(body, Map):
+        at = Position(block.line + 1, 1)
+        raise TextError(f"no fields below '{block.header[:60]}'", at, "Write `key: value` lines")
+    for source in (body or Map(), arrows):
+        for key, value in source.items():
+            made.put_new(key, value, at=source.values_at[key], key_at=source.keys_at[key])
+    return made
+
+
+def _attributes(made: Map, line: int, rest: str, start: int) -> None:
+    for word in re.finditer(r"\S+", rest):
+        if word[0].startswith("#"):
+            return
+        at = Position(line, start + word.start() + 1)
+        if word[0].startswith('"'):
+            raise TextError("the quote of a title is not closed", at, f"Write `{RIGHT_HEADER}`")
+        found = _ATTRIBUTE.fullmatch(word[0])
+        if found is None:
+            raise TextError(f"'{word[0][:60]}' in a header is not `key:value`", at, f"Write `{RIGHT_HEADER}`")
+        if found["key"] in made:
+            raise TextError(f"'{found['key']}' twice in one header", at, "Remove one")
+        value_at = Position(line, at.column + found.start("value"))
+        made.put(found["key"], plain_scalar(found["value"]), at=value_at, key_at=at)
+
+
+def _arrows(block: _Block) -> Map:
+    """Take the `on failure ->` and `on success ->` lines out of the body."""
+    made = Map(Position(block.line, 1))
+    # Deeper lines may be part of a text block, such as a shell script.
+    indent = next((len(line) - len(line.lstrip()) for line in block.body if _SIGNIFICANT.match(line)), 0)
+    for index, line in enumerate(block.body):
+        found = _ARROW.fullmatch(line)
+        if found is None or len(line) - len(line.lstrip()) != indent:
+            continue
+        at = Position(block.line + 1 + index, found.start("to") + 1)
+        key, key_at = f"on_{found['end']}", Position(at.line, indent + 1)
+        if found["end"] not in ("success", "failure"):
+            hint = did_you_mean(found["end"], ("success", "failure"))
+            raise TextError(f"'on {found['end']}' is not an end of a step", key_at, hint)
+        if not found["to"]:
+            raise TextError(f"'on {found['end']} ->' names no step", key_at, "Write an id behind it")
+        if key in made:
+            raise TextError(f"'on {found['end']}' twice", key_at, "Name all steps in one line: `on success -> a b`")
+        made.put(key, found["to"], at=at, key_at=key_at)
+        # Left empty, not removed: the lines below keep their numbers.
+        block.body[index] = ""
+    return made
+
 
 # Read from a file on the host; what goes through Temporal has the lower bound `SOURCE_BYTES`.
 TEXT_BYTES = 8 * 1024 * 1024

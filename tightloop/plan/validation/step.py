@@ -1,13 +1,30 @@
-"""Rules about one step by itself: its action, its contract, what it may spend."""
+"""Validation of a step."""
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
+from posixpath import basename, dirname, normpath
+from typing import Any
 
+from tightloop.errors import ExpressionError, Problem, Severity, did_you_mean
 from tightloop.plan.document.step import ACTIONS, RESERVED_IDS, Access, Capability, Step, StepKind
-from tightloop.plan.rules.guard import judge_changes
+from tightloop.plan.guard import judge_changes, judge_command_of_plan
+from tightloop.plan.language.function import (
+    Placed,
+    as_operand,
+    find_place_faults,
+    not_a_number,
+    place_references,
+    with_placeholders,
+)
 from tightloop.plan.text.located import Path
-from tightloop.plan.validation.scope import Scope, repeated
-from tightloop.plan.validation.values import find_value_faults
+from tightloop.plan.text.reading import ReadPlan, read_parts
+from tightloop.plan.validation.edges import Scope, repeated
+from tightloop.plan.validation.references import find_value_faults
+from tightloop.safety.commands.effects import PLACEHOLDER, Place
+from tightloop.safety.commands.rules import read_scripts
+from tightloop.safety.commands.shell import plain
 from tightloop.safety.glob import find_excess
+from tightloop.safety.rubric import Verdict
 from tightloop.value import counted
 
 ACTION_OF_KIND = {
@@ -256,3 +273,244 @@ def _check_names(scope: Scope, place: int, step: Step) -> None:
         elif scope.steps[scope.index[undo]].kind is not StepKind.COMPENSATION:
             said = f"'{step.id}' is taken back by '{undo}', which is not of kind compensation"
             report.error("compensation-kind", path, said, f"Write `kind: compensation` in '{undo}'")
+
+
+_CHANGES_GIT = frozenset(
+    ("add", "checkout", "cherry-pick", "commit", "merge", "mv", "rebase", "reset", "restore", "revert", "rm", "switch")
+)
+
+
+def check_commands(scope: Scope, place: int) -> None:
+    """Check the commands of one step; what depends on the value of a reference is judged when the step starts."""
+    step = scope.steps[place]
+    for path, text, takes_references in _commands(step):
+        try:
+            shown = with_placeholders(text) if takes_references else text
+            placed = place_references(text) if takes_references and "${" in text else ()
+        except ExpressionError:
+            # Reported with its place by the rules about references.
+            continue
+        folder = with_placeholders(step.shell.folder) if step.shell and path[0] == "shell" else ""
+        if path[0] in ("shell", "compensate") and (word := _git_word(shown)):
+            said = f"'{step.id}' runs `git {word}`, but `.git` is read-only for commands"
+            hint = "Use the action `git`; files are undone by default"
+            scope.report.warning("git", scope.at(place, *path), said, hint)
+        ruling = judge_command_of_plan(scope.plan.policy, shown, folder)
+        if ruling.verdict is Verdict.DENY:
+            said, _, hint = ruling.reason.replace(PLACEHOLDER, "${...}").partition(". ")
+            # No error: it is a failure of its step, from which a plan may recover.
+            scope.report.warning("command", scope.at(place, *path), f"'{step.id}': {said}", hint)
+        for one, said, hint in find_place_faults(placed):
+            at = (_as_written(scope, place, path, text), one.offset)
+            scope.report.within("here-document", scope.at(place, *path), at, f"'{step.id}': {said}", hint)
+        for one in placed:
+            if one.piece.is_reference and one.found.place is Place.ARITHMETIC:
+                _check_operand(scope, place, (path, text), one)
+
+
+def _commands(step: Step) -> Iterator[tuple[Path, str, bool]]:
+    """Yield the commands with their places, and whether their references are inserted for a shell."""
+    if step.shell:
+        yield ("shell", "run"), step.shell.run, True
+    for number, check in enumerate(step.gate.checks if step.gate else ()):
+        yield ("gate", "checks", number, "command"), check.command, True
+    if step.branch:
+        for number, one in enumerate(step.branch.checks):
+            yield ("branch", "checks", number, "run"), one.run, True
+        yield ("branch", "score"), step.branch.score, True
+    if step.compensate:
+        yield ("compensate", "run"), step.compensate.run, True
+    for number, one in enumerate(step.episode.definition_of_done if step.episode else ()):
+        yield ("episode", "definition_of_done", number, "run"), one.run, False
+
+
+def _git_word(script: str) -> str:
+    """Return the first subcommand that changes the repository of the tree, or ""; elsewhere git may write."""
+    calls = read_scripts(plain(script)).calls
+    if any(call.name in ("cd", "pushd") for call in calls):
+        return ""
+    words = (call.operands[0] for call in calls if call.name == "git" and call.operands)
+    return next((word for word in words if word in _CHANGES_GIT), "")
+
+
+def _as_written(scope: Scope, place: int, path: Path, text: str) -> str:
+    """Return a text as it was read: one of several lines knows where each of them stands."""
+    found: Any = scope.report.read.tree
+    for part in scope.at(place, *path):
+        try:
+            found = found[part]
+        except (KeyError, IndexError, TypeError):
+            return text
+    return found if isinstance(found, str) and found == text else text
+
+
+def _check_operand(scope: Scope, place: int, where: tuple[Path, str], one: Placed) -> None:
+    """Report a value that is known now, and with which a shell cannot calculate."""
+    path, text = where
+    step, name = scope.steps[place], one.piece.text
+    wrong = [value for value in _known_values(scope, step, name) if as_operand(value) is None]
+    if not wrong:
+        return
+    said, hint = not_a_number(name, wrong[0])
+    report, at = scope.report, scope.at(place, *path)
+    if name.startswith("plan."):
+        # Another value may be given when the plan is started.
+        report.warning("arithmetic", at, f"'{step.id}': {said}", f"Give a whole number, such as `--set {name[5:]}=1`")
+    else:
+        offset = (_as_written(scope, place, path, text), one.offset)
+        report.within("arithmetic", at, offset, f"'{step.id}': {said}", hint)
+
+
+def _known_values(scope: Scope, step: Step, name: str) -> Iterator[Any]:
+    """Yield what a reference is known to stand for; nothing where only the run will tell."""
+    head, _, field = name.partition(".")
+    if head == "plan" and scope.depth == 1:
+        values: tuple[Any, ...] = (scope.plan.inputs.get(field),)
+    elif head == "inputs":
+        values = (step.inputs.get(field),)
+    elif name == "item" and isinstance(step.for_each, tuple):
+        values = step.for_each
+    else:
+        return
+    yield from (value for value in values if value is not None and not (isinstance(value, str) and "${" in value))
+
+
+FILES_LIMIT = 200
+"""Files that are looked at."""
+Names = Callable[[str], Collection[str] | None]
+"""Returns the names in a folder, whose path starts at the root of the tree (`""`); None: there is no such folder."""
+Load = Callable[[str], str | None]
+"""Returns the text of a file, whose path starts at the root of the tree; None: it is not there yet."""
+
+
+def find_file_cycles(read: ReadPlan, own: str, load: Load) -> tuple[Problem, ...]:
+    """Return an error for each step whose file leads back to a file on the way to it.
+
+    Args:
+        read: the plan.
+        own: its file, below the root of the tree.
+        load: reads the others.
+    """
+    known: dict[str, tuple[str, ...]] = {}
+    found = []
+    for path, file in _files(read.plan.steps, ("steps",)):
+        way = _way_back((normpath(own), normpath(file)), known, load)
+        if way:
+            said = f"the plan includes itself: {' -> '.join(way)}"
+            hint = "Take one of these steps out, or name another file"
+            place = read.where(path)
+            found.append(Problem(message=said, suggestion=hint, position=place, code="file-cycle", file=read.name))
+    return tuple(found)
+
+
+def find_missing(read: ReadPlan, names: Names) -> tuple[Problem, ...]:
+    """Return a problem for each file of a subplan, folder of a command and folder of `policy.write` that is not there.
+
+    An error where nothing can make it before it is needed.
+    """
+    found = []
+    for path, place, what, is_first in _places(read):
+        around = names(dirname(normpath(place)).lstrip("."))
+        if around is not None and basename(normpath(place)) in around:
+            continue
+        hint = did_you_mean(basename(place), around) if around else ""
+        is_close = hint.startswith("Did")
+        if path[0] == "policy" and not is_close:
+            continue  # steps may make it
+        hint = hint if is_close else "Write its path from the root of the tree"
+        severity = Severity.ERROR if is_first else Severity.WARNING
+        said = f"{what} '{place}', which is not there" + ("" if is_first else " yet")
+        told = {"message": said, "suggestion": hint, "code": "missing-file", "file": read.name}
+        found.append(Problem(severity=severity, position=read.where(path), **told))
+    return tuple(found)
+
+
+def find_unknown_inputs(read: ReadPlan, load: Load) -> tuple[Problem, ...]:
+    """Return a problem for each input that a step gives to a plan in a file which does not have it.
+
+    An error where nothing can change the file before it is read.
+    """
+    found = []
+    known: dict[str, Collection[str] | None] = {}
+    for path, step, is_first in _steps(read.plan.steps, ("steps",)):
+        if step.subplan is None or not step.subplan.inputs or not step.subplan.file or "${" in step.subplan.file:
+            continue
+        file = normpath(step.subplan.file)
+        if file not in known:
+            text = load(file) if len(known) < FILES_LIMIT else None
+            inner = read_parts(text)[0] if text is not None else None
+            known[file] = None if inner is None or ("inputs",) in inner.left_out else inner.plan.inputs
+        names = known[file]
+        for name in step.subplan.inputs if names is not None else ():
+            if name not in (names or ()):
+                said = f"'{step.id}' gives the input '{name}', which {file} does not have"
+                hint = did_you_mean(name, names or ()) or "Write it there under `inputs:`"
+                severity = Severity.ERROR if is_first else Severity.WARNING
+                place = read.where((*path, "subplan", "inputs", name), key=True)
+                told = {"message": said, "suggestion": hint, "code": "unknown-input", "file": read.name}
+                found.append(Problem(severity=severity, position=place, **told))
+    return tuple(found)
+
+
+def _places(read: ReadPlan) -> Iterator[tuple[Path, str, str, bool]]:
+    """Yield field, place, what names it, and whether that is before anything could have made it."""
+    for number, pattern in enumerate(read.plan.policy.write):
+        folder = pattern.removeprefix("./").partition("*")[0].rpartition("/")[0]
+        if folder:
+            yield ("policy", "write", number), folder, "policy.write covers", False
+    for path, step, is_first in _steps(read.plan.steps, ("steps",)):
+        if step.subplan and step.subplan.file and "${" not in step.subplan.file:
+            yield (*path, "subplan", "file"), step.subplan.file, f"'{step.id}' runs the plan", is_first
+        if step.shell and step.shell.folder not in ("", ".") and "${" not in step.shell.folder:
+            yield (*path, "shell", "folder"), step.shell.folder, f"'{step.id}' runs in the folder", is_first
+
+
+def _steps(steps: tuple[Step, ...], path: Path, *, begin: bool = True) -> Iterator[tuple[Path, Step, bool]]:
+    behind_a_writer = _behind_writers(steps)
+    for number, step in enumerate(steps):
+        is_first = begin and step.id not in behind_a_writer
+        yield (*path, number), step, is_first
+        for inner in step.inner():
+            yield from _steps(inner.steps, (*path, number, *inner.path), begin=is_first)
+
+
+def _behind_writers(steps: tuple[Step, ...]) -> set[str]:
+    """Return the steps that begin after one that writes."""
+    behind: defaultdict[str, list[str]] = defaultdict(list)
+    for step in steps:
+        for name in step.needs:
+            behind[name].append(step.id)
+        behind[step.id] += (*step.on_success, *(name for choice in step.choices() for name in choice.to))
+    found: set[str] = set()
+    left = [name for step in steps if step.tree_access.changes_tree for name in behind[step.id]]
+    while left:
+        if (name := left.pop()) not in found:
+            found.add(name)
+            left += behind[name]
+    return found
+
+
+def _way_back(way: tuple[str, ...], known: dict[str, tuple[str, ...]], load: Load) -> tuple[str, ...]:
+    if way[-1] in way[:-1]:
+        return way[way.index(way[-1]) :]
+    if way[-1] not in known:
+        if len(known) >= FILES_LIMIT:
+            return ()
+        text = load(way[-1])
+        read = read_parts(text)[0] if text is not None else None
+        named = (normpath(file) for _, file in _files(read.plan.steps, ())) if read else ()
+        known[way[-1]] = tuple(dict.fromkeys(named))
+    for file in known[way[-1]]:
+        if back := _way_back((*way, file), known, load):
+            return back
+    # Nothing leads back from here: the next way to it need not be walked.
+    known[way[-1]] = ()
+    return ()
+
+
+def _files(steps: tuple[Step, ...], path: Path) -> Iterator[tuple[Path, str]]:
+    for number, step in enumerate(steps):
+        if step.subplan and step.subplan.file and "${" not in step.subplan.file:
+            yield (*path, number, "subplan", "file"), step.subplan.file
+        for inner in step.inner():
+            yield from _files(inner.steps, (*path, number, *inner.path))

@@ -1,17 +1,15 @@
-"""Validates a plan as a whole, before any step runs."""
+"""Validation of a plan."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
-from tightloop.errors import Problem, Severity
+from tightloop.errors import InvalidRequestError, PlanError, Problem, Severity, did_you_mean
 from tightloop.plan.document.plan import Plan
 from tightloop.plan.document.step import StepKind
 from tightloop.plan.text.reading import ReadPlan, read_parts
-from tightloop.plan.validation.commands import check_commands
-from tightloop.plan.validation.edges import check_edges, longest
-from tightloop.plan.validation.references import check_references
-from tightloop.plan.validation.scope import Report, Scope, repeated
-from tightloop.plan.validation.step import check_step
-from tightloop.plan.validation.values import check_policy
+from tightloop.plan.validation.edges import Report, Scope, check_edges, longest, repeated
+from tightloop.plan.validation.references import check_policy, check_references
+from tightloop.plan.validation.step import check_commands, check_step
 from tightloop.value import counted
 
 # Figures are measured with 10 000 steps (docs/reference/figures.md, Plans).
@@ -152,3 +150,30 @@ def _check_deploys(plan: Plan, report: Report) -> None:
             said = f"'{step.id}' deploys, but no gate names a role that approves it"
             hint = "Add a gate with `approval: {role: ...}`, or `policy: {approve: [deploy]}`"
             report.warning("no-approver", ("steps", place, "kind"), said, hint)
+
+
+def check_inputs(given: Collection[str], known: Collection[str]) -> None:
+    """Refuse a value for an input that the plan does not have.
+
+    Raises:
+        InvalidRequestError: with the nearest name.
+    """
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(name, known) or "The plan has no inputs: write them under `inputs:`"
+            raise InvalidRequestError(f"the plan has no input {name!r}. {hint}")
+
+
+def check_source(source: str, inputs: Collection[str]) -> ReadPlan:
+    """Refuse a text that cannot run as a plan, or not with these inputs; a worker may refuse more.
+
+    Raises:
+        PlanError: the text is wrong; it holds all problems with their places.
+        InvalidRequestError: the plan does not have an input.
+    """
+    read, problems = check_text(source)
+    wrong = tuple(problem for problem in problems if problem.is_error)
+    if read is None or wrong:
+        raise PlanError(wrong)
+    check_inputs(inputs, read.plan.inputs)
+    return read

@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterator
 
 from tightloop.safety.change.patch import FilePatch, Line, Lines
-from tightloop.safety.change.reading import Reading, Seen
-from tightloop.safety.change.tables import EXAMPLE, GENERATED, PATTERNS, TEST, WORDS
+from tightloop.safety.change.reading import EXAMPLE, GENERATED, PATTERNS, TEST, WORDS, Reading, Seen
 from tightloop.safety.rubric import Finding, Rubric
 from tightloop.safety.scope import outside
 from tightloop.value import counted

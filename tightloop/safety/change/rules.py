@@ -1,20 +1,161 @@
-"""Reviews a change after the work."""
+"""Rules for changes."""
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from tightloop.safety.change.checks import ci_kept, configs_kept, suppressions, tests_kept
-from tightloop.safety.change.licences import ecosystem_of, licence_mark, licence_of, named
 from tightloop.safety.change.patch import Change, FilePatch, Line
-from tightloop.safety.change.privacy import may_be_private, personal, secret_files, secrets
-from tightloop.safety.change.reading import OutOfTimeError, Reading, Seen, Watch, marked, tell
-from tightloop.safety.change.scripts import join_generated, scripts
-from tightloop.safety.change.tables import EXAMPLE, GENERATED, PATTERNS, VIOLATIONS, WORDS
-from tightloop.safety.commands.tables import VIOLATIONS as COMMANDS
-from tightloop.safety.rubric import Finding, Rubric, bounded, cost, fingerprint_of, make_finding
+from tightloop.safety.change.reading import (
+    EXAMPLE,
+    GENERATED,
+    PATTERNS,
+    TEST,
+    VIOLATIONS,
+    WORDS,
+    Marked,
+    OutOfTimeError,
+    Reading,
+    Seen,
+    Watch,
+    join_generated,
+    marked,
+    scripts,
+    tell,
+)
+from tightloop.safety.commands.rules import VIOLATIONS as COMMANDS
+from tightloop.safety.rubric import Finding, Rubric, Verdict, bounded, cost, fingerprint_of, make_finding
 from tightloop.safety.scope import LOCK_FILES, outside
-from tightloop.safety.verdict import Verdict
 from tightloop.value import counted
+from tightloop.value.scrub import scrub
+from tightloop.value.toml import read_toml
+
+
+class Dependency(NamedTuple):
+    """A package that a manifest names."""
+
+    ecosystem: str
+    name: str
+
+
+_DATA = read_toml("tightloop.safety.change", "licences.toml")
+_PACKAGES = {ecosystem: re.compile(pattern, re.VERBOSE) for ecosystem, pattern in _DATA["packages"].items()}
+_LICENCES: dict[str, dict[str, str]] = _DATA["licences"]
+
+
+def ecosystem_of(path: str) -> str:
+    """Return whose packages a manifest names; empty where it is none."""
+    name = path.rpartition("/")[2]
+    if re.search(r"(?:^|/)(?:(?:requirements|constraints)[\w.-]*|requirements/[\w./-]+)\.(?:txt|in)$", path):
+        return "pypi"
+    return str(_DATA["manifests"].get(name, ""))
+
+
+def named(ecosystem: str, line: str) -> Iterator[Dependency]:
+    """Return the packages that a line of a manifest names."""
+    if line.lstrip().startswith(("#", "//", "-r", "--")):
+        return
+    parts = line.split(",") if ecosystem == "pypi" else [line]
+    for name in (name for part in parts for name in _PACKAGES[ecosystem].findall(part)):
+        yield Dependency(ecosystem, re.sub(r"[._-]+", "-", name).lower() if ecosystem == "pypi" else name)
+
+
+def licence_of(dependency: Dependency) -> str:
+    """Return the strong copyleft, or the lack of a free licence, of a package; empty where none is known."""
+    table = _LICENCES[dependency.ecosystem]
+    if dependency.ecosystem == "npm" and dependency.name.startswith("@ckeditor/"):
+        return "GPL-2.0"
+    # The path of a Go package begins with that of its module; `/v2` is its major version.
+    name = re.sub(r"/v\d+$", "", dependency.name)
+    of_module = next((key for key in table if dependency.ecosystem == "go" and name.startswith(key + "/")), name)
+    return table.get(of_module, "")
+
+
+def licence_mark(line: str) -> str:
+    """Return the licence that a line claims for its file, if it is a strong copyleft or no free one."""
+    found = PATTERNS["licence_mark"].search(line)
+    return (found["id"] or found["text"]) if found else ""
+
+
+PERSONS = 5
+"""This many different addresses in one data file are personal data; a single one is an author's."""
+SAMPLE = 50
+"""Maximum number of lines with personal data that are read after the time is spent."""
+_NUMBERS = frozenset(["pii:card", "pii:iban", "pii:ssn"])
+
+
+def secret_files(seen: Seen) -> Iterator[Finding]:
+    """Return a file that is named like those that hold keys."""
+    if seen.file.new and PATTERNS["secret_file_name"].search(seen.file.path) and not TEST.search(seen.file.path):
+        yield seen.tell("secret_file_added", None)
+
+
+def may_be_private(seen: Seen) -> bool:
+    """Return whether the file is looked at for secrets and personal data."""
+    return not GENERATED.search(seen.file.path)
+
+
+def secrets(seen: Seen, marked: Iterable[Marked]) -> Iterator[Finding]:
+    """Return secrets among the lines in which the scrubber found something."""
+    tame = bool(TEST.search(seen.file.path) or EXAMPLE.search(seen.file.path))
+    places = [mark.place for mark in marked if any(kind.startswith("secret:") for kind in mark.kinds)]
+    for line in seen.reading.watch.each(seen.fresh, places):
+        shown = scrub(line.text)
+        if shown == line.text or shown.count("[secret:") <= line.text.count("[secret:"):
+            continue
+        # The value of a variable with a name like `token`: a guess, where a key of a provider is none.
+        guessed = set(re.findall(r"\[secret:([\w-]+)\]", shown)) == {"assigned"}
+        if PATTERNS["made_up"].search(line.text) or (guessed and PATTERNS["path_assigned"].search(line.text)):
+            continue
+        if "[secret:" not in scrub(PATTERNS["no_password"].sub("://", line.text)):
+            continue
+        if tame and re.search(r"\[secret:(?:assigned|url-password|bearer-token)\]", shown):
+            continue
+        yield seen.tell("maybe_secret" if tame or guessed else "secret_added", line, shown)
+
+
+def personal(seen: Seen, marked: Iterable[Marked]) -> Iterator[Finding]:
+    """Return numbers of persons among the lines in which the scrubber found something, and many addresses."""
+    kinds = {mark.place: mark.kinds for mark in marked}
+    people: dict[str, Line] = {}
+    try:
+        yield from _numbers_of_persons(seen, kinds, people)
+    except OutOfTimeError:
+        for place in itertools.islice(kinds, SAMPLE):
+            _note_people(Line(seen.fresh.numbers[place], seen.fresh.texts[place]), kinds[place], people)
+        yield from _many(seen, people)
+        raise
+    yield from _many(seen, people)
+
+
+def _numbers_of_persons(seen: Seen, kinds: dict[int, frozenset[str]], people: dict[str, Line]) -> Iterator[Finding]:
+    """Return numbers of persons, and collect addresses and phone numbers in `people`."""
+    places = sorted({*kinds, *seen.places(("@",))})
+    for place, line in zip(places, seen.reading.watch.each(seen.fresh, places), strict=False):
+        if not PATTERNS["may_be_personal"].search(line.text):
+            continue
+        of_line = kinds.get(place, frozenset())
+        is_made_up = PATTERNS["test_cards"].search(line.text) or PATTERNS["made_up"].search(line.text)
+        if not of_line.isdisjoint(_NUMBERS) and not is_made_up and not TEST.search(seen.file.path):
+            yield seen.tell("personal_data_added", line, scrub(line.text))
+        _note_people(line, of_line, people)
+
+
+def _note_people(line: Line, kinds: frozenset[str], people: dict[str, Line]) -> None:
+    for match in PATTERNS["address"].finditer(line.text) if "@" in line.text else ():
+        if not PATTERNS["made_up_host"].search(match[1]):
+            people.setdefault(match[0].lower(), line)
+    if "pii:phone" in kinds and "@" not in line.text:
+        people.setdefault(line.text, line)
+
+
+def _many(seen: Seen, people: dict[str, Line]) -> Iterator[Finding]:
+    if len(people) >= PERSONS and PATTERNS["data_file"].search(seen.file.path):
+        line = next(iter(people.values()))
+        text = f"{len(people)} addresses or numbers of people, such as {scrub(line.text)}"
+        yield seen.tell("personal_data_added", line, text)
+
 
 # The tracker stops the rules after 0.4 s of processor time; 2 MB of ordinary code take 0.13 s (see figures.md).
 SCRUBBING_SHARE, PRIVACY_SHARE = 0.6, 0.75

@@ -1,17 +1,215 @@
-"""Reviews the packages that a change begins to use: imports, and what manifests name."""
+"""Dependencies of a project."""
 
 import ast
+import configparser
+import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from tightloop.safety.code.lookalike import looks_like
-from tightloop.safety.code.manifests import Requirement, is_manifest, own_name, requirements_in
+from tightloop.safety.change.patch import NOTHING, Change, FilePatch, Lines
+from tightloop.safety.change.reading import Reading, Watch, scripts
+from tightloop.safety.change.rules import ecosystem_of
 from tightloop.safety.code.model import CodeFile, ProjectFacts
+from tightloop.safety.code.names import Module, Placed, is_python, parse_tree
+from tightloop.safety.code.patterns import TEXT_CHARACTERS, Use
 from tightloop.safety.code.rules import CodeRules, Layer, normal_name
-from tightloop.safety.code.syntax import is_python, parse_tree
+from tightloop.safety.commands.rules import find_violations, find_violations_in_words
 from tightloop.safety.rubric import Finding, make_finding
+
+_NAME = re.compile(r"\s*([A-Za-z0-9][\w.-]*)\s*(?:\[[^\]]*\])?\s*(@)?")
+_OPTION = re.compile(r"--?(?:index-url|extra-index-url|find-links|i|f)\b[\s=]*(.*)")
+_EDITABLE = re.compile(r"(?:-e|--editable)[\s=]+")
+_ADDRESS = re.compile(r"(?:[a-z]+\+)?(?:https?|ssh|git|file|ftp)://|^git@")
+_AT_ADDRESS = ("git", "url", "hg", "svn")
+_SETUP = ("install_requires", "setup_requires", "tests_require", "extras_require", "requires")
+
+
+class Requirement(NamedTuple):
+    """A package that a manifest names."""
+
+    name: str
+    """As package indexes compare it; empty for an index or a bare address."""
+    line: int
+    text: str
+    """As the manifest says it."""
+    source: str = ""
+    """Where it comes from, if not from the package index."""
+
+
+def is_manifest(path: str, manifests: Mapping[str, Sequence[str]]) -> bool:
+    """Return whether a file names packages."""
+    name = path.rpartition("/")[2]
+    return name in manifests or name in ("setup.py", "setup.cfg") or _is_list(path)
+
+
+def own_name(path: str, text: str) -> str:
+    """Return the name of the distribution that a pyproject.toml describes, or ""."""
+    if path.rpartition("/")[2] != "pyproject.toml":
+        return ""
+    try:
+        content = tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return ""
+    return normal_name(str(_first(content, "project.name") or _first(content, "tool.poetry.name") or ""))
+
+
+def requirements_in(path: str, text: str, manifests: Mapping[str, Sequence[str]]) -> tuple[Requirement, ...]:
+    """Return the packages that a manifest names; none where it cannot be read."""
+    name = path.rpartition("/")[2]
+    try:
+        found = tuple(_read(name, path, text, manifests.get(name, ())))
+    except (ValueError, configparser.Error, RecursionError):
+        return ()
+    lines = text.splitlines()
+    return tuple(one._replace(line=one.line or _line_of(one, lines)) for one in found)
+
+
+def _read(name: str, path: str, text: str, places: Iterable[str]) -> Iterator[Requirement]:
+    if _is_list(path):
+        yield from _listed(text)
+    elif name == "setup.py":
+        yield from _in_setup(text)
+    elif name == "setup.cfg":
+        parser = configparser.RawConfigParser()
+        parser.read_string(text)
+        parts = [parser["options"].get(key, "") for key in _SETUP] if parser.has_section("options") else []
+        extras = "options.extras_require"
+        parts += list(parser[extras].values()) if parser.has_section(extras) else []
+        yield from (one for part in parts for line in part.splitlines() if (one := _requirement(line, 0)))
+    else:
+        content = json.loads(text) if name.endswith(".json") else tomllib.loads(text)
+        python = not name.endswith(".json") and name != "Cargo.toml"
+        for place in places:
+            for value in _at(content, place.split(".")):
+                yield from _in_table(value, python=python)
+
+
+def _is_list(path: str) -> bool:
+    # Constraints install nothing by themselves.
+    is_pins = path.rpartition("/")[2].startswith("constraints")
+    return path.endswith((".txt", ".in")) and not is_pins and ecosystem_of(path) == "pypi"
+
+
+def _listed(text: str) -> Iterator[Requirement]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        bare = line.split(" #")[0].strip().rstrip("\\").strip()
+        bare = "" if bare.startswith("#") else bare
+        option = _OPTION.match(bare)
+        if option:
+            yield Requirement("", number, bare, option[1] or bare)
+        editable = _EDITABLE.match(bare)
+        bare = bare[editable.end() :] if editable else bare
+        if bare and not bare.startswith(("-", ".", "/")) and (one := _requirement(bare, number)):
+            yield one
+
+
+def _requirement(text: str, line: int) -> Requirement | None:
+    if _ADDRESS.match(text.strip()):
+        return Requirement("", line, text.strip(), text.strip())
+    found = _NAME.match(text)
+    if found is None:
+        return None
+    source = text[found.end() :].strip() if found[2] else ""
+    return Requirement(normal_name(found[1]), line, text.strip(), source)
+
+
+def _in_table(value: Any, *, python: bool) -> Iterator[Requirement]:
+    if isinstance(value, list):
+        yield from (one for text in value if isinstance(text, str) and (one := _requirement(text, 0)))
+    elif isinstance(value, dict):
+        for name, wanted in value.items():
+            if python and name == "python":
+                continue
+            at = wanted if isinstance(wanted, dict) else {}
+            source = next((str(at[key]) for key in _AT_ADDRESS if key in at), "")
+            source = wanted if isinstance(wanted, str) and _ADDRESS.match(wanted) else source
+            yield Requirement(normal_name(name) if python else name, 0, str(name), source)
+
+
+def _at(content: Any, keys: Sequence[str]) -> Iterator[Any]:
+    """Return the values at a place, of which `*` is any key."""
+    if not keys:
+        yield content
+    elif isinstance(content, dict):
+        for key in content if keys[0] == "*" else keys[:1]:
+            if key in content:
+                yield from _at(content[key], keys[1:])
+
+
+def _first(content: Any, place: str) -> Any:
+    return next(_at(content, place.split(".")), None)
+
+
+def _in_setup(text: str) -> Iterator[Requirement]:
+    tree = parse_tree(text)
+    for node in ast.walk(tree) if isinstance(tree, ast.Module) else ():
+        if isinstance(node, ast.keyword) and node.arg in _SETUP:
+            for part in ast.walk(node.value):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str) and not _is_key(part, node.value):
+                    one = _requirement(part.value, part.lineno)
+                    if one:
+                        yield one
+
+
+def _is_key(part: ast.Constant, value: ast.expr) -> bool:
+    return isinstance(value, ast.Dict) and part in value.keys
+
+
+def _line_of(one: Requirement, lines: list[str]) -> int:
+    return next((number for number, line in enumerate(lines, start=1) if one.text in line), 0)
+
+
+_AFFIXES = re.compile(r"^(?:python-?|py-)|(?:-?python\d?|-py\d?|-?\d)$")
+SHORT = 6
+"""Up to this many letters one slip makes a name look like another; of longer names two do."""
+
+
+def looks_like(name: str, known: Iterable[str]) -> str:
+    """Return the known name that another name may be meant to be taken for, or "".
+
+    Args:
+        name: as package indexes compare it.
+        known: names in the same form; if `name` is one of them, it looks like none.
+    """
+    names = sorted(known)
+    if name in names:
+        return ""
+    bare = _bare(name)
+    for other in names:
+        limit = 1 if len(other) <= SHORT else 2
+        # Of names of two or three letters nearly all are one slip apart.
+        if len(other) > 3 and (_bare(other) == bare or distance(name, other, limit) <= limit):
+            return other
+    return ""
+
+
+def _bare(name: str) -> str:
+    return _AFFIXES.sub("", name).replace("-", "") or name
+
+
+def distance(one: str, other: str, limit: int) -> int:
+    """Return the number of slips between two names, or more than `limit` where there are more.
+
+    A slip is a letter too many, too few, another or two that changed places (Damerau-Levenshtein, optimal string
+    alignment).
+    """
+    if abs(len(one) - len(other)) > limit:
+        return limit + 1
+    above: list[int] = []
+    row = list(range(len(other) + 1))
+    for at, letter in enumerate(one, start=1):
+        before, above, row = above, row, [at]
+        for place, wanted in enumerate(other, start=1):
+            cost = min(above[place] + 1, row[-1] + 1, above[place - 1] + (letter != wanted))
+            swapped = at > 1 and place > 1 and letter == other[place - 2] and one[at - 2] == wanted
+            row.append(min(cost, before[place - 2] + 1) if swapped else cost)
+        if min(row) > limit:
+            return limit + 1
+    return row[-1]
+
 
 _MISSING = frozenset({"ImportError", "ModuleNotFoundError", "Exception"})
 
@@ -149,3 +347,56 @@ class _Review:
             where = f"{file.path}:{line}" if line else file.path
             found = make_finding(self._rules.violation(rule), at=("", known_by), evidence=text, where=where)
             yield found.evolve(layer=Layer.DEPENDENCIES.value)
+
+
+_SCRIPTS = frozenset({
+    "os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "asyncio.create_subprocess_shell",
+})  # fmt: skip
+_EITHER = frozenset({
+    "subprocess.run", "subprocess.call", "subprocess.check_call", "subprocess.check_output", "subprocess.Popen",
+})  # fmt: skip
+_WORDS = frozenset({"asyncio.create_subprocess_exec", "os.execlp", "os.execl", "os.spawnlp"})
+
+
+def review_scripts(files: Sequence[CodeFile], watch: Watch | None = None) -> tuple[Finding, ...]:
+    """Return what the rules about commands find in the new lines of scripts and of code that calls programs.
+
+    Raises:
+        OutOfTimeError: the time of the watch is over.
+    """
+    change = Change(files=tuple(map(_patch_of, files)))
+    reading = Reading(change, watch or Watch())
+    found = (finding for file in change.files for finding in scripts(reading.seen(file)))
+    return tuple(finding.evolve(layer=Layer.COMMANDS.value) for finding in found)
+
+
+def _patch_of(file: CodeFile) -> FilePatch:
+    # Lines that stand on both sides are not fresh, wherever they stand: no diff is needed.
+    return FilePatch(file.path, "", _lines(file.after), _lines(file.before or ""), new=file.before is None)
+
+
+def _lines(text: str) -> Lines:
+    lines = text.splitlines()
+    return Lines(lines, lambda: range(1, len(lines) + 1)) if lines else NOTHING
+
+
+def commands_in(placed: Placed, module: Module) -> Iterator[Use]:
+    """Return the violations of the constant commands that a call starts, on however many lines it stands."""
+    node = placed.node
+    if not isinstance(node, ast.Call) or not node.args:
+        return
+    functions = module.paths(node.func)
+    if not functions & (_SCRIPTS | _EITHER | _WORDS):
+        return
+    first = module.fold(node.args[0])
+    if functions & _WORDS:
+        words = [module.fold(argument) for argument in node.args]
+        first = [word for word in words if isinstance(word, str)]
+    if isinstance(first, str):
+        found = find_violations(first)
+    elif isinstance(first, list) and all(isinstance(word, str) for word in first):
+        found = find_violations_in_words(first)
+    else:
+        return
+    for violation in found:
+        yield Use(violation, Layer.COMMANDS, (node.lineno, node.col_offset), ast.unparse(node)[:TEXT_CHARACTERS])

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tightloop.safety.rubric import Finding
-from tightloop.safety.verdict import Verdict
+from tightloop.safety.rubric import Finding, Verdict
 from tightloop.value import abridge, counted
 
 MESSAGE_CHARACTERS = 3_000

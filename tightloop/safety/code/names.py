@@ -1,16 +1,308 @@
-"""Finds out what names in a module mean: imports, aliases, built-ins, and attributes fetched by their name.
-
-It errs on the side of more: of a name that may mean two things both are taken. Only a name that a function binds, or
-that a definition at the top has taken before it is used, hides a built-in.
-"""
+"""Names and values in Python code."""
 
 import ast
+import base64
+import binascii
 import builtins
-from collections.abc import Iterator
+import codecs
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from tightloop.safety.code.folding import Folding
-from tightloop.safety.code.scopes import SCOPES, Binding, Scope
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+
+
+class Binding(NamedTuple):
+    """One way in which a scope binds a name."""
+
+    line: int
+    path: str = ""
+    """Of what is imported."""
+    value: ast.expr | None = None
+    """What is assigned."""
+    defined: bool = False
+    """By `def`, `class` or an import in the body of the module itself."""
+
+
+class Scope:
+    """A module, a class or a function, with the names that it binds."""
+
+    def __init__(self, node: ast.AST, parent: "Scope | None" = None) -> None:
+        """Take the node and the scope around it."""
+        self.node = node
+        self.parent = parent
+        self.names: dict[str, list[Binding]] = {}
+        self.stars: list[str] = []
+        """Modules from which everything is imported."""
+        self.elsewhere: set[str] = set()
+        """Names that belong to other scopes (`global`, `nonlocal`), or are deleted."""
+        self.defined: dict[str, int] = {}
+        """The first line on which a name is certainly bound."""
+        for name, binding in _bindings(self, node):
+            self.names.setdefault(name, []).append(binding)
+            if binding.defined:
+                self.defined[name] = min(binding.line, self.defined.get(name, binding.line))
+
+    @property
+    def is_function(self) -> bool:
+        """Whether its names hide all others: a function never falls back to a built-in."""
+        return isinstance(self.node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+
+    @property
+    def is_class(self) -> bool:
+        """Whether its names are not seen by the functions in it."""
+        return isinstance(self.node, ast.ClassDef)
+
+
+def _bindings(scope: Scope, node: ast.AST) -> Iterator[tuple[str, Binding]]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        every = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg)
+        yield from ((argument.arg, Binding(argument.lineno)) for argument in every if argument is not None)
+    inner_nodes = getattr(node, "body", [])
+    body: list[ast.AST] = list(inner_nodes) if isinstance(inner_nodes, list) else [inner_nodes]
+    top = frozenset(map(id, body)) if isinstance(node, ast.Module) else frozenset()
+    waiting = list(body)
+    while waiting:
+        inner = waiting.pop()
+        yield from _bound_by(scope, inner, at_top=id(inner) in top)
+        if not isinstance(inner, SCOPES):
+            waiting.extend(ast.iter_child_nodes(inner))
+
+
+def _bound_by(scope: Scope, node: ast.AST, *, at_top: bool) -> Iterator[tuple[str, Binding]]:
+    match node:
+        case ast.Import() | ast.ImportFrom():
+            yield from _imported(scope, node, at_top=at_top)
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            yield node.name, Binding(node.lineno, defined=at_top)
+        case ast.Assign(targets=targets, value=value):
+            for target in targets:
+                yield from _assigned(target, value)
+        case ast.AnnAssign(target=target, value=assigned) | ast.NamedExpr(target=target, value=assigned):
+            yield from _assigned(target, assigned)
+        case ast.Global(names=names) | ast.Nonlocal(names=names):
+            scope.elsewhere.update(names)
+        case ast.Delete(targets=targets):
+            scope.elsewhere.update(target.id for target in targets if isinstance(target, ast.Name))
+        case _:
+            yield from _bound_without_value(node)
+
+
+def _imported(scope: Scope, node: ast.Import | ast.ImportFrom, *, at_top: bool) -> Iterator[tuple[str, Binding]]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            path = alias.name if alias.asname else alias.name.partition(".")[0]
+            yield alias.asname or path, Binding(node.lineno, path, defined=at_top)
+        return
+    module = "." * node.level + (node.module or "")
+    joint = "" if module.endswith(".") else "."
+    for alias in node.names:
+        if alias.name == "*":
+            scope.stars.append(module)
+        else:
+            yield alias.asname or alias.name, Binding(node.lineno, f"{module}{joint}{alias.name}", defined=at_top)
+
+
+def _bound_without_value(node: ast.AST) -> Iterator[tuple[str, Binding]]:
+    match node:
+        case ast.AugAssign(target=ast.Name(id=name)):
+            yield name, Binding(node.lineno)
+        case ast.For(target=target) | ast.AsyncFor(target=target) | ast.withitem(optional_vars=ast.expr() as target):
+            yield from _assigned(target, None)
+        case (
+            ast.ExceptHandler(name=str() as name) | ast.MatchAs(name=str() as name) | ast.MatchStar(name=str() as name)
+        ):
+            yield name, Binding(node.lineno)
+
+
+def _assigned(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[str, Binding]]:
+    match target, value:
+        case ast.Name(id=name), _:
+            yield name, Binding(target.lineno, value=value)
+        case ((ast.Tuple(elts=targets) | ast.List(elts=targets)), _):
+            same = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(targets)
+            values = value.elts if same and isinstance(value, ast.Tuple | ast.List) else [None] * len(targets)
+            for each, part in zip(targets, values, strict=True):
+                yield from _assigned(each, part)
+        case ast.Starred(value=inner), _:
+            yield from _assigned(inner, None)
+
+
+SIZE_LIMIT = 10_000
+"""Characters, bytes or items of a value; longer ones are not worked out."""
+FOLDING_DEPTH = 60
+GROWTH_LIMIT = 1_000_000
+"""Product of the sizes of a value and of the arguments of its method."""
+
+
+class UnknownValueError(Exception):
+    """The value is not known before the code is run. Caught by `fold`."""
+
+
+_METHODS: Mapping[type, frozenset[str]] = {
+    str: frozenset({
+        "lower", "upper", "title", "swapcase", "capitalize", "casefold", "strip", "lstrip", "rstrip", "replace",
+        "encode", "join", "format", "removeprefix", "removesuffix", "translate", "split", "partition",
+    }),
+    bytes: frozenset({"decode", "hex", "lower", "upper", "strip", "replace", "join", "split"}),
+}  # fmt: skip
+_ALPHABETS = frozenset(
+    {"rot13", "rot_13", "hex", "hex_codec", "base64", "base_64", "utf-8", "utf8", "ascii", "latin-1"}
+)
+
+
+def _decoded(value: Any, codec: str = "utf-8") -> Any:
+    # No codec that unpacks: a few bytes may become a gigabyte.
+    if codec.lower() not in _ALPHABETS:
+        raise UnknownValueError
+    return codecs.decode(value, codec)
+
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "builtins.chr": chr,
+    "builtins.ord": ord,
+    "builtins.str": str,
+    "builtins.bytes": lambda value, *encoding: bytes(value, *encoding) if encoding else bytes(list(value)),
+    "builtins.bytearray": lambda value: bytes(list(value)),
+    "builtins.list": list,
+    "builtins.tuple": list,
+    "builtins.reversed": lambda value: list(value)[::-1],
+    "builtins.bytes.fromhex": bytes.fromhex,
+    "builtins.str.join": lambda separator, parts: separator.join(parts),
+    "base64.b64decode": base64.b64decode,
+    "base64.urlsafe_b64decode": base64.urlsafe_b64decode,
+    "base64.b32decode": base64.b32decode,
+    "base64.b16decode": base64.b16decode,
+    "binascii.unhexlify": binascii.unhexlify,
+    "binascii.a2b_hex": binascii.a2b_hex,
+    "binascii.a2b_base64": binascii.a2b_base64,
+    "codecs.decode": _decoded,
+}
+MAPPED = frozenset({"builtins.map"})
+
+
+class Folding:
+    """Works out constants; what names mean is asked of others."""
+
+    def __init__(
+        self, paths: Callable[[ast.expr], frozenset[str]], value_of: Callable[[ast.Name], ast.expr | None]
+    ) -> None:
+        """Take what returns the full names that an expression may have, and what a name is assigned once."""
+        self._paths = paths
+        self._value_of = value_of
+        self._assigned: dict[int, Any] = {}
+
+    def fold(self, node: ast.expr) -> Any:
+        """Return the value of an expression (a text, bytes, a number or a list), or None where it is not known."""
+        try:
+            return self._value(node, {}, 0)
+        except (UnknownValueError, ArithmeticError, LookupError, TypeError, ValueError):
+            return None
+
+    def _value(self, node: ast.expr, names: Mapping[str, Any], depth: int) -> Any:
+        if depth > FOLDING_DEPTH:
+            raise UnknownValueError
+        value = self._inner(node, names, depth + 1)
+        if isinstance(value, str | bytes | list) and len(value) > SIZE_LIMIT:
+            raise UnknownValueError
+        return value
+
+    def _inner(self, node: ast.expr, names: Mapping[str, Any], depth: int) -> Any:
+        match node:
+            case ast.Constant(value=str() | bytes() | int() as value):
+                return value
+            case ast.Name(id=name):
+                return names[name] if name in names else self._named(node, depth)
+            case ast.Call(keywords=[]):
+                return self._called(node, names, depth)
+            case ast.ListComp() | ast.GeneratorExp():
+                return list(self._items(node, names, depth))
+            case ast.Subscript(value=owner, slice=index):
+                return self._item(self._value(owner, names, depth), index, names, depth)
+        return self._composed(node, names, depth)
+
+    def _composed(self, node: ast.expr, names: Mapping[str, Any], depth: int) -> Any:
+        match node:
+            case ast.BinOp(left=left, op=operator, right=right):
+                return _combined(operator, self._value(left, names, depth), self._value(right, names, depth))
+            case ast.JoinedStr(values=values):
+                return "".join(str(self._value(value, names, depth)) for value in values)
+            case ast.FormattedValue(value=value, conversion=-1, format_spec=None):
+                return self._value(value, names, depth)
+            case ast.List(elts=elements) | ast.Tuple(elts=elements):
+                return [self._value(element, names, depth) for element in elements]
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -self._value(operand, names, depth)
+        raise UnknownValueError
+
+    def _named(self, node: ast.Name, depth: int) -> Any:
+        assigned = self._value_of(node)
+        if assigned is None:
+            raise UnknownValueError
+        if id(assigned) not in self._assigned:
+            self._assigned[id(assigned)] = None
+            self._assigned[id(assigned)] = self._value(assigned, {}, depth)
+        if self._assigned[id(assigned)] is None:
+            raise UnknownValueError
+        return self._assigned[id(assigned)]
+
+    def _item(self, value: Any, index: ast.expr, names: Mapping[str, Any], depth: int) -> Any:
+        if isinstance(index, ast.Slice):
+            ends = (index.lower, index.upper, index.step)
+            return value[slice(*(None if end is None else self._value(end, names, depth) for end in ends))]
+        return value[self._value(index, names, depth)]
+
+    def _items(self, node: ast.ListComp | ast.GeneratorExp, names: Mapping[str, Any], depth: int) -> Iterator[Any]:
+        if len(node.generators) != 1 or node.generators[0].ifs:
+            raise UnknownValueError
+        target, each = node.generators[0].target, self._value(node.generators[0].iter, names, depth)
+        if not isinstance(target, ast.Name) or not isinstance(each, str | bytes | list):
+            raise UnknownValueError
+        for item in each:
+            yield self._value(node.elt, {**names, target.id: item}, depth)
+
+    def _called(self, node: ast.Call, names: Mapping[str, Any], depth: int) -> Any:
+        paths = self._paths(node.func)
+        if MAPPED & paths and len(node.args) == 2:
+            function = next((_FUNCTIONS[path] for path in self._paths(node.args[0]) if path in _FUNCTIONS), None)
+            if function is None:
+                raise UnknownValueError
+            return [function(item) for item in self._value(node.args[1], names, depth)]
+        known = next((_FUNCTIONS[path] for path in paths if path in _FUNCTIONS), None)
+        if known is None and not isinstance(node.func, ast.Attribute):
+            raise UnknownValueError
+        arguments = [self._value(argument, names, depth) for argument in node.args]
+        if known is not None:
+            return known(*arguments)
+        assert isinstance(node.func, ast.Attribute)
+        value = self._value(node.func.value, names, depth)
+        if node.func.attr not in _METHODS.get(type(value), ()) or _grows(value, node.func.attr, arguments):
+            raise UnknownValueError
+        return getattr(value, node.func.attr)(*arguments)
+
+
+def _grows(value: str | bytes, method: str, arguments: list[Any]) -> bool:
+    """Return whether a method could make a huge value of small ones."""
+    if method == "format" and isinstance(value, str):
+        return ":" in value
+    sizes = [len(argument) for argument in arguments if isinstance(argument, str | bytes | list)]
+    return math.prod((len(value) or 1, *sizes)) > GROWTH_LIMIT
+
+
+def _combined(operator: ast.operator, left: Any, right: Any) -> Any:
+    match operator:
+        case ast.Add():
+            return left + right
+        case ast.Sub() | ast.BitXor() if isinstance(left, int) and isinstance(right, int):
+            return left - right if isinstance(operator, ast.Sub) else left ^ right
+        case ast.Mod() if isinstance(left, str) and left.count("%") == left.count("%s"):
+            return left % (tuple(right) if isinstance(right, list) else right)
+        case ast.Mult() if isinstance(left, str | bytes) and isinstance(right, int) and len(left) * right <= SIZE_LIMIT:
+            return left * right
+    raise UnknownValueError
+
 
 DEPTH_LIMIT = 40
 BUILTINS = "builtins"
@@ -208,3 +500,35 @@ def _walk(tree: ast.Module, top: Scope) -> Iterator[Placed]:
                     waiting += [Placed(inner, outer, (node, *parents[:1])) for inner in _outside(child)]
                 elif isinstance(child, ast.AST):
                     waiting.append(Placed(child, around, (node, *parents[:1])))
+
+
+CODE_CHARACTERS = 500_000
+"""Of one file; a longer one is not read."""
+_SHEBANG = re.compile(r"#!.*\bpython[\d.]*\b")
+
+
+class Unread(NamedTuple):
+    """Why a text could not be read."""
+
+    why: str
+    line: int = 0
+    """Where its syntax is wrong; 0: it is too long or too deep."""
+
+
+def is_python(path: str, text: str) -> bool:
+    """Return whether a file is run by Python."""
+    return path.endswith((".py", ".pyw", ".pyi")) or _SHEBANG.match(text) is not None
+
+
+def parse_tree(text: str) -> ast.Module | Unread:
+    """Return the syntax tree of a text, or why it cannot be read."""
+    if len(text) > CODE_CHARACTERS:
+        return Unread(f"longer than {CODE_CHARACTERS} characters")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(text)
+    except SyntaxError as error:
+        return Unread(str(error.msg), error.lineno or 1)
+    except (ValueError, RecursionError, MemoryError) as error:
+        return Unread(str(error) or type(error).__name__)

@@ -5,17 +5,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from tightloop.safety.change.reading import Watch
-from tightloop.safety.change.tables import EXAMPLE
-from tightloop.safety.change.tables import VIOLATIONS as CHANGE_VIOLATIONS
-from tightloop.safety.code.commands import commands_in
+from tightloop.safety.change.reading import EXAMPLE, Watch
+from tightloop.safety.change.reading import VIOLATIONS as CHANGE_VIOLATIONS
+from tightloop.safety.code.dependencies import commands_in
 from tightloop.safety.code.model import CodeFile
-from tightloop.safety.code.names import Module
+from tightloop.safety.code.names import Module, Unread, is_python, parse_tree
 from tightloop.safety.code.patterns import Patterns, Use
 from tightloop.safety.code.rules import CodeRules, Layer
-from tightloop.safety.code.syntax import Unread, is_python, parse_tree
-from tightloop.safety.rubric import Finding, Violation, make_finding
-from tightloop.safety.verdict import Verdict
+from tightloop.safety.rubric import Finding, Verdict, Violation, make_finding
 
 NODES_A_LOOK = 500
 USES_OF_A_FILE = 2_000

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, WithJsonSchema
 
 from tightloop.errors import did_you_mean
-from tightloop.safety.rubric import Topic, Violation
-from tightloop.safety.verdict import Verdict
+from tightloop.safety.rubric import Topic, Verdict, Violation
 from tightloop.value import Document
 
 

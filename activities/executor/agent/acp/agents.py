@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from activities.executor.agent.codex_config import NO_REPOSITORY, QUIET, model_settings, toml
-from activities.executor.agent.port import Launch, ModelAccess
-from activities.model.gateway.port import Wire
+from activities.executor.agent.host import Launch, ModelAccess
+from activities.executor.agent.program import NO_REPOSITORY, QUIET, model_settings, toml
+from activities.model.gateway.wire import Wire
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import AgentMode, ExecutorChoice
 from tightloop.executor.options import OPTIONS, ClaudeOptions

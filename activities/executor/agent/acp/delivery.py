@@ -11,15 +11,14 @@ import psutil
 from acp.exceptions import RequestError
 
 from activities.executor.agent.acp.client import AcpClient
-from activities.executor.agent.bounds import Bounds, Stop
 from activities.executor.agent.host import resume_preface
-from activities.executor.agent.record import RunRecord
+from activities.executor.agent.record import Bounds, RunRecord, Stop
 from activities.executor.port import Control
-from activities.model.gateway.port import Gateway, GatewaySeen
+from activities.model.gateway.wire import Gateway, GatewaySeen
 from tightloop.errors import TightloopError
+from tightloop.executor.asking import PermissionRequest, decide
 from tightloop.executor.model import EventKind, ExecutorEvent, Progress, ResumeToken, WorkOrder
-from tightloop.executor.permission import PermissionRequest, decide
-from tightloop.safety.verdict import Verdict
+from tightloop.safety.rubric import Verdict
 from tightloop.value import shorten
 
 TICK_S = 0.2

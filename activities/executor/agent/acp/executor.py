@@ -1,26 +1,228 @@
-"""Runs any agent that speaks the Agent Client Protocol (https://agentclientprotocol.com)."""
+"""Executor for agents that speak the Agent Client Protocol."""
 
+import asyncio
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from acp.exceptions import RequestError
+
 from activities.executor.agent.acp.agents import AcpAgent, Start
-from activities.executor.agent.acp.delivery import Delivery
-from activities.executor.agent.acp.run import AcpRun
-from activities.executor.agent.home import agent_home, copy_login, write_files
-from activities.executor.agent.host import AgentHost
-from activities.executor.agent.port import Launch
-from activities.executor.agent.program import command_path, find_program, version_of
-from activities.executor.agent.record import RunRecord, kept_outcome, kept_session, sweep_runs
-from activities.executor.ending import fatal_outcome
-from activities.executor.options import read_options, refuse_questions
+from activities.executor.agent.acp.client import SignInError
+from activities.executor.agent.acp.delivery import Delivery, Talk, Watched
+from activities.executor.agent.acp.events import crash_outcome, error_outcome, turn_outcome, usage_of
+from activities.executor.agent.host import AgentHost, Launch
+from activities.executor.agent.program import (
+    agent_home,
+    command_path,
+    copy_login,
+    denied_lines,
+    find_program,
+    local_now,
+    version_of,
+    write_files,
+)
+from activities.executor.agent.record import (
+    RunRecord,
+    Stop,
+    kept_outcome,
+    kept_session,
+    limit_outcome,
+    stopped_outcome,
+    sweep_runs,
+)
+from activities.executor.delivery import (
+    cancelled_outcome,
+    early_outcome,
+    failed_outcome,
+    fatal_outcome,
+    read_options,
+    refuse_questions,
+)
 from activities.executor.port import Availability, Control, Executor
+from activities.process import ProcessRequest, ProcessResult, Reason
+from activities.process.child import open_process
 from activities.sandbox.port import SandboxUnavailableError
 from tightloop.errors import ExecutorError
-from tightloop.executor.model import ErrorKind, ExecutorOutcome, ExecutorStatus, ResumeToken, WorkOrder
+from tightloop.executor.asking import permission_question
+from tightloop.executor.model import (
+    SUMMARY_CHARACTERS,
+    ErrorKind,
+    EventKind,
+    ExecutorEvent,
+    ExecutorOutcome,
+    ExecutorStatus,
+    ResumeToken,
+    Usage,
+    WorkOrder,
+)
 from tightloop.executor.options import AcpOptions
 from tightloop.host.identity import host_identity
+from tightloop.value import clip, shorten
+
+_REASONS = {
+    Stop.WALL_LIMIT: Reason.WALL_LIMIT,
+    Stop.IDLE_LIMIT: Reason.IDLE_LIMIT,
+    Stop.QUESTION: Reason.EXITED,
+    Stop.GONE: Reason.EXITED,
+}
+"""How the process is ended where the turn was; otherwise as cancelled."""
+_OUT_OF_BOUNDS = frozenset(
+    {Reason.NOT_STARTED, Reason.MEMORY_LIMIT, Reason.PROCESS_LIMIT, Reason.OUTPUT_LIMIT, Reason.DISK_LIMIT}
+)
+_RESUMABLE = frozenset(
+    {
+        ExecutorStatus.LIMIT_HIT,
+        ExecutorStatus.TIMED_OUT,
+        ExecutorStatus.FAILED,
+        ExecutorStatus.CANCELLED,
+        ExecutorStatus.NEEDS_PERSON,
+    }
+)
+_QUESTION_CHARACTERS = 1_000
+
+
+@dataclass(frozen=True)
+class AcpRun:
+    """Runs the process; use it once."""
+
+    agent: AcpAgent
+    order: WorkOrder
+    delivery: Delivery
+    record: RunRecord
+
+    def deliver(self, request: ProcessRequest, control: Control, fence: str) -> ExecutorOutcome:
+        """Start the agent, talk, end it and all that it started, and return the outcome."""
+        outcome, errors = ExecutorOutcome(status=ExecutorStatus.OUTCOME_UNKNOWN), ""
+        try:
+            talk, result = self._process(request, control)
+            errors = result.errors.decode("utf-8", "replace")
+            outcome = self._outcome(talk, result, cancelled=control.cancelled())
+            outcome = self._complete(outcome, talk, fence).evolve(cpu_s=result.cpu_s)
+        finally:
+            # A worker that has to stop cancels, and the work goes on elsewhere: that outcome is not for later.
+            keep = outcome.status not in (ExecutorStatus.CANCELLED, ExecutorStatus.OUTCOME_UNKNOWN)
+            outcome = self.record.close(outcome, errors, keep=keep)
+        return outcome
+
+    def _process(self, request: ProcessRequest, control: Control) -> tuple[Talk | None, ProcessResult]:
+        pids: list[int] = []
+
+        def started(pid: int) -> None:
+            pids.append(pid)
+            control.own_process(pid)
+
+        with open_process(request, started=started) as session:
+            if not pids:
+                return None, session.end(Reason.EXITED)
+            self.record.event(ExecutorEvent(kind=EventKind.STARTED))
+            token = self._resume()
+            talk = asyncio.run(
+                self.delivery.run(
+                    (session.stdin.fileno(), session.stdout.fileno()),
+                    Watched(pids[0], poll=session.poll, token=self._token),
+                    resume=token.session_id if token else "",
+                    mode=self.agent.modes.get(self.order.executor.mode, ""),
+                )
+            )
+            polite = Reason.EXITED if self.agent.ends_at_eof else Reason.CANCELLED
+            return talk, session.end(polite if talk.stop is None else _REASONS.get(talk.stop, Reason.CANCELLED))
+
+    def _resume(self) -> ResumeToken | None:
+        """Return the token of the order, if it is for this agent on this host."""
+        token = self.order.resume
+        ours = token is not None and token.adapter == self.agent.name and token.host in ("", host_identity().name)
+        return token if ours else None
+
+    def _token(self) -> ResumeToken | None:
+        client = self.delivery.client
+        if not client.session_id:
+            return self._resume()
+        return ResumeToken(
+            adapter=self.agent.name, session_id=client.session_id, host=host_identity().name, version=client.version
+        )
+
+    def _outcome(self, talk: Talk | None, result: ProcessResult, *, cancelled: bool) -> ExecutorOutcome:
+        if cancelled or (talk is not None and talk.stop is Stop.CANCELLED):
+            return cancelled_outcome()
+        ended = early_outcome(result, self.order.executor) if result.reason in _OUT_OF_BOUNDS else None
+        if talk is None or ended is not None:
+            return ended or _crash(result)
+        if talk.stop is not None:
+            return self._stopped(talk.stop, result)
+        outcome = self._said(talk, result)
+        seen = self.delivery.seen
+        turn = self.delivery.client.turn
+        if outcome.status is ExecutorStatus.COMPLETED and turn.done and not self.agent.reads_text:
+            return outcome
+        if seen.budget_spent:
+            return self._stopped(Stop.MODEL_CALLS, result)
+        return outcome if seen.limit is None else limit_outcome(seen.limit, outcome.error or turn.message)
+
+    def _said(self, talk: Talk, result: ProcessResult) -> ExecutorOutcome:
+        """Return the outcome that the agent itself reports."""
+        delivery = self.delivery
+        match talk.error:
+            case None:
+                reason = str((talk.answer or {}).get("stopReason", ""))
+                denied = denied_lines(delivery.denied)
+                reads_text = self.agent.reads_text
+                return turn_outcome(reason, delivery.client.turn, denied, now=local_now(), reads_text=reads_text)
+            case RequestError() as error:
+                return error_outcome(error, now=local_now())
+            case ConnectionError():
+                return _crash(result)
+            case SignInError() as error:
+                return fatal_outcome(f"{self.agent.name}: {error}", ErrorKind.AUTH)
+            case error:
+                return failed_outcome(f"{self.agent.name}: {error}", ErrorKind.PROTOCOL)
+
+    def _stopped(self, stop: Stop, result: ProcessResult) -> ExecutorOutcome:
+        """Return the outcome of a turn that we ended."""
+        if stop is Stop.QUESTION:
+            return self._question()
+        outcome = stopped_outcome(stop, self.order.executor, self.delivery.bounds.limit)
+        return outcome or _crash(result)
+
+    def _question(self) -> ExecutorOutcome:
+        asked = self.delivery.question
+        assert asked is not None
+        named = asked.title if asked.command else ""
+        parts = {"kind": asked.kind, "command": asked.command, "named by the agent": named}
+        lines = [f"{name}: {value}" for name, value in parts.items() if value] + [
+            f"path: {path}" for path in asked.paths
+        ]
+        question = permission_question(
+            # What a model calls its command can be anything.
+            shorten(" ".join(self.record.clean(asked.command or asked.title).split()), 200),
+            shorten(self.record.clean("\n".join(lines)), _QUESTION_CHARACTERS),
+            asked.fingerprint,
+        )
+        return ExecutorOutcome(status=ExecutorStatus.NEEDS_PERSON, question=question)
+
+    def _complete(self, outcome: ExecutorOutcome, talk: Talk | None, fence: str) -> ExecutorOutcome:
+        """Add what belongs to an outcome whatever it is."""
+        client, seen = self.delivery.client, self.delivery.seen
+        summary = "; ".join([*self.delivery.warnings[:2], clip(client.turn.message, SUMMARY_CHARACTERS - 200)])
+        failures = client.turn.failures
+        noted = f" [{failures} of its tool calls failed]" if failures and not self.delivery.denied else ""
+        usage = seen.usage
+        if not seen.calls:
+            reported = usage_of(talk.answer) if talk is not None and talk.answer is not None else Usage()
+            # The cost of a resumed session includes what was spent before.
+            usage = reported.evolve(cost_usd=None if client.resumed else client.turn.cost_usd)
+        return outcome.evolve(
+            summary=clip(summary.strip("; "), SUMMARY_CHARACTERS - len(noted)) + noted,
+            denied=denied_lines(self.delivery.denied),
+            usage=usage,
+            resume=self._token() if outcome.status in _RESUMABLE else None,
+            versions={self.agent.name: client.version, "fence": fence},
+        )
+
+
+def _crash(result: ProcessResult) -> ExecutorOutcome:
+    return crash_outcome(result.exit_code, result.errors.decode("utf-8", "replace"), now=local_now())
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,204 @@
-"""Runs a coding agent by its command line: start, watch, read the outcome. What differs is in the adapters."""
+"""Executor for agents with a command line."""
 
-from collections.abc import Iterator
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from activities.executor.agent.cli.outcome import Run, judge
-from activities.executor.agent.cli.watch import Watch
-from activities.executor.agent.home import agent_home, write_files
-from activities.executor.agent.host import AgentHost, resume_preface
-from activities.executor.agent.port import AgentAdapter, Ending, ModelAccess
-from activities.executor.agent.record import EVENTS_FILE, Record, Redaction, run_folder, sweep_runs
-from activities.executor.ending import fatal_outcome
-from activities.executor.files import held_file
+from activities.executor.agent.host import AgentAdapter, AgentHost, Ending, EventReader, ModelAccess, resume_preface
+from activities.executor.agent.program import agent_home, write_files
+from activities.executor.agent.record import (
+    EVENTS_FILE,
+    NEEDED,
+    Bounds,
+    Record,
+    Redaction,
+    Stop,
+    limit_outcome,
+    run_folder,
+    stopped_outcome,
+    sweep_runs,
+)
+from activities.executor.delivery import early_outcome, fatal_outcome, held_file
 from activities.executor.port import Availability, Control, Executor
-from activities.model.gateway.port import Gateway
-from activities.process import Reason, run_process
+from activities.model.gateway.wire import Gateway, GatewaySeen
+from activities.process import ProcessResult, Reason, run_process
+from activities.process.output import BoundedOutput, EventLines
 from activities.sandbox.port import SandboxUnavailableError
 from tightloop.errors import ExecutorError
-from tightloop.executor.model import ErrorKind, ExecutorOutcome, ExecutorStatus, ResumeToken, WorkOrder
+from tightloop.executor.model import (
+    ErrorKind,
+    EventKind,
+    ExecutorChoice,
+    ExecutorOutcome,
+    ExecutorStatus,
+    Progress,
+    ResumeToken,
+    Usage,
+    WorkOrder,
+)
 from tightloop.host.identity import host_identity
+from tightloop.value import shorten
+
+FINISHED_S = 5.0
+"""How long an agent may live on after it said that it is done."""
+PROGRESS_EVERY_S = 1.0
+CHECK_EVERY_S = 0.2
+STATUS_LINES = 50
+STATUS_CHARACTERS = 1_000
+
+
+class Watch:
+    """The state of a run in progress. Used by one thread."""
+
+    def __init__(
+        self,
+        choice: ExecutorChoice,
+        reader: EventReader,
+        control: Control,
+        *,
+        record: Record,
+        redaction: Redaction,
+        gateway: Gateway | None,
+        token: Callable[[str], ResumeToken],
+        resume: ResumeToken | None,
+    ) -> None:
+        """Take the bounds, the reader and the control; `token` makes a resume token of a session id."""
+        self.stop: Stop | None = None
+        self.bounds = Bounds(choice, gateway)
+        self.resume = resume
+        self.transcript = BoundedOutput()
+        self.status_lines: deque[str] = deque(maxlen=STATUS_LINES)
+        """Lines that it printed and that are not events."""
+        self._reader = reader
+        self._control = control
+        self._record = record
+        self._redaction = redaction
+        self._token = token
+        self._pid: int | None = None
+        self._last: EventKind | None = None
+        self._lines = EventLines()
+        self._reported = self._checked = time.monotonic()
+        self._finished: float | None = None
+
+    def started(self, pid: int) -> None:
+        """Note the process."""
+        self._pid = pid
+        self._control.own_process(pid)
+        self._report()
+
+    def take(self, chunk: bytes) -> None:
+        """Read output."""
+        self.bounds.note_life()
+        for line in self._lines.feed(chunk):
+            self._read(line)
+
+    def close(self) -> None:
+        """Read what is left of the output, and report the last progress."""
+        self._read(self._lines.rest())
+        self._report()
+
+    def ended(self) -> bool:
+        """Return whether the agent has to be ended; asked several times a second."""
+        if self.stop is None and self._control.cancelled():
+            self.stop = Stop.CANCELLED
+        now = time.monotonic()
+        if self.stop is None and now - self._checked >= CHECK_EVERY_S:
+            self._checked = now
+            if self._finished is None:
+                self.stop = self.bounds.check()
+            elif now - self._finished >= FINISHED_S:
+                self.stop = Stop.FINISHED
+        return self.stop is not None
+
+    def _read(self, line: str) -> None:
+        text = self._redaction(line)
+        if not text.strip():
+            return
+        if not text.lstrip().startswith("{"):
+            self.status_lines.append(shorten(text, STATUS_CHARACTERS))
+        events = self._reader.feed(text)
+        kinds = [found.kind for found in events]
+        if self.stop in (None, Stop.FINISHED):
+            # Told to go, some agents say that all went well: the attempt after this one must not believe it.
+            self._record.add(text, needed=not NEEDED.isdisjoint(kinds))
+        self.transcript.add(f"{text}\n".encode("utf-8", "replace"))
+        self.bounds.events += len(events)
+        self._last = kinds[-1] if kinds else self._last
+        if self._reader.finished and self._finished is None:
+            self._finished = time.monotonic()
+        sessions = [found.session_id for found in events if found.session_id]
+        if sessions:
+            self.resume = self._token(sessions[-1])
+        if sessions or time.monotonic() - self._reported >= PROGRESS_EVERY_S:
+            self._report()
+
+    def _report(self) -> None:
+        self._reported = time.monotonic()
+        self._control.progress(Progress(events=self.bounds.events, last=self._last, resume=self.resume, pid=self._pid))
+
+
+_ENDING_LINES = 30
+_ERRORS_BYTES = 16_000
+_WENT_WELL = (ExecutorStatus.COMPLETED, ExecutorStatus.NO_CHANGE, ExecutorStatus.REFUSED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run that is over."""
+
+    choice: ExecutorChoice
+    result: ProcessResult
+    watch: Watch
+    reader: EventReader
+    redaction: Redaction
+
+    @property
+    def errors(self) -> str:
+        """The end of standard error, without secrets."""
+        return self.redaction.end_of(self.result.errors, _ERRORS_BYTES).strip()
+
+    @property
+    def ending(self) -> Ending:
+        """What its reader needs to know about the end."""
+        lines = [*self.watch.status_lines, *self.errors.splitlines()]
+        return Ending(exit_code=self.result.exit_code, output_end="\n".join(lines[-_ENDING_LINES:]))
+
+
+def judge(run: Run, gateway: Gateway | None) -> ExecutorOutcome:
+    """Return the outcome of a run; what the gateway saw of limits and usage wins over what the agent says."""
+    seen = None if gateway is None else gateway.seen()
+    stop = run.watch.stop
+    stopped = None if stop is None else stopped_outcome(stop, run.choice, run.watch.bounds.limit)
+    outcome = stopped or _ended(run, seen)
+    errors = run.errors
+    if errors:
+        run.watch.transcript.add(f"[standard error]\n{errors}\n".encode("utf-8", "replace"))
+    resume = None if outcome.status in _WENT_WELL else run.watch.resume
+    started = run.result.reason is not Reason.NOT_STARTED
+    usage = seen.usage if seen is not None and seen.usage.known else outcome.usage or (Usage() if started else None)
+    transcript = run.watch.transcript.value()
+    return outcome.evolve(usage=usage, transcript=transcript, resume=resume, cpu_s=run.result.cpu_s)
+
+
+def _ended(run: Run, seen: GatewaySeen | None) -> ExecutorOutcome:
+    if run.watch.stop is not Stop.FINISHED and (early := early_outcome(run.result, run.choice)):
+        return early
+    outcome = run.reader.read_outcome(run.ending)
+    if outcome.status is ExecutorStatus.COMPLETED and not run.reader.finished:
+        error = "the agent exited without saying that it is done"
+        return outcome.evolve(status=ExecutorStatus.FAILED, error=error, error_kind=ErrorKind.PROTOCOL)
+    if seen is None or outcome.status in _WENT_WELL:
+        return outcome
+    # No event of codex has the retry-after of an answer with status 429: only the gateway saw it.
+    better = stopped_outcome(Stop.MODEL_CALLS, run.choice, None) if seen.budget_spent else None
+    if better is None and seen.limit is not None:
+        better = limit_outcome(seen.limit, outcome.error)
+    if better is None:
+        return outcome
+    return outcome.evolve(status=better.status, error=better.error, error_kind=better.error_kind, limit=better.limit)
 
 
 @dataclass(frozen=True)

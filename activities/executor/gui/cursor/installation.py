@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from activities.artifacts.durable import replace_file
+from activities.artifacts.port import replace_file
 from activities.executor.gui.cursor import hook
 from activities.executor.gui.cursor.events import ANSWER, PROMPT, STOP
-from activities.executor.gui.ledger import gui_folder
+from activities.executor.gui.port import gui_folder
 from tightloop.errors import SettingsError
 from tightloop.host import home_folder, private_folder
 

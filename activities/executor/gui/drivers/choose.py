@@ -6,9 +6,8 @@ import sys
 from contextlib import suppress
 from datetime import timedelta
 
-from activities.executor.gui.drivers.held import key_journals
-from activities.executor.gui.ledger import gui_folder
-from activities.executor.gui.port import Driver, DriverError
+from activities.executor.gui.drivers.x11 import key_journals
+from activities.executor.gui.port import Driver, DriverError, gui_folder
 from activities.workspace.ownership import locked
 from tightloop.errors import WorkspaceLockedError
 from tightloop.settings import WindowSettings
@@ -31,7 +30,7 @@ def choose_driver(settings: WindowSettings) -> Driver:
                 "window.agent_s needs pictures and clicks, which the driver applescript has not: pip install "
                 "pyobjc-framework-ApplicationServices for the driver mac, or leave window.agent_s out"
             )
-        from activities.executor.gui.drivers.applescript import AppleScriptDriver
+        from activities.executor.gui.drivers.mac import AppleScriptDriver
 
         return AppleScriptDriver()
     if name == "x11":

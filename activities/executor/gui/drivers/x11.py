@@ -1,20 +1,61 @@
-"""Drives an X11 desktop: windows by EWMH, keys by XTEST, the clipboard by xclip, the focus by AT-SPI."""
+"""Windows and keys on X11."""
 
 import functools
+import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from activities.artifacts.port import file_stem, replace_file
 from activities.executor.gui.drivers.accessibility import Accessibility
-from activities.executor.gui.drivers.held import KeyJournal
-from activities.executor.gui.ledger import gui_folder
-from activities.executor.gui.port import DriverError, Element, Frame, Health, NotPressedError, Window
+from activities.executor.gui.port import DriverError, Element, Frame, Health, NotPressedError, Window, gui_folder
 from tightloop.host import private_folder
 from tightloop.host.programs import find_trusted
+
+
+def _folder() -> Path:
+    return gui_folder() / "keys"
+
+
+def key_journals() -> tuple[Path, ...]:
+    """Return the journals of all displays on which keys may be down."""
+    return tuple(_folder().glob("*.json"))
+
+
+class KeyJournal:
+    """What one display has to get back, in a file that is there only while keys are pressed."""
+
+    def __init__(self, display: str) -> None:
+        self._path = _folder() / f"{file_stem(display)}.json"
+
+    @contextmanager
+    def pressing(self, keys: Sequence[int | str]) -> Iterator[None]:
+        """Note the keys, and forget them once they are up again; an error that may come in between leaves the note."""
+        private_folder(self._path.parent)
+        # Not synced to the disk: no key survives a power loss.
+        replace_file(self._path, json.dumps(list(keys)).encode())
+        try:
+            yield
+        except NotPressedError:
+            self.clear()
+            raise
+        self.clear()
+
+    def pressed(self) -> list[int | str]:
+        """Return what a process noted and did not forget, in the order of pressing."""
+        with suppress(OSError, ValueError):
+            found = json.loads(self._path.read_bytes())
+            return [key for key in found if isinstance(key, int | str)] if isinstance(found, list) else []
+        return []
+
+    def clear(self) -> None:
+        """Forget the keys."""
+        self._path.unlink(missing_ok=True)
+
 
 XCLIP_S = 3.0
 _KEYSYMS = {
@@ -324,3 +365,71 @@ class X11Driver:
 
         found = window.get_full_property(self._connect().intern_atom(name), X.AnyPropertyType)
         return None if found is None else found.value
+
+
+_NAMES = {"mod": "command", "cmd": "command"}
+
+
+def keyboard() -> Any:
+    """Return pyautogui, set up.
+
+    Raises:
+        DriverError: it cannot be used here.
+    """
+    try:
+        import pyautogui
+    # Without tkinter one of its modules ends the process; without a display there is a KeyError.
+    except (Exception, SystemExit) as error:  # noqa: BLE001
+        raise DriverError(
+            f"pyautogui cannot be used: {type(error).__name__}: {' '.join(str(error).split())}. Install it: "
+            "pip install pyautogui"
+        ) from None
+    pyautogui.PAUSE = 0.0
+    return pyautogui
+
+
+def names_of(chord: str) -> list[str]:
+    """Return the keys of a chord by pyautogui's names."""
+    return [_NAMES.get(name, name) for name in chord.split("+")]
+
+
+def press(chord: str) -> None:
+    """Press the keys of a chord together.
+
+    Raises:
+        DriverError: the pointer is in a corner of the screen, which stops pyautogui; or the keys cannot be sent.
+    """
+    _do(f"the keys {chord} cannot be sent", lambda gui: gui.hotkey(*names_of(chord)))
+
+
+def release(names: Sequence[str]) -> None:
+    """Release keys, the last one first; those that are up stay up.
+
+    Raises:
+        DriverError: as `press`.
+    """
+
+    def let_go(gui: Any) -> None:
+        for name in reversed(names):
+            gui.keyUp(name)
+
+    _do(f"the keys {'+'.join(names)} cannot be released", let_go)
+
+
+def click(x: int, y: int) -> None:
+    """Click at a point of the screen.
+
+    Raises:
+        DriverError: as `press`.
+    """
+    _do(f"({x}, {y}) cannot be clicked", lambda gui: gui.click(x, y))
+
+
+def _do(otherwise: str, act: Callable[[Any], None]) -> None:
+    gui = keyboard()
+    try:
+        act(gui)
+    except gui.FailSafeException:
+        raise DriverError("the pointer is in a corner of the screen, which stops all keys. Move it away") from None
+    except Exception as error:
+        raise DriverError(f"{otherwise}: {type(error).__name__}: {error}") from error

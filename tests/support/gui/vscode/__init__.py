@@ -20,7 +20,7 @@ from activities.executor.gui.port import Window
 from tests.support.gui.desktop import empty_desktop
 from tests.support.gui.vscode.install import FOLDER, entry
 from tests.support.stack.stack import wait_for_port
-from worker.stack.server import free_port
+from worker.server import free_port
 
 TITLE = "demo - Cursor"
 SETTINGS = {

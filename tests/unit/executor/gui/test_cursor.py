@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from activities.executor.gui.cursor import hook, installation
-from activities.executor.gui.cursor.events import CursorEvents
-from activities.executor.gui.cursor.transcript import answer_to
+from activities.executor.gui.cursor.events import CursorEvents, answer_to
 from tightloop.errors import SettingsError
 from tightloop.executor import handoff
 from tightloop.executor.handoff import inline_message

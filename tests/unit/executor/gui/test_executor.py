@@ -14,7 +14,7 @@ from activities.executor.gui.port import Health
 from tests.support.gui.fake import EDITOR, Calls, Desktop, FakeDriver, Killed, kill
 from tests.support.orders import Supervision, order, step
 from tightloop.errors import ExecutorError
-from tightloop.executor.crash import RETRY
+from tightloop.executor.asking import RETRY
 from tightloop.executor.handoff import Message, leading_marker
 from tightloop.executor.model import ErrorKind, ExecutorOutcome, ExecutorStatus
 from tightloop.question import QuestionKind

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from activities.artifacts.durable import file_stem
-from activities.executor.gui.ledger import FileLedger
+from activities.artifacts.port import file_stem
+from activities.executor.gui.port import FileLedger
 from tightloop.errors import ExecutorError
 from tightloop.executor.handoff import HandOffState, Message, Receipt
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from activities.executor.gui.drivers import applescript
-from activities.executor.gui.drivers.applescript import AppleScriptDriver, element_of, problems
+from activities.executor.gui.drivers import mac as mac_driver
 from activities.executor.gui.drivers.choose import choose_driver
+from activities.executor.gui.drivers.mac import AppleScriptDriver, element_of, problems
 from activities.executor.gui.port import DriverError, NotPressedError, Window
 from tests.support.gui.osascript import FakeMac
 from tightloop.settings import WindowSettings
@@ -120,7 +120,7 @@ def test_errors_of_macos_say_what_to_do(mac: FakeMac, said: str, advice: str) ->
 
 
 def test_script_that_hangs_is_ended(mac: FakeMac, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(applescript, "SCRIPT_S", 0.5)
+    monkeypatch.setattr(mac_driver, "SCRIPT_S", 0.5)
     mac.answer(active={"sleep": 30})
     with pytest.raises(DriverError, match="is the screen locked"):
         AppleScriptDriver().active()

@@ -5,7 +5,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-from tightloop.database.memory.vector import Embedding
+from tightloop.database.memory.schema import Embedding
 from tightloop.errors import WorkspaceError
 
 revision = "v0001_memory"

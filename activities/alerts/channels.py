@@ -1,0 +1,327 @@
+"""Alert channels (log, desktop, webhook), the record of sent alerts, and the choice of channels from the settings."""
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+import logging
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import assert_never
+from xml.sax.saxutils import escape
+
+import httpx2
+
+from activities.alerts.activity import Channel, NotDeliveredError, Post
+from activities.model.client import certificates
+from activities.process import ProcessRequest, Reason, run_process
+from activities.workspace.folders import state_folder_of
+from activities.workspace.scope import Call, EpisodeScope, Ledgers, this_call
+from tightloop.errors import TightloopError
+from tightloop.host.programs import TrustedProgram, find_trusted
+from tightloop.ledger.alert import Alert, AlertKind, Delivery, Notice, delivery_line
+from tightloop.ledger.model import TrailEvent
+from tightloop.safety.scope import is_loopback
+from tightloop.settings import AlertChannel, Settings
+from tightloop.value import clip
+
+alert_logger = logging.getLogger("tightloop.ledger.alert")
+
+
+@dataclass(frozen=True)
+class Log:
+    """Writes a notice as one line of the log: a warning, unless it is a digest."""
+
+    name: str
+    kinds: frozenset[AlertKind] = frozenset()
+
+    async def deliver(self, notice: Notice) -> None:
+        """Write it; see the port."""
+        level = logging.INFO if notice.kind is AlertKind.DIGEST else logging.WARNING
+        alert_logger.log(level, "%s", " ".join(notice.text.split()))
+
+
+SESSION = ("DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "XDG_RUNTIME_DIR")
+"""Variables by which a program finds the desktop session of the user."""
+# The texts are arguments: nothing in them can become a part of the script.
+_SCRIPT = ("on run words", "display notification (item 2 of words) with title (item 1 of words)", "end run")
+
+
+@dataclass(frozen=True)
+class Desktop:
+    """Shows a notice to the user of the worker's host."""
+
+    name: str
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
+    """Environment that leads to the session."""
+    kinds: frozenset[AlertKind] = frozenset()
+    timeout_s: float = 5.0
+    platform: str = sys.platform
+
+    def probe(self) -> str:
+        """Return why nothing can be shown here and how to fix it; empty where it can."""
+        mac = self.platform == "darwin"
+        if self._program() is None:
+            advice = "" if mac else ". Install the package libnotify-bin (libnotify)"
+            return f"{self._name()} is not installed on the worker's host{advice}"
+        if not mac and not any(self.environ.get(name) for name in SESSION[:3]):
+            return f"the worker runs outside a desktop session: none of {', '.join(SESSION[:3])} is set"
+        return ""
+
+    async def deliver(self, notice: Notice) -> None:
+        """Show it; see the port."""
+        problem = self.probe()
+        if problem:
+            raise NotDeliveredError(problem, again=False)
+        stopped = threading.Event()
+        try:
+            await asyncio.to_thread(self._show, notice, stopped)
+        finally:
+            stopped.set()
+
+    def _show(self, notice: Notice, stopped: threading.Event) -> None:
+        program = self._program()
+        if program is None:
+            raise NotDeliveredError(self.probe(), again=False)
+        request = ProcessRequest(
+            program=program,
+            arguments=self._arguments(notice),
+            cwd=Path("/"),
+            environment={name: self.environ[name] for name in SESSION if self.environ.get(name)},
+            wall_limit_s=self.timeout_s,
+        )
+        done = run_process(request, cancelled=stopped.is_set, started=lambda _pid: None)
+        if done.reason is not Reason.EXITED or done.exit_code != 0:
+            said = clip(done.output.decode("utf-8", "replace").strip() or done.message or done.reason.value, 100)
+            raise NotDeliveredError(f"{program.name} failed ({done.exit_code}): {said}", again=False)
+
+    def _name(self) -> str:
+        return "osascript" if self.platform == "darwin" else "notify-send"
+
+    def _program(self) -> TrustedProgram | None:
+        return find_trusted(self._name(), self.environ.get("PATH", ""))
+
+    def _arguments(self, notice: Notice) -> tuple[str, ...]:
+        title, body = f"tightloop: {notice.kind.value}", notice.text
+        if self.platform == "darwin":
+            return (*(word for line in _SCRIPT for word in ("-e", line)), title, body)
+        # The body of a notification is markup (Desktop Notifications Specification).
+        # `--`: a title is never an option.
+        urgency = "normal" if notice.kind is AlertKind.DIGEST else "critical"
+        return ("--app-name=tightloop", f"--urgency={urgency}", "--", title, escape(body))
+
+
+LONGEST_WAIT_S = 300.0
+"""Bound on what a receiver may ask to wait."""
+REDIRECTS = 3
+MOVED = frozenset({HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT})
+"""Redirects that keep method and body; the others would turn the alert into a question."""
+LATER = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
+"""Refusals that may be taken back."""
+_SECONDS = re.compile(r"\d{1,9}")
+
+
+@dataclass(frozen=True)
+class Webhook:
+    """Sends a notice as JSON by POST."""
+
+    name: str
+    url: str = field(repr=False)
+    secret: str = field(repr=False)
+    """`whsec_` and base64, or any text; empty: unsigned."""
+    kinds: frozenset[AlertKind] = frozenset()
+    timeout_s: float = 5.0
+    """Time for one try."""
+
+    async def deliver(self, notice: Notice) -> None:
+        """Send it once; see the port. Only redirects inside the same origin are followed."""
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                await self._send(notice)
+        except TimeoutError:
+            raise NotDeliveredError(f"no answer within {self.timeout_s:g} s", again=True) from None
+        except (httpx2.RequestError, httpx2.InvalidURL, OSError) as error:
+            # The texts of the library can hold the address, which may be a secret.
+            raise NotDeliveredError(f"not reached ({type(error).__name__})", again=True) from None
+
+    async def _send(self, notice: Notice) -> None:
+        body = notice.as_json()
+        url = httpx2.URL(self.url)
+        # In a thread: reading the certificates blocks.
+        trusted = await asyncio.to_thread(certificates) if url.scheme == "https" else False
+        async with httpx2.AsyncClient(
+            verify=trusted, trust_env=not is_loopback(url.host), follow_redirects=False, timeout=None
+        ) as client:
+            for _ in range(REDIRECTS + 1):
+                headers = {"content-type": "application/json", "user-agent": "tightloop"}
+                headers |= signed(notice.key, body, self.secret, at=int(time.time()))
+                request = client.build_request("POST", url, content=body, headers=headers)
+                response = await client.send(request, stream=True)
+                # What the receiver says is not read: only its status counts, and it may be endless.
+                await response.aclose()
+                if response.is_success:
+                    return
+                url = _next_address(url, response)
+        raise NotDeliveredError(f"more than {REDIRECTS} redirects", again=False)
+
+
+def signed(identity: str, body: bytes, secret: str, *, at: int) -> dict[str, str]:
+    """Return the headers that name, date and sign a body: HMAC-SHA256 over `<id>.<seconds since 1970>.<body>`."""
+    headers = {"webhook-id": identity, "webhook-timestamp": str(at)}
+    if secret:
+        content = f"{identity}.{at}.".encode() + body
+        digest = hmac.new(_key(secret), content, hashlib.sha256).digest()
+        headers["webhook-signature"] = "v1," + base64.b64encode(digest).decode()
+    return headers
+
+
+def _key(secret: str) -> bytes:
+    encoded = secret.removeprefix("whsec_")
+    if encoded != secret:
+        try:
+            return base64.b64decode(encoded, validate=True)
+        except (binascii.Error, ValueError):
+            pass
+    return secret.encode()
+
+
+def _next_address(url: httpx2.URL, response: httpx2.Response) -> httpx2.URL:
+    """Return where the receiver has moved to.
+
+    Raises:
+        NotDeliveredError: it did not move, or to another origin.
+    """
+    status = response.status_code
+    if status in MOVED and "location" in response.headers:
+        target = url.join(response.headers["location"])
+        # Another origin would get the signed body, and with it what the alert says.
+        if _origin(target) == _origin(url):
+            return target
+    if response.is_redirect:
+        raise NotDeliveredError(
+            f"it answers {status} and points elsewhere, which is not followed: set the final address", again=False
+        )
+    again = status in LATER or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    raise NotDeliveredError(f"it answers {status}", again=again, after=_asked_wait(response) if again else None)
+
+
+def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port or {"http": 80, "https": 443}.get(url.scheme)
+
+
+def _asked_wait(response: httpx2.Response) -> timedelta | None:
+    """Read Retry-After, in seconds or as a date (RFC 9110, section 10.2.3)."""
+    text = response.headers.get("retry-after", "").strip()
+    if _SECONDS.fullmatch(text):
+        return timedelta(seconds=min(float(text), LONGEST_WAIT_S))
+    try:
+        date = parsedate_to_datetime(text)
+    except (TypeError, ValueError):
+        return None
+    moment = date if date.tzinfo else date.replace(tzinfo=UTC)
+    wait = (moment - datetime.now(UTC)).total_seconds()
+    return timedelta(seconds=min(max(wait, 0.0), LONGEST_WAIT_S))
+
+
+logger = logging.getLogger("tightloop")
+
+DELIVERED = "alert"
+NOT_DELIVERED = "alert_failed"
+
+
+@dataclass(frozen=True)
+class TrailMemory:
+    """Keeps deliveries as events of the ledger, where the workspace is on this host and was opened."""
+
+    ledgers: Ledgers
+
+    def delivered(self, scope: EpisodeScope, alert: Alert) -> tuple[Delivery, ...]:
+        """Return what was delivered; see the port."""
+        start, events = f"{DELIVERED}/{alert.key}/", tuple[TrailEvent, ...]()
+        try:
+            if state_folder_of(scope).is_dir():
+                events = self.ledgers(Path(scope.workspace)).events(scope.episode_id)
+        except (TightloopError, OSError) as error:
+            logger.warning("alert %s: the trail cannot be read: %s", scope.episode_id, error)
+        return tuple(
+            Delivery(channel=event.key.removeprefix(start), at=event.at, known=True)
+            for event in events
+            if event.kind == DELIVERED and event.key.startswith(start)
+        )
+
+    def note(self, scope: EpisodeScope, alert: Alert, delivery: Delivery) -> None:
+        """Keep it; see the port."""
+        event = delivery_event(alert, delivery, this_call())
+        try:
+            if state_folder_of(scope).is_dir():
+                self.ledgers(Path(scope.workspace)).add_event(event)
+        except (TightloopError, OSError) as error:
+            # A full disk is a reason to alert, not one to be silent.
+            logger.warning("alert %s: not in the trail: %s", alert.episode_id, error)
+
+
+def delivery_event(alert: Alert, delivery: Delivery, call: Call) -> TrailEvent:
+    """Return the line of the trail about a delivery, or a failure."""
+    kind = NOT_DELIVERED if delivery.at is None else DELIVERED
+    return TrailEvent(
+        episode_id=alert.episode_id,
+        kind=kind,
+        key=f"{kind}/{alert.key}/{delivery.channel}",
+        text=delivery_line(alert, delivery),
+        at=delivery.at or call.scheduled,
+    )
+
+
+def post_of(settings: Settings, environ: Mapping[str, str]) -> Post:
+    """Return where alerts go. A channel that cannot work is kept, so that its failures appear in the timeline."""
+    return Post(
+        channels=tuple(_channel(name, channel, environ) for name, channel in settings.alerts.channels.items()),
+        ui_url=settings.temporal.ui_url,
+        namespace=settings.temporal.namespace,
+        page_of=partial(settings.gateway.link, settings.temporal),
+        full=settings.privacy.alerts == "full",
+    )
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """A channel that cannot work on this host with its settings."""
+
+    name: str
+    reason: str
+    kinds: frozenset[AlertKind]
+
+    async def deliver(self, notice: Notice) -> None:  # noqa: ARG002 - the port's signature
+        """Refuse with the reason; see the port."""
+        raise NotDeliveredError(self.reason, again=False)
+
+
+def _channel(name: str, channel: AlertChannel, environ: Mapping[str, str]) -> Channel:
+    kinds = frozenset(channel.kinds)
+    missing = [variable for variable in (channel.url_env, channel.secret_env) if variable and not environ.get(variable)]
+    if missing:
+        reason = f"the worker has no environment variable {missing[0]}. Set it and start the worker again"
+        logger.warning("alerts: the channel %s cannot be used: %s", name, reason)
+        return Unusable(name, reason, kinds)
+    match channel.type:
+        case "webhook":
+            url = channel.url or environ[channel.url_env]
+            secret = environ[channel.secret_env] if channel.secret_env else ""
+            return Webhook(name, url, secret, kinds=kinds, timeout_s=channel.timeout_s)
+        case "desktop":
+            return Desktop(name, kinds=kinds, timeout_s=channel.timeout_s)
+        case "log":
+            return Log(name, kinds=kinds)
+        case _:
+            assert_never(channel.type)

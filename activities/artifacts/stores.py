@@ -1,0 +1,340 @@
+"""Artifact stores on the host: files, packed files and SQLite."""
+
+import contextlib
+import hashlib
+import os
+import re
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+from activities.artifacts.port import FULL, ArtifactStore, write_durably
+from tightloop.database.engine import file_id, make_database, use_wal
+from tightloop.errors import ArtifactCorruptError, ArtifactMissingError, StorageFullError
+from tightloop.host import private_folder, state_folder
+from tightloop.value.artifact import FIND_PACKED, PACKED, ArtifactRef, pack, reference, unpack
+
+KEPT = 32
+"""Maximum idle connections; each has three files open, and memory of its own."""
+_LENDING = threading.Lock()
+_IDLE: dict[tuple[int, int], sqlite3.Connection] = {}
+"""By device and inode; the first was given back first."""
+
+
+@contextmanager
+def lent(path: Path, connect: Callable[[], sqlite3.Connection]) -> Iterator[sqlite3.Connection]:
+    """Lend a connection to a file, to one caller at a time; the file is made where it is missing.
+
+    To close the last connection moves the whole log into the file: that took a third of a worker's processor time.
+
+    Args:
+        path: the file; another one that takes its place is opened in its turn.
+        connect: opens it; `check_same_thread` must be off.
+    """
+    make_database(path)
+    file = file_id(path)
+    with _LENDING:
+        connection = _IDLE.pop(file, None)
+    connection = connection or connect()
+    try:
+        yield connection
+    except BaseException:
+        connection.close()
+        raise
+    with _LENDING:
+        unwanted = [connection] if file in _IDLE else []
+        _IDLE.setdefault(file, connection)
+        if len(_IDLE) > KEPT:
+            unwanted.append(_IDLE.pop(next(iter(_IDLE))))
+    for one in unwanted:
+        one.close()
+
+
+def close_idle() -> None:
+    """Close what is not lent, so that each file is complete without its log."""
+    with _LENDING:
+        connections = list(_IDLE.values())
+        _IDLE.clear()
+    for connection in connections:
+        connection.close()
+
+
+SCHEMA_VERSION = 1
+BUSY_TIMEOUT = timedelta(seconds=15)
+LOG_PAGES = 250
+"""Pages of the write-ahead log (4 kB each) before they move into the file; SQLite's 1 000 would stay on the disk."""
+CACHE_KB = 256
+"""Memory of a connection; SQLite's own bound is 2 MB, and what was read once is seldom read again."""
+REMOVED_AT_ONCE = 500
+FREED_AT_ONCE = 500
+"""Pages. Both bound how long a worker waits for a collection."""
+_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
+_DAMAGED = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT})
+_SCHEMA = f"""
+    BEGIN IMMEDIATE;
+    CREATE TABLE IF NOT EXISTS artifact (sha256 TEXT PRIMARY KEY, stored REAL NOT NULL, content BLOB NOT NULL) STRICT;
+    PRAGMA user_version = {SCHEMA_VERSION};
+    COMMIT;
+"""
+
+
+class PackedArtifacts:
+    """Bytes by their digest; safe for many threads and processes at once, and on disk when a call returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def put(self, contents: Mapping[str, bytes]) -> None:
+        """Store all or none, in one transaction; what is stored already counts as stored now, and is repaired.
+
+        Raises:
+            StorageFullError: no room is left.
+            ArtifactCorruptError: the file is damaged.
+        """
+        with self.writing() as connection:
+            for digest, content in contents.items():
+                row = connection.execute(FIND_PACKED, (digest,)).fetchone()
+                if row is not None and unpack(row[0]) == content:
+                    connection.execute("UPDATE artifact SET stored = ? WHERE sha256 = ?", (time.time(), digest))
+                else:
+                    row = (digest, time.time(), pack(content))
+                    connection.execute("INSERT OR REPLACE INTO artifact VALUES (?, ?, ?)", row)
+
+    def find(self, digest: str) -> bytes | None:
+        """Return stored bytes, unchecked."""
+        if not self._path.exists():
+            return None
+        with self._connected() as connection:
+            row = connection.execute(FIND_PACKED, (digest,)).fetchone()
+        return None if row is None else unpack(row[0])
+
+    def all(self) -> dict[str, tuple[float, int]]:
+        """Return of each artifact the time when it was stored, in seconds since 1970, and the bytes that it takes."""
+        if not self._path.exists():
+            return {}
+        with self._connected() as connection:
+            rows = connection.execute("SELECT sha256, stored, length(content) FROM artifact").fetchall()
+        return {digest: (stored, size) for digest, stored, size in rows}
+
+    def remove(self, digests: Iterable[str], *, before: float) -> None:
+        """Remove what was not stored again since `before`, and give its room back to the file system."""
+        if not self._path.exists():
+            return
+        rest = list(digests)
+        while rest:
+            some, rest = rest[:REMOVED_AT_ONCE], rest[REMOVED_AT_ONCE:]
+            with self.writing() as connection:
+                connection.executemany(
+                    "DELETE FROM artifact WHERE sha256 = ? AND stored < ?", ((digest, before) for digest in some)
+                )
+        with self._connected() as connection:
+            while connection.execute("PRAGMA freelist_count").fetchone()[0]:
+                connection.execute(f"PRAGMA incremental_vacuum({FREED_AT_ONCE})").fetchall()
+            # Workers keep the file open, and its log as long as it ever was.
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """Hold the one right to write to the store; commit at the end unless an exception passes."""
+        with self._connected() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+            except BaseException:
+                connection.rollback()
+                raise
+            connection.execute("COMMIT")
+
+    @contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with lent(self._path, self._open) as connection:
+                yield connection
+        except sqlite3.DatabaseError as error:
+            raise self._explained(error) from error
+
+    def _open(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self._path, timeout=BUSY_TIMEOUT.total_seconds(), isolation_level=None, check_same_thread=False
+        )
+        try:
+            # In WAL mode less would lose, in a power loss, what histories refer to.
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute(f"PRAGMA cache_size = -{CACHE_KB}")
+            connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version < SCHEMA_VERSION:
+                # Only an empty file can be made so that it shrinks in steps.
+                connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+                use_wal(connection, patience=BUSY_TIMEOUT)
+                connection.executescript(_SCHEMA)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _explained(self, error: sqlite3.DatabaseError) -> Exception:
+        """Errors that a person can do something about say what; the others (such as a busy file) stay retryable."""
+        code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+        if code & 0xFF in _FULL:
+            return StorageFullError(f"no room for artifacts in {self._path}: {error}. Free space there, then resume")
+        if code & 0xFF in _DAMAGED:
+            return ArtifactCorruptError(f"{self._path} is damaged: {error}. Restore it from a backup")
+        return error
+
+
+PACKED_BYTES = 64_000
+"""Larger artifacts are files: SQLite would rewrite them more than once, and collections would hold it for long."""
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class LocalArtifactStore:
+    """Keeps small artifacts packed, larger ones as `<folder>/ab/cdef...`; safe for many threads and processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._packed = PackedArtifacts(folder / PACKED)
+
+    def put(
+        self, content: bytes, *, name: str, media_type: str = "application/json", as_file: bool = False
+    ) -> ArtifactRef:
+        """Store bytes durably; see the port."""
+        ref = reference(content, name=name, media_type=media_type)
+        with self._room_for(content, name):
+            if as_file or len(content) > PACKED_BYTES:
+                # A collection must not remove the file between the look at it and the end of the writing.
+                with self._packed.writing():
+                    self._put_file(self._path(ref.sha256), content)
+            else:
+                self._packed.put({ref.sha256: content})
+        return ref
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[ArtifactStore]:
+        """Store what is put within at the end, at once; see the port."""
+        pending = _Pending(self)
+        yield pending
+        if pending.contents:
+            with self._room_for(b"".join(pending.contents.values()), pending.names):
+                self._packed.put(pending.contents)
+
+    def get(self, ref: ArtifactRef) -> bytes:
+        """Return the bytes, checked against their hash; see the port."""
+        if not _DIGEST.fullmatch(ref.sha256):
+            raise ArtifactMissingError(f"'{ref.sha256[:80]}' is not the address of an artifact: 64 hexadecimal digits")
+        content = self.find(ref.sha256)
+        if content is None:
+            raise ArtifactMissingError(
+                f"artifact '{ref.name}' ({ref.sha256[:12]}) is not in {self._folder}. "
+                "Restore the folder from a backup, or check that this worker runs on the host of the workspace"
+            )
+        if hashlib.sha256(content).hexdigest() != ref.sha256:
+            raise ArtifactCorruptError(
+                f"artifact '{ref.name}' ({ref.sha256[:12]}) in {self._folder} is damaged: its bytes do not have the "
+                "hash they are filed under. Restore the folder from a backup"
+            )
+        return content
+
+    def find(self, digest: str) -> bytes | None:
+        """Return the bytes under a digest as they are stored."""
+        content = self._packed.find(digest)
+        if content is None:
+            with contextlib.suppress(FileNotFoundError):
+                return self._path(digest).read_bytes()
+        return content
+
+    def all(self) -> dict[str, tuple[float, int]]:
+        """Return of each artifact when it was stored last, in seconds since 1970, and the bytes that it takes."""
+        found = self._packed.all()
+        for path in self._folder.glob("??/*"):
+            digest = f"{path.parent.name}{path.name}"
+            if _DIGEST.fullmatch(digest):
+                with contextlib.suppress(FileNotFoundError):
+                    stat = path.stat()
+                    stored, size = found.get(digest, (0.0, 0))
+                    found[digest] = (max(stored, stat.st_mtime), size + stat.st_size)
+        return found
+
+    def remove(self, digests: Iterable[str], *, before: float) -> None:
+        """Remove what was not stored again since `before`, in seconds since 1970."""
+        unwanted = list(digests)
+        for path in map(self._path, unwanted):
+            if path.exists():
+                with self._packed.writing(), contextlib.suppress(OSError):
+                    if path.stat().st_mtime < before:
+                        path.unlink()
+                    # Refused where others are in it, and made again by whoever wants it.
+                    path.parent.rmdir()
+        self._packed.remove(unwanted, before=before)
+
+    def path(self, ref: ArtifactRef) -> Path:
+        """Return the file of an artifact that was stored as one."""
+        return self._path(ref.sha256)
+
+    def _put_file(self, path: Path, content: bytes) -> None:
+        private_folder(path.parent)
+        # The bytes are compared instead of trusting the name, so that storing again repairs a damaged file.
+        if path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content:
+            # `tightloop gc` frees what was stored long ago: it is needed again from now on.
+            os.utime(path)
+        else:
+            write_durably(path, content)
+
+    def _path(self, digest: str) -> Path:
+        return self._folder / digest[:2] / digest[2:]
+
+    @contextlib.contextmanager
+    def _room_for(self, content: bytes, name: str) -> Iterator[None]:
+        """Turn what a full disk raises into an error for people."""
+        try:
+            yield
+        except (OSError, StorageFullError) as error:
+            if isinstance(error, OSError) and error.errno not in FULL:
+                raise
+            why = error.strerror if isinstance(error, OSError) else "the disk is full"
+            raise StorageFullError(
+                f"no room for {len(content)} bytes ('{name}') in {self._folder}: {why}. Free space there, then resume"
+            ) from error
+
+
+class _Pending:
+    """Holds small artifacts until they are stored together."""
+
+    def __init__(self, store: LocalArtifactStore) -> None:
+        self._store = store
+        self._refs: list[ArtifactRef] = []
+        self.contents: dict[str, bytes] = {}
+
+    @property
+    def names(self) -> str:
+        """What it is, for an error."""
+        return "', '".join(ref.name for ref in self._refs)
+
+    def put(
+        self, content: bytes, *, name: str, media_type: str = "application/json", as_file: bool = False
+    ) -> ArtifactRef:
+        if as_file or len(content) > PACKED_BYTES:
+            return self._store.put(content, name=name, media_type=media_type, as_file=as_file)
+        ref = reference(content, name=name, media_type=media_type)
+        self._refs.append(ref)
+        self.contents[ref.sha256] = content
+        return ref
+
+    def get(self, ref: ArtifactRef) -> bytes:
+        content = self.contents.get(ref.sha256)
+        return self._store.get(ref) if content is None else content
+
+    def path(self, ref: ArtifactRef) -> Path:
+        return self._store.path(ref)
+
+    def together(self) -> contextlib.AbstractContextManager[ArtifactStore]:
+        return contextlib.nullcontext(self)
+
+
+def open_local_store(workspace: Path) -> LocalArtifactStore:
+    """Return the store of the project in `workspace`."""
+    return LocalArtifactStore(state_folder(workspace) / "artifacts")

@@ -1,0 +1,488 @@
+"""Tool calls of the coder: arguments, journal, execution."""
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+from pydantic import ValidationError
+
+from activities.artifacts.port import FULL, write_durably
+from activities.checks.activity import CheckRunner, CheckView, CommandResult
+from activities.coder.files import PROTECTED, digest, read_file, remove_temporary, shown, write_change
+from activities.coder.port import (
+    FileChange,
+    ProgramStart,
+    ProposedCall,
+    Review,
+    Tool,
+    ToolContext,
+    ToolError,
+    ToolResult,
+    ToolSpec,
+)
+from activities.plan.attempts.trees import find_protected_paths
+from activities.sandbox.port import SandboxUnavailableError
+from tightloop.coder.model import CallHead, CallResult, is_long, keep_ends
+from tightloop.episode.check import Check
+from tightloop.errors import ExecutorError, SettingsError, StorageFullError, TightloopError, did_you_mean
+from tightloop.executor.asking import PermissionRequest, decide, permission_question
+from tightloop.executor.model import AgentMode, Grant
+from tightloop.host import private_folder
+from tightloop.safety.commands.rules import check_script
+from tightloop.safety.commands.shell import plain
+from tightloop.safety.rubric import Rubric, Topic, Verdict, Violation
+from tightloop.value import Sparse, shorten
+from tightloop.value.artifact import ArtifactRef
+from tightloop.value.scrub import scrub, scrub_secrets
+
+ARGUMENT_CHARACTERS = 2_000_000
+SHOWN_CHARACTERS = 200
+
+
+class ArgumentsError(ValueError):
+    """The arguments cannot be used; the message tells the model why."""
+
+
+def schema(**properties: dict[str, Any]) -> dict[str, Any]:
+    """Return the strict schema of a tool's arguments: each is required, none may be added."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def text(description: str) -> dict[str, Any]:
+    """Return the schema of a text."""
+    return {"type": "string", "description": description}
+
+
+def optional(kind: str, description: str, **more: Any) -> dict[str, Any]:
+    """Return the schema of a value that may be null."""
+    return {"type": [kind, "null"], "description": description, **more}
+
+
+def read_arguments(written: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call. Those that may be null may also be left out.
+
+    Raises:
+        ArgumentsError: they do not follow the schema.
+    """
+    found = _read_object(written)
+    properties: Mapping[str, Any] = schema["properties"]
+    for name in found:
+        if name not in properties:
+            raise ArgumentsError(f"unknown argument {shorten(name, 60)!r}. {did_you_mean(name, properties)}")
+    for name, about in properties.items():
+        if name not in found and "null" in about["type"]:
+            found[name] = None
+    problem = best_match(Draft202012Validator(schema).iter_errors(found))
+    if problem is not None:
+        place = ".".join(map(str, problem.absolute_path))
+        said = shorten(problem.message, SHOWN_CHARACTERS)
+        raise ArgumentsError(f"wrong arguments: {f'{place}: ' if place else ''}{said}. Make the call again")
+    return found
+
+
+def _read_object(written: str) -> dict[str, Any]:
+    if len(written) > ARGUMENT_CHARACTERS:
+        raise ArgumentsError(f"the arguments have more than {ARGUMENT_CHARACTERS:,} characters. Do it in parts")
+    try:
+        found = json.loads(written or "{}", strict=False)
+        # Some models write JSON within JSON.
+        found = json.loads(found, strict=False) if isinstance(found, str) else found
+        # A half of a surrogate pair is valid JSON and not text.
+        json.dumps(found, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        said = shorten(str(error), SHOWN_CHARACTERS)
+        raise ArgumentsError(f"the arguments are not valid JSON: {said}. Make the call again") from error
+    if not isinstance(found, dict):
+        raise ArgumentsError(f"the arguments have to be a JSON object, not {shorten(written, 60)!r}")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Equipment:
+    """What is the same for all projects of a worker; the rest comes with each call."""
+
+    runner: CheckRunner
+    """Runs commands in the sandbox."""
+    rubric: Rubric = field(default_factory=Rubric)
+    """Which of the rules about commands are off."""
+
+
+_DIGITS = re.compile(r"[0-9a-f]{12,64}")
+
+
+class CallRecord(Sparse):
+    """What is known of one call."""
+
+    call: str
+    """Digest of the tool and its arguments."""
+    path: str = ""
+    """Of the file that is changed; empty: a program is started."""
+    before: str = ""
+    """sha256 of the file; empty: there is none."""
+    after: str = ""
+    text: str = ""
+    """What the model is told once the file is changed."""
+    result: CallResult | None = None
+    """None: claimed, not done."""
+    whole: ArtifactRef | None = None
+    """The whole text of a result of which the model was shown the ends."""
+
+
+class CallJournal:
+    """The entry of one call of one turn."""
+
+    def __init__(self, session: Path, turn: int, index: int, call: ProposedCall) -> None:
+        self._path = session / f"call-{turn:04d}-{index}.json"
+        self._name = f"call {index} of turn {turn}"
+        self.call = digest_call(call)
+        self.temporary = f".tightloop-{session.name[:16]}-{turn}-{index}"
+        """Name of a file that is not complete yet, beside the one that it replaces."""
+
+    def read(self) -> CallRecord | None:
+        """Return the entry; None: nothing has happened yet.
+
+        Raises:
+            ExecutorError: it is about another call, or damaged. Not retryable.
+        """
+        try:
+            record = CallRecord.model_validate_json(self._path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValidationError as error:
+            raise ExecutorError(
+                f"the journal entry {self._path} of {self._name} is damaged, so what was done is not known. "
+                "Look at the files of the workspace, then cancel this episode and start another one"
+            ) from error
+        if record.call != self.call:
+            raise ExecutorError(
+                f"{self._name} is not the call that the journal has for it in {self._path}: two conversations have "
+                "one session. Cancel this episode and start another one"
+            )
+        return record
+
+    def claim(self, record: CallRecord) -> None:
+        """Write down what is going to happen."""
+        self._write(record)
+
+    def conclude(self, result: CallResult, whole: ArtifactRef | None) -> None:
+        """Write down what came of it: from here on the call is never made again."""
+        self._write(CallRecord(call=self.call, result=result, whole=whole))
+
+    def withdraw(self) -> None:
+        """Take a claim back: it is certain that nothing happened."""
+        self._path.unlink(missing_ok=True)
+
+    def _write(self, record: CallRecord) -> None:
+        private_folder(self._path.parent)
+        write_durably(self._path, record.model_dump_json().encode())
+
+
+def digest_call(call: ProposedCall) -> str:
+    """Return what tells a call from others, whatever id the provider gave it."""
+    text = f"{call.tool}\0{call.arguments}"
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def find_result(session: Path, digits: str) -> ArtifactRef | None:
+    """Return the one result of a session whose digest begins with these digits (12 or more).
+
+    Only what the calls of this session brought is found, whatever else the store holds.
+    """
+    if not _DIGITS.fullmatch(digits):
+        return None
+    found = {ref.sha256: ref for ref in _results(session) if ref.sha256.startswith(digits)}
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def _results(session: Path) -> Iterator[ArtifactRef]:
+    for path in session.glob("call-*.json"):
+        try:
+            record = CallRecord.model_validate_json(path.read_bytes())
+        except (FileNotFoundError, ValidationError):
+            continue
+        if record.result is not None:
+            yield record.result.result
+        if record.whole is not None:
+            yield record.whole
+
+
+PATHS_NAMED = 5
+
+
+def judge_command(command: str, rubric: Rubric, grants: Iterable[Grant]) -> ToolResult | None:
+    """Return why a command is not run: the rules forbid it, or a person has to allow it first; None: it may be run."""
+    found = _violations(command, rubric)
+    verdict = Verdict.ALLOW
+    for one in found:
+        verdict = Verdict.DENY if Verdict.DENY in (verdict, one.verdict) else Verdict.ASK
+    if verdict is Verdict.ALLOW:
+        return None
+    reasons = "\n".join(f"rule {one.rule}: right would be: {one.suggestion}" for one in found)
+    if verdict is Verdict.DENY:
+        return ToolResult(f"refused, nothing was run.\n{reasons}", failed=True)
+    request = PermissionRequest(kind="execute", title=shorten(" ".join(command.split()), 200), command=command)
+    given = tuple(grants)
+    answer = decide(request, mode=AgentMode.WORKSPACE, rule=verdict, grants=given)
+    if answer is Verdict.ALLOW:
+        return None
+    if answer is Verdict.DENY:
+        said = next((grant.text for grant in given if grant.fingerprint == request.fingerprint), "")
+        return ToolResult(f"a person refused it, nothing was run{f': {said}' if said else ''}", failed=True)
+    question = permission_question(scrub(request.title), scrub(f"{command}\n{reasons}"), request.fingerprint)
+    return ToolResult(f"waits for a person: {request.title}", question=question)
+
+
+def _violations(command: str, rubric: Rubric) -> tuple[Violation, ...]:
+    if not rubric.enabled:
+        return ()
+    # What only costs is bounded by the time limit of the call.
+    found = (one for one in check_script(plain(command), is_strict=True) if one.topic is not Topic.COST)
+    return tuple(one for one in found if one.rule not in rubric.allow)
+
+
+def run_shell(runner: CheckRunner, command: str, timeout_s: float, context: ToolContext) -> ToolResult:
+    """Run a command and return what it printed. Protected files are read-only to it, and it cannot make new ones.
+
+    Raises:
+        SandboxUnavailableError: no sandbox works on this host; nothing was run. Not retryable.
+        SettingsError: the settings of the sandbox name a path that is not there; nothing was run. Not retryable.
+    """
+    protected = _protected(context.root)
+    result = runner.run(
+        Check(run=command, timeout_s=timeout_s),
+        context.root,
+        cancelled=context.cancelled,
+        started=context.started,
+        view=CheckView(readable=tuple(sorted(protected))),
+    )
+    removed = _remove_new(context.root, protected)
+    output = scrub(result.output.decode("utf-8", "replace")).rstrip("\n")
+    parts = (_ending(result, timeout_s, is_cancelled=context.cancelled()), output, removed)
+    return ToolResult("\n".join(filter(None, parts)), failed=result.exit_code != 0)
+
+
+def _ending(result: CommandResult, timeout_s: float, *, is_cancelled: bool) -> str:
+    if result.timed_out:
+        return f"ended after its time limit of {timeout_s:g} s"
+    if result.exit_code is None:
+        return "stopped before its end" if is_cancelled else "ended by a limit of the sandbox"
+    return f"exit code {result.exit_code} after {result.duration_s:.1f} s"
+
+
+def _protected(root: Path) -> frozenset[Path]:
+    return find_protected_paths(root, (PROTECTED,), covered=True)
+
+
+def _remove_new(root: Path, before: frozenset[Path]) -> str:
+    made = sorted(_protected(root) - before)
+    for place in made:
+        shutil.rmtree(place, ignore_errors=True) if place.is_dir() else place.unlink(missing_ok=True)
+    names = ", ".join(shown(str(place.relative_to(root))) for place in made[:PATHS_NAMED])
+    return f"[tightloop: {names} was removed: only a person makes such files]" if made else ""
+
+
+NAME_CHARACTERS = 64
+"""Of a tool's name in the history; a model may invent one of any length."""
+MARK_DIGITS = 16
+_NOT_THE_MODELS = (StorageFullError, SandboxUnavailableError, SettingsError)
+"""What no other call of a model could get around."""
+
+
+def allow_everything(_context: ToolContext) -> ToolResult | None:
+    """Allow everything that was written to be run."""
+    return None
+
+
+class Toolbox:
+    """All tools that there are; a role is told of some of them."""
+
+    def __init__(self, tools: Iterable[Tool], *, review: Review = allow_everything) -> None:
+        self._tools = {tool.spec.name: tool for tool in tools}
+        self._review = review
+
+    def specs(self, names: Iterable[str]) -> tuple[ToolSpec, ...]:
+        """Return what a model is told of some tools, in the order of the names.
+
+        Raises:
+            SettingsError: one of the names is unknown. Not retryable.
+        """
+        wanted = tuple(names)
+        for name in wanted:
+            if name not in self._tools:
+                raise SettingsError(f"unknown tool {name!r}. {did_you_mean(name, self._tools)}")
+        return tuple(self._tools[name].spec for name in wanted)
+
+    def heads(self, calls: Iterable[ProposedCall]) -> tuple[CallHead, ...]:
+        """Return what the history keeps of calls. A call of a tool that does not exist does nothing, like reading."""
+        return tuple(self._head(call.tool) for call in calls)
+
+    def _head(self, name: str) -> CallHead:
+        tool = self._tools.get(name)
+        if tool is None:
+            return CallHead(tool=shorten(name, NAME_CHARACTERS), reads=True)
+        return CallHead(tool=name, reads=tool.reads, runs=tool.runs)
+
+    def use(self, turn: int, index: int, call: ProposedCall, context: ToolContext, session: Path) -> CallResult:
+        """Make a call, or return what came of it when it was made before. Blocking; idempotent by the journal.
+
+        Args:
+            turn: number of the turn that proposed it.
+            index: of the call in its turn.
+            call: as the model wrote it.
+            context: what the tool may use.
+            session: folder of the session.
+
+        Returns:
+            The result. One with a question is not final: the call is made again after the answer.
+
+        Raises:
+            StorageFullError: no room is left. Not retryable: a person has to make some.
+            SandboxUnavailableError: no sandbox works on this host; nothing was run. Not retryable.
+            SettingsError: the settings of the sandbox are wrong; nothing was run. Not retryable.
+            ExecutorError: the journal is damaged. Not retryable.
+        """
+        journal = CallJournal(session, turn, index, call)
+        context = replace(context, find_result=lambda digits: find_result(session, digits))
+        try:
+            record = journal.read()
+            if record is not None and record.result is not None:
+                return record.result
+            return _conclude(journal, call, self._attempt(journal, record, call, context), context)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            raise StorageFullError(
+                f"no room is left for {error.filename or session}: free some, then resume"
+            ) from error
+
+    def _attempt(
+        self, journal: CallJournal, record: CallRecord | None, call: ProposedCall, context: ToolContext
+    ) -> ToolResult:
+        try:
+            if record is not None and not record.path:
+                return _unknown("the program was started, and the attempt that did so broke off before it ended")
+            tool = self._tool(call.tool, context)
+            arguments = read_arguments(call.arguments, tool.spec.parameters)
+            if record is not None:
+                return _resume(journal, record, tool, arguments, context)
+            return self._begin(journal, tool, arguments, context)
+        except _NOT_THE_MODELS:
+            raise
+        except (TightloopError, ArgumentsError) as error:
+            return ToolResult(str(error), failed=True)
+        except OSError as error:
+            if error.errno in FULL:
+                raise
+            at = f" ({shown(str(error.filename))})" if error.filename else ""
+            return ToolResult(f"{call.tool} failed: {error.strerror or error}{at}", failed=True)
+
+    def _tool(self, name: str, context: ToolContext) -> Tool:
+        known = [known for known in self._tools if not context.tools or known in context.tools]
+        if name in self._tools and name not in known:
+            raise ToolError(f"{name} is not one of your tools: {', '.join(known)}")
+        if name not in known:
+            name = shorten(name, NAME_CHARACTERS)
+            raise ToolError(f"unknown tool {name!r}. {did_you_mean(name, known)}")
+        return self._tools[name]
+
+    def _begin(
+        self, journal: CallJournal, tool: Tool, arguments: Mapping[str, Any], context: ToolContext
+    ) -> ToolResult:
+        refusal = self._review(context) if tool.runs else None
+        outcome = refusal or tool.use(arguments, context)
+        match outcome:
+            case FileChange():
+                return _make(journal, outcome, context)
+            case ProgramStart():
+                return _start(journal, outcome)
+            case ToolResult():
+                return outcome
+
+
+def _make(journal: CallJournal, change: FileChange, context: ToolContext) -> ToolResult:
+    if change.before != change.after:
+        journal.claim(_claim(journal, change))
+        write_change(context.root, change, journal.temporary)
+    return ToolResult(change.text)
+
+
+def _claim(journal: CallJournal, change: FileChange) -> CallRecord:
+    before, after = digest(change.before), digest(change.after)
+    return CallRecord(call=journal.call, path=change.path, before=before, after=after, text=change.text)
+
+
+def _start(journal: CallJournal, program: ProgramStart) -> ToolResult:
+    journal.claim(CallRecord(call=journal.call))
+    try:
+        return program.run()
+    except (SandboxUnavailableError, SettingsError):
+        # Nothing was run; after the repair it is.
+        journal.withdraw()
+        raise
+
+
+def _resume(
+    journal: CallJournal, record: CallRecord, tool: Tool, arguments: Mapping[str, Any], context: ToolContext
+) -> ToolResult:
+    """Finish a change of a file that an attempt began which broke off."""
+    remove_temporary(context.root, record.path, journal.temporary)
+    found = digest(read_file(context.root, record.path))
+    if found == record.after:
+        return ToolResult(record.text)
+    if found == record.before:
+        change = tool.use(arguments, context)
+        if isinstance(change, FileChange) and _claim(journal, change) == record:
+            write_change(context.root, change, journal.temporary)
+            return ToolResult(change.text)
+    return _unknown(
+        f"an attempt broke off while it changed {shown(record.path)}, which is now neither as before nor after"
+    )
+
+
+def _unknown(why: str) -> ToolResult:
+    text = f"outcome unknown: {why}. It was not done again. Look at the files before you go on"
+    return ToolResult(text, failed=True)
+
+
+def _conclude(journal: CallJournal, call: ProposedCall, outcome: ToolResult, context: ToolContext) -> CallResult:
+    text = scrub_secrets(outcome.text)
+    whole: ArtifactRef | None = None
+    if is_long(text):
+        whole = _store(text, "whole tool result", context)
+        text = keep_ends(text, whole.sha256)
+    stored = _store(text, "tool result", context)
+    result = CallResult(
+        result=stored,
+        failed=outcome.failed,
+        mark=_mark(call, stored, failed=outcome.failed),
+        question=outcome.question.bounded if outcome.question is not None else None,
+        finished=outcome.finished,
+    )
+    if result.question is None:
+        journal.conclude(result, whole)
+    return result
+
+
+def _store(text: str, name: str, context: ToolContext) -> ArtifactRef:
+    return context.store.put(text.encode("utf-8", "backslashreplace"), name=name, media_type="text/plain")
+
+
+def _mark(call: ProposedCall, result: ArtifactRef, *, failed: bool) -> str:
+    try:
+        arguments = json.dumps(json.loads(call.arguments or "{}"), sort_keys=True)
+    except (ValueError, RecursionError):
+        arguments = call.arguments
+    text = "\0".join((call.tool, arguments, result.sha256, str(failed)))
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:MARK_DIGITS]

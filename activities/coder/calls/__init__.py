@@ -1,1 +1,0 @@
-"""Calls of tools: validated, journaled, made once, their results bounded and stored."""

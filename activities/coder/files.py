@@ -1,0 +1,434 @@
+"""Files of a tree as the coder's tools read, list and search them."""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from activities.coder.port import FileChange, ToolError
+from activities.plan.files import READ_BYTES, resolve_path
+from activities.process import Reason, run_process
+from activities.process.start import ProcessRequest, ProcessResult
+from activities.workspace.store.walk import OPEN_FILE, OPEN_FOLDER
+from activities.workspace.user_repository import list_files
+from tightloop.coder.role import cut
+from tightloop.host.programs import TrustedProgram, find_trusted, own_python
+from tightloop.plan.document.plan import Policy
+from tightloop.safety.glob import fits
+from tightloop.value import counted, shorten
+
+_PLACEHOLDER = re.compile(rb"\[(?:secret|pii):[a-z0-9-]+\]")
+
+
+def has_placeholder(text: str) -> bool:
+    """Return whether a text has what a model is shown in place of a secret."""
+    return _PLACEHOLDER.search(text.encode("utf-8", "replace")) is not None
+
+
+def check_placeholders(before: bytes, after: bytes) -> None:
+    """Refuse to write what only stands for a secret: the secret would be lost.
+
+    Raises:
+        ToolError: the file would have more placeholders than it had.
+    """
+    if len(_PLACEHOLDER.findall(after)) > len(_PLACEHOLDER.findall(before)):
+        found = _PLACEHOLDER.findall(after)[0].decode()
+        raise ToolError(f"{found} stands for something that you are not shown. Change only the lines around it")
+
+
+def line_ends_of(before: bytes | None, text: str) -> str:
+    """Return a text with CRLF line ends and a byte order mark where the file that it replaces has them."""
+    if before is None:
+        return text
+    if before.count(b"\n") and before.count(b"\r\n") == before.count(b"\n"):
+        text = text.replace("\r\n", "\n").replace("\n", "\r\n")
+    is_marked = before.startswith(b"\xef\xbb\xbf") and not text.startswith("\ufeff")
+    return f"\ufeff{text}" if is_marked else text
+
+
+BINARY_BYTES = 8_000
+"""Git's own sign of a binary file is a zero byte within these."""
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+PROTECTED = Policy().protect
+"""What no step of a plan may change, the coder may not either."""
+_KINDS = {
+    stat.S_IFLNK: "a link: name the file that it leads to",
+    stat.S_IFDIR: "a folder: list_files shows what is in it",
+    stat.S_IFIFO: "a named pipe, not a file",
+    stat.S_IFSOCK: "a socket, not a file",
+    stat.S_IFCHR: "a device, not a file",
+    stat.S_IFBLK: "a device, not a file",
+}
+
+
+class Place(NamedTuple):
+    """A name in a folder that is held open."""
+
+    folder: int
+    """Descriptor."""
+    name: str
+    path: str
+    """Below the root, for people."""
+
+    def state(self) -> os.stat_result | None:
+        """Return what is there; None: nothing."""
+        try:
+            return os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+
+def digest(content: bytes | None) -> str:
+    """Return the sha256 of a file; empty: there is none."""
+    return "" if content is None else hashlib.sha256(content).hexdigest()
+
+
+def relative(root: Path, path: str) -> str:
+    """Return a path as the tools write it; one below the root may be absolute, as commands print it."""
+    inside = path.removeprefix(f"{root}/") if path.startswith(f"{root}/") else path
+    return str(PurePosixPath(inside)) if inside and not inside.startswith("/") else inside
+
+
+def check_writable(path: str) -> None:
+    """Refuse what no step may change.
+
+    Raises:
+        ToolError: the name is protected.
+    """
+    if fits(PROTECTED, path, folded=True):
+        raise ToolError(f"{shown(path)} is protected: nobody but a person changes it. Do without")
+
+
+def read_file(root: Path, path: str, *, limit: int = READ_BYTES) -> bytes | None:
+    """Return the bytes of a regular file; None if it does not exist.
+
+    Raises:
+        ToolError: it is something else, or has more than `limit` bytes.
+        InvalidRequestError: the path leads elsewhere.
+    """
+    with opened(root, path) as place:
+        return None if place is None else read_place(place, limit=limit)
+
+
+def read_place(place: Place, *, limit: int = READ_BYTES) -> bytes | None:
+    """Return the bytes of a regular file; see `read_file`."""
+    found = place.state()
+    if found is None:
+        return None
+    # Before it is opened: opening a device can do something, and opening a pipe may wait.
+    _check_file(place, found, limit)
+    try:
+        descriptor = os.open(place.name, OPEN_FILE, dir_fd=place.folder)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        # Something else may have taken its place.
+        _check_file(place, os.fstat(descriptor), limit)
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise ToolError(f"{shown(place.path)} grows while it is read. Try again when nothing writes to it")
+    return content
+
+
+def write_change(root: Path, change: FileChange, temporary: str) -> None:
+    """Make a change, whole or not at all, and durably.
+
+    Args:
+        root: of the tree.
+        change: of one file.
+        temporary: name of the new file until it is complete; what has it already was left by a process that died.
+
+    Raises:
+        ToolError: the file is not as the change expects it any more, or no regular file.
+        InvalidRequestError: the path leads elsewhere.
+        OSError: it cannot be written.
+    """
+    check_writable(change.path)
+    with opened(root, change.path, make=change.after is not None) as place:
+        if place is None:
+            raise ToolError(f"the folder of {shown(change.path)} is not there any more")
+        _remove(place.folder, temporary)
+        if digest(read_place(place)) != digest(change.before):
+            raise ToolError(f"{shown(change.path)} was changed meanwhile: read it again")
+        if change.after is None:
+            os.unlink(place.name, dir_fd=place.folder)
+        else:
+            _replace(place, change.after, temporary, executable=change.executable)
+        os.fsync(place.folder)
+
+
+def remove_temporary(root: Path, path: str, temporary: str) -> None:
+    """Remove what a process that died has left beside a file."""
+    with opened(root, path) as place:
+        if place is not None:
+            _remove(place.folder, temporary)
+
+
+@contextlib.contextmanager
+def opened(root: Path, path: str, *, make: bool = False) -> Iterator[Place | None]:
+    """Yield a place whose folder is held open; None: the folder is not there.
+
+    Args:
+        root: the one path in which links are followed.
+        path: below it.
+        make: make the folders that are missing.
+
+    Raises:
+        InvalidRequestError: the path is not one below the root, leads through a link or into a git folder.
+        ToolError: a link took the place of a folder at this moment.
+    """
+    # It says what is wrong with a path; that nothing is followed does not depend on it.
+    resolve_path(root, path)
+    *folders, name = PurePosixPath(path).parts
+    with contextlib.ExitStack() as stack:
+        here = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, here)
+        for folder in folders:
+            inner = _enter(here, folder, path, make=make)
+            if inner is None:
+                yield None
+                return
+            stack.callback(os.close, inner)
+            here = inner
+        yield Place(here, name, path)
+
+
+def is_binary(content: bytes) -> bool:
+    """Return whether git would call a file binary."""
+    return b"\0" in content[:BINARY_BYTES]
+
+
+def shown(path: str) -> str:
+    """Return a path for a model or a person: quoted where it could be taken for more than one word or line."""
+    plain = os.fsencode(path).decode("utf-8", "backslashreplace")
+    return plain if plain.isprintable() and plain == plain.strip() else repr(plain)
+
+
+def _enter(here: int, folder: str, path: str, *, make: bool) -> int | None:
+    if make:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, dir_fd=here)
+    try:
+        return os.open(folder, OPEN_FOLDER, dir_fd=here)
+    except FileNotFoundError:
+        return None
+    except (NotADirectoryError, OSError) as error:
+        # ELOOP: a link.
+        raise ToolError(f"{shown(path)} cannot be reached: {folder!r} is not a folder ({error.strerror})") from error
+
+
+def _check_file(place: Place, found: os.stat_result, limit: int) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise ToolError(f"{shown(place.path)} is {_KINDS.get(stat.S_IFMT(found.st_mode), 'not a file')}")
+    if found.st_size > limit:
+        size, most = f"{found.st_size:,}", f"{limit:,}"
+        raise ToolError(f"{shown(place.path)} has {size} bytes, more than {most}. Take a part of it by run_command")
+
+
+def _replace(place: Place, content: bytes, temporary: str, *, executable: bool) -> None:
+    before = place.state()
+    descriptor = os.open(temporary, NEW_FILE, 0o777 if executable else 0o666, dir_fd=place.folder)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            _dress(descriptor, place, before)
+            # Before the rename: otherwise the name could lead to an empty file after a power loss.
+            os.fsync(descriptor)
+        os.rename(temporary, place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
+    except BaseException:
+        _remove(place.folder, temporary)
+        raise
+
+
+def _dress(descriptor: int, place: Place, before: os.stat_result | None) -> None:
+    """Give a new file the mode of the old one, and the owner of the old one or of its folder."""
+    if before is not None:
+        os.fchmod(descriptor, before.st_mode & 0o777)
+    like = before or os.fstat(place.folder)
+    # Root works on a tree of somebody else, who has to be able to change it afterwards.
+    if os.geteuid() == 0 and like.st_uid != 0:
+        os.fchown(descriptor, like.st_uid, like.st_gid)
+
+
+def _remove(folder: int, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
+
+
+GLOB_CHARACTERS = 500
+
+
+def listed_files(root: Path, path: str | None, glob: str | None) -> list[str]:
+    """Return the files and links of a tree that git does not ignore, sorted.
+
+    Args:
+        root: of the tree.
+        path: a folder or a file; None or `.`: all.
+        glob: what the paths have to fit, from `root` or, without a slash, the names; None: all.
+
+    Raises:
+        ToolError: nothing is there, or the pattern is too long.
+        GitError: the files could not be listed in time.
+    """
+    names = sorted(list_files(root))
+    top = "" if path is None else relative(root, path).removesuffix("/")
+    if top not in ("", "."):
+        names = [name for name in names if name == top or name.startswith(f"{top}/")]
+        if not names:
+            raise ToolError(f"{shown(top)} is not there, or git ignores it. list_files without a path shows what is")
+    if not glob:
+        return names
+    if len(glob) > GLOB_CHARACTERS:
+        raise ToolError(f"the glob has more than {GLOB_CHARACTERS} characters. Use a path")
+    pattern = glob if "/" in glob else f"**/{glob}"
+    return [name for name in names if fits((pattern,), name)]
+
+
+PATTERN_CHARACTERS = 2_000
+FILES_LIMIT = 20_000
+FILE_BYTES = 2 * 1024 * 1024
+LINES_LIMIT = 200
+SECONDS = 10.0
+OUTPUT_BYTES = 1024 * 1024
+# ARG_MAX of Linux is 2 MB for arguments and environment together, of macOS 1 MB.
+ARGUMENT_BYTES = 200_000
+COLUMNS = 500
+NO_MATCH = 1
+_BY_RE = Path(__file__).with_name("by_re.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """What is looked for."""
+
+    pattern: str
+    literal: bool = False
+    ignore_case: bool = False
+    context: int = 0
+    seconds: float = SECONDS
+    """Time limit of one process; ripgrep is started for every 200 kB of names."""
+
+
+def search_files(
+    root: Path,
+    names: Sequence[str],
+    query: Query,
+    *,
+    cancelled: Callable[[], bool],
+    with_ripgrep: bool = True,
+) -> str:
+    """Return the lines that match, as `path:line:text`.
+
+    Args:
+        root: of the tree.
+        names: files and links below it; links are left out.
+        query: what is looked for.
+        cancelled: asked while it runs.
+        with_ripgrep: use ripgrep where it is installed.
+
+    Raises:
+        ToolError: the expression is wrong, or takes too long.
+    """
+    if not query.pattern or len(query.pattern) > PATTERN_CHARACTERS:
+        raise ToolError(f"the pattern has to have 1 to {PATTERN_CHARACTERS} characters")
+    # Links may lead out of the tree, and files may be gone by now.
+    files = [name for name in names[:FILES_LIMIT] if _is_plain(root / name)]
+    ripgrep = find_trusted("rg") if with_ripgrep else None
+    if ripgrep is None:
+        outputs = _by_re(root, files, query, cancelled)
+    else:
+        outputs = _by_ripgrep(root, files, query, cancelled, ripgrep)
+    lines = list(_lines(outputs, set(map(os.fsencode, files))))
+    marks = (
+        [f"[only the first {LINES_LIMIT} lines: narrow the pattern or the path]"] if len(lines) > LINES_LIMIT else []
+    )
+    left = len(names) - FILES_LIMIT
+    marks += [f"[{counted(left, 'file')} not searched: give a path or a glob]"] if left > 0 else []
+    return "\n".join((*lines[:LINES_LIMIT], *marks)) or "no match"
+
+
+def _is_plain(place: Path) -> bool:
+    try:
+        return place.is_file() and not place.is_symlink() and place.stat().st_size <= FILE_BYTES
+    except (OSError, ValueError):
+        return False
+
+
+def _lines(outputs: Iterator[bytes], names: Set[bytes]) -> Iterator[str]:
+    """Yield lines of `path NUL number : text`, as ripgrep writes them, until there are too many."""
+    number = 0
+    for output in outputs:
+        rest = output
+        while number <= LINES_LIMIT:
+            path, nul, rest = rest.partition(b"\0")
+            # In front of a name are lines between groups, and those that say that a binary file matches.
+            while path not in names and b"\n" in path:
+                path = path.partition(b"\n")[2]
+            line, end, rest = rest.partition(b"\n")
+            if not (nul and end):
+                break
+            number += 1
+            yield f"{shown(os.fsdecode(path))}:{cut(line.decode('utf-8', 'replace').rstrip())}"
+
+
+def _by_ripgrep(
+    root: Path, files: Sequence[str], query: Query, cancelled: Callable[[], bool], program: TrustedProgram
+) -> Iterator[bytes]:
+    options = ["--no-config", "--no-messages", "--color=never", "--no-heading", "--with-filename", "--line-number"]
+    options += ["--null", "--sort=path", f"--max-columns={COLUMNS}", "--max-columns-preview", "--crlf"]
+    options += [f"--context={query.context}", *(["--fixed-strings"] if query.literal else [])]
+    options += ["--ignore-case"] if query.ignore_case else []
+    for batch in _batches(files):
+        arguments = (*options, "--regexp", query.pattern, "--", *batch)
+        yield _output(_request(root, query, program, arguments), cancelled)
+
+
+def _by_re(root: Path, files: Sequence[str], query: Query, cancelled: Callable[[], bool]) -> Iterator[bytes]:
+    order = {**asdict(query), "files": files, "lines": LINES_LIMIT + 1, "columns": COLUMNS}
+    with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="tightloop-search-") as file:
+        json.dump(order, file)
+        file.flush()
+        # Isolated: neither the folder nor variables decide what it imports.
+        request = _request(root, query, own_python(), ("-I", "-S", str(_BY_RE)))
+        yield _output(replace(request, stdin=Path(file.name)), cancelled)
+
+
+def _request(root: Path, query: Query, program: TrustedProgram, arguments: tuple[str, ...]) -> ProcessRequest:
+    return ProcessRequest(
+        program=program, arguments=arguments, cwd=root, wall_limit_s=query.seconds, output_bytes=OUTPUT_BYTES
+    )
+
+
+def _output(request: ProcessRequest, cancelled: Callable[[], bool]) -> bytes:
+    result = run_process(request, cancelled=cancelled, started=lambda _pid: None)
+    if result.reason is Reason.WALL_LIMIT:
+        raise ToolError(f"the search took longer than {request.wall_limit_s:g} s. Simplify the pattern, or give a path")
+    if result.reason is not Reason.EXITED or result.exit_code not in (0, NO_MATCH):
+        raise ToolError(f"the search failed: {_why(result)}")
+    return result.output
+
+
+def _why(result: ProcessResult) -> str:
+    said = result.message or result.output.decode("utf-8", "replace").strip() or result.reason.value
+    return shorten(said, 400)
+
+
+def _batches(files: Sequence[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for name in files:
+        size += len(os.fsencode(name)) + 16
+        if batch and size > ARGUMENT_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(name)
+    if batch:
+        yield batch

@@ -1,0 +1,206 @@
+"""Reads an answer: calls that can be made, or what is wrong with it in a sentence that the model can act on."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from activities.coder.calls import ArgumentsError, read_arguments
+from activities.coder.port import ModelReply, ProposedCall, ToolSpec
+from activities.model.repair import read_object
+from tightloop.coder.role import FINISH
+from tightloop.errors import did_you_mean, followed_by
+from tightloop.value import shorten
+
+MOST_CALLS = 16
+"""Of one answer: a model that makes more repeats itself."""
+QUOTED_CHARACTERS = 4_000
+"""Bound of a malformed answer that stays in the conversation."""
+PROBLEM_CHARACTERS = 800
+ID_CHARACTERS = 64
+"""OpenAI refuses longer ids."""
+_CALL_KEYS = frozenset({"name", "arguments", "id", "type"})
+_TAGS = (
+    ("<tool_call>", "</tool_call>"),
+    ("<|tool_calls|>", "<|/tool_calls|>"),
+    ("<|tool_call|>", ""),
+    ("<|python_tag|>", "<|eom_id|>"),
+    ("[TOOL_REQUEST]", "[END_TOOL_REQUEST]"),
+    ("[TOOL_CALLS]", ""),
+    ("functools", ""),
+)
+"""What models put around a call or a list: Hermes and Qwen, Phi, Granite, Llama, LM Studio, Mistral, functionary."""
+_THOUGHTS = re.compile(r"\A\s*<(think|thinking|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)
+_FENCE = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
+# Not strict: models put raw line breaks into texts.
+_JSON = json.JSONDecoder(strict=False)
+
+
+class Verdict(NamedTuple):
+    """What an answer is good for."""
+
+    text: str
+    calls: tuple[ProposedCall, ...] = ()
+    """Arguments follow the schemas; ids are unique. Empty where there is a problem."""
+    problem: str = ""
+
+
+class _Wrong(Exception):  # noqa: N818
+    """What is wrong with a call."""
+
+
+def judge(reply: ModelReply, tools: Sequence[ToolSpec], *, number: int) -> Verdict:
+    """Read an answer. `number` is that of the turn; it goes into the ids that are made here."""
+    if reply.refusal:
+        refusal = reply.refusal.rstrip(".")
+        return _wrong(reply, f"You refused: {refusal}. If the task cannot be done, call `{FINISH}` and say why")
+    if reply.truncated:
+        return _wrong(
+            reply,
+            "Your answer was cut off at the output limit and nothing of it was done. Write less at once: one call, "
+            "smaller edits, long files in several steps",
+        )
+    by_name = {tool.name: tool for tool in tools}
+    proposed = reply.calls or _calls_in(reply.text)
+    if not proposed:
+        known = ", ".join(by_name)
+        return _wrong(
+            reply,
+            f"Your answer calls no tool. Call one of {known}; when the work is done or cannot be done: `{FINISH}`. "
+            "A call that is written as text counts only where nothing else is in the answer",
+        )
+    if len(proposed) > MOST_CALLS:
+        return _wrong(
+            reply, f"Your answer makes {len(proposed)} calls. Make at most {MOST_CALLS}, then read the results"
+        )
+    calls: list[ProposedCall] = []
+    for index, call in enumerate(proposed):
+        try:
+            arguments = _arguments(call, by_name)
+        except _Wrong as error:
+            return _wrong(reply, str(error))
+        usable = 0 < len(call.id) <= ID_CHARACTERS and call.id not in {earlier.id for earlier in calls}
+        calls.append(ProposedCall(call.id if usable else f"call_{number}_{index}", call.tool, arguments))
+    return Verdict(sound(reply.text) if reply.calls else "", tuple(calls))
+
+
+def sound(text: str) -> str:
+    """Return a text without halves of surrogate pairs, which JSON can hold and files cannot."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _wrong(reply: ModelReply, problem: str) -> Verdict:
+    """Return a problem. The answer stays as text: services refuse conversations with calls that they cannot read."""
+    parts = (reply.text, reply.refusal, *(f"{call.tool}({call.arguments})" for call in reply.calls))
+    text = shorten("\n".join(part for part in parts if part), QUOTED_CHARACTERS)
+    others = "Nothing of this answer was done." if len(reply.calls) > 1 and not reply.truncated else ""
+    said = followed_by(shorten(problem.rstrip("."), PROBLEM_CHARACTERS), others).rstrip()
+    return Verdict(sound(text) or "(empty)", problem=said)
+
+
+def _calls_in(text: str) -> tuple[ProposedCall, ...]:
+    """Return the calls of an answer that is nothing but calls, as small models write them without their server's help.
+
+    A call within other words is a quotation: of a file, of an instruction that the model refuses, of its own thoughts.
+    """
+    answer = _THOUGHTS.sub("", text, count=1).strip()
+    fence = _FENCE.fullmatch(answer)
+    values = _values_in_tags(answer) or _json_values(fence[1] if fence else answer)
+    calls = [_read_call(value) for value in values]
+    return tuple(call for call in calls if call) if all(calls) else ()
+
+
+def _values_in_tags(answer: str) -> list[Any]:
+    """Return the values of an answer that consists of one kind of call tags; empty where it holds anything else."""
+    begin, end = next(((begin, end) for begin, end in _TAGS if answer.startswith(begin)), ("", ""))
+    values: list[Any] = []
+    rest = answer
+    while begin and rest:
+        if not rest.startswith(begin):
+            return []
+        rest = rest.removeprefix(begin).lstrip()
+        try:
+            value, stop = _JSON.raw_decode(rest)
+        except (ValueError, RecursionError):
+            return []
+        values += value if isinstance(value, list) else [value]
+        # The end of the last one may be the token at which the service stopped.
+        rest = rest[stop:].lstrip().removeprefix(end).lstrip()
+    return values
+
+
+def _json_values(answer: str) -> list[Any]:
+    """Return the JSON value that an answer is, or its items where it is a list; empty where it is something else."""
+    try:
+        value = _JSON.decode(answer)
+    except (ValueError, RecursionError):
+        return []
+    if isinstance(value, dict) and value.keys() == {"tool_calls"}:
+        value = value["tool_calls"]
+    return value if isinstance(value, list) else [value]
+
+
+def _read_call(value: Any) -> ProposedCall | None:
+    """Return the call that a value is; None: it is, or has, something else."""
+    if isinstance(value, dict) and value.keys() <= {"id", "type", "function"}:
+        value = value.get("function")
+    if not isinstance(value, dict) or not value.keys() <= _CALL_KEYS:
+        return None
+    name, arguments = value.get("name"), value.get("arguments")
+    if not isinstance(name, str) or not isinstance(arguments, dict | str):
+        return None
+    return ProposedCall("", name, arguments if isinstance(arguments, str) else json.dumps(arguments))
+
+
+def _arguments(call: ProposedCall, tools: Mapping[str, ToolSpec]) -> str:
+    """Return the arguments of a call as JSON that follows the schema.
+
+    Raises:
+        _Wrong: they do not, or the tool is unknown.
+    """
+    tool = tools.get(call.tool)
+    if tool is None:
+        raise _Wrong(f"Unknown tool {shorten(call.tool, 60)!r}. {did_you_mean(call.tool, tools)}")
+    properties: Mapping[str, Any] = tool.parameters["properties"]
+    given = _object(call, tuple(properties)).items()
+    read = {name: _unwrapped(value, properties.get(name, {})) for name, value in given}
+    try:
+        fitting = read_arguments(sound(json.dumps(read, ensure_ascii=False)), tool.parameters)
+        return json.dumps(fitting, ensure_ascii=False)
+    except ArgumentsError as error:
+        raise _Wrong(f"{call.tool}: {error}") from None
+
+
+def _object(call: ProposedCall, names: tuple[str, ...]) -> dict[str, Any]:
+    if not call.arguments.strip():
+        return {}
+    value: Any = call.arguments
+    # Some models write the object as a JSON string.
+    for _ in range(2):
+        try:
+            value = json.loads(value, strict=False)
+        except (ValueError, RecursionError):
+            break
+        if isinstance(value, dict):
+            return value
+        if not isinstance(value, str):
+            break
+    reading = read_object(call.arguments, names)
+    if reading.truncated:
+        raise _Wrong(f"The arguments of {call.tool} have no end. Write less at once")
+    if reading.value is None:
+        raise _Wrong(
+            f"The arguments of {call.tool} are not a JSON object: {shorten(call.arguments, 120)!r}. "
+            f"Write an object with {', '.join(names)}"
+        )
+    return reading.value
+
+
+def _unwrapped(value: Any, schema: Mapping[str, Any]) -> Any:
+    """Read a value that was written as a text although its schema takes none."""
+    if not isinstance(value, str) or "string" in schema.get("type", "string"):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value

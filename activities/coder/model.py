@@ -1,0 +1,348 @@
+"""The model that the coder talks to: requests, streams, wire formats."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any, Protocol
+
+import openai
+
+from activities.coder.port import Message, ModelReply, ProposedCall, ToolSpec, TurnModel, TurnModels
+from activities.coder.turns import tool_as_dict
+from activities.model.client import FirstAvailable, ModelService, open_client, passed, read_response, read_usage
+from tightloop.coder.role import Role
+from tightloop.errors import PlannerError, PlannerUnavailableError
+from tightloop.executor.model import Usage
+from tightloop.safety.drift import PromptPrivacy
+
+Json = dict[str, Any]
+
+
+class Piece(Protocol):
+    """One event of a stream, as the SDK read it."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Return what came."""
+        ...
+
+
+@dataclass
+class _Call:
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass
+class _ChatAnswer:
+    """A Chat Completion, as far as it has come."""
+
+    model: str
+    id: str = ""
+    text: str = ""
+    refusal: str = ""
+    reason: str = ""
+    usage: Usage = field(default_factory=Usage)
+    calls: dict[int, _Call] = field(default_factory=dict)
+
+    def take(self, chunk: Json) -> None:
+        self.model = str(chunk.get("model") or self.model)
+        self.id = str(chunk.get("id") or self.id)
+        if usage := _dict(chunk.get("usage")):
+            self.usage = read_usage(usage, "prompt", "completion")
+        choice = next(iter(_dicts(chunk.get("choices"))), {})
+        self.reason = str(choice.get("finish_reason") or self.reason)
+        delta = _dict(choice.get("delta"))
+        self.text += str(delta.get("content") or "")
+        self.refusal += str(delta.get("refusal") or "")
+        for part in _dicts(delta.get("tool_calls")):
+            self._take_call(part)
+
+    def _take_call(self, part: Json) -> None:
+        function, index = _dict(part.get("function")), part.get("index")
+        if not isinstance(index, int):
+            # Some services leave the number out; a call then begins with its name.
+            index = len(self.calls) - (0 if function.get("name") or not self.calls else 1)
+        call = self.calls.setdefault(index, _Call())
+        call.id = call.id or str(part.get("id") or "")
+        call.name = call.name or str(function.get("name") or "")
+        call.arguments += str(function.get("arguments") or "")
+
+    @property
+    def reply(self) -> ModelReply:
+        filtered = "the answer was stopped by the service's content filter" if self.reason == "content_filter" else ""
+        return ModelReply(
+            text=self.text,
+            calls=tuple(ProposedCall(call.id, call.name, call.arguments) for _, call in sorted(self.calls.items())),
+            truncated=self.reason == "length",
+            refusal=self.refusal or filtered,
+            usage=self.usage,
+            model=self.model,
+            response_id=self.id,
+            finish_reason=self.reason,
+        )
+
+
+async def read_chat(stream: AsyncIterator[Piece], model: str, beat: Callable[[], None]) -> ModelReply:
+    """Read a Chat Completion to its end.
+
+    Raises:
+        PlannerUnavailableError: it ended too early.
+    """
+    answer = _ChatAnswer(model)
+    async for chunk in stream:
+        beat()
+        answer.take(chunk.to_dict())
+    if not answer.reason:
+        raise _ended_early(model)
+    return answer.reply
+
+
+async def read_responses(stream: AsyncIterator[Piece], model: str, beat: Callable[[], None]) -> ModelReply:
+    """Read an answer of the Responses API to its end; the last event holds all of it.
+
+    Raises:
+        PlannerUnavailableError: it ended too early, or the service says that it failed.
+    """
+    last: Json = {}
+    async for event in stream:
+        beat()
+        piece = event.to_dict()
+        if piece.get("type") in ("response.completed", "response.incomplete", "response.failed"):
+            last = _dict(piece.get("response"))
+    if not last:
+        raise _ended_early(model)
+    answer = read_response(last, model)
+    items = [item for item in _dicts(last.get("output")) if item.get("type") == "function_call"]
+    calls = (ProposedCall(*(str(item.get(name) or "") for name in ("call_id", "name", "arguments"))) for item in items)
+    return ModelReply(calls=tuple(calls), **answer._asdict())
+
+
+def _ended_early(model: str) -> PlannerUnavailableError:
+    return PlannerUnavailableError(f"the answer of model {model} ended before its end: the connection was closed")
+
+
+def _dict(value: object) -> Json:
+    return value if isinstance(value, dict) else {}
+
+
+def _dicts(value: object) -> list[Json]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def chat_request(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Json:
+    """Return messages and tools of a streamed Chat Completions request."""
+    return {
+        "tools": [{"type": "function", "function": tool_as_dict(tool)} for tool in tools],
+        "messages": [_chat_message(message) for message in joined(messages)],
+        "parallel_tool_calls": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def responses_request(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Json:
+    """Return messages and tools of a streamed Responses request."""
+    system = "\n\n".join(message.text for message in messages if message.role == "system")
+    rest = joined([message for message in messages if message.role != "system"])
+    return {
+        "tools": [{"type": "function", **tool_as_dict(tool)} for tool in tools],
+        "instructions": system,
+        "input": [item for message in rest for item in _items(message)],
+        "parallel_tool_calls": True,
+        "stream": True,
+        # Goals and code stay with the caller.
+        "store": False,
+    }
+
+
+def joined(messages: Sequence[Message]) -> list[Message]:
+    """Join messages of the user that follow each other: templates of some local models refuse two in a row."""
+    found: list[Message] = []
+    for role, group in groupby(messages, key=lambda message: message.role):
+        if role == "user":
+            found.append(Message("user", "\n\n".join(message.text for message in group)))
+        else:
+            found.extend(group)
+    return found
+
+
+def _chat_message(message: Message) -> Json:
+    if message.role == "tool":
+        return {"role": "tool", "tool_call_id": message.call_id, "content": message.text}
+    if not message.calls:
+        return {"role": message.role, "content": message.text}
+    # Some services take no null for the text beside calls.
+    return {"role": "assistant", "content": message.text, "tool_calls": [_chat_call(call) for call in message.calls]}
+
+
+def _chat_call(call: ProposedCall) -> Json:
+    return {"id": call.id, "type": "function", "function": {"name": call.tool, "arguments": call.arguments}}
+
+
+def _items(message: Message) -> list[Json]:
+    if message.role == "tool":
+        return [{"type": "function_call_output", "call_id": message.call_id, "output": message.text}]
+    said = [{"role": message.role, "content": message.text}] if message.text or not message.calls else []
+    calls = (
+        {"type": "function_call", "call_id": call.id, "name": call.tool, "arguments": call.arguments}
+        for call in message.calls
+    )
+    return [*said, *calls]
+
+
+def mapped(message: Message, change: Callable[[str], str]) -> Message:
+    """Return a message with all its texts changed, those within the arguments of calls too."""
+    calls = tuple(call._replace(arguments=_mapped_arguments(call.arguments, change)) for call in message.calls)
+    return message._replace(text=change(message.text), calls=calls)
+
+
+def _mapped_arguments(arguments: str, change: Callable[[str], str]) -> str:
+    # As JSON they would not be JSON any more where a mark takes the place of a quote.
+    return json.dumps(_mapped_value(json.loads(arguments), change), ensure_ascii=False)
+
+
+def _mapped_value(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_mapped_value(item, change) for item in value]
+    if isinstance(value, dict):
+        return {key: _mapped_value(item, change) for key, item in value.items()}
+    return value
+
+
+AGENT = "coder"
+OPTIONAL = ("temperature", "top_p", "parallel_tool_calls", "tool_choice", "stream_options", "prompt_cache_key")
+"""What services and models may refuse by name; the answer is as good without it. OpenAI's thinking models take no
+`temperature`, older servers no `parallel_tool_calls`."""
+
+
+@dataclass
+class Learnt:
+    """What a service said of its models, kept for the next turns."""
+
+    missing: set[str] = field(default_factory=set)
+    """Models that it has not."""
+    refused: dict[str, set[str]] = field(default_factory=dict)
+    """By model: parameters that it does not take."""
+
+
+class OpenAIModel:
+    """One role's model. Every reply is one paid request: the caller's activity does the retrying."""
+
+    def __init__(
+        self,
+        service: ModelService,
+        role: Role,
+        *,
+        session: str = "",
+        prompt_privacy: PromptPrivacy = PromptPrivacy.FULL,
+        learnt: Learnt | None = None,
+    ) -> None:
+        """Take the service, the role that speaks, the id of the session, and what the project lets leave this host."""
+        learnt = learnt or Learnt()
+        self._service = replace(service, models=role.models or service.models)
+        self._role = role
+        self._session = session
+        self._prompt_privacy = prompt_privacy
+        self._first = FirstAvailable(self._service, "coder.models", learnt.missing)
+        self._refused = learnt.refused
+
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, beat: Callable[[], None]
+    ) -> ModelReply:
+        """Ask once; see the port. Cancelling the task closes the connection.
+
+        Raises:
+            PlannerError: the project's prompts may hold no code; or the service refuses. Not retryable.
+            PlannerUnavailableError: it is busy or down, silent for too long, or ends too early; retryable.
+        """
+        cleared = await asyncio.to_thread(self._cleared, messages)
+        return await self._first.ask(
+            lambda model: self._ask(model, cleared, tools, beat), conversation=self._session, agent=AGENT
+        )
+
+    def _cleared(self, messages: Sequence[Message]) -> Sequence[Message]:
+        if self._prompt_privacy is PromptPrivacy.SUMMARY:
+            raise PlannerError(
+                "the coder was not started: it sends code to its model, and privacy.prompts of this project is "
+                "'summary'. Set it to 'redacted' or 'full', or choose an executor with a model of its own"
+            )
+        if self._prompt_privacy is PromptPrivacy.FULL:
+            return messages
+        strictest = self._service.strictest_privacy
+        return [
+            mapped(message, lambda text: passed(text, self._prompt_privacy, strictest=strictest))
+            for message in messages
+        ]
+
+    async def _ask(
+        self, model: str, messages: Sequence[Message], tools: Sequence[ToolSpec], beat: Callable[[], None]
+    ) -> ModelReply:
+        service = self._service
+        given = (responses_request if service.uses_responses else chat_request)(messages, tools)
+        body = {"model": model, **given, **request_options(service, self._role, self._session)}
+        read = read_responses if service.uses_responses else read_chat
+        try:
+            async with asyncio.timeout(service.timeout_s), open_client(service, silence_s=service.silence_s) as client:
+                create = client.responses.create if service.uses_responses else client.chat.completions.create
+                # A stream that is left and not closed goes on, and is paid for.
+                async with await self._begin(create, body) as stream:
+                    return await read(stream, model, beat)
+        except TimeoutError:
+            said = f"did not finish its answer within {service.timeout_s:g} s (coder.timeout_s)"
+        except openai.APITimeoutError:
+            said = f"said nothing for {service.silence_s:g} s (coder.silence_s)"
+        except ValueError as error:
+            # The SDK reads each event as JSON.
+            said = f"sent what is not its API: {error}"
+        raise PlannerUnavailableError(f"model {model} {said}")
+
+    async def _begin(self, create: Any, body: dict[str, Any]) -> Any:
+        """Send a request; once more without what the service refuses by name, which costs nothing."""
+        refused = self._refused.setdefault(body["model"], set())
+        while True:
+            try:
+                return await create(**{name: value for name, value in body.items() if name not in refused})
+            except openai.APIStatusError as error:
+                named = _named(error, [name for name in OPTIONAL if name in body and name not in refused])
+                if error.status_code not in (400, 422) or not named:
+                    raise
+                refused.add(named)
+
+
+def request_options(service: ModelService, role: Role, session: str) -> dict[str, Any]:
+    """Return how a role is asked: bounds, sampling, and what only OpenAI itself is told."""
+    limit = "max_output_tokens" if service.uses_responses else "max_completion_tokens"
+    if not service.uses_responses and not service.is_openai:
+        # OpenAI's thinking models refuse the old name; own services may know no other.
+        limit = "max_tokens"
+    options: dict[str, Any] = {limit: role.max_output_tokens}
+    for name, value in (("temperature", role.temperature), ("top_p", role.top_p)):
+        if value is not None:
+            options[name] = value
+    if service.is_openai:
+        # Elsewhere many servers refuse the one or do not know the other.
+        options["tool_choice"] = "required"
+        if session:
+            options["prompt_cache_key"] = session
+    return options
+
+
+def _named(error: openai.APIStatusError, names: Sequence[str]) -> str:
+    """Return which parameter the service does not take."""
+    return next((name for name in names if error.param == name or re.search(rf"\b{name}\b", error.message)), "")
+
+
+def turn_models(service: ModelService) -> TurnModels:
+    """Return who makes the model of a role."""
+    learnt = Learnt()
+
+    def model_of(role: Role, session: str, prompt_privacy: PromptPrivacy) -> TurnModel:
+        return OpenAIModel(service, role, session=session, prompt_privacy=prompt_privacy, learnt=learnt)
+
+    return model_of

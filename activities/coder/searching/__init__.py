@@ -1,1 +1,0 @@
-"""Searching the files of a tree."""

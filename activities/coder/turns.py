@@ -1,0 +1,366 @@
+"""Turns of the coder: prompt, model answer, stored result."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import jinja2
+
+from activities.artifacts.port import ArtifactStore, get_model, put_model
+from activities.coder.activity import StoredTurn, discard_turns, find_turn, session_folder, write_turn
+from activities.coder.judging import judge
+from activities.coder.port import Message, ModelReply, ProposedCall, ToolSpec, TurnModels, TurnRequest
+from activities.workspace.folders import state_folder_of
+from tightloop.coder.model import CallHead, Turn
+from tightloop.coder.role import Role
+from tightloop.errors import ArtifactError
+from tightloop.executor.model import WorkOrder
+from tightloop.settings import CoderSettings, PrivacySettings
+from tightloop.value import Sparse, shorten
+from tightloop.value.artifact import ArtifactRef
+
+DIGEST_BYTES = 6_000
+"""About 1 500 tokens."""
+ARGUMENT_CHARACTERS = 80
+OUTCOME_CHARACTERS = 100
+NOTE_CHARACTERS = 600
+"""What people and the reflector said is worth more room than a result, which can be read again."""
+ID_DIGITS = 12
+"""`read_file` takes an artifact by `result:` and at least so many digits of its hash."""
+HEAD = (
+    "# Done so far\n\nOlder turns, the oldest first, a line each. `read_file` with `result:<id>` shows a result again."
+)
+MAIN_ARGUMENTS = ("path", "command", "pattern", "query", "question")
+
+
+def digest_text(lines: Sequence[str], left_out: int) -> str:
+    """Return the digest as a model reads it."""
+    gone = [f"- [{left_out} older lines left out]"] if left_out else []
+    return "\n".join((HEAD, "", *gone, *lines))
+
+
+def lines_of(before: Sequence[str], turns: Iterable[Sequence[Message]]) -> tuple[tuple[str, ...], int]:
+    """Return the lines of a digest with more turns, and how many of the oldest there was no room for."""
+    lines = [*before, *(line for turn in turns for line in _lines(turn))]
+    size = sum(len(line.encode("utf-8", "replace")) + 1 for line in lines)
+    left_out = 0
+    while size > DIGEST_BYTES:
+        size -= len(lines[left_out].encode("utf-8", "replace")) + 1
+        left_out += 1
+    return tuple(lines[left_out:]), left_out
+
+
+def _lines(turn: Sequence[Message]) -> Iterable[str]:
+    results = {message.call_id: message for message in turn if message.role == "tool"}
+    calls = [call for message in turn for call in message.calls]
+    if calls:
+        yield "- " + "; ".join(_called(call, results.get(call.id)) for call in calls)
+    # An answer without calls was wrong, and what follows it says so: nobody needs that any more.
+    told = [message.text for message in turn if message.role == "user"][0 if calls else 1 :]
+    yield from (f"- told: {_one_line(text, NOTE_CHARACTERS)}" for text in told)
+
+
+def _called(call: ProposedCall, result: Message | None) -> str:
+    what = f"{call.tool} {_main_argument(call.arguments)}".strip()
+    if result is None:
+        return what
+    outcome = _one_line(result.text, OUTCOME_CHARACTERS)
+    where = f" (result:{result.result[:ID_DIGITS]})" if result.result else ""
+    return f"{what}: {outcome}{where}"
+
+
+def _main_argument(arguments: str) -> str:
+    try:
+        given = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return ""
+    if not isinstance(given, dict):
+        return ""
+    texts = [given.get(name) for name in (*MAIN_ARGUMENTS, *given)]
+    return next((_one_line(text, ARGUMENT_CHARACTERS) for text in texts if isinstance(text, str) and text), "")
+
+
+def _one_line(text: str, limit: int) -> str:
+    return shorten(" ".join(text.split()), limit)
+
+
+_ENVIRONMENT = jinja2.Environment(
+    # A misspelt name in a prompt must fail in a test, not vanish.
+    undefined=jinja2.StrictUndefined,
+    # Prompts are Markdown, not HTML.
+    autoescape=False,  # noqa: S701
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+def system_prompt(role: Role) -> str:
+    """Return what a role is told first; nothing in it changes within a session."""
+    values = {"tools": role.tools, "max_turns": role.max_turns, "answer": role.answer}
+    return _ENVIRONMENT.from_string(role.prompt).render(values).strip() + "\n"
+
+
+BYTES_PER_TOKEN = 4
+"""English text and code have 3.5 to 4.5 characters a token in the tokenizers of OpenAI. Bytes, not characters: in other
+scripts a token has fewer characters, which have more bytes."""
+TOKENS_PER_MESSAGE = 4
+"""What a message costs beside its text."""
+OPENING = 2
+"""A conversation opens with the system prompt and the task."""
+
+
+class Node(Sparse):
+    """One step of a conversation, as it is stored."""
+
+    parent: ArtifactRef | None = None
+    """None: a root. Its messages begin with the opening."""
+    messages: tuple[Message, ...]
+    digest: tuple[str, ...] = ()
+    """Of a root: a line for each turn that it has not, the oldest first."""
+    left_out: int = 0
+    """Of a root: how many lines of the digest there was no room for."""
+
+
+class Conversation(NamedTuple):
+    """A conversation, read as a whole."""
+
+    opening: tuple[Message, ...]
+    messages: tuple[Message, ...] = ()
+    digest: tuple[str, ...] = ()
+    left_out: int = 0
+
+    @property
+    def prompt(self) -> tuple[Message, ...]:
+        """What a model is sent. The digest is part of the task, which is why both stay in place."""
+        if not self.digest:
+            return self.opening + self.messages
+        *first, task = self.opening
+        told = task._replace(text=f"{task.text}\n\n{digest_text(self.digest, self.left_out)}")
+        return (*first, told, *self.messages)
+
+    def added(self, messages: Iterable[Message]) -> "Conversation":
+        """Return it with more messages at its end."""
+        return self._replace(messages=(*self.messages, *messages))
+
+    def compacted(self, keep_tokens: int) -> "Conversation":
+        """Return it with the newest turns whole, and a line for each older one.
+
+        The newest turn stays in any case: its results are what the model waits for.
+        """
+        blocks = _blocks(self.messages)
+        kept: list[Message] = []
+        while blocks and (not kept or count_tokens([*blocks[-1], *kept]) <= keep_tokens):
+            kept = [*blocks.pop(), *kept]
+        if not blocks:
+            return self
+        lines, left_out = lines_of(self.digest, blocks)
+        return Conversation(self.opening, tuple(kept), lines, self.left_out + left_out)
+
+    @property
+    def root(self) -> Node:
+        """The node that holds all of it."""
+        return Node(messages=self.opening + self.messages, digest=self.digest, left_out=self.left_out)
+
+
+def opened(role: Role, task: str) -> Conversation:
+    """Return the beginning of a conversation of a role about a task."""
+    return Conversation((Message("system", system_prompt(role)), Message("user", task)))
+
+
+def put_node(store: ArtifactStore, node: Node) -> ArtifactRef:
+    """Store a node."""
+    return put_model(store, node, name="conversation")
+
+
+def read_conversation(store: ArtifactStore, node: ArtifactRef) -> Conversation:
+    """Read a conversation from its last node back to its root.
+
+    Raises:
+        ArtifactError: a node is missing or damaged.
+    """
+    last = get_model(store, node, Node)
+    nodes = [last]
+    while last.parent is not None:
+        last = get_model(store, last.parent, Node)
+        nodes.append(last)
+    messages = [message for each in reversed(nodes) for message in each.messages]
+    return Conversation(tuple(messages[:OPENING]), tuple(messages[OPENING:]), last.digest, last.left_out)
+
+
+def count_tokens(messages: Iterable[Message], tools: Sequence[ToolSpec] = ()) -> int:
+    """Estimate the size of a prompt in tokens: a quarter of its bytes."""
+    total = 0
+    for message in messages:
+        texts = (message.text, *(text for call in message.calls for text in (call.tool, call.arguments)))
+        total += TOKENS_PER_MESSAGE * (1 + len(message.calls)) + sum(map(_tokens, texts))
+    return total + sum(_tokens(json.dumps(tool_as_dict(tool))) for tool in tools)
+
+
+def tool_as_dict(tool: ToolSpec) -> dict[str, Any]:
+    """Return a tool as function calling has it, with a strict schema."""
+    return {**tool._asdict(), "parameters": dict(tool.parameters), "strict": True}
+
+
+def _tokens(text: str) -> int:
+    return -(-len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN)
+
+
+def _blocks(messages: Sequence[Message]) -> list[list[Message]]:
+    """Return the turns: an answer with its results and what was said before the next answer."""
+    blocks: list[list[Message]] = []
+    for message in messages:
+        if message.role == "assistant" or not blocks:
+            blocks.append([])
+        blocks[-1].append(message)
+    return blocks
+
+
+def rendered(store: ArtifactStore, node: ArtifactRef) -> bytes:
+    """Return a conversation as people read it.
+
+    Raises:
+        ArtifactError: a node is missing or damaged.
+    """
+    parts = []
+    for message in read_conversation(store, node).prompt:
+        calls = "".join(f"\n> {call.tool} {call.arguments}" for call in message.calls)
+        parts.append(f"# {message.role}\n{message.text}{calls}\n")
+    return "\n".join(parts).encode("utf-8", "replace")
+
+
+NOT_MADE = "This call was not made."
+
+
+class Tools(Protocol):
+    """The tools that there are."""
+
+    def specs(self, names: Iterable[str]) -> tuple[ToolSpec, ...]:
+        """Return what a model is told of some tools, in the order of the names."""
+        ...
+
+    def heads(self, calls: Iterable[ProposedCall]) -> tuple[CallHead, ...]:
+        """Return what the history keeps of calls."""
+        ...
+
+
+class _Asked(NamedTuple):
+    """What a model is asked with."""
+
+    key: str
+    """Digest of everything that makes this turn another one."""
+    conversation: Conversation
+    added: tuple[Message, ...]
+    """What is new since the node of the request."""
+    specs: tuple[ToolSpec, ...]
+    """Always the same for a role, in the same order: they are the first part of what providers cache."""
+    tokens: int
+    compacted: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnTaker:
+    """Takes the turns of all roles."""
+
+    models: TurnModels
+    tools: Tools
+    settings: CoderSettings
+    privacy: PrivacySettings
+
+    async def take(
+        self, request: TurnRequest, order: WorkOrder, store: ArtifactStore, *, beat: Callable[[], None]
+    ) -> Turn:
+        """Return the model's next step; idempotent: what is in the journal is not asked again.
+
+        A turn of this number that answers something else is of a future that was given up: it is removed, with all that
+        followed it. What is wrong with an answer is `Turn.problem`, never an error.
+
+        Raises:
+            PlannerError: the model service refuses, or the project keeps its code to itself; not retryable.
+            PlannerUnavailableError: it is busy or down; retryable.
+            ArtifactError: the conversation or the journal cannot be read, or another run went on; not retryable.
+            StorageFullError: no room is left; not retryable.
+        """
+        folder = session_folder(state_folder_of(request.scope), request.session)
+        key = _digest(request)
+        done = await asyncio.to_thread(_find, folder, request.number, key)
+        if done is not None:
+            return done.turn
+        asked = await asyncio.to_thread(self._prepare, request, order, store, key)
+        model = self.models(
+            self.settings.role(request.role),
+            request.session,
+            self.privacy.prompt_privacy_of(request.scope.workspace),
+        )
+        reply = await model.reply(asked.conversation.prompt, asked.specs, beat=beat)
+        return await asyncio.to_thread(self._keep, request, asked, reply, store, folder)
+
+    def _prepare(self, request: TurnRequest, order: WorkOrder, store: ArtifactStore, key: str) -> _Asked:
+        role = self.settings.role(request.role)
+        before = read_conversation(store, request.node) if request.node else opened(role, order.prompt)
+        added = (*_results(request, before, store), *_said(request, store))
+        whole = before.added(added)
+        specs = self.tools.specs(role.tools)
+        fits = count_tokens(whole.prompt, specs) <= self.settings.context_tokens
+        asked = whole if fits else whole.compacted(self.settings.keep_tokens)
+        return _Asked(key, asked, added, specs, count_tokens(asked.prompt, specs), compacted=asked is not whole)
+
+    def _keep(self, request: TurnRequest, asked: _Asked, reply: ModelReply, store: ArtifactStore, folder: Path) -> Turn:
+        # An attempt that was given up for dead may have been faster; its answer is the one that others have seen.
+        earlier = find_turn(folder, request.number)
+        if earlier is not None and earlier.input != asked.key:
+            raise ArtifactError(
+                f"turn {request.number} of session {request.session} was taken by another run meanwhile, which goes on "
+                "with it; this run was given up"
+            )
+        if earlier is not None:
+            return earlier.turn
+        verdict = judge(reply, asked.specs, number=request.number)
+        answer = Message("assistant", verdict.text, verdict.calls)
+        goes_on = request.node is not None and not asked.compacted
+        added = Node(parent=request.node, messages=(*asked.added, answer))
+        turn = Turn(
+            number=request.number,
+            node=put_node(store, added if goes_on else asked.conversation.added([answer]).root),
+            calls=self.tools.heads(verdict.calls),
+            problem=verdict.problem,
+            usage=reply.usage,
+            prompt_tokens=asked.tokens,
+            model=reply.model,
+            compacted=asked.compacted,
+        )
+        write_turn(folder, StoredTurn(input=asked.key, turn=turn, calls=verdict.calls))
+        return turn
+
+
+def _digest(request: TurnRequest) -> str:
+    # Not the delivery and the scope: a delivery that goes on with a session asks for the same again.
+    asked = request.model_dump_json(exclude={"scope", "key"})
+    return hashlib.sha256(asked.encode()).hexdigest()
+
+
+def _find(folder: Path, number: int, key: str) -> StoredTurn | None:
+    found = find_turn(folder, number)
+    if found is not None and found.input == key:
+        return found
+    discard_turns(folder, number)
+    return None
+
+
+def _results(request: TurnRequest, before: Conversation, store: ArtifactStore) -> list[Message]:
+    """Return an answer to every call of the last answer: services refuse a conversation that leaves one open."""
+    calls = before.messages[-1].calls if before.messages else ()
+    given = request.results[: len(calls)]
+    found = [
+        Message("tool", store.get(result).decode("utf-8", "replace"), (), call.id, result.sha256)
+        for call, result in zip(calls, given, strict=False)
+    ]
+    return [*found, *(Message("tool", NOT_MADE, (), call.id) for call in calls[len(given) :])]
+
+
+def _said(request: TurnRequest, store: ArtifactStore) -> list[Message]:
+    texts = [store.get(message).decode("utf-8", "replace") for message in request.said]
+    return [Message("user", text) for text in (*texts, request.correction) if text]

@@ -1,0 +1,112 @@
+"""Locator of controls by a vision model."""
+
+import base64
+import json
+import struct
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from activities.executor.gui.port import DriverError, Frame
+from tightloop.host.programs import find_trusted, trusted_path
+from tightloop.settings import AgentSSettings
+from tightloop.value import shorten
+
+MODEL_S = 40.0
+LOCATE_S = 60.0
+"""With the start of Python; its imports take up to 10 s on a busy machine."""
+PROBE_S = 10.0
+WHAT = "the text input box of the AI chat, where one types a message to the agent"
+OPENAI_URL = "https://api.openai.com/v1"
+PASSED = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE")
+"""What the helper sees of the worker's variables; not DISPLAY: it has nothing to do on the screen."""
+
+
+@dataclass(frozen=True)
+class AgentS:
+    """Agent S in an environment of its own."""
+
+    settings: AgentSSettings
+    environ: Mapping[str, str]
+    model_s: float = MODEL_S
+    locate_s: float = LOCATE_S
+
+    @property
+    def python(self) -> str:
+        """Path of its Python, not resolved: that of a virtual environment is a link."""
+        return str(Path(self.settings.python).expanduser())
+
+    def problem(self) -> str:
+        """Return why it cannot be asked; see the port."""
+        python = find_trusted(self.python)
+        if python is None:
+            return f"window.agent_s.python is {self.python!r}, which is not a program (docs/macos.md sets it up)"
+        code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('gui_agents') is None)"
+        try:
+            done = subprocess.run(python.command("-I", "-c", code), capture_output=True, timeout=PROBE_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"window.agent_s.python does not start: {error}"
+        return "" if done.returncode == 0 else f"{self.python} has no gui-agents (docs/macos.md sets it up)"
+
+    def locate(self, png: bytes, frame: Frame) -> tuple[int, int]:
+        """Return a point of the frame; see the port."""
+        width, height = size_of(png)
+        point = self._ask(png, width, height)
+        if not (0 <= point[0] < width and 0 <= point[1] < height):
+            raise DriverError(
+                f"Agent S points to {point}, outside of the window ({width} x {height}): nothing is clicked"
+            )
+        return (frame.x + point[0] * frame.width // width, frame.y + point[1] * frame.height // height)
+
+    def _ask(self, png: bytes, width: int, height: int) -> tuple[int, int]:
+        asked = {
+            "what": WHAT,
+            "png": base64.b64encode(png).decode(),
+            "width": width,
+            "height": height,
+            "grid": self.settings.grid,
+            "model": self.settings.model,
+            "base_url": self.settings.base_url or OPENAI_URL,
+            "timeout_s": self.model_s,
+        }
+        variables = {name: self.environ[name] for name in PASSED if name in self.environ}
+        variables["PATH"] = trusted_path()
+        variables["AGENT_S_KEY"] = self.environ.get(self.settings.api_key_env, "")
+        python = find_trusted(self.python)
+        if python is None:
+            raise DriverError(f"{self.python} was not found: correct window.agent_s.python")
+        helper = resources.files("activities.executor.gui") / "agent_s_helper.py"
+        try:
+            with resources.as_file(helper) as path:
+                done = subprocess.run(
+                    python.command("-I", path),
+                    input=json.dumps(asked).encode(),
+                    capture_output=True,
+                    env=variables,
+                    timeout=self.locate_s,
+                    check=False,
+                )
+        except subprocess.TimeoutExpired:
+            raise DriverError(f"Agent S did not answer within {self.locate_s:g} s") from None
+        except OSError as error:
+            raise DriverError(f"{self.python} cannot be started: {error.strerror}") from error
+        if done.returncode != 0:
+            said = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no output"])[-1]
+            raise DriverError(f"Agent S does not find the chat box: {shorten(said, 400)}")
+        found = json.loads(done.stdout)
+        return int(found["x"]), int(found["y"])
+
+
+def size_of(png: bytes) -> tuple[int, int]:
+    """Return width and height of a picture, in pixels.
+
+    Raises:
+        DriverError: it is not PNG.
+    """
+    # PNG specification, 11.2.2: IHDR comes first.
+    if not png.startswith(b"\x89PNG\r\n\x1a\n") or png[12:16] != b"IHDR":
+        raise DriverError("the picture of the window is not PNG")
+    width, height = struct.unpack(">II", png[16:24])
+    return width, height

@@ -1,1 +1,0 @@
-"""Agent S, asked where the chat box is; it never types, clicks or runs anything."""

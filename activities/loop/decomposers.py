@@ -1,0 +1,200 @@
+"""Decomposers: a model, or rules."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from activities.artifacts.port import replace_file
+from activities.loop.tasks import TaskAnswer, TaskBriefing, TaskPlanner, TaskPlanners
+from activities.model.asking import PromptedAsker, Unusable
+from activities.model.client import WITHHELD, ModelService
+from activities.workspace.plain_git import user_git
+from activities.workspace.user_repository import UserRepository
+from tightloop.episode.check import Check
+from tightloop.episode.planning import planner_problem
+from tightloop.errors import PlannerError, TightloopError
+from tightloop.host import private_folder, state_folder
+from tightloop.loop.model import DESCRIPTION_CHARACTERS, HISTORY_LIMIT, PACKET_ID, LoopTask, Packet, packet_id_of
+from tightloop.loop.tasks import find_task_problem, task_id, tasks_by_rules
+from tightloop.safety.drift import PromptPrivacy
+from tightloop.value import Value, counted, shorten
+from tightloop.value.scrub import scrub
+
+
+def last_commits(root: Path) -> tuple[str, ...]:
+    """Return the last commits, the newest first; none where there is none, or git cannot read them."""
+    try:
+        with user_git(UserRepository(root)) as git:
+            done = git.attempt("log", f"--max-count={HISTORY_LIMIT}", "--no-decorate", "--format=%h %s")
+    except (TightloopError, OSError):
+        return ()
+    return tuple(done.out.decode("utf-8", "replace").splitlines()) if done.code == 0 else ()
+
+
+KEPT = 100
+"""Packets of a project; the oldest goes."""
+
+
+class PacketFiles:
+    """Keeps packets; see the port."""
+
+    def __init__(self, folder: Path) -> None:
+        """Keep them in `folder`, which is made when the first one comes."""
+        self._folder = folder
+
+    def keep(self, packet: Packet) -> None:
+        """Keep a packet under its id. Idempotent."""
+        private_folder(self._folder)
+        replace_file(self._folder / f"{packet.packet_id}.json", packet.model_dump_json().encode())
+        files = sorted(self._folder.glob("pkt_*.json"), key=lambda path: path.stat().st_mtime)
+        for old in files[:-KEPT]:
+            old.unlink(missing_ok=True)
+
+    def find(self, packet_id: str) -> Packet | None:
+        """Return a packet; None: there is none with this id, or its file was changed."""
+        if not PACKET_ID.fullmatch(packet_id):
+            return None
+        try:
+            packet = Packet.model_validate_json((self._folder / f"{packet_id}.json").read_bytes())
+        except (OSError, ValidationError):
+            return None
+        return packet if packet_id_of(packet) == packet_id else None
+
+
+def open_packets(workspace: Path) -> PacketFiles:
+    """Return the packets of the project in a workspace."""
+    return PacketFiles(state_folder(workspace) / "packets")
+
+
+NAME = "rules"
+
+
+class RuleTaskPlanner:
+    """One task for a goal, or one for each check that fails; needs neither a network nor a key."""
+
+    async def plan(self, briefing: TaskBriefing) -> TaskAnswer:
+        """Return the tasks; see the port."""
+        tasks = tasks_by_rules(briefing.packet, briefing.checks)
+        if tasks and not all(task.definition_of_done for task in tasks):
+            problem = "nothing tells when the goal is reached: the project has no gate. Name one: --gate 'pytest -q'"
+            return TaskAnswer(problem=problem, model=NAME)
+        if tasks:
+            return TaskAnswer(tasks=tasks, model=NAME)
+        ran = sum(check.passed is not None for check in briefing.packet.checks)
+        seen = f"{counted(ran, 'check')} ran and none fails" if ran else "no check could be run"
+        return TaskAnswer(problem=f"there is nothing to do: no goal was given, and {seen}. Give a goal", model=NAME)
+
+
+def task_planners(service: ModelService) -> TaskPlanners:
+    """Return the chooser: `auto` is the model where it is configured, otherwise the rules."""
+
+    def choose(kind: str, model: str) -> TaskPlanner:
+        if problem := planner_problem(kind):
+            raise PlannerError(problem)
+        if kind == "openai" and not service.configured:
+            raise PlannerError(
+                "planner 'openai' has no key: set OPENAI_API_KEY, or the base URL of an own service, or use 'heuristic'"
+            )
+        if not service.plans(kind):
+            return RuleTaskPlanner()
+        # The SDK takes most of a second to import: workers without a key never pay for it.
+
+        return ModelTaskPlanner(replace(service, models=(model, *service.models)) if model else service)
+
+    return choose
+
+
+PROMPTS = Path(__file__).parent / "prompts"
+
+
+def _listed(value: object) -> object:
+    """Accept what models write instead of a list: nothing, or the only item."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+class _Task(Value):
+    id: str
+    description: str
+    priority: int = 1
+    needs: Annotated[list[str], BeforeValidator(_listed)] = Field(default_factory=list)
+    checks: Annotated[list[str], BeforeValidator(_listed)] = Field(default_factory=list)
+
+
+class _Tasks(Value):
+    """The answer; `prompts/answer.json` is its schema."""
+
+    tasks: list[_Task] = Field(default_factory=list)
+    gave_up: str | None = ""
+
+
+class ModelTaskPlanner:
+    """Asks a model, and checks what it answers."""
+
+    def __init__(self, service: ModelService) -> None:
+        self._asker = PromptedAsker(service, PROMPTS, "tasks")
+
+    async def plan(self, briefing: TaskBriefing) -> TaskAnswer:
+        """Return the tasks; see the port."""
+        exchange = await self._asker.ask(
+            "plan.md", cleared(briefing), briefing.prompt_privacy, lambda value: self._read(value, briefing)
+        )
+        tasks = exchange.value or ()
+        gave_up = "the model knows no way to divide it" if exchange.value is not None else exchange.failure
+        # An answer that gives up is read as no tasks, with its own words.
+        said = next((task.message for task in tasks if task.message), "")
+        return TaskAnswer(
+            tasks=() if said else tasks,
+            problem=shorten(said or ("" if tasks else gave_up), 2_000),
+            model=exchange.model,
+            usage=exchange.usage,
+            transcript=exchange.transcript,
+        )
+
+    def _read(self, value: dict[str, Any], briefing: TaskBriefing) -> tuple[LoopTask, ...]:
+        answer = _Tasks.model_validate(value)
+        if answer.gave_up and not answer.tasks:
+            return (LoopTask(task_id=task_id(1), description="", message=answer.gave_up),)
+        if not answer.tasks:
+            raise Unusable("`tasks` is empty: give at least one, or say in `gave_up` why there can be none")
+        if value == self._asker.example:
+            raise Unusable("the example came back: make tasks for the goal of the briefing")
+        known = {check.run: check for check in briefing.checks}
+        # Checked with the ids of the model, so that it knows which task is meant.
+        if problem := find_task_problem(tuple(_task(task, known) for task in answer.tasks)):
+            raise Unusable(problem)
+        if not known:
+            raise Unusable("the project has no checks that could tell when a task is done: say so in `gave_up`")
+        ids = {task.id: task_id(number) for number, task in enumerate(answer.tasks, start=1)}
+        return tuple(
+            task.evolve(task_id=ids[task.task_id], dependencies=tuple(ids[each] for each in task.dependencies))
+            for task in (_task(each, known) for each in answer.tasks)
+        )
+
+
+def cleared(briefing: TaskBriefing) -> TaskBriefing:
+    """Return what may be put into a prompt, by the level that the briefing names."""
+    if briefing.prompt_privacy is PromptPrivacy.FULL:
+        return briefing
+    packet = briefing.packet
+    if briefing.prompt_privacy is PromptPrivacy.SUMMARY:
+        # Names and counts stay; subjects of commits and what checks printed may quote anything.
+        packet = packet.evolve(
+            history=(WITHHELD,) if packet.history else (), failures=(WITHHELD,) if packet.failures else ()
+        )
+    return scrub.model(briefing.evolve(packet=packet))
+
+
+def _task(task: _Task, known: dict[str, Check]) -> LoopTask:
+    # A model names commands; only those of the project are run. Without any of them all have to pass.
+    checks = tuple(known[run] for run in dict.fromkeys(task.checks) if run in known) or tuple(known.values())
+    return LoopTask(
+        task_id=task.id,
+        description=shorten(task.description.strip(), DESCRIPTION_CHARACTERS),
+        priority=min(max(task.priority, 1), 1_000),
+        dependencies=tuple(dict.fromkeys(task.needs)),
+        definition_of_done=checks,
+    )

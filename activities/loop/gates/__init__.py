@@ -1,1 +1,0 @@
-"""Running the gates of a project."""

@@ -1,0 +1,226 @@
+"""Inspection of a project."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from temporalio import activity
+
+from activities.artifacts.port import ArtifactStore, ArtifactStores, get_model, put_model
+from activities.attempt import should_stop
+from activities.checks.activity import CheckRunner, run_check
+from activities.loop.gates import choose_gates
+from activities.workspace.folders import store_folder_of
+from activities.workspace.port import OpenEpisodes, WorkingTree, Workspaces
+from activities.workspace.scope import Differ, EpisodeScope, Ledgers
+from tightloop.episode.budget import check_work
+from tightloop.episode.check import Check, CheckResult
+from tightloop.episode.model import CheckpointFile, EpisodeRequest
+from tightloop.errors import InvalidRequestError
+from tightloop.loop.model import CheckState, Packet, sealed_packet, structure_of
+from tightloop.safety.drift import DriftCause
+from tightloop.value import Value, clip
+from tightloop.value.artifact import ArtifactRef
+
+History = Callable[[Path], tuple[str, ...]]
+"""Returns the last commits of a repository, the newest first, as `<id> <subject>`; blocking, without exceptions."""
+
+
+class Packets(Protocol):
+    """The packets of one project."""
+
+    def keep(self, packet: Packet) -> None:
+        """Keep a packet under its id. Idempotent."""
+        ...
+
+    def find(self, packet_id: str) -> Packet | None:
+        """Return a packet; None: this project has none with this id."""
+        ...
+
+
+PacketStores = Callable[[Path], Packets]
+"""Returns the packets of the project in a workspace."""
+
+
+CHECK_LIMIT_S = 300.0
+"""For one check; a longer one counts as not run."""
+ALL_CHECKS_S = 1_200.0
+"""For all of them; those that are left are not run."""
+TAIL_CHARACTERS = 1_000
+
+
+class InspectRequest(Value):
+    """A project, or an episode of it."""
+
+    scope: EpisodeScope
+    goal: str = ""
+    episode: str = ""
+    packet_id: str = ""
+    """Made before."""
+    gates: tuple[Check, ...] = ()
+
+
+class Inspected(Value):
+    """The packet."""
+
+    packet_id: str
+    packet: ArtifactRef
+    project: str = ""
+    goal: str = ""
+    checks: tuple[Check, ...] = ()
+    """The commands that the packet tells about."""
+    failing: int = 0
+    tree: str = ""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What is known of the episode that a packet is made of."""
+
+    goal: str = ""
+    checks: tuple[Check, ...] = ()
+    failures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectionActivities:
+    """Looks at projects. Idempotent: what checks write into the tree is undone."""
+
+    workspaces: Workspaces
+    stores: ArtifactStores
+    ledgers: Ledgers
+    differ: Differ
+    runner: CheckRunner
+    has_ended: OpenEpisodes
+    history: History
+    packets: PacketStores
+    project: Callable[[Path], str] = lambda workspace: workspace.name
+    """Returns the id of the project in a workspace."""
+    settings: Callable[[str], tuple[Check, ...]] = lambda _workspace: ()
+    """Returns the gates that the settings name for a workspace."""
+
+    @activity.defn(no_thread_cancel_exception=True)
+    def inspect_project(self, request: InspectRequest) -> Inspected:
+        """Make a packet, or find one that was made before.
+
+        Raises:
+            InvalidRequestError: the packet or the episode is not of this project, or the episode has not ended.
+            WorkspaceError: the workspace cannot be used, or somebody works in it. Not retryable.
+        """
+        scope, workspace = request.scope, Path(request.scope.workspace)
+        store = self.stores(workspace)
+        self.workspaces.prepare(scope, take_over=self.has_ended)
+        try:
+            with self.workspaces.hold(scope) as tree:
+                source = self._source(store, request)
+                found = tree.snapshot()
+                gates = choose_gates(tree, found, request.gates, source.checks, self.settings(scope.workspace))
+                packet = self._found(request) or self._made(request, source, tree, found, gates, store)
+        finally:
+            self.workspaces.release(scope)
+        self.packets(workspace).keep(packet)
+        return Inspected(
+            packet_id=packet.packet_id,
+            packet=put_model(store, packet, name="packet"),
+            project=packet.project,
+            goal=packet.goal,
+            checks=gates,
+            failing=sum(check.passed is False for check in packet.checks),
+            tree=packet.tree,
+        )
+
+    def _found(self, request: InspectRequest) -> Packet | None:
+        if not request.packet_id:
+            return None
+        packet = self.packets(Path(request.scope.workspace)).find(request.packet_id)
+        if packet is None:
+            raise InvalidRequestError(f"this project has no packet {request.packet_id!r}. Leave it out to make one")
+        return packet if request.goal in ("", packet.goal) else sealed_packet(packet.evolve(goal=request.goal))
+
+    def _source(self, store: ArtifactStore, request: InspectRequest) -> _Source:
+        """Return what is known of the episode."""
+        name = request.episode
+        if not name:
+            return _Source()
+        ledger = self.ledgers(Path(request.scope.workspace))
+        records = [record for record in ledger.checkpoints(name) if record.state is not None]
+        if not records:
+            raise InvalidRequestError(f"this project has no episode {name!r}. List those that it has: tightloop list")
+        ends = [event.text for event in ledger.events(name) if event.kind == "closed"]
+        if not ends:
+            raise InvalidRequestError(f"{name} has not ended. Wait for its end, or inspect the project itself")
+        state = get_model(store, records[-1].state, CheckpointFile).state if records[-1].state is not None else None
+        asked = get_model(store, state.request, EpisodeRequest) if state is not None and state.request else None
+        titles = tuple(f"{record.id}: {record.title}" for record in records[-5:])
+        return _Source(
+            goal=asked.goal if asked is not None else "",
+            checks=asked.definition_of_done if asked is not None else (),
+            failures=(f"{name} ended {ends[-1]}", *titles),
+        )
+
+    def _made(
+        self,
+        request: InspectRequest,
+        source: _Source,
+        tree: WorkingTree,
+        found: str,
+        gates: tuple[Check, ...],
+        store: ArtifactStore,
+    ) -> Packet:
+        scope = request.scope
+        sizes = {
+            path.decode("utf-8", "backslashreplace"): tree.size(entry.id) for path, entry in tree.entries(found).items()
+        }
+        try:
+            results = dict(self._results(tree, found, gates, store))
+        finally:
+            tree.ensure(found, DriftCause.DURING_CHECKS)
+        failed = [result for result in results.values() if not result.passed]
+        return sealed_packet(
+            Packet(
+                project=self.project(Path(scope.workspace)),
+                source=request.episode,
+                goal=request.goal or source.goal,
+                structure=structure_of(sizes),
+                checks=tuple(_state(gate, results.get(gate.run)) for gate in gates),
+                history=self.history(Path(scope.workspace)),
+                failures=(
+                    *source.failures,
+                    *(f"{result.run}:\n{clip(result.tail, TAIL_CHARACTERS)}" for result in failed),
+                ),
+                files=len(sizes),
+                lines=self.differ.lines(store_folder_of(scope), found),
+                tree=found,
+                at=datetime.now(UTC),
+            )
+        )
+
+    def _results(
+        self, tree: WorkingTree, found: str, gates: tuple[Check, ...], store: ArtifactStore
+    ) -> Iterator[tuple[str, CheckResult]]:
+        """Yield the results of the checks for which there is time."""
+        until = time.monotonic() + ALL_CHECKS_S
+        for number, gate in enumerate(gates, start=1):
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            check = gate.evolve(timeout_s=min(gate.timeout_s, CHECK_LIMIT_S, left))
+            activity.heartbeat(check_work(check, number, len(gates), datetime.now(UTC)))
+            result = run_check(self.runner, check, tree, store, expected_tree=found, cancelled=should_stop)
+            yield gate.run, result
+
+
+def _state(gate: Check, result: CheckResult | None) -> CheckState:
+    if result is None or result.exit_code is None:
+        return CheckState(run=gate.run, summary="it did not end in time" if result is not None else "it was not run")
+    counts = result.counts
+    parts = [f"{number} {word}" for word, number in (("failed", counts.failed), ("passed", counts.passed)) if number]
+    return CheckState(
+        run=gate.run,
+        passed=result.passed,
+        summary=", ".join(parts) or f"exit code {result.exit_code}",
+        duration_s=result.duration_s,
+    )

@@ -1,1 +1,0 @@
-"""Looking at a project before it is planned."""

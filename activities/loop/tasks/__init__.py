@@ -1,1 +1,0 @@
-"""The tasks of a project's plan: who writes them, and what became of them."""

@@ -1,0 +1,526 @@
+"""One attempt of a step."""
+
+import json
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from temporalio.exceptions import CancelledError
+
+from activities.plan.attempts.context import (
+    ActivityRun,
+    AttemptContext,
+    AttemptPorts,
+    hash_inputs,
+    is_cacheable,
+    is_fresh,
+)
+from activities.plan.attempts.outputs import References, collect_outputs, count_items, find_unfit, pack
+from activities.plan.files import shell_command
+from activities.plan.port import RunnerResult, Trees, Work
+from activities.plan.records import record_digest
+from activities.plan.requests import RunStepRequest
+from activities.workspace.folders import store_folder_of
+from activities.workspace.port import WorkingTree
+from activities.workspace.scope import Differ, TreeDiff
+from tightloop.errors import ExpressionError, InvalidRequestError, ReferenceMissingError, WorkspaceError
+from tightloop.host.identity import host_identity
+from tightloop.plan.child import REASON_CHARACTERS, StepFailure, StepRecord, StepResult, StepStatus
+from tightloop.plan.document.action import Option, ShellAction
+from tightloop.plan.document.failing import FailureClass, FailureMode
+from tightloop.plan.document.plan import Plan
+from tightloop.plan.document.step import Access, Capability, Prose, Step
+from tightloop.plan.engine.graph import choices as graph_choices
+from tightloop.plan.engine.state import choices, collect_evidence, tally
+from tightloop.plan.guard import acts_of, enclosing_policies, judge, judge_changes, judge_deletions
+from tightloop.plan.language.expression import parse_expression
+from tightloop.plan.language.reference import is_one_reference, resolve
+from tightloop.plan.stored import DRY_RUN, file_name
+from tightloop.question import Question, QuestionKind, evidence_of
+from tightloop.safety.change.reading import GENERATED
+from tightloop.safety.commands.effects import written_paths
+from tightloop.safety.commands.shell import plain
+from tightloop.safety.drift import Drift, DriftCause, DriftError
+from tightloop.safety.rubric import Ruling, Verdict
+from tightloop.value import abridge, counted, shorten
+from tightloop.value.scrub import scrub
+
+
+def make_failure(reason: str, failure_class: FailureClass = FailureClass.LOGIC) -> StepFailure:
+    """Return a failure whose reason may go into the history."""
+    # Scrubbed before it is cut: what is left of a cut secret has no form to know it by.
+    return StepFailure(failure_class=failure_class, reason=abridge(scrub(reason), REASON_CHARACTERS))
+
+
+def fail_step(reason: str, failure_class: FailureClass = FailureClass.LOGIC, **found: Any) -> RunnerResult:
+    """Return the result of a step that failed, with the fields of what it did until then."""
+    return RunnerResult(failure=make_failure(reason, failure_class), **found)
+
+
+def find_unmet(rules: Iterable[str | Prose], lookup: References, what: str) -> str:
+    """Return a sentence on the first expression that does not hold, or ""; it begins with `what`. Prose is skipped."""
+    for rule in rules:
+        if isinstance(rule, Prose):
+            continue
+        try:
+            if not parse_expression(rule).holds(lookup):
+                seen = ", ".join(f"{name} = {shorten(repr(value), 80)}" for name, value in lookup.used(rule).items())
+                return f"{what} does not hold: {rule}" + (f" ({seen})" if seen else "")
+        except (ExpressionError, ReferenceMissingError) as error:
+            return f"{what} cannot be judged: {rule}: {error.message}"
+    return ""
+
+
+def classify_failure(step: Step, found: StepFailure | None, lookup: References) -> StepFailure | None:
+    """Return the failure of an attempt: the mode that is recognised, or as it was found."""
+    mode = next((mode for mode in step.failure_modes if _recognised(mode, found, lookup)), None)
+    if mode is None:
+        return found
+    reason = found.reason if found is not None else f"it left what is a failure: {mode.detect}"
+    # A mode that stands for any failure does not make a wrong result of a time limit or of a refusal.
+    keeps = found is not None and not mode.detect and found.failure_class is not FailureClass.LOGIC
+    kind = found.failure_class if found is not None and keeps else mode.failure_class
+    text = f"{mode.name}: {reason}" + (f" ({mode.advice})" if mode.advice else "")
+    return make_failure(text, kind).evolve(mode=mode.name, recover=mode.recover)
+
+
+def _recognised(mode: FailureMode, found: StepFailure | None, lookup: References) -> bool:
+    if not mode.detect:
+        return found is not None
+    try:
+        return parse_expression(mode.detect).holds(lookup)
+    except (ExpressionError, ReferenceMissingError):
+        # The results that it looks at are not there: it is another failure.
+        return False
+
+
+def own_paths(step: Step, outputs: Mapping[str, Any], command: str) -> frozenset[str]:
+    """Return the files that are known to be written by a step itself: those that it edits, or names as its output."""
+    if step.edit is not None:
+        return frozenset(map(str, outputs.get("paths", ())))
+    if step.shell is not None:
+        return frozenset(written_paths(plain(command), step.shell.folder).certain)
+    return frozenset()
+
+
+def without_own(drift: Drift | None, found: str, changed: Collection[str], own: frozenset[str]) -> Drift | None:
+    """Return what people are told of what was undone with a step: nothing where all of it is the step's own.
+
+    Args:
+        drift: what was undone.
+        found: the tree that the step left.
+        changed: what differs in it from the tree before the step.
+        own: of the step; see `own_paths`.
+    """
+    return None if drift is not None and drift.tree == found and own.issuperset(changed) else drift
+
+
+def move(
+    tree: WorkingTree, trees: Trees, store: Path, before: str, after: str, *, undone_step: str = ""
+) -> Drift | None:
+    """Turn the files of `before`, which should be on disk, into those of `after`.
+
+    What somebody else changed stays on disk, and whoever writes next asks about it. Only where both changed the same
+    lines it is undone.
+
+    Returns:
+        What was undone that is not the caller's own; with `undone_step` also what changed while that step ran, as
+        nobody knows who changed it.
+    """
+    drift, target = None, after
+    try:
+        drift = tree.expect(before)
+    except DriftError:
+        merged = trees.undo(store, after, before, tree.snapshot())
+        if merged.conflicts:
+            return tree.ensure(after)
+        target = merged.tree
+    if undone_step:
+        return tree.ensure(target, DriftCause.DURING_STEP, step=undone_step) or drift
+    if before != after:
+        tree.restore(target)
+    return drift
+
+
+# An option of its own: who approved a command before it ran has not seen what it removed.
+KEEP = Option(name="keep", pros=("the step runs again, and what it removes stays removed",))
+
+
+def check_step(work: Work) -> RunnerResult | None:
+    """Return the refusal of a step that the policy denies, or the question of one that a person has to allow.
+
+    Raises:
+        ReferenceMissingError: the action refers to a value that is not there.
+    """
+    acts = acts_of(work.step, _action(work))
+    ruling = judge(work.plan.policy, work.step, acts)
+    shown = evidence_of(scrub("\n".join((*acts.commands, *acts.urls, *acts.paths))))
+    return _answered(work, ruling, f"may {work.step.title or work.step.id} act?", (), evidence=shown)
+
+
+def _answered(
+    work: Work, ruling: Ruling, question: str, options: tuple[Option, ...], *, evidence: tuple[str, ...] = ()
+) -> RunnerResult | None:
+    """Return a refusal, or the question of a ruling that a person has not said yes to; None: it may be."""
+    if ruling.verdict is Verdict.ALLOW:
+        return None
+    if ruling.verdict is Verdict.DENY:
+        return fail_step(ruling.reason, FailureClass.POLICY)
+    said = tally(work.answers, 1, options)
+    if said.rejection is not None:
+        rejection = said.rejection
+        why = f": {rejection.text}" if rejection.text else ""
+        return fail_step(f"{rejection.by} refused it{why}", FailureClass.POLICY)
+    if said.approved:
+        return None
+    title = f"{question} {ruling.reason}"
+    asked = Question(
+        id="", kind=QuestionKind.POLICY, title=title, evidence=evidence, options=choices(options), step=work.step.id
+    )
+    return RunnerResult(question=asked, summary=f"waits for approval: {ruling.reason}")
+
+
+def check_command(work: Work, command: str) -> str:
+    """Return why a command that takes a step back must not be run, or ""; nobody is asked again about it."""
+    shown = shell_command(command, work.lookup).shown
+    step = Step(id=work.step.id, shell=ShellAction(run=shown))
+    ruling = judge(work.plan.policy, step, acts_of(step, {"run": shown}))
+    return ruling.reason if ruling.verdict is Verdict.DENY else ""
+
+
+def check_deletions(work: Work, differ: Differ, base: str, before: str, after: str) -> RunnerResult | None:
+    """Return the refusal or the question of a step that removed too much; None: it did not.
+
+    Args:
+        work: of the step; the files on disk are those of the tree `after`.
+        differ: compares the trees.
+        base: the tree that the plan began with.
+        before: the tree that the step began with.
+        after: the tree that it left.
+    """
+    bounded = any(policy.deletions is not None for policy in enclosing_policies(work.plan.policy))
+    store = store_folder_of(work.scope)
+    if not bounded or _removed(work.root, differ.compare(store, before, after)) == ((), 0):
+        return None
+    gone, lines = _removed(work.root, differ.compare(store, base, after))
+    ruling = judge_deletions(work.plan.policy, gone, lines, differ.lines(store, base))
+    return _answered(work, ruling, "keep what it did?", (KEEP,))
+
+
+def _removed(root: Path, diff: TreeDiff) -> tuple[tuple[str, ...], int]:
+    """Return the files that are gone, and how many lines were lost in all files."""
+    files = [file for file in diff.files if not GENERATED.search(file.path)]
+    gone = tuple(file.path for file in files if not os.path.lexists(root / file.path))
+    # In one file new lines stand for old ones; lines of other files do not.
+    return gone, sum(max(file.removed - file.added, 0) for file in files)
+
+
+def check_changes(plan: Plan, paths: tuple[str, ...]) -> str:
+    """Return why a change of these paths is not allowed, or ""."""
+    ruling = judge_changes(plan.policy, paths)
+    return "" if ruling.verdict is Verdict.ALLOW else ruling.reason
+
+
+def _action(work: Work) -> dict[str, Any]:
+    capability = work.step.capability
+    if capability in (Capability.NONE, Capability.SUBPLAN, Capability.BRANCH, Capability.GATE):
+        # The steps and checks inside are judged when they start.
+        return {}
+    written = getattr(work.step, capability.value).model_dump(by_alias=True, exclude_defaults=True)
+    action: dict[str, Any] = {
+        name: resolve(value, work.lookup)
+        for name, value in written.items()
+        if name not in ("commit", "run") and not (name == "diff" and not is_one_reference(value))
+    }
+    if capability is Capability.SHELL:
+        action["run"] = shell_command(str(written["run"]), work.lookup).shown
+    # A commit message has placeholders of its own, and a diff is literal: neither says more when it is resolved.
+    return {**written, **action}
+
+
+SUMMARY_CHARACTERS = 200
+COMMAND_CHARACTERS = 4_000
+
+
+def write_record(
+    attempt: AttemptContext,
+    done: RunnerResult,
+    status: StepStatus | None = None,
+    *,
+    tree: str = "",
+    tree_after: str = "",
+) -> StepResult:
+    """Record an attempt and return what the workflow learns of it."""
+    outputs = dict(done.outputs)
+    if done.failure is not None and not done.failure.mode:
+        # What stopped it before it acted, or was found in what it changed, is a failure of the step, too.
+        done = replace(done, failure=classify_failure(attempt.step, done.failure, attempt.lookup))
+    result = StepResult(
+        status=status or _status(done),
+        tree=tree,
+        failure=done.failure,
+        chosen=done.chosen,
+        counts=count_items(outputs),
+        evidence=done.evidence,
+        question=done.question,
+        usage=done.usage,
+        api_calls=done.api_calls,
+        drift=attempt.drift,
+        summary=shorten(scrub(_summary(attempt.step, done)), SUMMARY_CHARACTERS),
+    )
+    request = attempt.request
+    record = StepRecord(
+        plan_id=request.scope.episode_id,
+        revision=request.scope.revision,
+        step=attempt.step.id,
+        attempt=request.attempt,
+        run=attempt.call.run,
+        inputs_sha256=attempt.inputs_sha256,
+        inputs=pack(_scrubbed(attempt.lookup.inputs), attempt.store),
+        command=shorten(scrub(done.command), COMMAND_CHARACTERS),
+        result=result,
+        outputs=pack(outputs, attempt.store),
+        artifacts=done.artifacts,
+        tree_before=attempt.before or request.expected_tree,
+        tree_after=tree_after or request.expected_tree,
+        answers=request.answers,
+        started=attempt.started,
+        ended=datetime.now(UTC),
+        host=host_identity().name,
+        seed=attempt.loaded.plan.seed,
+    )
+    return result.evolve(record=attempt.records.put(record))
+
+
+def _status(done: RunnerResult) -> StepStatus:
+    if done.question is not None:
+        return StepStatus.WAITING
+    return StepStatus.FAILED if done.failure is not None else StepStatus.COMPLETED
+
+
+def _summary(step: Step, done: RunnerResult) -> str:
+    said = done.summary or (done.failure.reason if done.failure is not None else "")
+    prose = sum(isinstance(rule, Prose) for rule in (*step.preconditions, *step.expect))
+    if done.failure is None and prose:
+        return f"{shorten(said, 150)}{'; ' if said else ''}{counted(prose, 'condition')} in prose unchecked"
+    return said
+
+
+def _scrubbed(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    text = scrub(json.dumps(dict(inputs), ensure_ascii=False, default=str))
+    try:
+        scrubbed: dict[str, Any] = json.loads(text)
+    except ValueError:
+        return {"scrubbed": text}
+    return scrubbed
+
+
+# What the plan's author wrote is wrong: a failure of the step. Other errors are the worker's, and Temporal tries again.
+_WRONG = (ExpressionError, ReferenceMissingError, InvalidRequestError)
+Act = Callable[[Work], RunnerResult]
+
+
+class AttemptRunner:
+    """Makes attempts."""
+
+    def __init__(self, ports: AttemptPorts) -> None:
+        """Take the ports."""
+        self._ports = ports
+
+    def run(self, request: RunStepRequest, call: ActivityRun, act: Act, preview: Callable[[Work], str]) -> StepResult:
+        """Make an attempt from its beginning to its end. Idempotent: the result of one that was made is returned again.
+
+        Raises:
+            CancelledError: the activity was cut off.
+            WorkspaceLockedError: another attempt holds the tree. Retryable.
+        """
+        attempt = self.prepare(request, call, preview)
+        return attempt if isinstance(attempt, StepResult) else self.carry_out(attempt, act)
+
+    def prepare(
+        self, request: RunStepRequest, call: ActivityRun, preview: Callable[[Work], str]
+    ) -> AttemptContext | StepResult:
+        """Return the attempt, ready to be carried out, or its result where nothing is to be done."""
+        attempt = AttemptContext.begin(self._ports, request, call, self._ports.plans.load(request.scope))
+        if (made := _made(attempt)) is not None:
+            return made
+        if request.dry_run:
+            return self._preview(attempt, preview)
+        try:
+            return self._admit(attempt)
+        except _WRONG as error:
+            return write_record(attempt, fail_step(error.message))
+
+    def refuse(self, attempt: AttemptContext, error: InvalidRequestError) -> StepResult:
+        """Record that an attempt cannot be carried out as it is written."""
+        return write_record(attempt, fail_step(error.message))
+
+    def carry_out(self, attempt: AttemptContext, act: Act, *, left: str | None = None) -> StepResult:
+        """Do the work of an attempt that `prepare` returned.
+
+        Child workflows have done it where there is a tree that they `left`. Then nobody is asked about what somebody
+        else changed: it stays, and the next step that writes asks.
+
+        Raises:
+            DriftError: somebody else changed files; nothing was done. Not retryable.
+        """
+        if not attempt.step.tree_access.changes_tree:
+            return write_record(attempt, self._acted(attempt, act, attempt.work))
+        with self._ports.workspaces.hold(attempt.request.scope) as tree:
+            # Held until now by the same attempt of a worker that was thought dead: it may have come to its end.
+            if (made := _made(attempt)) is not None:
+                return made
+            before = attempt.request.expected_tree or tree.snapshot()
+            attempt.drift = tree.expect(before) if left is None else None
+            attempt.before = before
+            try:
+                done = self._acted(attempt, act, replace(attempt.work, tree=tree, started=tree.own_process))
+            except CancelledError:
+                # What is left by one that was cut off otherwise is undone, and told, by whoever holds the tree next.
+                if left is not None or not attempt.call.is_unwanted():
+                    raise
+                undone = tree.ensure(before, DriftCause.DURING_STEP, step=attempt.step.id)
+                stopped = make_failure("it was stopped", FailureClass.TRANSIENT)
+                return StepResult(status=StepStatus.FAILED, tree=before, failure=stopped, drift=undone)
+            if left is None:
+                return self._settle_tree(attempt, done, tree, tree.snapshot())
+            return self._settle_tree(attempt, done, tree, done.tree or left, beside=True)
+
+    def _admit(self, attempt: AttemptContext) -> AttemptContext | StepResult:
+        step, lookup = attempt.step, attempt.lookup
+        lookup.inputs = resolve(step.inputs, lookup)
+        if step.when and not parse_expression(step.when).holds(lookup):
+            return write_record(attempt, RunnerResult(summary=f"skipped: {step.when}"), StepStatus.SKIPPED)
+        if why := find_unmet(step.preconditions, lookup, "precondition"):
+            return write_record(attempt, fail_step(why))
+        attempt.inputs_sha256 = hash_inputs(attempt)
+        if (old := self._result_from_before(attempt)) is not None:
+            return old
+        stopped = check_step(attempt.work)
+        return attempt if stopped is None else write_record(attempt, stopped)
+
+    def _result_from_before(self, attempt: AttemptContext) -> StepResult | None:
+        """Return the result that another run of the plan had with the same inputs, with its tree on disk again."""
+        request, step = attempt.request, attempt.step
+        if not is_cacheable(step):
+            return None
+        old = attempt.records.same(request.scope.episode_id, step.id, attempt.inputs_sha256)
+        # A later attempt in the same run is wanted by somebody: it is made.
+        if old is None or old.attempt < request.attempt or not is_fresh(step, old, attempt.store):
+            return None
+        if step.tree_access is not Access.WRITES:
+            return _taken_over(attempt, old, None)
+        try:
+            with self._ports.workspaces.hold(request.scope) as tree:
+                drift = tree.expect(request.expected_tree)
+                tree.restore(old.tree_after)
+                return _taken_over(attempt, old, drift)
+        except WorkspaceError:
+            # Its tree is not in the repository any more.
+            return None
+
+    def _preview(self, attempt: AttemptContext, preview: Callable[[Work], str]) -> StepResult:
+        try:
+            attempt.lookup.inputs = resolve(attempt.step.inputs, attempt.lookup)
+            text = preview(attempt.work)
+        except _WRONG as error:
+            text = f"cannot be shown before the steps it needs have run: {error.message}"
+        attempt.inputs_sha256 = DRY_RUN
+        # All paths are shown: which one is taken is not known before.
+        paths = graph_choices(attempt.step) or None
+        return write_record(
+            attempt, RunnerResult(outputs={"preview": scrub(text)}, summary=text.partition("\n")[0], chosen=paths)
+        )
+
+    def _acted(self, attempt: AttemptContext, act: Act, work: Work) -> RunnerResult:
+        """Return what was done, with the step's outputs and its contract judged."""
+        try:
+            done = act(work)
+        except _WRONG as error:
+            done = fail_step(error.message)
+        if attempt.call.cancelled():
+            raise CancelledError(f"step {attempt.step.id!r} was stopped")
+        if done.question is not None:
+            return done
+        return _judged(attempt, done, work.root)
+
+    def _settle_tree(
+        self, attempt: AttemptContext, done: RunnerResult, tree: WorkingTree, after: str, *, beside: bool = False
+    ) -> StepResult:
+        """Keep what a step wrote, or undo it where the step failed or a person has to see first what it removed.
+
+        With `beside` there may be more on disk than the step's tree `after`: what somebody else changed.
+        """
+        before, store = attempt.before, store_folder_of(attempt.request.scope)
+        paths = self._ports.trees.changed(store, before, after) if after != before else ()
+        if done.failure is None and (refusal := check_changes(attempt.loaded.plan, paths)):
+            done = replace(done, failure=make_failure(refusal, FailureClass.POLICY))
+        if done.failure is None and done.question is None and paths:
+            base = attempt.request.scope.base_tree or before
+            stopped = check_deletions(attempt.work, self._ports.differ, base, before, after)
+            done = done if stopped is None else stopped
+        if paths:
+            patch = self._ports.trees.patch(store, before, after)
+            ref = attempt.store.put(patch, name="patch", media_type="text/x-diff")
+            done = replace(done, artifacts={**done.artifacts, "patch": ref})
+        # Kept by a reference, as git may prune a tree that has none. With dots, which names of checkpoints do not have.
+        name = f"step.{file_name(attempt.step.id)}.{attempt.request.attempt}"
+        if done.failure is None and done.question is None:
+            tree.keep(name, after)
+            return write_record(attempt, done, tree=after, tree_after=after)
+        if after != before:
+            tree.keep(f"{name}.failed", after)
+            step = attempt.step.id
+            if beside:
+                attempt.drift = move(tree, self._ports.trees, store, after, before, undone_step=step)
+            else:
+                own = own_paths(attempt.step, done.outputs, done.command)
+                undone = tree.ensure(before, DriftCause.DURING_STEP, step=step)
+                attempt.drift = without_own(undone, after, paths, own) or attempt.drift
+        return write_record(attempt, done, tree=before, tree_after=after)
+
+
+def _taken_over(attempt: AttemptContext, old: StepRecord, drift: Drift | None) -> StepResult:
+    """Record the result of another run for this attempt."""
+    result = old.result.evolve(reused=True, drift=drift, usage=None, api_calls=0)
+    now = datetime.now(UTC)
+    # Under the number of this attempt too, which is what it is taken back by.
+    again = old.evolve(result=result, attempt=attempt.request.attempt, run=attempt.call.run, started=now, ended=now)
+    return result.evolve(record=attempt.records.put(again))
+
+
+def _made(attempt: AttemptContext) -> StepResult | None:
+    """Return the result of this very attempt if it has been made."""
+    request, call = attempt.request, attempt.call
+    made = attempt.records.attempt(request.scope.episode_id, attempt.step.id, request.attempt)
+    if made is None or made.undone or request.dry_run or made.inputs_sha256 == DRY_RUN:
+        return None
+    # A record of another run, or of before an answer, does not stand for this one.
+    same = made.run == call.run and made.answers == request.answers
+    return made.result.evolve(record=record_digest(made)) if same else None
+
+
+def _judged(attempt: AttemptContext, done: RunnerResult, root: Path) -> RunnerResult:
+    step, lookup = attempt.step, attempt.lookup
+    problem: StepFailure | None = done.failure
+    if why := find_unfit(done.outputs):
+        done, problem = replace(done, outputs={}), problem or make_failure(why)
+    lookup.results = done.outputs
+    # Declared outputs come before the criteria, which may read them.
+    if problem is None:
+        try:
+            done = replace(done, outputs=collect_outputs(step, done.outputs, root))
+            lookup.results = done.outputs
+        except InvalidRequestError as error:
+            problem = make_failure(error.message)
+    lookup.status = (StepStatus.FAILED if problem else StepStatus.COMPLETED).value
+    if problem is None and (why := find_unmet(step.expect, lookup, "criterion")):
+        problem = make_failure(f"{why}; it printed: {done.said}" if done.said else why)
+    # A failure mode may find a failure in a step that seems to have completed.
+    problem = classify_failure(step, problem, lookup)
+    lookup.status = (StepStatus.FAILED if problem else StepStatus.COMPLETED).value
+    notes = collect_evidence(step, lookup, completed=problem is None)
+    return replace(done, failure=problem, evidence=(*done.evidence, *notes))

@@ -1,0 +1,149 @@
+"""Trees before and after an attempt, and files that a step may not change."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+from activities.plan.files import CLOSED
+from activities.plan.port import Undone
+from activities.workspace.plain_git import store_git
+from activities.workspace.store.entry import EXECUTABLE, REGULAR, Entry, TreeChange, TreeMerge, folders_above
+from activities.workspace.store.objects import TreeStore
+from activities.workspace.store.walk import Walk
+from activities.workspace.store.writer import merge_trees
+from activities.workspace.user_repository import IndexMemory, UserRepository
+from tightloop.errors import GitError
+from tightloop.plan.document.plan import Policy
+from tightloop.plan.guard import enclosing_policies
+from tightloop.safety.glob import fits
+
+PATCH_BYTES = 2 * 1024 * 1024
+PATCH_TIME = timedelta(seconds=30)
+MERGE_CONFLICTS = 127
+"""Highest exit code of `git merge-file` that counts conflicts; above it is an error (a binary file, for one)."""
+
+
+class GitTrees:
+    """Compares and combines trees of a store; see the port."""
+
+    def changed(self, store: Path, before: str, after: str) -> tuple[str, ...]:
+        """Return the paths that differ, sorted; bytes that are not UTF-8 as escapes."""
+        changes = TreeStore(store).changes(before, after)
+        return tuple(sorted(change.path.decode("utf-8", "backslashreplace") for change in changes))
+
+    def patch(self, store: Path, before: str, after: str) -> bytes:
+        """Return the unified diff, cut at 2 MB."""
+        options = ("-r", "-p", "--binary", "--no-renames", "--no-ext-diff", "--no-textconv")
+        git = store_git(store)
+        text, whole = git.head("diff-tree", *options, before, after, limit_bytes=PATCH_BYTES, timeout=PATCH_TIME)
+        return text if whole else text + b"\n[tightloop: the rest is left out; compare the trees with git diff]\n"
+
+    def merge(self, store: Path, base: str, ours: str, theirs: str, *, markers: bool = False) -> TreeMerge:
+        """Merge what `theirs` changed since `base` into `ours`; see the port.
+
+        Raises:
+            GitError: a tree is not in the store. Retryable.
+        """
+        return merge_trees(TreeStore(store), base, ours, theirs, markers=markers)
+
+    def undo(self, store: Path, before: str, after: str, current: str) -> Undone:
+        """Take the change from `before` to `after` out of `current`.
+
+        A path that is still as the step left it becomes what it was. In one that a later step changed elsewhere only
+        the step's own lines are taken back. Everything else is a conflict, and then no tree is made.
+
+        Raises:
+            GitError: git failed, or a tree is not in the store. Retryable.
+        """
+        trees = TreeStore(store)
+        present = trees.files(current)
+        wanted: dict[bytes, Entry | None] = {}
+        conflicts: list[bytes] = []
+        for change in trees.changes(before, after):
+            now = present.get(change.path)
+            if now == change.after:
+                wanted[change.path] = change.before
+            elif now != change.before:
+                entry = _inverse(trees, change, now)
+                if entry is None:
+                    conflicts.append(change.path)
+                elif entry != now:
+                    wanted[change.path] = entry
+        conflicts += _collisions(present, wanted)
+        if conflicts:
+            shown = sorted({path.decode("utf-8", "backslashreplace") for path in conflicts})
+            return Undone(conflicts=tuple(shown))
+        return Undone(tree=trees.merged(current, wanted), files=len(wanted))
+
+
+def _collisions(present: Mapping[bytes, Entry], wanted: Mapping[bytes, Entry | None]) -> list[bytes]:
+    """Return the paths that would be a file and a folder at once."""
+    gone = {path for path, entry in wanted.items() if entry is None}
+    left = (present.keys() | wanted.keys()) - gone
+    added = [path for path in wanted if path not in gone and path not in present]
+    below_file = [path for path in added if any(folder in left for folder in folders_above(path))]
+    folders = {folder for path in left for folder in folders_above(path)} if added else set()
+    return [*below_file, *(path for path in added if path in folders)]
+
+
+def _inverse(store: TreeStore, change: TreeChange, now: Entry | None) -> Entry | None:
+    """Return what a file is to be that was changed again since; None: a conflict."""
+    before, after = change.before, change.after
+    if now is None or before is None or after is None:
+        return None
+    if any(side.mode not in (REGULAR, EXECUTABLE) for side in (now, after, before)):
+        return None
+    # The executable bit is merged like the text: it is taken back where only the step changed it.
+    mode = before.mode if now.mode == after.mode else now.mode
+    blob = _merged(store, now.id, after.id, before.id)
+    return None if blob is None else Entry(mode, blob)
+
+
+def _merged(store: TreeStore, now: str, after: str, before: str) -> str | None:
+    if now == after:
+        return before
+    if before in (after, now):
+        return now
+    with tempfile.TemporaryDirectory(prefix="tightloop-undo-") as name:
+        files = []
+        for number, blob in enumerate((now, after, before)):
+            file = Path(name, str(number))
+            file.write_bytes(store.read(blob))
+            files.append(str(file))
+        outcome = store_git(store.folder).attempt("merge-file", "--stdout", "--quiet", *files)
+    if 0 < outcome.code <= MERGE_CONFLICTS or "binary" in outcome.error.lower():
+        return None
+    if outcome.code != 0:
+        raise GitError(f"git merge-file failed (exit code {outcome.code}): {outcome.error}")
+    with store.adding() as sink:
+        return sink.add("blob", outcome.out).hex()
+
+
+LISTING_TIME = timedelta(seconds=20)
+
+
+def protect_lists(policy: Policy) -> tuple[tuple[str, ...], ...]:
+    """Return what a policy and those around it protect."""
+    return tuple(one.protect for one in enclosing_policies(policy))
+
+
+def find_protected_paths(root: Path, rules: Sequence[Sequence[str]], *, covered: bool = False) -> frozenset[Path]:
+    """Return ignored files and folders that exist and that no step may change.
+
+    What lies in an ignored folder that is not protected itself (`node_modules`) is not looked at: it may be huge.
+
+    Args:
+        root: of the tree.
+        rules: lists of patterns.
+        covered: return those that snapshots cover as well.
+    """
+    names: list[str] = []
+    coverage = UserRepository(root).coverage(IndexMemory())
+    walk = Walk(coverage, None, seconds=LISTING_TIME.total_seconds(), ignored=names.append)
+    found = walk.run(str(root), None)
+    names += found.paths() if covered else ()
+    # A folder is covered where all that could be in it is.
+    paths = {name: f"{name}any" if name.endswith("/") else name for name in names if name.rstrip("/") not in CLOSED}
+    places = (root / name for name, path in paths.items() if any(fits(rule, path, folded=True) for rule in rules))
+    return frozenset(place for place in places if not place.is_symlink())

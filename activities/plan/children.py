@@ -1,0 +1,546 @@
+"""Steps that are child workflows, and their worktrees."""
+
+import contextlib
+import json
+import math
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from activities.checks.activity import CheckRunner, CommandResult
+from activities.plan.attempts.outputs import unpack
+from activities.plan.attempts.runner import make_failure, move
+from activities.plan.attempts.trees import GitTrees
+from activities.plan.files import read_text, shell_command
+from activities.plan.port import RunnerResult, Work
+from activities.plan.records import open_file_records
+from activities.plan.requests import PlanScope, SettleRequest, StepRun
+from activities.workspace.folders import root_of, state_folder_of, store_folder_of
+from activities.workspace.ownership import tree_key, tree_lock
+from activities.workspace.plain_git import remove_worktree
+from activities.workspace.port import WorkingTree, Workspaces
+from activities.workspace.store.entry import TreeMerge
+from activities.workspace.user_repository import UserRepository
+from tightloop.episode.budget import Budget
+from tightloop.episode.check import Check
+from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
+from tightloop.errors import InvalidRequestError, NotARepositoryError, PlanError
+from tightloop.executor.model import ExecutorChoice, Usage
+from tightloop.host import diff_command
+from tightloop.loop.model import CONFLICT, Conflict
+from tightloop.plan.child import EvidenceNote, child_id
+from tightloop.plan.document.action import EpisodeAction
+from tightloop.plan.document.failing import FailureClass
+from tightloop.plan.document.plan import OnPlanFailure, Plan
+from tightloop.plan.document.step import Access, Alternative, BranchAction, Capability, Step, SubplanAction
+from tightloop.plan.guard import bounded, least, narrowest, tightened
+from tightloop.plan.request import INPUT_CHARACTERS, SOURCE_BYTES, PlanOutcome, PlanRequest
+from tightloop.plan.stored import file_name
+from tightloop.plan.text.writing import write_plan
+from tightloop.plan.validation.validate import check_text
+from tightloop.settings import Settings
+from tightloop.settings.layers import with_defaults
+from tightloop.value import clip, counted, shorten
+from tightloop.value.artifact import ArtifactRef
+from tightloop.value.scrub import scrub
+
+ID_CHARACTERS = 60
+
+
+def build_inner_plan(work: Work, steps: tuple[Step, ...], *, name: str, inputs: Mapping[str, Any]) -> Plan:
+    """Return a plan of the steps within a step: policy, budget, seed and beliefs are those of the plan around it."""
+    # No evidence changes a prior of 0 or 1 (Bayes' rule).
+    believed = {belief.hypothesis: min(max(belief.confidence, 0.01), 0.99) for belief in work.beliefs}
+    return Plan(
+        id=re.sub(r"[^A-Za-z0-9._-]", "-", name)[:ID_CHARACTERS],
+        title=work.step.title or name,
+        # The names only: values travel beside the text, where nothing in them is read as a reference.
+        inputs=dict.fromkeys(inputs),
+        steps=steps,
+        hypotheses=tuple(one.evolve(prior=believed.get(one.id, one.prior)) for one in work.plan.hypotheses),
+        # What follows a failure is decided where the step stands, by the plan around it.
+        on_failure=OnPlanFailure.FAIL,
+        max_parallel=work.plan.max_parallel,
+        budget=bounded(work.plan.budget, work.step.budget.max_cost_usd, work.step.budget.max_tokens),
+        policy=work.plan.policy,
+        seed=work.plan.seed,
+    )
+
+
+def read_plan_file(work: Work, file: str, inputs: Mapping[str, Any]) -> Plan:
+    """Return the plan in a file of the tree, within the policy and the budget of the plan around it.
+
+    Raises:
+        InvalidRequestError: the file is missing, or its plan is wrong; the message has line and column.
+    """
+    text = read_text(work.root, file)
+    if text is None:
+        raise InvalidRequestError(f"the tree has no plan file {file!r}. Check its name")
+    read, problems = check_text(text, name=file)
+    wrong = tuple(problem for problem in problems if problem.is_error)
+    if read is None or wrong:
+        raise PlanError(wrong)
+    plan = read.plan
+    if unknown := sorted(set(inputs) - set(plan.inputs)):
+        raise InvalidRequestError(f"{file} has no input {unknown[0]!r}. It has: {', '.join(plan.inputs) or 'none'}")
+    own = narrowest(plan.budget, work.plan.budget)
+    return plan.evolve(
+        policy=tightened(plan.policy, work.plan.policy),
+        budget=bounded(own, work.step.budget.max_cost_usd, work.step.budget.max_tokens),
+    )
+
+
+def build_request(work: Work, plan: Plan, inputs: Mapping[str, Any], *, worktree: bool) -> PlanRequest:
+    """Return what starts a child plan.
+
+    Raises:
+        InvalidRequestError: the plan or its inputs are too large for a message.
+    """
+    source = write_plan(plan, "json")
+    if (size := len(source.encode())) > SOURCE_BYTES:
+        raise InvalidRequestError(
+            f"the steps within {work.step.id!r} have {size} bytes, more than the {SOURCE_BYTES} of "
+            "one plan. Split them into several subplans"
+        )
+    if len(str(dict(inputs))) > INPUT_CHARACTERS:
+        raise InvalidRequestError(
+            f"the inputs of {work.step.id!r} have more than {INPUT_CHARACTERS} characters. Put large values into files"
+        )
+    return PlanRequest(
+        workspace=work.scope.workspace,
+        source=source,
+        inputs=dict(inputs),
+        worktree=worktree,
+        base_tree=work.expected_tree,
+    )
+
+
+def read_plan_inputs(work: Work) -> dict[str, Any]:
+    """Return the inputs of the plan around a step, as they were asked for."""
+    return {name: work.lookup(f"plan.{name}") for name in work.plan.inputs}
+
+
+def read_child_results(work: Work, child: str) -> tuple[dict[str, Any], tuple[EvidenceNote, ...]]:
+    """Return the outputs of each completed step of a child plan, and what its steps found out about hypotheses."""
+    records = open_file_records(Path(work.scope.workspace))
+    steps = dict.fromkeys(record.step for record in records.all(child))
+    found = {step: record for step in steps if (record := records.latest(child, step)) is not None}
+    outputs = {
+        step: {name: unpack(value, work.store) for name, value in record.outputs.items()}
+        for step, record in found.items()
+    }
+    return outputs, tuple(note for record in found.values() for note in record.result.evidence)
+
+
+class Worktrees:
+    """Makes worktrees beside the tree of a plan, and removes them."""
+
+    def __init__(self, workspaces: Workspaces) -> None:
+        """Take the working trees of this host."""
+        self._workspaces = workspaces
+
+    @contextmanager
+    def at(self, scope: PlanScope, tree: str) -> Iterator[WorkingTree]:
+        """Hold the worktree of a child with these files; it is made where it is not there. Idempotent.
+
+        Raises:
+            WorkspaceError: the repository has no commit, or does not hold the tree. Not retryable.
+            WorkspaceLockedError: another attempt holds it. Retryable.
+        """
+        self._workspaces.prepare(scope, take_over=lambda _: False)
+        with self._workspaces.hold(scope) as held:
+            if held.snapshot() != tree:
+                held.restore(tree)
+            yield held
+
+    def remove(self, scope: PlanScope) -> None:
+        """Remove the worktree of a child that has ended; its trees are kept by references. Idempotent."""
+        self._workspaces.release(scope)
+        root, state = root_of(scope), state_folder_of(scope)
+        # First, so that one that is removed in part is made again where it is wanted again.
+        root.with_name(root.name + ".ready").unlink(missing_ok=True)
+        if root.exists():
+            # Holding it ends what was left running there; a step may have broken it, which is no reason to keep it.
+            with contextlib.suppress(NotARepositoryError), self._workspaces.hold(scope):
+                pass
+            with tree_lock(state, root):
+                remove_worktree(UserRepository(Path(scope.workspace)), root)
+        (store_folder_of(scope) / "states" / tree_key(root)).unlink(missing_ok=True)
+
+    def remove_all(self, scope: PlanScope) -> None:
+        """Remove what children of a plan left that was cancelled, or whose worker died, while they were judged."""
+        folder = state_folder_of(scope) / "worktrees"
+        names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+        for name in sorted(names):
+            if name.startswith(f"{scope.episode_id}."):
+                self.remove(child_scope(scope, name))
+
+
+def child_scope(scope: PlanScope, child: str) -> PlanScope:
+    """Return the scope of a plan that works in a worktree of its own."""
+    return PlanScope(episode_id=child, workspace=scope.workspace, worktree=True)
+
+
+TAIL_CHARACTERS = 200
+SCORE_TIMEOUT_S = 600.0
+LONGEST_PAUSE = timedelta(hours=1)
+"""An alternative that waits longer for a person is out."""
+_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlternativeResult:
+    """One alternative and its result."""
+
+    name: str
+    order: int
+    passed: bool = False
+    why: str = ""
+    """Why it is out."""
+    score: float | None = None
+    files: int = 0
+    lines: int = 0
+    tree: str = ""
+
+    @property
+    def rank(self) -> tuple[float, int, int, int]:
+        """Smaller is better: highest score, then the smaller change, then the order in the plan."""
+        return (-(self.score or 0.0), self.lines, self.files, self.order)
+
+
+class BranchRunner:
+    """Prepares and judges the alternatives of `branch` steps."""
+
+    def __init__(self, worktrees: Worktrees, checks: CheckRunner) -> None:
+        """Take what makes worktrees and runs checks."""
+        self._worktrees = worktrees
+        self._trees = GitTrees()
+        self._checks = checks
+
+    def prepare(self, work: Work) -> StepRun:
+        """Return the plans to start, each in a worktree of its own that begins with the files of now.
+
+        Raises:
+            InvalidRequestError: an alternative cannot be started; the message says why.
+        """
+        action = work.action(BranchAction)
+        plans = tuple(self._plan(work, action, alternative) for alternative in action.alternatives)
+        return StepRun(plans=plans, names=tuple(one.name for one in action.alternatives))
+
+    def settle(self, work: Work, request: SettleRequest) -> RunnerResult:
+        """Run checks and score in each worktree, take the best over into `work.tree`, and remove the worktrees."""
+        action, children = work.action(BranchAction), request.children
+        artifacts: dict[str, ArtifactRef] = {}
+        tried = [self._tried(work, request, number, artifacts) for number in range(len(children))]
+        passed = [one for one in tried if one.passed]
+        best = min(passed, key=lambda one: one.rank) if passed and not work.cancelled() else None
+        listed = [asdict(one) for one in tried]
+        content = json.dumps(listed, indent=1, ensure_ascii=False).encode()
+        artifacts["alternatives"] = work.store.put(content, name="alternatives", media_type="application/json")
+        command = shorten("try " + ", ".join(one.name for one in action.alternatives), 1_000)
+        outputs = {"winner": best.name if best else "", "alternatives": listed}
+        done = RunnerResult(outputs=outputs, artifacts=artifacts, command=command)
+        if best is None:
+            why = "; ".join(f"{one.name}: {one.why}" for one in tried)
+            done = replace(done, failure=make_failure(f"no alternative passes: {why}"))
+        else:
+            assert work.tree is not None
+            move(work.tree, self._trees, store_folder_of(work.scope), work.expected_tree, best.tree)
+            left, evidence = read_child_results(work, children[best.order])
+            score = "" if best.score is None else f" with score {best.score:g}"
+            size = f"{counted(best.files, 'file')}, {counted(best.lines, 'line')}"
+            summary = f"{best.name} is taken over{score}: {size} changed"
+            done = replace(done, outputs={**left, **outputs}, evidence=evidence, summary=summary, tree=best.tree)
+        # Last: an activity that is tried again judges the alternatives in them again.
+        for child in children:
+            self._worktrees.remove(child_scope(work.scope, child))
+        return done
+
+    def _plan(self, work: Work, action: BranchAction, alternative: Alternative) -> PlanRequest:
+        inputs = read_plan_inputs(work)
+        plan = build_inner_plan(work, alternative.steps, name=f"{work.step.id}.{alternative.name}", inputs=inputs)
+        costs = [cost for cost in (action.max_cost_usd, plan.budget.max_cost_usd) if cost is not None]
+        # All of them together keep the bound.
+        count = len(action.alternatives)
+        share = min(costs) / count if costs else None
+        tokens = plan.budget.max_tokens
+        plan = plan.evolve(budget=bounded(plan.budget, share, None if tokens is None else tokens // count))
+        limit = timedelta(seconds=min(max(work.step.timeout_s, 1.0), LONGEST_PAUSE.total_seconds()))
+        return build_request(work, plan, inputs, worktree=True).evolve(pause_timeout=limit)
+
+    def _tried(
+        self, work: Work, request: SettleRequest, number: int, patches: dict[str, ArtifactRef]
+    ) -> AlternativeResult:
+        action = work.action(BranchAction)
+        one = AlternativeResult(name=action.alternatives[number].name, order=number)
+        outcome, reason, tree = request.outcomes[number], request.reasons[number], request.trees[number]
+        if not tree:
+            return replace(one, why=reason or f"it ended {outcome}")
+        changed = self._trees.changed(store_folder_of(work.scope), work.expected_tree, tree)
+        patch = self._trees.patch(store_folder_of(work.scope), work.expected_tree, tree)
+        one = replace(one, tree=tree, files=len(changed), lines=_lines(patch))
+        if tree != work.expected_tree:
+            ref = work.store.put(patch, name=f"patch of {one.name}", media_type="text/x-diff")
+            patches[f"patch-{one.name}"] = ref
+        if outcome != PlanOutcome.COMPLETED:
+            return replace(one, why=reason or f"it ended {outcome}")
+        with self._worktrees.at(child_scope(work.scope, request.children[number]), tree) as held:
+            for check in action.checks:
+                result = self._run(work, check, held, one.tree)
+                if result.exit_code != 0:
+                    return replace(one, why=f"check {check.title!r} failed: {_tail(result)}")
+            if not action.score:
+                return replace(one, passed=True)
+            limit = min(work.step.timeout_s, SCORE_TIMEOUT_S)
+            result = self._run(work, Check(run=action.score, name="score", timeout_s=limit), held, one.tree)
+            numbers = _NUMBER.findall(result.output.decode("utf-8", "replace"))
+            # The last number: a command that measures often prints its progress before.
+            score = float(numbers[-1]) if numbers and result.exit_code == 0 else math.nan
+            if not math.isfinite(score):
+                return replace(one, why=f"the score command printed no number: {_tail(result)}")
+            return replace(one, passed=True, score=score)
+
+    def _run(self, work: Work, check: Check, held: WorkingTree, tree: str) -> CommandResult:
+        command = check.evolve(run=shell_command(check.run, work.lookup).script)
+        result = self._checks.run(command, held.root, cancelled=work.cancelled, started=held.own_process)
+        # What a check leaves behind is not part of the alternative.
+        held.ensure(tree)
+        return result
+
+
+def _lines(patch: bytes) -> int:
+    lines = patch.splitlines()
+    return sum(line[:1] in (b"+", b"-") and not line.startswith((b"+++ ", b"--- ")) for line in lines)
+
+
+def _tail(result: CommandResult) -> str:
+    if result.timed_out:
+        return "it took too long"
+    said = clip(" ".join(scrub(result.output.decode("utf-8", "replace")).split()), TAIL_CHARACTERS)
+    return f"exit code {result.exit_code}" + (f": {said}" if said else "")
+
+
+SHOWN = 10
+
+
+class OwnWorktree:
+    """Prepares the worktree of an episode, and merges what the episode left."""
+
+    def __init__(self, worktrees: Worktrees) -> None:
+        """Take what makes worktrees."""
+        self._worktrees = worktrees
+        self._trees = GitTrees()
+
+    def prepare(self, work: Work) -> None:
+        """Make the worktree, with the files of the plan of now; with a change to resolve, with that merged in.
+
+        Raises:
+            WorkspaceError: the repository has no commit. Not retryable.
+            WorkspaceLockedError: another attempt holds the worktree. Retryable.
+        """
+        tree, start = work.expected_tree, work.action(EpisodeAction).merge
+        if start is not None:
+            tree = self._trees.merge(store_folder_of(work.scope), start.base, tree, start.tree, markers=True).tree
+        child = child_id(work.scope.episode_id, work.step.id, work.attempt)
+        with self._worktrees.at(child_scope(work.scope, child), tree):
+            pass
+
+    def settle(self, work: Work, request: SettleRequest, done: RunnerResult) -> RunnerResult:
+        """Merge what a successful episode left into `work.tree`; of another one the tree is kept and named.
+
+        The worktree is removed: its trees are in the store.
+        """
+        assert work.tree is not None
+        left = request.trees[0]
+        if done.failure is not None:
+            done = self._keep(work, request, done, done.failure.reason) if left else done
+        else:
+            done = self._merge(work, request, done)
+        # Last: an activity that is tried again settles the same.
+        self._worktrees.remove(child_scope(work.scope, request.children[0]))
+        return done
+
+    def _merge(self, work: Work, request: SettleRequest, done: RunnerResult) -> RunnerResult:
+        assert work.tree is not None
+        store, left = store_folder_of(work.scope), request.trees[0]
+        merged = self._trees.merge(store, request.base_tree, work.expected_tree, left)
+        if merged.conflicts:
+            return self._conflict(work, request, done, merged)
+        move(work.tree, self._trees, store, work.expected_tree, merged.tree)
+        count = counted(len(self._trees.changed(store, work.expected_tree, merged.tree)), "file")
+        return replace(done, tree=merged.tree, summary=f"{done.summary}; {count} changed")
+
+    def _conflict(self, work: Work, request: SettleRequest, done: RunnerResult, merged: TreeMerge) -> RunnerResult:
+        store, left = store_folder_of(work.scope), request.trees[0]
+        beside = self._trees.merge(store, request.base_tree, work.expected_tree, left, markers=True).beside
+        shown = ", ".join(shlex.quote(path) for path in merged.conflicts[:SHOWN])
+        more = len(merged.conflicts) - SHOWN
+        reason = f"its changes conflict with those of other steps in {shown}{f' and {more} more' if more > 0 else ''}"
+        conflict = Conflict(base=request.base_tree, tree=left, paths=merged.conflicts[:SHOWN], beside=beside[:SHOWN])
+        outputs = {**done.outputs, CONFLICT: conflict.model_dump(mode="json")}
+        return self._keep(work, request, replace(done, outputs=outputs), reason)
+
+    def _keep(self, work: Work, request: SettleRequest, done: RunnerResult, reason: str) -> RunnerResult:
+        assert work.tree is not None
+        name = f"step.{file_name(work.step.id)}.{work.attempt}"
+        work.tree.keep(f"{name}.left", request.trees[0])
+        work.tree.keep(f"{name}.base", request.base_tree)
+        command = diff_command(Path(work.scope.workspace), request.base_tree, request.trees[0])
+        kind = done.failure.failure_class if done.failure is not None else None
+        said = f"{reason}. What it did is kept; see it with: {command}"
+        return replace(done, failure=make_failure(said) if kind is None else make_failure(said, kind))
+
+
+GOAL_SHOWN = 2_000
+_REFUSED = frozenset({EpisodeOutcome.CANCELLED.value, PlanOutcome.CANCELLED.value})
+"""Outcomes that only a person's word brings about."""
+
+
+class StepChildren:
+    """Prepares and settles `episode`, `subplan` and `branch` steps; see the port."""
+
+    def __init__(self, workspaces: Workspaces, checks: CheckRunner, settings: Settings) -> None:
+        """Take the working trees, what runs the checks of alternatives, and what gives episodes their defaults."""
+        self._workspaces = workspaces
+        self._settings = settings
+        self._worktrees = Worktrees(workspaces)
+        self._branches = BranchRunner(self._worktrees, checks)
+        self._own = OwnWorktree(self._worktrees)
+
+    def prepare(self, work: Work) -> StepRun:
+        """Return what is to be started; see the port. The tree on disk is the expected one then.
+
+        Raises:
+            InvalidRequestError: it cannot be started as it is written; the message says why.
+            DriftError: somebody else changed files. Not retryable.
+        """
+        merges = work.step.tree_access is Access.MERGES
+        if work.step.tree_access is not Access.WRITES and not merges and not _only_reads(work.step):
+            raise InvalidRequestError(
+                f"step {work.step.id!r} starts a workflow in the tree: leave out 'access', or set it to 'writes'"
+            )
+        if work.expected_tree and not merges:
+            with self._workspaces.hold(work.scope) as tree:
+                tree.expect(work.expected_tree)
+        if work.step.capability is Capability.BRANCH:
+            return self._branches.prepare(work)
+        if work.step.capability is Capability.EPISODE:
+            action, scope, step = work.action(EpisodeAction), work.scope, work.step
+            most = bounded(work.plan.budget, step.budget.max_cost_usd, step.budget.max_tokens)
+            said: dict[str, Any] = {"planner": action.planner, "budget": action.budget}
+            said["executor"] = ExecutorChoice(name=action.executor) if action.executor else None
+            request = EpisodeRequest(
+                goal=str(work.resolve(action.goal)),
+                workspace=scope.workspace,
+                definition_of_done=_checks(work, action) or work.plan.definition_of_done,
+                worktree=scope.worktree or merges,
+                within="" if merges else scope.holder,
+                tells_parent=merges,
+                **{name: value for name, value in said.items() if value},
+            )
+            request = with_defaults(request, self._settings)
+            budget = request.budget
+            request = request.evolve(
+                budget=budget.evolve(
+                    max_cost_usd=least(budget.max_cost_usd, most.max_cost_usd),
+                    max_tokens=least(budget.max_tokens, most.max_tokens),
+                    max_wall_time=_wall_time(budget, step),
+                ),
+            )
+            request.check()
+            if merges:
+                self._own.prepare(work)
+            # Of these the plan's own hold.
+            fields: dict[str, object] = request.model_dump(mode="json", exclude={"queues", "pause_timeout", "allow"})
+            return StepRun(episode=fields, names_executor=bool(action.executor))
+        return StepRun(plans=(_subplan(work),))
+
+    def preview(self, work: Work) -> str:
+        """Return what would be started, in words."""
+        step = work.step
+        if step.episode is not None:
+            who = step.episode.executor or self._settings.executor.default
+            return f"have {who} work on: {shorten(str(work.resolve(step.episode.goal)), GOAL_SHOWN)}"
+        if step.branch is not None:
+            names = ", ".join(one.name for one in step.branch.alternatives)
+            return f"try {names}, each in a worktree of its own, and take over the best that passes"
+        steps = step.subplan.steps if step.subplan is not None else ()
+        if step.subplan is not None and step.subplan.file:
+            return f"run the plan in {work.resolve(step.subplan.file)}"
+        return f"run {counted(len(steps), 'step')} as a plan of their own: " + ", ".join(one.id for one in steps[:20])
+
+    def settle(self, work: Work, request: SettleRequest) -> RunnerResult:
+        """Read the results of the children; see the port."""
+        used = Usage(input_tokens=request.tokens, output_tokens=0, cost_usd=request.cost_usd)
+        if work.step.capability is Capability.BRANCH:
+            done = self._branches.settle(work, request)
+        else:
+            child, outcome, reason = request.children[0], request.outcomes[0], request.reasons[0]
+            outputs: dict[str, Any] = {"outcome": outcome, "reason": reason, "tree": request.trees[0]}
+            evidence: tuple[EvidenceNote, ...] = ()
+            if work.step.capability is Capability.SUBPLAN:
+                left, evidence = read_child_results(work, child)
+                outputs = {**left, **outputs}
+            right = (EpisodeOutcome.SUCCEEDED.value, PlanOutcome.COMPLETED.value)
+            problem = None
+            if outcome not in right:
+                kind = FailureClass.POLICY if outcome in _REFUSED else FailureClass.LOGIC
+                problem = make_failure(f"{child} ended {outcome}: {reason}", kind)
+            done = RunnerResult(
+                outputs=outputs,
+                command=f"start {child}",
+                failure=problem,
+                evidence=evidence,
+                summary=shorten(f"{child} ended {outcome}" + (f": {reason}" if reason else ""), 200),
+            )
+            if work.step.tree_access is Access.MERGES:
+                done = self._own.settle(work, request, done)
+        return replace(done, usage=used, api_calls=request.api_calls)
+
+    def tidy(self, scope: PlanScope) -> None:
+        """Remove the worktrees that children of a plan left. Idempotent."""
+        self._worktrees.remove_all(scope)
+
+
+def _checks(work: Work, action: EpisodeAction) -> tuple[Check, ...]:
+    """Return the checks of an episode, with values in place of references."""
+    return tuple(check.evolve(run=shell_command(check.run, work.lookup).script) for check in action.definition_of_done)
+
+
+def _subplan(work: Work) -> PlanRequest:
+    action, scope = work.action(SubplanAction), work.scope
+    given = {name: work.resolve(value) for name, value in action.inputs.items()}
+    if action.file:
+        plan = read_plan_file(work, str(work.resolve(action.file)), given)
+        inputs = given
+    else:
+        inputs = {**read_plan_inputs(work), **given}
+        plan = build_inner_plan(work, action.steps, name=f"{work.plan.id}.{work.step.id}", inputs=inputs)
+    plan = plan.evolve(max_parallel=min(action.max_parallel, plan.max_parallel))
+    writer = next((one for one in plan.steps if one.tree_access.changes_tree), None)
+    if writer is not None and _only_reads(work.step):
+        raise InvalidRequestError(
+            f"step {work.step.id!r} only reads the tree, but step {writer.id!r} within it writes. "
+            f"Give {writer.id!r} 'access: reads', or leave out 'access' of {work.step.id!r}"
+        )
+    # It works in the tree of this plan, under its claim.
+    request = build_request(work, plan, inputs, worktree=scope.worktree)
+    return request.evolve(within=scope.holder)
+
+
+def _only_reads(step: Step) -> bool:
+    """Return whether it is a plan within the plan that may run beside others that read the tree."""
+    return step.capability is Capability.SUBPLAN and step.tree_access is Access.READS
+
+
+def _wall_time(budget: Budget, step: Step) -> timedelta | None:
+    """Return how long an episode may work: its budget, and the step's time limit where the author set one."""
+    if step.timeout_s == Step.model_fields["timeout_s"].default:
+        return budget.max_wall_time
+    limit = timedelta(seconds=step.timeout_s)
+    return limit if budget.max_wall_time is None else min(budget.max_wall_time, limit)

@@ -1,0 +1,305 @@
+"""Opening of a plan."""
+
+import contextlib
+import itertools
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from activities.artifacts.port import get_model
+from activities.plan.attempts.context import AttemptPorts
+from activities.plan.files import READ_BYTES
+from activities.plan.port import PlanWriter, WrittenPlan
+from activities.plan.records import (
+    RUN_START,
+    FileRecords,
+    RevisionFact,
+    RunStart,
+    open_file_records,
+    revision_fact_name,
+)
+from activities.plan.requests import (
+    LoadPlanRequest,
+    OpenedPlan,
+    OpenPlanRequest,
+    PlanScope,
+    RevisedPlan,
+    RevisePlanRequest,
+)
+from activities.workspace.activity import leave
+from activities.workspace.folders import root_of
+from activities.workspace.port import OpenEpisodes, WorkingTree
+from tightloop.errors import ArtifactMissingError, IdTakenError, InvalidRequestError, PlanError, WorkspaceError
+from tightloop.plan.child import StepRecord
+from tightloop.plan.engine.revision import diff_plans, find_refusals
+from tightloop.plan.guard import merge_stated, narrowest
+from tightloop.plan.request import PlanRequest
+from tightloop.plan.stored import StoredPlan
+from tightloop.plan.text.reading import ReadPlan, decode
+from tightloop.plan.validation.validate import check_inputs, check_text
+from tightloop.value import Value, shorten
+from tightloop.value.artifact import ArtifactRef
+
+RERUN_BASE = "rerun-base"
+
+
+class RerunBase(Value):
+    """What a run of a plan began with and left; empty where it never looked, or where a person edited between."""
+
+    base_tree: str
+    tree: str
+
+
+def save_rerun_base(records: FileRecords, scope: PlanScope, tree: str) -> None:
+    """Note what a run leaves, if its own steps alone made that: nobody's edits are taken back by a re-run."""
+    alone = is_made_by_steps(scope.base_tree, records.of_this_run(scope.episode_id), tree)
+    left = RerunBase(base_tree=scope.base_tree, tree=tree) if alone else RerunBase(base_tree="", tree="")
+    records.keep(scope.episode_id, RERUN_BASE, left)
+
+
+def is_made_by_steps(base: str, records: Iterable[StepRecord], tree: str) -> bool:
+    """Return whether every tree that a step found was the first one or one that a step had left."""
+    known = {base}
+    for record in records:
+        if record.tree_before and record.tree_before not in known:
+            return False
+        if record.tree_after:
+            known.add(record.tree_after)
+    return tree in known
+
+
+NOTES_LIMIT = 20
+PROBLEMS_LIMIT = 50
+PROBLEM_CHARACTERS = 8_000
+
+
+class PlanOpener:
+    """Opens, loads and revises plans."""
+
+    def __init__(
+        self, ports: AttemptPorts, has_ended: OpenEpisodes, writer: PlanWriter | None, capabilities: frozenset[str]
+    ) -> None:
+        """Take the ports; `writer` is asked where the text is missing, and a plan may use `capabilities`."""
+        self._capabilities = capabilities
+        self._ports = ports
+        self._has_ended = has_ended
+        self._writer = writer
+
+    def open(self, request: OpenPlanRequest) -> OpenedPlan:
+        """Claim the workspace, read, check and store the plan, and keep its first tree; raises as `open_plan` does."""
+        scope = request.scope
+        records = open_file_records(Path(scope.workspace))
+        fact = f"opened-{request.opening}"
+        known = records.kept(scope.episode_id, fact, OpenedPlan)
+        if known is None and request.is_new and records.kept(scope.episode_id, RUN_START, RunStart) is not None:
+            raise IdTakenError(
+                f"{scope.episode_id} has been a plan of {scope.workspace}. Choose another id, or run it again, "
+                f"with what is done taken over: tightloop plan run --again {scope.episode_id}"
+            )
+        notes = self._ports.workspaces.prepare(scope, take_over=self._has_ended)
+        if known is not None:
+            return known
+        try:
+            opened = self._opened(request, notes)
+        except InvalidRequestError:
+            # A plan that never began must not hold the workspace.
+            self._ports.workspaces.release(scope)
+            raise
+        records.keep(scope.episode_id, revision_fact_name(1), RevisionFact(plan=opened.plan))
+        # Before the fact below: what it opens must not read what a run before left.
+        records.keep(scope.episode_id, RUN_START, RunStart(at=datetime.now(UTC)))
+        if not scope.within:
+            # Where the plan is ended by force, nothing else tells the next run where this one began.
+            records.keep(scope.episode_id, RERUN_BASE, RerunBase(base_tree=opened.tree, tree=opened.tree))
+        records.keep(scope.episode_id, fact, opened)
+        return opened
+
+    def load(self, request: LoadPlanRequest) -> OpenedPlan:
+        """Return the graph of a stored revision.
+
+        Raises:
+            ArtifactMissingError: it is not in the store. Not retryable.
+        """
+        loaded = self._ports.plans.load(request.scope)
+        plan = request.scope.plan
+        assert plan is not None
+        return OpenedPlan(plan=plan, graph=loaded.graph, planner=self._writer is not None and self._writer.available)
+
+    def revise(self, request: RevisePlanRequest) -> RevisedPlan:
+        """Return the next revision, or why the text is refused. Idempotent for a text; a planner is asked again."""
+        scope = request.scope
+        old = self._ports.plans.load(scope)
+        try:
+            written = WrittenPlan(text=request.source) if request.source else self._ask().revise(request, old.plan)
+            if written.problem:
+                problem = shorten(written.problem, PROBLEM_CHARACTERS)
+                return RevisedPlan(problem=problem, usage=written.usage, api_calls=written.calls)
+            read, _ = check_plan(written.text, "the new revision", self._capabilities)
+        except InvalidRequestError as error:
+            return RevisedPlan(problem=shorten(error.message, PROBLEM_CHARACTERS))
+        budget = merge_stated(read.plan.budget, old.plan.budget)
+        if not request.source:
+            # A person may widen the budget, a planner may not.
+            budget = narrowest(budget, old.plan.budget)
+        plan = read.plan.evolve(id=old.plan.id, max_parallel=old.plan.max_parallel, budget=budget)
+        found = diff_plans(old.plan, plan)
+        problems = find_refusals(found, fixed=request.fixed, running=request.busy)
+        if found.empty or problems:
+            text = "\n".join(problems) or "nothing is different: the plan stays as it is. Change it, or resume"
+            return RevisedPlan(problem=shorten(text, PROBLEM_CHARACTERS))
+        own = old.plan.inputs
+        given = {name: value for name, value in old.stored.inputs.items() if name not in own or own[name] != value}
+        stored = StoredPlan(
+            plan_id=scope.episode_id,
+            revision=scope.revision + 1,
+            plan=plan,
+            inputs={**plan.inputs, **given},
+            source=written.text,
+            rationale=written.rationale or request.rationale or request.trouble,
+            by=request.by if request.source else _author(written),
+            diff=found.words(),
+            previous=scope.plan,
+            exchange=self._exchange(scope, written),
+            prompts_sha256=written.prompts_sha256,
+        )
+        ref, loaded = self._ports.plans.put(scope.workspace, stored)
+        records = open_file_records(Path(scope.workspace))
+        records.keep(scope.episode_id, revision_fact_name(stored.revision), RevisionFact(plan=ref))
+        return RevisedPlan(
+            plan=ref,
+            graph=loaded.graph,
+            diff=stored.diff,
+            changed=(*found.added, *found.redone),
+            usage=written.usage,
+            api_calls=written.calls,
+        )
+
+    def _ask(self) -> PlanWriter:
+        if self._writer is None:
+            raise InvalidRequestError(
+                "no plan was given. Give it as text or as a file; plans written by a model need plans.agent_planning"
+            )
+        return self._writer
+
+    def _opened(self, request: OpenPlanRequest, notes: Iterable[str]) -> OpenedPlan:
+        scope, asked = request.scope, request.request
+        written, file = self._text(scope, asked)
+        read, warnings = check_plan(written.text, file, self._capabilities)
+        plan = read.plan
+        if asked.max_parallel is not None:
+            plan = plan.evolve(max_parallel=asked.max_parallel)
+        # A planner may do without some; a run before may have had them.
+        if request.is_new and not asked.goal:
+            check_inputs(asked.inputs, plan.inputs)
+        unknown = sorted(set(asked.inputs) - set(plan.inputs))
+        said = [f"the plan has no input {name!r}" for name in unknown if plan.inputs]
+        stored = StoredPlan(
+            plan_id=scope.episode_id,
+            plan=plan,
+            inputs={**plan.inputs, **asked.inputs},
+            source=written.text,
+            file=file,
+            rationale=written.rationale,
+            by=_author(written),
+            exchange=self._exchange(scope, written),
+            prompts_sha256=written.prompts_sha256,
+        )
+        ref, loaded = self._ports.plans.put(scope.workspace, stored)
+        with self._ports.workspaces.hold(scope) as tree:
+            if asked.base_tree and not scope.within:
+                tree.ensure(asked.base_tree)
+            elif asked.base_tree:
+                # What somebody else has changed since is asked about before the first step that writes.
+                leave(tree, asked.base_tree)
+            base, put_back = (asked.base_tree, ()) if scope.within and asked.base_tree else self._base(scope, tree)
+            tree.keep("plan.base", base)
+        told = (*notes, *put_back, *said, *warnings)
+        return OpenedPlan(
+            plan=ref,
+            graph=loaded.graph,
+            tree=base,
+            notes=tuple(told[:NOTES_LIMIT]),
+            planner=self._writer is not None and self._writer.available,
+            usage=written.usage,
+            api_calls=written.calls,
+        )
+
+    def _exchange(self, scope: PlanScope, written: WrittenPlan) -> ArtifactRef | None:
+        if not written.transcript:
+            return None
+        store = self._ports.stores(Path(scope.workspace))
+        return store.put(written.transcript, name="planning", media_type="text/markdown")
+
+    def _base(self, scope: PlanScope, tree: WorkingTree) -> tuple[str, tuple[str, ...]]:
+        """Return the tree that the run begins with, and notes on it for a person.
+
+        Files that stand as the last run left them are put back to where that run began: from there every step that is
+        done is known by its hash, and none is done on top of itself. Files that somebody changed since stay.
+        """
+        found = tree.snapshot()
+        records = open_file_records(Path(scope.workspace))
+        left = records.kept(scope.episode_id, RERUN_BASE, RerunBase)
+        if scope.within or left is None or left.base_tree in ("", found):
+            return found, ()
+        never_closed = left.tree == left.base_tree
+        ours = never_closed and is_made_by_steps(left.base_tree, records.of_this_run(scope.episode_id), found)
+        if left.tree != found and not ours:
+            return found, ()
+        tree.keep("plan.left", found)
+        try:
+            tree.restore(left.base_tree)
+        except WorkspaceError:
+            # The tree is not in the repository any more.
+            return found, ()
+        said = f"the files are put back to where it began, tree {left.base_tree[:12]}; what is done is taken over"
+        return left.base_tree, (f"it runs again: {said}",)
+
+    def _text(self, scope: PlanScope, asked: PlanRequest) -> tuple[WrittenPlan, str]:
+        """Return the text of the plan and its file's name."""
+        if asked.source:
+            return WrittenPlan(text=asked.source, prompts_sha256=self._prompts_of(scope, asked.source)), ""
+        if not asked.file:
+            written = self._ask().write(scope, asked)
+            if written.problem:
+                raise InvalidRequestError(f"no plan for the goal: {written.problem}")
+            return written, ""
+        places = [root_of(scope) / asked.file, Path(scope.workspace) / asked.file]
+        place = next((place for place in places if place.is_file()), None)
+        if place is None:
+            raise InvalidRequestError(f"{scope.workspace} has no plan file {asked.file!r}. Check its name")
+        if place.stat().st_size > READ_BYTES:
+            raise InvalidRequestError(
+                f"the plan file {place} is larger than {READ_BYTES} bytes. Split it into subplans"
+            )
+        return WrittenPlan(text=decode(place.read_bytes(), name=asked.file)), asked.file
+
+    def _prompts_of(self, scope: PlanScope, text: str) -> str:
+        """Return the version of the prompts where a model wrote this text for a run before: it stays the model's."""
+        workspace = Path(scope.workspace)
+        records, store = open_file_records(workspace), self._ports.stores(workspace)
+        for number in itertools.count(1):
+            known = records.kept(scope.episode_id, revision_fact_name(number), RevisionFact)
+            if known is None:
+                break
+            with contextlib.suppress(ArtifactMissingError):
+                stored = get_model(store, known.plan, StoredPlan)
+                if stored.prompts_sha256 and stored.source == text:
+                    return stored.prompts_sha256
+        return ""
+
+
+def _author(written: WrittenPlan) -> str:
+    return f"planner ({written.model})" if written.model else ""
+
+
+def check_plan(source: str, name: str, capabilities: frozenset[str]) -> tuple[ReadPlan, tuple[str, ...]]:
+    """Read and check a plan; return it with its warnings.
+
+    Raises:
+        PlanError: it is wrong.
+    """
+    read, problems = check_text(source, name=name, capabilities=capabilities)
+    wrong = tuple(problem for problem in problems if problem.is_error)
+    if read is None or wrong:
+        raise PlanError(wrong[:PROBLEMS_LIMIT])
+    return read, tuple(str(problem) for problem in problems)

@@ -1,1 +1,0 @@
-"""From the text of a plan to a stored revision."""

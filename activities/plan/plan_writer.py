@@ -1,0 +1,227 @@
+"""Plans written by a model, for a goal or because steps failed, within bounds that the model cannot widen."""
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from activities.model.asking import Asker, Question, Unusable
+from activities.model.client import WITHHELD, AnswerSchema, ModelService, Prompts
+from activities.plan.port import WrittenPlan
+from activities.plan.requests import PlanScope, RevisePlanRequest
+from activities.plan.runners.model import strict
+from activities.workspace.folders import root_of
+from activities.workspace.user_repository import list_files
+from tightloop.errors import InvalidRequestError, PlanError, PlannerError
+from tightloop.plan.child import StepStatus
+from tightloop.plan.document.plan import Plan, PlanBudget, Policy
+from tightloop.plan.document.step import Capability, Step
+from tightloop.plan.engine.revision import diff_plans, find_refusals
+from tightloop.plan.guard import Caution, confined, evaded, objections, revised, under
+from tightloop.plan.request import PlanRequest
+from tightloop.plan.text.reading import read_plan
+from tightloop.plan.text.writing import write_plan
+from tightloop.plan.validation.validate import validate
+from tightloop.safety.drift import PromptPrivacy
+
+PROMPTS = Path(__file__).parent / "prompts"
+FILES_LIMIT = 5_000
+RATIONALE_CHARACTERS = 2_000
+_TEXT = {"type": "string"}
+_PLAN = {"rationale": _TEXT, "plan": _TEXT}
+_REVISION = {"rationale": _TEXT, "keep": {"type": "array", "items": _TEXT}, "plan": _TEXT}
+SCHEMA = AnswerSchema("plan", strict({"type": "object", "properties": _PLAN}))
+REVISION_SCHEMA = AnswerSchema("revision", strict({"type": "object", "properties": _REVISION}))
+PLAN_SHARE = 0.4
+"""Of a prompt's characters, for the text of a plan; of one that needs more only the outline is shown."""
+EXAMPLE = '{"rationale": "...", "plan": "id: fix\\nsteps:\\n  - id: test\\n    shell: {run: pytest -q}\\n"}'
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannerOptions:
+    """How plans are written."""
+
+    service: ModelService
+    caution: Caution
+    prompt_privacy_of: Callable[[str], PromptPrivacy] = lambda _workspace: PromptPrivacy.FULL
+    capabilities: frozenset[str] = frozenset(one.value for one in Capability)
+    enabled: bool = False
+    """The setting `plans.agent_planning`."""
+
+
+class ModelPlanWriter:
+    """Asks a model for plans; wrong ones are sent back with what is wrong, a bounded number of times."""
+
+    def __init__(self, planning: PlannerOptions) -> None:
+        """Take the settings; nothing is opened before the first question."""
+        self._planning = planning
+        self._asker = Asker(planning.service)
+        self._prompts = Prompts(PROMPTS, context_characters=planning.service.context_characters)
+
+    @property
+    def available(self) -> bool:
+        """Whether it may be asked."""
+        return self._planning.enabled and self._planning.service.configured
+
+    def write(self, scope: PlanScope, request: PlanRequest) -> WrittenPlan:
+        """Write a plan for a goal; see the port."""
+        self._check("write a plan for a goal")
+        prompt_privacy = self._planning.prompt_privacy_of(scope.workspace)
+        paths = {os.fsencode(path).decode("utf-8", "backslashreplace") for path in list_files(root_of(scope))}
+        ordered = sorted(paths, key=lambda path: (path.count("/"), path))[:FILES_LIMIT]
+        prompt = self._prompts.render(
+            "goal.md",
+            bounds=self._bounds(),
+            # Of a list that is too long a prompt keeps the end: here the files nearest to the top folder.
+            files=ordered[::-1],
+            withheld=prompt_privacy is PromptPrivacy.SUMMARY,
+            inputs={name: str(value) for name, value in request.inputs.items()},
+            goal=request.goal,
+        )
+
+        def read(value: dict[str, Any]) -> tuple[Plan, str]:
+            plan, why = self._read(value, None)
+            return confined(plan, self._planning.caution), why
+
+        return self._asked(prompt, prompt_privacy, read)
+
+    def revise(self, request: RevisePlanRequest, plan: Plan) -> WrittenPlan:
+        """Write the next revision; see the port."""
+        self._check("change a plan")
+        prompt_privacy = self._planning.prompt_privacy_of(request.scope.workspace)
+        wanted = "\n".join(part for part in (request.rationale, request.trouble) if part)
+        prompt = self._prompts.render(
+            "revise.md",
+            bounds=self._bounds(),
+            plan=self._shown(plan, prompt_privacy, request.statuses),
+            fixed=sorted(request.fixed) or ["none"],
+            statuses=[f"{step}: {status}" for step, status in request.statuses.items()] or ["none"],
+            trouble=WITHHELD if prompt_privacy is PromptPrivacy.SUMMARY and wanted else wanted,
+        )
+
+        def read(value: dict[str, Any]) -> tuple[Plan, str]:
+            written, why = self._read(value, plan, request.fixed)
+            new = revised(written, plan, self._planning.caution)
+            found = find_refusals(diff_plans(plan, new), fixed=request.fixed, running=request.busy)
+            problems = [*found, *evaded(new, plan)]
+            if new.steps == plan.steps:
+                problems.append("nothing is different: what failed would fail again")
+            if problems:
+                raise Unusable(*problems)
+            return new, why
+
+        return self._asked(prompt, prompt_privacy, read, REVISION_SCHEMA)
+
+    def _shown(self, plan: Plan, prompt_privacy: PromptPrivacy, statuses: Mapping[str, str]) -> str:
+        """Return the plan's text; where that is too long or may not be sent, its outline and the steps that failed."""
+        # Without policy and budget, which the prompt tells the model not to write.
+        whole = write_plan(plan.evolve(policy=Policy(), budget=PlanBudget()))
+        if (
+            prompt_privacy is not PromptPrivacy.SUMMARY
+            and len(whole) <= self._planning.service.context_characters * PLAN_SHARE
+        ):
+            return whole
+        outline = [_outline(step) for step in plan.steps]
+        failed = [step for step in plan.steps if statuses.get(step.id) == StepStatus.FAILED]
+        if prompt_privacy is PromptPrivacy.SUMMARY or not failed:
+            return "\n".join(outline)
+        return write_plan(Plan(id=plan.id, steps=tuple(failed))) + "\nAll steps:\n" + "\n".join(outline)
+
+    def _check(self, what: str) -> None:
+        if not self._planning.enabled:
+            raise InvalidRequestError(
+                f"a model must not {what}: the setting plans.agent_planning is off. Set it to true for the worker "
+                "(TIGHTLOOP_PLANS__AGENT_PLANNING=true), or give the plan as text or file"
+            )
+        if not self._planning.service.configured:
+            raise InvalidRequestError(
+                f"no model can {what}: the worker has no key. Set OPENAI_API_KEY (or the variable that "
+                "planner.api_key_env names), or planner.base_url for a service of your own, and restart the worker"
+            )
+
+    def _bounds(self) -> Mapping[str, Any]:
+        caution = self._planning.caution
+        policy = caution.policy
+        return {
+            "steps": caution.max_steps,
+            "write": policy.write,
+            "protect": policy.protect,
+            "network": policy.network,
+            "allowed": [rule.match for rule in policy.commands if rule.verdict == "allow"],
+            "capabilities": sorted(self._planning.capabilities),
+        }
+
+    def _read(self, value: dict[str, Any], old: Plan | None, fixed: tuple[str, ...] = ()) -> tuple[Plan, str]:
+        """Return the plan in an answer; `old` is the revision before, of which `fixed` steps stay in any case.
+
+        Raises:
+            Unusable: the plan may not run; with line and column of what is wrong.
+        """
+        try:
+            read = read_plan(str(value.get("plan") or ""), name="plan")
+        except PlanError as error:
+            raise Unusable(*map(str, error.problems)) from error
+        whole = read.plan if old is None else _with_kept(read.plan, old, (*_texts(value.get("keep")), *fixed))
+        read = replace(read, plan=under(whole, old, self._planning.caution))
+        wrong = [one for one in validate(read, capabilities=self._planning.capabilities) if one.is_error]
+        if wrong:
+            raise Unusable(*map(str, wrong))
+        if problems := objections(read.plan, self._planning.caution, old):
+            raise Unusable(*problems)
+        return read.plan, str(value.get("rationale") or "")[:RATIONALE_CHARACTERS]
+
+    def _asked(
+        self,
+        prompt: str,
+        prompt_privacy: PromptPrivacy,
+        read: Callable[[dict[str, Any]], tuple[Plan, str]],
+        schema: AnswerSchema = SCHEMA,
+    ) -> WrittenPlan:
+        question = Question(self._prompts.render("plan.md"), prompt, schema, EXAMPLE, prompt_privacy)
+        try:
+            # A thread of the worker, which has no event loop.
+            exchange = asyncio.run(self._asker.ask(question, read))
+        except PlannerError as error:
+            return WrittenPlan(problem=error.message, calls=1)
+        paid = WrittenPlan(
+            usage=exchange.usage,
+            calls=exchange.asked,
+            model=exchange.model,
+            transcript=exchange.transcript,
+            prompts_sha256=self._prompts.sha256,
+        )
+        if exchange.value is None:
+            refusal = f"model {exchange.model} refuses to plan: {exchange.refusal}" if exchange.refusal else ""
+            return replace(paid, problem=refusal or exchange.failure)
+        plan, why = exchange.value
+        return replace(paid, text=write_plan(plan), rationale=why)
+
+
+def _with_kept(plan: Plan, old: Plan, keep: tuple[str, ...]) -> Plan:
+    """Return the plan with the steps of the old one that it keeps and does not write itself.
+
+    Raises:
+        Unusable: it keeps a step that is not there.
+    """
+    known = {step.id: step for step in old.steps}
+    # A step that was made from a template stands for it.
+    made = {name: name.rstrip("0123456789") + "*" for name in keep if name not in known}
+    if unknown := [name for name, template in made.items() if template not in known]:
+        raise Unusable(*(f"`keep` names {name!r}, which is not a step of the plan" for name in unknown))
+    own = {step.id for step in plan.steps}
+    wanted = {*keep, *made.values()}
+    kept = tuple(step for step in old.steps if step.id in wanted and step.id not in own)
+    # Behind its own, whose places in the text stay right.
+    return plan.evolve(steps=(*plan.steps, *kept))
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
+
+
+def _outline(step: Step) -> str:
+    needs = f" needs {', '.join(step.needs)}" if step.needs else ""
+    after = f" on failure {step.on_failure.to}" if step.on_failure is not None else ""
+    return f"- {step.id} ({step.capability.value}): {step.title or step.kind.value}{needs}{after}"

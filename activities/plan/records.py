@@ -1,0 +1,376 @@
+"""Records of steps, and the report of a plan."""
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from activities.artifacts.port import FULL, ArtifactStore, get_model, put_model, write_durably
+from activities.plan.plan_cache import LoadedPlan
+from activities.plan.requests import ClosePlanRequest
+from tightloop.episode.check import CheckReport
+from tightloop.errors import ArtifactCorruptError, StorageFullError
+from tightloop.host import diff_command, private_folder, state_folder
+from tightloop.plan.child import StepRecord, StepStatus
+from tightloop.plan.document.plan import Plan
+from tightloop.plan.request import PlanOutcome
+from tightloop.plan.stored import DRY_RUN, PlanArchive, file_name
+from tightloop.question import Answer
+from tightloop.value import Value, abridge, shorten
+from tightloop.value.artifact import ArtifactRef
+from tightloop.value.scrub import scrub
+
+LINES_SHOWN = 200
+LINE_CHARACTERS = 800
+_SETTLED = frozenset({StepStatus.SKIPPED.value, StepStatus.COMPENSATED.value, StepStatus.RECOVERED.value})
+"""Statuses of steps that are not completed and that nobody has to look after."""
+
+
+def render_hand_off(archive: PlanArchive, plan: Plan, records: Sequence[StepRecord], workspace: Path) -> str:
+    """Return Markdown: how it ended, what was done, what is open, who decided what, where everything is."""
+    titles = {step.id: step.title or step.id for step in plan.steps}
+    done = [record for record in records if record.result.status is StepStatus.COMPLETED and not record.undone]
+    places = ["records of all attempts: the folder `steps` beside this note"]
+    if archive.base_tree and archive.tree:
+        places.append(f"the whole change: {diff_command(workspace, archive.base_tree, archive.tree)}")
+    parts = [
+        f"# {archive.title}: {archive.outcome.value.lower()}",
+        archive.reason,
+        section("Steps", [f"{status}: {count}" for status, count in sorted(archive.counts.items())]),
+        section("Done", [_line(record, titles) for record in done]),
+        section("Open", _steps(archive, titles, settled=False)),
+        section("Left out, taken back or done otherwise", _steps(archive, titles, settled=True)),
+        section(
+            "Decisions", [describe_answer(step, answer) for step, given in archive.answers.items() for answer in given]
+        ),
+        section("Outputs", [f"{name}: {shorten(str(value), 200)}" for name, value in archive.artifacts.items()]),
+        section("Assumptions", plan.assumptions),
+        section("Risks", plan.risks),
+        section("Where to look", places),
+    ]
+    return scrub("\n\n".join(part for part in parts if part) + "\n")
+
+
+def render_postmortem(archive: PlanArchive, plan: Plan, records: Sequence[StepRecord]) -> str | None:
+    """Return Markdown on what failed and what followed; None where nothing failed."""
+    failed = [record for record in records if record.result.status is StepStatus.FAILED]
+    taken_back = [record for record in records if record.undone]
+    if not failed and archive.outcome is PlanOutcome.COMPLETED:
+        return None
+    titles = {step.id: step.title or step.id for step in plan.steps}
+    evidence = [
+        f"{note.hypothesis}: {note.verdict} ({note.strength}), by {record.step}. {note.note}"
+        for record in records
+        for note in record.result.evidence
+    ]
+    parts = [
+        f"# Postmortem: {archive.title}",
+        f"The plan ended as {archive.outcome.value.lower()}" + (f": {archive.reason}" if archive.reason else "."),
+        section("What failed", [_failure(record, titles) for record in failed]),
+        section("What was taken back", [_line(record, titles) for record in taken_back]),
+        section("Evidence", evidence),
+        section("Revisions", [f"{len(archive.revisions)} in all"] if len(archive.revisions) > 1 else []),
+        section("Left open", _steps(archive, titles, settled=False)),
+    ]
+    return scrub("\n\n".join(part for part in parts if part) + "\n")
+
+
+def _steps(archive: PlanArchive, titles: dict[str, str], *, settled: bool) -> list[str]:
+    rows = ((step, at) for step, at in sorted(archive.statuses.items()) if (at in _SETTLED) is settled)
+    return [f"{titles.get(step, step)} ({step}): {at}" for step, at in rows]
+
+
+def section(title: str, lines: Iterable[str], limit: int = LINES_SHOWN) -> str:
+    """Return a heading with a list below it, or "" for an empty list; of a long one the beginning is shown."""
+    items = list(lines)
+    if not items:
+        return ""
+    shown = [f"- {abridge(' '.join(line.split()), LINE_CHARACTERS)}" for line in items[:limit]]
+    more = [f"- and {len(items) - limit} more"] if len(items) > limit else []
+    return "\n".join([f"## {title}", "", *shown, *more])
+
+
+def _line(record: StepRecord, titles: dict[str, str]) -> str:
+    title = titles.get(record.step, record.step)
+    name = title if title == record.step else f"{title} ({record.step})"
+    return f"{name}: {record.result.summary}" if record.result.summary else name
+
+
+def _failure(record: StepRecord, titles: dict[str, str]) -> str:
+    failure = record.result.failure
+    why = f"{failure.failure_class.value}: {failure.reason}" if failure is not None else "no reason is known"
+    at = f", {record.ended:%Y-%m-%d %H:%M:%S} UTC" if record.ended is not None else ""
+    return f"{titles.get(record.step, record.step)} ({record.step}), attempt {record.attempt}{at}: {why}"
+
+
+def describe_answer(step: str, answer: Answer) -> str:
+    """Return who decided what at a step."""
+    return f"{step}: {answer.option} by {answer.by}. {answer.text}".rstrip()
+
+
+# A record that was replaced is `0001.<part of its hash>.json`.
+_CURRENT = re.compile(r"\d+\.json")
+_ANY = re.compile(r".*")
+_BEGINNING = datetime.min.replace(tzinfo=UTC)
+RUN_START = "begun"
+M = TypeVar("M", bound=BaseModel)
+
+
+class RunStart(Value):
+    """When the newest run of a plan began."""
+
+    at: datetime
+
+
+class RevisionFact(Value):
+    """Where a revision is stored."""
+
+    plan: ArtifactRef
+
+
+def revision_fact_name(number: int) -> str:
+    """Return the name under which the place of a revision is kept."""
+    return f"revision-{number:04d}"
+
+
+class FileRecords:
+    """Keeps records below one folder; safe for many threads and processes at once.
+
+    What reads a record raises `ArtifactCorruptError` where one is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Use `folder`, which is made with the first record."""
+        self._folder = folder
+
+    def put(self, record: StepRecord) -> str:
+        """Store a record durably (fsync, then rename) and return its sha256. An equal record is harmless.
+
+        Raises:
+            StorageFullError: no room is left; nothing was written.
+        """
+        content = record.evolve(undone=False).model_dump_json().encode()
+        path = self._path(record.plan_id, record.step, record.attempt)
+        with contextlib.suppress(FileNotFoundError):
+            old = path.read_bytes()
+            if old != content:
+                _write(path.with_suffix(f".{_digest(old)[:12]}.json"), old)
+        _write(path, content)
+        return _digest(content)
+
+    def attempt(self, plan_id: str, step: str, attempt: int) -> StepRecord | None:
+        """Return the record of one attempt."""
+        return _read(self._path(plan_id, step, attempt))
+
+    def latest(self, plan_id: str, step: str) -> StepRecord | None:
+        """Return the newest completed attempt of this run that was not undone: what references read."""
+        since = self._begun(plan_id)
+        found = [record for record in self._completed(plan_id, step, _CURRENT) if not record.undone]
+        return max((record for record in found if _end(record)[0] >= since), key=_end, default=None)
+
+    def same(self, plan_id: str, step: str, inputs_sha256: str) -> StepRecord | None:
+        """Return the newest completed attempt of any run with these inputs; None where it was undone."""
+        found = self._completed(plan_id, step, _ANY)
+        newest = max((record for record in found if record.inputs_sha256 == inputs_sha256), key=_end, default=None)
+        return None if newest is None or newest.undone else newest
+
+    def all(self, plan_id: str) -> tuple[StepRecord, ...]:
+        """Return all records of a plan, also replaced ones, in the order of their ends."""
+        folder = self._plan(plan_id) / "steps"
+        steps = sorted(folder.iterdir()) if folder.is_dir() else []
+        found = (_read(path) for step in steps for path in _files(step))
+        return tuple(sorted((record for record in found if record is not None), key=_end))
+
+    def of_this_run(self, plan_id: str) -> tuple[StepRecord, ...]:
+        """Return the records that were made since the plan began, in the order of their ends."""
+        since = self._begun(plan_id)
+        return tuple(record for record in self.all(plan_id) if _end(record)[0] >= since)
+
+    def mark_undone(self, plan_id: str, step: str, attempt: int) -> None:
+        """Note that an attempt was compensated. Idempotent."""
+        path = self._path(plan_id, step, attempt)
+        if path.exists():
+            marked = {*_undone(path), _digest(path.read_bytes())}
+            _write(path.with_suffix(".undone"), "\n".join(sorted(marked)).encode())
+
+    def keep(self, plan_id: str, name: str, model: BaseModel) -> None:
+        """Keep a small fact of a plan under a name, durably; the newest one counts.
+
+        Raises:
+            StorageFullError: no room is left; nothing was written.
+        """
+        _write(self._fact(plan_id, name), model.model_dump_json().encode())
+
+    def kept(self, plan_id: str, name: str, kind: type[M]) -> M | None:
+        """Return what `keep` was given last."""
+        path = self._fact(plan_id, name)
+        try:
+            return kind.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValidationError as error:
+            raise _corrupt(path) from error
+
+    def leave_note(self, plan_id: str, name: str, text: bytes) -> None:
+        """Write a text for people into the folder of a plan.
+
+        Raises:
+            StorageFullError: no room is left; nothing was written.
+        """
+        _write(self._plan(plan_id) / name, text)
+
+    def _begun(self, plan_id: str) -> datetime:
+        begun = self.kept(plan_id, RUN_START, RunStart)
+        return begun.at if begun is not None else _BEGINNING
+
+    def _completed(self, plan_id: str, step: str, names: re.Pattern[str]) -> Iterator[StepRecord]:
+        folder = self._plan(plan_id) / "steps" / file_name(step)
+        found = (_read(path) for path in _files(folder) if names.fullmatch(path.name))
+        return (record for record in found if record is not None and _counts(record))
+
+    def _plan(self, plan_id: str) -> Path:
+        return self._folder / file_name(plan_id)
+
+    def _path(self, plan_id: str, step: str, attempt: int) -> Path:
+        return self._plan(plan_id) / "steps" / file_name(step) / f"{attempt:04d}.json"
+
+    def _fact(self, plan_id: str, name: str) -> Path:
+        return self._plan(plan_id) / "facts" / f"{file_name(name)}.json"
+
+
+def open_file_records(workspace: Path) -> FileRecords:
+    """Return the records of the project in `workspace`."""
+    return FileRecords(state_folder(workspace) / "plans")
+
+
+def record_digest(record: StepRecord) -> str:
+    """Return the hash under which a record is known: of its JSON, as `put` writes it."""
+    return _digest(record.evolve(undone=False).model_dump_json().encode())
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    if folder.is_dir():
+        # `write_durably` gives its unfinished files a name that begins with a dot.
+        yield from sorted(path for path in folder.iterdir() if path.suffix == ".json" and path.name[0] != ".")
+
+
+def _read(path: Path) -> StepRecord | None:
+    try:
+        content = path.read_bytes()
+        record = StepRecord.model_validate_json(content)
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise _corrupt(path) from error
+    return record.evolve(undone=_digest(content) in _undone(path))
+
+
+def _undone(path: Path) -> list[str]:
+    """Return the hashes of the records of an attempt that were taken back; replaced ones have the same mark."""
+    try:
+        return path.with_name(f"{path.name[:4]}.undone").read_text().split()
+    except FileNotFoundError:
+        return []
+
+
+def _counts(record: StepRecord) -> bool:
+    return record.result.status is StepStatus.COMPLETED and record.inputs_sha256 != DRY_RUN
+
+
+def _end(record: StepRecord) -> tuple[datetime, str, int]:
+    return record.ended or _BEGINNING, record.step, record.attempt
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _corrupt(path: Path) -> ArtifactCorruptError:
+    return ArtifactCorruptError(f"{path} is damaged: not a valid step record. Restore it from a backup, or remove it")
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        private_folder(path.parent)
+        write_durably(path, content)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise StorageFullError(
+            f"no room for {len(content)} bytes in {path.parent}: {error.strerror}. Free space there, then resume"
+        ) from error
+
+
+class ChecksFact(Value):
+    """Where the last report on the definition of done is stored."""
+
+    report: ArtifactRef
+
+
+CHECKS_FACT = "definition-of-done"
+
+
+def store_account(
+    request: ClosePlanRequest, loaded: LoadedPlan, records: FileRecords, store: ArtifactStore
+) -> ArtifactRef:
+    """Store the account of a plan, write its hand-off note, and return the reference of the account."""
+    scope = request.scope
+    every, now = records.all(scope.episode_id), records.of_this_run(scope.episode_id)
+    lines = b"".join(record.model_dump_json().encode() + b"\n" for record in every)
+    found: dict[str, dict[Answer, None]] = {}
+    for record in now:
+        if record.answers:
+            found.setdefault(record.step, {}).update(dict.fromkeys(record.answers))
+    names = map(revision_fact_name, range(1, scope.revision + 1))
+    revisions = (records.kept(scope.episode_id, name, RevisionFact) for name in names)
+    archive = PlanArchive(
+        plan_id=scope.episode_id,
+        title=loaded.plan.title or loaded.plan.id,
+        outcome=request.outcome,
+        reason=request.reason,
+        closed=datetime.now(UTC),
+        base_tree=scope.base_tree,
+        tree=request.expected_tree,
+        counts=request.counts,
+        statuses=request.statuses,
+        revisions=tuple(revision.plan for revision in revisions if revision is not None),
+        records=store.put(lines, name="step records", media_type="application/jsonl"),
+        answers={step: tuple(answers) for step, answers in found.items()},
+        checks=_checks(request, records, store),
+        artifacts=_declared(loaded, records, scope.episode_id),
+    )
+    note = render_hand_off(archive, loaded.plan, now, Path(scope.workspace)).encode()
+    archive = archive.evolve(hand_off=store.put(note, name="hand-off note", media_type="text/markdown"))
+    if (story := render_postmortem(archive, loaded.plan, now)) is not None:
+        postmortem = store.put(story.encode(), name="postmortem", media_type="text/markdown")
+        archive = archive.evolve(postmortem=postmortem)
+    # Where a person finds it without a program.
+    records.leave_note(scope.episode_id, "hand-off.md", note)
+    return put_model(store, archive, name="plan account")
+
+
+def _checks(request: ClosePlanRequest, records: FileRecords, store: ArtifactStore) -> ArtifactRef | None:
+    """Return the report on the tree that the plan leaves; one on another tree is of a run before."""
+    fact = records.kept(request.scope.episode_id, CHECKS_FACT, ChecksFact)
+    if fact is None or get_model(store, fact.report, CheckReport).tree != request.expected_tree:
+        return None
+    return fact.report
+
+
+def _declared(loaded: LoadedPlan, records: FileRecords, plan_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for declared in loaded.plan.artifacts:
+        record = records.latest(plan_id, declared.from_step)
+        name = declared.output or declared.name
+        if record is not None and name in record.outputs:
+            found[declared.name] = record.outputs[name]
+        elif record is not None and name in record.artifacts:
+            found[declared.name] = {"artifact": record.artifacts[name].model_dump(mode="json")}
+        else:
+            found[declared.name] = {"missing": f"step {declared.from_step!r} left no {name!r}"}
+    return found

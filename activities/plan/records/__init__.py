@@ -1,1 +1,0 @@
-"""What a plan leaves on disk."""

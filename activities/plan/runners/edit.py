@@ -1,0 +1,248 @@
+"""Steps that edit files."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from activities.plan.attempts.runner import fail_step
+from activities.plan.files import read_file, resolve_path
+from activities.plan.port import RunnerResult, Work
+from activities.workspace.folders import root_of, store_folder_of
+from activities.workspace.git_command import Git, Outcome, split_z
+from activities.workspace.ownership import write_atomically
+from activities.workspace.plain_git import store_git
+from activities.workspace.scope import EpisodeScope
+from tightloop.errors import InvalidRequestError
+from tightloop.plan.document.action import EditAction, FileEdit
+from tightloop.plan.language.reference import as_text, is_one_reference
+from tightloop.value import counted
+
+PATCH_BYTES = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A diff for one working tree."""
+
+    git: Git
+    text: bytes
+    paths: tuple[str, ...]
+    applied: bool
+    """The files are already as the diff makes them."""
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """Paths that applying it changes."""
+        return () if self.applied else self.paths
+
+    def check(self) -> None:
+        """Raise if it cannot be applied.
+
+        Raises:
+            InvalidRequestError: it does not fit; the message names the first place.
+        """
+        if not self.applied:
+            _refuse(_apply_hunk(self.git, self.text, "--check"))
+
+    def apply(self) -> None:
+        """Apply it; raises as `check` does, and then has changed nothing."""
+        if not self.applied:
+            _refuse(_apply_hunk(self.git, self.text))
+
+
+def patch_of(scope: EpisodeScope, text: bytes) -> Patch:
+    """Read a diff.
+
+    Raises:
+        InvalidRequestError: it is not a diff, too large, or changes a path that no step may touch.
+    """
+    if len(text) > PATCH_BYTES:
+        raise InvalidRequestError(f"the diff has {len(text)} bytes, more than {PATCH_BYTES}. Split it")
+    # Without the last line end git calls the diff corrupt.
+    text = text if text.endswith(b"\n") else text + b"\n"
+    git = store_git(store_folder_of(scope), root_of(scope))
+    found: set[bytes] = set()
+    # A rename is listed under its new name, and in reverse under its old one.
+    for direction in ((), ("--reverse",)):
+        listed = _apply_hunk(git, text, "--numstat", "-z", *direction)
+        if listed.code != 0:
+            raise InvalidRequestError(f"the diff cannot be read: {listed.error}. Write it as 'git diff' does")
+        found |= {line.split(b"\t", 2)[2] for line in split_z(listed.out)}
+    paths = tuple(sorted(path.decode("utf-8", "surrogateescape") for path in found))
+    for path in paths:
+        resolve_path(root_of(scope), path)
+    # What fits backwards and not forwards is there already.
+    fits = _apply_hunk(git, text, "--check").code == 0
+    return Patch(git, text, paths, not fits and _apply_hunk(git, text, "--check", "--reverse").code == 0)
+
+
+def _apply_hunk(git: Git, text: bytes, *options: str) -> Outcome:
+    return git.attempt("apply", "--whitespace=nowarn", *options, "-", stdin=text)
+
+
+def _refuse(outcome: Outcome) -> None:
+    if outcome.code != 0:
+        raise InvalidRequestError(
+            f"the diff does not fit the files, nothing was changed: {outcome.error}. Make it again from these files"
+        )
+
+
+NEW_FILE_MODE = 0o644
+_CRLF = b"\r\n"
+
+
+@dataclass
+class Draft:
+    """Files before and after the edits: their bytes, or None for a missing file."""
+
+    root: Path
+    before: dict[str, bytes | None] = field(default_factory=dict)
+    after: dict[str, bytes | None] = field(default_factory=dict)
+
+    def content(self, path: str) -> bytes | None:
+        """Return the content of a file as the edits before have made it."""
+        if path not in self.after:
+            place = resolve_path(self.root, path)
+            if place.is_symlink() or place.is_dir():
+                kind = "a link" if place.is_symlink() else "a folder"
+                raise InvalidRequestError(f"{path!r} is {kind}: only regular files are edited")
+            self.before[path] = self.after[path] = read_file(self.root, path)
+        return self.after[path]
+
+    @property
+    def changes(self) -> Mapping[str, bytes | None]:
+        """Files that become different."""
+        return {path: content for path, content in self.after.items() if content != self.before[path]}
+
+    def diff(self) -> str:
+        """Return the changes for a person."""
+        return "\n".join(_diff(path, self.before[path], content) for path, content in self.changes.items())
+
+    def write(self) -> None:
+        """Bring the changes to disk; files keep their mode. The caller undoes them should it fail in between."""
+        for path, content in self.changes.items():
+            place = resolve_path(self.root, path)
+            if content is None:
+                place.unlink(missing_ok=True)
+                continue
+            mode = place.stat().st_mode & 0o7777 if place.exists() else NEW_FILE_MODE
+            write_atomically(place, content)
+            place.chmod(mode)
+
+
+class EditRunner:
+    """Runs edit steps."""
+
+    def preview(self, work: Work) -> str:
+        """Return the whole change as a unified diff."""
+        draft, patch = _drafted(work)
+        if patch is not None and not draft.changes:
+            patch.check()
+        parts = (draft.diff(), patch.text.decode("utf-8", "replace") if patch is not None and not patch.applied else "")
+        return "\n".join(filter(None, parts)) or "nothing: the files are already right"
+
+    def run(self, work: Work) -> RunnerResult:
+        """Make the change; see the port. Files that are already right are fine."""
+        if work.tree is None:
+            return fail_step("an edit changes the tree: leave out 'access', or set it to 'writes'")
+        draft, patch = _drafted(work)
+        if patch is not None and not draft.changes:
+            patch.check()
+        draft.write()
+        if patch is not None:
+            # Read again: whether the diff fits may depend on the edits before it.
+            patch = patch_of(work.scope, patch.text) if draft.changes else patch
+            patch.apply()
+        paths = sorted({*draft.changes, *(patch.changed if patch is not None else ())})
+        return RunnerResult(
+            outputs={"paths": paths, "changed": bool(paths)},
+            command=f"edit {', '.join(paths)}" if paths else "edit nothing",
+            summary=f"{counted(len(paths), 'file')} changed" if paths else "nothing to do: the files are already right",
+        )
+
+
+def _drafted(work: Work) -> tuple[Draft, Patch | None]:
+    action = work.action(EditAction)
+    if not (action.files or action.diff):
+        raise InvalidRequestError(f"step {work.step.id!r} edits nothing: give 'files' or 'diff'")
+    draft = Draft(work.root)
+    files = [work.resolve(edit.model_dump(exclude_unset=True)) for edit in action.files]
+    texts = [{name: value if name == "delete" else as_text(value) for name, value in file.items()} for file in files]
+    # One spelling of each path: two edits of one file must not be worked out apart from each other.
+    for edit in EditAction.model_validate({"files": [{**file, "path": _plain(file["path"])} for file in texts]}).files:
+        _apply(draft, edit)
+    if not action.diff.strip():
+        return draft, None
+    # Otherwise a diff is taken literally: what looks like a reference in it is the content of a file.
+    text = str(work.resolve(action.diff.strip())) if is_one_reference(action.diff) else action.diff
+    return draft, patch_of(work.scope, text.encode("utf-8", "surrogateescape"))
+
+
+def _plain(path: str) -> str:
+    return path if path.startswith("/") else str(PurePosixPath(path)) if path else path
+
+
+def _apply(draft: Draft, edit: FileEdit) -> None:
+    ways = [name for name, asked in (("search", edit.search), ("delete", edit.delete)) if asked]
+    ways += ["content"] if edit.content is not None else []
+    if len(ways) != 1:
+        raise InvalidRequestError(
+            f"the edit of {edit.path!r} says {' and '.join(ways) or 'nothing'}: give one of search, content, delete"
+        )
+    old = draft.content(edit.path)
+    if edit.delete:
+        draft.after[edit.path] = None
+    elif edit.content is not None:
+        draft.after[edit.path] = edit.content.encode()
+    elif old is None:
+        raise InvalidRequestError(f"{edit.path!r} is not there, so nothing in it can be replaced. Give its 'content'")
+    else:
+        draft.after[edit.path] = _replaced(old, edit)
+
+
+def _replaced(old: bytes, edit: FileEdit) -> bytes:
+    """Return a file with the one place replaced; unchanged if it is done already.
+
+    Raises:
+        InvalidRequestError: the text occurs not at all, or more than once.
+    """
+    # How git tells a binary file: a zero byte within the first 8 000 bytes.
+    if b"\0" in old[:8_000]:
+        raise InvalidRequestError(f"{edit.path!r} is a binary file: replace it as a whole, or by a script")
+    search, new = edit.search.encode(), edit.replace.encode()
+    # A plan's text has plain line ends. A file that has CRLF throughout keeps them.
+    if _CRLF in old and old.count(b"\n") == old.count(_CRLF) and _CRLF not in search:
+        search, new = search.replace(b"\n", _CRLF), new.replace(b"\r\n", b"\n").replace(b"\n", _CRLF)
+    places = _places(old, search)
+    # Where the replacement contains the searched text, an edit that is done must not be found again.
+    if search in new and new != search:
+        done = _places(old, new)
+        places = [at for at in places if not any(start <= at < start + len(new) for start in done)]
+    if len(places) == 1:
+        return old[: places[0]] + new + old[places[0] + len(search) :]
+    if not places and new and new in old:
+        return old
+    found = counted(len(places), "time") if places else "nowhere"
+    advice = "Take more of the lines around it" if places else "Copy it exactly, with its blanks"
+    raise InvalidRequestError(
+        f"{edit.path!r} holds the searched text {found}, it must be exactly once: {edit.search[:80]!r}. {advice}"
+    )
+
+
+def _places(text: bytes, part: bytes) -> list[int]:
+    """Return where a text occurs, overlapping places included."""
+    found, at = [], text.find(part)
+    while at >= 0:
+        found.append(at)
+        at = text.find(part, at + 1)
+    return found
+
+
+def _diff(path: str, old: bytes | None, new: bytes | None) -> str:
+    if b"\0" in (old or b"") or b"\0" in (new or b""):
+        return f"binary file {path} changes from {len(old or b'')} to {len(new or b'')} bytes"
+    before, after = ((side or b"").decode("utf-8", "replace").splitlines(keepends=True) for side in (old, new))
+    names = ("/dev/null" if old is None else f"a/{path}", "/dev/null" if new is None else f"b/{path}")
+    lines = difflib.unified_diff(before, after, *names)
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)

@@ -1,0 +1,469 @@
+"""Steps that fetch web pages."""
+
+import hashlib
+import html
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from pydantic import ValidationError
+
+from activities.plan.attempts.runner import fail_step, make_failure
+from activities.plan.port import RunnerResult, Work
+from activities.plan.runners.request import WebAnswer, WebError, WebRequest, send
+from activities.workspace.folders import state_folder_of
+from activities.workspace.ownership import write_atomically
+from tightloop.plan.child import StepFailure
+from tightloop.plan.commands import judge_url
+from tightloop.plan.document.action import HttpAction
+from tightloop.plan.document.failing import FailureClass
+from tightloop.value import Value, counted, shorten
+from tightloop.value.artifact import ArtifactRef
+
+DOCUMENTS_LIMIT = 5_000
+"""How many documents a search looks at, the newest ones."""
+
+
+class CachedDocument(Value):
+    """Where a document came from."""
+
+    url: str
+    """As it was asked for."""
+    final_url: str
+    fetched_at: datetime
+    """When the service last said that this is the content."""
+    sha256: str
+    media_type: str = ""
+    """With `charset` where it was told."""
+    size: int = 0
+    title: str = ""
+    etag: str = ""
+    last_modified: str = ""
+
+
+class WebCache:
+    """The folder `cache` in the state folder of a project. Thread-safe; a damaged entry counts as missing."""
+
+    def __init__(self, state_folder: Path) -> None:
+        """Use the cache of the project with this state folder; it is made with the first document."""
+        self._folder = state_folder / "cache"
+
+    def find(self, url: str) -> CachedDocument | None:
+        """Return what is known of a URL, if its content is there and whole."""
+        document = _read(self._entry(url))
+        return document if document is not None and self.content(document) is not None else None
+
+    def content(self, document: CachedDocument) -> bytes | None:
+        """Return the bytes; None where they are gone or damaged."""
+        try:
+            content = self._content(document.sha256).read_bytes()
+        except OSError:
+            return None
+        return content if hashlib.sha256(content).hexdigest() == document.sha256 else None
+
+    def put(self, document: CachedDocument, content: bytes | None = None) -> None:
+        """Keep a document; without content only what is known of it."""
+        # The content first: an entry never names what is not there.
+        if content is not None:
+            write_atomically(self._content(document.sha256), content)
+        write_atomically(self._entry(document.url), document.model_dump_json(indent=1).encode())
+
+    def all(self) -> Iterator[CachedDocument]:
+        """Return what is there, one for each content, in the order of URLs; at most `DOCUMENTS_LIMIT`, the newest."""
+        found = [document for path in self._folder.glob("urls/*.json") if (document := _read(path)) is not None]
+        newest = sorted(found, key=lambda document: (document.fetched_at, document.url))[-DOCUMENTS_LIMIT:]
+        yield from sorted({document.sha256: document for document in newest}.values(), key=lambda one: one.url)
+
+    def _entry(self, url: str) -> Path:
+        return self._folder / "urls" / f"{hashlib.sha256(url.encode()).hexdigest()}.json"
+
+    def _content(self, sha256: str) -> Path:
+        return self._folder / "content" / sha256[:2] / sha256[2:]
+
+
+def _read(path: Path) -> CachedDocument | None:
+    try:
+        return CachedDocument.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+DOCUMENT_CHARACTERS = 500_000
+TITLE_CHARACTERS = 200
+_SILENT = frozenset({"script", "style", "noscript", "template", "svg"})
+_TAG = re.compile(r"<(!--|/?[a-z][a-z0-9]{0,20}(?=[\s/>]|$)|/?[a-z!?])")
+_BLOCK_TAGS = (
+    "address article aside blockquote br dd div dl dt figure footer form h1 h2 h3 h4 h5 h6 header hr li main nav ol p "
+    "pre section table td th title tr ul"
+)
+_BLOCKS = frozenset(_BLOCK_TAGS.split())
+_CHARSET = re.compile(r"charset=[\"']?([\w.:-]{1,40})", re.IGNORECASE)
+_TEXTUAL = re.compile(r"text/|.*[/+](?:json|xml|yaml|javascript|toml|x-sh|x-python)$|application/(?:x-)?(?:ndjson|tex)")
+
+
+class Readable(NamedTuple):
+    """What a person would read of a document."""
+
+    title: str = ""
+    text: str = ""
+    """Empty for what is not text."""
+
+
+def readable(content: bytes, media_type: str) -> Readable:
+    """Return title and text of a document; never raises. `media_type` may name a `charset`."""
+    bare = media_type.partition(";")[0].strip().lower()
+    markup = "html" in bare or (not bare and content.lstrip()[:1] == b"<")
+    if not markup and not _TEXTUAL.match(bare or "text/plain"):
+        return Readable()
+    text = _decoded(content, media_type)
+    if not markup:
+        return Readable(_first_line(text), text[:DOCUMENT_CHARACTERS])
+    title, body = _words(text)
+    lines = [" ".join(line.split()) for line in body.split("\n")]
+    told = "\n".join(line for line in lines if line)
+    return Readable(" ".join(title.split())[:TITLE_CHARACTERS] or _first_line(told), told[:DOCUMENT_CHARACTERS])
+
+
+def _decoded(content: bytes, media_type: str) -> str:
+    named = _CHARSET.search(media_type) or _CHARSET.search(content[:1_024].decode("latin-1"))
+    try:
+        return content.decode(named[1] if named else "utf-8", "replace")
+    except LookupError:
+        return content.decode("utf-8", "replace")
+
+
+def _first_line(text: str) -> str:
+    for line in text.split("\n", 50):
+        if line.strip(" \t\r#=-*"):
+            return line.strip(" \t\r#=-*")[:TITLE_CHARACTERS]
+    return ""
+
+
+def _words(text: str) -> tuple[str, str]:
+    """Return title and text of HTML.
+
+    A scanner of our own: the parser of the standard library needs quadratic time on malformed pages.
+    """
+    folded = text.replace("\u0130", "I").lower()  # the one letter that becomes two in lower case
+    words: list[str] = []
+    title, at = "", 0
+    while (start := text.find("<", at)) >= 0:
+        words.append(text[at:start])
+        tag = _TAG.match(folded, start)
+        if tag is None:
+            words.append("<")
+            at = start + 1
+            continue
+        name = tag[1]
+        at = _after(text, ">" if name != "!--" else "-->", tag.end())
+        if name in _SILENT or name == "title":
+            end = folded.find(f"</{name}", at)
+            content = text[at : end if end >= 0 else len(text)]
+            title = title or (content if name == "title" else "")
+            at = _after(text, ">", end) if end >= 0 else len(text)
+        elif name.lstrip("/") in _BLOCKS:
+            words.append("\n")
+    words.append(text[at:])
+    # Line ends of the source mean nothing; those of blocks were added as text of their own.
+    joined = "".join(word if word == "\n" else re.sub(r"\s+", " ", word) for word in words)
+    return html.unescape(title), html.unescape(joined)
+
+
+def _after(text: str, sign: str, at: int) -> int:
+    found = text.find(sign, at)
+    return found + len(sign) if found >= 0 else len(text)
+
+
+K1 = 1.5
+B = 0.75
+"""Usual parameters (Robertson and Zaragoza, The Probabilistic Relevance Framework, 2009, section 3.4)."""
+WORD_CHARACTERS = 60
+_WORD = re.compile(r"[^\W_]+")
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[^\d])(?=\d)")
+
+PRIMARY = (
+    "rfc-editor.org",
+    "ietf.org",
+    "w3.org",
+    "whatwg.org",
+    "iso.org",
+    "nist.gov",
+    "unicode.org",
+    "ecma-international.org",
+)
+"""Hosts of standards: primary sources."""
+OFFICIAL = ("docs.", "developer.", "developers.", "spec.", "standards.", "man.", "wiki.")
+"""First labels of hosts that keep documentation."""
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text or of code in lower case. `maxRetries` is three: its two parts and the whole."""
+    found: list[str] = []
+    for word in _WORD.findall(text):
+        if len(word) > WORD_CHARACTERS:
+            continue
+        parts = _CAMEL.split(word)
+        found.append(word.lower())
+        if len(parts) > 1:
+            found += [part.lower() for part in parts]
+    return found
+
+
+class Scorer:
+    """Scores texts for one query, given all of them."""
+
+    def __init__(self, query: str, texts: Sequence[Counter[str]]) -> None:
+        """Take the query and the words of all texts."""
+        self._terms = sorted(set(words(query)))
+        lengths = [sum(text.values()) for text in texts]
+        self._average = sum(lengths) / len(lengths) if lengths else 1.0
+        containing = {term: sum(term in text for text in texts) for term in self._terms}
+        self._weights = {
+            # With 1 added, as in Lucene: a word that most texts contain never counts against a text.
+            term: math.log(1 + (len(texts) - count + 0.5) / (count + 0.5))
+            for term, count in containing.items()
+            if count
+        }
+
+    def score(self, text: Counter[str]) -> float:
+        """Return how well a text fits; 0: not at all."""
+        long = K1 * (1 - B + B * sum(text.values()) / (self._average or 1.0))
+        return sum(
+            weight * text[term] * (K1 + 1) / (text[term] + long)
+            for term, weight in self._weights.items()
+            if term in text
+        )
+
+
+class Source(NamedTuple):
+    """What is known of a document when it is ranked."""
+
+    url: str
+    title: str
+    text: str
+
+
+def source_score(source: Source, query: str) -> float:
+    """Return how good a source a document is: what it says of the query, and where it comes from. 0 to about 2.5.
+
+    Coverage of the query by the text (to 1) and by the title (to 0.5), plus 0.6 for a host of standards, 0.4 for one
+    of documentation, 0.1 for https; a document without text has nothing but its origin.
+    """
+    terms = set(words(query))
+    said, titled = set(words(source.text)), set(words(source.title))
+    covered = len(terms & said) / len(terms) if terms else 0.0
+    headed = len(terms & titled) / len(terms) if terms else 0.0
+    return round(covered + headed / 2 + _origin(source.url), 4)
+
+
+def _origin(url: str) -> float:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    secure = 0.1 if parts.scheme == "https" else 0.0
+    if any(host == name or host.endswith("." + name) for name in PRIMARY):
+        return secure + 0.6
+    return secure + (0.4 if host.startswith(OFFICIAL) or "/docs/" in parts.path else 0.0)
+
+
+URLS_LIMIT = 200
+EXCERPT_CHARACTERS = 400
+TEXT_CHARACTERS = 20_000
+"""Of each document in the output `texts`."""
+DOCUMENT_S = 60.0
+"""For one document."""
+
+STOPPED = make_failure("fetching was stopped", FailureClass.TRANSIENT)
+
+
+@dataclass
+class _Fetched:
+    """The results of the URLs so far."""
+
+    documents: list[dict[str, Any]] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)
+    duplicates: list[dict[str, str]] = field(default_factory=list)
+    failed: list[tuple[str, StepFailure]] = field(default_factory=list)
+    artifacts: dict[str, ArtifactRef] = field(default_factory=dict)
+    requests: int = 0
+    deadline: float = 0.0
+    """Monotonic: the time of the attempt is over."""
+
+    def same_as(self, digest: str) -> str:
+        return next((document["url"] for document in self.documents if document["sha256"] == digest), "")
+
+
+class FetchRunner:
+    """Fetches the documents of a step one after the other; what an earlier attempt cached is not fetched again."""
+
+    def preview(self, work: Work) -> str:
+        """Return which URLs would be asked, and which are cached."""
+        cache, urls, _ = self._opened(work)
+        fresh = {url for url in urls if _fresh(cache.find(url), work)}
+        return "\n".join(f"{'cached' if url in fresh else 'fetch '} {url}" for url in urls)
+
+    def run(self, work: Work) -> RunnerResult:
+        """Fetch them; see the port. Partial failures are listed in the output `failed`."""
+        cache, urls, problem = self._opened(work)
+        command = f"fetch {counted(len(urls), 'document')}: " + shorten(" ".join(urls), 1_000)
+        if problem:
+            return fail_step(problem, command=command)
+        fetched = _Fetched(deadline=time.monotonic() + work.step.timeout_s)
+        for url in urls:
+            if work.cancelled():
+                fetched.failed.append((url, STOPPED))
+                break
+            self._fetch(work, cache, url, fetched)
+        fetched.documents.sort(key=lambda document: (-document["score"], document["url"]))
+        return _done(work, fetched, command)
+
+    def _opened(self, work: Work) -> tuple[WebCache, list[str], str]:
+        given = work.resolve(work.action(HttpAction).urls)
+        listed = [given] if isinstance(given, str) else given
+        cache = WebCache(state_folder_of(work.scope))
+        if not isinstance(listed, list | tuple):
+            return cache, [], f"urls is {type(listed).__name__}, not a list of addresses"
+        # An item is an address, or a mapping with `url` such as a source that an earlier step listed.
+        named = (item.get("url", item) if isinstance(item, dict) else item for item in listed)
+        urls = list(dict.fromkeys(str(item).strip() for item in named))
+        if len(urls) > URLS_LIMIT:
+            problem = f"{len(urls)} addresses are more than {URLS_LIMIT}: fetch them in several steps"
+            return cache, urls[:URLS_LIMIT], problem
+        return cache, urls, ""
+
+    def _fetch(self, work: Work, cache: WebCache, url: str, fetched: _Fetched) -> None:
+        known = cache.find(url)
+        from_cache = _fresh(known, work)
+        refusal = judge_url(url, work.plan.policy.network).refusal
+        try:
+            if refusal:
+                raise WebError(FailureClass.POLICY, refusal)
+            if not from_cache:
+                answer = send(_request(url, known, work, fetched.deadline - time.monotonic()))
+                fetched.requests += answer.requests
+                from_cache = answer.status == 304
+                known = _kept(cache, url, answer, known)
+        except WebError as error:
+            fetched.requests += error.requests
+            fetched.failed.append((url, error.failure))
+            return
+        assert known is not None
+        content = cache.content(known)
+        if content is None:
+            told = f"the cached copy of {url} was removed while it was read: try again"
+            fetched.failed.append((url, make_failure(told, FailureClass.TRANSIENT)))
+            return
+        if same := fetched.same_as(known.sha256):
+            fetched.duplicates.append({"url": known.url, "same_as": same, "sha256": known.sha256})
+            return
+        read = readable(content, known.media_type)
+        ref = work.store.put(content, name=shorten(known.url, 200), media_type=known.media_type or "text/plain")
+        query = str(work.inputs.get("query") or work.step.title or work.step.description)
+        fetched.artifacts[f"document-{len(fetched.documents) + 1}"] = ref
+        fetched.texts[known.url] = read.text
+        fetched.documents.append(
+            {
+                **known.model_dump(
+                    mode="json", include={"url", "final_url", "fetched_at", "sha256", "media_type", "size"}
+                ),
+                "title": read.title,
+                "from_cache": from_cache,
+                "score": source_score(Source(known.final_url, read.title, read.text), query),
+                "excerpt": shorten(" ".join(read.text.split()), EXCERPT_CHARACTERS),
+            }
+        )
+
+
+def _fresh(known: CachedDocument | None, work: Work) -> bool:
+    limit = work.action(HttpAction).max_age_s
+    # What is dated in the future would never become old.
+    return known is not None and 0 <= (datetime.now(UTC) - known.fetched_at).total_seconds() < limit
+
+
+def _request(url: str, known: CachedDocument | None, work: Work, left_s: float) -> WebRequest:
+    if left_s <= 0:
+        told = f"{url} was not fetched within the step's {work.step.timeout_s:g} s; another attempt goes on there"
+        raise WebError(FailureClass.TRANSIENT, told)
+    headers = {"accept": "text/html, text/plain, application/json, */*;q=0.5"}
+    if known is not None and known.etag:
+        headers["if-none-match"] = known.etag
+    if known is not None and known.last_modified:
+        headers["if-modified-since"] = known.last_modified
+    return WebRequest(
+        url=url,
+        headers=headers,
+        network=work.plan.policy.network,
+        # 304 answers only a request with a condition (RFC 9110, section 15.4.5).
+        accept=frozenset({200, 203} | ({304} if len(headers) > 1 else set())),
+        timeout_s=min(DOCUMENT_S, left_s),
+        cancelled=work.cancelled,
+    )
+
+
+def _kept(cache: WebCache, url: str, answer: WebAnswer, known: CachedDocument | None) -> CachedDocument:
+    now = datetime.now(UTC)
+    if answer.status == 304 and known is not None:
+        kept = known.evolve(fetched_at=now)
+        cache.put(kept)
+        return kept
+    media_type = answer.headers.get("content-type", "")
+    read: Readable = readable(answer.body, media_type)
+    document = CachedDocument(
+        url=url,
+        final_url=answer.url,
+        fetched_at=now,
+        sha256=sha256(answer.body).hexdigest(),
+        media_type=media_type,
+        size=len(answer.body),
+        title=read.title,
+        etag=answer.headers.get("etag", ""),
+        last_modified=answer.headers.get("last-modified", ""),
+    )
+    cache.put(document, answer.body)
+    return document
+
+
+def _done(work: Work, fetched: _Fetched, command: str) -> RunnerResult:
+    count, wanted = len(fetched.documents), work.action(HttpAction).at_least
+    summary = (
+        f"{counted(count, 'document')}, {counted(len(fetched.duplicates), 'duplicate')}, {len(fetched.failed)} failed"
+    )
+    failure: StepFailure | None = None
+    if count < wanted or any(failed is STOPPED for _, failed in fetched.failed):
+        failed = [failed for _, failed in fetched.failed]
+        told = f"{count} of at least {wanted} documents"
+        order = (FailureClass.TRANSIENT, FailureClass.POLICY, FailureClass.LOGIC)
+        worst = min(failed, key=lambda one: order.index(one.failure_class), default=None)
+        waits = [one.retry_after_s for one in failed if one.retry_after_s is not None]
+        reasons = "; ".join(one.reason for one in failed[:3]) or "there were no more addresses"
+        failure = StepFailure(
+            failure_class=worst.failure_class if worst else FailureClass.LOGIC,
+            reason=shorten(f"{told} were fetched: {reasons}", 500),
+            retry_after_s=max(waits, default=None),
+        )
+    return RunnerResult(
+        outputs={
+            "documents": fetched.documents,
+            "texts": [
+                {"url": one["url"], "title": one["title"], "text": shorten(fetched.texts[one["url"]], TEXT_CHARACTERS)}
+                for one in fetched.documents
+            ],
+            "duplicates": fetched.duplicates,
+            "failed": [
+                {"url": url, "reason": failed.reason, "class": failed.failure_class.value}
+                for url, failed in fetched.failed
+            ],
+        },
+        artifacts=fetched.artifacts,
+        command=command,
+        failure=failure,
+        api_calls=fetched.requests,
+        summary=summary,
+    )

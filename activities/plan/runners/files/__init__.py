@@ -1,1 +1,0 @@
-"""File edits and patches."""

@@ -1,1 +1,0 @@
-"""Gates: automatic checks and people."""

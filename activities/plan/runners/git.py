@@ -1,0 +1,190 @@
+"""Steps that use git."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from activities.plan.attempts.runner import make_failure
+from activities.plan.attempts.trees import GitTrees
+from activities.plan.port import RunnerResult, Work
+from activities.plan.records import describe_answer, open_file_records, section
+from activities.workspace.folders import store_folder_of
+from activities.workspace.git_command import Git, Outcome, shown_paths, split_z
+from activities.workspace.plain_git import filtered_paths, user_git
+from activities.workspace.user_repository import UserRepository
+from tightloop.errors import GitError, InvalidRequestError
+from tightloop.plan.child import StepFailure, StepRecord, StepStatus
+from tightloop.plan.document.action import GitAction
+from tightloop.plan.document.plan import Plan
+from tightloop.plan.document.step import Capability
+from tightloop.plan.language.reference import as_text, resolve
+from tightloop.value.scrub import scrub
+
+PATHS_SHOWN = 50
+STEPS_SHOWN = 100
+
+
+def pull_request_text(title: str, plan: Plan, records: Iterable[StepRecord], paths: tuple[str, ...]) -> str:
+    """Return Markdown: what and why, the steps with their results, decisions, risks and files."""
+    known = {step.id: step for step in plan.steps}
+    done = [r for r in records if r.result.status is StepStatus.COMPLETED and not r.undone]
+    # Milestones do nothing. What is not in the plan is a step of a template, or one that took another back.
+    shown = [r for r in done if r.step not in known or known[r.step].capability is not Capability.NONE]
+    titles = {step.id: step.title or step.id for step in plan.steps}
+    lines = [f"{titles.get(r.step, r.step)}: {r.result.summary}".removesuffix(": ") for r in shown]
+    parts = [
+        f"# {title}",
+        plan.description or plan.title,
+        section("What was done", lines, STEPS_SHOWN),
+        section("Checks", [f"`{check.run}`" for check in plan.definition_of_done]),
+        section("Decisions", [describe_answer(record.step, answer) for record in done for answer in record.answers]),
+        section("Risks", plan.risks),
+        section("Assumptions", plan.assumptions),
+        section("Files", [f"`{path}`" for path in paths], PATHS_SHOWN),
+        f"Plan `{plan.id}`",
+    ]
+    return scrub("\n\n".join(part for part in parts if part) + "\n")
+
+
+MESSAGE_CHARACTERS = 10_000
+TRAILER = "Tightloop-Step"
+_COMMITTED = re.compile(r"[0-9a-f]{40,64}")
+
+
+class GitRunner:
+    """Runs git steps in the order branch, commit, pull request text."""
+
+    def preview(self, work: Work) -> str:
+        """Say what would be done."""
+        action = _action(work)
+        parts = [f"check out the branch {action.branch}"] if action.branch else []
+        if action.commit:
+            what = ", ".join(action.paths) or "all that is not ignored"
+            parts.append(f"commit {what}:\n{action.commit}")
+        if action.pull_request:
+            parts.append(f"write the text of the pull request {action.pull_request!r}")
+        return "\n".join(parts) or "nothing"
+
+    def run(self, work: Work) -> RunnerResult:
+        """Do it; see the port. A branch that is there, and nothing to commit, are fine."""
+        action = _action(work)
+        outputs: dict[str, Any] = {}
+        with user_git(UserRepository(work.root)) as git:
+            if action.branch and (problem := _switch(git, action.branch)) is not None:
+                return RunnerResult(failure=problem)
+            if action.commit:
+                committed = _commit(git, action, f"{work.scope.episode_id}/{work.step.id}")
+                if isinstance(committed, StepFailure):
+                    return RunnerResult(failure=committed)
+                outputs["committed"] = committed
+            found = git.attempt("rev-parse", "--verify", "--quiet", "HEAD").out.decode().strip()
+            outputs |= {"commit": found if _COMMITTED.fullmatch(found) else "", "branch": _branch(git)}
+        artifacts = {}
+        if action.pull_request:
+            base = work.scope.base_tree
+            tree = work.tree.snapshot() if work.tree is not None else base
+            paths = GitTrees().changed(store_folder_of(work.scope), base, tree) if base and tree else ()
+            records = open_file_records(Path(work.scope.workspace)).of_this_run(work.scope.episode_id)
+            text = pull_request_text(action.pull_request, work.plan, records, paths)
+            outputs["pull_request"] = text
+            artifacts["pull_request"] = work.store.put(text.encode(), name="pull request", media_type="text/markdown")
+        parts = [f"on branch {outputs['branch']}"] if outputs["branch"] else []
+        if action.commit:
+            parts.append(f"committed {outputs['commit'][:12]}" if outputs["committed"] else "nothing to commit")
+        return RunnerResult(outputs=outputs, artifacts=artifacts, command=self.preview(work), summary=", ".join(parts))
+
+
+def _action(work: Work) -> GitAction:
+    written = work.action(GitAction)
+    if not (written.branch or written.commit or written.pull_request):
+        raise InvalidRequestError(f"step {work.step.id!r} does nothing with git: give branch, commit or pull_request")
+    own: Mapping[str, str] = {
+        "step": work.step.id,
+        "title": work.step.title or work.step.id,
+        "kind": work.step.kind.value,
+        "plan": work.plan.id,
+    }
+
+    def placed(name: str) -> Any:
+        return own[name] if name in own else work.lookup(name)
+
+    action = GitAction(
+        branch=resolve(written.branch, work.lookup, str),
+        commit=resolve(written.commit, placed, str),
+        pull_request=resolve(written.pull_request, work.lookup, str),
+        paths=tuple(_paths(work.resolve(written.paths))),
+    )
+    if any("\0" in text for text in (action.branch, *action.paths)):
+        raise InvalidRequestError("the name of a branch or a path holds a zero byte, which no file has")
+    return action
+
+
+def _paths(given: Any) -> Iterator[str]:
+    """Yield paths; one that was a reference may be a list of them."""
+    for path in given:
+        if isinstance(path, list | tuple):
+            yield from _paths(path)
+        else:
+            yield as_text(path)
+
+
+def _switch(git: Git, branch: str) -> StepFailure | None:
+    if git.attempt("check-ref-format", "--branch", branch).code != 0 or branch.startswith("-"):
+        return make_failure(f"{branch!r} is not a valid branch name")
+    if _branch(git) == branch:
+        return None
+    exists = git.attempt("show-ref", "--verify", "--quiet", f"refs/heads/{branch}").code == 0
+    if exists:
+        differing = split_z(git.run("diff", "--name-only", "--no-renames", "-z", f"refs/heads/{branch}"))
+        if problem := _unfiltered(git, differing):
+            return problem
+    outcome = git.attempt("switch", *(() if exists else ("-c",)), branch)
+    return _refused("switch", outcome, f"the branch {branch!r} cannot be checked out")
+
+
+def _commit(git: Git, action: GitAction, step: str) -> bool | StepFailure:
+    """Commit; return whether the step's commit is there, False where there was nothing to commit."""
+    if bad := [path for path in action.paths if path.startswith("/") or ".." in Path(path).parts]:
+        return make_failure(f"{bad[0]!r} is not a path below the root of the tree")
+    paths = ("--", *action.paths) if action.paths else ()
+    status = split_z(git.run("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", *paths))
+    if problem := _unfiltered(git, [entry[3:] for entry in status]):
+        return problem
+    if problem := _refused("add", git.attempt("add", "-A", *paths), "the files cannot be added"):
+        return problem
+    changed = git.attempt("diff", "--cached", "--quiet", "--ignore-submodules=all", *paths)
+    trailer = f"{TRAILER}: {step}"
+    if changed.code == 0:
+        # The worker may have died between the commit and its record.
+        last = git.attempt("log", "-1", "--format=%B").out.decode("utf-8", "replace")
+        return trailer in last.splitlines()
+    message = f"{action.commit.strip()[:MESSAGE_CHARACTERS]}\n\n{trailer}\n"
+    only = ("--only", *paths) if paths else ()
+    options = ("--no-verify", "--no-gpg-sign", "--quiet", "--cleanup=verbatim", "--file=-")
+    outcome = git.attempt("commit", *options, *only, stdin=message.encode())
+    return _refused("commit", outcome, "the commit failed") or True
+
+
+def _unfiltered(git: Git, paths: list[bytes]) -> StepFailure | None:
+    """Refuse files that only a filter program of the repository (such as git-lfs) can convert: it is not run."""
+    if filtered := filtered_paths(git, paths):
+        return make_failure(
+            f"{shown_paths(filtered, 3)}: .gitattributes names a filter, which is a program and is not run. "
+            "Do this step yourself, or leave these files out"
+        )
+    return None
+
+
+def _branch(git: Git) -> str:
+    # Fails where HEAD is detached: no branch is checked out then.
+    return git.attempt("symbolic-ref", "--quiet", "--short", "HEAD").out.decode("utf-8", "replace").strip()
+
+
+def _refused(command: str, outcome: Outcome, what: str) -> StepFailure | None:
+    if outcome.code == 0:
+        return None
+    if ".lock" in outcome.error:
+        # A git of the user's is at work: that passes.
+        raise GitError(f"git {command}: {outcome.error}")
+    return make_failure(f"{what}: git {command}: {outcome.error or outcome.out.decode('utf-8', 'replace').strip()}")

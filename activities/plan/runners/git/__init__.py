@@ -1,1 +1,0 @@
-"""Git steps and pull request texts."""

@@ -1,0 +1,264 @@
+"""Steps that ask a model."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+from jsonschema.validators import extend
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+
+from activities.model.asking import Asker, Exchange, Question, Unusable
+from activities.model.client import WITHHELD, AnswerSchema, ModelService, Prompts
+from activities.plan.attempts.outputs import find_unfit
+from activities.plan.attempts.runner import make_failure
+from activities.plan.port import RunnerResult, Work
+from activities.plan.runners.request import run_until
+from tightloop.errors import PlannerError, PlannerUnavailableError
+from tightloop.plan.document.action import ModelAction
+from tightloop.plan.document.failing import FailureClass
+from tightloop.plan.language.function import FunctionError, pattern_of
+from tightloop.plan.language.reference import resolve
+from tightloop.safety.drift import PromptPrivacy
+from tightloop.value import clip, shorten
+from tightloop.value.artifact import ArtifactRef
+
+PROBLEMS_LIMIT = 8
+PROBLEM_CHARACTERS = 300
+"""The end is kept: messages begin with the value."""
+
+
+def schema_problem(schema: Mapping[str, Any]) -> str:
+    """Return what is wrong with a schema itself; empty: nothing."""
+    try:
+        _Validator.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        return f"the schema is malformed at '{_place(error)}': {clip(error.message, PROBLEM_CHARACTERS)}"
+    except RecursionError:
+        return "the schema is nested too deeply"
+    return ""
+
+
+def problems_with(value: Any, schema: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return why a value does not fit a schema, one sentence each, at most `PROBLEMS_LIMIT`; empty: it fits."""
+    if problem := schema_problem(schema):
+        return (problem,)
+    try:
+        # An empty registry: a schema must not make this process fetch another one.
+        errors = sorted(_Validator(schema, registry=Registry()).iter_errors(value), key=lambda error: error.json_path)
+    except Unresolvable as error:
+        return (f"the schema refers to {error.ref!r}, which is not within it",)
+    except FunctionError as error:
+        return (f"the schema: {error}",)
+    except RecursionError:
+        return ("the schema or the value is nested too deeply",)
+    return tuple(f"`{_place(error)}`: {clip(error.message, PROBLEM_CHARACTERS)}" for error in errors[:PROBLEMS_LIMIT])
+
+
+def strict(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema as model services want it: every property of an object is required, none may be added."""
+    made: dict[str, Any] = {name: _strict(name, part) for name, part in schema.items()}
+    if isinstance(schema.get("properties"), Mapping):
+        made |= {"required": list(schema["properties"]), "additionalProperties": False}
+    return made
+
+
+def _strict(name: str, part: Any) -> Any:
+    if name in ("properties", "$defs") and isinstance(part, Mapping):
+        return {key: strict(value) if isinstance(value, Mapping) else value for key, value in part.items()}
+    if name == "items" and isinstance(part, Mapping):
+        return strict(part)
+    if name in ("anyOf", "allOf", "oneOf") and isinstance(part, list | tuple):
+        return [strict(value) if isinstance(value, Mapping) else value for value in part]
+    return part
+
+
+def _place(error: jsonschema.ValidationError | jsonschema.SchemaError) -> str:
+    return ".".join(map(str, error.absolute_path)) or "(whole)"
+
+
+# The library matches patterns by `re`, which backtracks: some need exponential time.
+def _pattern(_validator: Any, pattern: str, instance: Any, _schema: Any) -> Iterator[jsonschema.ValidationError]:
+    if isinstance(instance, str) and not pattern_of(pattern).isinstance_python(instance):
+        yield jsonschema.ValidationError(f"{shorten(instance, 80)!r} does not match {pattern!r}")
+
+
+_Validator: Any = extend(jsonschema.Draft202012Validator, {"pattern": _pattern})  # type: ignore[no-untyped-call]
+
+
+PROMPTS = Path(__file__).parents[1] / "prompts"
+_WRITTEN_BY_THE_AUTHOR = ("plan.", "seed")
+"""References whose values stand in the plan itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a model is asked."""
+
+    prompt: str
+    """With references."""
+    system: str = "step.md"
+    schema: Mapping[str, Any]
+    model: str = ""
+    max_output_tokens: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered(RunnerResult):
+    """The result of a question: the fields of the answer are its outputs."""
+
+    model: str = ""
+
+
+class PlanModel:
+    """Asks the model service of this worker for steps of plans."""
+
+    def __init__(self, service: ModelService, prompt_privacy_of: Callable[[str], PromptPrivacy]) -> None:
+        """Take the service, and the level of a workspace."""
+        self._service = service
+        self._prompt_privacy_of = prompt_privacy_of
+        self._prompts = Prompts(PROMPTS, context_characters=service.context_characters)
+
+    @property
+    def configured(self) -> bool:
+        """Whether there is a service to ask."""
+        return self._service.configured
+
+    def render(self, name: str, **values: object) -> str:
+        """Return a prompt of the plan activities."""
+        return self._prompts.render(name, **values)
+
+    def prompt(self, work: Work, text: str) -> str:
+        """Return a prompt with its references replaced, within the prompt privacy of the workspace.
+
+        At `summary` only numbers, truth values and what the plan's author wrote are left.
+        """
+        # The line end keeps a prompt that is one reference a text; otherwise it would become the value itself.
+        if self._prompt_privacy_of(work.scope.workspace) is not PromptPrivacy.SUMMARY:
+            return str(resolve(text + "\n", work.lookup)).rstrip("\n")
+
+        def outlined(name: str) -> Any:
+            value = work.lookup(name)
+            own = name.startswith(_WRITTEN_BY_THE_AUTHOR)
+            return value if own or value is None or isinstance(value, bool | int | float) else WITHHELD
+
+        return str(resolve(text + "\n", outlined)).rstrip("\n")
+
+    def ask(self, work: Work, asked: Asked) -> Answered:
+        """Ask until the answer fits the schema, a bounded number of times. Failures are data."""
+        prompt = self.prompt(work, asked.prompt)
+        problem = self._problem(prompt, asked)
+        if problem:
+            return Answered(failure=make_failure(problem))
+        artifacts = {"prompt": work.store.put(prompt.encode(), name="prompt", media_type="text/markdown")}
+        question = Question(
+            system=self._prompts.render(asked.system),
+            user=prompt,
+            schema=AnswerSchema("answer", strict(asked.schema)),
+            prompt_privacy=self._prompt_privacy_of(work.scope.workspace),
+        )
+
+        def read(value: dict[str, Any]) -> dict[str, Any]:
+            if why := find_unfit(value):
+                raise Unusable(why)
+            if problems := problems_with(value, asked.schema):
+                raise Unusable(*problems)
+            return value
+
+        asker = Asker(self._chosen(work, asked))
+        try:
+            exchange = asyncio.run(run_until(asker.ask(question, read), work.cancelled))
+        except PlannerError as error:
+            return Answered(failure=make_failure(error.message), api_calls=1, artifacts=artifacts)
+        except PlannerUnavailableError as error:
+            wait = None if error.retry_after is None else error.retry_after.total_seconds()
+            failure = make_failure(error.message, FailureClass.TRANSIENT).evolve(retry_after_s=wait)
+            return Answered(failure=failure, api_calls=1, artifacts=artifacts)
+        except TimeoutError:
+            stopped = make_failure("the question was stopped", FailureClass.TRANSIENT)
+            return Answered(failure=stopped, artifacts=artifacts)
+        artifacts["exchange"] = work.store.put(exchange.transcript, name="exchange", media_type="text/markdown")
+        return _answered(exchange, artifacts)
+
+    def _problem(self, prompt: str, asked: Asked) -> str:
+        if not self._service.configured:
+            return (
+                "no model can be asked: the worker has no key. Set OPENAI_API_KEY (or the variable that "
+                "planner.api_key_env names), or planner.base_url for a service of your own, and restart the worker"
+            )
+        bound = self._service.context_characters
+        if len(prompt) > bound:
+            return (
+                f"the prompt has {len(prompt)} characters, more than planner.context_characters ({bound}): ask for less"
+            )
+        if "properties" not in asked.schema:
+            right = '{"type": "object", "properties": {"answer": {"type": "string"}}}'
+            return f"the schema has no properties: a right one is {right}"
+        return schema_problem(asked.schema)
+
+    def _chosen(self, work: Work, asked: Asked) -> ModelService:
+        """Return the service with the step's model and bounds."""
+        bounds = (self._service.max_output_tokens, asked.max_output_tokens, work.step.budget.max_tokens)
+        return replace(
+            self._service,
+            models=(asked.model,) if asked.model else self._service.models,
+            max_output_tokens=max(min(bound for bound in bounds if bound is not None), 1),
+            timeout_s=min(self._service.timeout_s, work.step.timeout_s),
+        )
+
+
+def _answered(exchange: Exchange[dict[str, Any]], artifacts: dict[str, ArtifactRef]) -> Answered:
+    failure = None
+    if exchange.refusal:
+        failure = make_failure(f"model {exchange.model} refuses to answer: {exchange.refusal}")
+    elif exchange.value is None or exchange.truncated:
+        failure = make_failure(exchange.failure)
+    return Answered(
+        outputs=exchange.value or {},
+        failure=failure,
+        model=exchange.model,
+        usage=exchange.usage,
+        api_calls=exchange.asked,
+        artifacts=artifacts,
+    )
+
+
+PREVIEW_CHARACTERS = 4_000
+PLAIN = strict({"type": "object", "properties": {"text": {"type": "string"}}})
+"""Without a schema the answer is the output `text`."""
+
+
+class ModelRunner:
+    """Asks the question of a step. The fields of the answer are its outputs."""
+
+    def __init__(self, model: PlanModel) -> None:
+        """Take what asks."""
+        self._model = model
+
+    def preview(self, work: Work) -> str:
+        """Return the prompt as it would be sent."""
+        return shorten(self._model.prompt(work, work.action(ModelAction).prompt), PREVIEW_CHARACTERS)
+
+    def run(self, work: Work) -> RunnerResult:
+        """Ask; see the port. Prompt, answer and the whole exchange are kept as artifacts."""
+        action = work.action(ModelAction)
+        answered = self._model.ask(
+            work,
+            Asked(
+                prompt=action.prompt,
+                schema=action.schema_ or PLAIN,
+                model=action.model,
+                max_output_tokens=action.max_output_tokens,
+            ),
+        )
+        artifacts = dict(answered.artifacts)
+        if answered.failure is None:
+            content = json.dumps(answered.outputs, ensure_ascii=False, indent=1, sort_keys=True).encode()
+            artifacts["answer"] = work.store.put(content, name="answer")
+        told = f"asked {answered.model or action.model or 'no model'}"
+        summary = shorten(answered.failure.reason if answered.failure else told, 200)
+        return replace(answered, artifacts=artifacts, command=told, summary=summary)

@@ -1,1 +1,0 @@
-"""Steps that ask a model."""

@@ -1,0 +1,273 @@
+"""Web requests of steps."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+import httpx2
+
+from activities.model.client import certificates
+from activities.sandbox.door import PrivateAddressError, Resolve, judged_addresses, system_addresses
+from tightloop.executor.limit import LimitSignal
+from tightloop.executor.limit_rules import detect
+from tightloop.plan.child import REASON_CHARACTERS, StepFailure
+from tightloop.plan.commands import host_of, judge_url
+from tightloop.plan.document.failing import FailureClass
+from tightloop.value import abridge, shorten
+from tightloop.value.scrub import scrub
+
+T = TypeVar("T")
+# An activity in a thread can only ask whether it is cancelled, so a cancellation is noticed this much later.
+CANCEL_POLL_S = 0.5
+
+
+async def run_until(call: Coroutine[Any, Any, T], cancelled: Callable[[], bool], limit_s: float = math.inf) -> T:
+    """Return what a call returns; it is ended once nobody wants it.
+
+    Raises:
+        TimeoutError: it was cancelled, or did not end within `limit_s`.
+    """
+    going = asyncio.ensure_future(call)
+    deadline = time.monotonic() + limit_s
+    try:
+        while not going.done():
+            left = deadline - time.monotonic()
+            if left <= 0 or cancelled():
+                raise TimeoutError
+            await asyncio.wait({going}, timeout=min(left, CANCEL_POLL_S))
+        return going.result()
+    finally:
+        going.cancel()
+        # `asyncio.run` closes the loop next: the call has to close its connections before.
+        await asyncio.gather(going, return_exceptions=True)
+
+
+BODY_BYTES = 10_000_000
+"""Bound of an answer's body."""
+REDIRECTS = 5
+CONNECT_S = 10.0
+SILENCE_S = 30.0
+"""How long a service may say nothing."""
+LONGEST_WAIT_S = 3_600.0
+# RFC 9110, sections 15.5.9 and 15.6.4; RFC 8470, section 5.2; RFC 6585, section 4.
+BUSY = frozenset(
+    {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
+)
+AGENT = "tightloop"
+_SECRET_ON_THE_WAY = frozenset({"authorization", "cookie", "proxy-authorization"})
+
+
+class WebError(Exception):
+    """A request that did not bring what was asked for. Data for the step's record, not a trouble of the worker."""
+
+    def __init__(
+        self, failure_class: FailureClass, reason: str, *, retry_after_s: float | None = None, requests: int = 0
+    ) -> None:
+        """Keep the class and the sentence; `requests` were sent before."""
+        super().__init__(reason)
+        self.failure = StepFailure(
+            failure_class=failure_class,
+            reason=abridge(scrub(reason), REASON_CHARACTERS),
+            retry_after_s=retry_after_s,
+        )
+        self.requests = requests
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebRequest:
+    """One request."""
+
+    url: str
+    method: str = "GET"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    secret_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Header -> value; left out once a redirect leaves the origin."""
+    content: bytes | None = None
+    network: tuple[str, ...] = ()
+    """The allowlist."""
+    accept: frozenset[int] = frozenset({200})
+    """Statuses that are fine; a redirect among them is not followed."""
+    limit_bytes: int = BODY_BYTES
+    timeout_s: float = 60.0
+    """For everything together, redirects included."""
+    cancelled: Callable[[], bool] = field(default=lambda: False)
+    resolve: Resolve = system_addresses
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebAnswer:
+    """What came back."""
+
+    url: str
+    """Where it came from in the end."""
+    status: int
+    headers: Mapping[str, str]
+    """Names in lower case; without cookies."""
+    body: bytes
+    requests: int = 1
+    """How many were sent, redirects included."""
+
+
+def send(request: WebRequest) -> WebAnswer:
+    """Send a request and follow redirects within the allowlist. Not for a thread that runs an event loop.
+
+    Raises:
+        WebError: refused by the policy, not reached in time, too big, or a status that was not asked for.
+    """
+    return asyncio.run(_send(request))
+
+
+async def _send(request: WebRequest) -> WebAnswer:
+    try:
+        return await run_until(_follow(request), request.cancelled, request.timeout_s)
+    except TimeoutError:
+        why = "was stopped" if request.cancelled() else f"did not end within {request.timeout_s:g} s"
+        raise WebError(FailureClass.TRANSIENT, f"the request to {_shown(request.url)} {why}", requests=1) from None
+
+
+async def _follow(request: WebRequest) -> WebAnswer:
+    call, sent = replace(request, method=request.method.upper()), 0
+    # Proxies and .netrc of the environment would take the decision about the address out of our hands.
+    async with httpx2.AsyncClient(verify=certificates(), trust_env=False, follow_redirects=False) as client:
+        while True:
+            try:
+                answer = await _once(client, call)
+                target = _target(answer, request.accept)
+            except WebError as error:
+                error.requests += sent
+                raise
+            sent += 1
+            if target is None:
+                break
+            if sent > REDIRECTS:
+                told = f"{_shown(request.url)} redirects more than {REDIRECTS} times"
+                raise WebError(FailureClass.LOGIC, told, requests=sent)
+            call = _redirected(call, target, answer.status)
+    if answer.status not in request.accept:
+        raise _refused(answer, sent)
+    return replace(answer, requests=sent)
+
+
+def _redirected(call: WebRequest, target: str, status: int) -> WebRequest:
+    """Return the next call (RFC 9110, section 15.4). Secrets stay within their origin."""
+    if status in (301, 302, 303) and call.method not in ("GET", "HEAD"):
+        call = replace(call, method="GET", content=None)
+    if _origin(target) != _origin(call.url):
+        open_ones = {name: value for name, value in call.headers.items() if name.lower() not in _SECRET_ON_THE_WAY}
+        call = replace(call, headers=open_ones, secret_headers={})
+    return replace(call, url=target)
+
+
+async def _once(client: httpx2.AsyncClient, call: WebRequest) -> WebAnswer:
+    verdict = judge_url(call.url, call.network)
+    if verdict.refusal:
+        raise WebError(FailureClass.POLICY, verdict.refusal)
+    host = host_of(call.url)
+    assert host is not None
+    try:
+        addresses = await judged_addresses(host.name, host.port, allow_private=verdict.private, resolve=call.resolve)
+    except PrivateAddressError as error:
+        raise WebError(FailureClass.POLICY, f"{error}: add '{host.authority}' to policy.network") from None
+    except (OSError, UnicodeError):
+        raise WebError(FailureClass.TRANSIENT, f"the host {host.name} was not found") from None
+    try:
+        for address in addresses[:-1]:
+            # Nothing was sent where no connection was made, so trying the next address is not a second request.
+            with suppress(httpx2.ConnectError, httpx2.ConnectTimeout):
+                return await _asked(client, call, address)
+        return await _asked(client, call, addresses[-1])
+    except (httpx2.InvalidURL, httpx2.LocalProtocolError, ValueError) as error:
+        raise WebError(FailureClass.LOGIC, f"{_shown(call.url)} cannot be asked: {type(error).__name__}") from None
+    except (httpx2.RequestError, OSError) as error:
+        raise _unreached(call.url, error) from None
+
+
+async def _asked(client: httpx2.AsyncClient, call: WebRequest, address: str) -> WebAnswer:
+    url = httpx2.URL(call.url)
+    given = {name.lower(): value for name, value in {**call.headers, **call.secret_headers}.items()}
+    async with client.stream(
+        method=call.method,
+        # The address that was judged, not the name: a second lookup could answer with another one (DNS rebinding).
+        url=url.copy_with(host=address),
+        # The host is what was judged, whatever the plan's own headers say.
+        # Unpacked: a small body could become a huge one.
+        headers={"user-agent": AGENT, "accept-encoding": "identity", **given, "host": url.netloc.decode()},
+        content=call.content,
+        timeout=httpx2.Timeout(SILENCE_S, connect=CONNECT_S),
+        # The certificate has to be that of the name, though the address is asked.
+        extensions={"sni_hostname": url.host},
+    ) as response:
+        body = await _body(response, call)
+    # Cookies are secrets of a session, and a record is kept.
+    kept = {name.lower(): value for name, value in response.headers.items() if name.lower() != "set-cookie"}
+    return WebAnswer(url=call.url, status=response.status_code, headers=kept, body=body)
+
+
+def _unreached(url: str, error: Exception) -> WebError:
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        told = f"{_shown(url)} has a certificate that is not valid for it, or of an unknown authority"
+        return WebError(FailureClass.LOGIC, f"{told}. Name yours in SSL_CERT_FILE", requests=1)
+    # The texts of the library may hold headers.
+    return WebError(FailureClass.TRANSIENT, f"{_shown(url)} was not reached ({type(error).__name__})", requests=1)
+
+
+async def _body(response: httpx2.Response, call: WebRequest) -> bytes:
+    declared = response.headers.get("content-length", "")
+    size = int(declared) if declared.isdigit() and call.method != "HEAD" else 0
+    collected = bytearray()
+    if size <= call.limit_bytes:
+        async for chunk in response.aiter_bytes():
+            collected += chunk
+            if len(collected) > call.limit_bytes:
+                break
+        else:
+            return bytes(collected)
+    told = f"{_shown(call.url)} answers with more than {call.limit_bytes} bytes, the bound of one document"
+    raise WebError(FailureClass.LOGIC, told, requests=1)
+
+
+def _target(answer: WebAnswer, accept: frozenset[int]) -> str | None:
+    location = answer.headers.get("location", "")
+    if answer.status not in (301, 302, 303, 307, 308) or answer.status in accept or not location:
+        return None
+    try:
+        return str(httpx2.URL(answer.url).join(location))
+    except (httpx2.InvalidURL, ValueError):
+        raise WebError(FailureClass.LOGIC, f"{_shown(answer.url)} redirects to no valid address", requests=1) from None
+
+
+def _refused(answer: WebAnswer, sent: int) -> WebError:
+    status = answer.status
+    told = f"{_shown(answer.url)} answers {status}"
+    if status in BUSY or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return WebError(FailureClass.TRANSIENT, told, retry_after_s=_asked_wait(answer), requests=sent)
+    advice = {
+        401: ". Name the environment variable of a valid key in secret_headers",
+        403: ". The service refuses it: check the key and what it may do",
+        404: ". Check the address",
+    }.get(status, "")
+    return WebError(FailureClass.LOGIC, told + advice, requests=sent)
+
+
+def _asked_wait(answer: WebAnswer) -> float | None:
+    signal = LimitSignal(status_code=answer.status, headers=dict(answer.headers))
+    limit = detect(signal, now=datetime.now(UTC))
+    if limit is None or limit.retry_after is None:
+        return None
+    return min(max(limit.retry_after.total_seconds(), 0.0), LONGEST_WAIT_S)
+
+
+def _origin(url: str) -> tuple[str, str]:
+    host = host_of(url)
+    return url.partition(":")[0].lower(), host.authority if host else ""
+
+
+def _shown(url: str) -> str:
+    """Return an address for a sentence: what follows the question mark may be a secret."""
+    return shorten(url.partition("?")[0], 200)

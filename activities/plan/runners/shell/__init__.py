@@ -1,1 +1,0 @@
-"""Shell commands and quoting."""

@@ -1,0 +1,357 @@
+"""Planners: a model, or rules."""
+
+import asyncio
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from threading import Lock
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import BeforeValidator, Field
+
+from activities.model.asking import LOWERED, PromptedAsker, Unusable
+from activities.model.client import ModelService, cleared
+from activities.planner.activity import Planner, Planners
+from activities.process import GRACE_S, Reason
+from activities.sandbox.port import MEBIBYTE, Sandbox, SandboxUnavailableError, allowed
+from tightloop.episode.check import CheckReport, failing_text
+from tightloop.episode.fixes import Fix, FixFinder, RuffRules, read_rules
+from tightloop.episode.planning import Briefing, PlannerAnswer, PlanVerdict, planner_problem
+from tightloop.episode.progress.course import parse_history
+from tightloop.errors import PlannerError, SettingsError
+from tightloop.executor.message import Alignment, PlanMessage, PlannedStep, Reflection, problems_of
+from tightloop.memory.model import Recollection
+from tightloop.settings import SandboxSettings
+from tightloop.value import Value, shorten
+
+STEPS_LIMIT = 50
+PROMPTS = Path(__file__).parent / "prompts"
+
+
+def _listed(value: object) -> object:
+    """Accept what models write instead of a list: nothing, or the only item."""
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) else value
+
+
+def _command(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return shlex.split(value)
+    except ValueError:
+        # Unbalanced quotes: kept as one word, which no list of programs allows.
+        return [value]
+
+
+_Texts = Annotated[list[str], BeforeValidator(_listed)]
+
+
+class _Step(Value):
+    title: str = ""
+    run: Annotated[list[str] | None, BeforeValidator(_command)] = None
+
+
+class _Alignment(Value):
+    answer: Annotated[Literal["yes", "no"], LOWERED]
+    rationale: str = ""
+
+
+class _Plan(Value):
+    """The answer; `prompts/answer.json` is its schema."""
+
+    diagnosis: str = ""
+    action_items: _Texts = Field(default_factory=list)
+    steps: list[_Step] = Field(default_factory=list)
+    scope: _Texts = Field(default_factory=list)
+    context: str | None = ""
+    claims_done: bool = False
+    gave_up: bool = False
+    reason: str | None = ""
+    alignment: _Alignment
+
+
+class OpenAIPlanner:
+    """Asks a model for the next plan and enforces the template on its answer."""
+
+    def __init__(self, service: ModelService) -> None:
+        self._asker = PromptedAsker(service, PROMPTS, "plan")
+
+    async def plan(self, briefing: Briefing) -> PlannerAnswer:
+        """Answer a briefing; see the port."""
+        exchange = await self._asker.ask(
+            "plan.md", cleared(briefing), briefing.prompt_privacy, lambda value: self._read(value, briefing)
+        )
+        plan = exchange.value
+        if plan is None:
+            verdict = PlanVerdict.GAVE_UP if exchange.refusal else PlanVerdict.MALFORMED
+            reason = exchange.failure
+        elif plan.gave_up:
+            verdict, reason = PlanVerdict.GAVE_UP, plan.reason or ""
+        elif plan.claims_done and not plan.steps:
+            verdict, reason = PlanVerdict.CLAIMS_DONE, plan.reason or ""
+        else:
+            verdict, reason = PlanVerdict.PLANNED, ""
+        return PlannerAnswer(
+            verdict=verdict,
+            message=_message(plan, briefing) if plan else None,
+            # Nobody can tell which of them a model followed.
+            followed=tuple(one.pattern.id for one in cleared(briefing).remembered or () if one.pattern),
+            reason=shorten(reason, 2_000),
+            usage=exchange.usage,
+            model=exchange.model,
+            prompt_sha256=self._asker.sha256,
+            repair=exchange.level.value if plan else "",
+            transcript=exchange.transcript,
+        )
+
+    def _read(self, value: dict[str, Any], briefing: Briefing) -> _Plan:
+        plan = _Plan.model_validate(value)
+        found: list[str] = []
+        if plan.claims_done and plan.gave_up:
+            found.append("`claims_done` and `gave_up` are both true: at most one of them can be")
+        if plan.gave_up and not (plan.reason or "").strip():
+            found.append("`reason` is empty: say in one sentence what a person has to do")
+        if not (plan.steps or plan.claims_done or plan.gave_up):
+            found.append("`steps` is empty: give at least one step, or set `claims_done` or `gave_up`")
+        if len(plan.steps) > STEPS_LIMIT:
+            found.append(f"`steps` has {len(plan.steps)} items: at most {STEPS_LIMIT}, for one cause")
+        found.extend(f"`steps.{n}.title` is empty" for n, step in enumerate(plan.steps) if not step.title.strip())
+        problems = [*problems_of(*_closing(plan)), *found, *_not_runnable(plan, briefing.programs)]
+        if problems:
+            raise Unusable(*problems)
+        # A model may copy the example; its diagnosis tells it apart from an answer.
+        if plan.diagnosis == self._asker.example["diagnosis"]:
+            raise Unusable("the example came back: plan for the goal of the briefing")
+        return plan
+
+
+def _closing(plan: _Plan) -> tuple[Reflection, Alignment]:
+    return (
+        Reflection(diagnosis=plan.diagnosis, action_items=tuple(plan.action_items)),
+        Alignment(answer=plan.alignment.answer, rationale=plan.alignment.rationale),
+    )
+
+
+def _not_runnable(plan: _Plan, programs: tuple[str, ...]) -> list[str]:
+    if not programs or plan.gave_up:
+        return []
+    allowed = ", ".join(programs)
+    found: list[str] = []
+    for number, step in enumerate(plan.steps):
+        if not step.run:
+            found.append(f"`steps.{number}.run` is missing: the executor can only run programs ({allowed})")
+        elif step.run[0].rsplit("/", 1)[-1] not in programs and step.run[0] not in programs:
+            found.append(f"`steps.{number}.run` starts {step.run[0]!r}: the executor may only run {allowed}")
+    return found
+
+
+def _message(plan: _Plan, briefing: Briefing) -> PlanMessage:
+    reflection, alignment = _closing(plan)
+    return PlanMessage(
+        project=briefing.project,
+        goal=briefing.goal,
+        iteration=briefing.iteration,
+        definition_of_done=briefing.definition_of_done,
+        context=plan.context or "",
+        steps=tuple(PlannedStep(title=step.title, run=tuple(step.run or ())) for step in plan.steps),
+        scope=tuple(plan.scope),
+        final=plan.claims_done,
+        reflection=reflection,
+        alignment=alignment,
+    )
+
+
+MODEL = "heuristic"
+
+
+class Ruff(Protocol):
+    """Knows what a ruff can fix."""
+
+    def rules(self, start: tuple[str, ...], root: Path, /) -> RuffRules:
+        """Return the rules of the ruff that is started like this in `root`; blocking, without exceptions."""
+        ...
+
+
+@dataclass(frozen=True)
+class HeuristicPlanner:
+    """Plans one fix for one cause at a time, and says so when it knows none.
+
+    What the briefing already says (project, goal, iteration, definition of done) is put in by `enforced_plan`.
+    """
+
+    ruff: Ruff
+
+    async def plan(self, briefing: Briefing) -> PlannerAnswer:
+        """Answer a briefing from rules alone; needs neither a network nor a key."""
+        report = briefing.checks
+        if report is None or not report.results:
+            return _gave_up("no check has run: name at least one command in the definition of done, such as pytest -q")
+        if report.green:
+            return _claims_done(len(report.results))
+        if briefing.takes_whole_plans:
+            return _handed_over(briefing, report)
+        tried = parse_history(briefing.plan_request.history if briefing.plan_request else ())
+        finder = FixFinder(report, tried, briefing.programs)
+        rules = RuffRules()
+        if finder.ruff:
+            rules = await asyncio.to_thread(self.ruff.rules, finder.ruff, Path(briefing.root))
+        fixes = finder.fixes(rules)
+        # What fixed the same failure comes before any rule; what fixed one like it, before giving up.
+        known = finder.remembered(briefing.remembered or (), exact=bool(fixes))
+        if known:
+            return _repeated(report, known, fixes)
+        if not fixes:
+            return _gave_up(finder.why_none(rules))
+        return _planned(report, fixes)
+
+
+def _gave_up(reason: str) -> PlannerAnswer:
+    return PlannerAnswer(verdict=PlanVerdict.GAVE_UP, reason=reason, model=MODEL)
+
+
+def _claims_done(count: int) -> PlannerAnswer:
+    message = PlanMessage(
+        final=True,
+        reflection=Reflection(
+            diagnosis=f"every check of the definition of done passes ({count} of {count})",
+            action_items=("compare the result with the goal, which checks may not cover",),
+        ),
+        alignment=Alignment(answer="yes", rationale="every command of the definition of done exits with 0"),
+    )
+    return PlannerAnswer(
+        verdict=PlanVerdict.CLAIMS_DONE, message=message, reason=f"every check passes ({count} of {count})", model=MODEL
+    )
+
+
+def _handed_over(briefing: Briefing, report: CheckReport) -> PlannerAnswer:
+    """Pass the goal on with what fails; the agent finds the way itself."""
+    failed = report.failed
+    names = ", ".join(f"'{result.name}'" for result in failed[:3])
+    helped = [(one, one.pattern) for one in briefing.remembered or () if one.pattern is not None]
+    known = [f"{one.line} ({one.shown}): {'; '.join(pattern.steps)}" for one, pattern in helped]
+    before = (f"What helped before in this project: {'. '.join(known)}",) if known else ()
+    message = PlanMessage(
+        context="\n\n".join((*briefing.notes, *(f"{result.run}\n{result.tail}" for result in failed[:5]), *before)),
+        steps=tuple(PlannedStep(title=f"Make '{result.name}' pass") for result in failed[:5]),
+        reflection=Reflection(
+            diagnosis=f"{failing_text(len(failed), len(report.results))}: {names}",
+            action_items=("fix the causes that the outputs show", "change nothing that the goal does not need"),
+        ),
+        alignment=Alignment(answer="yes", rationale="the agent is asked for the goal and its checks only"),
+    )
+    followed = tuple(pattern.id for _, pattern in helped)
+    return PlannerAnswer(verdict=PlanVerdict.PLANNED, message=message, followed=followed, model=MODEL)
+
+
+def _repeated(report: CheckReport, known: Sequence[Recollection], fixes: tuple[Fix, ...]) -> PlannerAnswer:
+    """Do again what worked before, each command once."""
+    patterns = [one.pattern for one in known if one.pattern is not None]
+    steps = {run: title for pattern in patterns for title, run in zip(pattern.titles, pattern.commands, strict=True)}
+    names = ", ".join(f"'{result.name}'" for result in report.failed[:3])
+    message = PlanMessage(
+        context=f"{failing_text(len(report.failed), len(report.results))}: {names}",
+        steps=tuple(PlannedStep(title=title, run=run) for run, title in steps.items()),
+        reflection=Reflection(
+            diagnosis=". ".join(f"'{one.check}' fails with {one.shown}: {one.line}" for one in known),
+            action_items=(
+                *(f"{pattern.title}, and nothing else in this iteration" for pattern in patterns),
+                *(f"run '{one.check}' again" for one in known),
+                *(f"if it still fails: {fix.title}" for fix in fixes[:2]),
+            ),
+        ),
+        alignment=Alignment(
+            answer="yes",
+            rationale=f"{known[0].check!r} is part of the definition of done; this made it pass before",
+        ),
+    )
+    followed = tuple(pattern.id for pattern in patterns)
+    return PlannerAnswer(verdict=PlanVerdict.PLANNED, message=message, followed=followed, model=MODEL)
+
+
+def _planned(report: CheckReport, fixes: tuple[Fix, ...]) -> PlannerAnswer:
+    first, *later = fixes
+    names = ", ".join(f"'{result.name}'" for result in report.failed[:3])
+    message = PlanMessage(
+        context=f"{failing_text(len(report.failed), len(report.results))}: {names}",
+        steps=(PlannedStep(title=first.title, run=first.run),),
+        scope=first.scope,
+        reflection=Reflection(
+            diagnosis=first.diagnosis,
+            action_items=(
+                f"{first.title}, and nothing else in this iteration",
+                f"run '{first.check}' again",
+                # One cause at a time: the others may be gone once the first is fixed.
+                *(f"if it still fails: {fix.title}" for fix in later[:2]),
+            ),
+        ),
+        alignment=Alignment(
+            answer="yes",
+            rationale=f"'{first.check}' is part of the definition of done; the tool itself makes the change",
+        ),
+    )
+    return PlannerAnswer(verdict=PlanVerdict.PLANNED, message=message, model=MODEL)
+
+
+def planners(service: ModelService, ruff: Ruff) -> Planners:
+    """Return the chooser: `auto` is the model where it is configured, otherwise the rules."""
+
+    @cache
+    def by_model() -> Planner:
+        # The SDK takes most of a second to import: workers without a key never pay for it.
+
+        return OpenAIPlanner(service)
+
+    def choose(kind: str) -> Planner:
+        if problem := planner_problem(kind):
+            raise PlannerError(problem)
+        if kind == "openai" and not service.configured:
+            raise PlannerError(
+                "planner 'openai' has no key: set OPENAI_API_KEY, or the base URL of an own service, or use 'heuristic'"
+            )
+        return by_model() if service.plans(kind) else HeuristicPlanner(ruff)
+
+    return choose
+
+
+TIMEOUT_S = 60.0
+OUTPUT_BYTES = 16 * MEBIBYTE
+"""The list of ruff 0.17 (973 rules with their explanations) is 1.6 MB."""
+
+
+class ProjectRuff:
+    """Runs ruff in the sandbox, because a project may bring a ruff of its own; asks each version once."""
+
+    def __init__(self, sandbox: Sandbox, settings: SandboxSettings) -> None:
+        self._sandbox = sandbox
+        self._settings = settings
+        self._known: dict[str, RuffRules] = {}
+        self._lock = Lock()
+
+    def rules(self, start: tuple[str, ...], root: Path) -> RuffRules:
+        """Return the rules of the ruff that is started like this in `root`; blocking.
+
+        A ruff that cannot be asked is not an error: the table is empty and names the problem.
+        """
+        try:
+            version = self._output((*start, "--version"), root)
+            # Held while asking: episodes that plan at the same time ask a version once.
+            with self._lock:
+                if version not in self._known:
+                    listed = self._output((*start, "rule", "--all", "--output-format", "json"), root)
+                    self._known[version] = read_rules(listed)
+                return self._known[version]
+        except (SandboxUnavailableError, SettingsError, OSError, ValueError) as error:
+            return RuffRules(problem=shorten(str(error), 200))
+
+    def _output(self, argv: tuple[str, ...], root: Path) -> str:
+        spec = allowed(self._settings, argv, root, wall_limit_s=TIMEOUT_S, grace_s=GRACE_S, output_bytes=OUTPUT_BYTES)
+        result = self._sandbox.run(spec, cancelled=lambda: False, started=lambda _pid: None)
+        output = result.output.decode(errors="replace")
+        if result.reason is not Reason.EXITED or result.exit_code != 0:
+            why = result.message or output.strip() or f"exit code {result.exit_code}"
+            raise OSError(f"'{' '.join(argv)}' failed: {why}")
+        return output

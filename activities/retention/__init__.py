@@ -1,1 +1,0 @@
-"""Frees what nobody needs any more."""

@@ -1,0 +1,363 @@
+"""Egress proxy of a sandbox."""
+
+import asyncio
+import base64
+import hmac
+import os
+import re
+import secrets
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from activities.process import ProcessRequest
+from tightloop.host.identity import HEAD_SECONDS
+from tightloop.plan.commands import PORTS, Host, HostRuling, host_of, judge_url
+from tightloop.safety.scope import is_loopback, is_private
+
+ADDRESSES = 4
+"""Addresses of one name that are tried."""
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+"""Returns the IP addresses of a host and port; raises `OSError` for an unknown one."""
+
+
+class PrivateAddressError(ConnectionError):
+    """A name leads to this host or a private network, which is not allowed for it."""
+
+    def __init__(self, host: str, address: str) -> None:
+        """Say which address stands behind the name."""
+        super().__init__(f"{host} has the private address {address}")
+        self.address = address
+
+
+async def system_addresses(name: str, port: int) -> list[str]:
+    """Return what the system's resolver knows.
+
+    Raises:
+        OSError, UnicodeError: nothing.
+    """
+    found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in found]
+
+
+async def judged_addresses(
+    name: str, port: int, *, allow_private: bool, resolve: Resolve = system_addresses
+) -> list[str]:
+    """Return the addresses of a host, 1 to `ADDRESSES`, once all of them are judged.
+
+    Connect to one of these, never to the name: a second lookup could answer with another one (DNS rebinding).
+
+    Args:
+        name: a host name, or an address.
+        port: of the service.
+        allow_private: the host is listed with this port by whoever decides where connections go.
+        resolve: for tests.
+
+    Raises:
+        PrivateAddressError: one of them leads to this host or a private network, see `is_private`.
+        OSError, UnicodeError: the name is not known.
+    """
+    found = await resolve(name, port)
+    addresses = list(dict.fromkeys(found))[:ADDRESSES]
+    if not addresses:
+        raise OSError(f"the host {name} has no address")
+    inside = next((address for address in addresses if is_private(address)), None)
+    if inside is not None and not allow_private:
+        raise PrivateAddressError(name, inside)
+    return addresses
+
+
+ANY = "*"
+"""In a list: every public host, at the usual ports."""
+INSIDE = Path("/run/tightloop")
+"""Where the folder of a door is seen in a sandbox."""
+PROXY_PORT = 3128
+FIRST_OPEN_PORT = 1024
+"""Below it a program without capabilities cannot listen."""
+CONNECTIONS = 256
+CONNECT_S = 10.0
+SHUT_S = 1.0
+LAST_WORDS_S = 30.0
+"""How long somebody may take for the end of what was sent."""
+_PROXY = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
+_NO_PROXY = ("NO_PROXY", "no_proxy")
+PROXY_VARIABLES = (*_PROXY, *_NO_PROXY)
+
+_FORWARD = Path(__file__).with_name("forward.py")
+_CHUNK_BYTES = 65_536
+_AUTHORITY = re.compile(r"[\w.:\[\]-]{1,300}", re.ASCII)
+_DROPPED = (b"proxy-", b"connection:", b"keep-alive:", b"host:")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Door:
+    """An open door."""
+
+    ports: tuple[int, ...]
+    """On the loopback that the program sees."""
+    folder: Path = Path()
+    """With a Unix socket for each port, and the program that carries connections to them; unless the program shares
+    the loopback of this host."""
+    environment: Mapping[str, str] = field(repr=False)
+    """Tells programs where their proxy is."""
+
+    def command(self, python: str) -> tuple[str, ...]:
+        """Return what to put before a command inside; `folder` is seen there as `INSIDE`."""
+        return (python, "-I", "-S", str(INSIDE / _FORWARD.name), *map(str, self.ports), "--")
+
+    def told(self, request: ProcessRequest) -> ProcessRequest:
+        """Return a request whose program knows its proxy, and none of this host's."""
+        kept = {name: value for name, value in request.secrets.items() if name not in self.environment}
+        return replace(request, environment={**request.environment, **self.environment}, secrets=kept)
+
+
+@contextmanager
+def open_door(hosts: tuple[str, ...]) -> Iterator[Door]:
+    """Open a door for a sandbox with a network of its own; it is shut on leaving.
+
+    `hosts` are in the words of `policy.network`: `example.org`, `*.example.org`, `host:port`; and `*`.
+    """
+    near = {found.port: found for rule in hosts if (found := loopback(rule))}
+    proxy = next(port for port in range(PROXY_PORT, PROXY_PORT + len(near) + 1) if port not in near)
+    with tempfile.TemporaryDirectory(prefix="tightloop-door-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        shutil.copyfile(_FORWARD, folder / _FORWARD.name)
+        keeper = _Keeper(hosts)
+        for port in (*near, proxy):
+            keeper.take(_unix_socket(folder, str(port)), near.get(port))
+        with keeper.at_work():
+            environment = _proxy_environment(f"http://127.0.0.1:{proxy}")
+            yield Door(ports=(*near, proxy), folder=folder, environment=environment)
+
+
+@contextmanager
+def open_loopback_door(hosts: tuple[str, ...]) -> Iterator[Door]:
+    """Open a door for a program that shares the loopback of this host, where rules keep it from all other ports.
+
+    Every user of the host reaches the proxy, so it asks for a password.
+    """
+    listener = socket.create_server(("127.0.0.1", 0), backlog=CONNECTIONS)
+    token, port = secrets.token_urlsafe(24), listener.getsockname()[1]
+    keeper = _Keeper(hosts, token)
+    keeper.take(listener, None)
+    near = {found.port for rule in hosts if (found := loopback(rule))}
+    with keeper.at_work():
+        environment = _proxy_environment(f"http://tightloop:{token}@127.0.0.1:{port}")
+        yield Door(ports=(*sorted(near), port), environment=environment)
+
+
+def loopback(rule: str) -> Host | None:
+    """Return the port of this host that a rule names; None where it names something else."""
+    host = host_of(f"http://{rule}") if re.search(r":\d+$", rule) and _AUTHORITY.fullmatch(rule) else None
+    return host if host is not None and is_loopback(host.name) and host.port >= FIRST_OPEN_PORT else None
+
+
+def _proxy_environment(url: str) -> dict[str, str]:
+    near = dict.fromkeys(_NO_PROXY, "localhost,127.0.0.1,::1")
+    # Node looks at the others only where this one is set.
+    return {**dict.fromkeys(_PROXY, url), **near, "NODE_USE_ENV_PROXY": "1"}
+
+
+def _unix_socket(folder: Path, name: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    place = folder / name
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        # The address of a socket has room for a hundred bytes.
+        long = len(os.fsencode(place)) > 100
+        listener.bind(f"/proc/self/fd/{descriptor}/{name}" if long else str(place))
+    finally:
+        os.close(descriptor)
+    place.chmod(0o600)
+    listener.listen(CONNECTIONS)
+    return listener
+
+
+class _Refusal(Exception):  # noqa: N818
+    """Something is not connected; `status` is that of the answer."""
+
+    def __init__(self, status: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.sentence = sentence
+
+
+class _Keeper:
+    """Answers at the sockets of one door, with an event loop in a thread of its own."""
+
+    def __init__(self, hosts: tuple[str, ...], token: str = "") -> None:
+        self._hosts = hosts
+        self._password = base64.b64encode(f"tightloop:{token}".encode()) if token else b""
+        self._listeners: list[tuple[socket.socket, Host | None]] = []
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._run, name="sandbox-door", daemon=True)
+
+    def take(self, listener: socket.socket, near: Host | None) -> None:
+        """Answer at a listening socket: as a proxy, or as this port of the host's loopback."""
+        self._listeners.append((listener, near))
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Answer until leaving."""
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(2 * SHUT_S)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            # Not waiting for its threads: a name server that hangs would hold the door open.
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        servers: list[asyncio.Server] = []
+        for listener, near in self._listeners:
+            work = self._proxy if near is None else partial(self._near, near)
+            start = asyncio.start_unix_server if listener.family == socket.AF_UNIX else asyncio.start_server
+            servers.append(await start(partial(self._connected, work), sock=listener, limit=_CHUNK_BYTES))
+        await self._stop.wait()
+        for server in servers:
+            server.close()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=SHUT_S)
+
+    def _connected(self, work: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._tasks) >= CONNECTIONS:
+            writer.transport.abort()
+            return
+        task = self._loop.create_task(_tidied(work(reader, writer), writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _near(self, host: Host, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await _relay(reader, writer, *await _dial([host.name], host))
+
+    async def _proxy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HEAD_SECONDS)
+            line, *fields = head[:-4].split(b"\r\n")
+            host, first = self._asked(line, fields)
+            outside = await self._reach(host)
+        except _Refusal as refusal:
+            writer.write(_answer(refusal, self._password))
+            await writer.drain()
+            return
+        if first:
+            outside[1].write(first)
+        else:
+            writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await _relay(reader, writer, *outside)
+
+    def _asked(self, line: bytes, fields: list[bytes]) -> tuple[Host, bytes]:
+        """Return which host is asked for, and what to send it first; nothing where it asks for a tunnel."""
+        if self._password and not any(
+            hmac.compare_digest(b"proxy-authorization: basic " + self._password, _lowered(entry)) for entry in fields
+        ):
+            raise _Refusal("407 Proxy Authentication Required", "the password of the proxy is missing")
+        method, _, rest = line.decode("latin-1").partition(" ")
+        target, _, version = rest.rpartition(" ")
+        host = None
+        if method == "CONNECT" and _AUTHORITY.fullmatch(target):
+            host = host_of(f"https://{target}")
+        elif target.lower().startswith("http://") and version.startswith("HTTP/1."):
+            host = host_of(target)
+        if host is None:
+            raise _Refusal("400 Bad Request", "this is a proxy for CONNECT and for http:// addresses")
+        if method == "CONNECT":
+            return host, b""
+        # One request a connection: the next one could be for another host.
+        path = re.sub(r"^[^/?#]*", "", target[len("http://") :]).partition("#")[0]
+        kept = [entry for entry in fields if not entry.lower().startswith(_DROPPED)]
+        ours = [f"host: {host.authority.removesuffix(':80')}".encode(), b"connection: close"]
+        start = f"{method} {path if path.startswith('/') else '/' + path} HTTP/1.1".encode("latin-1")
+        return host, b"\r\n".join((start, *ours, *kept, b"", b""))
+
+    async def _reach(self, host: Host) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        ruling = judge_url(f"http://{host.authority}/", self._hosts)
+        if ruling.refusal and ANY in self._hosts and host.port in PORTS.values():
+            ruling = HostRuling()
+        if ruling.refusal:
+            entry = host.name if host.port in PORTS.values() and not is_private(host.name) else host.authority
+            sentence = f"sandbox.network does not list {host.authority}. Add '{entry}' to allow it"
+            raise _Refusal("403 Forbidden", sentence)
+        try:
+            addresses = await judged_addresses(host.name, host.port, allow_private=ruling.private)
+        except PrivateAddressError as error:
+            raise _Refusal("403 Forbidden", f"{error}. Add '{host.authority}' to sandbox.network") from None
+        except (OSError, UnicodeError):
+            raise _Refusal("502 Bad Gateway", f"the host {host.name} was not found") from None
+        try:
+            return await _dial(addresses, host)
+        except OSError:
+            raise _Refusal("502 Bad Gateway", f"{host.authority} cannot be reached from this host") from None
+
+
+async def _dial(addresses: list[str], host: Host) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to the first address that takes it; raises `OSError` (`TimeoutError` is one) where none does."""
+    for address in addresses[:-1]:
+        with suppress(OSError):
+            return await asyncio.wait_for(asyncio.open_connection(address, host.port, limit=_CHUNK_BYTES), CONNECT_S)
+    return await asyncio.wait_for(asyncio.open_connection(addresses[-1], host.port, limit=_CHUNK_BYTES), CONNECT_S)
+
+
+async def _relay(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    their_reader: asyncio.StreamReader,
+    their_writer: asyncio.StreamWriter,
+) -> None:
+    """Carry both ways until both have ended, or one has failed."""
+    try:
+        await asyncio.gather(_copy(reader, their_writer), _copy(their_reader, writer))
+        their_writer.close()
+    except BaseException:
+        their_writer.transport.abort()
+        raise
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while chunk := await reader.read(_CHUNK_BYTES):
+        writer.write(chunk)
+        await writer.drain()
+    writer.write_eof()
+
+
+async def _tidied(work: Coroutine[Any, Any, None], writer: asyncio.StreamWriter) -> None:
+    """Do what a connection is for; whatever becomes of it, it is closed."""
+    try:
+        await work
+        writer.close()
+        await asyncio.wait_for(writer.wait_closed(), LAST_WORDS_S)
+    except (OSError, EOFError, asyncio.LimitOverrunError, asyncio.CancelledError):
+        pass
+    finally:
+        writer.transport.abort()
+
+
+def _lowered(entry: bytes) -> bytes:
+    name, _, value = entry.partition(b":")
+    scheme, _, password = value.strip().partition(b" ")
+    return name.strip().lower() + b": " + scheme.lower() + b" " + password.strip()
+
+
+def _answer(refusal: _Refusal, password: bytes) -> bytes:
+    body = f"tightloop: {refusal.sentence}\n".encode()
+    asks = b"proxy-authenticate: Basic\r\n" if password and refusal.status.startswith("407") else b""
+    head = f"HTTP/1.1 {refusal.status}\r\ncontent-type: text/plain\r\ncontent-length: {len(body)}\r\n"
+    return head.encode() + asks + b"connection: close\r\n\r\n" + body

@@ -1,1 +1,0 @@
-"""Whether a task queue has workers."""

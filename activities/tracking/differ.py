@@ -1,0 +1,430 @@
+"""Differences between two trees."""
+
+import re
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import pygit2
+from pygit2.enums import DiffOption
+
+from activities.workspace.git_command import Git, split_z
+from activities.workspace.plain_git import store_git
+from activities.workspace.scope import FileChange, TreeDiff
+from activities.workspace.store.entry import EMPTY_TREE, EXECUTABLE, REGULAR, Entry, TreeChange
+from activities.workspace.store.objects import TreeStore
+from tightloop.errors import GitError
+from tightloop.value import counted
+
+FILES = 100
+BYTES = 256_000
+"""Of all changed files; Myers takes 20 ms for 10 000 changed lines of this size."""
+
+# Names that git writes as they are; others are quoted.
+_PLAIN = re.compile(rb"[A-Za-z0-9_./@%+,=:~ #()!&$^{}\[\];-]+")
+_INDEX = re.compile(rb"^index [0-9a-f]+\.\.[0-9a-f]+", re.MULTILINE)
+_HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_NO_LINE_END = b"\\ No newline at end of file\n"
+
+
+class QuickDiff(NamedTuple):
+    """The lines and the patch of an ordinary change."""
+
+    lines: tuple[tuple[bytes, int, int], ...]
+    """Path, lines added, lines removed."""
+    patch: bytes
+    """It was applied, and gave the files of the second tree."""
+
+
+def quick_diff(store: TreeStore, base: str, tree: str, changes: Sequence[TreeChange]) -> QuickDiff | None:
+    """Return the difference; None where it is not an ordinary one, or the patch does not hold what it should."""
+    contents = _ordinary(store, changes)
+    if contents is None:
+        return None
+    diff = _tree(store, base).diff_to_tree(_tree(store, tree), DiffOption.INDENT_HEURISTIC | DiffOption.FORCE_TEXT)
+    found = {patch.delta.new_file.raw_path: patch for patch in diff if patch is not None}
+    parts, lines = [], []
+    for change in changes:
+        patch = found.get(change.path)
+        if patch is None:
+            return None
+        text = _INDEX.sub(b"index %s..%s" % (_id(change.before), _id(change.after)), patch.data, count=1)
+        old = contents[change.before.id] if change.before is not None else b""
+        new = contents[change.after.id] if change.after is not None else b""
+        if _applied(old, text) != new:
+            return None
+        parts.append(text)
+        _, more, less = patch.line_stats
+        lines.append((change.path, more, less))
+    return QuickDiff(tuple(lines), b"".join(parts))
+
+
+def _ordinary(store: TreeStore, changes: Sequence[TreeChange]) -> dict[str, bytes] | None:
+    """Return the content of all files by id; None: they are too many or too large, or need more than lines."""
+    gone, new = (
+        any(side is None for side in sides) for sides in zip(*((c.after, c.before) for c in changes), strict=True)
+    )
+    # What is gone and what is new may be a rename, which git finds.
+    if len(changes) > FILES or (gone and new) or not all(_is_plain(change.path) for change in changes):
+        return None
+    sides = [side for change in changes for side in (change.before, change.after) if side is not None]
+    if (
+        any(side.mode not in (REGULAR, EXECUTABLE) for side in sides)
+        or sum(store.size(side.id) for side in sides) > BYTES
+    ):
+        return None
+    contents = {side.id: store.read(side.id) for side in sides}
+    return None if any(b"\0" in content for content in contents.values()) else contents
+
+
+def _is_plain(path: bytes) -> bool:
+    # Git cannot read back a patch with an empty file in a folder whose name ends with a space.
+    return _PLAIN.fullmatch(path) is not None and b" /" not in path
+
+
+def _tree(store: TreeStore, tree: str) -> pygit2.Tree:
+    found = store.repository[tree]
+    if not isinstance(found, pygit2.Tree):
+        raise GitError(f"the object {tree} in {store.folder} is not a tree")
+    return found
+
+
+def _id(side: Entry | None) -> bytes:
+    return (side.id if side is not None else "0" * 40).encode()
+
+
+def _applied(old: bytes, patch: bytes) -> bytes | None:
+    """Apply the hunks for one file strictly; None: they do not fit."""
+    begin = re.search(rb"^@@ ", patch, re.MULTILINE)
+    if begin is None:
+        return old
+    lines = old.split(b"\n")
+    source = [line + b"\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+    result: list[bytes] = []
+    place = 0
+    rows = [row + b"\n" for row in patch[begin.start() :].split(b"\n")[:-1]]
+    for number, row in enumerate(rows):
+        if (hunk := _HUNK.match(row)) is not None:
+            start = int(hunk[1]) - (hunk[2] != b"0")
+            if start < place:
+                return None
+            result += source[place:start]
+            place = start
+            continue
+        if row == _NO_LINE_END:
+            continue
+        body = row[1:]
+        if number + 1 < len(rows) and rows[number + 1] == _NO_LINE_END:
+            body = body[:-1]
+        if row[:1] in (b" ", b"-"):
+            if place >= len(source) or source[place] != body:
+                return None
+            place += 1
+        if row[:1] in (b" ", b"+"):
+            result.append(body)
+    return b"".join((*result, *source[place:]))
+
+
+SIZES_LIMIT = 2_000
+"""Changed paths; above, finding out the sizes of their blobs takes longer than it saves."""
+
+READ_LIMIT_BYTES = 64_000_000
+BYTES_PER_LINE = 40
+BINARY_PROBE_BYTES = 8_000
+"""Git takes a file for binary if there is a NUL in its first bytes."""
+
+
+class Estimates(NamedTuple):
+    """Lines of a changed file, should it be rewritten."""
+
+    added: int
+    removed: int
+
+
+def sizes_of(store: TreeStore, changes: Sequence[TreeChange]) -> dict[str, int]:
+    """Return the bytes of all blobs by id, or nothing where there are too many."""
+    if len(changes) > SIZES_LIMIT:
+        return {}
+    try:
+        return {blob: store.size(blob) for blob in _ids(changes)}
+    except GitError:
+        return {}
+
+
+def estimated(
+    store: TreeStore, changes: list[TreeChange], sizes: dict[str, int], *, average: Estimates, seconds: float
+) -> list[tuple[TreeChange, Estimates]]:
+    """Return for each path the lines of its blobs: counted, else from their sizes, else the average."""
+    if not sizes:
+        return [(change, average) for change in changes]
+    lines = {blob: size // BYTES_PER_LINE for blob, size in sizes.items()}
+    ids = _ids(changes)
+    if sum(sizes.get(blob, 0) for blob in ids) <= READ_LIMIT_BYTES:
+        deadline = time.monotonic() + seconds
+        for blob in ids:
+            # Without the time to read them, sizes stand in for the rest.
+            if time.monotonic() > deadline:
+                break
+            lines[blob] = _lines(store.read(blob))
+    sides = ((change, change.after, change.before) for change in changes)
+    return [(change, Estimates(*(lines.get(side.id, 0) if side else 0 for side in two))) for change, *two in sides]
+
+
+def _ids(changes: Sequence[TreeChange]) -> list[str]:
+    return list(dict.fromkeys(side.id for c in changes for side in (c.before, c.after) if side is not None))
+
+
+def _lines(content: bytes) -> int:
+    if b"\0" in content[:BINARY_PROBE_BYTES]:
+        return 0
+    return content.count(b"\n") + (content[-1:] not in (b"", b"\n"))
+
+
+def headed(base: str, tree: str, patch: bytes, *, held: int, paths: int) -> bytes:
+    """Put the head before a patch; `git apply` skips it."""
+    return (
+        f"tightloop-patch 1\nbase-tree {base}\nresult-tree {tree}\nholds {held} of {paths} paths\n\n".encode() + patch
+    )
+
+
+def tried(git: Git, changes: Iterable[TreeChange], patch: bytes, bound: timedelta) -> int | None:
+    """Apply a patch to the old files of the changed paths; return how many paths became as they should.
+
+    The paths that the patch leaves as they were are not counted. None: it does not apply, takes longer than `bound` for
+    a step, or makes of some path what it was in neither tree.
+    """
+    known = {change.path: change for change in changes}
+    present = [(change.path, change.before) for change in known.values() if change.before is not None]
+    old = b"".join(b"%o %s\t%s\0" % (entry.mode, entry.id.encode(), path) for path, entry in present)
+    with tempfile.TemporaryDirectory(prefix="tightloop-patch-") as name:
+        folder = Path(name)
+        (folder / "objects").mkdir()
+        git = with_index(_without_writing(git, folder), folder)
+        try:
+            git.run("update-index", "-z", "--index-info", stdin=old, timeout=bound)
+            git.run("apply", "--cached", "-", stdin=patch, timeout=bound)
+            listed = split_z(git.run("ls-files", "-s", "-z", timeout=bound))
+        except GitError:
+            return None
+    found: dict[bytes, Entry] = {}
+    for line in listed:
+        head, _, path = line.partition(b"\t")
+        mode, blob, _ = head.split(b" ")
+        found[path] = Entry(int(mode, 8), blob.decode())
+    if found.keys() - known.keys():
+        return None
+    seen = [(change, found.get(change.path)) for change in known.values()]
+    if any(entry not in (change.before, change.after) for change, entry in seen):
+        return None
+    return sum(entry == change.after for change, entry in seen)
+
+
+def with_index(git: Git, folder: Path) -> Git:
+    """Return the same git with an index in `folder`, which must exist."""
+    return git.within({"GIT_INDEX_FILE": str(folder / "index")})
+
+
+def _without_writing(git: Git, folder: Path) -> Git:
+    """Return the same git, which puts new objects into `folder` instead of the store."""
+    objects = git.variables["GIT_DIR"] + "/objects"
+    quoted = objects.replace("\\", "\\\\").replace('"', '\\"')
+    return git.within(
+        {"GIT_OBJECT_DIRECTORY": str(folder / "objects"), "GIT_ALTERNATE_OBJECT_DIRECTORIES": f'"{quoted}"'}
+    )
+
+
+# Git compares two trees of 2 000 files in 9 ms: only unusual changes come near these bounds.
+COMPARE_BOUND = timedelta(milliseconds=600)
+LINES_BOUND = timedelta(milliseconds=200)
+ESTIMATE_BOUND = timedelta(milliseconds=100)
+NUMBERS_SHARE = 0.5
+"""Part of the bound for counting lines; the rest is for the patch, or for an estimate should counting take too long."""
+
+PATCH_LIMIT_BYTES = 2_000_000
+NUMBERS_LIMIT_BYTES = 50_000_000
+FILES_LIMIT = 2_000
+RENAME_LIMIT = 400
+HISTOGRAM_FROM_BYTES = 1_000_000
+RENAME_BYTES = 16_000_000
+"""Of changed files; above, only files that moved without a change are found again."""
+
+BINARY_LIMIT_BYTES = 500_000
+"""Of binary files whose content the patch may hold; more are in it by id."""
+
+AGAIN_LINES = 20_000
+AGAIN_FILES = 5_000
+"""A change below these sizes is compared again if there was no time for its patch."""
+
+HEAD_ROOM_BYTES = 300
+SIDES = ("--no-color", "--src-prefix=a/", "--dst-prefix=b/")
+# Without programs and conversions that the attributes of the repository name.
+PLAIN = ("--no-ext-diff", "--no-textconv", "--full-index", *SIDES)
+
+
+class _Pair(NamedTuple):
+    """Two trees to compare, and how."""
+
+    git: Git
+    store: TreeStore
+    base: str
+    tree: str
+    deadline: float
+    changes: tuple[TreeChange, ...]
+    sizes: dict[str, int]
+    """Bytes of the blobs by id; empty where there are too many."""
+
+    def options(self) -> tuple[str, ...]:
+        total = sum(self.sizes.values())
+        unknown = bool(self.changes) and not self.sizes
+        algorithm = "histogram" if unknown or total >= HISTOGRAM_FROM_BYTES else "myers"
+        renames = "-M100%" if unknown or total >= RENAME_BYTES else "-M"
+        return ("-r", renames, f"-l{RENAME_LIMIT}", f"--diff-algorithm={algorithm}", *PLAIN)
+
+    def left(self) -> timedelta:
+        return timedelta(seconds=max(0.05, self.deadline - time.monotonic()))
+
+
+class GitDiffer:
+    """Compares trees; degrades to a coarser answer instead of failing or taking long."""
+
+    def __init__(self, *, compare_bound: timedelta = COMPARE_BOUND, lines_bound: timedelta = LINES_BOUND) -> None:
+        self._compare_bound = compare_bound
+        self._lines_bound = lines_bound
+
+    def compare(self, store: Path, base: str, tree: str) -> TreeDiff:
+        """Return the difference of two trees of a store.
+
+        If counting lines does not end in time, the lines of the files that are left are estimated as if they were
+        rewritten. A patch that could not be made and tried in time is left out.
+        """
+        if base == tree:
+            return TreeDiff()
+        found = self._once(store, base, tree)
+        small = found.files_changed <= AGAIN_FILES and found.lines_added + found.lines_removed <= AGAIN_LINES
+        # A small change takes that long on a busy machine only, and without a patch a person has to look at it.
+        return self._once(store, base, tree) if small and not found.patch else found
+
+    def _once(self, folder: Path, base: str, tree: str) -> TreeDiff:
+        bound = self._compare_bound
+        deadline = time.monotonic() + bound.total_seconds()
+        store = TreeStore(folder)
+        changes, complete = store.listed_changes(base, tree, seconds=bound.total_seconds())
+        if not complete:
+            names = tuple(FileChange(path=_shown(change.path)) for change in changes[:FILES_LIMIT])
+            note = "the changed files could not be listed in time"
+            return TreeDiff(files=names, files_changed=len(changes), approximate=True, note=note)
+        if time.monotonic() < deadline and (quick := quick_diff(store, base, tree, changes)) is not None:
+            numbers = [_Counted(path, added, removed, False) for path, added, removed in quick.lines]
+            count = len(changes)
+            return _tree_diff(numbers, headed(base, tree, quick.patch, held=count, paths=count), "")
+        pair = _Pair(store_git(folder), store, base, tree, deadline, tuple(changes), sizes_of(store, changes))
+        counted, complete = pair.git.head(
+            "diff-tree", *pair.options(), "--numstat", "-z", base, tree,
+            limit_bytes=NUMBERS_LIMIT_BYTES, timeout=min(bound * NUMBERS_SHARE, pair.left()),
+        )  # fmt: skip
+        numbers = list(_numbers(counted))
+        return _tree_diff(numbers, *_patch(pair, numbers)) if complete else _estimate(pair, numbers)
+
+    def lines(self, store: Path, tree: str) -> int:
+        """Return how many lines of text a tree has; where counting takes too long, an estimate.
+
+        The lines of a successor are known without counting: those of its base, plus added, less removed.
+        """
+        git = store_git(store)
+        counted, complete = git.head(
+            "diff-tree", "-r", "--numstat", "-z", "--no-renames", *PLAIN, EMPTY_TREE, tree,
+            limit_bytes=NUMBERS_LIMIT_BYTES, timeout=self._lines_bound,
+        )  # fmt: skip
+        known = [change.added for change in _numbers(counted[: counted.rfind(b"\0") + 1])]
+        if complete:
+            return sum(known)
+        listed, whole = git.head(
+            "ls-tree", "-r", "-z", "--name-only", tree, limit_bytes=NUMBERS_LIMIT_BYTES, timeout=ESTIMATE_BOUND
+        )
+        if known and whole:
+            return sum(known) * len(split_z(listed)) // len(known)
+        listed, _ = git.head("ls-tree", "-r", "-l", "-z", tree, limit_bytes=NUMBERS_LIMIT_BYTES, timeout=ESTIMATE_BOUND)
+        sizes = (entry.partition(b"\t")[0].split()[-1] for entry in split_z(listed) if b"\t" in entry)
+        return sum(int(size) for size in sizes if size.isdigit()) // BYTES_PER_LINE
+
+
+class _Counted(NamedTuple):
+    """An entry of `--numstat`."""
+
+    path: bytes
+    added: int
+    removed: int
+    binary: bool
+    renamed_from: bytes = b""
+
+
+def _estimate(pair: _Pair, known: list[_Counted]) -> TreeDiff:
+    covered = {path for number in known for path in (number.path, number.renamed_from)}
+    rest = [change for change in pair.changes if change.path not in covered]
+    average = Estimates(
+        added=sum(number.added for number in known) // max(1, len(known)),
+        removed=sum(number.removed for number in known) // max(1, len(known)),
+    )
+    guessed = estimated(pair.store, rest, pair.sizes, average=average, seconds=pair.left().total_seconds())
+    numbers = known + [_Counted(change.path, guess.added, guess.removed, False) for change, guess in guessed]
+    files = counted(len(rest), "file")
+    note = f"the time was too short to compare the lines of {files}: they are estimated, without a patch"
+    return _tree_diff(numbers, b"", note)
+
+
+def _tree_diff(numbers: list[_Counted], patch: bytes, note: str) -> TreeDiff:
+    return TreeDiff(
+        files=tuple(
+            FileChange(path=_shown(path), added=added, removed=removed, binary=binary, renamed_from=_shown(old))
+            for path, added, removed, binary, old in numbers[:FILES_LIMIT]
+        ),
+        files_changed=len(numbers),
+        lines_added=sum(number.added for number in numbers),
+        lines_removed=sum(number.removed for number in numbers),
+        patch=patch,
+        approximate=bool(note),
+        note=note,
+    )
+
+
+def _patch(pair: _Pair, numbers: list[_Counted]) -> tuple[bytes, str]:
+    """Return the patch, tried, and what it lacks."""
+    binary = {number.path for number in numbers if number.binary}
+    sides = (side for c in pair.changes if c.path in binary for side in (c.before, c.after) if side is not None)
+    heavy = sum(pair.sizes.get(side.id, 0) for side in sides)
+    contents = ("--binary",) if pair.sizes and heavy <= BINARY_LIMIT_BYTES else ()
+    # Git refuses its own patch where a link becomes a folder and moves into it.
+    for form in (contents, (*contents, "--no-renames")):
+        patch, whole = pair.git.head(
+            "diff-tree", *pair.options(), "-p", *form, pair.base, pair.tree,
+            limit_bytes=PATCH_LIMIT_BYTES - HEAD_ROOM_BYTES, timeout=pair.left(),
+        )  # fmt: skip
+        patch = patch if whole else patch[: patch.rfind(b"\ndiff --git ") + 1]
+        if not patch:
+            return b"", f"no patch: its first file is larger than {PATCH_LIMIT_BYTES} bytes, or took too long"
+        held = tried(pair.git, pair.changes, patch, pair.left())
+        if held is not None and (held == len(pair.changes) or not whole):
+            paths = len(pair.changes)
+            cut = f"the patch holds {held} of {paths} changed paths: it was cut at {PATCH_LIMIT_BYTES} bytes"
+            return headed(pair.base, pair.tree, patch, held=held, paths=paths), "" if whole else cut
+    return b"", "no patch: it could not be tried in time, or did not lead to the new tree"
+
+
+def _numbers(output: bytes) -> Iterator[_Counted]:
+    """Read `--numstat -z`, maybe cut: an entry is `added TAB removed TAB path`; a rename has no path, but two more."""
+    fields = iter(output.split(b"\0")[:-1])
+    for entry in fields:
+        added, removed, path = entry.split(b"\t", 2)
+        old = b""
+        if not path:
+            old, path = next(fields, b""), next(fields, b"")
+        if path:
+            binary = added == b"-"
+            yield _Counted(path, 0 if binary else int(added), 0 if binary else int(removed), binary, old)
+
+
+def _shown(path: bytes) -> str:
+    return path.decode("utf-8", "backslashreplace")

@@ -1,0 +1,212 @@
+"""Metrics page."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from starlette.requests import Request
+
+from gateway.web.look import Look, Screen
+from tightloop.errors import InvalidRequestError
+from tightloop.ledger.metrics import MEANINGS, Division, Figure, MetricsFilter, Period, Rate, Unit, read_range
+from tightloop.ledger.model import amount
+
+WIDTH, HEIGHT = 560, 220
+LEFT, RIGHT, TOP, BOTTOM = 72, 12, 12, 28
+RADIUS = 4
+SIZES = {"WIDTH": WIDTH, "HEIGHT": HEIGHT, "LEFT": LEFT, "RIGHT": RIGHT, "BOTTOM": BOTTOM, "RADIUS": RADIUS}
+"""For the template."""
+TICKS = 4
+NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
+"""Steps of an axis, times a power of ten."""
+NICE_SECONDS = (1.0, 5.0, 15.0, 30.0, 60.0, 300.0, 900.0, 1_800.0, 3_600.0, 7_200.0, 14_400.0, 43_200.0, 86_400.0)
+SHARE_STEP = 0.25
+LINES = (("median", "median"), ("p90", "p90"))
+"""Field of a figure, and the name of its line."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A line of the axis with its label."""
+
+    y: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A column or a point with what it says."""
+
+    x: float
+    y: float
+    height: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """One series: its points, and the pieces of the line between those that follow each other."""
+
+    name: str
+    marks: tuple[Mark, ...]
+    pieces: tuple[str, ...] = ()
+    """`points` of an SVG polyline for each piece."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot of one figure over the periods of a range."""
+
+    name: str
+    title: str
+    definition: str
+    ticks: tuple[Tick, ...]
+    lines: tuple[Line, ...]
+    step: float
+    """Distance between two periods; columns are three quarters of it wide."""
+    first: str
+    last: str
+    """Labels of the ends of the time axis."""
+    columns: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is known in any period."""
+        return not any(line.marks for line in self.lines)
+
+
+def plot_of(name: str, periods: Sequence[Period]) -> Plot:
+    """Return the plot of a field of `Figures`; there is at least one period."""
+    meaning = MEANINGS[name]
+    columns = meaning.unit is Unit.SHARE
+    top, ticks = _axis(1.0 if columns else _largest(name, periods), meaning.unit)
+    step = (WIDTH - LEFT - RIGHT) / len(periods)
+    fields = (("share", meaning.title),) if columns else LINES
+    lines = tuple(_line(name, field, title, periods, step, top) for field, title in fields)
+    return Plot(
+        name,
+        meaning.title,
+        meaning.definition,
+        ticks,
+        lines,
+        step,
+        first=when(periods[0], periods),
+        last=when(periods[-1], periods),
+        columns=columns,
+    )
+
+
+def when(period: Period, periods: Sequence[Period]) -> str:
+    """Return how a period is called: its day, or its hour where periods are that short."""
+    is_short = (periods[-1].end - periods[0].start).days < 2
+    return f"{period.start:%m-%d %H:%M}" if is_short else f"{period.start:%Y-%m-%d}"
+
+
+def _line(name: str, field: str, title: str, periods: Sequence[Period], step: float, top: float) -> Line:
+    found: list[Mark | None] = []
+    for number, period in enumerate(periods):
+        figure = getattr(period.figures, name)
+        value = getattr(figure, field)
+        if value is None:
+            found.append(None)
+            continue
+        y = _y(value, top)
+        said = f"{when(period, periods)}: {title} {amount(value, MEANINGS[name].unit)}, n {figure.n}"
+        found.append(Mark(_round(LEFT + (number + 0.5) * step), y, _round(HEIGHT - BOTTOM - y), said))
+    return Line(title, tuple(mark for mark in found if mark), tuple(_pieces(found)))
+
+
+def _pieces(marks: Iterable[Mark | None]) -> Iterable[str]:
+    piece: list[str] = []
+    for mark in (*marks, None):
+        if mark is not None:
+            piece.append(f"{mark.x:g},{mark.y:g}")
+            continue
+        if len(piece) > 1:
+            yield " ".join(piece)
+        piece = []
+
+
+def _largest(name: str, periods: Iterable[Period]) -> float:
+    figures: Iterable[Figure] = (getattr(period.figures, name) for period in periods)
+    return max((value for one in figures for value in (one.median, one.p90) if value is not None), default=0.0)
+
+
+def _axis(largest: float, unit: Unit) -> tuple[float, tuple[Tick, ...]]:
+    """Return the value at the top, and lines at round values."""
+    step = SHARE_STEP if unit is Unit.SHARE else _nice_step(largest, unit)
+    top = step * max(math.ceil(largest / step - 1e-9), 1)
+    count = round(top / step)
+    return top, tuple(Tick(_y(step * number, top), amount(step * number, unit)) for number in range(count + 1))
+
+
+def _nice_step(largest: float, unit: Unit) -> float:
+    wanted = largest / TICKS
+    if unit is Unit.SECONDS:
+        days = 86_400.0 * _nice_step(largest / 86_400.0, Unit.COUNT)
+        return next((step for step in NICE_SECONDS if step >= wanted), days)
+    if wanted <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(wanted))
+    step = power * next(each for each in NICE if each * power >= wanted * (1 - 1e-9))
+    # Iterations are whole numbers: no ticks between them.
+    return max(step, 1.0) if unit is Unit.COUNT else step
+
+
+def _y(value: float, top: float) -> float:
+    return _round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * min(value / top, 1.0))
+
+
+def _round(value: float) -> float:
+    return round(value, 1)
+
+
+RANGES = {"24h": "24 hours", "7d": "7 days", "30d": "30 days", "90d": "90 days", "365d": "a year"}
+USUAL = "7d"
+PLOTTED = ("success", "iterations_to_success", "cost_usd", "answer_s")
+GROUPED = ("success", "iterations_to_success", "cost_usd", "worked_s", "interventions", "answer_s")
+
+
+def metrics(look: Look, request: Request) -> Screen:
+    """Show what the episodes that ended in a time range show."""
+    query = request.query_params
+    asked = {name: query.get(name, "") for name in ("project", "executor", "model")}
+    since, until, by = query.get("since") or USUAL, query.get("until", ""), query.get("by", "")
+    if by and by not in set(Division):
+        raise InvalidRequestError(f"by {by[:40]!r} is not one of {', '.join(Division)}")
+    begin, end = read_range(since, until, datetime.now(UTC))
+    wanted = MetricsFilter(since=begin, until=end, by=Division(by) if by else None, **asked)
+    report = look.ledger.metrics(wanted)
+    content = {
+        "report": report,
+        "wanted": wanted,
+        "since": since,
+        "until": until,
+        "ranges": RANGES | ({} if since in RANGES else {since: since}),
+        "divisions": [each.value for each in Division],
+        "projects": look.around.names,
+        "meanings": MEANINGS,
+        "plots": [plot_of(name, report.periods) for name in PLOTTED],
+        "plotted": PLOTTED,
+        "grouped": GROUPED,
+        "periods": [(when(period, report.periods), period.figures) for period in report.periods],
+        "cells": cells,
+        "shown": shown,
+        "sizes": SIZES,
+    }
+    return Screen("metrics.html", content, section="/metrics")
+
+
+def cells(figure: Figure | Rate, unit: Unit) -> tuple[str, str, str]:
+    """Return rate or median, 90th percentile and sum, as people read them; empty where it does not apply."""
+    if isinstance(figure, Rate):
+        return amount(figure.share, unit), "", f"{figure.count} of {figure.n}" if figure.n else ""
+    # A sum of shares says nothing.
+    total = "" if unit is Unit.SHARE else amount(figure.total, unit)
+    return amount(figure.median, unit), amount(figure.p90, unit), total
+
+
+def shown(figure: Figure | Rate, unit: Unit) -> str:
+    """Return rate or median with the number of known values."""
+    return f"{cells(figure, unit)[0]} (n {figure.n})"

@@ -1,1 +1,0 @@
-"""What people see: one module for each kind of thing."""

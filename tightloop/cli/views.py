@@ -1,0 +1,494 @@
+"""Workflows, questions and proofs in a terminal."""
+
+import shlex
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from tightloop.cli.terminal import coloured, panel, plain, table
+from tightloop.client import Event, Status, Summary
+from tightloop.client.proof.statement import CheckDetails, Details, Result, RunDetails, Statement
+from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.display import budget_line, status_label
+from tightloop.episode.model import EpisodeStatus
+from tightloop.episode.proof import ProofVerdict, TestsFrom
+from tightloop.host import diff_command
+from tightloop.loop.control import counts_of
+from tightloop.loop.model import GateCheck, LoopStatus, LoopTask, word_of
+from tightloop.plan.child import StepRecord
+from tightloop.plan.control import counts_line
+from tightloop.plan.request import PlanSpent, PlanStatus, StepLine
+from tightloop.question import Question, QuestionKind, top_up_options
+from tightloop.safety.drift import Drift
+from tightloop.value import counted, shorten
+
+TEXT_SHOWN = 200
+
+
+def loop_rows(status: LoopStatus) -> list[tuple[str, str | Text]]:
+    """Return the names and values of a panel."""
+    return [
+        ("status", coloured(word_of(status))),
+        ("goal", shorten(" ".join(status.goal.split()), TEXT_SHOWN)),
+        ("workspace", status.workspace),
+        ("packet", status.packet_id),
+        ("waits for", status.waits_for),
+        ("tasks", counts_of(status) if status.tasks else ""),
+        ("runs as", status.dispatched_as),
+        ("gates", gates_line(status)),
+        ("reason", status.reason),
+    ]
+
+
+def gates_line(status: LoopStatus) -> str:
+    """Return where the gates stand, such as `gate:ruff passed, gate:pytest runs`."""
+    checks = status.gate_result.checks if status.gate_result is not None else ()
+    return ", ".join(f"{check.name} {_word(check)}" for check in checks if "/" not in check.name)
+
+
+def loop_line(status: LoopStatus) -> str:
+    """Return the state on one line, for the last line of `watch`."""
+    parts = [word_of(status), counts_of(status) if status.tasks else "", gates_line(status)]
+    return "  ".join(part for part in parts if part)
+
+
+def loop_end_lines(status: LoopStatus) -> list[str]:
+    """Return how a plan ended."""
+    lines = [f"{status.status.value}: {status.reason or 'no reason was given'}"]
+    return [*lines, f"Tasks: {counts_of(status)}."] if status.tasks else lines
+
+
+def loop_todo_lines(status: LoopStatus) -> list[str]:
+    """Return what a person can do now, with the commands."""
+    lines: list[str] = []
+    for wait in status.children:
+        lines.append(f"{wait.step}: {wait.where} waits for a person: {wait.what}")
+        lines.append(f"  {wait.command}")
+    possible, name = status.possible, status.plan_id
+    if status.questions:
+        lines.append(f"It is paused: {status.questions[0].title}")
+        lines.append(f"  tightloop resume {name}")
+    elif "dispatch" in possible:
+        lines += ["The plan is a draft. Look at its tasks, then start them:", f"  tightloop loop dispatch {name}"]
+    elif "verify" in possible:
+        lines += ["All tasks have ended. Run the gates:", f"  tightloop loop verify {name}"]
+    return lines
+
+
+def tasks_table(tasks: Iterable[LoopTask]) -> Table:
+    """Return the tasks of a plan."""
+    made = table("TASK", "STATUS", "AFTER", "RUN", "WHAT", "WHY")
+    for task in tasks:
+        what = Text(plain(shorten(" ".join(task.description.split()), TEXT_SHOWN)))
+        needs = ", ".join(task.dependencies)
+        made.add_row(task.task_id, coloured(task.state.value), needs, task.run_id, what, Text(plain(task.message)))
+    return made
+
+
+def gates_table(checks: Iterable[GateCheck]) -> Table:
+    """Return the gates of a plan, and the checks within them."""
+    made = table("GATE", "RESULT", "SECONDS", "")
+    for check in checks:
+        seconds = f"{check.duration_ms / 1000:.1f}" if check.duration_ms else ""
+        made.add_row(check.name, coloured(_word(check)), seconds, Text(plain(check.message)))
+    return made
+
+
+def _word(check: GateCheck) -> str:
+    if check.running:
+        return "running"
+    return "passed" if check.passed else "failed"
+
+
+QUESTIONS_SHOWN = 12
+_TEXTS = {"done": "what I did", "failed": "why", "refused": "why", "limit": "why", "deny": "why", "reject": "why"}
+"""Options that say little without a text."""
+
+
+def todo_lines(status: Status) -> list[str]:
+    """Return everything that waits for a person, with the commands that answer it; empty where nothing waits."""
+    if isinstance(status, LoopStatus):
+        return loop_todo_lines(status)
+    name = status.episode_id if isinstance(status, EpisodeStatus) else status.plan_id
+    questions = status.questions
+    lines: list[str] = []
+    for question in questions[:QUESTIONS_SHOWN]:
+        lines += question_lines(name, question, alone=len(questions) == 1)
+        if question.kind is QuestionKind.BUDGET and (more := top_up_options(question.title)):
+            lines.append(f"  tightloop top-up {name} {more}")
+    if len(questions) > QUESTIONS_SHOWN:
+        lines.append(f"... and {counted(len(questions) - QUESTIONS_SHOWN, 'more question')}")
+    commands: list[str] = []
+    if isinstance(status, PlanStatus):
+        for wait in status.children[:QUESTIONS_SHOWN]:
+            lines.append(f"{wait.step}: {wait.where} waits for a person: {wait.what}")
+            lines += [*(f"  {line}" for line in wait.question.evidence), f"  {wait.command}"]
+        if any(question.kind in (QuestionKind.FAILED_STEP, QuestionKind.UNMET) for question in questions):
+            commands = [f"plan replan {name} FILE"]
+    elif any(question.options for question in questions):
+        # Temporal's own pause has no options: it takes no messages either.
+        back = status.way_back or "CKPT"
+        commands = [f'respond {name} "message for the planner"', f"restore {name} {back}", f"cancel {name}"]
+    return [*lines, *(f"  tightloop {command}" for command in commands)]
+
+
+def drift_lines(drifts: Iterable[Drift]) -> list[str]:
+    """Return what others changed, what became of it, and how to bring it back."""
+    return [line for drift in drifts for line in drift.report]
+
+
+def question_lines(workflow_id: str, question: Question, *, alone: bool = True) -> list[str]:
+    """Return one question with its evidence, and a command for each option.
+
+    Args:
+        workflow_id: the episode or plan that asks.
+        question: what is asked.
+        alone: it is the only one, so that the commands need not name it.
+    """
+    since = f" (since {question.since.astimezone():%Y-%m-%d %H:%M:%S})" if question.since else ""
+    role = f" with role {question.role}" if question.role else ""
+    who = f"{question.count} different people{role}" if question.count > 1 else f"a person{role}"
+    given = ", ".join(f"{answer.by}: {answer.option}" for answer in question.answers)
+    what = f"{question.step or 'It'} waits for {who}" if question.needs_person else "Nobody has to answer"
+    lines = [f"{what}{f' ({given})' if given else ''}: {question.title}{since}"]
+    lines += [f"  {line}" for line in question.evidence]
+    for option in question.options:
+        words = ["answer", workflow_id, option.name]
+        words += [_TEXTS[option.name]] if option.name in _TEXTS else []
+        words += [] if alone else ["--question", question.id]
+        words += ["--by", "NAME"] if question.count > 1 else []
+        effect = "; ".join(
+            part
+            for part in (
+                option.effect,
+                option.pros and f"+ {option.pros}",
+                option.cons and f"- {option.cons}",
+                option.cost and f"cost: {option.cost}",
+            )
+            if part
+        )
+        lines.append(f"  tightloop {shlex.join(words)}" + (f"   # {effect}" if effect else ""))
+    return lines
+
+
+_TREE_DIGITS = 12
+
+
+def checkpoints_table(records: Iterable[CheckpointRecord]) -> Table:
+    """Return the list of checkpoints; discarded ones are dim."""
+    made = table("CHECKPOINT", "ITERATION", "BRANCH", "CLASS", "CHECKS", "FILES' TREE", "RESET EVENT", "PLAN")
+    for record in records:
+        made.add_row(
+            record.id + (" (discarded)" if record.discarded else ""),
+            str(record.iteration),
+            str(record.branch),
+            coloured(record.probability_class.value if record.probability_class else ""),
+            record.checks,
+            record.tree[:_TREE_DIGITS],
+            f"{record.event_id} of run {record.run_id[:8]}" if record.event_id else "",
+            Text(plain(record.title)),
+            style="dim" if record.discarded else None,
+        )
+    return made
+
+
+def episode_rows(status: EpisodeStatus) -> list[tuple[str, str | Text]]:
+    """Return the names and values of a panel."""
+    label = status_label(status.status, status.questions[0].kind.value if status.questions else None)
+    iteration = str(status.iteration) + (f" on branch {status.branch}" if status.branch else "")
+    return [
+        ("status", coloured(label + (", pause requested" if status.pause_requested else ""))),
+        ("goal", status.goal),
+        ("workspace", status.workspace),
+        ("phase", status.phase.value),
+        ("now", status.work.told(datetime.now(UTC)) if status.work and not status.waits_for else ""),
+        ("waits for", status.waits_for),
+        ("iteration", iteration + (f", run {status.runs}" if status.runs > 1 else "")),
+        ("plan", status.plan),
+        ("executor", status.executor + (f": {status.executor_error}" if status.executor_error else "")),
+        ("class", coloured(status.probability_class.value) if status.probability_class else ""),
+        ("checks", status.checks),
+        *(("", f"{check.status.value}: {check.name}") for check in status.failed_checks),
+        ("diagnosis", status.diagnosis),
+        ("checkpoint", status.checkpoint_id),
+        *(("changed", drift.sentence) for drift in status.drifts),
+        ("budget", budget_line(status.spent, status.budget)),
+        ("reason", status.reason),
+    ]
+
+
+def episode_line(status: EpisodeStatus) -> str:
+    """Return the state on one line, for the last line of `watch`."""
+    parts = [
+        f"iteration {status.iteration}",
+        status.phase.value,
+        status.work.told(datetime.now(UTC)) if status.work else "",
+        status_label(status.status, status.questions[0].kind.value if status.questions else None),
+        f"waits for {status.waits_for}" if status.waits_for else "",
+        f"class {status.probability_class.value}" if status.probability_class else "",
+        f"checks {status.checks}" if status.checks else "",
+        budget_line(status.spent, status.budget),
+        status.plan,
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+def episode_end_lines(status: EpisodeStatus) -> list[str]:
+    """Return how an episode ended, and how to continue."""
+    word = status.outcome.value if status.outcome is not None else status.status.upper()
+    lines = [
+        f"{word}: {status.reason or 'no reason was given'}",
+        f"Checks: {status.checks or 'not run'}. Spent: {budget_line(status.spent, status.budget)}.",
+        *drift_lines(status.drifts),
+    ]
+    if status.status == "succeeded":
+        return lines
+    return [*lines, f"Continue from a checkpoint: tightloop restore {status.episode_id} CKPT"]
+
+
+LINES_SHOWN = 12
+RUNNING_SHOWN = 3
+VALUE_CHARACTERS = 1_000
+
+
+def steps_table(lines: Iterable[StepLine]) -> Table:
+    """Return the steps of a plan with their states and failures."""
+    made = table("STEP", "STATUS", "ATTEMPTS", "TITLE", "WHY")
+    for line in lines:
+        why = line.failure.reason if line.failure is not None else ""
+        attempts = str(line.attempt) if line.attempt else ""
+        made.add_row(line.id, coloured(line.status.value), attempts, Text(plain(line.summary)), Text(plain(why)))
+    return made
+
+
+def spent_line(spent: PlanSpent) -> str:
+    """Return what is spent, such as `attempts 12, cost USD 0.5, minutes 3`."""
+    parts = [f"attempts {spent.attempts}"]
+    if spent.tokens:
+        parts.append(f"tokens {spent.tokens}")
+    if spent.cost_usd or spent.unpriced_calls:
+        parts.append(f"cost USD {'at least ' if spent.unpriced_calls else ''}{round(spent.cost_usd, 4):g}")
+    if spent.api_calls:
+        parts.append(f"calls {spent.api_calls}")
+    return ", ".join([*parts, f"minutes {spent.wall_time.total_seconds() / 60:.1f}"])
+
+
+def plan_rows(status: PlanStatus) -> list[tuple[str, str | Text]]:
+    """Return the names and values of a panel."""
+    failed = ((line.id, line.failure.reason if line.failure else "no reason is known") for line in status.failed)
+    return [
+        ("status", coloured(status.status)),
+        ("plan", status.title + (f", revision {status.revision}" if status.revision > 1 else "")),
+        ("workspace", status.workspace),
+        ("phase", status.phase.value),
+        ("waits for", status.waits_for),
+        ("steps", counts_line(status.counts) if status.counts else ""),
+        *(("running", f"{line.id} (attempt {line.attempt})") for line in status.running[:LINES_SHOWN]),
+        *(("failed", f"{name}: {why}") for name, why in list(failed)[:LINES_SHOWN]),
+        *(
+            ("hypothesis", f"{belief.hypothesis}: {belief.confidence:.2f} ({belief.evidence} pieces of evidence)")
+            for belief in status.beliefs[:LINES_SHOWN]
+        ),
+        *(("changed", drift.sentence) for drift in status.drifts),
+        ("spent", spent_line(status.spent)),
+        ("reason", status.reason),
+    ]
+
+
+def plan_line(status: PlanStatus) -> str:
+    """Return the state on one line, for the last line of `watch`."""
+    running = ", ".join(line.id for line in status.running[:RUNNING_SHOWN])
+    more = f" and {len(status.running) - RUNNING_SHOWN} more" if len(status.running) > RUNNING_SHOWN else ""
+    waits = f"waits for {status.waits_for}" if status.waits_for else ""
+    parts = [counts_line(status.counts), f"now: {running}{more}" if running else "", status.phase.value, waits]
+    return "  ".join(part for part in parts if part)
+
+
+def plan_end_lines(status: PlanStatus) -> list[str]:
+    """Return how a plan ended, and where to look."""
+    word = status.outcome.value if status.outcome is not None else status.status.upper()
+    lines = [
+        f"{word}: {status.reason or 'no reason was given'}",
+        f"Steps: {counts_line(status.counts)}. Spent: {spent_line(status.spent)}.",
+        *drift_lines(status.drifts),
+        f"Report: tightloop export {status.plan_id} --report",
+    ]
+    if status.status == "completed":
+        return lines
+    return [*lines, f"Run it again, with what is done taken over: tightloop plan run --again {status.plan_id}"]
+
+
+def record_lines(record: StepRecord, workspace: Path) -> list[str]:
+    """Return one attempt of a step in a workspace with its inputs, outputs and decisions."""
+    result = record.result
+    took = f", {(record.ended - record.started).total_seconds():.1f} s" if record.started and record.ended else ""
+    when = f" at {record.ended.astimezone():%Y-%m-%d %H:%M:%S}" if record.ended else ""
+    marks = [word for word, holds in (("taken over", result.reused), ("taken back", record.undone)) if holds]
+    marked = f" ({', '.join(marks)})" if marks else ""
+    rows = [("command", record.command), ("summary", result.summary)]
+    if result.failure is not None:
+        rows.append(("failure", f"{result.failure.failure_class.value}: {result.failure.reason}"))
+    rows += [(f"input {name}", str(value)) for name, value in record.inputs.items()]
+    rows += [(f"output {name}", str(value)) for name, value in record.outputs.items()]
+    rows += [
+        (f"artifact {name}", f"{ref.size_bytes} bytes, {ref.sha256} (tightloop export ID --out FOLDER)")
+        for name, ref in record.artifacts.items()
+    ]
+    rows += [
+        (f"evidence on {note.hypothesis}", f"{note.verdict} ({note.strength}) {note.note}") for note in result.evidence
+    ]
+    rows += [("answer", f"{answer.option} by {answer.by} {answer.text}".rstrip()) for answer in record.answers]
+    if record.tree_before != record.tree_after:
+        rows.append(("changed", diff_command(workspace, record.tree_before, record.tree_after)))
+    return [
+        f"attempt {record.attempt}: {result.status.value}{marked}{when}{took}, revision {record.revision}",
+        *(f"   {name}: {_cut(text)}" for name, text in rows if text),
+    ]
+
+
+def _cut(text: str) -> str:
+    line = text.strip().replace("\n", "\n     ")
+    return line if len(line) <= VALUE_CHARACTERS else f"{line[:VALUE_CHARACTERS]} ... ({len(line)} characters)"
+
+
+_OF_WORKERS = frozenset({"phase", "spent", "budget"})
+"""Rows that only a worker can tell."""
+
+
+def list_table(rows: Iterable[Summary]) -> Table:
+    """Return the list of episodes and plans."""
+    made = table("ID", "STATUS", "ITERATION", "STARTED", "GOAL", "WORKSPACE")
+    for row in rows:
+        label = status_label(row.status, row.pause_kind)
+        status = coloured(label)
+        if row.pause_kind and label == row.status:
+            status.append(f" ({plain(row.pause_kind)})")
+        goal = Text(plain(row.goal.partition("\n")[0]), overflow="ellipsis", no_wrap=True)
+        iteration = str(row.iteration) if row.kind == "episode" else ""
+        made.add_row(row.id, status, iteration, _age(row.started), goal, Text(plain(row.workspace)))
+    return made
+
+
+def _age(moment: datetime | None) -> str:
+    if moment is None:
+        return ""
+    minutes = int((datetime.now(UTC) - moment).total_seconds() // 60)
+    if minutes < 60:
+        return f"{max(minutes, 0)} min ago"
+    return f"{minutes // 60} h ago" if minutes < 48 * 60 else f"{minutes // 1440} d ago"
+
+
+def status_panel(status: Status) -> Panel:
+    """Return one episode or plan on a panel, with everything that waits for a person."""
+    if isinstance(status, EpisodeStatus):
+        return panel(status.episode_id, _known(status, episode_rows(status)), todo_lines(status))
+    if isinstance(status, LoopStatus):
+        return panel(status.plan_id, _known(status, loop_rows(status)), todo_lines(status))
+    return panel(status.plan_id, _known(status, plan_rows(status)), todo_lines(status))
+
+
+def _known(status: Status, rows: list[tuple[str, str | Text]]) -> list[tuple[str, str | Text]]:
+    """Return the rows; where no worker answered those that are stored, and how old they are."""
+    if status.as_of is None:
+        return rows
+    as_of = f"{status.as_of.astimezone():%Y-%m-%d %H:%M:%S}; this is what is stored, because no worker answered"
+    return [("as of", as_of), *(row for row in rows if row[0] not in _OF_WORKERS)]
+
+
+def status_line(status: Status) -> str:
+    """Return the state on one line."""
+    if isinstance(status, LoopStatus):
+        line = loop_line(status)
+    else:
+        line = episode_line(status) if isinstance(status, EpisodeStatus) else plan_line(status)
+    return plain(line.replace("\n", " "))
+
+
+def end_lines(status: Status) -> list[str]:
+    """Return how an episode or a plan ended, and how to continue."""
+    if isinstance(status, LoopStatus):
+        return loop_end_lines(status)
+    return episode_end_lines(status) if isinstance(status, EpisodeStatus) else plan_end_lines(status)
+
+
+def timeline_table(events: Iterable[Event]) -> Table:
+    """Return the events, newest last."""
+    made = table("WHEN", "WHAT", "")
+    for event in events:
+        when = f"{event.at.astimezone():%Y-%m-%d %H:%M:%S}"
+        made.add_row(when, coloured(event.kind), Text(plain(event.text)))
+    return made
+
+
+def event_line(event: Event) -> Text:
+    """Return one event on one line."""
+    line = Text(f"{event.at.astimezone():%H:%M:%S}  ")
+    line.append_text(coloured(event.kind))
+    line.append(" " * max(11 - len(event.kind), 1))
+    line.append(plain(event.text.replace("\n", " ")))
+    return line
+
+
+_DIGITS = 12
+_SHOWN = 12
+_RUNS = {
+    TestsFrom.DELIVERED: "with the tests as delivered",
+    TestsFrom.BEGINNING: "with tests, test data and checker configuration of the beginning",
+}
+
+
+def proof_lines(statement: Statement) -> Iterator[str]:
+    """Yield what a proof says, a line each."""
+    predicate, details = statement.predicate, statement.predicate.tightloop
+    yield f"{details.episode}: {_verdict(predicate.result, details)}"
+    yield f"files: git tree {statement.tree[:_DIGITS]}, made from {details.base_tree[:_DIGITS]}"
+    yield f"run in a fresh checkout of these files, {details.started_at:%Y-%m-%d %H:%M %Z}:"
+    for run in details.runs:
+        yield from _run_lines(run)
+    for finding in details.findings:
+        yield f"found: {finding.text}" + (" (announced beforehand)" if finding.announced else "")
+    for file in details.changed[:_SHOWN]:
+        yield f"changed: {file.path} ({file.kind.value.replace('_', ' ')} {file.change.value})"
+    if details.changed_count > _SHOWN:
+        yield f"changed: {details.changed_count - _SHOWN} more"
+    if not details.changed_count:
+        yield "no test, test data or checker configuration changed"
+    for sentence in details.not_held:
+        yield f"not shown: {sentence}"
+
+
+def _verdict(result: Result, details: Details) -> str:
+    if details.verdict is ProofVerdict.ACCEPTED:
+        return f"NOT PROVEN, accepted by {details.accepted_by or 'somebody'}"
+    if result is Result.FAILED:
+        return "NOT PROVEN"
+    return "PROVEN" if result is Result.PASSED else "PROVEN, with changes that were announced beforehand"
+
+
+def _run_lines(run: RunDetails) -> Iterator[str]:
+    yield f"  {_RUNS[run.tests]}:"
+    for check in run.checks:
+        yield f"    {check.status.value.replace('_', ' ')}: {check.run}{_counts(check)}{_walls(check)}"
+
+
+def _counts(check: CheckDetails) -> str:
+    told = [
+        f"{report.checker}: {counted(report.total, 'test')}, {report.passed} passed"
+        + (f", {report.failed} failed" if report.failed else "")
+        + (f", {report.skipped} skipped" if report.skipped else "")
+        + (f", {report.missing} missing" if report.missing else "")
+        + ("" if report.complete else ", report incomplete")
+        for report in check.reports
+    ]
+    return f" ({'; '.join(told)})" if told else " (exit status only)"
+
+
+def _walls(check: CheckDetails) -> str:
+    if not check.sandbox:
+        return ""
+    missing = f", which did not hold: {', '.join(check.not_enforced)}" if check.not_enforced else ""
+    return f" in {check.sandbox}{missing}"

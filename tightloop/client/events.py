@@ -1,0 +1,210 @@
+"""The events of a workflow over all its runs: what continued as new, was reset, restored or started again."""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+from temporalio.client import WorkflowQueryFailedError
+
+from tightloop.client.calls import Calls
+from tightloop.client.execution import Execution
+from tightloop.client.feed import Feed
+from tightloop.client.status import OnSilence, described, patiently
+from tightloop.episode.model import OWN, TimelineLine, TimelinePage
+from tightloop.errors import InvalidRequestError, ServiceUnavailableError
+
+_CURSOR = re.compile(r"([0-9a-f-]{36})\.(\d{1,9})", re.ASCII)
+_LISTING_TRIES = 30
+"""Temporal lists a new run a moment after it began."""
+_LISTING_WAIT = timedelta(milliseconds=100)
+
+T = TypeVar("T")
+
+
+class Event(TimelineLine):
+    """One line of a timeline, with its place."""
+
+    cursor: str = ""
+    """Give it to `events` or `timeline` to go on after this event; it means the same in every run to come."""
+    run_id: str = ""
+
+
+class Place(NamedTuple):
+    """How far somebody has read: so many lines of a run, and all of the runs before it."""
+
+    run_id: str
+    lines: int
+
+    def __str__(self) -> str:
+        """Return the cursor."""
+        return f"{self.run_id}.{self.lines}"
+
+
+NOWHERE = Place("", 0)
+Page = tuple[list[Event], Place, bool]
+"""Events, the place after them, and whether the run has more."""
+
+
+def read_cursor(cursor: str) -> Place | None:
+    """Read a cursor; empty: the beginning.
+
+    Raises:
+        InvalidRequestError: it is none.
+    """
+    if not cursor:
+        return None
+    found = _CURSOR.fullmatch(cursor)
+    if found is None:
+        raise InvalidRequestError(
+            f"{cursor!r} is not a cursor. Take that of an event, as it is; leave it out to begin with the first event"
+        )
+    return Place(found[1], int(found[2]))
+
+
+async def runs_until(calls: Calls, newest: Execution) -> list[Execution]:
+    """Return all runs up to the newest one, oldest first; without those that were refused at their beginning."""
+    found: list[Execution] = []
+    for _ in range(_LISTING_TRIES):
+        found = [run for run in await calls.listing.runs(newest.id) if not run.refused or run.run_id == newest.run_id]
+        ids = [run.run_id for run in found]
+        if newest.run_id in ids:
+            return found[: ids.index(newest.run_id) + 1]
+        await asyncio.sleep(_LISTING_WAIT.total_seconds())
+    return [*found, newest]
+
+
+@dataclass(frozen=True)
+class EventReader:
+    """Reads the events of one workflow."""
+
+    calls: Calls
+    workflow_id: str
+
+    async def page(self, place: Place, newest: Execution) -> Page:
+        """Return the next events of a run; the last one is that of Temporal, where it ended the run by itself.
+
+        Raises:
+            InvalidRequestError: what follows the place is not kept any more.
+            ServiceUnavailableError: no worker answers.
+        """
+        is_newest = place.run_id == newest.run_id
+        try:
+            found = await self.calls.query(self.workflow_id, "events", TimelinePage, place.lines, run_id=place.run_id)
+        except ServiceUnavailableError as error:
+            if is_newest or not isinstance(error.__cause__, WorkflowQueryFailedError):
+                raise
+            # The code has changed since: what later runs tell must not be out of reach because of that.
+            return [], place, False
+        if 0 < place.lines < found.oldest:
+            raise _too_old(self.workflow_id, place)
+        lines = list(found.lines)
+        has_more = found.start + len(lines) < found.end
+        if not has_more and not (is_newest and newest.is_open):
+            forced = await self.calls.history.forced_end(self.workflow_id, place.run_id)
+            # The workflow does not count this line: whoever has read it is one ahead.
+            if forced is not None and place.lines > found.end:
+                return [], place, False
+            lines += [forced] if forced else []
+        events = [
+            Event.of(line, run_id=place.run_id, cursor=str(Place(place.run_id, found.start + number)))
+            for number, line in enumerate(lines, start=1)
+        ]
+        return events, Place(place.run_id, found.start + len(events)), has_more
+
+    async def runs(self, newest: Execution) -> list[str]:
+        """Return the ids of all runs up to the newest one, oldest first."""
+        return [run.run_id for run in await runs_until(self.calls, newest)]
+
+    async def begin(self, newest: Execution, place: Place | None) -> Place:
+        """Return where to begin.
+
+        Raises:
+            InvalidRequestError: Temporal does not have the run of the cursor any more.
+        """
+        if place is not None and place.run_id == newest.run_id:
+            return place
+        runs = await self.runs(newest)
+        if place is None:
+            return Place(runs[0], 0)
+        if place.run_id not in runs:
+            raise _too_old(self.workflow_id, place)
+        return place
+
+    async def next_run(self, newest: Execution, place: Place) -> Place:
+        """Return the beginning of the run that follows."""
+        runs = await self.runs(newest)
+        number = runs.index(place.run_id) + 1 if place.run_id in runs else 0
+        return Place(runs[min(number, len(runs) - 1)], OWN)
+
+
+async def recorded(calls: Calls, workflow_id: str, after: str) -> AsyncGenerator[Event]:
+    """Yield the events so far, oldest first, page by page; see `TightloopClient.timeline`."""
+    reader, newest = EventReader(calls, workflow_id), await described(calls, workflow_id)
+    place = await reader.begin(newest, read_cursor(after))
+    while True:
+        events, place, more = await reader.page(place, newest)
+        for event in events:
+            yield event
+        if not more:
+            if place.run_id == newest.run_id:
+                return
+            place = await reader.next_run(newest, place)
+
+
+async def last(calls: Calls, workflow_id: str, limit: int) -> list[Event]:
+    """Return the last events, oldest first."""
+    reader, newest = EventReader(calls, workflow_id), await described(calls, workflow_id)
+    found: list[Event] = []
+    runs = await reader.runs(newest)
+    for run_id in reversed(runs):
+        place, more, own = Place(run_id, 0 if run_id == runs[0] else OWN), True, list[Event]()
+        while more:
+            events, place, more = await reader.page(place, newest)
+            own += events
+        found[:0] = own
+        if len(found) >= limit:
+            break
+    return found[-limit:]
+
+
+async def follow(
+    calls: Calls, feed: Feed, workflow_id: str, after: str, *, patience: timedelta, on_silence: OnSilence | None
+) -> AsyncGenerator[Event]:
+    """Yield the events after a cursor, and every new one until the workflow is closed; see `TightloopClient.events`."""
+    reader, wanted = EventReader(calls, workflow_id), read_cursor(after)
+    place = NOWHERE
+
+    def patient(look: Callable[[], Awaitable[T]]) -> Awaitable[T]:
+        return patiently(look, patience, feed.interval, on_silence)
+
+    while True:
+        moves = feed.moves
+        newest = await patient(lambda: feed.look("run", lambda: described(calls, workflow_id)))
+        if place is NOWHERE:
+            place = await patient(partial(reader.begin, newest, wanted))
+        is_newest = place.run_id == newest.run_id
+        ask = partial(reader.page, place, newest)
+        # With what was seen before: a page from before the end would lack the last events.
+        name = ("events", place, newest.run_id, newest.is_open)
+        events, place, more = await patient(partial(feed.look, name, ask))
+        for event in events:
+            yield event
+        if more:
+            continue
+        if not is_newest:
+            place = await patient(partial(reader.next_run, newest, place))
+        elif not newest.is_open:
+            return
+        else:
+            await feed.moved(moves)
+
+
+def _too_old(workflow_id: str, place: Place) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"the events of {workflow_id} after the cursor {place} are not kept any more, or it is the cursor of another "
+        "id. Begin with the oldest event: leave the cursor out"
+    )

@@ -1,1 +1,0 @@
-"""What an installation consists of besides episodes: its workers, its namespace, its search attributes."""

@@ -1,0 +1,186 @@
+"""Lists and histories of workflows."""
+
+import asyncio
+import contextlib
+import difflib
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+import temporalio.api.common.v1 as common
+import temporalio.api.history.v1 as history
+import temporalio.api.workflow.v1 as workflow
+import temporalio.api.workflowservice.v1 as service
+from temporalio.client import Client
+
+from tightloop.client.connection import CALL_TIMEOUT, Bounded, converter_for
+from tightloop.client.encryption import open_all
+from tightloop.client.execution import KINDS, Execution, Kind, moment, read_execution
+from tightloop.episode.model import TimelineLine
+from tightloop.errors import EpisodeNotFoundError
+from tightloop.value import shorten
+
+START_HINT = 'Start one: tightloop start "make the tests pass" --done "pytest -q", or: tightloop plan run plan.yaml'
+_PAGE = 200
+_SUGGESTED = 50
+"""Workflows whose ids are compared with a wrong one."""
+
+
+class Listing:
+    """Lists the workflows of a namespace."""
+
+    def __init__(self, client: Client, bounded: Bounded) -> None:
+        self._client, self._bounded = client, bounded
+
+    async def executions(self, *, kind: Kind | None = None, only_open: bool = False) -> AsyncGenerator[Execution]:
+        """Yield the newest run of each workflow: open ones first, then the last closed.
+
+        A run that continued as new is left out, and a restored episode is listed once.
+        """
+        query = _of_kind(kind)
+        query += " AND CloseTime IS NULL" if only_open else ""
+        seen: set[str] = set()
+        async with contextlib.aclosing(self._found(query)) as found:
+            async for info in found:
+                if info.execution.workflow_id in seen:
+                    continue
+                row = await self._read(info)
+                seen.add(row.id)
+                counts = await self.that_counts(row)
+                if kind in (None, counts.kind):
+                    yield counts
+
+    async def runs(self, workflow_id: str) -> tuple[Execution, ...]:
+        """Return all runs that Temporal still has of an id, oldest first."""
+        quoted = workflow_id.replace("\\", "\\\\").replace('"', '\\"')
+        async with contextlib.aclosing(self._found(f'WorkflowId="{quoted}"')) as found:
+            infos = [info async for info in found if info.type.name in KINDS]
+        infos.sort(key=lambda info: info.start_time.ToNanoseconds())
+        return tuple([await self._read(info) for info in infos])
+
+    async def that_counts(self, newest: Execution) -> Execution:
+        """Return the newest run of an id that was not refused at its beginning; where all were, the newest."""
+        if not newest.refused:
+            return newest
+        return next((run for run in reversed(await self.runs(newest.id)) if not run.refused), newest)
+
+    async def not_found(self, workflow_id: str, kind: Kind | None = None) -> EpisodeNotFoundError:
+        """Return the error that names the nearest known ids."""
+        request = service.ListWorkflowExecutionsRequest(
+            namespace=self._client.namespace, page_size=_SUGGESTED, query=_of_kind(kind)
+        )
+        page = await self._page(request)
+        known = list(dict.fromkeys(info.execution.workflow_id for info in page.executions))
+        nearest = difflib.get_close_matches(workflow_id, known, n=3, cutoff=0.5) or known[:3]
+        what = f"no {kind}" if kind else "neither an episode nor a plan"
+        hint = f". Known ids: {', '.join(nearest)}. List all: tightloop list" if nearest else f". {START_HINT}"
+        return EpisodeNotFoundError(f"{what} has the id {workflow_id!r}{hint}")
+
+    async def _read(self, info: workflow.WorkflowExecutionInfo) -> Execution:
+        return await read_execution(info, converter_for(self._client, info.execution.workflow_id))
+
+    async def _found(self, query: str) -> AsyncGenerator[workflow.WorkflowExecutionInfo]:
+        token = b""
+        while True:
+            request = service.ListWorkflowExecutionsRequest(
+                namespace=self._client.namespace, page_size=_PAGE, next_page_token=token, query=query
+            )
+            page = await self._page(request)
+            for info in page.executions:
+                yield info
+            token = page.next_page_token
+            if not token:
+                return
+
+    async def _page(self, request: service.ListWorkflowExecutionsRequest) -> service.ListWorkflowExecutionsResponse:
+        async with self._bounded("", CALL_TIMEOUT):
+            return await self._client.workflow_service.list_workflow_executions(
+                request, retry=True, timeout=CALL_TIMEOUT
+            )
+
+
+def _of_kind(kind: Kind | None) -> str:
+    """Return the query for the runs of a kind, or of all, without those that continued as new."""
+    types = ", ".join(f'"{name}"' for name, one in KINDS.items() if kind in (None, one))
+    return f'WorkflowType IN ({types}) AND ExecutionStatus!="ContinuedAsNew"'
+
+
+HISTORY_TIMEOUT = timedelta(seconds=120)
+_REASON_CHARACTERS = 500
+_RESETTER = "history-resetter"
+"""Temporal ends a run that is reset; the one that follows tells of the reset."""
+
+T = TypeVar("T")
+
+
+class History:
+    """Reads histories."""
+
+    def __init__(self, client: Client, bounded: Bounded) -> None:
+        self._client, self._bounded = client, bounded
+
+    async def last_event(self, workflow_id: str, run_id: str) -> datetime | None:
+        """Return when Temporal recorded the last event of a run."""
+        event = await self._newest(workflow_id, run_id)
+        return moment(event.event_time) if event else None
+
+    async def forced_end(self, workflow_id: str, run_id: str) -> TimelineLine | None:
+        """Return how Temporal ended a run without the workflow's knowledge; None where the workflow ended itself."""
+        event = await self._newest(workflow_id, run_id)
+        if event is None:
+            return None
+        at = event.event_time.ToDatetime(UTC)
+        if event.HasField("workflow_execution_timed_out_event_attributes"):
+            return TimelineLine(at=at, kind="timed_out", text="it ran into a time limit that was set in Temporal")
+        if not event.HasField("workflow_execution_terminated_event_attributes"):
+            return None
+        ended = event.workflow_execution_terminated_event_attributes
+        if ended.identity == _RESETTER:
+            return None
+        text = f"{shorten(ended.reason or 'without a reason', _REASON_CHARACTERS)} (by {ended.identity or 'unknown'})"
+        return TimelineLine(at=at, kind="terminated", text=text)
+
+    async def _newest(self, workflow_id: str, run_id: str) -> history.HistoryEvent | None:
+        request = service.GetWorkflowExecutionHistoryReverseRequest(
+            namespace=self._client.namespace,
+            execution=common.WorkflowExecution(workflow_id=workflow_id, run_id=run_id),
+            maximum_page_size=1,
+        )
+        async with self._bounded(workflow_id, CALL_TIMEOUT):
+            answer = await self._client.workflow_service.get_workflow_execution_history_reverse(
+                request, timeout=CALL_TIMEOUT
+            )
+        return next(iter(answer.history.events), None)
+
+    async def first_input(self, seen: Execution, kind: type[T]) -> T:
+        """Return the input of a run.
+
+        Raises:
+            SettingsError: it cannot be decoded here.
+            ValueError: there is none, or another than one of this kind.
+        """
+        request = service.GetWorkflowExecutionHistoryRequest(
+            namespace=self._client.namespace,
+            execution=common.WorkflowExecution(workflow_id=seen.id, run_id=seen.run_id),
+            maximum_page_size=1,
+        )
+        async with self._bounded(seen.id, CALL_TIMEOUT):
+            ask = self._client.workflow_service.get_workflow_execution_history
+            started = (await ask(request, retry=True, timeout=CALL_TIMEOUT)).history.events[0]
+            given = started.workflow_execution_started_event_attributes.input.payloads[:1]
+            found: list[T | None] = await converter_for(self._client, seen.id).decode(given, [kind])
+        # `null` is decoded to None, whatever the kind.
+        if not found or found[0] is None:
+            raise ValueError(f"{seen.id} was started without an input")
+        return found[0]
+
+    async def as_json(self, workflow_id: str, run_id: str) -> str:
+        """Return the history of a run as JSON, as Temporal's own tools write it, decrypted."""
+        handle = self._client.get_workflow_handle(workflow_id, run_id=run_id)
+        async with self._bounded(workflow_id, HISTORY_TIMEOUT):
+            recorded = await handle.fetch_history(rpc_timeout=CALL_TIMEOUT)
+            # The SDK leaves the payloads of a fetched history as the server has them.
+            if codec := self._client.data_converter.payload_codec:
+                for event in recorded.events:
+                    await open_all(event, codec)
+        return await asyncio.to_thread(recorded.to_json)

@@ -1,1 +1,0 @@
-"""Files, links and sessions that sign people in to web pages."""

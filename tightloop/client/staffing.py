@@ -1,0 +1,133 @@
+"""Workers of the task queues."""
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import temporalio.api.taskqueue.v1 as taskqueue
+import temporalio.api.workflowservice.v1 as service
+from temporalio.api.enums.v1 import TaskQueueType
+
+from tightloop.client.calls import Calls
+from tightloop.client.connection import CALL_TIMEOUT
+from tightloop.client.workers import Poller, alive, read_heartbeats, read_workers
+from tightloop.episode.budget import Urgency, span
+from tightloop.episode.model import Queues
+from tightloop.errors import TightloopError
+from tightloop.settings import Settings
+from tightloop.value import Value, counted
+
+
+async def workers_on(calls: Calls, queue: str) -> tuple[Poller, ...]:
+    """Return who works on a task queue, without those that are gone; see `read_workers`."""
+    return await read_workers(calls.client, calls.bounded, queue)
+
+
+async def count_open(calls: Calls, version: str) -> int:
+    """Return how many workflows are open on a version."""
+    query = f'TemporalWorkerDeploymentVersion = "{version}" AND ExecutionStatus = "Running"'
+    async with calls.bounded("", CALL_TIMEOUT):
+        return (await calls.client.count_workflows(query)).count
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """The steps that wait on a task queue. Temporal counts them roughly, and some seconds late."""
+
+    count: int
+    oldest: timedelta
+    by_priority: Mapping[int, int]
+
+    def of(self, urgency: Urgency) -> int:
+        """Return how many of a kind wait."""
+        return self.by_priority.get(urgency, 0)
+
+    def __str__(self) -> str:
+        """Return how many wait since when, and who goes first."""
+        names = {Urgency.PERSON_WAITS: "where a person waits", Urgency.RUNNING: "running", Urgency.NEW: "new"}
+        kinds = [f"{self.of(key)} {name}" for key, name in names.items() if self.of(key)]
+        waiting = f"{counted(self.count, 'step')}, the oldest for {span(self.oldest.total_seconds())}"
+        return f"{waiting}; in this order: {', '.join(kinds)}" if kinds else waiting
+
+
+async def backlog_of(calls: Calls, queue: str) -> Backlog:
+    """Return which steps wait on a task queue for a free slot; none where the server does not count them."""
+    request = service.DescribeTaskQueueRequest(
+        namespace=calls.client.namespace,
+        task_queue=taskqueue.TaskQueue(name=queue),
+        task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
+        report_stats=True,
+    )
+    async with calls.bounded("", CALL_TIMEOUT):
+        answer = await calls.client.workflow_service.describe_task_queue(request, timeout=CALL_TIMEOUT)
+    kinds = {key: stats.approximate_backlog_count for key, stats in answer.stats_by_priority_key.items()}
+    oldest = answer.stats.approximate_backlog_age.ToTimedelta()
+    return Backlog(answer.stats.approximate_backlog_count, oldest, kinds)
+
+
+async def queues_with(calls: Calls, prefix: str) -> tuple[str, ...]:
+    """Return the task queues that begin so and have a worker; empty where the server keeps no list of workers."""
+    beats = await read_heartbeats(calls.client, calls.bounded, f"TaskQueue STARTS_WITH '{prefix}'")
+    return tuple(sorted({beat.task_queue for beat in alive(beats)}))
+
+
+ASKED_MOST = 100
+ASKED_AT_ONCE = 10
+ASK_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Unserved:
+    """A host without a worker, and the open work that only it can do."""
+
+    queue: str
+    """Its task queue."""
+    ids: tuple[str, ...]
+
+
+class _Asked(Value):
+    """What matters here of the request of an episode, a plan or a project's plan."""
+
+    queues: Queues = Queues()
+
+
+async def find_unserved(calls: Calls, settings: Settings) -> tuple[Unserved, ...]:
+    """Return the hosts whose open work stands still, among the `ASKED_MOST` that Temporal lists first.
+
+    A workflow itself knows its host; those that do not answer within `ASK_SECONDS` are left out.
+
+    Raises:
+        ServiceUnavailableError: Temporal does not answer.
+    """
+    main = settings.temporal.task_queue
+    ids: list[str] = []
+    async with contextlib.aclosing(calls.listing.executions(only_open=True)) as found:
+        async for run in found:
+            if run.task_queue == main and not run.frozen:
+                ids.append(run.id)
+            if len(ids) == ASKED_MOST:
+                break
+    homes: defaultdict[str, list[str]] = defaultdict(list)
+    free = asyncio.Semaphore(ASKED_AT_ONCE)
+
+    async def ask(workflow_id: str) -> None:
+        async with free:
+            with contextlib.suppress(TightloopError):
+                asked = await calls.query(workflow_id, "request", _Asked)
+                homes[asked.queues.home].append(workflow_id)
+
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(ASK_SECONDS):
+            await asyncio.gather(*map(ask, ids))
+    homes.pop("", None)
+    served = await queues_with(calls, f"{main}-workspace-")
+    return tuple(
+        [
+            Unserved(queue, tuple(sorted(waiting)))
+            for queue, waiting in sorted(homes.items())
+            if queue not in served and not await workers_on(calls, queue)
+        ]
+    )

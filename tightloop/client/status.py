@@ -1,0 +1,372 @@
+"""Status of workflows, and how one is found."""
+
+import asyncio
+import contextlib
+import secrets
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from temporalio.client import WorkflowContinuedAsNewError, WorkflowFailureError
+from temporalio.exceptions import ApplicationError, CancelledError, TerminatedError
+from temporalio.exceptions import TimeoutError as TemporalTimeoutError
+from temporalio.service import RPCError
+
+from tightloop.client.calls import Calls
+from tightloop.client.connection import CALL_TIMEOUT
+from tightloop.client.execution import CLOSED_STATUSES, CONTINUED, OPEN_STATUSES, Execution, Kind, Summary, memo_of
+from tightloop.client.feed import POLL_INTERVAL, Feed
+from tightloop.coder.model import CoderStatus
+from tightloop.episode.control import EpisodeInput
+from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeResult, EpisodeStatus
+from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ServiceUnavailableError, TightloopError
+from tightloop.loop.model import LoopInput, LoopResult, LoopState, LoopStatus, word_of
+from tightloop.plan.request import PlanOutcome, PlanPhase, PlanResult, PlanStatus
+from tightloop.question import Question, QuestionKind
+from tightloop.safety.seal import CHOSEN_CHARACTERS, is_id
+
+LAST = "last"
+"""Stands for the newest one, where an id is asked for."""
+_RESOLVE_AMONG = 500
+
+
+def choose_id(kind: Kind, wanted: str | None) -> str:
+    """Return the id that a caller chose, or a new one.
+
+    Raises:
+        InvalidRequestError: git or a person would misread it.
+    """
+    if wanted is None and kind is Kind.LOOP:
+        return f"plan_{uuid.uuid4()}"
+    if wanted is None:
+        return f"{kind}-{secrets.token_hex(4 if kind is Kind.EPISODE else 6)}"
+    if wanted == LAST or not is_id(wanted, CHOSEN_CHARACTERS):
+        article = "an" if kind is Kind.EPISODE else "a"
+        raise InvalidRequestError(
+            f"{wanted!r} cannot be {article} {kind} id: it needs 1 to 100 of a-z, A-Z, 0-9, '-', '_' and single '.', "
+            f"starting with a letter or digit, and not {LAST!r}. For example: nightly-1"
+        )
+    return wanted
+
+
+async def described(calls: Calls, workflow_id: str, kind: Kind | None = None) -> Execution:
+    """Return what Temporal knows of the newest run; one that was refused at its beginning does not count.
+
+    Raises:
+        EpisodeNotFoundError: no episode and no plan has this id.
+        InvalidRequestError: it is the id of the other kind.
+    """
+    seen = await calls.listing.that_counts(await calls.describe(workflow_id))
+    if kind not in (None, seen.kind):
+        wanted = kind.noun if kind is not None else ""
+        raise InvalidRequestError(f"{seen.id} is {seen.kind.noun}, not {wanted}. See: tightloop status {seen.id}")
+    return await _with_request(calls, seen)
+
+
+async def _with_request(calls: Calls, seen: Execution) -> Execution:
+    """Return a run with what its input says, where it was started without our memo: by `temporal workflow start`."""
+    if seen.workspace:
+        return seen
+    from tightloop.plan.progress import PlanInput
+
+    kinds: dict[Kind, type[EpisodeInput | PlanInput | LoopInput]] = {Kind.PLAN: PlanInput, Kind.LOOP: LoopInput}
+    try:
+        told = memo_of(await calls.history.first_input(seen, kinds.get(seen.kind, EpisodeInput)))
+    # Sealed with a key that is not here, or nothing that we know: the rest is known nevertheless.
+    except (TightloopError, ValueError, IndexError):
+        return seen
+    return seen.evolve(goal=seen.goal or told["goal"], workspace=told["workspace"], executor=told["executor"])
+
+
+async def newest(calls: Calls, status: str | None, limit: int, kind: Kind | None) -> tuple[Summary, ...]:
+    """Return episodes and plans, the newest run first; see `TightloopClient.list`."""
+    if status is not None and status not in (statuses := OPEN_STATUSES + CLOSED_STATUSES):
+        raise InvalidRequestError(f"{status!r} is not a status. Known statuses: {', '.join(statuses)}")
+    return tuple([row.summary for row in await _newest(calls, status, limit, kind)])
+
+
+async def _newest(calls: Calls, status: str | None, limit: int, kind: Kind | None) -> list[Execution]:
+    rows: list[Execution] = []
+    async with contextlib.aclosing(calls.listing.executions(kind=kind, only_open=status in OPEN_STATUSES)) as found:
+        async for seen in found:
+            if len(rows) >= limit:
+                break
+            if status is None or seen.status == status:
+                rows.append(seen)
+    rows.sort(key=lambda row: row.started.timestamp() if row.started else 0.0, reverse=True)
+    return [await _with_request(calls, row) for row in rows]
+
+
+async def resolve(calls: Calls, reference: str, kind: Kind | None) -> str:
+    """Return the id that a person means; see `TightloopClient.resolve`."""
+    if reference != LAST:
+        with contextlib.suppress(EpisodeNotFoundError):
+            return (await described(calls, reference, kind)).id
+    rows = await _newest(calls, None, _RESOLVE_AMONG, kind)
+    if reference == LAST:
+        fitting = [row.id for row in sorted(rows, key=lambda row: row.refused) if not row.parent][:1]
+    elif any(row.id == reference for row in rows):
+        # Temporal deletes one run at a time: an earlier one of the id may be left.
+        fitting = [reference]
+    else:
+        fitting = [row.id for row in rows if row.id.startswith((reference, f"{row.kind}-{reference}"))]
+        fitting = [one for one in fitting if not any(one.startswith(f"{other}.") for other in fitting)]
+    if len(fitting) > 1:
+        raise InvalidRequestError(f"{reference!r} fits {len(fitting)} ids: {', '.join(fitting[:5])}")
+    if not fitting:
+        raise await calls.listing.not_found(reference, kind)
+    return fitting[0]
+
+
+PATIENCE = timedelta(minutes=10)
+"""How long those who follow wait while nobody answers: a restart of the server, or of the worker."""
+
+OnSilence = Callable[[ServiceUnavailableError], None]
+T = TypeVar("T")
+
+Status = EpisodeStatus | PlanStatus | LoopStatus
+Result = EpisodeResult | PlanResult | LoopResult
+STATUS_TYPES: dict[Kind, type[Status]] = {
+    Kind.EPISODE: EpisodeStatus,
+    Kind.PLAN: PlanStatus,
+    Kind.LOOP: LoopStatus,
+}
+RESULT_TYPES: dict[Kind, type[Result]] = {
+    Kind.EPISODE: EpisodeResult,
+    Kind.PLAN: PlanResult,
+    Kind.LOOP: LoopResult,
+}
+
+
+def word_of_status(status: Status) -> str:
+    """Return a status as lists show it: one of `OPEN_STATUSES` or `CLOSED_STATUSES`."""
+    return word_of(status) if isinstance(status, LoopStatus) else status.status
+
+
+def _loop_state(word: str) -> LoopState:
+    try:
+        return LoopState(word.upper())
+    except ValueError:
+        return {"paused": LoopState.RUNNING, "timed_out": LoopState.FAILED}.get(word, LoopState.CANCELLED)
+
+
+async def status_of(calls: Calls, workflow_id: str) -> Status:
+    """Return a snapshot; for a closed workflow also when no worker is there."""
+    seen = await described(calls, workflow_id)
+    if seen.frozen:
+        return _outline(seen)
+    if seen.is_open:
+        asked: Status = await calls.query(workflow_id, "status", STATUS_TYPES[seen.kind])
+        status = await _with_coder(calls, _with_work(asked, seen), seen)
+        # The workflow knows since when, but not whether a worker has taken the step in this moment.
+        return status.evolve(waits_for=seen.waits_for and (status.waits_for or seen.waits_for))
+    result = await result_of(calls, seen)
+    try:
+        answered = await calls.query(workflow_id, "status", STATUS_TYPES[seen.kind], run_id=seen.run_id)
+    except ServiceUnavailableError:
+        answered = _outline(seen)
+    return _closed_status(answered, seen, result)
+
+
+async def stored_status(calls: Calls, workflow_id: str) -> Status:
+    """Return what Temporal itself knows of a workflow, without asking a worker."""
+    seen = await described(calls, workflow_id)
+    return _outline(seen).evolve(as_of=await calls.history.last_event(workflow_id, seen.run_id))
+
+
+def _with_work(answered: Status, seen: Execution) -> Status:
+    """Return a status in which the running activity says itself what it does, as far as it does."""
+    if not isinstance(answered, EpisodeStatus) or answered.work is None or seen.work is None:
+        return answered
+    told, known = seen.work, answered.work
+    if not told.what:
+        told = told.evolve(what=known.what, since=known.since, limit_s=known.limit_s, ends_early=known.ends_early)
+    return answered.evolve(work=told)
+
+
+async def _with_coder(calls: Calls, answered: Status, seen: Execution) -> Status:
+    """Return a status that says what the coder does which works for the episode."""
+    if not isinstance(answered, EpisodeStatus) or answered.work is None or not seen.coder:
+        return answered
+    try:
+        coder = await calls.query(seen.coder, "status", CoderStatus)
+    except (ServiceUnavailableError, EpisodeNotFoundError):
+        return answered  # it has just ended, or its worker has
+    return answered.evolve(work=answered.work.evolve(what=f"{answered.work.what}: {coder.line}"))
+
+
+async def result_of(calls: Calls, seen: Execution) -> Result:
+    """Return the result of a closed run, however it ended."""
+    kind: type[Any] = RESULT_TYPES[seen.kind]
+    handle = calls.client.get_workflow_handle(seen.id, run_id=seen.run_id, result_type=kind)
+    try:
+        async with calls.bounded(seen.id, CALL_TIMEOUT):
+            result: Result = await handle.result(follow_runs=False, rpc_timeout=CALL_TIMEOUT)
+    except WorkflowFailureError as error:
+        return _failed_result(error.cause, seen)
+    return result
+
+
+async def earlier_result(calls: Calls, workflow_id: str, run_id: str) -> Result:
+    """Return the result of a closed run; see `TightloopClient.earlier_result`."""
+    ended = {
+        run.run_id: run for run in await calls.listing.runs(workflow_id) if not run.is_open and run.status != CONTINUED
+    }
+    if run_id not in ended:
+        known = ", ".join(ended) or "none"
+        raise InvalidRequestError(f"{workflow_id} has no run {run_id!r} with a result. Runs with one: {known}")
+    return await result_of(calls, ended[run_id])
+
+
+async def changes(
+    calls: Calls, feed: Feed, workflow_id: str, *, patience: timedelta, on_silence: OnSilence | None
+) -> AsyncGenerator[Status]:
+    """Yield the status now and after every change, until the workflow is closed; see `TightloopClient.watch`."""
+    shown: dict[str, Any] | None = None
+
+    def look() -> Awaitable[Status]:
+        return feed.look("status", lambda: status_of(calls, workflow_id))
+
+    while True:
+        moves = feed.moves
+        status = await patiently(look, patience, feed.interval, on_silence)
+        if word_of_status(status) in CLOSED_STATUSES:
+            # A workflow that was asked just before its end does not know its reason yet.
+            await end(calls, workflow_id, patience=patience)
+            status = await patiently(lambda: status_of(calls, workflow_id), patience, feed.interval, on_silence)
+        # Working time is left out: it changes with every look.
+        seen = status.model_dump(exclude={"spent": {"wall_time"}, "updated_at": True})
+        if seen != shown:
+            shown = seen
+            yield status
+        if word_of_status(status) in CLOSED_STATUSES:
+            return
+        await feed.moved(moves)
+
+
+async def end(calls: Calls, workflow_id: str, *, patience: timedelta) -> Result:
+    """Wait for the end and return the result, however the workflow ended; see `TightloopClient.result`."""
+    while True:
+        seen = await patiently(lambda: described(calls, workflow_id), patience, POLL_INTERVAL, None)
+        if not seen.is_open:
+            return await result_of(calls, seen)
+        # Another run may follow this one: after a restore, a reset, or much work.
+        handle = calls.client.get_workflow_handle(seen.id, run_id=seen.run_id)
+        with contextlib.suppress(WorkflowFailureError, WorkflowContinuedAsNewError, RPCError):
+            await handle.result(follow_runs=False)
+
+
+async def patiently(
+    look: Callable[[], Awaitable[T]], patience: timedelta, pause: timedelta, on_silence: OnSilence | None
+) -> T:
+    """Return what a look sees; it is tried again while nobody answers.
+
+    Raises:
+        ServiceUnavailableError: nobody answered for longer than `patience`.
+    """
+    clock = asyncio.get_running_loop().time
+    until = clock() + patience.total_seconds()
+    while True:
+        try:
+            return await look()
+        except ServiceUnavailableError as error:
+            if clock() >= until:
+                raise
+            if on_silence is not None:
+                on_silence(error)
+            await asyncio.sleep(pause.total_seconds())
+
+
+def _outline(seen: Execution) -> Status:
+    """Return the status as far as Temporal itself knows it."""
+    # Only Temporal itself can end its own pause: a person cannot choose here.
+    evidence, kind = (seen.unfreeze,), QuestionKind.OPERATOR
+    pause = Question(id="", kind=kind, title=seen.frozen, evidence=evidence, options=(), by="temporal")
+    questions = (pause,) if seen.frozen else ()
+    if seen.kind is Kind.PLAN:
+        return PlanStatus.of(seen, plan_id=seen.id, title=seen.goal, questions=questions)
+    if seen.kind is Kind.LOOP:
+        return LoopStatus(
+            plan_id=seen.id,
+            workspace=seen.workspace,
+            goal=seen.goal,
+            status=_loop_state(seen.status),
+            questions=questions,
+            created_at=seen.started,
+        )
+    return EpisodeStatus.of(seen, episode_id=seen.id, branch=0, questions=questions)
+
+
+def _closed_status(answered: Status, seen: Execution, result: Result) -> Status:
+    """Return the workflow's last status with what Temporal recorded of its end."""
+    if isinstance(answered, LoopStatus) and isinstance(result, LoopResult):
+        return answered.evolve(
+            status=result.outcome,
+            reason=result.reason,
+            questions=(),
+            children=(),
+            tasks=result.tasks or answered.tasks,
+            gate_result=result.gate_result or answered.gate_result,
+            tree=result.tree or answered.tree,
+        )
+    assert not isinstance(result, LoopResult)
+    # Temporal ended these by itself: its word is more precise than the result that we make of it.
+    by_temporal = seen.status in ("terminated", "timed_out") or (
+        seen.kind is Kind.EPISODE and seen.status == "cancelled"
+    )
+    status = seen.status if by_temporal else result.outcome.value.lower()
+    if isinstance(answered, PlanStatus) and isinstance(result, PlanResult):
+        return answered.evolve(
+            status=status,
+            phase=PlanPhase.CLOSED,
+            outcome=result.outcome,
+            reason=result.reason,
+            running=(),
+            questions=(),
+            children=(),
+            counts=result.counts or answered.counts,
+            tree=result.tree or answered.tree,
+            proof=result.proof or answered.proof,
+            spent=result.spent if result.counts else answered.spent,
+            revision=result.revision if result.counts else answered.revision,
+        )
+    assert isinstance(answered, EpisodeStatus)
+    assert isinstance(result, EpisodeResult)
+    return answered.evolve(
+        status=status,
+        phase=EpisodePhase.CLOSED,
+        outcome=result.outcome,
+        reason=result.reason,
+        questions=(),
+        iteration=max(answered.iteration, result.iterations),
+        checkpoint_id=result.checkpoint_id or answered.checkpoint_id,
+        tree=result.tree or answered.tree,
+        checks=result.checks or answered.checks,
+        spent=result.spent if result.spent.iterations else answered.spent,
+    )
+
+
+def _failed_result(cause: BaseException, seen: Execution) -> Result:
+    """Return the result of a workflow that did not complete."""
+    if (
+        isinstance(cause, ApplicationError)
+        and cause.type in ("PlanFailed", "EpisodeFailed", "LoopFailed")
+        and cause.details
+    ):
+        return RESULT_TYPES[seen.kind].model_validate(cause.details[0])
+    # Cancelling and terminating are done by hand. All enums have these two values.
+    outcome = "CANCELLED" if isinstance(cause, CancelledError | TerminatedError) else "FAILED"
+    if isinstance(cause, CancelledError):
+        reason = "cancelled in Temporal"
+    elif isinstance(cause, TerminatedError):
+        reason = f"terminated in Temporal: {cause.message}"
+    elif isinstance(cause, TemporalTimeoutError):
+        reason = "it ran into a time limit that was set in Temporal"
+    else:
+        reason = cause.message if isinstance(cause, ApplicationError) else str(cause)
+    if seen.kind is Kind.LOOP:
+        return LoopResult(outcome=LoopState(outcome), reason=reason)
+    if seen.kind is Kind.PLAN:
+        return PlanResult(outcome=PlanOutcome(outcome), reason=reason)
+    return EpisodeResult(outcome=EpisodeOutcome(outcome), reason=reason, iterations=seen.iteration)

@@ -1,0 +1,164 @@
+"""Reads what an episode or a plan has stored on its workspace's host: revisions, records, artifacts. Writes nothing."""
+
+import hashlib
+import re
+import socket
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from tightloop.errors import ArtifactCorruptError, ArtifactMissingError, WorkspaceError
+from tightloop.host import state_folder
+from tightloop.plan.child import StepRecord
+from tightloop.plan.stored import DRY_RUN, StoredPlan, file_name
+from tightloop.value import Value
+from tightloop.value.artifact import FIND_PACKED, PACKED, ArtifactRef, unpack
+
+PATIENCE_S = 15.0
+"""How long a read waits for a worker that writes."""
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+# Attempts that never ended come first; times with and without a zone cannot be compared.
+_BEGINNING = datetime.min.replace(tzinfo=UTC)
+M = TypeVar("M", bound=BaseModel)
+
+
+class RevisionPlace(Value):
+    """Where a revision is stored."""
+
+    plan: ArtifactRef
+
+
+class Store:
+    """What one episode or plan has stored in the state folder of its project."""
+
+    def __init__(self, workspace: Path, workflow_id: str) -> None:
+        """Look below `workspace`."""
+        self.workspace = workspace
+        self.workflow_id = workflow_id
+        self.folder = state_folder(workspace) / "plans" / file_name(workflow_id)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this host has records of the plan."""
+        return self.folder.is_dir()
+
+    def require(self) -> None:
+        """Refuse where the plan worked on another host.
+
+        Raises:
+            WorkspaceError: the plan has no records here.
+        """
+        if not self.is_here:
+            raise WorkspaceError(
+                f"the records of {self.workflow_id} are not in {self.folder} on this host ({socket.gethostname()}). "
+                "Run this command on the host of its workspace"
+            )
+
+    def revisions(self) -> tuple[StoredPlan, ...]:
+        """Return all revisions, the oldest first.
+
+        Raises:
+            ArtifactCorruptError: one cannot be read.
+            ArtifactMissingError: one is not there any more.
+        """
+        places = sorted((self.folder / "facts").glob("revision-*.json"))
+        return tuple(self.stored(_parsed(place, RevisionPlace).plan, StoredPlan) for place in places)
+
+    def records(self, step: str | None = None) -> tuple[StepRecord, ...]:
+        """Return the records of all attempts, also replaced ones, in the order of their ends.
+
+        Args:
+            step: only those of this step.
+
+        Raises:
+            ArtifactCorruptError: one cannot be read.
+        """
+        pattern = "*" if step is None else file_name(step)
+        found = [_record(path) for path in (self.folder / "steps").glob(f"{pattern}/*.json") if path.name[0] != "."]
+        return tuple(sorted(found, key=lambda one: (one.ended or _BEGINNING, one.step, one.attempt)))
+
+    def previews(self) -> dict[str, str]:
+        """Return the preview of each step of a dry run, in the order in which they were made."""
+        shown = (record for record in self.records() if record.inputs_sha256 == DRY_RUN)
+        return {record.step: self.text(record.outputs.get("preview", "")) for record in shown}
+
+    def text(self, value: Any) -> str:
+        """Return an output as text, also where it was too long for its record."""
+        if isinstance(value, dict) and set(value) == {"artifact"}:
+            return self.artifact(ArtifactRef.model_validate(value["artifact"])).decode("utf-8", "replace")
+        return str(value)
+
+    def stored(self, ref: ArtifactRef, kind: type[M]) -> M:
+        """Return a stored model. Raises as `artifact` does."""
+        try:
+            return kind.model_validate_json(self.artifact(ref))
+        except ValidationError as error:
+            raise ArtifactCorruptError(
+                f"artifact '{ref.name}' ({ref.sha256[:12]}) is not a valid {kind.__name__}"
+            ) from error
+
+    def artifact(self, ref: ArtifactRef) -> bytes:
+        """Return stored bytes, checked against their hash.
+
+        Raises:
+            ArtifactMissingError: they are not here.
+            ArtifactCorruptError: what is stored has another hash.
+        """
+        folder = state_folder(self.workspace) / "artifacts"
+        # The reference may come from a file that somebody edited: it must not lead out of the folder.
+        content = _artifact(folder, ref.sha256) if _DIGEST.fullmatch(ref.sha256) else b""
+        if content is None:
+            raise ArtifactMissingError(
+                f"artifact '{ref.name}' ({ref.sha256[:12]}) of {self.workflow_id} is not in {self.workspace} "
+                f"on this host ({socket.gethostname()}). Run this command on the host of the workspace"
+            )
+        if hashlib.sha256(content).hexdigest() != ref.sha256:
+            raise ArtifactCorruptError(
+                f"artifact '{ref.name}' ({ref.sha256[:12]}) in {folder} is damaged: its content does not match its "
+                "hash. Restore the folder from a backup"
+            )
+        return content
+
+    def children(self) -> Iterator["Store"]:
+        """Yield the stores of the plans within this one."""
+        for folder in sorted(self.folder.parent.glob(f"{self.folder.name}.*")):
+            if folder.is_dir():
+                yield Store(self.workspace, folder.name)
+
+
+def _artifact(folder: Path, digest: str) -> bytes | None:
+    packed = folder / PACKED
+    if packed.exists():
+        try:
+            with closing(sqlite3.connect(f"{packed.as_uri()}?mode=rw", uri=True, timeout=PATIENCE_S)) as connection:
+                row = connection.execute(FIND_PACKED, (digest,)).fetchone()
+        except sqlite3.DatabaseError as error:
+            raise ArtifactCorruptError(f"{packed} cannot be read: {error}. Restore it from a backup") from None
+        if row is not None:
+            return unpack(row[0])
+    with suppress(FileNotFoundError):
+        return (folder / digest[:2] / digest[2:]).read_bytes()
+    return None
+
+
+def _record(path: Path) -> StepRecord:
+    content = path.read_bytes()
+    record = _parsed(path, StepRecord)
+    # A mark holds the digests of what was undone: an attempt of a later run may have the same number.
+    mark = path.with_name(f"{path.name[:4]}.undone")
+    undone = mark.is_file() and hashlib.sha256(content).hexdigest() in mark.read_text().split()
+    return record.evolve(undone=undone)
+
+
+def _parsed(path: Path, kind: type[M]) -> M:
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise ArtifactCorruptError(
+            f"{path} is damaged: it is not a valid {kind.__name__}. Restore it from a backup, or remove it"
+        ) from error

@@ -1,0 +1,299 @@
+"""What a client sees: status, events, results and the installation, without changing anything."""
+
+import asyncio
+import builtins
+import contextlib
+import os
+from collections.abc import AsyncGenerator
+from datetime import timedelta
+from typing import Annotated, Literal
+
+from temporalio.client import Client
+
+from tightloop.client import events, staffing
+from tightloop.client import status as statuses
+from tightloop.client.calls import QUERY_TIMEOUT, Calls
+from tightloop.client.events import Event
+from tightloop.client.execution import Kind, Run, Summary
+from tightloop.client.feed import POLL_INTERVAL, Feeds
+from tightloop.client.setup import Topology, topology_of, wrong_search_attributes
+from tightloop.client.staffing import Unserved, find_unserved
+from tightloop.client.status import PATIENCE, OnSilence, Result, Status, described
+from tightloop.client.workers import Poller
+from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.model import EpisodeRequest
+from tightloop.errors import InvalidRequestError, ServiceUnavailableError
+from tightloop.host import load_settings
+from tightloop.loop.model import LoopRequest
+from tightloop.plan.request import PlanRequest, StepLine, StepPage
+from tightloop.settings import Settings
+from tightloop.value import shorten
+from tightloop.value.arguments import AtLeast, Hint, checks_arguments
+
+Connection = Annotated[Client, Hint("To make one and connect it: await TightloopClient.connect()")]
+Duration = Annotated[timedelta, AtLeast(timedelta())]
+Count = Annotated[int, AtLeast(1)]
+REQUEST_TYPES: dict[Kind, type[EpisodeRequest | PlanRequest | LoopRequest]] = {
+    Kind.EPISODE: EpisodeRequest,
+    Kind.PLAN: PlanRequest,
+    Kind.LOOP: LoopRequest,
+}
+KindName = Kind | Literal["episode", "plan", "loop"]
+
+
+@checks_arguments
+class Viewer:
+    """Looks at episodes and plans, and follows them. Every call is bounded in time."""
+
+    def __init__(
+        self, client: Connection, settings: Settings | None = None, *, query_timeout: Duration = QUERY_TIMEOUT
+    ) -> None:
+        """Use an open connection, whose data converter must be the same as the workers'.
+
+        Args:
+            client: the connection.
+            settings: what new episodes and plans get where they do not say; None: those in force.
+            query_timeout: how long a worker may take to answer before it counts as absent.
+        """
+        self._calls = Calls(client, query_timeout)
+        self._feeds = Feeds(self._calls)
+        self._settings = settings or load_settings()
+
+    # -- look -----------------------------------------------------------------------------------
+
+    async def status(self, workflow_id: str) -> Status:
+        """Return a snapshot; for a closed workflow also when no worker is there."""
+        return await statuses.status_of(self._calls, workflow_id)
+
+    async def stored_status(self, workflow_id: str) -> Status:
+        """Return what Temporal itself knows, and since when; it needs no worker, and says less than `status`."""
+        return await statuses.stored_status(self._calls, workflow_id)
+
+    async def summary(self, workflow_id: str) -> Summary:
+        """Return what Temporal itself knows, without asking a worker."""
+        return (await described(self._calls, workflow_id)).summary
+
+    async def watch(
+        self,
+        workflow_id: str,
+        *,
+        poll: Duration = POLL_INTERVAL,
+        patience: Duration = PATIENCE,
+        on_silence: OnSilence | None = None,
+    ) -> AsyncGenerator[Status]:
+        """Yield the status now and after every change, until the workflow is closed.
+
+        It continues through new runs, resets and restarts of worker or server. All who follow one workflow with this
+        client share one call that waits at Temporal.
+
+        Args:
+            workflow_id: the episode or plan.
+            poll: shortest time between two looks.
+            patience: how long to wait while nobody answers.
+            on_silence: called for each look that nobody answered.
+
+        Raises:
+            ServiceUnavailableError: nobody answered for longer than `patience` (retryable).
+        """
+        async with self._feeds.following(workflow_id, poll) as feed:
+            changes = statuses.changes(self._calls, feed, workflow_id, patience=patience, on_silence=on_silence)
+            async with contextlib.aclosing(changes):
+                async for change in changes:
+                    yield change
+
+    async def events(
+        self,
+        workflow_id: str,
+        *,
+        after: str = "",
+        poll: Duration = POLL_INTERVAL,
+        patience: Duration = PATIENCE,
+        on_silence: OnSilence | None = None,
+    ) -> AsyncGenerator[Event]:
+        """Yield the events of all runs, then every new one until the workflow is closed; each event once.
+
+        It continues as `watch` does. To go on later, also in another process, keep the `cursor` of the last event.
+
+        Args:
+            workflow_id: the episode or plan.
+            after: the cursor of the last event that is known; empty: from the oldest event on.
+            poll: shortest time between two looks.
+            patience: how long to wait while nobody answers.
+            on_silence: called for each look that nobody answered.
+
+        Raises:
+            InvalidRequestError: it is not a cursor, or what follows it is not kept any more.
+            ServiceUnavailableError: nobody answered for longer than `patience` (retryable).
+        """
+        async with self._feeds.following(workflow_id, poll) as feed:
+            found = events.follow(self._calls, feed, workflow_id, after, patience=patience, on_silence=on_silence)
+            async with contextlib.aclosing(found):
+                async for event in found:
+                    yield event
+
+    async def earlier_result(self, workflow_id: str, run_id: str) -> Result:
+        """Return the result of a closed run, one of `runs`.
+
+        Raises:
+            InvalidRequestError: there is no such run, or it is open, or another one went on with its work.
+        """
+        return await statuses.earlier_result(self._calls, workflow_id, run_id)
+
+    async def result(
+        self, workflow_id: str, *, timeout: Duration | None = None, patience: Duration = PATIENCE
+    ) -> Result:
+        """Wait for the end and return the result, however the workflow ended.
+
+        A workflow that was cancelled or terminated in Temporal has a result, too.
+
+        Args:
+            workflow_id: the episode or plan.
+            timeout: how long to wait; None: until it ends, which a pause may delay for days.
+            patience: how long to wait while Temporal does not answer.
+
+        Raises:
+            TimeoutError: it has not ended; it goes on.
+            ServiceUnavailableError: Temporal did not answer for longer than `patience` (retryable).
+        """
+        try:
+            async with asyncio.timeout(timeout.total_seconds() if timeout is not None else None):
+                return await statuses.end(self._calls, workflow_id, patience=patience)
+        except TimeoutError:
+            raise TimeoutError(f"{workflow_id} has not ended within {timeout}; it goes on") from None
+
+    async def list(
+        self, status: str | None = None, limit: Count = 50, *, kind: KindName | None = None
+    ) -> tuple[Summary, ...]:
+        """Return episodes and plans, the newest run first.
+
+        Args:
+            status: only those with this status, one of `OPEN_STATUSES` or `CLOSED_STATUSES`.
+            limit: maximum number of rows; open workflows are preferred.
+            kind: only episodes, or only plans.
+
+        Raises:
+            InvalidRequestError: the status is unknown.
+        """
+        return await statuses.newest(self._calls, status, limit, Kind(kind) if kind else None)
+
+    async def resolve(self, reference: str, *, kind: KindName | None = None) -> str:
+        """Return the id that a person means: an id, its unambiguous beginning, or `last`.
+
+        `last` is the newest one that began and that no plan started; the beginning of a plan's id never means one of
+        its children.
+
+        Args:
+            reference: the person's word.
+            kind: only an episode, or only a plan, is meant.
+
+        Raises:
+            EpisodeNotFoundError: nothing fits.
+            InvalidRequestError: more than one fits, or the id is that of the other kind.
+        """
+        return await statuses.resolve(self._calls, reference, Kind(kind) if kind else None)
+
+    async def timeline(self, workflow_id: str, *, after: str = "", limit: Count | None = None) -> tuple[Event, ...]:
+        """Return the events so far, those of earlier runs included, oldest first.
+
+        Args:
+            workflow_id: the episode or plan.
+            after: only those after the event with this cursor.
+            limit: maximum number of events: the first ones after the cursor; without one the last.
+
+        Raises:
+            InvalidRequestError: it is not a cursor, or what follows it is not kept any more.
+        """
+        if limit is not None and not after:
+            return tuple(await events.last(self._calls, workflow_id, limit))
+        found: builtins.list[Event] = []
+        async with contextlib.aclosing(events.recorded(self._calls, workflow_id, after)) as recorded:
+            async for event in recorded:
+                if limit is not None and len(found) >= limit:
+                    break
+                found.append(event)
+        return tuple(found)
+
+    async def request(self, workflow_id: str) -> EpisodeRequest | PlanRequest | LoopRequest:
+        """Return the request; that of an episode with its amendments."""
+        seen = await described(self._calls, workflow_id)
+        return await self._calls.query(workflow_id, "request", REQUEST_TYPES[seen.kind], run_id=seen.asked_run)
+
+    async def checkpoints(self, episode_id: str) -> tuple[CheckpointRecord, ...]:
+        """Return the checkpoints of an episode's newest run, oldest first."""
+        seen = await described(self._calls, episode_id, Kind.EPISODE)
+        records = builtins.list[CheckpointRecord]
+        return tuple(await self._calls.query(episode_id, "checkpoints", records, run_id=seen.asked_run))
+
+    async def steps(self, plan_id: str) -> tuple[StepLine, ...]:
+        """Return all steps in the order of the plan; those made from a template come last."""
+        run = (await described(self._calls, plan_id, Kind.PLAN)).asked_run
+        page = await self._calls.query(plan_id, "steps", StepPage, 1, run_id=run)
+        lines = builtins.list(page.lines)
+        for number in range(2, page.pages + 1):
+            lines += (await self._calls.query(plan_id, "steps", StepPage, number, run_id=run)).lines
+        return tuple(lines)
+
+    async def runs(self, workflow_id: str) -> tuple[Run, ...]:
+        """Return the runs that Temporal still has, oldest first."""
+        newest = await described(self._calls, workflow_id)
+        return tuple(map(Run.of, await events.runs_until(self._calls, newest)))
+
+    async def history(self, workflow_id: str, *, run_id: str = "") -> str:
+        """Return the history of a run as JSON, as Temporal's own tools write it; `tightloop replay` reads it.
+
+        Args:
+            workflow_id: the episode or plan.
+            run_id: one of `runs`; empty: the newest.
+        """
+        run_id = run_id or (await described(self._calls, workflow_id)).run_id
+        return await self._calls.history.as_json(workflow_id, run_id)
+
+    # -- the installation -----------------------------------------------------------------------
+
+    async def missing_search_attributes(self) -> tuple[str, ...]:
+        """Return the search attributes of ours that the namespace does not know, or knows with another type."""
+        return tuple(await wrong_search_attributes(self._calls))
+
+    async def pollers(self, task_queue: str) -> tuple[Poller, ...]:
+        """Return the workers of a task queue, also such as are busy with all their slots."""
+        return await staffing.workers_on(self._calls, task_queue)
+
+    async def topology(self) -> Topology:
+        """Return which workers are there, and what an episode would wait for."""
+        return await topology_of(self._calls, self._settings)
+
+    async def unserved(self) -> tuple[Unserved, ...]:
+        """Return the hosts without a worker for which work waits, among 100 open episodes and plans."""
+        return await find_unserved(self._calls, self._settings)
+
+    async def check_workspace(self, workspace: str) -> None:
+        """Refuse a workspace that no worker can open, as far as this host can tell.
+
+        Raises:
+            InvalidRequestError: the path is not absolute, or it is not here and no other host has a worker.
+            ServiceUnavailableError: no worker opens workspaces (retryable).
+        """
+        if not workspace.startswith("/") or "\0" in workspace:
+            raise InvalidRequestError(
+                f"{shorten(workspace, 200)!r} is not an absolute path. Name the top of a git working tree, such as "
+                "/home/me/project"
+            )
+        seen = await self.topology()
+        if not seen.homes:
+            raise ServiceUnavailableError(
+                "no worker opens workspaces. Start one on the host that has the project: tightloop up, or tightloop "
+                "worker run"
+            )
+        if any(home not in seen.here for home in seen.homes):
+            # The worker that takes it says what is wrong with it.
+            return
+        if not await asyncio.to_thread(os.path.isdir, workspace):
+            raise InvalidRequestError(
+                f"there is no folder {shorten(workspace, 200)!r} on this host, and no other host has a worker. Check "
+                "the path, or start a worker on the host that has it: tightloop worker run"
+            )
+        if not await asyncio.to_thread(os.path.exists, f"{workspace}/.git"):
+            raise InvalidRequestError(
+                f"{shorten(workspace, 200)!r} is not the top of a git working tree. Name its top, or make it one: "
+                "git init"
+            )

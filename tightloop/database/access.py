@@ -1,0 +1,243 @@
+"""Tokens and idempotency keys."""
+
+import hashlib
+import hmac
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import RowMapping, delete, insert, select, update
+
+from tightloop.database.engine import Database
+from tightloop.database.schema import idempotency_keys, tokens
+from tightloop.errors import InvalidRequestError, TightloopError
+from tightloop.safety.seal import Person, Role
+from tightloop.value import Value
+
+PREFIX = "tl"
+"""Lets scanners for secrets find a token that was published."""
+NAME = re.compile(r"[a-z0-9][a-z0-9._@-]{0,39}")
+"""Two names that look alike to people would count as two of them."""
+RESERVED = frozenset({"operator", "temporal", "tightloop"})
+"""Who acts where nobody is named."""
+_SECRET_BYTES = 32
+
+
+class Token(Value):
+    """What is kept of a token."""
+
+    id: str
+    name: str
+    role: Role
+    projects: tuple[str, ...] = ()
+    """Empty: all."""
+    episode: str = ""
+    """Of an agent: the episode that it works for."""
+    created: datetime
+    expires: datetime | None = None
+    revoked: datetime | None = None
+
+    def is_valid(self, now: datetime) -> bool:
+        """Whether it opens anything."""
+        return self.revoked is None and (self.expires is None or now < self.expires)
+
+    @property
+    def person(self) -> Person:
+        """Who acts with it."""
+        return Person(name=self.name, role=self.role, projects=self.projects, episode=self.episode)
+
+
+class Tokens:
+    """The tokens of one installation."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def create(
+        self,
+        name: str,
+        role: Role,
+        projects: Sequence[str] = (),
+        *,
+        episode: str = "",
+        lasts: timedelta | None = None,
+    ) -> tuple[Token, str]:
+        """Make a token; return it and its text, which cannot be read again.
+
+        Args:
+            name: stands as `by` in what is done with it; no other valid token has it.
+            role: what it may do.
+            projects: what it sees; empty: everything.
+            episode: of an agent: the one that it works for.
+            lasts: until it expires; None: it does not.
+
+        Raises:
+            InvalidRequestError: the name is not one, or taken; an agent without a project, or an episode without an
+                agent.
+        """
+        if (role is Role.AGENT and not projects) or (episode and role is not Role.AGENT):
+            raise InvalidRequestError(
+                "a token of the role agent, and no other, is for an episode or a project. For example: "
+                "tightloop token create cursor-orders --role agent --episode ID"
+            )
+        if not NAME.fullmatch(name) or name in RESERVED:
+            raise InvalidRequestError(
+                f"{name[:80]!r} cannot be the name of a token: it needs 1 to 40 of a-z, 0-9, '.', '_', '@' and '-', "
+                f"and not {', '.join(sorted(RESERVED))}. Name who has it, such as: anna, or ci-orders"
+            )
+        now = datetime.now(UTC)
+        found, secret = secrets.token_hex(6), secrets.token_urlsafe(_SECRET_BYTES)
+        token = Token(
+            id=found,
+            name=name,
+            role=role,
+            projects=tuple(dict.fromkeys(projects)),
+            episode=episode,
+            created=now,
+            expires=None if lasts is None else now + lasts,
+        )
+        with self._database.writing() as connection:
+            same = connection.execute(select(tokens).where(tokens.c.name == name)).mappings()
+            if any(_read(row).is_valid(now) for row in same):
+                raise InvalidRequestError(
+                    f"a token named {name!r} is valid already. Choose another name, or: tightloop token revoke {name}"
+                )
+            row = token.model_dump() | {"projects": "\n".join(token.projects), "digest": _digest(secret)}
+            connection.execute(insert(tokens).values(row))
+        return token, f"{PREFIX}_{found}_{secret}"
+
+    def all(self) -> tuple[Token, ...]:
+        """Return all tokens, also those that are not valid any more, the oldest first."""
+        with self._database.reading() as connection:
+            return tuple(map(_read, connection.execute(select(tokens).order_by(tokens.c.created)).mappings()))
+
+    def revoke(self, name: str) -> None:
+        """End what a token opens.
+
+        Raises:
+            InvalidRequestError: no valid token has the name.
+        """
+        now = datetime.now(UTC)
+        wanted = (tokens.c.name == name, tokens.c.revoked.is_(None))
+        with self._database.writing() as connection:
+            if not connection.execute(update(tokens).where(*wanted).values(revoked=now)).rowcount:
+                raise InvalidRequestError(f"no valid token is named {name[:80]!r}. See: tightloop token list")
+
+    def find(self, text: str) -> Token | None:
+        """Return the valid token that has this text."""
+        parts = text.split("_", 2)
+        if len(parts) != 3 or parts[0] != PREFIX:
+            return None
+        row = self._row(parts[1])
+        known = "" if row is None else str(row["digest"])
+        if row is None or not hmac.compare_digest(known, _digest(parts[2])):
+            return None
+        return self._valid(row)
+
+    def by_id(self, token_id: str) -> Token | None:
+        """Return a valid token."""
+        row = self._row(token_id)
+        return None if row is None else self._valid(row)
+
+    def _row(self, token_id: str) -> RowMapping | None:
+        # PostgreSQL refuses NUL.
+        if not token_id.isalnum() or not token_id.isascii():
+            return None
+        with self._database.reading() as connection:
+            return connection.execute(select(tokens).where(tokens.c.id == token_id)).mappings().first()
+
+    @staticmethod
+    def _valid(row: RowMapping) -> Token | None:
+        token = _read(row)
+        return token if token.is_valid(datetime.now(UTC)) else None
+
+
+def _digest(secret: str) -> str:
+    # 256 random bits need no slow hash: https://cheatsheetseries.owasp.org/cheatsheets/Password_Storage_Cheat_Sheet.html
+    return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
+
+
+def _read(row: RowMapping) -> Token:
+    return Token.model_validate({**row, "projects": tuple(row["projects"].split("\n")) if row["projects"] else ()})
+
+
+KEPT = timedelta(days=1)
+ABANDONED = timedelta(minutes=2)
+"""After this long without an answer its server is taken for dead, and the request is made again."""
+KEY_CHARACTERS = 200
+UNANSWERED, GIVEN_UP = 0, -1
+"""As status: the request is being worked on; it ended without an answer, and may be sent again."""
+OTHER_REQUEST = "this Idempotency-Key was sent with another request before. Take a new key"
+
+
+class KeyInUseError(TightloopError):
+    """The key was used for another request, or the first request with it has not been answered yet."""
+
+
+class Stored(Value):
+    """The answer that a request was given."""
+
+    status: int
+    body: str
+
+
+class IdempotencyKeys:
+    """The keys of one installation."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._began = datetime.now(UTC)
+
+    def begin(self, principal: str, key: str, request: str) -> Stored | None:
+        """Claim a key; return what its first request was answered, None where this is the first.
+
+        Args:
+            principal: who sends it.
+            key: as the sender chose it.
+            request: digest of method, path, query and body.
+
+        Raises:
+            KeyInUseError: it is another request, or the first one is not answered.
+        """
+        now = datetime.now(UTC)
+        row = (idempotency_keys.c.principal == principal, idempotency_keys.c.key == key)
+        with self._database.writing() as connection:
+            connection.execute(delete(idempotency_keys).where(idempotency_keys.c.created < now - KEPT))
+            found = connection.execute(select(idempotency_keys).where(*row)).mappings().first()
+            if found is None:
+                given = {"principal": principal, "key": key, "request": request, "created": now}
+                connection.execute(insert(idempotency_keys).values(**given, status=UNANSWERED, body=""))
+                return None
+            if found["request"] != request:
+                raise KeyInUseError(OTHER_REQUEST)
+            if found["status"] not in (UNANSWERED, GIVEN_UP):
+                return Stored(status=found["status"], body=found["body"])
+            # Who claimed it before this process began has died. Where it is another gateway that works still, both do
+            # the same: what they start and tell has ids that follow from the key.
+            is_alive = self._began <= found["created"] and now - found["created"] < ABANDONED
+            if found["status"] == UNANSWERED and is_alive:
+                raise KeyInUseError(
+                    "the first request with this Idempotency-Key is not answered yet. Wait, then send it again"
+                )
+            connection.execute(update(idempotency_keys).where(*row).values(created=now, status=UNANSWERED))
+            return None
+
+    def answer(self, principal: str, key: str, stored: Stored) -> None:
+        """Keep the answer to the request that claimed the key."""
+        self._set(principal, key, stored)
+
+    def give_up(self, principal: str, key: str) -> None:
+        """Let the request that claimed the key be sent again; no other one may have the key."""
+        self._set(principal, key, Stored(status=GIVEN_UP, body=""))
+
+    def _set(self, principal: str, key: str, stored: Stored) -> None:
+        row = (idempotency_keys.c.principal == principal, idempotency_keys.c.key == key)
+        with self._database.writing() as connection:
+            connection.execute(update(idempotency_keys).where(*row).values(status=stored.status, body=stored.body))
+
+
+def derived_id(prefix: str, *parts: str) -> str:
+    """Return an id that follows from its parts: who sends a request, its key, and what belongs to it."""
+    return f"{prefix}{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"

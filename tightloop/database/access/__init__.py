@@ -1,1 +1,0 @@
-"""Who may use the gateway, and what was asked already."""

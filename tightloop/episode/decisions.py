@@ -1,0 +1,308 @@
+"""What an episode does next."""
+
+from datetime import datetime
+from enum import StrEnum
+
+from tightloop.episode.budget import Work, breaches
+from tightloop.episode.check import Verification, failing_text
+from tightloop.episode.failure import Failure, FailureKind, FailureStreak, signature
+from tightloop.episode.model import EpisodeRequest, EpisodeState
+from tightloop.episode.planning import PlanningOutcome, PlanVerdict
+from tightloop.executor.model import LIMIT_STRIKES, SUCCESSES, ExecutorReport, ExecutorStatus
+from tightloop.question import Answer, Option, Question, QuestionKind, read_paths
+from tightloop.safety.drift import Drift, DriftAnswer
+from tightloop.safety.rubric import Finding, told, unanswered
+from tightloop.value import Value, counted
+
+ALLOW, REFUSE, EXTEND, CANCEL = "allow", "refuse", "extend", "cancel"
+WORK, ACCEPT = "work", "accept"
+WAIT, END = "wait", "end"
+KEEP, UNDO = "keep", "undo"
+THE_EPISODE = "the episode"
+
+_FIRST = {
+    QuestionKind.OPERATOR: ("resume", "go on; edits made meanwhile are kept"),
+    QuestionKind.BUDGET: (EXTEND, "raise each bound that is reached by its first amount once more"),
+    QuestionKind.REPEATED_ERROR: ("continue", "try again, with the count of errors at zero"),
+    QuestionKind.LIMIT: ("retry", "deliver the plan again, once the limit has passed"),
+    QuestionKind.FATAL: ("retry", "do it again, once the cause is fixed"),
+    QuestionKind.DEVIATION: ("continue", "keep the work and go on; restore a checkpoint to undo it instead"),
+    QuestionKind.PLANNER_GAVE_UP: ("retry", "ask the planner again; it reads your notes and edits"),
+    QuestionKind.PROOF: (WORK, "go back to work; the planner reads what was found, and your text"),
+    QuestionKind.ALIGNMENT: (ALLOW, "exactly these findings are allowed for the rest of the episode"),
+}
+_REFUSE = Option(name=REFUSE, effect="the planner is told to do without, or to undo it, and plans again")
+_CANCEL = Option(name=CANCEL, effect="end the episode; the files stay as they are")
+ACCEPT_EFFECT = "succeed with the files as delivered; the proof says who accepted them"
+_ACCEPT = Option(name=ACCEPT, effect=ACCEPT_EFFECT)
+_OTHERS = {
+    QuestionKind.OPERATOR: (),
+    QuestionKind.ALIGNMENT: (_REFUSE, _CANCEL),
+    QuestionKind.PROOF: (_ACCEPT, _CANCEL),
+}
+"""Options after the first; of all other kinds it is only `cancel`."""
+# A bare `resume`, or a message to the planner, must neither spend money nor allow what the rules found.
+_WITHOUT_DEFAULT = frozenset({QuestionKind.BUDGET, QuestionKind.ALIGNMENT})
+
+
+def make_question(kind: QuestionKind, title: str, *, evidence: tuple[str, ...] = (), by: str = "tightloop") -> Question:
+    """Return what a person is asked; the first option is the default where a default grants nothing."""
+    name, effect = _FIRST[kind]
+    return Question(
+        id="",
+        kind=kind,
+        title=title,
+        evidence=evidence,
+        options=(Option(name=name, effect=effect), *_OTHERS.get(kind, (_CANCEL,))),
+        default="" if kind in _WITHOUT_DEFAULT else name,
+        blocks=THE_EPISODE,
+        by=by,
+    )
+
+
+def alignment_question(findings: tuple[Finding, ...]) -> Question:
+    """Return what is asked about findings, with what would resolve each."""
+    title, evidence = told(findings)
+    return make_question(QuestionKind.ALIGNMENT, title, evidence=evidence)
+
+
+def end_question(work: Work, now: datetime) -> Question:
+    """Return what is asked where a pause is wanted and something long runs; it goes on meanwhile."""
+    return Question(
+        id="",
+        kind=QuestionKind.OPERATOR,
+        title=f"the pause begins when this has ended: {work.told(now)}",
+        options=(
+            Option(name=WAIT, effect="pause when it has ended by itself"),
+            Option(name=END, effect="end it now and pause; it runs again, from its beginning, after the pause"),
+        ),
+        default=WAIT,
+    )
+
+
+def drift_question(drift: Drift, *, blocks: str = THE_EPISODE, cancel: Option = _CANCEL) -> Question:
+    """Return what is asked about files that somebody else changed; a bare `resume` keeps them."""
+    more = drift.count - len(drift.lines)
+    return Question(
+        id="",
+        kind=QuestionKind.DRIFT,
+        title=f"somebody else changed {drift.named}. Keep or undo that?",
+        evidence=(*drift.lines, *((f"and {counted(more, 'more file')}",) if more > 0 else ())),
+        options=(
+            Option(name=KEEP, effect="the work goes on with them; name files to keep only those", takes_paths=True),
+            Option(name=UNDO, effect="they are saved and undone; name files to undo only those", takes_paths=True),
+            cancel,
+        ),
+        default=KEEP,
+        blocks=blocks,
+        fingerprint=drift.tree,
+        paths=drift.paths,
+    )
+
+
+def read_drift_answer(question: Question, answer: Answer) -> DriftAnswer:
+    """Return what was decided about the files of a question."""
+    words = read_paths(question, answer.text)
+    return DriftAnswer(tree=question.fingerprint, keep=answer.option != UNDO, words=words)
+
+
+_PLANNER_NEXT = frozenset(
+    {
+        QuestionKind.OPERATOR,
+        QuestionKind.REPEATED_ERROR,
+        QuestionKind.DEVIATION,
+        QuestionKind.PLANNER_GAVE_UP,
+        QuestionKind.PROOF,
+    }
+)
+"""After these a planner is asked next. All others need a decision: a delivery again, files, money, a permission."""
+
+
+def is_ended_by_message(asked: Question) -> bool:
+    """Return whether a message to the planner ends the wait. It chooses no option: the planner reads it and plans."""
+    return asked.kind in _PLANNER_NEXT
+
+
+OTHER_CAUSES = 2
+"""So many iterations more than with one cause may bring nothing where the causes differ."""
+
+
+class NextAction(StrEnum):
+    """What the loop does next."""
+
+    CONTINUE = "continue"
+    SUCCEED = "succeed"
+    ASK = "ask"
+    TELL = "tell"
+    """Another iteration, and people and the planner are told what it looks like."""
+
+
+class Decision(Value):
+    """What the loop does next, and why."""
+
+    action: NextAction
+    question: Question | None = None
+    """What a person is asked first; beside TELL, what they would have been asked before people were told first."""
+    tell: str = ""
+    """What people and the planner are told."""
+
+
+CONTINUE = Decision(action=NextAction.CONTINUE)
+SUCCEED = Decision(action=NextAction.SUCCEED)
+
+
+def _ask(kind: QuestionKind, title: str) -> Decision:
+    return Decision(action=NextAction.ASK, question=make_question(kind, title))
+
+
+def guard_rails(state: EpisodeState) -> Decision:
+    """Decide whether another iteration may begin: every bound of the budget is checked here."""
+    found = breaches(state.budget, state.spent)
+    return _ask(QuestionKind.BUDGET, "the budget is spent: " + ", ".join(map(str, found))) if found else CONTINUE
+
+
+def after_planning(outcome: PlanningOutcome, overruled: tuple[str, ...] = ()) -> Decision:
+    """Decide what a planner's answer leads to; a malformed one is a failed iteration, not a pause.
+
+    What a person allowed before (`overruled`) is not asked for again.
+    """
+    if outcome.verdict is PlanVerdict.GAVE_UP:
+        return _ask(QuestionKind.PLANNER_GAVE_UP, outcome.reason or "the planner gave up without a reason")
+    # Findings include the planner's own "no" (`planners_own`), with its reason.
+    if outcome.findings:
+        return _ask_about(unanswered(outcome.findings, overruled))
+    if not outcome.aligned:
+        return _ask(QuestionKind.ALIGNMENT, outcome.reason or "the planner's alignment check says no")
+    return CONTINUE
+
+
+def _ask_about(findings: tuple[Finding, ...]) -> Decision:
+    """Return the decision to wait for a person where anything was found."""
+    if not findings:
+        return CONTINUE
+    return Decision(action=NextAction.ASK, question=alignment_question(findings))
+
+
+def is_plan_allowed(state: EpisodeState, outcome: PlanningOutcome) -> bool:
+    """Return whether a plan that a person allowed is carried out: unless they had something to say to the planner."""
+    planned = outcome.verdict in (PlanVerdict.PLANNED, PlanVerdict.CLAIMS_DONE)
+    return planned and not state.notes and not unanswered(outcome.findings, state.overruled)
+
+
+def is_change_allowed(state: EpisodeState) -> bool:
+    """Return whether the checks still hold for a change that a person allowed."""
+    return not state.notes and state.checked_tree == state.tree
+
+
+def after_execution(state: EpisodeState, report: ExecutorReport) -> Decision:
+    """Decide whether the work can be verified, or a person is needed first."""
+    if report.status is ExecutorStatus.NEEDS_PERSON and report.question is not None:
+        return Decision(action=NextAction.ASK, question=report.question)
+    if report.status is ExecutorStatus.PAUSED:
+        return _ask(QuestionKind.OPERATOR, "the executor was paused")
+    if report.status in (ExecutorStatus.FATAL, ExecutorStatus.NEEDS_PERSON):
+        why = report.error or report.summary or f"it ended with {report.status.value} and does not say why"
+        return _ask(QuestionKind.FATAL, f"the executor cannot work: {why}")
+    if report.status is ExecutorStatus.LIMIT_HIT and state.limit_strikes >= LIMIT_STRIKES:
+        evidence = report.limit.evidence if report.limit else report.summary
+        return _ask(QuestionKind.LIMIT, f"{state.limit_strikes} limits in a row: {evidence or 'no text'}")
+    return CONTINUE
+
+
+def failure_of(state: EpisodeState, verification: Verification | None, *, changed: bool) -> Failure | None:
+    """Return what went wrong in this iteration, the first cause only; None if nothing did."""
+
+    def failure(kind: FailureKind, mark: str, summary: str) -> Failure:
+        return Failure(kind=kind, signature=mark, summary=summary, iteration=state.iteration)
+
+    # The order is that of the iteration: a plan that was never delivered explains the red checks after it.
+    if state.plan_verdict is PlanVerdict.MALFORMED:
+        summary = state.plan_title or "the planner's answer could not be used"
+        return failure(FailureKind.PLANNER, signature("planner", "malformed"), summary)
+    status = state.executor_status
+    if status is not None and status not in SUCCESSES:
+        summary = f"executor {status.value}: {state.executor_error}".rstrip(": ")
+        return failure(FailureKind.EXECUTOR, signature("executor", status.value, state.executor_error), summary)
+    if verification is not None and not verification.green:
+        names = ", ".join(str(check) for check in verification.failed[:3]) or "no check ran"
+        summary = f"{failing_text(verification.failed_count, verification.total)}: {names}"
+        return failure(FailureKind.CHECK, verification.signature, summary)
+    if not changed and not is_complete(state):
+        summary = "the iteration changed nothing and the planner does not call the goal met"
+        return failure(FailureKind.EXECUTOR, signature("nothing changed"), summary)
+    return None
+
+
+def is_complete(state: EpisodeState) -> bool:
+    """Return whether the goal is met: executed checks are green, and they mean something.
+
+    Green checks mean something when they were red at first, or when the planner calls the goal met;
+    a claim without green checks never counts. A tree that a person did not accept is not looked at again, and what
+    a person asked for is planned first.
+    """
+    is_refused = bool(state.refused_tree) and state.tree == state.refused_tree
+    means_something = state.baseline_red or state.plan_final
+    return state.checks_green and means_something and not is_refused and not state.asked_for
+
+
+def after_tracking(state: EpisodeState, request: EpisodeRequest) -> Decision:
+    """Decide at the end of an iteration: success, a person, or another iteration, perhaps with a word about it.
+
+    What has to be looked at comes first: also green checks may have been reached in a wrong way. What proves that
+    nothing comes of the work pauses at once. What only looks so is told first: the checks do not show whether the work
+    is of use, and people and the planner can look at it. It pauses where it comes back without progress in between.
+    """
+    found = _ask_about(unanswered(state.findings, state.overruled))
+    if found.action is NextAction.ASK:
+        return found
+    if is_complete(state):
+        return SUCCEED
+    if proof := _in_vain(state.failures, request.repeat_error_limit):
+        return _ask(QuestionKind.REPEATED_ERROR, proof)
+    doubt = _doubt(state, request)
+    if state.told:
+        return doubt or CONTINUE
+    if doubt is not None and doubt.question is not None:
+        return doubt.evolve(action=NextAction.TELL, tell=doubt.question.title)
+    unmoved = state.memory.unmoved if state.memory else 0
+    if unmoved != request.repeat_error_limit + OTHER_CAUSES:
+        return CONTINUE
+    names = ", ".join(map(str, state.failed_checks[:3]))
+    return Decision(action=NextAction.TELL, tell=f"the checks have shown no progress for {unmoved} iterations: {names}")
+
+
+def _in_vain(streak: FailureStreak, limit: int) -> str:
+    """Return in words what proves that nothing came of the last iterations; empty where nothing does."""
+    if streak.last is None:
+        return ""
+    if streak.idle >= limit:
+        return (
+            f"{counted(streak.idle, 'iteration')} in a row changed no file, brought back files of before or made the "
+            f"checks worse: {streak.last.summary}"
+        )
+    return _same_error(streak) if streak.last.kind is not FailureKind.CHECK and streak.count >= limit else ""
+
+
+def _doubt(state: EpisodeState, request: EpisodeRequest) -> Decision | None:
+    """Return the question whether it goes on where the last iterations look as if nothing came of them."""
+    streak, limit = state.failures, request.repeat_error_limit
+    if streak.last is not None:
+        if streak.count >= limit:
+            return _ask(QuestionKind.REPEATED_ERROR, _same_error(streak))
+        if streak.fruitless >= limit + OTHER_CAUSES:
+            title = f"{counted(streak.iterations, 'iteration')} without progress brought nothing new"
+            return _ask(QuestionKind.REPEATED_ERROR, f"{title}: {streak.last.summary}")
+    if state.low_streak < request.deviation_limit:
+        return None
+    left = f"{counted(state.low_streak, 'iteration')} in a row left their course: {state.reflect_detail}"
+    return _ask(QuestionKind.DEVIATION, left)
+
+
+def _same_error(streak: FailureStreak) -> str:
+    summary = streak.last.summary if streak.last else ""
+    return f"the same error {counted(streak.times, 'time')} without progress: {summary}"
+
+
+def may_continue_as_new(request: EpisodeRequest, *, iterations_in_run: int, suggested: bool) -> bool:
+    """Return whether a new run should follow this one; asked between iterations only."""
+    return suggested or iterations_in_run >= request.iterations_per_run

@@ -1,0 +1,347 @@
+"""Failures of checks."""
+
+import base64
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from typing import NamedTuple
+
+from tightloop.value import Value
+
+# The order matters: colours cut words in two, a UUID would leave its parts as short hashes, and most contain digits.
+_NOISE = (
+    (re.compile(r"\x1b\[[0-9;]*m"), ""),
+    (re.compile(r"0x[0-9a-fA-F]+"), "<addr>"),
+    (re.compile(r"==\d+=="), "<at>"),
+    (re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"), "<hash>"),
+    # A date, a time of the day, or both; also `Mon Nov 23 10:05:00 UTC 2026`.
+    (
+        re.compile(
+            r"\b(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun),? )?(?:\d{1,2} )?"
+            r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]* +\d{1,4}(?=[ ,\n]|$)"
+        ),
+        "<time>",
+    ),
+    (
+        re.compile(r"\b\d{4}-\d\d-\d\d(?:[T_ ]\d\d[:.]?\d\d(?:[:.]?\d\d)?(?:[.,]\d+)?)?(?:Z\b|[+-]\d\d:?\d\d\b)?"),
+        "<time>",
+    ),
+    (re.compile(r"\b\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d+)?\b"), "<time>"),
+    # A hash has a digit and a letter: 7 digits alone are a number, `defaced` alone is a word.
+    (re.compile(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,64}\b"), "<hash>"),
+    (re.compile(r"(?:[A-Za-z]:)?(?:/[\w.@+-]+)+/"), ""),
+    # Places in a file, durations and ids of processes say nothing, whichever way they change.
+    (
+        re.compile(
+            r"(?<=[\w)])(?::\d+){1,2}\b|\b(?:line|lines|col|column|pid|process|thread|port|attempt|retry|run|seed)"
+            r"[ #:=]*\d+(?:-\d+)?",
+            re.IGNORECASE,
+        ),
+        "<at>",
+    ),
+)
+_DURATION = (
+    re.compile(
+        r"\b(?:in|took|after|elapsed|duration|time)[ :=]*\d+(?:\.\d+)? ?(?:m?s|secs?|seconds?|min|minutes)?\b"
+        r"|\b\d+\.\d+ ?s\b",
+        re.IGNORECASE,
+    ),
+    "<time>",
+)
+_SPACE = re.compile(r"\s+")
+# Digits after a letter belong to a name: F401 is not F841.
+_NUMBER = re.compile(r"(?<![A-Za-z_\d])\d+(?:\.\d+)?")
+
+
+class FailureKind(StrEnum):
+    """Who can fix a failure."""
+
+    CHECK = "check"
+    """A definition-of-done command failed; the next plan can fix it."""
+    EXECUTOR = "executor"
+    """The executor failed, timed out or its outcome is unknown."""
+    PLANNER = "planner"
+    """The planner's answer could not be used."""
+    LIMIT = "limit"
+    """A rate, quota or tool-call limit."""
+    FATAL = "fatal"
+    """Nothing in the loop can fix it: a person is needed."""
+
+
+def without_noise(text: str, *, numbers: bool = True, durations: bool = True) -> str:
+    """Return a text without what changes from run to run and means nothing: times, addresses, hashes, folders, colours.
+
+    Args:
+        text: one line or several.
+        numbers: whether all other numbers are left out, too.
+        durations: whether durations are left out.
+    """
+    for pattern, replacement in (*_NOISE, _DURATION) if durations else _NOISE:
+        text = pattern.sub(replacement, text)
+    text = _SPACE.sub(" ", text)
+    return (_NUMBER.sub("<n>", text) if numbers else text).strip()
+
+
+def signature(*parts: str) -> str:
+    """Return a short stable id of an error text, 16 hexadecimal digits, the same for the same cause."""
+    text = "\n".join(map(without_noise, parts))
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def short_mark(text: str) -> str:
+    """Return 4 characters that tell a text from some hundred others."""
+    digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=3).digest()
+    return base64.urlsafe_b64encode(digest).decode("ascii")
+
+
+def combined(marks: Iterable[str]) -> str:
+    """Return the signature of several signatures together, 16 hexadecimal digits."""
+    # Not `signature`: it would remove the marks, which look like the hashes that are noise in a text.
+    return hashlib.sha256("\n".join(marks).encode("utf-8", "replace")).hexdigest()[:16]
+
+
+class Failure(Value):
+    """One failure of one iteration."""
+
+    kind: FailureKind
+    signature: str
+    summary: str = ""
+    iteration: int = 0
+
+
+class FailureStreak(Value):
+    """Iterations without progress that failed and brought nothing new, or nothing of which anybody can tell its use."""
+
+    last: Failure | None = None
+    times: int = 0
+    """How many of them failed for the last cause, in a row."""
+    count: float = 0
+    """The same, where one of which nobody can tell counts less."""
+    iterations: int = 0
+    """How many they are, whatever the cause."""
+    fruitless: float = 0
+    """The same, where one of which nobody can tell counts less."""
+    idle: int = 0
+    """How many of them, in a row, were in vain: `Tracking.idle`."""
+
+    def plus(self, failure: Failure, *, weight: float = 1, idle: bool = False) -> "FailureStreak":
+        """Return the streak with one more failure; another cause begins a new count."""
+        again = self.last is not None and self.last.signature == failure.signature
+        return FailureStreak(
+            last=failure,
+            times=self.times + 1 if again else 1,
+            count=round(self.count + weight, 3) if again else weight,
+            iterations=self.iterations + 1,
+            fruitless=round(self.fruitless + weight, 3),
+            idle=self.idle + 1 if idle else 0,
+        )
+
+    def eased(self) -> "FailureStreak":
+        """Return the streak after new work that the checks say nothing about: a promise halves the doubts."""
+        return self.evolve(count=round(self.count / 2, 3), fruitless=round(self.fruitless / 2, 3), idle=0)
+
+
+NO_FAILURES = FailureStreak()
+"""Something succeeded, or a person stepped in."""
+LONGEST_CIRCLE = 4
+"""States in the longest circle that is recognised; two rounds of it must be remembered."""
+
+
+def goes_round(marks: tuple[str, ...]) -> bool:
+    """Return whether the last marks are two rounds of the same circle: A-B-A-B, A-B-C-A-B-C and so on.
+
+    A circle has at least two different states; one that stays as it is goes nowhere, not round.
+    """
+    for length in range(2, LONGEST_CIRCLE + 1):
+        newest, before = marks[-length:], marks[-2 * length : -length]
+        if newest == before and len(newest) == length and len(set(newest)) > 1:
+            return True
+    return False
+
+
+LINES_LIMIT = 400
+NUMBERS_LIMIT = 12
+DURATION_AND_LIMIT = 2
+PASSED = 4
+"""The way of a number of tests that pass, not only ran: up."""
+SHARE = 3
+"""The way of a number such as the 9 in `9 of 24`: only its course tells which one is good."""
+MEASURE = 2
+"""Added to the way of a number that is measured, not counted: it trembles."""
+
+# How deep a program was when it failed is not what failed: the frames of Python, and of JavaScript and Java.
+_FRAMES = re.compile(r"(?<=^Traceback \(most recent call last\):)(?:\n[ \t]+.*)+|^[ \t]+at \S.*$", re.MULTILINE)
+# The 8 of `utf-8` belongs to a name, and the second 4 of `1.4.4` to a version.
+_PRINTED_NUMBER = re.compile(
+    r"(?<![\w.])(?<![A-Za-z]-)\d+(?:\.\d+)?(?:e[-+]?\d+)?(?:(?=(?:[mµun]?s|[kMG]i?B)\b)|(?![\w.]*\w))"
+)
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
+_FIGURE = r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)"
+_COUNTED = r"(?:failures?|errors?|problems?|violations?|warnings?|issues?)\b"
+_SO_MANY = rf"(?<![\w.]){_FIGURE}(?:(?:\s*/\s*|\s+(?:out )?of\s+)\d+)? (?:(?!no[nt]? )[a-z-]+ ){{0,3}}?"
+_GOOD_COUNT = re.compile(
+    rf"{_SO_MANY}(?:done|tested|covered|complete\w*|finished|ready|run|executed|collected)\b"
+    # What stops at the first problem gets further.
+    rf"|\b(?:case|test|step|stage|level|phase|row|record|token|byte|offset)[ #:=]{{1,2}}(\d+)\b(?! {_COUNTED})",
+    re.IGNORECASE,
+)
+_PASSED = re.compile(rf"{_SO_MANY}(?:pass(?!w)\w*|ok|succeed\w*)\b", re.IGNORECASE)
+_SHARE = re.compile(rf"(?<![\w.]){_FIGURE}(?:\s*/\s*\d+|\s+(?:out )?of\s+\d+|\s*%)")
+_BAD = (
+    r"\b(?:fail\w*|errors?|problems?|violations?|warnings?|broken|missing|left|remain\w*|to go|todo|open|lack\w*"
+    r"|lost|leak(?:s|ed)?|bad|wrong|invalid|incorrect|incomplete|dead|stale|outdated|differ|without"
+    r"|un(?:resolved|reachable|used|defined|covered|documented|translated|tested|checked|formatted|typed|known|handled)"
+    r"|(?:do|are|were|have|did|could|can) ?not|(?:do|are|were|have|did|could|ca)n't)\b"
+)
+# The 17 of "3 failed, 17 passed" does not count failures.
+_BAD_COUNT = re.compile(
+    rf"(?<![\w.]){_FIGURE}(?![\w.]*\d)[^\d\n;]{{0,40}}?{_BAD}|{_BAD}[ \t]*[:=#]?[ \t]*{_FIGURE}\b", re.IGNORECASE
+)
+# The 4 of "page 4 is missing" is a name: nothing is worse where page 5 is the first one.
+_LABEL = re.compile(
+    rf"\b(?!(?:found|got|with|total|still|only|all|and|are|than|other|another)\b)[a-z]+ #?{_FIGURE}"
+    r"(?=:| (?:is|was|has|does|lacks|fails|failed|missing|not)\b)",
+    re.IGNORECASE,
+)
+_BETWEEN = r"[^\w\n;,]{1,4}(?:is |are |of |at )?"
+_HIGHER = (
+    r"(?:accuracy|coverage|score|recall|precision|f1|auc|bleu|throughput|speedup|similarity|uptime"
+    r"|(?:hit|pass|success) rate)\b"
+)
+_OFF = r"(?:off|out|away|short|over|above|late|behind|missed|exceed\w*|too \w+)"
+_LOWER = (
+    r"(?:loss|[wc]er|(?:error|failure|miss) rate|latency|rmse|mae|mse|perplexity|distance|lag|misses|overhead|leaked"
+    r"|lost|runtime|diff\w*|delta|deviation|gap|drift|size|memory|duration|jitter|stall\w*)\b"
+)
+_UNIT = r"(?:[a-zµ]+/op|[mµun]?s|secs?|seconds?|minutes|[kMG]i?B|bytes)"
+_MEASURES = (
+    (1, rf"(?:\b|_){_HIGHER}{_BETWEEN}{_FIGURE}|{_FIGURE} ?(?:[a-z]+/s|[frq]ps)\b"),
+    (-1, rf"(?:\b|_){_LOWER}{_BETWEEN}{_FIGURE}|{_FIGURE} ?{_UNIT}\b"),
+    (-1, rf"\b{_OFF} by {_FIGURE}|(?<![\w.]){_FIGURE}(?: [a-zµ%]+)? {_OFF}\b"),
+)
+_WAYS = (
+    (-1, _BAD_COUNT),
+    (0, _LABEL),
+    (SHARE, _SHARE),
+    *((way * MEASURE, re.compile(pattern, re.IGNORECASE)) for way, pattern in _MEASURES),
+    (1, _GOOD_COUNT),
+    (PASSED, _PASSED),
+)
+"""What the words beside a number tell; the last that fits counts."""
+_WANTED = (
+    r"\b(?:goal|target|expect\w*|want\w*|need\w*|requir\w*|limit|threshold|below|under|above|over|least|most|max\w*"
+    r"|min\w*|should|must|than|within|exceed\w*|allow\w*|permit\w*|budget|cap|quota|sl[oa]|spec|aim|tolerance|reference|baseline)\b"
+)
+_LIMITED = re.compile(rf"{_WANTED}|<=?|>=?", re.IGNORECASE)
+_GOAL = re.compile(
+    rf"{_WANTED}[^\d\n;]{{1,15}}?{_FIGURE}|(?<![\w.]){_FIGURE}[^\d\n;,]{{1,15}}?{_WANTED}", re.IGNORECASE
+)
+
+
+class Printed(Value):
+    """The output of a failing check, compared line by line and number by number."""
+
+    lines: tuple[str, ...] = ()
+    """Marks of all lines, without what changes from run to run; sorted; empty above `LINES_LIMIT`."""
+    numbers: tuple[float, ...] = ()
+    """In the order of the text, without those that say nothing, such as times and places."""
+    better: tuple[int, ...] = ()
+    """For each number which way is better, as far as the words beside it tell: 1 up, -1 down, 2 and -2 for measures,
+    `SHARE`, `PASSED`, 0 unknown."""
+    goals: tuple[float | None, ...] = ()
+    """For each number the one on its line that it has to come to, as far as words tell."""
+    text: str = ""
+    """Mark of the whole output with its numbers."""
+
+
+def read_output(text: str) -> Printed:
+    """Return what can be compared with the output of another run."""
+    text = without_frames(text)
+    lines = [without_noise(line) for line in text.split("\n")]
+    marks = tuple(sorted(short_mark(line) for line in lines if line))
+    numbers = _numbers(text)
+    return Printed(
+        lines=marks if len(marks) <= LINES_LIMIT else (),
+        numbers=tuple(number.value for number in numbers),
+        better=tuple(number.better for number in numbers),
+        goals=tuple(number.goal for number in numbers),
+        text=short_mark(without_noise(text, numbers=False)) if marks else "",
+    )
+
+
+def without_frames(text: str) -> str:
+    """Return an output without where a program was when it failed."""
+    return _FRAMES.sub("", text)
+
+
+class _Number(NamedTuple):
+    value: float
+    better: int
+    goal: float | None
+
+
+def _numbers(text: str) -> list[_Number]:
+    found: list[_Number] = []
+    for raw in text.split("\n"):
+        line = _THOUSANDS.sub("", raw)
+        # A duration says nothing, but for one with its limit.
+        is_limited = _LIMITED.search(line) and len(_PRINTED_NUMBER.findall(line)) <= DURATION_AND_LIMIT
+        found += _numbers_of(without_noise(line, numbers=False, durations=not is_limited))
+        if len(found) >= NUMBERS_LIMIT:
+            break
+    return found[:NUMBERS_LIMIT]
+
+
+def _numbers_of(line: str) -> Iterator[_Number]:
+    values = {number.start(): float(number[0]) for number in _PRINTED_NUMBER.finditer(line)}
+    ways = {at: way for way, pattern in _WAYS for at in _places(pattern, line)}
+    goal = next((at for at in _places(_GOAL, line) if at in values), None)
+    for at, value in values.items():
+        yield _Number(value, ways.get(at, 0), None if goal in (None, at) else values[goal])
+
+
+def _places(pattern: re.Pattern[str], line: str) -> Iterator[int]:
+    return (found.start(1 if found[1] else 2) for found in pattern.finditer(line))
+
+
+def is_part(some: tuple[str, ...], more: tuple[str, ...]) -> bool:
+    """Return whether the first lines are some of the others, and not all of them."""
+    return len(some) < len(more) and bool(some) and not Counter(some) - Counter(more)
+
+
+_ERROR_LINES = tuple(
+    re.compile(pattern, re.MULTILINE)
+    for pattern in (
+        r"^E  +(?:assert\b|[\w.]*(?:Error|Exception|Warning)\b).*$",
+        r"^E  +[^\s+].*$",
+        r"^.*\b[A-Z]\w*(?:Error|Exception)\b.*$",
+        r"^(?:\S*:\d+:\d+: )?[A-Z]{1,6}\d{3,4}\b.*$",
+        r"^(?!Found ).*\berror\b.*$",
+        r"^.*\S.*$",
+    )
+)
+"""Lines that explain a failure, the best first: pytest's error, an exception, a finding, an error, anything."""
+
+_MARK = re.compile(r"^E  +")
+_TYPE = re.compile(r"\b([A-Z]\w*(?:Error|Exception|Warning|Exit|Interrupt))\b|(?:^|\s)([A-Z]{1,6}\d{3,4})\b")
+
+
+def telling_line(text: str) -> str:
+    """Return the line as it was printed; empty where nothing was."""
+    for pattern in _ERROR_LINES:
+        if lines := pattern.findall(text):
+            return str(lines[-1])
+    return ""
+
+
+def said_line(text: str) -> str:
+    """Return the line without what changes from run to run: equal failures say the same."""
+    return without_noise(_MARK.sub("", telling_line(text).strip()))
+
+
+def failure_type(text: str) -> str:
+    """Return the exception or the rule that a line names; empty where it names none."""
+    found = _TYPE.search(telling_line(text))
+    return (found[1] or found[2]) if found else ""

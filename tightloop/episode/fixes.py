@@ -1,0 +1,502 @@
+"""Fixes that need no model."""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from importlib import resources
+from itertools import pairwise
+from typing import NamedTuple
+
+from tightloop.episode.check import CheckReport, CheckResult, CheckStatus
+from tightloop.episode.failure import telling_line
+from tightloop.episode.progress.course import HistoryEntry, command_text, one_line
+from tightloop.memory.model import Match, Recollection
+from tightloop.safety.commands.shell import read_script
+from tightloop.value import Value, clip
+
+
+class KnownBug(NamedTuple):
+    """A ruff rule that fixes a bug, and what tests or type checkers print about it."""
+
+    code: str
+    cause: str
+    words: str
+    """Pattern that points to the bug."""
+    unsafe: bool = False
+    """Ruff marks every fix of the rule as unsafe."""
+
+
+PROBES = ("F632", "F901", "B006", "E711", "UP035")
+"""Rules that find bugs and can fix them, tried together when failing tests point to nothing."""
+
+
+@cache
+def known_bugs() -> tuple[KnownBug, ...]:
+    """Return the rules whose bugs leave a trace in the output of tests and type checkers (`known_bugs.toml`)."""
+    data = tomllib.loads((resources.files("tightloop.episode") / "known_bugs.toml").read_text("utf-8"))
+    return tuple(KnownBug(**{**bug, "words": "".join(bug["words"])}) for bug in data["bugs"])
+
+
+_RUNNERS: dict[str, str] = {
+    **dict.fromkeys(("uv", "poetry", "pdm", "pipenv", "hatch", "rye", "pixi"), "run"),
+    **dict.fromkeys(("pnpm", "npm"), "exec"),
+    **dict.fromkeys(("uvx", "npx", "bunx", "yarn"), ""),
+}
+"""Programs that start another one, with the word that makes them do so."""
+_PREFIXES = frozenset({"env", "time", "exec", "command", "nice"})
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
+# Options of runners that take the next word as their value.
+_RUNNER_VALUES = frozenset({"--with", "--group", "--extra", "--package", "--python", "-p", "-e", "--project"})
+_PYTHON = re.compile(r"^python(?:\d+(?:\.\d+)?)?$")
+_ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=")
+_ECHOED = re.compile(r"^\s*(?:[>$+]\s+)?(\S.*)$")
+_DEPTH = 3
+"""Shells within shells that are read: `sh -c "bash -c '...'"`."""
+
+
+class ToolCall(Value):
+    """One program started by a shell command."""
+
+    launcher: tuple[str, ...] = ()
+    """What stands before the program, such as `uv run` or `python -m`."""
+    program: str
+    """As it is written, such as `.venv/bin/ruff`."""
+    args: tuple[str, ...] = ()
+    folder: str = ""
+    """Where the command changed to before (`cd web && ...`); empty: the top of the tree."""
+
+    @property
+    def name(self) -> str:
+        """The program without its folder."""
+        return _basename(self.program)
+
+    @property
+    def starts(self) -> str:
+        """The word that is really executed: the launcher where there is one."""
+        return self.launcher[0] if self.launcher else self.program
+
+
+def tool_calls(command: str) -> tuple[ToolCall, ...]:
+    """Return the programs that a shell command starts, in their order.
+
+    Understands `&&`, `;`, pipes, redirections, `VAR=x`, `cd folder &&`, `$(...)`, `sh -c '...'`, `uv run`, `npx`,
+    `python -m` and the like. A command that cannot be read starts nothing.
+    """
+    return tuple(_calls(command, _DEPTH))
+
+
+def echoed_calls(output: str, names: frozenset[str]) -> tuple[ToolCall, ...]:
+    """Return the calls of known tools that a task runner (make, npm) wrote above their output."""
+    found: list[ToolCall] = []
+    for line in output.splitlines():
+        if match := _ECHOED.match(line):
+            found.extend(call for call in tool_calls(match.group(1)) if call.name in names)
+    return tuple(found)
+
+
+def _calls(command: str, depth: int) -> Iterator[ToolCall]:
+    script = read_script(command)
+    if depth == 0 or not script.is_complete:
+        return
+    folder = ""
+    for simple in script.commands:
+        call = _unwrap(list(simple.words))
+        if call is None:
+            continue
+        scripts = (value for option, value in pairwise(call.args) if option.startswith("-") and option.endswith("c"))
+        if call.name in _SHELLS and (inner := next(scripts, "")):
+            yield from _calls(inner, depth - 1)
+        elif call.name == "cd" and call.args:
+            folder = _joined(folder, call.args[0])
+        else:
+            yield call.evolve(folder=folder)
+
+
+def _unwrap(words: list[str]) -> ToolCall | None:
+    """Split what starts the tool from the tool."""
+    launcher: list[str] = []
+    rest = list(words)
+    while rest:
+        length = _launcher_length(rest)
+        if length == 0:
+            return ToolCall(launcher=tuple(launcher), program=rest[0], args=tuple(rest[1:]))
+        name = _basename(rest[0])
+        if name in _RUNNERS or _PYTHON.match(name):
+            launcher.extend(rest[:length])
+        rest = rest[length:]
+    return None
+
+
+def _launcher_length(words: list[str]) -> int:
+    """Return how many words only lead to the program; 0 if the first one is it."""
+    name = _basename(words[0])
+    if name in _PREFIXES or _ASSIGNMENT.match(words[0]):
+        return 1
+    if name == "timeout":  # its first argument is the duration
+        return min(2, len(words))
+    if _PYTHON.match(name):
+        return words.index("-m") + 1 if "-m" in words[:-1] else 0
+    verb = _RUNNERS.get(name)
+    if verb is None or (verb and words[1:2] != [verb]):
+        return 0
+    end = 2 if verb else 1
+    while end < len(words) and words[end].startswith("-"):
+        end += 2 if words[end] in _RUNNER_VALUES else 1
+    return end if end < len(words) else 0
+
+
+def _basename(word: str) -> str:
+    return word.replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".exe")
+
+
+def _joined(folder: str, further: str) -> str:
+    if further.startswith("/") or not folder:
+        return further.rstrip("/") if further not in (".", "./") else ""
+    return f"{folder}/{further.rstrip('/')}"
+
+
+_CLIPPED = clip("a long text", 7)[:5]
+"""How an output begins whose start was cut off."""
+_KEPT_VALUES = frozenset(
+    {"--config", "--exclude", "--extend-exclude", "--target-version", "--line-length"}
+    | {"--per-file-ignores", "--extension"}
+)
+"""Options that decide what ruff finds; those of `_DROPPED_VALUES` decide what it selects and how it prints."""
+_DROPPED_VALUES = frozenset(
+    {"--select", "--ignore", "--extend-select", "--extend-ignore", "--output-format", "--output-file", "-o"}
+    | {"--cache-dir", "--fixable", "--unfixable", "--extend-fixable", "--color", "--dummy-variable-rgx"}
+)
+_KEPT = frozenset({"--isolated", "--preview", "--no-preview", "--no-respect-gitignore", "--force-exclude"})
+_CODE = re.compile(r"(?:^|[\s\"(])([A-Z]{1,6}\d{3,4})\b(?!-)")
+_SUMMARY = re.compile(r"^(?:Found \d+ errors?|\[\*\] \d+ fixable|No fixes available)", re.MULTILINE)
+_SAFE_OFFER = re.compile(r"\[\*\] \d+ (?:potentially )?fixable")
+_UNSAFE_OFFER = re.compile(r"unsafe fix(?:es)? available|hidden fix")
+_LATE = ("F401", "I001")
+"""Other fixes leave unused and unsorted imports behind, so these come last."""
+
+NEVER_SAFE = frozenset({"B006", "B011", "B905", "E711", "E712", "F601", "F841", "RUF013", "RUF024"})
+"""Rules whose fix ruff always marks as unsafe ("Fix safety" in `ruff rule`): trying a safe one costs an iteration."""
+
+
+class RuffRules(Value):
+    """What a ruff says about its own rules. An empty table knows nothing: every fix is tried."""
+
+    without_fix: frozenset[str] = frozenset()
+    """Codes of the rules with "Fix is not available"."""
+    problem: str = ""
+    """Why ruff could not be asked; empty where it answered or was not needed."""
+
+
+def read_rules(listed: str) -> RuffRules:
+    """Read the output of `ruff rule --all --output-format json`; lines of a launcher around it do no harm.
+
+    Raises:
+        ValueError: it is not that.
+    """
+    try:
+        found, _ = json.JSONDecoder().raw_decode(listed, max(listed.find("[\n"), 0))
+        rules = [(rule["code"], rule["fix_availability"]) for rule in found]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a list of ruff rules: {error!r}") from error
+    return RuffRules(without_fix=frozenset(code for code, fix in rules if code and fix == "None"))
+
+
+def is_lint(call: ToolCall) -> bool:
+    """Return whether a call is `ruff check`."""
+    return call.name == "ruff" and "check" in call.args
+
+
+def named_rules(result: CheckResult) -> tuple[str, ...]:
+    """Return the rules that the output of a `ruff check` names, in the order in which they are to be fixed."""
+    listed = (code for code in result.failing if _CODE.fullmatch(code))
+    codes = tuple(dict.fromkeys((*listed, *_CODE.findall(result.tail))))
+    return tuple(sorted(codes, key=lambda code: _LATE.index(code) + 1 if code in _LATE else 0))
+
+
+def offered_fixes(tail: str, code: str, rules: RuffRules) -> tuple[bool, bool]:
+    """Return whether ruff offers a safe and an unsafe fix of a rule; both where its output does not say."""
+    if code in rules.without_fix:
+        return False, False
+    may_be_safe = code not in NEVER_SAFE
+    if not _SUMMARY.search(tail):
+        return may_be_safe, True
+    safe = may_be_safe and bool(_SAFE_OFFER.search(tail))
+    # Where the whole output is there, the finding itself must have the mark: the summary counts all rules together.
+    if not tail.startswith(_CLIPPED):
+        safe = safe and f"{code} [*]" in tail
+    return safe, safe or not may_be_safe or bool(_UNSAFE_OFFER.search(tail))
+
+
+def fix_command(
+    start: Iterable[str], code: str, *, unsafe: bool = False, options: Iterable[str] = (), paths: Iterable[str] = (".",)
+) -> tuple[str, ...]:
+    """Return the command that fixes one rule; it fails only when ruff cannot run."""
+    # What is left after the fix is the next plan's business: --exit-zero keeps it from failing this step.
+    safety = ("--unsafe-fixes",) if unsafe else ()
+    return (*start, "check", "--select", code, "--fix", *safety, "--exit-zero", *options, *paths)
+
+
+def selected_rules(call: ToolCall) -> tuple[str, ...]:
+    """Return the prefixes of the rules that a `ruff check` selects; `F` at least where it does not say."""
+    selected = [value for option, value in zip(call.args, call.args[1:], strict=False) if option == "--select"]
+    selected.extend(word.removeprefix("--select=") for word in call.args if word.startswith("--select="))
+    prefixes = tuple(",".join(selected).split(",")) if selected else ("F",)
+    return tuple("" if prefix == "ALL" else prefix for prefix in prefixes)
+
+
+def kept_arguments(call: ToolCall) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the options of a `ruff check` that a fix has to keep, and its paths."""
+    options: list[str] = []
+    paths: list[str] = []
+    words = iter(call.args)
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name in _KEPT_VALUES | _DROPPED_VALUES:
+            value = () if equals else (next(words, ""),)
+            options.extend((word, *value) if name in _KEPT_VALUES else ())
+        elif word.startswith("-"):
+            options.extend((word,) if word in _KEPT else ())
+        elif word != "check":
+            paths.append(word)
+    return tuple(options), tuple(
+        (f"{call.folder}/{path}".removesuffix("/.") if call.folder else path) for path in paths or ["."]
+    )
+
+
+RUNS_PER_COMMAND = 3
+"""Two formatters that undo each other's work are stopped by this."""
+ERROR_CHARACTERS = 120
+
+
+class Fix(Value):
+    """One command that may fix one cause."""
+
+    id: str
+    """Unique among the fixes of one report, such as `ruff:F401` or `ruff:F401:unsafe`."""
+    title: str
+    run: tuple[str, ...]
+    diagnosis: str
+    scope: tuple[str, ...] = ()
+    """Globs that it is expected to change; empty: anything."""
+    check: str = ""
+    """Name of the failing check."""
+    after: str = ""
+    """Command, as `command_text` writes it, that must be exhausted before this one is tried."""
+
+
+class _Use(NamedTuple):
+    """A tool that a check calls, started in a way that is allowed where there is one."""
+
+    result: CheckResult
+    call: ToolCall
+
+    @property
+    def start(self) -> tuple[str, ...]:
+        return (*self.call.launcher, self.call.program)
+
+
+class _Formatter(Value):
+    """Turns the check of a formatter into a run of the formatter."""
+
+    name: str
+    title: str
+    verb: str = ""
+    drop: tuple[str, ...] = ()
+    add: tuple[str, ...] = ()
+    no_fix: str = ""
+    """Pattern of an output that says that there are findings but no fixes."""
+
+
+_DATA = tomllib.loads((resources.files("tightloop.episode") / "formatters.toml").read_text("utf-8"))
+_FORMATTERS = tuple(_Formatter(**each) for each in _DATA["formatters"])
+_TESTS = frozenset({"pytest", "py.test", "unittest", "tox", "nox"})
+_PYTHON_TOOLS = _TESTS | {"mypy", "python", "python3"}
+_TOOLS = frozenset({*(tool.name for tool in _FORMATTERS), *_TESTS, "mypy"})
+
+
+class FixFinder:
+    """Finds what a toolchain can fix in one report."""
+
+    def __init__(self, report: CheckReport, tried: Sequence[HistoryEntry] = (), programs: Sequence[str] = ()) -> None:
+        """Read which tools the checks call; `tried` is oldest first, no `programs` means that any may be run."""
+        self._report = report
+        self._tried = tried
+        self._programs = programs
+        self._failed = self._uses(report.failed)
+
+    @property
+    def ruff(self) -> tuple[str, ...]:
+        """How the project starts the ruff whose findings fail a check; empty where none does."""
+        return next((use.start for use in self._failed if is_lint(use.call) and named_rules(use.result)), ())
+
+    def fixes(self, rules: RuffRules) -> tuple[Fix, ...]:
+        """Return what is left to try, the best first."""
+        return tuple(fix for fix in self._open(rules) if self._may_run(fix.run[0]))
+
+    def remembered(self, found: Sequence[Recollection], *, exact: bool) -> tuple[Recollection, ...]:
+        """Return what to do again: for each check what fixed the same failure, else the first that fixed one like it.
+
+        Args:
+            found: what was recalled, the surest first.
+            exact: leave out what fixed other failures.
+        """
+        usable = [one for one in found if self._is_usable(one)]
+        same = {one.check: one for one in reversed(usable) if one.match is Match.SIGNATURE}
+        ordered = tuple(one for one in usable if one in same.values())
+        return ordered or (() if exact else tuple(usable[:1]))
+
+    def _is_usable(self, one: Recollection) -> bool:
+        """Return whether all commands may be run, and are worth it."""
+        commands = one.pattern.commands if one.pattern else ()
+        may_run = all(command and self._may_run(command[0]) for command in commands)
+        return bool(commands) and may_run and not exhausted(command_text(commands[0]), self._tried)
+
+    def why_none(self, rules: RuffRules) -> str:
+        """Say why no fix is left: the failing check, its last error, and what a person could do."""
+        if not self._report.failed:
+            return "no check fails, so nothing is left to plan from: name a command that shows what is missing"
+        result = self._report.failed[0]
+        name = one_line(result.name, 60)
+        parts = [f"no toolchain fix is left for '{name}' ({result.status.value}): {last_error(result)}"]
+        if result.status is CheckStatus.NOT_FOUND:
+            parts.append("Install its program in the workspace")
+        named = [code for use in self._failed if is_lint(use.call) for code in named_rules(use.result)]
+        if unfixable := [code for code in dict.fromkeys(named) if code in rules.without_fix]:
+            parts.append(f"ruff has no fix for {', '.join(unfixable[:5])}")
+        if rules.problem:
+            parts.append(one_line(f"Which rules ruff can fix is unknown: {rules.problem}", ERROR_CHARACTERS))
+        if missing := next((fix.run[0] for fix in self._open(rules) if not self._may_run(fix.run[0])), ""):
+            allowed = ", ".join(self._programs[:8])
+            parts.append(f"A fix needs {missing}, which the executor may not run (it may run {allowed})")
+        parts.append("Set OPENAI_API_KEY for the LLM planner, or fix it by hand and resume")
+        return ". ".join(part.rstrip(".") for part in parts)
+
+    def _open(self, rules: RuffRules) -> tuple[Fix, ...]:
+        """Return what was not tried yet; guesses only where nothing is known."""
+        return self._left((*self._known_bugs(), *self._lint(rules), *self._formats())) or self._left([*self._probe()])
+
+    def _left(self, fixes: Sequence[Fix]) -> tuple[Fix, ...]:
+        tried = self._tried
+        by_command = {
+            command_text(fix.run): fix
+            for fix in reversed(fixes)
+            if not exhausted(command_text(fix.run), tried) and (not fix.after or exhausted(fix.after, tried))
+        }
+        return tuple(reversed(by_command.values()))
+
+    def _may_run(self, program: str) -> bool:
+        return not self._programs or program in self._programs or program.rsplit("/", 1)[-1] in self._programs
+
+    def _uses(self, results: Sequence[CheckResult]) -> tuple[_Use, ...]:
+        found: list[_Use] = []
+        for result in results:
+            calls = tool_calls(result.run)
+            if not any(call.name in _TOOLS for call in calls):
+                calls = (*calls, *echoed_calls(result.tail, _TOOLS))
+            for call in calls:
+                # A launcher that may not be run is left out where the tool itself may.
+                direct = call.launcher and not self._may_run(call.starts) and call.name in self._programs
+                found.append(_Use(result, call.evolve(launcher=(), program=call.name) if direct else call))
+        return tuple(found)
+
+    def _python_results(self, names: frozenset[str]) -> tuple[CheckResult, ...]:
+        uses = (use for use in self._failed if use.call.name in names or use.result.counts.tool == "pytest")
+        return tuple(dict.fromkeys(use.result for use in uses))
+
+    def _known_bugs(self) -> Iterator[Fix]:
+        for result in self._python_results(_PYTHON_TOOLS):
+            for bug in known_bugs():
+                if re.search(bug.words, result.tail):
+                    title = f"Fix the bug with ruff rule {bug.code}"
+                    yield self._everywhere(result, bug.code, title, f": {bug.cause}", unsafe=bug.unsafe)
+
+    def _probe(self) -> Iterator[Fix]:
+        """Yield one guess with all bug-finding rules at once: guesses one by one would look like going in circles."""
+        passed = self._uses([result for result in self._report.results if result.passed])
+        clean = tuple(prefix for use in passed if is_lint(use.call) for prefix in selected_rules(use.call))
+        codes = ",".join(code for code in PROBES if not code.startswith(clean))
+        for result in self._python_results(_TESTS):
+            if codes and result.status is CheckStatus.FAILED:
+                why = " without naming its cause; perhaps a bug that a linter knows"
+                yield self._everywhere(result, codes, f"Try ruff rule {codes}", why, unsafe=True)
+
+    def _everywhere(self, result: CheckResult, codes: str, title: str, why: str, *, unsafe: bool) -> Fix:
+        """Apply rules to the whole project: the paths of the tests do not say where the bug is."""
+        start = next((use.start for use in self._uses(self._report.results) if use.call.name == "ruff"), ("ruff",))
+        return Fix(
+            id=f"ruff:{codes}:everywhere",
+            title=title,
+            run=fix_command(start, codes, unsafe=unsafe),
+            diagnosis=f"'{result.name}' fails ({last_error(result)}){why}",
+            check=result.name,
+        )
+
+    def _lint(self, rules: RuffRules) -> Iterator[Fix]:
+        """Yield the safe fixes of all rules first, then the unsafe ones."""
+        later: list[Fix] = []
+        for use in self._failed:
+            for code in named_rules(use.result) if is_lint(use.call) else ():
+                offers_safe, offers_unsafe = offered_fixes(use.result.tail, code, rules)
+                safe, unsafe = _ruff_fixes(use, code)
+                if offers_safe:
+                    yield safe
+                if offers_unsafe:
+                    later.append(unsafe.evolve(after=command_text(safe.run) if offers_safe else ""))
+        yield from later
+
+    def _formats(self) -> Iterator[Fix]:
+        for tool in _FORMATTERS:
+            for use in self._failed:
+                call, result = use.call, use.result
+                wanted = call.name == tool.name and (not tool.verb or tool.verb in call.args)
+                unfixable = tool.no_fix and re.search(tool.no_fix, result.tail)
+                # Where the shell changed the folder first, only ruff's arguments are known well enough to follow.
+                if not wanted or call.folder or unfixable or result.status is not CheckStatus.FAILED:
+                    continue
+                kept = [word for word in call.args if word not in (*tool.drop, tool.verb)]
+                yield Fix(
+                    id=" ".join(("format", tool.name, *kept)),
+                    title=tool.title,
+                    run=(*use.start, *((tool.verb,) if tool.verb else ()), *tool.add, *kept),
+                    diagnosis=f"'{result.name}' fails: {last_error(result)}",
+                    check=result.name,
+                )
+
+
+def last_error(result: CheckResult) -> str:
+    """Return the line of the output that says most about the failure, at most `ERROR_CHARACTERS`."""
+    return one_line(telling_line(result.tail), ERROR_CHARACTERS) or "it printed nothing"
+
+
+def exhausted(command: str, tried: Sequence[HistoryEntry]) -> bool:
+    """Return whether running the command again is useless.
+
+    It is when its last run changed nothing, when nothing else changed the tree since (these tools fix all
+    they can in one run), or when it ran `RUNS_PER_COMMAND` times.
+    """
+    runs = [index for index, entry in enumerate(tried) if entry.command == command]
+    if not runs:
+        return False
+    if len(runs) >= RUNS_PER_COMMAND or not tried[runs[-1]].changed:
+        return True
+    return not any(entry.changed for entry in tried[runs[-1] + 1 :])
+
+
+def _ruff_fixes(use: _Use, code: str) -> tuple[Fix, Fix]:
+    """Return the fix of a rule with ruff's safe fixes, and the one with the unsafe ones too."""
+    options, paths = kept_arguments(use.call)
+    name = use.result.name
+    message = re.search(rf"{code}\b(?: \[\*\])?:? +(.+)", use.result.tail)
+    scope = (path if path.endswith((".py", ".pyi", ".ipynb")) else f"{path.rstrip('/')}/**" for path in paths)
+    safe = Fix(
+        id=f"ruff:{code}",
+        title=f"Fix {code} with ruff",
+        run=fix_command(use.start, code, options=options, paths=paths),
+        diagnosis=f"'{name}' reports {code}" + (f": {one_line(message.group(1), ERROR_CHARACTERS)}" if message else ""),
+        scope=() if "." in paths else tuple(scope),
+        check=name,
+    )
+    run = fix_command(use.start, code, unsafe=True, options=options, paths=paths)
+    return safe, safe.evolve(id=f"ruff:{code}:unsafe", title=f"Fix {code} with ruff's unsafe fixes", run=run)

@@ -1,1 +1,0 @@
-"""Fixes that a toolchain offers for failing checks."""

@@ -1,0 +1,299 @@
+"""Plans as messages to an executor, and its report."""
+
+import hashlib
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from diff_match_patch import diff_match_patch
+
+from tightloop.episode.check import CheckReport, CheckResult
+from tightloop.episode.model import EpisodeRequest, EpisodeState
+from tightloop.episode.progress.course import history_line
+from tightloop.errors import MessageError
+from tightloop.executor.message import Alignment, PlanMessage, PlanRequestMessage, Reflection, parse_plan, render_plan
+from tightloop.executor.model import ExecutorReport
+from tightloop.safety.commands.rules import find_violations, find_violations_in_words
+from tightloop.safety.commands.shell import plain
+from tightloop.safety.rubric import Finding, Rubric, Topic, Verdict, Violation, bounded, make_finding, planners_own
+from tightloop.value import Value, clip, shorten
+from tightloop.value.artifact import ArtifactRef
+
+CORRECTIONS = 2
+"""Times a message is sent back before a person is asked."""
+LETTER_CHARACTERS = 4_000
+_SENTENCE_CHARACTERS = 400
+
+
+def gaps_of_plan(message: PlanMessage) -> str:
+    """Return what a plan message lacks, with an example, as its author is told; empty when it is in order."""
+    # A model's answer comes as JSON: rendered, it is held to the same rules as a message that a person wrote.
+    try:
+        parse_plan(render_plan(message))
+    except MessageError as error:
+        return shorten(error.message, LETTER_CHARACTERS)
+    return ""
+
+
+def given_up(name: str, told: str, *, returned: int) -> str:
+    """Return the sentence for the person after a message was sent back in vain."""
+    lacks = "; ".join(line.removeprefix("- ") for line in told.split("\n") if line.startswith("- ["))
+    return shorten(
+        f"the {name} was sent back {returned} times and is still wrong: {lacks}. "
+        "Fix what writes it, or resume to ask once more",
+        _SENTENCE_CHARACTERS,
+    )
+
+
+SEARCH_S = 0.15
+"""After this time the rest counts as replaced; plans are small, a usual search takes a few milliseconds."""
+DELTA_CHARACTERS = 500_000
+"""Longer texts get no delta: splitting them is not bounded by `SEARCH_S`."""
+
+_WORD = re.compile(r"\w+|\W")
+_Step = tuple[int, str]
+_MARKS = {-1: ("[-", "-]"), 0: ("", ""), 1: ("{+", "+}")}
+"""As `git diff --word-diff` marks what was removed and added."""
+
+
+class PlanDelta(Value):
+    """How to turn the text of one plan into that of the next one."""
+
+    base: ArtifactRef | None = None
+    """The stored record of the plan before."""
+    base_sha256: str = ""
+    result_sha256: str = ""
+    delta: str
+    """Notation of diff-match-patch: `=n` keeps n characters, `-n` drops them, `+text` adds text, tabs between."""
+
+
+def make_delta(old: str, new: str, base: ArtifactRef | None = None) -> PlanDelta | None:
+    """Return the delta from one plan text to the next; None where they are too long."""
+    if len(old) + len(new) > DELTA_CHARACTERS:
+        return None
+    delta: str = diff_match_patch().diff_toDelta(_steps(old, new))
+    return PlanDelta(base=base, base_sha256=_digest(old), result_sha256=_digest(new), delta=delta)
+
+
+def show_delta(old: str, delta: PlanDelta) -> str:
+    """Return a stored change as `show_change` shows it.
+
+    Raises:
+        ValueError: the delta was made for another text, or is damaged.
+    """
+    if _digest(old) != delta.base_sha256:
+        raise ValueError(f"the delta was made for the plan {delta.base_sha256[:12]}, not for {_digest(old)[:12]}")
+    steps: list[_Step] = diff_match_patch().diff_fromDelta(old, delta.delta)
+    if _digest("".join(text for kind, text in steps if kind >= 0)) != delta.result_sha256:
+        raise ValueError(f"the delta does not lead to the plan {delta.result_sha256[:12]}: it is damaged")
+    return _mark_changes(steps)
+
+
+def show_change(old: str, new: str) -> str:
+    """Return the changed lines with what was `[-removed-]` and `{+added+}`; empty where nothing changed."""
+    return _mark_changes(_steps(old, new))
+
+
+def _steps(old: str, new: str) -> list[_Step]:
+    # Each word stands as one character for the search: whole words are replaced, not parts of them. The characters
+    # begin after the surrogates, which are not allowed alone.
+    words: dict[str, str] = {}
+    coded = [
+        "".join(words.setdefault(word, chr(0xE000 + len(words))) for word in _WORD.findall(it)) for it in (old, new)
+    ]
+    decoded = {code: word for word, code in words.items()}
+    engine = diff_match_patch()
+    engine.Diff_Timeout = SEARCH_S
+    steps: list[_Step] = engine.diff_main(*coded, checklines=False)
+    engine.diff_cleanupSemantic(steps)
+    return [(kind, "".join(map(decoded.__getitem__, codes))) for kind, codes in steps]
+
+
+def _mark_changes(steps: Iterable[_Step]) -> str:
+    lines: list[str] = []
+    line, changed = "", False
+    for kind, text in steps:
+        before, after = _MARKS[kind]
+        for number, piece in enumerate(text.split("\n")):
+            if number:
+                lines += [line] if changed else []
+                line, changed = "", False
+            line += f"{before}{piece}{after}" if piece else ""
+            changed = changed or (kind != 0 and bool(piece))
+    return "\n".join([*lines, line] if changed else lines)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+_OUTSIDE = Violation("outside_workspace", Topic.DAMAGE, Verdict.ASK, "name only paths inside the workspace")
+_CI = Violation(
+    "changes_ci", Topic.CHECKS, Verdict.ASK, "leave CI and git hooks alone, or say in the goal that they change"
+)
+
+
+@cache
+def _data() -> dict[str, Any]:
+    return tomllib.loads((resources.files("tightloop.episode") / "plan_rules.toml").read_text("utf-8"))
+
+
+@cache
+def _pattern(name: str) -> re.Pattern[str]:
+    return re.compile("".join(_data()["patterns"][name]))
+
+
+@cache
+def _words() -> tuple[tuple[re.Pattern[str], Violation], ...]:
+    return tuple(
+        (
+            re.compile("".join(one["pattern"])),
+            Violation(one["rule"], Topic(one["topic"]), Verdict.ASK, one["suggestion"]),
+        )
+        for one in _data()["words"]
+    )
+
+
+def review_plan(
+    plan: PlanMessage, rubric: Rubric = Rubric(), *, goal: str = "", roots: tuple[str, ...] = ()
+) -> tuple[Finding, ...]:
+    """Return the findings in a plan, bounded by the rubric.
+
+    The goal is that of the plan where none is given; `roots` are absolute paths of the workspace, which it may name.
+    """
+    findings: list[Finding] = []
+    for number, step in enumerate(plan.steps, start=1):
+        place = f"step {number}"
+        if step.run:
+            findings.extend(
+                _finding(violation, " ".join(step.run), place) for violation in find_violations_in_words(step.run)
+            )
+        findings.extend(_review_text(step.title, place))
+    findings.extend(_review_text(plan.context, "context"))
+    findings.extend(_review_scope(plan, goal or plan.goal, roots))
+    if plan.alignment.answer != "yes":
+        findings.append(planners_own(plan.alignment.rationale))
+    return bounded(findings, rubric)
+
+
+def _finding(violation: Violation, text: str, place: str) -> Finding:
+    shown = plain(text)
+    return make_finding(violation, at=("", shown.strip()), where=place, evidence=shown)
+
+
+def _review_text(text: str, place: str) -> Iterator[Finding]:
+    text = plain(text)
+    for match in (*_pattern("code").finditer(text), *_pattern("starts").finditer(text)):
+        # 80 characters hold the longest of those words and the 40 that may stand behind it.
+        if _pattern("leaves_it").search(
+            text[max(match.start() - 80, 0) : match.start() + len(match[0]) - len(match[0].lstrip())]
+        ):
+            continue
+        command = next(group for group in match.groups() if group)
+        for violation in find_violations(command):
+            yield _finding(violation, command, place)
+    for pattern, violation in _words():
+        for match in pattern.finditer(text):
+            if not _pattern("leaves_it").search(text[max(match.start() - 80, 0) : match.start()]):
+                yield _finding(violation, _sentence(text, match.start(), match.end()), place)
+                break
+
+
+def _sentence(text: str, start: int, end: int) -> str:
+    """Return the sentence of a finding."""
+    first = max(text.rfind(mark, 0, start) for mark in (". ", "\n", "; ")) + 1
+    ends = [at for mark in (". ", "\n", "; ") if (at := text.find(mark, end)) >= 0]
+    return text[first : min(ends, default=len(text))].strip()
+
+
+def _review_scope(plan: PlanMessage, goal: str, roots: tuple[str, ...]) -> Iterator[Finding]:
+    for item in plan.scope:
+        path = plain(item).split(" - ")[0].strip("`'\" ")
+        inside = any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots)
+        if (
+            (path.startswith(("/", "~", "../", "$HOME")) and not inside)
+            or "/../" in path
+            or re.match(r"\.git(?:/|$)", path)
+        ):
+            yield _finding(_OUTSIDE, path, "scope")
+        elif _pattern("ci_path").search(path) and not _pattern("ci_words").search(goal):
+            yield _finding(_CI, path, "scope")
+
+
+# Bounds keep prompts flat over an episode: 1 986 tokens at iteration 10, 2 070 at 100 (docs/reference/figures.md).
+HISTORY_LINES = 20
+CHANGES_LISTED = 40
+TAIL_IN_MESSAGE = 400
+
+
+def plan_request_of(
+    episode: EpisodeRequest,
+    state: EpisodeState,
+    *,
+    plan: PlanMessage | None,
+    report: ExecutorReport | None,
+    checks: CheckReport | None,
+    changes: tuple[str, ...],
+    before: PlanRequestMessage | None,
+    checks_before: str,
+) -> PlanRequestMessage:
+    """Write PR-A_n+1 about the iteration that `state` ends.
+
+    `before` is the plan request before this one, whose history goes on; `checks_before` is passed of all before the
+    iteration, such as `1/3`; `changes` has one line for each changed file.
+    """
+    command = plan.steps[0].run if plan and plan.steps else ()
+    line = history_line(
+        state.iteration,
+        state.plan_title or "no plan",
+        command=command,
+        before=checks_before,
+        after=state.checks_text,
+        changed=bool(changes),
+    )
+    failed = checks.failed if checks else ()
+    listed = changes[:CHANGES_LISTED]
+    if len(changes) > len(listed):
+        listed = (*listed, f"... and {len(changes) - len(listed)} more")
+    return PlanRequestMessage(
+        project=episode.project_name,
+        goal=episode.goal,
+        iteration=state.iteration + 1,
+        outcome=report.status.value if report else "nothing was delivered",
+        report=_report_text(state, report),
+        changes=listed,
+        checks=tuple(_check_line(result) for result in checks.results) if checks else (),
+        history=(*(before.history if before else ()), line)[-HISTORY_LINES:],
+        reflection=_reflection(report, failed),
+        alignment=Alignment(answer="yes", rationale="the report states what was executed, not what was claimed"),
+    )
+
+
+def _report_text(state: EpisodeState, report: ExecutorReport | None) -> str:
+    if report is None:
+        return state.plan_title or "The planner gave nothing to deliver."
+    denied = tuple(f"It was not allowed: {line}" for line in report.denied)
+    return "\n".join(part for part in (report.summary, report.error, *denied) if part) or "The executor said nothing."
+
+
+def _check_line(result: CheckResult) -> str:
+    line = f"{result.status.value}: {result.name}"
+    if result.failing:
+        line += " (" + ", ".join(result.failing[:5]) + ")"
+    # The end of the output: tools print the cause last.
+    return line if result.passed else f"{line}\n{clip(result.tail, TAIL_IN_MESSAGE)}"
+
+
+def _reflection(report: ExecutorReport | None, failed: tuple[CheckResult, ...]) -> Reflection:
+    diagnosis = "all checks pass"
+    items: tuple[str, ...] = ("compare the result with the goal: claim it met, or plan what is missing",)
+    if failed:
+        diagnosis = f"failing checks ({len(failed)}): {', '.join(result.name for result in failed[:3])}"
+        items = tuple(f"make '{result.name}' pass" for result in failed[:5])
+    elif report is not None and not report.succeeded:
+        diagnosis = f"the executor ended with {report.status.value}: {report.error or report.summary}"
+        items = ("find out why the executor did not finish, then plan the rest of the work",)
+    return Reflection(diagnosis=diagnosis, action_items=items)

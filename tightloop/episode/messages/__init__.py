@@ -1,1 +1,0 @@
-"""The Markdown messages between planner and executor: layout, parsing, enforcement."""

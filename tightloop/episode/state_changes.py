@@ -1,0 +1,382 @@
+"""What the state of an episode becomes: by what a step reports, by what a person did, by going back to a checkpoint."""
+
+from datetime import datetime, timedelta
+
+from tightloop.episode.budget import Budget, extended, should_converge
+from tightloop.episode.check import Verification
+from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord, Tracked, discard_after, merge
+from tightloop.episode.decisions import ALLOW, EXTEND, REFUSE, WORK, failure_of
+from tightloop.episode.failure import LONGEST_CIRCLE, NO_FAILURES, Failure, FailureStreak
+from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeResult, EpisodeState, TimelineLine
+from tightloop.episode.planning import PlanningOutcome, PlanVerdict, ReflectCause, ReflectionOutcome
+from tightloop.episode.progress.course import reset_counts
+from tightloop.episode.progress.tracking import ProbabilityClass, Tracking
+from tightloop.executor.asking import ANSWER
+from tightloop.executor.model import SUCCESSES, ExecutorReport, ExecutorStatus, Grant
+from tightloop.question import Answer, Question, QuestionKind
+from tightloop.safety.rubric import OVERRULED_LIMIT, unanswered
+from tightloop.value import counted, shorten
+from tightloop.value.artifact import ArtifactRef
+
+# The state is an input of each new run and an answer of queries: every list in it is bounded.
+TIMELINE_LIMIT = 80
+NOTES_LIMIT = 5
+GRANTS_LIMIT = 100
+GRANT_CHARACTERS = 2_000
+FAILED_SHOWN = 5
+# Two rounds of the longest circle that `goes_round` recognises.
+LINE_CHARACTERS = 240
+COMMAND_CHARACTERS = 2_000
+"""Of a line that is a command with paths: one that is cut is of no use."""
+TREES_REMEMBERED = 2 * LONGEST_CIRCLE
+DOUBTFUL_WEIGHT = 0.6
+"""What an iteration counts of which nobody can tell whether it helped; one that brought nothing counts 1."""
+NEWS_WEIGHT = 0.4
+"""The same, where the checks fail in a way that they never did."""
+NOT_A_FAILURE = SUCCESSES | {
+    ExecutorStatus.LIMIT_HIT,
+    ExecutorStatus.CANCELLED,
+    ExecutorStatus.NEEDS_PERSON,
+    ExecutorStatus.PAUSED,
+}
+"""Ends of a delivery that are not counted as a failure of the executor."""
+DELIVERED_AGAIN = frozenset(
+    {ExecutorStatus.LIMIT_HIT, ExecutorStatus.NEEDS_PERSON, ExecutorStatus.FATAL, ExecutorStatus.PAUSED}
+)
+"""Ends after which the same plan is delivered again, from where the executor was."""
+
+
+def with_entry(
+    state: EpisodeState, at: datetime, kind: str, text: str, *, bound: int = LINE_CHARACTERS
+) -> EpisodeState:
+    """Add a line to the timeline; the oldest lines go first when it is full."""
+    entry = TimelineLine(at=at, kind=kind, text=shorten(text, bound))
+    return state.evolve(timeline=(*state.timeline, entry)[-TIMELINE_LIMIT:])
+
+
+def with_note(state: EpisodeState, note: str, *, asks: bool = False) -> EpisodeState:
+    """Keep a message for the next plan; one that asks for work keeps the episode from ending before it is planned."""
+    text = shorten(note, 2_000)
+    asked_for = (*state.asked_for, text)[-NOTES_LIMIT:] if asks else state.asked_for
+    return state.evolve(notes=(*state.notes, text)[-NOTES_LIMIT:], asked_for=asked_for)
+
+
+def with_retries(state: EpisodeState, attempt: int) -> EpisodeState:
+    """Count the attempts after the first as infrastructure retries."""
+    if attempt <= 1:
+        return state
+    spent = state.spent.evolve(infrastructure_retries=state.spent.infrastructure_retries + attempt - 1)
+    return state.evolve(spent=spent)
+
+
+def with_working_time(state: EpisodeState, duration: timedelta) -> EpisodeState:
+    """Count working time."""
+    spent = state.spent.evolve(wall_time=state.spent.wall_time + max(duration, timedelta()))
+    return state.evolve(spent=spent)
+
+
+def begin_iteration(state: EpisodeState) -> EpisodeState:
+    """Count a new pass and forget what belonged to the last one."""
+    spent = state.spent.evolve(iterations=state.spent.iterations + 1)
+    begun = state.evolve(
+        iteration=state.iteration + 1,
+        spent=spent,
+        phase=EpisodePhase.PLANNING,
+        plan_verdict=None,
+        executor_status=None,
+        executor_error="",
+        limit_strikes=0,
+        resume=None,
+        grants=(),
+    )
+    if should_converge(begun.budget, begun.spent):
+        limit = begun.budget.max_iterations
+        left = "few iterations" if limit is None else counted(max(limit - begun.spent.iterations, 0), "iteration")
+        return with_note(
+            begun,
+            f"Circuit breaker: {left} left after this one. Converge: finish what is open, start nothing new.",
+        )
+    return begun
+
+
+def with_plan(state: EpisodeState, outcome: PlanningOutcome, told: tuple[str, ...] = ()) -> EpisodeState:
+    """Take in the planner's answer; `told` are the messages that it has read, others came meanwhile."""
+    answered = outcome.verdict is not PlanVerdict.MALFORMED
+    planned = answered and outcome.verdict is not PlanVerdict.GAVE_UP
+    return with_retries(
+        state.evolve(
+            plan=outcome.plan or state.plan,
+            plan_title=outcome.title or shorten(outcome.reason, 120),
+            plan_final=outcome.final or outcome.verdict is PlanVerdict.CLAIMS_DONE,
+            plan_verdict=outcome.verdict,
+            findings=(*outcome.findings, *(finding for finding in state.findings if finding.refused)),
+            spent=state.spent.with_usage(outcome.usage),
+            notes=tuple(note for note in state.notes if not (planned and note in told)),
+            asked_for=tuple(note for note in state.asked_for if not (answered and note in told)),
+        ),
+        outcome.attempt,
+    )
+
+
+def with_report(state: EpisodeState, report: ExecutorReport) -> EpisodeState:
+    """Take in what became of a delivery."""
+    spent = state.spent.with_usage(report.usage)
+    limited = report.status is ExecutorStatus.LIMIT_HIT
+    fine = report.succeeded or report.question is not None
+    # An executor that gives up what a person denied has obeyed: not a failure.
+    obeyed = report.status is ExecutorStatus.REFUSED and any(not grant.allowed for grant in state.grants)
+    if report.status not in NOT_A_FAILURE and not obeyed:
+        spent = spent.evolve(executor_failures=spent.executor_failures + 1)
+    return with_retries(
+        state.evolve(
+            tree=report.new_tree or state.tree,
+            spent=spent,
+            executor_status=report.status,
+            executor_error="" if fine else shorten(report.error or report.summary, 300),
+            stand_in=report.executor,
+            model=report.model or state.model,
+            limit_strikes=state.limit_strikes + 1 if limited else 0,
+            resume=report.resume if report.status in DELIVERED_AGAIN else None,
+        ),
+        report.attempt,
+    )
+
+
+def with_grant(state: EpisodeState, question: Question, *, allowed: bool, text: str = "") -> EpisodeState:
+    """Keep a person's answer for the next delivery of the plan; the last answer to a question counts."""
+    others = tuple(grant for grant in state.grants if grant.fingerprint != question.fingerprint)
+    grant = Grant(fingerprint=question.fingerprint, allowed=allowed, text=shorten(text, GRANT_CHARACTERS))
+    return state.evolve(grants=(*others, grant)[-GRANTS_LIMIT:])
+
+
+def with_settled_report(state: EpisodeState, report: ExecutorReport) -> EpisodeState:
+    """Take in a report that a person's answer made final; it never counts as a failure of the executor."""
+    return state.evolve(
+        executor_status=report.status,
+        executor_error="" if report.succeeded else shorten(report.error, 300),
+        resume=None,
+    )
+
+
+def with_verification(state: EpisodeState, verification: Verification, *, baseline: bool = False) -> EpisodeState:
+    """Take in the results of the checks."""
+    return with_retries(
+        state.evolve(
+            tree=verification.tree or state.tree,
+            checks=verification.report or state.checks,
+            checked_tree=verification.tree,
+            checks_green=verification.green,
+            checks_text=verification.passed_of_all,
+            failed_checks=verification.failed[:FAILED_SHOWN],
+            baseline_red=state.baseline_red or (baseline and not verification.green),
+        ),
+        verification.attempt,
+    )
+
+
+def with_tracking(state: EpisodeState, tracked: Tracked, verification: Verification | None) -> EpisodeState:
+    """Take in the tracker's record and update everything that guards against going in circles."""
+    tracking = tracked.tracking
+    failure = failure_of(state, verification, changed=tracking.files_changed > 0)
+    streak = _failures_after(state.failures, failure, tracking)
+    # A class above LOW ends the streak; what is new ends the failures even where checks still fail.
+    low = tracking.probability_class is ProbabilityClass.LOW
+    cause, detail = _reflection_needed(tracking, streak)
+    return with_retries(
+        state.evolve(
+            tree=tracked.checkpoint.tree or state.tree,
+            plan_request=tracked.plan_request or state.plan_request,
+            probability_class=tracking.probability_class,
+            low_streak=state.low_streak + 1 if low else 0,
+            failures=streak,
+            told=state.told and (low or not _is_progress(failure, tracking)),
+            trees=(*state.trees, tracked.checkpoint.tree)[-TREES_REMEMBERED:],
+            memory=tracking.memory or state.memory,
+            findings=tracked.findings,
+            spent=state.spent.with_usage(tracked.usage),
+            reflect_next=cause,
+            reflect_detail=detail,
+            checkpoints=(*state.checkpoints, tracked.checkpoint)[-RECENT_LIMIT:],
+        ),
+        tracked.attempt,
+    )
+
+
+def with_telling(state: EpisodeState) -> EpisodeState:
+    """Note that people and the planner are told of a doubt; only what comes after that counts toward a pause."""
+    failures = state.failures.evolve(times=0, count=0, iterations=0, fruitless=0)
+    return state.evolve(told=True, low_streak=0, failures=failures)
+
+
+def _is_progress(failure: Failure | None, tracking: Tracking) -> bool:
+    return failure is None or (tracking.went_on and not (tracking.doubtful or tracking.unproven))
+
+
+def _failures_after(streak: FailureStreak, failure: Failure | None, tracking: Tracking) -> FailureStreak:
+    if failure is None or _is_progress(failure, tracking):
+        return NO_FAILURES
+    if tracking.unproven:
+        return streak.eased()
+    weight = NEWS_WEIGHT if tracking.news else DOUBTFUL_WEIGHT if tracking.doubtful else 1
+    return streak.plus(failure, weight=weight, idle=tracking.idle)
+
+
+def _reflection_needed(tracking: Tracking, streak: FailureStreak) -> tuple[ReflectCause | None, str]:
+    reasons = [r.detail for r in tracking.reasons if r.implies is not ProbabilityClass.HIGH]
+    if streak.last is not None and streak.times >= 2 and not tracking.unproven:
+        again = f"{streak.times} times in a row: {streak.last.summary}"
+        return ReflectCause.REPEATED_FAILURE, shorten("; ".join((again, *reasons)), 400)
+    if tracking.probability_class is not ProbabilityClass.HIGH:
+        return ReflectCause.PROBABILITY_CLASS, shorten("; ".join(reasons), 400)
+    return None, ""
+
+
+def with_reflection(state: EpisodeState, outcome: ReflectionOutcome) -> EpisodeState:
+    """Take in a reflection; it goes into the next plan."""
+    return with_retries(
+        state.evolve(
+            reflection=outcome.reflection,
+            diagnosis=outcome.diagnosis,
+            reflect_next=None,
+            reflect_detail="",
+            spent=state.spent.with_usage(outcome.usage),
+        ),
+        outcome.attempt,
+    )
+
+
+def with_wait_ended(state: EpisodeState, question: Question, answer: Answer | None) -> EpisodeState:
+    """End a wait for a person: they stepped in, so what was counted towards it is counted from zero."""
+    if question.kind is QuestionKind.ALIGNMENT and answer is not None and answer.option == ALLOW:
+        return state  # what is harmless may still lead nowhere
+    return state.evolve(
+        failures=NO_FAILURES, told=False, low_streak=0, limit_strikes=0, memory=reset_counts(state.memory, state.spent)
+    )
+
+
+def with_answer(state: EpisodeState, question: Question, answer: Answer, *, first: Budget) -> EpisodeState:
+    """Take in what a person decided; `first` is the budget that the episode began with.
+
+    The text of an answer tells the planner something and decides nothing.
+    """
+    text = f"{answer.by}: {answer.text}" if answer.text else ""
+    match question.kind, answer.option:
+        case QuestionKind.WORK, _:
+            text = ""  # it goes into the report on the work
+        case QuestionKind.PERMISSION, option:
+            state = with_grant(state, question, allowed=option == ALLOW, text=answer.text)
+            text = answer.text and f"{answer.by}, asked about {question.title}: {answer.text}"
+        case QuestionKind.CLARIFICATION, option:
+            state = with_grant(state, question, allowed=option == ANSWER, text=answer.text)
+            text = answer.text and f"{answer.by}, asked {question.title!r}: {answer.text}"
+        case QuestionKind.ALIGNMENT, option if option == ALLOW:
+            state = _with_allowed_findings(state)
+        case QuestionKind.ALIGNMENT, option if option == REFUSE:
+            found = "; ".join(map(str, unanswered(state.findings, state.overruled))) or question.title
+            state = with_note(state, f"{answer.by} refused this, do without it or undo it: {found}")
+            if state.phase is EpisodePhase.TRACKING:
+                state = state.evolve(findings=tuple(finding.evolve(refused=True) for finding in state.findings))
+        case QuestionKind.BUDGET, option if option == EXTEND:
+            state = state.evolve(budget=extended(state.budget, first, state.spent))
+    return with_note(state, text, asks=(question.kind, answer.option) == (QuestionKind.PROOF, WORK)) if text else state
+
+
+def _with_allowed_findings(state: EpisodeState) -> EpisodeState:
+    """Allow what was shown; a change that was refused before is shown again only with the change itself."""
+    of_change = state.phase is EpisodePhase.TRACKING
+    allowed = [finding.fingerprint for finding in state.findings if of_change or not finding.refused]
+    findings = tuple(finding.evolve(refused=False) for finding in state.findings) if of_change else state.findings
+    overruled = tuple(dict.fromkeys((*state.overruled, *allowed)))[-OVERRULED_LIMIT:]
+    return state.evolve(findings=findings, overruled=overruled)
+
+
+def reopen(fresh: EpisodeState, newest: EpisodeState | None, known: tuple[CheckpointRecord, ...]) -> EpisodeState:
+    """Return the state of a run that continues a closed episode: its counters and lists come from the store.
+
+    The budget is the one of the new run's request, which may have been raised since.
+    """
+    if not known:
+        return fresh
+    past = newest or fresh
+    return fresh.evolve(
+        checkpoints=merge(fresh.checkpoints, known)[-RECENT_LIMIT:],
+        iteration=past.iteration,
+        spent=past.spent,
+        branch=max(fresh.branch, *(record.branch for record in known)),
+        beginning=past.beginning,
+        runs=fresh.runs + (newest.runs if newest else 0),
+    )
+
+
+def restore_state(current: EpisodeState, stored: EpisodeState, record: CheckpointRecord) -> EpisodeState:
+    """Return the state of a checkpoint, in a new branch of the present episode.
+
+    What was planned, checked and learnt goes back; what was spent, the list of checkpoints and the
+    numbers do not: they only grow.
+    """
+    known = discard_after(merge(current.checkpoints, (record,)), record.id)
+    # The checkpoint itself stays listed, however old it is: it is the parent of the next one.
+    recent = known[-RECENT_LIMIT:]
+    if all(kept.id != record.id for kept in recent):
+        recent = (next(old for old in known if old.id == record.id), *recent[1:])
+    return stored.evolve(
+        phase=EpisodePhase.RESTORING,
+        iteration=current.iteration,
+        branch=current.branch + 1,
+        request=current.request or stored.request,
+        beginning=current.beginning or stored.beginning,
+        proof=None,
+        refused_tree=current.refused_tree,
+        tree=record.tree,
+        spent=current.spent,
+        budget=current.budget,
+        notes=current.notes,
+        asked_for=current.asked_for,
+        low_streak=0,
+        failures=NO_FAILURES,
+        told=False,
+        memory=reset_counts(current.memory, current.spent, keep_plans=True),
+        limit_strikes=0,
+        # A session of an agent remembers work that is undone now.
+        resume=None,
+        grants=(),
+        reflect_next=ReflectCause.RESTORED,
+        checkpoints=recent,
+        timeline=current.timeline,
+        restore=None,
+        epoch=current.epoch,
+        move=None,
+        cancel=None,
+        pause=None,
+        amended=False,
+        # An amended request may have other checks: results of before say nothing about them.
+        checked_tree=stored.checked_tree if current.request in (None, stored.request) else "",
+        runs=current.runs,
+    )
+
+
+def with_beginning(state: EpisodeState, beginning: ArtifactRef, verification: Verification) -> EpisodeState:
+    """Take in what the checks say before the first plan, and what is kept of the beginning."""
+    is_first = not state.checked_tree
+    return with_verification(state, verification, baseline=is_first).evolve(beginning=beginning)
+
+
+def with_refused_proof(state: EpisodeState, title: str, evidence: tuple[str, ...]) -> EpisodeState:
+    """Go back to work although the checks are green; the planner reads why."""
+    note = "\n".join((f"Success was not accepted: {title}", *evidence))
+    return with_note(state.evolve(refused_tree=state.tree, proof=None), note, asks=True)
+
+
+def result_of(state: EpisodeState, outcome: EpisodeOutcome, reason: str) -> EpisodeResult:
+    """Return what a closed episode leaves behind."""
+    last = state.last_checkpoint
+    return EpisodeResult(
+        outcome=outcome,
+        reason=shorten(reason, 600),
+        iterations=state.spent.iterations,
+        checkpoint_id=last.id if last else "",
+        tree=state.tree,
+        checks=state.checks_text,
+        proof=state.proof if outcome is EpisodeOutcome.SUCCEEDED else None,
+        spent=state.spent,
+    )

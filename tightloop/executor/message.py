@@ -1,0 +1,310 @@
+"""The Reflexion-Aligned Template: the two Markdown messages between planner and executor.
+
+A plan message (A_n) says what to do next, a plan request (PR-A_n+1) what came of it. Rendering and
+parsing are inverse to each other. The template is the one of the seed "Plan-Execu Tight Loop".
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+from pydantic import AfterValidator, model_validator
+
+from tightloop.errors import MessageError
+from tightloop.executor.template import (
+    Alignment,
+    Items,
+    Reflection,
+    Section,
+    Text,
+    escaped,
+    parse_alignment,
+    parse_items,
+    parse_reflection,
+    problems_of,
+    read_json,
+    render_alignment,
+    render_items,
+    render_reflection,
+    render_sections,
+    split_sections,
+    unescaped,
+)
+from tightloop.value import Value
+
+__all__ = [
+    "Alignment",
+    "PlanMessage",
+    "PlanRequestMessage",
+    "PlannedStep",
+    "Reflection",
+    "Section",
+    "parse_plan",
+    "parse_plan_request",
+    "problems_of",
+    "render_plan",
+    "render_plan_request",
+]
+
+
+def _fit_for_utf8(words: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(word.encode("utf-8", "replace").decode("utf-8") for word in words)
+
+
+class PlannedStep(Value):
+    """One thing to do."""
+
+    title: Text
+    run: Annotated[tuple[str, ...], AfterValidator(_fit_for_utf8)] = ()
+    """Program and arguments, where the step is a command. Never given to a shell."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_a_bare_command(cls, value: Any) -> Any:
+        if (
+            isinstance(value, dict)
+            and isinstance(value.get("run"), list | tuple)
+            and not str(value.get("title") or "").strip()
+        ):
+            return value | {"title": " ".join(str(word) for word in value["run"])}
+        return value
+
+
+def _drop_empty(steps: tuple[PlannedStep, ...]) -> tuple[PlannedStep, ...]:
+    return tuple(step for step in steps if step.title or step.run)
+
+
+class PlanMessage(Value):
+    """A_n: the planner's message to the executor."""
+
+    project: Text = ""
+    goal: Text = ""
+    iteration: int = 0
+    definition_of_done: Items = ()
+    context: Text = ""
+    steps: Annotated[tuple[PlannedStep, ...], AfterValidator(_drop_empty)] = ()
+    scope: Items = ()
+    """Paths or globs that the plan expects to change; empty: not announced."""
+    final: bool = False
+    """The planner claims that the goal is met once this plan is done. Checks decide, not the claim."""
+    reflection: Reflection = Reflection()
+    alignment: Alignment = Alignment()
+
+
+class PlanRequestMessage(Value):
+    """PR-A_n+1: the report on a plan, and the request for the next one."""
+
+    project: Text = ""
+    goal: Text = ""
+    iteration: int = 0
+    outcome: Text = ""
+    """Status of the executor, such as `completed`."""
+    report: Text = ""
+    changes: Items = ()
+    checks: Items = ()
+    history: Items = ()
+    """One line for each of the last iterations, oldest first."""
+    questions: Items = ()
+    reflection: Reflection = Reflection()
+    alignment: Alignment = Alignment()
+
+
+M = TypeVar("M", PlanMessage, PlanRequestMessage)
+
+_NEEDED: Mapping[Section, str] = {
+    Section.PROJECT: "the name of the project",
+    Section.CURRENT_GOAL: "the goal in one sentence",
+}
+"""Sections that no message may leave empty, and what belongs into them; besides the two that close it."""
+_STEPS_NEEDED = "at least one step, a line starting with '- '"
+
+
+def _refuse_incomplete(sections: dict[Section, str], needed: Mapping[Section, str], example: str) -> None:
+    reflection = parse_reflection(sections.get(Section.REFLECTION, ""))
+    alignment = parse_alignment(sections.get(Section.ALIGNMENT_CHECK, ""))
+    found = [
+        f"[{section.value}] is {'empty' if section in sections else 'missing'}: {hint}"
+        for section, hint in needed.items()
+        for body in [sections.get(section, "")]
+        # A bullet without words is not a step.
+        if not any(map(str.strip, parse_items(body) if section is Section.PLAN else [body]))
+    ]
+    if Section.REFLECTION not in sections:
+        found.append(f"[{Section.REFLECTION.value}] is missing: a diagnosis and action_items")
+    else:
+        found.extend(problems_of(reflection, None))
+    check = f"[{Section.ALIGNMENT_CHECK.value}]"
+    if Section.ALIGNMENT_CHECK not in sections:
+        found.append(f"{check} is missing: yes or no, then ' // ' and why")
+    elif alignment is None:
+        said = sections[Section.ALIGNMENT_CHECK].strip()[:40]
+        found.append(f"{check} says {said!r}: it must be yes or no, then ' // ' and why")
+    else:
+        found.extend(problems_of(_FLAWLESS, alignment))
+    if found:
+        problems = "\n".join(f"- {problem}" for problem in found)
+        raise MessageError(
+            f"the message does not follow the template:\n{problems}\nA right message looks like this:\n{example}"
+        )
+
+
+def _number(text: str) -> int:
+    found = re.search(r"(?:(?<!\w)-)?[0-9]{1,18}", text)
+    return int(found.group()) if found else 0
+
+
+def _claims_done(text: str) -> bool:
+    return text.lower().startswith(("done", "yes", "true"))
+
+
+_RUN = "run:"
+
+
+def _is_run_line(line: str) -> bool:
+    return line.startswith(_RUN)
+
+
+def _render_step(step: PlannedStep) -> str:
+    command = f"{_RUN} {json.dumps(step.run, ensure_ascii=False)}" if step.run else ""
+    return "\n".join(part for part in (escaped(step.title, _is_run_line), command) if part)
+
+
+def _parse_step(item: str) -> PlannedStep:
+    lines = item.strip().split("\n")
+    at = max((number for number, line in enumerate(lines) if _is_run_line(line)), default=None)
+    run: tuple[str, ...] = ()
+    if at is not None:
+        command, further = lines[at].removeprefix(_RUN), lines[at + 1 :]
+        # A model may lay the command out as JSON over several lines.
+        words = read_json("\n".join([command, *further]))
+        if isinstance(words, list):
+            run, further = tuple(str(word) for word in words), []
+        else:
+            run = _words(command)
+        lines = [*lines[:at], *further]
+    return PlannedStep(title=unescaped("\n".join(lines), _is_run_line), run=run)
+
+
+def _words(command: str) -> tuple[str, ...]:
+    """Split a command that was not written as JSON, the way a shell would."""
+    words = read_json(command)
+    if isinstance(words, list):
+        return tuple(str(word) for word in words)
+    bare = command.strip().strip("`")
+    try:
+        return tuple(shlex.split(bare))
+    except ValueError:
+        return tuple(bare.split())
+
+
+class _Part(NamedTuple):
+    """How a section and a field of a message become each other."""
+
+    field: str
+    write: Callable[[Any], str] = str
+    read: Callable[[str], Any] = str
+
+
+def _list_of(field: str) -> _Part:
+    return _Part(field, render_items, parse_items)
+
+
+_PARTS: Mapping[Section, _Part] = {
+    Section.PROJECT: _Part("project"),
+    Section.CURRENT_GOAL: _Part("goal"),
+    Section.ITERATION: _Part("iteration", read=_number),
+    Section.DEFINITION_OF_DONE: _list_of("definition_of_done"),
+    Section.CONTEXT: _Part("context"),
+    Section.PLAN: _Part(
+        "steps",
+        lambda steps: render_items(map(_render_step, steps)),
+        lambda body: tuple(map(_parse_step, parse_items(body))),
+    ),
+    Section.SCOPE: _list_of("scope"),
+    Section.CLAIM: _Part("final", lambda final: "done after this plan" if final else "not done yet", _claims_done),
+    Section.OUTCOME: _Part("outcome"),
+    Section.REPORT: _Part("report"),
+    Section.CHANGES: _list_of("changes"),
+    Section.CHECKS: _list_of("checks"),
+    Section.HISTORY: _list_of("history"),
+    Section.QUESTIONS: _list_of("questions"),
+    Section.REFLECTION: _Part("reflection", render_reflection, parse_reflection),
+    Section.ALIGNMENT_CHECK: _Part("alignment", render_alignment, parse_alignment),
+}
+"""In the order of the template; a message has those whose field it has."""
+
+
+def _render(message: Value) -> str:
+    fields = type(message).model_fields
+    return render_sections(
+        (section, part.write(getattr(message, part.field))) for section, part in _PARTS.items() if part.field in fields
+    )
+
+
+def _parse(kind: type[M], sections: dict[Section, str], needed: Mapping[Section, str], example: str) -> M:
+    _refuse_incomplete(sections, needed, example)
+    parts = ((part, sections.get(section, "")) for section, part in _PARTS.items())
+    return kind(**{part.field: part.read(body) for part, body in parts if part.field in kind.model_fields})
+
+
+def render_plan(message: PlanMessage) -> str:
+    """Return the Markdown of a plan message."""
+    return _render(message)
+
+
+def render_plan_request(message: PlanRequestMessage) -> str:
+    """Return the Markdown of a plan request."""
+    return _render(message)
+
+
+def parse_plan(text: str) -> PlanMessage:
+    """Read a plan message.
+
+    Raises:
+        MessageError: a required section is missing or wrong; the message names it with an example.
+    """
+    sections = split_sections(text)
+    steps = {} if _claims_done(sections.get(Section.CLAIM, "")) else {Section.PLAN: _STEPS_NEEDED}
+    return _parse(PlanMessage, sections, {**_NEEDED, **steps}, _PLAN_EXAMPLE)
+
+
+def parse_plan_request(text: str) -> PlanRequestMessage:
+    """Read a plan request.
+
+    Raises:
+        MessageError: a required section is missing or wrong; the message names it with an example.
+    """
+    needed = {**_NEEDED, Section.OUTCOME: "how the work ended, such as completed"}
+    return _parse(PlanRequestMessage, split_sections(text), needed, REQUEST_EXAMPLE)
+
+
+_FLAWLESS = Reflection(
+    diagnosis="two tests fail because parse() drops the last line", action_items=("keep the last line in parse()",)
+)
+_AGREED = Alignment(rationale="touches only the parser and its tests")
+_PLAN_EXAMPLE = render_plan(
+    PlanMessage(
+        project="shop",
+        goal="make the tests pass",
+        iteration=1,
+        steps=(
+            PlannedStep(title="keep the last line in parse()"),
+            PlannedStep(title="format the parser", run=("ruff", "format", "parser.py")),
+        ),
+        reflection=_FLAWLESS,
+        alignment=_AGREED,
+    )
+)
+REQUEST_EXAMPLE = render_plan_request(
+    PlanRequestMessage(
+        project="shop",
+        goal="make the tests pass",
+        iteration=2,
+        outcome="completed",
+        report="parse() keeps the last line; both tests pass",
+        reflection=_FLAWLESS,
+        alignment=_AGREED,
+    )
+)

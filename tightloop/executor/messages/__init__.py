@@ -1,1 +1,0 @@
-"""The messages between planner and executor, and their template."""

@@ -1,0 +1,247 @@
+"""Template of a hand-off."""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator
+
+from tightloop.value import Value
+
+
+class Section(StrEnum):
+    """Headers of the template."""
+
+    PROJECT = "📂 PROJECT"
+    CURRENT_GOAL = "🗺️ CURRENT GOAL"
+    ITERATION = "🔁 ITERATION"
+    DEFINITION_OF_DONE = "🎯 DEFINITION_OF_DONE"
+    CONTEXT = "📎 CONTEXT"
+    PLAN = "📋 PLAN"
+    SCOPE = "📁 SCOPE"
+    CLAIM = "🏁 CLAIM"
+    OUTCOME = "📨 OUTCOME"
+    REPORT = "📝 REPORT"
+    CHANGES = "🧾 CHANGES"
+    CHECKS = "🧪 CHECKS"
+    HISTORY = "📜 HISTORY"
+    QUESTIONS = "❓ QUESTIONS"
+    REFLECTION = "🪞 REFLECTION"
+    ALIGNMENT_CHECK = "✅ ALIGNMENT_CHECK"
+
+
+INLINE = frozenset({Section.ITERATION, Section.CLAIM, Section.ALIGNMENT_CHECK})
+"""Sections of one line, written behind their header."""
+
+CONTINUATION = 4
+"""Spaces in front of the further lines of a list item."""
+
+_HEADER = re.compile(r"^(?:#{1,6} |\*\*)?\[(?P<name>[^\]]{1,40})\](?:\*\*)?:?(?:\s+(?P<rest>.*))?$")
+_BULLET = re.compile(r"^(?P<indent>[ \t]*)(?:[-*•]|\d{1,3}[.)])(?: +(?P<text>.*))?$")
+_NOT_IN_NAMES = re.compile(r"[^A-Z0-9]")
+_BY_LETTERS = {_NOT_IN_NAMES.sub("", section.value): section for section in Section}
+
+
+def with_line_feeds(text: str) -> str:
+    """Return `text` with line feeds as its only line ends, and fit for UTF-8."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").encode("utf-8", "replace").decode("utf-8")
+
+
+def _strip(text: str) -> str:
+    return with_line_feeds(text).strip()
+
+
+def _strip_items(items: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(stripped for item in items if (stripped := _strip(item)))
+
+
+Text = Annotated[str, AfterValidator(_strip)]
+"""Text without white space at its ends and with line feeds only."""
+Items = Annotated[tuple[str, ...], AfterValidator(_strip_items)]
+"""Non-empty texts."""
+
+
+def header_of(line: str) -> tuple[Section, str] | None:
+    """Return the section that `line` opens and the text behind the header; None for any other line.
+
+    Models drop the emoji or its variation selector, so only letters are compared. Without an emoji they
+    must be capitals: `[project]` is a line of somebody's TOML file.
+    """
+    match = _HEADER.match(line)
+    if match is None:
+        return None
+    name = match["name"]
+    section = _BY_LETTERS.get(_NOT_IN_NAMES.sub("", name.upper()))
+    if section is None or (name.isascii() and name != name.upper()):
+        return None
+    return section, (match["rest"] or "").strip()
+
+
+def _is_header(line: str) -> bool:
+    return header_of(line) is not None
+
+
+def escaped(text: str, special: Callable[[str], bool]) -> str:
+    """Put a backslash in front of each line that is special, or is after some backslashes."""
+    return "\n".join("\\" + line if special(line.lstrip("\\")) else line for line in text.split("\n"))
+
+
+def unescaped(text: str, special: Callable[[str], bool]) -> str:
+    """Undo `escaped`."""
+    return "\n".join(
+        line[1:] if line.startswith("\\") and special(line.lstrip("\\")) else line for line in text.split("\n")
+    )
+
+
+def render_sections(parts: Iterable[tuple[Section, str]]) -> str:
+    """Return the sections with their headers; empty ones are left out."""
+    return "".join(
+        f"[{section.value}] {body}\n\n" if section in INLINE else f"[{section.value}]\n{escaped(body, _is_header)}\n\n"
+        for section, body in parts
+        if body
+    ).removesuffix("\n")
+
+
+def split_sections(text: str) -> dict[Section, str]:
+    """Split a message at its headers; text before the first header is ignored."""
+    found: dict[Section, list[str]] = {}
+    current: list[str] | None = None
+    # Editors on Windows begin a file with a byte order mark, which would hide the first header.
+    for line in with_line_feeds(text).removeprefix("\ufeff").split("\n"):
+        header = header_of(line)
+        if header is not None:
+            section, rest = header
+            current = found.setdefault(section, [])
+            current.extend([rest] if rest else [])
+        elif current is not None:
+            current.append(line)
+    return {section: unescaped("\n".join(lines), _is_header).strip("\n") for section, lines in found.items()}
+
+
+def render_items(items: Iterable[str], *, indent: int = 0) -> str:
+    """Return a list; no item may be empty or start with white space."""
+    bullet, further = " " * indent + "- ", " " * (indent + CONTINUATION)
+    lines: list[str] = []
+    for item in items:
+        first, *more = item.split("\n")
+        lines.append(bullet + first)
+        lines.extend(further + line if line else "" for line in more)
+    return "\n".join(lines)
+
+
+def parse_items(body: str) -> tuple[str, ...]:
+    """Read a list; the first bullet sets its indent. Numbers and stars count as bullets too."""
+    items: list[list[str]] = []
+    indent: int | None = None
+    for line in body.split("\n"):
+        bullet = _BULLET.match(line)
+        if bullet is not None and (indent is None or len(bullet["indent"]) <= indent):
+            indent = len(bullet["indent"]) if indent is None else indent
+            items.append([bullet["text"] or ""])
+        elif items:
+            items[-1].append(line[min(((indent or 0) + CONTINUATION), len(line) - len(line.lstrip(" "))) :])
+        elif line.strip():
+            items.append([line])
+    return tuple("\n".join(item) for item in items)
+
+
+def quoted(text: str) -> str:
+    """Return `text` on one line, as JSON."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def unquoted(text: str) -> str:
+    """Undo `quoted`; text without quotes is returned as it is."""
+    value = read_json(text)
+    if isinstance(value, str):
+        return value
+    mark, inner = text[:1], text[1:-1]
+    return inner if inner and mark in ('"', "'") and text[-1] == mark and mark not in inner else text
+
+
+def read_json(text: str) -> Any:
+    """Return the value of a JSON text; None if it is not JSON."""
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return None
+
+
+class Reflection(Value):
+    """Why the last iteration went as it did, and what to do about it."""
+
+    diagnosis: Text = ""
+    action_items: Items = ()
+
+
+class Alignment(Value):
+    """The author's answer to whether the work is right to do."""
+
+    answer: Literal["yes", "no"] = "yes"
+    rationale: Text = ""
+
+
+def problems_of(reflection: Reflection, alignment: Alignment | None) -> tuple[str, ...]:
+    """Return what the two closing sections lack, as sentences; empty when they are in order."""
+    found: list[str] = []
+    if not reflection.diagnosis:
+        found.append(f"[{Section.REFLECTION.value}] has no diagnosis: one sentence on why things are as they are")
+    if not reflection.action_items:
+        found.append(f"[{Section.REFLECTION.value}] has no action_items: at least one line starting with '- '")
+    if alignment is not None and not alignment.rationale:
+        found.append(f"[{Section.ALIGNMENT_CHECK.value}] has no rationale: write it after '//'")
+    return tuple(found)
+
+
+_LABEL = r"^[ \t*_#\"-]*{}[*_\"]*[ \t]*:[*_]*[ \t]*"
+_DIAGNOSIS = re.compile(_LABEL.format("diagnosis"), re.IGNORECASE | re.MULTILINE)
+_ACTION_ITEMS = re.compile(_LABEL.format("action[_ ]items"), re.IGNORECASE | re.MULTILINE)
+
+
+def render_reflection(reflection: Reflection) -> str:
+    """Return the body of the section."""
+    items = render_items(reflection.action_items, indent=4)
+    return f"  diagnosis: {quoted(reflection.diagnosis)}\n  action_items:" + (f"\n{items}" if items else "")
+
+
+def parse_reflection(body: str) -> Reflection:
+    """Read the body of the section, or a JSON object in its place; what is missing stays empty."""
+    whole = read_json(re.sub(r"^\s*```\w*\n|```\s*$", "", body))
+    if isinstance(whole, dict):
+        diagnosis, given = whole.get("diagnosis"), whole.get("action_items")
+        items = tuple(str(item) for item in given) if isinstance(given, list) else ()
+        return Reflection(diagnosis=str(diagnosis or ""), action_items=items)
+    label = _ACTION_ITEMS.search(body)
+    before, after = (body[: label.start()], body[label.end() :]) if label else (body, "")
+    start = _DIAGNOSIS.search(before)
+    listed = read_json(after)
+    return Reflection(
+        diagnosis=unquoted(before[start.end() :].strip()) if start else "",
+        action_items=tuple(str(item) for item in listed) if isinstance(listed, list) else parse_items(after),
+    )
+
+
+# Models also write "**yes**", "no - why" and "Yes. Why" in place of "yes // why".
+_ANSWER = re.compile(
+    r"^[*_`\"]*(?P<answer>yes|no)[*_`\"]*\s*(?:(?:[-–—:,.\s]*//|[-–—:,.]+)(?P<why>.*))?$", re.IGNORECASE | re.DOTALL
+)
+
+
+def render_alignment(alignment: Alignment) -> str:
+    """Return the one line of the section."""
+    why = alignment.rationale
+    if "\n" in why or unquoted(why) != why:
+        why = quoted(why)
+    return f"{alignment.answer} // {why}" if why else alignment.answer
+
+
+def parse_alignment(body: str) -> Alignment | None:
+    """Read the answer, or return None. A code fence around the whole message ends here."""
+    match = _ANSWER.match(re.sub(r"\n```\s*$", "", body.strip()))
+    if match is None:
+        return None
+    return Alignment(
+        answer="yes" if match["answer"].lower() == "yes" else "no", rationale=unquoted((match["why"] or "").strip())
+    )

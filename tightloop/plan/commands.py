@@ -1,0 +1,274 @@
+"""Commands and network access of steps."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from tightloop.plan.document.plan import CommandRule
+from tightloop.safety.commands.effects import PLACEHOLDER, exceeds, loads_code, needs_judging
+from tightloop.safety.commands.rules import LOADS_CODE, UNREADABLE, check_script, find_violations_in_words, read_scripts
+from tightloop.safety.commands.shell import AS_ROOT, Assignment, Call, plain
+from tightloop.safety.glob import match_words
+from tightloop.safety.rubric import Ruling, Topic, Verdict, Violation, strictest
+from tightloop.safety.scope import is_private
+from tightloop.value import shorten
+
+SHOWN_CHARACTERS = 120
+# Options of git itself that stand before the subcommand and take the next word.
+_GIT_WITH_VALUE = frozenset({"-C", "-c", "--git-dir", "--work-tree", "--namespace"})
+
+
+def judge_command(
+    command: str, rules: Sequence[CommandRule], environment: Mapping[str, str] = MappingProxyType({})
+) -> Ruling:
+    """Return the ruling on a script: the strictest for any of its simple commands and of the variables it is given.
+
+    For each simple command, also in substitutions and in scripts given to a shell, the first rule that matches decides.
+    A program is known by the last part of its path. A command that no rule matches is checked by the rules for every
+    project (`safety/commands/judge.py`) about destruction, publishing and secrets; those about cost are left out, as a
+    step has its own time limit. A script that cannot be read needs a person's approval.
+
+    A variable is judged as the command `env NAME=value`, unless its name is known to be harmless. A rule that allows a
+    program does not allow what `exceeds` it, where another rule has a say.
+    """
+    text = plain(command)
+    allowed: list[Call] = []
+    open_: list[Call] = []
+    found: list[Ruling] = []
+    reading = read_scripts(text)
+    for call in reading.calls:
+        rule = _deciding(rules, call)
+        if rule is None:
+            open_.append(call)
+        elif rule.verdict is Verdict.ALLOW:
+            allowed.append(call)
+        else:
+            found.append(_ruled(rule, call))
+    given = (Assignment(name, value) for name, value in environment.items())
+    found += [_of_variable(one, rules) for one in (*given, *reading.assignments) if needs_judging(one)]
+    # What cannot be read whole may be more than the commands that are allowed.
+    excused = {
+        one for call in allowed if reading.is_complete for one in find_violations_in_words((call.name, *call.words))
+    }
+    # Whether all can be read is asked of the whole script: a here-document may be text in any language.
+    forms = {(call.name, *call.words) for call in open_}
+    blamed = {one for words in forms for one in find_violations_in_words(words) if one != UNREADABLE}
+    for one in dict.fromkeys((*check_script(text, is_strict=True), *blamed)):
+        if one.topic is not Topic.COST and (one not in excused or one in blamed):
+            found.append(_violated(one, command))
+    return strictest(found)
+
+
+def judge_known_part(command: str, rules: Sequence[CommandRule]) -> Ruling:
+    """Return the ruling on the simple commands of a script that hold no placeholder of a reference.
+
+    What a reference stands for is judged when its step starts; the rest is the same then.
+    """
+    reading = read_scripts(plain(command))
+    known = [call for call in reading.calls if not any(PLACEHOLDER in word for word in (call.name, *call.words))]
+    found: list[Ruling] = []
+    for call in known:
+        rule = _deciding(rules, call)
+        if rule is not None:
+            found.append(Ruling() if rule.verdict is Verdict.ALLOW else _ruled(rule, call))
+            continue
+        broken = (one for one in find_violations_in_words((call.name, *call.words)) if one.topic is not Topic.COST)
+        found += [_violated(one, command) for one in broken]
+    return strictest(found)
+
+
+def _deciding(rules: Sequence[CommandRule], call: Call) -> CommandRule | None:
+    """Return the first rule that matches; one that allows less than the call does leaves it to a later one."""
+    matching = (rule for rule in rules if _matches(rule, call))
+    first = next(matching, None)
+    if first is None or first.verdict is not Verdict.ALLOW:
+        return first
+    later = (
+        rule
+        for rule in (first, *matching)
+        if rule.verdict is not Verdict.ALLOW or not exceeds(call, rule.match.split())
+    )
+    return next(later, first)
+
+
+def _of_variable(one: Assignment, rules: Sequence[CommandRule]) -> Ruling:
+    rule = next((rule for rule in rules if _matches(rule, one.call)), None)
+    if rule is not None:
+        return Ruling() if rule.verdict is Verdict.ALLOW else _ruled(rule, one.call)
+    return _violated(LOADS_CODE, f"{one.name}={one.value}") if loads_code(one.name) else Ruling()
+
+
+def _matches(rule: CommandRule, call: Call) -> bool:
+    pattern = _words(rule.match)
+    forms: list[tuple[str, ...]] = [(call.name, *call.words)]
+    if call.has_more_words and rule.verdict is Verdict.ALLOW:
+        forms = [("xargs", call.name, *call.words)]
+    if AS_ROOT in call.words:
+        bare = tuple(word for word in call.words if word != AS_ROOT)
+        # A rule that allows `make` does not allow `sudo make`; one that forbids it forbids both.
+        forms = [("sudo", call.name, *bare)]
+        forms += [(call.name, *bare)] if rule.verdict is not Verdict.ALLOW else []
+    if call.name == "git" and rule.verdict is not Verdict.ALLOW:
+        words = call.words
+        while words and words[0].startswith("-"):
+            words = words[2:] if words[0] in _GIT_WITH_VALUE else words[1:]
+        forms.append(("git", *words))
+    return any(match_words(pattern, form) for form in forms)
+
+
+@lru_cache(maxsize=1_024)
+def _words(match: str) -> tuple[str, ...]:
+    first, *rest = match.split() or [""]
+    return (first.rpartition("/")[2].lower() or first, *rest) if first else ()
+
+
+def _ruled(rule: CommandRule, call: Call) -> Ruling:
+    shown = shorten(" ".join((call.name, *call.words)), SHOWN_CHARACTERS)
+    why = f": {rule.reason}" if rule.reason else ""
+    if rule.verdict is Verdict.ASK:
+        reason = f"policy.commands wants a person to approve {shown!r} (rule {rule.match!r}){why}"
+        return Ruling(Verdict.ASK, "policy.commands", reason)
+    reason = f"policy.commands forbids {shown!r} (rule {rule.match!r}){why}. Use another command, or change the rule"
+    return Ruling(Verdict.DENY, "policy.commands", reason)
+
+
+def _violated(one: Violation, command: str) -> Ruling:
+    shown = shorten(" ".join(command.split()), SHOWN_CHARACTERS)
+    verdict = one.verdict
+    word = "refuses" if verdict is Verdict.DENY else "wants a person to approve"
+    reason = (
+        f"rule {one.rule} {word} {shown!r}. Right would be: {one.suggestion}; or a policy.commands rule that allows it"
+    )
+    return Ruling(verdict, one.rule, reason)
+
+
+PORTS = {"http": 80, "https": 443}
+ADDRESS_CHARACTERS = 2_000
+_ENTRY = re.compile(r"(?P<below>\*\.)?(?:[\w-]+(?:\.[\w-]+)*\.?|\[[0-9a-fA-F:.]+\])(?::(?P<port>\d{1,6}))?")
+
+
+class Host(NamedTuple):
+    """Where a request goes."""
+
+    name: str
+    """In lower case, without brackets."""
+    port: int
+
+    @property
+    def authority(self) -> str:
+        """Such as `127.0.0.1:8080` or `[::1]:80`."""
+        return f"[{self.name}]:{self.port}" if ":" in self.name else f"{self.name}:{self.port}"
+
+
+class HostRuling(NamedTuple):
+    """Whether a host may be asked."""
+
+    refusal: str = ""
+    """Why not, with the rule; empty: it may."""
+    private: bool = False
+    """A private address may stand behind the name too, because host and port are listed."""
+
+
+def host_of(url: str) -> Host | None:
+    """Return where a URL points to; None where it is not a web address."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return None
+    # A trailing dot names the same host in the DNS.
+    name = (parts.hostname or "").rstrip(".").lower()
+    if parts.scheme not in PORTS or not name or len(url) > ADDRESS_CHARACTERS:
+        return None
+    return Host(name, port or PORTS[parts.scheme])
+
+
+def find_entry_fault(entry: str) -> tuple[str, str] | None:
+    """Return why an entry of `Policy.network` names no host, and what to write; None if it does."""
+    text = entry.strip()
+    if "://" in text:
+        host = host_of(text)
+        meant = "" if host is None else host.name if host.port in PORTS.values() else host.authority
+        return f"'{entry}' is an address, not a host", f"Write `{meant or 'example.org'}`"
+    found = _ENTRY.fullmatch(text)
+    if found is None:
+        bare = re.split(r"[/?#]", text.rpartition("@")[2])[0].strip("*.")
+        meant = bare if _ENTRY.fullmatch(bare) else "*.example.org"
+        return f"'{entry}' does not name a host", f"Write a host such as `{meant}`, or `example.org:8443`"
+    if found["port"] and not 0 < int(found["port"]) < 65_536:
+        return f"'{entry}' has a port that does not exist", "Ports are from 1 to 65535"
+    if found["below"] and found["port"]:
+        return f"'{entry}' never fits: `*.` stands for the usual ports", "Name each host with its port"
+    return None
+
+
+def judge_url(url: str, network: Iterable[str]) -> HostRuling:
+    """Return whether the policy lets a URL be asked.
+
+    `example.org` allows that host at the usual ports, `*.example.org` those below it, `host:port` exactly that one,
+    and only that one may be a private address.
+    `network` has the hosts of `Policy.network`.
+    """
+    host = host_of(url)
+    shown = url[:200]
+    if host is None:
+        return HostRuling(
+            f"'{shown}' is not an http or https address. Give it in full, such as https://example.org/page"
+        )
+    parts = urlsplit(url)
+    if parts.username or parts.password:
+        return HostRuling("an address holds a name or password. Name an environment variable in secret_headers instead")
+    rules = [rule.strip().lower() for rule in network]
+    if host.authority in rules:
+        return HostRuling(private=True)
+    if host.port in PORTS.values() and any(_fits(host.name, rule) for rule in rules):
+        return HostRuling()
+    usual = host.port in PORTS.values() and not is_private(host.name)
+    entry = host.name if usual else host.authority
+    return HostRuling(
+        f"policy.network does not list {host.authority}, which '{shown}' needs. Add '{entry}' to allow it"
+    )
+
+
+def judge_secrets(url: str, variables: Iterable[str], secrets: Mapping[str, Iterable[str]]) -> str:
+    """Return why these variables of the worker must not be sent to a URL, or "".
+
+    `secrets` is the setting `plans.secrets`: variable -> hosts, written as in `Policy.network`. A host without a port
+    gets its secrets by https only; `host:port` is taken as it is, for services on this host.
+    """
+    host = host_of(url)
+    if host is None:
+        return f"'{url[:200]}' is not an http or https address"
+    for variable in variables:
+        rules = [rule.strip().lower() for rule in secrets.get(variable, ())]
+        by_name = any(_fits(host.name, rule) for rule in rules)
+        if host.authority in rules or (by_name and url.lower().startswith("https:") and host.port == PORTS["https"]):
+            continue
+        if by_name:
+            return f"plans.secrets sends ${variable} to {host.name} by https at port 443 only. Change the address"
+        entry = host.name if host.port == PORTS["https"] else host.authority
+        return (
+            f"the worker's settings do not let ${variable} be sent to {host.authority}. If it should be, whoever runs "
+            f"the worker adds to its settings: plans: {{secrets: {{{variable}: ['{entry}']}}}}"
+        )
+    return ""
+
+
+def _fits(name: str, rule: str) -> bool:
+    if rule.startswith("*."):
+        return name.endswith(rule[1:]) and len(name) > len(rule) - 1
+    return name == rule.strip("[]")
+
+
+def independent_hosts(sources: Iterable[object]) -> frozenset[str]:
+    """Return the different hosts of sources: URLs, or mappings with `url`. `www.` makes no other host."""
+    found: set[str] = set()
+    for source in sources:
+        url = source.get("url", "") if isinstance(source, dict) else source
+        host = host_of(url) if isinstance(url, str) else None
+        if host is not None:
+            found.add(host.name.removeprefix("www."))
+    return frozenset(found)

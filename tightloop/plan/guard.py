@@ -1,0 +1,428 @@
+"""Rules that a plan must keep before and while it runs."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tightloop.plan.commands import judge_command, judge_known_part, judge_url
+from tightloop.plan.document.plan import CommandRule, Deletions, Plan, PlanBudget, Policy
+from tightloop.plan.document.step import Capability, Step, walk
+from tightloop.safety.change.patch import read_patch
+from tightloop.safety.commands.effects import PLACEHOLDER, written_paths
+from tightloop.safety.commands.shell import plain
+from tightloop.safety.glob import find_excess, fits
+from tightloop.safety.rubric import Ruling, Verdict, strictest
+from tightloop.value import counted
+
+PATHS_SHOWN = 5
+_HEADER = re.compile(r"^--- ([^\"\n]+)\n\+\+\+ ([^\"\n]+)\n@@", re.MULTILINE)
+"""Of a file in a diff without the headers of git."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acts:
+    """The known effects of a step before it starts."""
+
+    paths: tuple[str, ...] = ()
+    """Files that it will change, below the root."""
+    commands: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the commands are given."""
+    folder: str = ""
+    """Below the root, in which the commands start."""
+    urls: tuple[str, ...] = ()
+
+
+def acts_of(step: Step, action: Mapping[str, Any]) -> Acts:
+    """Return what a step will do.
+
+    `action` has the fields of its action with references replaced, a command quoted for the shell.
+    """
+    if step.capability is Capability.SHELL:
+        given = {str(name): str(value) for name, value in dict(action.get("environment", {})).items()}
+        folder = str(action.get("folder", ""))
+        return Acts(commands=(str(action.get("run", "")),), environment=given, folder=folder)
+    if step.capability is Capability.EDIT:
+        files = (str(file["path"]) for file in action.get("files", ()) if isinstance(file, Mapping))
+        return Acts(paths=(*files, *_patched(str(action.get("diff", "")))))
+    if step.branch is not None:
+        # Run in worktrees, where nobody asks again.
+        return Acts(commands=(*(check.run for check in step.branch.checks), step.branch.score))
+    if step.episode is not None:
+        return Acts(commands=tuple(check.run for check in step.episode.definition_of_done))
+    if step.capability is Capability.HTTP:
+        return Acts(urls=(str(action["url"]),) if action.get("url") else ())
+    return Acts()
+
+
+def judge(policy: Policy, step: Step, acts: Acts) -> Ruling:
+    """Return the strictest ruling of a policy, and of those around it, on a step that is about to start.
+
+    Fetched documents are judged one by one when requested: a refused one does not stop the others.
+    """
+    policies = tuple(enclosing_policies(policy))
+    if excess := find_excess_of(policies):
+        return excess
+    return strictest(verdict for one in policies for verdict in _verdicts(one, step, acts))
+
+
+def judge_command_of_plan(policy: Policy, command: str, folder: str = "") -> Ruling:
+    """Return the ruling on a command of a plan before it runs: on what is the same whatever references stand for.
+
+    Args:
+        policy: of the plan.
+        command: with a placeholder for each reference.
+        folder: below the root, in which it starts; alike.
+    """
+    is_known = PLACEHOLDER not in command
+    rules = policy.commands
+    found = [judge_command(command, rules) if is_known else judge_known_part(command, rules)]
+    written = written_paths(plain(command), folder)
+    certain = tuple(path for path in written.certain if PLACEHOLDER not in path)
+    found += _protected(policy, (*certain, *(path for path in written.possible if PLACEHOLDER not in path)))
+    found += _unscoped(policy, _outside_folders(policy, certain))
+    return strictest(found)
+
+
+def judge_changes(policy: Policy, paths: Iterable[str]) -> Ruling:
+    """Return whether a step may have changed these paths, by the policy and those around it."""
+    changed, policies = tuple(paths), tuple(enclosing_policies(policy))
+    return find_excess_of(policies) or strictest(verdict for one in policies for verdict in _of_paths(one, changed))
+
+
+def judge_deletions(policy: Policy, gone: Sequence[str], lines: int, lines_before: int) -> Ruling:
+    """Return whether this much may be gone, by the policy and those around it.
+
+    Args:
+        policy: with its bounds, if it has any.
+        gone: files that were removed since the plan began.
+        lines: that were lost with them and in others.
+        lines_before: that there were.
+    """
+    share = lines / lines_before if lines_before > 0 else 0.0
+    for bound in filter(None, (one.deletions for one in enclosing_policies(policy))):
+        if len(gone) >= bound.files or (lines >= bound.lines and share >= bound.share):
+            said = (
+                f"{counted(len(gone), 'file')} and {counted(lines, 'line')} ({share:.0%}) are gone since the plan began"
+            )
+            named = f": {_listed(list(gone))}" if gone else ""
+            return Ruling(Verdict.ASK, "policy.deletions", f"policy.deletions: {said}{named}")
+    return Ruling()
+
+
+def find_excess_of(policies: Iterable[Policy]) -> Ruling | None:
+    """Return the refusal of policies with patterns that would take too long to match."""
+    for policy in policies:
+        for name, patterns in pattern_lists(policy):
+            if excess := find_excess(patterns):
+                return Ruling(Verdict.DENY, f"policy.{name}", f"policy.{name}: {excess}")
+    return None
+
+
+def pattern_lists(policy: Policy) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the patterns of a policy by the names of its fields."""
+    yield "write", policy.write
+    yield "protect", policy.protect
+    yield "commands", tuple(rule.match for rule in policy.commands)
+    yield "network", policy.network
+
+
+def tightened(policy: Policy, bound: Policy) -> Policy:
+    """Return a policy that lets through only what both do. Its own rules that allow commands do not count."""
+    if policy == bound:
+        return bound
+    around = bound if policy.within is None else tightened(policy.within, bound)
+    both = [one for one in policy.network if _lists(bound.network, one)] + [
+        one for one in bound.network if _lists(policy.network, one)
+    ]
+    return policy.evolve(
+        commands=tuple(rule for rule in policy.commands if rule.verdict != Verdict.ALLOW),
+        network=tuple(dict.fromkeys(both)),
+        shell_network=policy.shell_network and bound.shell_network,
+        within=around,
+    )
+
+
+def enclosing_policies(policy: Policy) -> Iterator[Policy]:
+    """Yield a policy, then those around it, from the inside out."""
+    one: Policy | None = policy
+    while one is not None:
+        yield one
+        one = one.within
+
+
+def _verdicts(policy: Policy, step: Step, acts: Acts) -> Iterator[Ruling]:
+    yield from _of_paths(policy, acts.paths)
+    for command in acts.commands:
+        yield judge_command(command, policy.commands, acts.environment)
+        written = written_paths(plain(command), acts.folder)
+        yield from _protected(policy, (*written.certain, *written.possible))
+        yield from _unscoped(policy, _outside_folders(policy, written.certain))
+    for url in acts.urls:
+        if refusal := judge_url(url, policy.network).refusal:
+            yield Ruling(Verdict.DENY, "policy.network", refusal)
+    words = {step.kind.value, step.capability.value, *step.labels}
+    asked = next((word for word in policy.approve if word in words), None)
+    if asked is not None and step.capability is not Capability.GATE:
+        reason = f"step {step.id!r} ({step.title or step.kind.value}) waits: policy.approve names {asked!r}"
+        yield Ruling(Verdict.ASK, "policy.approve", reason)
+
+
+def _outside_folders(policy: Policy, paths: Iterable[str]) -> tuple[str, ...]:
+    """Return the paths but for folders that may be written to: a file of them is what is written."""
+    return tuple(path for path in paths if not fits(policy.write, f"{path}/any"))
+
+
+def _of_paths(policy: Policy, paths: tuple[str, ...]) -> Iterator[Ruling]:
+    yield from _protected(policy, paths)
+    yield from _unscoped(policy, paths)
+
+
+def _protected(policy: Policy, paths: tuple[str, ...]) -> Iterator[Ruling]:
+    # Case is folded: on macOS and Windows `.GIT/hooks` is `.git/hooks`.
+    kept = [path for path in paths if fits(policy.protect, path, folded=True)]
+    if kept:
+        reason = f"policy.protect covers {_listed(kept)}: no step may change that. Leave these paths alone"
+        yield Ruling(Verdict.DENY, "policy.protect", reason)
+
+
+def _unscoped(policy: Policy, paths: tuple[str, ...]) -> Iterator[Ruling]:
+    strange = [path for path in paths if not fits(policy.write, path)]
+    if strange:
+        allowed = ", ".join(policy.write[:PATHS_SHOWN]) or "nothing"
+        reason = f"policy.write ({allowed}) does not cover {_listed(strange)}. Change only what it covers, or widen it"
+        yield Ruling(Verdict.DENY, "policy.write", reason)
+
+
+def _listed(paths: list[str]) -> str:
+    more = f" and {len(paths) - PATHS_SHOWN} more" if len(paths) > PATHS_SHOWN else ""
+    return ", ".join(paths[:PATHS_SHOWN]) + more
+
+
+def _patched(diff: str) -> tuple[str, ...]:
+    headed = (re.sub(r"^[ab]/", "", name.split("\t")[0].strip()) for pair in _HEADER.findall(diff) for name in pair)
+    found = [path for file in read_patch(diff) for path in (file.path, file.was)]
+    return tuple(dict.fromkeys(path for path in (*found, *headed) if path and path != "/dev/null"))
+
+
+def _lists(network: tuple[str, ...], entry: str) -> bool:
+    """Return whether every host of an entry is in a list."""
+    name = entry.strip().lower()
+    rules = [rule.strip().lower() for rule in network]
+    # `*.example.org` is for the usual ports only: an entry with a port is not below it.
+    return name in rules or any(rule.startswith("*.") and name.endswith(rule[1:]) and ":" not in name for rule in rules)
+
+
+def bounded(budget: PlanBudget, cost_usd: float | None, tokens: int | None) -> PlanBudget:
+    """Return a budget with at most this cost and this number of tokens."""
+    return budget.evolve(max_cost_usd=least(budget.max_cost_usd, cost_usd), max_tokens=least(budget.max_tokens, tokens))
+
+
+def narrowest(budget: PlanBudget, bound: PlanBudget) -> PlanBudget:
+    """Return the lower bound of each kind."""
+    fields = PlanBudget.model_fields
+    return PlanBudget(**{name: least(getattr(budget, name), getattr(bound, name)) for name in fields})
+
+
+def least(first: Any, second: Any) -> Any:
+    """Return the smaller of two bounds; None means unbounded."""
+    known = [value for value in (first, second) if value is not None]
+    return min(known) if known else None
+
+
+def merge_stated(new: PlanBudget, before: PlanBudget) -> PlanBudget:
+    """Return the bounds of a revision: those that its text names, and for the others those of the revision before.
+
+    A bound is lifted only by a text that says so (`max_tokens: null`), not by one that leaves it out.
+    """
+    return before.evolve(**{name: getattr(new, name) for name in new.model_fields_set})
+
+
+def carry_over_bounds(in_force: PlanBudget, before: PlanBudget, after: PlanBudget, *, by_person: bool) -> PlanBudget:
+    """Return the bounds with which a plan continues under a new revision.
+
+    A bound that the revision does not change stays as it is in force, with what people added. One that it changes is
+    the new one; a text that a planner wrote lowers bounds at most.
+
+    Args:
+        in_force: the bounds of now, with what people added.
+        before: as the revision before states them.
+        after: as the new revision states them.
+        by_person: the text came from a person, not from a planner.
+    """
+    # Compared with the revision before, not with what is in force: people may have added to that.
+    changed = {name: getattr(after, name) for name in _different(before, after)}
+    if not by_person:
+        changed = {name: least(getattr(in_force, name), bound) for name, bound in changed.items()}
+    return in_force.evolve(**changed)
+
+
+def changed_bounds(before: PlanBudget, after: PlanBudget) -> str:
+    """Return the differences, such as `max_cost_usd 2 -> 2.5, max_tokens none -> 1000000`; else nothing."""
+    return ", ".join(
+        f"{name} {_shown(getattr(before, name))} -> {_shown(getattr(after, name))}"
+        for name in _different(before, after)
+    )
+
+
+def _different(before: PlanBudget, after: PlanBudget) -> Iterator[str]:
+    return (name for name in PlanBudget.model_fields if getattr(before, name) != getattr(after, name))
+
+
+def _shown(bound: float | None) -> str:
+    return "none" if bound is None else f"{bound:.12g}"
+
+
+UNREVIEWED = "unreviewed"
+"""Label of a step that a model added to a person's plan; it waits for an approval."""
+# What these do cannot be judged from the text of the plan.
+_REACHES_OUT = frozenset({Capability.HTTP, Capability.EPISODE})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caution:
+    """The strictest defaults, from the settings."""
+
+    policy: Policy
+    budget: PlanBudget
+    max_steps: int = 200
+
+
+def policy_for(
+    allowed: tuple[str, ...], *, write: tuple[str, ...], network: tuple[str, ...], deletions: Deletions
+) -> Policy:
+    """Return a policy in which a person approves every command that is not allowed by a pattern.
+
+    Args:
+        allowed: patterns over the words of a command, such as `git diff **`.
+        write: globs of what steps may change.
+        network: hosts that `http` may ask.
+        deletions: bounds of what its steps together may remove.
+    """
+    rules = tuple(CommandRule(match=match, verdict=Verdict.ALLOW) for match in allowed)
+    ask = CommandRule(match="**", verdict=Verdict.ASK, reason="a model wrote it")
+    return Policy(write=write, network=network, commands=(*rules, ask), deletions=deletions)
+
+
+def under(plan: Plan, old: Plan | None, caution: Caution) -> Plan:
+    """Return a plan of a model's with the policy that it is judged by: that of `old`, or with the settings' hosts."""
+    if old is not None:
+        return plan.evolve(policy=old.policy)
+    hosts = plan.policy.network or caution.policy.network
+    return plan.evolve(policy=plan.policy.evolve(network=hosts))
+
+
+def confined(plan: Plan, caution: Caution) -> Plan:
+    """Return a plan of a model's within the policy and the budget of the settings, which it cannot loosen."""
+    budget = narrowest(plan.budget, caution.budget)
+    return plan.evolve(policy=tightened(plan.policy, caution.policy), budget=budget)
+
+
+def revised(plan: Plan, old: Plan, caution: Caution) -> Plan:
+    """Return a revision by a model: what binds the plan stays, and a person looks at risky steps that are new.
+
+    Policy, budget, definition of done, inputs, hypotheses and what follows a failure are those of the old plan.
+    """
+    known = {step.id: step for step in old.steps}
+    # A plan within the policy of the settings is judged by it at every step anyway.
+    is_confined = caution.policy in enclosing_policies(old.policy)
+    steps = tuple(step if step == known.get(step.id) or is_confined else marked(step, caution) for step in plan.steps)
+    policy = old.policy
+    if policy.deletions is None and not is_confined:
+        # A person's plan may remove what it says; what a model added may not go on from there.
+        policy = policy.evolve(deletions=caution.policy.deletions)
+    waits = any(UNREVIEWED in step.labels for step in walk(steps))
+    if waits and UNREVIEWED not in policy.approve:
+        policy = policy.evolve(approve=(*policy.approve, UNREVIEWED))
+    # Fields by which a model could loosen what a person set.
+    kept = ("id", "budget", "definition_of_done", "inputs", "hypotheses", "on_failure", "max_parallel", "seed", "owner")
+    return plan.evolve(**{name: getattr(old, name) for name in kept}, policy=policy, steps=steps)
+
+
+def marked(step: Step, caution: Caution) -> Step:
+    """Return a step of a model's, labelled where a person has to approve it; those within it too."""
+    changes: dict[str, Any] = {}
+    if step.subplan is not None:
+        inner = tuple(marked(one, caution) for one in step.subplan.steps)
+        changes["subplan"] = step.subplan.evolve(steps=inner)
+    if step.branch is not None:
+        ways = tuple(
+            way.evolve(steps=tuple(marked(one, caution) for one in way.steps)) for way in step.branch.alternatives
+        )
+        changes["branch"] = step.branch.evolve(alternatives=ways)
+    if (
+        step.capability in _REACHES_OUT
+        or judge(caution.policy, step, acts_of(step, _action(step))).verdict != Verdict.ALLOW
+    ):
+        changes["labels"] = tuple(dict.fromkeys((*step.labels, UNREVIEWED)))
+    return step.evolve(**changes)
+
+
+def objections(plan: Plan, caution: Caution, old: Plan | None) -> tuple[str, ...]:
+    """Return what a model's plan must not contain, one sentence each, for the model to read.
+
+    Steps that are as in `old`, the revision before, are not looked at.
+    """
+    known = {step.id: step for step in old.steps} if old is not None else {}
+    steps = walk(step for step in plan.steps if step != known.get(step.id))
+    found = [problem for step in steps for problem in _of_step(step, caution.policy)]
+    if len(plan.steps) > caution.max_steps:
+        found.append(f"the plan has {len(plan.steps)} steps; the maximum is {caution.max_steps}: make it smaller")
+    if old is None:
+        found += [
+            f"definition_of_done runs {check.run!r}, which a person has to approve: make it the check of a gate"
+            for check in plan.definition_of_done
+            if judge_command(check.run, caution.policy.commands).verdict != Verdict.ALLOW
+        ]
+    return tuple(found)
+
+
+def evaded(plan: Plan, old: Plan) -> tuple[str, ...]:
+    """Return the gates that a revision by a model changes or bypasses, one sentence each."""
+    steps, gates = {step.id: step for step in plan.steps}, [step for step in old.steps if step.gate is not None]
+    found = [
+        f"step '{gate.id}' is a gate that a person set: leave it as it is"
+        for gate in gates
+        if steps.get(gate.id) != gate
+    ]
+    # Through others too: a new step between two could open a way around a gate.
+    before, after = _needs(old), _needs(plan)
+    for gate in gates:
+        freed = [name for name in steps if gate.id in before.get(name, ()) and gate.id not in after[name]]
+        found += [f"step '{name}' does not wait for gate '{gate.id}' any longer: keep it in `needs`" for name in freed]
+    return tuple(found)
+
+
+def _needs(plan: Plan) -> dict[str, frozenset[str]]:
+    """Return what each step waits for, directly and through others."""
+    direct = {step.id: step.needs for step in plan.steps}
+    found: dict[str, frozenset[str]] = {}
+    for name in direct:
+        waiting, seen = list(direct[name]), set[str]()
+        while waiting:
+            if (one := waiting.pop()) not in seen:
+                seen.add(one)
+                waiting += direct.get(one, ())
+        found[name] = frozenset(seen)
+    return found
+
+
+def _of_step(step: Step, policy: Policy) -> Iterator[str]:
+    if step.subplan is not None and step.subplan.file:
+        yield f"step '{step.id}' takes a plan from a file: write its steps into the plan, under `subplan.steps`"
+    verdict = judge(policy, step, acts_of(step, _action(step)))
+    # What a reference stands for is judged when the step starts.
+    if verdict.verdict == Verdict.DENY and not (step.http is not None and "${" in step.http.url):
+        yield f"step '{step.id}': {verdict.reason}"
+    quiet = [step.compensate.run] if step.compensate is not None and step.compensate.run else []
+    if step.branch is not None:
+        quiet += [command for command in (*(check.run for check in step.branch.checks), step.branch.score) if command]
+    for command in quiet:
+        if judge_command(command, policy.commands).verdict != Verdict.ALLOW:
+            yield f"step '{step.id}' runs {command!r} where nobody can be asked: use a command that needs no approval"
+
+
+def _action(step: Step) -> dict[str, object]:
+    action = getattr(step, step.capability.value, None)
+    return {} if action is None else action.model_dump(by_alias=True)

@@ -1,1 +1,0 @@
-"""What a step may do: judged before the act."""

@@ -1,0 +1,385 @@
+"""YAML and JSON with positions."""
+
+import json
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from tightloop.errors import Position
+from tightloop.plan.text.located import HALF_PAIR, Block, Map, Seq, TextError
+from tightloop.value.documents import DEPTH_LIMIT, Bounds, BoundsError
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_COMMENT = re.compile(r"//[^\n]*|#[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
+_WORD = re.compile(r"[^\s,:\]}\"]+")
+_SINGLE = re.compile(r"'((?:[^'\\\n]|\\.)*)'")
+_PYTHON = {"True": True, "False": False, "None": None}
+_DECODER = json.JSONDecoder()
+
+
+def parse_json(text: str, *, slips: list[TextError]) -> Any:
+    """Return the data of a JSON text.
+
+    Args:
+        text: with an object or a list.
+        slips: takes what is wrong but can be read: commas, comments, quotes.
+
+    Raises:
+        TextError: it cannot be read, is nested too deeply, or has a key twice.
+    """
+    return _Reader(text, slips).read()
+
+
+class _Reader:
+    """Walks over a text: `json` tells neither where a value stands, nor more than the first thing that is wrong."""
+
+    def __init__(self, text: str, slips: list[TextError]) -> None:
+        self._text = text
+        self._slips = slips
+        self._lines = [0, *(found.end() for found in re.finditer("\n", text))]
+
+    def read(self) -> Any:
+        value, offset = self._value(self._skip(0), 0)
+        if (rest := self._skip(offset)) < len(self._text):
+            raise TextError("there is more behind the end of the JSON", self._position(rest), "Remove it")
+        return value
+
+    def _position(self, offset: int) -> Position:
+        line = bisect_right(self._lines, offset)
+        return Position(line, offset - self._lines[line - 1] + 1)
+
+    def _slip(self, message: str, offset: int, suggestion: str) -> None:
+        self._slips.append(TextError(message, self._position(offset), suggestion))
+
+    def _skip(self, offset: int) -> int:
+        while True:
+            blank = _SPACE.match(self._text, offset)
+            offset = blank.end() if blank else offset
+            comment = _COMMENT.match(self._text, offset)
+            if comment is None:
+                return offset
+            self._slip("JSON has no comments", offset, "Remove it, or write the plan as YAML")
+            offset = comment.end()
+
+    def _peek(self, offset: int) -> str:
+        return self._text[offset : offset + 1]
+
+    def _value(self, offset: int, depth: int) -> tuple[Any, int]:
+        if depth > DEPTH_LIMIT:
+            raise TextError(f"nested deeper than {DEPTH_LIMIT} levels", self._position(offset))
+        if self._peek(offset) not in ("{", "["):
+            return self._scalar(offset)
+        opening, start = self._peek(offset), offset
+        closing = "}" if opening == "{" else "]"
+        made = Map(self._position(offset)) if opening == "{" else Seq(self._position(offset))
+        offset = self._skip(offset + 1)
+        while self._peek(offset) != closing:
+            if not self._peek(offset) or self._peek(offset) in "]}":
+                raise TextError(f"'{opening}' is not closed", self._position(start), f"Add `{closing}`")
+            key, key_at = "", self._position(offset)
+            if isinstance(made, Map):
+                key, offset = self._key(offset)
+            # Behind a quote, so that columns within a text can be counted from it.
+            at = self._position(offset + (self._peek(offset) == '"'))
+            value, offset = self._value(offset, depth + 1)
+            if isinstance(made, Map):
+                made.put_new(key, value, at=at, key_at=key_at)
+            else:
+                made.add(value, at)
+            offset = self._between(offset, closing)
+        return made, offset + 1
+
+    def _between(self, end: int, closing: str) -> int:
+        offset = self._skip(end)
+        if self._peek(offset) == ",":
+            comma, offset = offset, self._skip(offset + 1)
+            if self._peek(offset) == closing:
+                self._slip(f"a comma before '{closing}'", comma, "Remove the comma")
+        elif self._peek(offset) not in ("", "]", "}"):
+            self._slip("a comma is missing", end, "Add `,`")
+            offset += self._peek(offset) in ":;"
+        return offset
+
+    def _key(self, offset: int) -> tuple[str, int]:
+        start = offset
+        if self._peek(offset) == '"':
+            key, offset = self._string(offset)
+        elif single := _SINGLE.match(self._text, offset):
+            key, offset = single[1], single.end()
+            self._slip("JSON has no single quotes", start, f'Write `"{key}"`')
+        elif word := _WORD.match(self._text, offset):
+            key, offset = word[0], word.end()
+            self._slip(f"the name {key[:60]} is not in quotes", start, f'Write `"{key[:60]}"`')
+        else:
+            raise TextError("the name of a field is missing", self._position(offset), 'Write `"name": value`')
+        colon = self._skip(offset)
+        if self._peek(colon) != ":":
+            raise TextError(f"':' is missing behind \"{key[:60]}\"", self._position(offset), 'Write `"name": value`')
+        return key, self._skip(colon + 1)
+
+    def _scalar(self, offset: int) -> tuple[Any, int]:
+        if self._peek(offset) == '"':
+            return self._string(offset)
+        if single := _SINGLE.match(self._text, offset):
+            self._slip("JSON has no single quotes", offset, f'Write `"{single[1][:60]}"`')
+            return single[1], single.end()
+        word = _WORD.match(self._text, offset)
+        if word is None:
+            raise TextError("a value is missing", self._position(offset), "Write it, or remove the field")
+        try:
+            value, end = _DECODER.raw_decode(word[0])
+        except ValueError:
+            value, end = None, 0
+        if end == len(word[0]) and word[0] not in ("NaN", "Infinity", "-Infinity"):
+            return value, word.end()
+        shown = word[0][:60]
+        if shown in _PYTHON:
+            self._slip(f"'{shown}' is not JSON", offset, f"Write `{json.dumps(_PYTHON[shown])}`")
+            return _PYTHON[shown], word.end()
+        self._slip(f"'{shown}' is not a JSON value", offset, f'Write a number, or a text in quotes: `"{shown}"`')
+        return None, word.end()
+
+    def _string(self, offset: int) -> tuple[str, int]:
+        try:
+            value, end = _DECODER.raw_decode(self._text, offset)
+        except json.JSONDecodeError as error:
+            if "escape" in error.msg:
+                raise TextError(
+                    "a backslash that stands for nothing", self._position(error.pos), "Write `\\\\`"
+                ) from None
+            hint = 'End it with `"`; a line break within it is `\\n`'
+            raise TextError("a text does not end in its line", self._position(offset), hint) from None
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise TextError(HALF_PAIR, self._position(offset)) from error
+        return value, end
+
+
+# The C parser, where PyYAML was built with it.
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_TAG = "tag:yaml.org,2002:"
+_CORE_TAGS = frozenset({None, "!", *(_TAG + name for name in ("str", "null", "bool", "int", "float", "map", "seq"))})
+_WORDS = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+_BLOCK = re.compile(r"(?:^|[:\-] )[|>][-+0-9]*[ \t]*(?:#.*)?$")
+_INDENT = "Give fields of one step the same indentation"
+_UNREADABLE = ("this cannot be read as YAML", "Write `key: value` lines, and texts with special characters in quotes")
+_IN_WORDS = {
+    "found unexpected end of stream": ("a quote is not closed", "Close it, or put the text below `|`"),
+    "found unexpected document indicator": ("a quote is not closed", "Close it, or put the text below `|`"),
+    "while parsing a flow": (
+        "a bracket is not closed, or a comma is missing",
+        "Close it; put texts with `,` in quotes",
+    ),
+    "unknown escape": ("a backslash that stands for nothing", "Write two of them, or put the text in single quotes"),
+    "mapping values are not allowed": (
+        "a second ': ' in a line, or a line that is indented too far",
+        "Put a text that holds ': ' in quotes; give fields of one step the same indentation",
+    ),
+    "did not find expected key": ("the line is indented unlike those that it belongs with", _INDENT),
+    "did not find expected '-'": ("the line is indented unlike the list above it", _INDENT),
+    "did not find expected <document start>": ("the line is indented unlike those before it", _INDENT),
+    "could not find expected ':'": ("a line without ': '", "Write `key: value`, or indent a text below `key: |`"),
+    "block sequence entries": ("a list cannot begin here", "Begin it in the line below its field: `- item`"),
+    "cannot start any token": ("a text begins with a character that means something else", "Put the text in quotes"),
+    "did not find expected alphabetic": ("`*` and `&` begin a name of YAML", "Put the text in quotes"),
+    "undefined alias": ("`*` begins a name that nothing has", "Put the text in quotes"),
+}
+"""What libyaml says -> what is wrong, and what to write."""
+# Bounded, because Python refuses to read integers of more than 4 300 digits (`sys.int_info`).
+_INTEGER = re.compile(r"[-+]?[0-9]{1,4000}")
+_PREFIXED = re.compile(r"0o[0-7]{1,1000}|0x[0-9a-fA-F]{1,1000}")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+
+
+def plain_scalar(text: str) -> Any:
+    """Return the value of an unquoted text by the core schema of YAML 1.2 (10.3.2), without `.inf` and `.nan`."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if _PREFIXED.fullmatch(text):
+        return int(text, 0)
+    if _FLOAT.fullmatch(text) and math.isfinite(number := float(text)):
+        return number
+    return text
+
+
+def parse_yaml(text: str, *, bounds: Bounds, slips: list[TextError], first_line: int = 1) -> Any:
+    """Return the data of one YAML document.
+
+    Args:
+        text: without a second document.
+        bounds: of the plan that the text is a part of.
+        slips: takes what is wrong but can be read: lines that are indented with tabs.
+        first_line: number of the first line in the file.
+
+    Raises:
+        TextError: it is not YAML, is too deep or too large, has a key twice, or has a tag of its own.
+    """
+    text = _spaced(text, slips, first_line)
+    events = yaml.parse(text, Loader=_LOADER)
+    try:
+        if "*" in text:
+            # It may have aliases: all of them are counted before the first is copied.
+            for event in events:
+                bounds.add(event)
+            events = yaml.parse(text, Loader=_LOADER)
+        else:
+            events = _bounded(events, bounds)
+        return _Builder(events, first_line, text.split("\n")).document()
+    except BoundsError as error:
+        at = Position(error.mark.line + first_line, error.mark.column + 1)
+        raise TextError(error.message, at, error.suggestion) from error
+    except yaml.MarkedYAMLError as error:
+        raise _in_words(error, text, first_line) from error
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position] if isinstance(error.position, int) else ""
+        at = Position(before.count("\n") + first_line, len(before) - before.rfind("\n"))
+        raise TextError("a character that no text has", at, "Remove the control character") from error
+    except yaml.YAMLError as error:
+        raise TextError("this cannot be read as YAML", Position(first_line, 1), "Write `key: value` lines") from error
+
+
+def _bounded(events: Iterator[Any], bounds: Bounds) -> Iterator[Any]:
+    for event in events:
+        bounds.add(event)
+        yield event
+
+
+def _spaced(text: str, slips: list[TextError], first_line: int) -> str:
+    """Return the text with spaces for the tabs that lines are indented with, unless they are within a text block."""
+    if "\t" not in text:
+        return text
+    lines = text.split("\n")
+    within = -1
+    for number, line in enumerate(lines):
+        indent = len(line) - len(line.lstrip(" "))
+        if within >= 0 and (indent > within or not line.strip()):
+            continue
+        within = indent if _BLOCK.search(line) else -1
+        if line[indent : indent + 1] == "\t" and line.strip():
+            at = Position(number + first_line, indent + 1)
+            slips.append(TextError("a tab in the indentation", at, "Indent with spaces, not with tabs"))
+            blank = len(line) - len(line.lstrip(" \t"))
+            lines[number] = line[:blank].replace("\t", "  ") + line[blank:]
+    return "\n".join(lines)
+
+
+def _in_words(error: yaml.MarkedYAMLError, text: str, first_line: int) -> TextError:
+    """Return what libyaml says in the words of a writer of plans, with the line that has to be changed."""
+    said = " ".join(part for part in (error.context, error.problem) if part)
+    mark = error.problem_mark or error.context_mark
+    message, fix = next((words for piece, words in _IN_WORDS.items() if piece in said), _UNREADABLE)
+    if error.context_mark and message.startswith(("a quote", "a bracket")):
+        # Where it begins: its end is missing somewhere behind.
+        mark = error.context_mark
+    if mark is None:
+        return TextError(message, Position(first_line, 1), fix)
+    lines = text.split("\n")
+    number, column = mark.line, mark.column
+    # At the end of the text the last line that says something is meant.
+    while number > 0 and (number >= len(lines) or not lines[number].strip()):
+        number, column = number - 1, 0
+    return TextError(message, Position(number + first_line, column + 1), fix)
+
+
+class _Builder:
+    """Turns the parser's events into data.
+
+    `yaml.compose` is not used: its C code recurses without a bound, and a text of 100 000 brackets ends the process.
+    """
+
+    def __init__(self, events: Iterator[Any], first_line: int, lines: list[str]) -> None:
+        self._events = events
+        self._lines = lines
+        self._first_line = first_line
+        self._anchors: dict[str, Any] = {}
+
+    def document(self) -> Any:
+        next(self._events)  # stream start
+        if isinstance(next(self._events), yaml.StreamEndEvent):
+            return None
+        found = self._value(next(self._events))
+        next(self._events)  # document end
+        after = next(self._events)
+        if not isinstance(after, yaml.StreamEndEvent):
+            raise TextError("a second document begins", self._at(after), "Write one plan in one file")
+        return found
+
+    def _at(self, event: Any) -> Position:
+        quoted = getattr(event, "style", None) in ("'", '"')
+        return Position(event.start_mark.line + self._first_line, event.start_mark.column + 1 + quoted)
+
+    def _value(self, event: Any) -> Any:
+        at = self._at(event)
+        if isinstance(event, yaml.AliasEvent):
+            return self._copy(self._anchors[str(event.anchor)], at)
+        if event.tag not in _CORE_TAGS:
+            raise TextError(f"tag '{event.tag}' is not known", at, "Remove it: plans hold plain data only")
+        made: Any
+        if isinstance(event, yaml.MappingStartEvent):
+            made = self._map(at)
+        elif isinstance(event, yaml.SequenceStartEvent):
+            made = Seq(at)
+            while not isinstance(inner := next(self._events), yaml.SequenceEndEvent):
+                made.add(self._value(inner), self._at(inner))
+        else:
+            text = event.style not in (None, "") or event.tag == _TAG + "str"
+            made = self._block(event) if text else plain_scalar(event.value)
+        if event.anchor:
+            self._anchors[event.anchor] = made
+        return made
+
+    def _block(self, event: Any) -> str:
+        if event.style != "|" or "\n" not in event.value:
+            return str(event.value)
+        first = event.start_mark.line + 1
+        shown = next((line for line in self._lines[first:] if line.strip()), "")
+        inner = next((line for line in event.value.split("\n") if line.strip()), "")
+        indent = len(shown.rstrip("\r")) - len(inner)
+        return Block.of(event.value, Position(first + self._first_line, indent + 1))
+
+    def _copy(self, value: Any, at: Position) -> Any:
+        """Copy what an alias stands for: later changes of one place must not be seen at the other."""
+        if isinstance(value, Map):
+            made = Map(at)
+            for key, inner in value.items():
+                copied = self._copy(inner, at)
+                made.put(key, copied, at=value.values_at[key], key_at=value.keys_at[key])
+            return made
+        if isinstance(value, Seq):
+            items = Seq(at)
+            for inner, inner_at in zip(value, value.items_at, strict=True):
+                items.add(self._copy(inner, at), inner_at)
+            return items
+        return value
+
+    def _map(self, at: Position) -> Map:
+        made = Map(at)
+        merged: list[Any] = []
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            key_at = self._at(event)
+            if not isinstance(event, yaml.ScalarEvent):
+                raise TextError("a key that is not a text", key_at, "Write `key: value`")
+            key, inner = event.value, next(self._events)
+            value = self._value(inner)
+            if key == "<<" and not event.style:
+                merged += list(value) if isinstance(value, Seq) else [value]
+            else:
+                made.put_new(key, value, at=self._at(inner), key_at=key_at)
+        # Last, as YAML 1.1 says of merge keys: a field of the mapping itself wins.
+        for source in merged:
+            if not isinstance(source, Map):
+                raise TextError("`<<` merges mappings only", made.at, "Write `<<: *name` of a mapping")
+            for key in [key for key in source if key not in made]:
+                made.put(key, source[key], at=source.values_at[key], key_at=source.keys_at[key])
+        return made

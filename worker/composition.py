@@ -1,0 +1,391 @@
+"""Parts of the composition root: coder, plans, project plans, memory, copies."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from temporalio.client import Client
+
+from activities.artifacts.port import ArtifactStores
+from activities.artifacts.stores import open_local_store
+from activities.checks.activity import CheckRunner
+from activities.coder.activity import CoderActivities
+from activities.coder.calls import Equipment, Toolbox
+from activities.coder.executor import CoderExecutor
+from activities.coder.port import CoderMemory, TurnModel, TurnModels
+from activities.coder.reviewing import ChangedTests, CodeReviewer
+from activities.coder.tools import make_tools
+from activities.coder.turns import TurnTaker
+from activities.executor.choose import ExecutorRegistry, Surroundings, executors
+from activities.executor.port import Outboxes
+from activities.loop.decomposers import last_commits, open_packets
+from activities.loop.gates import GateActivities
+from activities.loop.inspection import InspectionActivities
+from activities.loop.tasks import TaskActivities, TaskPlanners
+from activities.memory.embedders import choose_embedder
+from activities.memory.port import Memories, SparedMemories, ToldMemory, no_memories
+from activities.model.client import OPENAI_URL, ModelService, load_client
+from activities.plan.activity import PlanActivities, PlanPorts
+from activities.plan.attempts.trees import GitTrees
+from activities.plan.children import StepChildren
+from activities.plan.plan_writer import ModelPlanWriter, PlannerOptions
+from activities.plan.port import Children, PlanWriter, Runner
+from activities.plan.runners.decision import CheckpointRunner, DecisionRunner, MilestoneRunner
+from activities.plan.runners.edit import EditRunner
+from activities.plan.runners.gate import GateRunner
+from activities.plan.runners.git import GitRunner
+from activities.plan.runners.http import HttpRunner
+from activities.plan.runners.model import ModelRunner, PlanModel
+from activities.plan.runners.search import SearchRunner
+from activities.plan.runners.shell import ShellRunner
+from activities.remote.copies import Copies
+from activities.remote.s3 import S3Bucket, SealedBucket, probe
+from activities.safety.code import CodeScanner
+from activities.sandbox.port import Sandbox
+from activities.testing.gate import TestGate
+from activities.workspace.port import OpenEpisodes, Workspaces
+from activities.workspace.scope import Differ, EpisodeScope, Ledgers
+from activities.workspace.store.writer import PackedTrees
+from tightloop.client.sealing import SealingCodec
+from tightloop.coder.model import CODER, Bounds
+from tightloop.coder.role import Role, known_roles
+from tightloop.database.memory.store import MemoryStore, memory_database, open_memory
+from tightloop.errors import InvalidRequestError
+from tightloop.host import state_folder
+from tightloop.host.identity import host_identity
+from tightloop.memory.model import Kind, Query
+from tightloop.plan.document.step import Capability
+from tightloop.safety.drift import PromptPrivacy
+from tightloop.settings import CoderSettings, SandboxSettings, Settings
+from tightloop.value import Document, Value, first_problem
+
+
+def coder_service(settings: Settings, environ: Mapping[str, str]) -> ModelService:
+    """Return the model service of the coder: the planner's, or one of its own."""
+    coder, planner = settings.coder, settings.planner
+    variable = coder.api_key_env or ("" if coder.base_url else planner.api_key_env)
+    return ModelService(
+        api_key=environ.get(variable, ""),
+        base_url=coder.base_url or planner.base_url or environ.get("OPENAI_BASE_URL", "") or OPENAI_URL,
+        models=coder.models or planner.models,
+        api=planner.api if coder.api == "auto" and not coder.base_url else coder.api,
+        timeout_s=coder.timeout_s,
+        silence_s=coder.silence_s,
+        strictest_privacy=settings.privacy.strictest,
+    )
+
+
+def coder_executor(settings: Settings, sandbox: Sandbox) -> CoderExecutor:
+    """Return the executor that hands deliveries over to the coder."""
+    service = coder_service(settings, os.environ)
+
+    def problem() -> str:
+        if not service.configured:
+            variable = settings.coder.api_key_env or settings.planner.api_key_env
+            return f"no model can be asked: set {variable}, or coder.base_url to a service that needs no key"
+        return sandbox.probe()
+
+    return CoderExecutor(problem, (*settings.sandbox.network, *settings.sandbox.write))
+
+
+def host_executors(settings: Settings, around: Surroundings) -> ExecutorRegistry:
+    """Return the executors of this host, the coder among them."""
+    return executors(around, {CODER: coder_executor(settings, around.sandbox)})
+
+
+def coder_bounds(coder: CoderSettings) -> Bounds:
+    """Return what one delivery may take."""
+    return Bounds(
+        max_turns=coder.max_turns,
+        max_tokens=coder.max_tokens,
+        rounds=coder.rounds,
+        planning=coder.planning,
+        testing=coder.testing,
+        turns_of={name: coder.role(name).max_turns for name in known_roles()},
+    )
+
+
+def coder_models(service: ModelService) -> TurnModels:
+    """Return who makes the model of a role; the SDK is imported with the first turn."""
+
+    @cache
+    def made() -> TurnModels:
+        from activities.coder.model import turn_models
+
+        return turn_models(service)
+
+    def model_of(role: Role, session: str, prompt_privacy: PromptPrivacy) -> TurnModel:
+        return made()(role, session, prompt_privacy)
+
+    return model_of
+
+
+def load_early(settings: Settings, sandbox: Sandbox) -> None:
+    """Load what a first turn and a first command need, so that a worker that takes over does not wait for it."""
+    service = coder_service(settings, os.environ)
+    if service.configured:
+        sandbox.probe()
+        coder_models(service)(settings.coder.role(CODER), "", PromptPrivacy.FULL)
+        load_client(service)
+
+
+def coder_activities(
+    settings: Settings,
+    *,
+    models: TurnModels,
+    workspaces: Workspaces,
+    stores: ArtifactStores,
+    outboxes: Outboxes,
+    checks: CheckRunner,
+    gate: TestGate,
+    memories: Memories,
+) -> CoderActivities:
+    """Return what a worker does for the coder."""
+
+    def memory_of(scope: EpisodeScope) -> CoderMemory | None:
+        memory = memories(Path(scope.workspace))
+        return ToldMemory(memory, scope.holder) if memory.wanted else None
+
+    rules = settings.alignment.code_rules()
+    reviewer = CodeReviewer(rules, CodeScanner(rules))
+    toolbox = Toolbox(make_tools(Equipment(runner=checks, rubric=settings.alignment.rubric)), review=reviewer.review)
+    return CoderActivities(
+        workspaces=workspaces,
+        stores=stores,
+        outboxes=outboxes,
+        turns=TurnTaker(models=models, tools=toolbox, settings=settings.coder, privacy=settings.privacy),
+        toolbox=toolbox,
+        tests=ChangedTests(gate, reviewer.review),
+        reviewer=reviewer,
+        checks=checks,
+        memory_of=memory_of,
+        bounds=coder_bounds(settings.coder),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanAdapters:
+    """Implementations of the ports of the plan activities; most of them are those of episodes, too."""
+
+    workspaces: Workspaces
+    stores: ArtifactStores
+    ledgers: Ledgers
+    checks: CheckRunner
+    sandbox: Sandbox
+    """Runs shell steps of plans."""
+    sandbox_settings: SandboxSettings
+    differ: Differ
+    has_ended: OpenEpisodes
+    plan_runners: Mapping[Capability, Runner] = field(default_factory=dict)
+    """In place of, or besides, those that need nothing more than this."""
+    settings: Settings = field(default_factory=Settings)
+    """They give `episode` steps what these leave open."""
+    plan_children: Children | None = None
+    """In place of what prepares and settles child workflows with the parts above."""
+    plan_writer: PlanWriter | None = None
+    """None: every plan has to be given as text or as a file."""
+    plan_secrets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Variables of the worker -> hosts that plans may send them to."""
+
+
+def plan_activities(use: PlanAdapters) -> PlanActivities:
+    """Return the plan activities of a worker."""
+    trees, shell = GitTrees(), ShellRunner(use.sandbox, use.sandbox_settings)
+    runners: dict[Capability, Runner] = {
+        Capability.NONE: MilestoneRunner(),
+        Capability.SHELL: shell,
+        Capability.EDIT: EditRunner(),
+        Capability.GIT: GitRunner(),
+        Capability.GATE: GateRunner(use.checks, use.differ),
+        Capability.CHECKPOINT: CheckpointRunner(),
+        Capability.HTTP: HttpRunner(use.plan_secrets),
+        Capability.SEARCH: SearchRunner(),
+        **use.plan_runners,
+    }
+    return PlanActivities(
+        PlanPorts(
+            workspaces=use.workspaces,
+            stores=use.stores,
+            ledgers=use.ledgers,
+            trees=trees,
+            differ=use.differ,
+            checks=use.checks,
+            runners=runners,
+            children=use.plan_children or StepChildren(use.workspaces, use.checks, use.settings),
+            writer=use.plan_writer,
+            run_command=shell.run_command,
+            has_ended=use.has_ended,
+        )
+    )
+
+
+def activities_of(plans: PlanActivities) -> list[Callable[..., Any]]:
+    """Return what a worker of workspaces does for plans."""
+    return [
+        plans.open_plan,
+        plans.load_plan,
+        plans.revise_plan,
+        plans.run_shell,
+        plans.run_edit,
+        plans.run_git,
+        plans.run_http,
+        plans.run_search,
+        plans.run_model,
+        plans.run_gate,
+        plans.run_decision,
+        plans.take_checkpoint,
+        plans.pass_milestone,
+        plans.prepare_children,
+        plans.settle_children,
+        plans.compensate_step,
+        plans.verify_plan,
+        plans.close_plan,
+    ]
+
+
+def model_runners(service: ModelService, prompt_privacy_of: Callable[[str], PromptPrivacy]) -> dict[Capability, Runner]:
+    """Return what does `model` and `decision` steps with this service, at the prompt privacy of each workspace."""
+    model = PlanModel(service, prompt_privacy_of)
+    return {Capability.MODEL: ModelRunner(model), Capability.DECISION: DecisionRunner(model)}
+
+
+def plan_writer(service: ModelService, settings: Settings) -> ModelPlanWriter:
+    """Return who writes plans; it refuses where the settings say so."""
+    plans = settings.plans
+    longer = replace(service, max_output_tokens=max(service.max_output_tokens, plans.max_output_tokens))
+    return ModelPlanWriter(
+        PlannerOptions(
+            service=longer,
+            caution=plans.caution(settings.executor.programs, settings.alignment.rubric),
+            prompt_privacy_of=settings.privacy.prompt_privacy_of,
+            enabled=plans.agent_planning,
+        )
+    )
+
+
+@dataclass(frozen=True)
+class LoopActivities:
+    """What a worker does for loops."""
+
+    inspection: InspectionActivities
+    gates: GateActivities
+    tasks: TaskActivities
+
+    @property
+    def on_host(self) -> list[Callable[..., Any]]:
+        """What needs the workspace."""
+        return [
+            self.inspection.inspect_project,
+            self.gates.find_gates,
+            self.gates.run_project_gate,
+            self.gates.leave_project,
+            self.tasks.read_results,
+        ]
+
+    @property
+    def thinking(self) -> list[Callable[..., Any]]:
+        """What may ask a model."""
+        return [self.tasks.plan_tasks]
+
+
+def loop_activities(use: PlanAdapters, planners: TaskPlanners, settings: Settings) -> LoopActivities:
+    """Return the activities of the loop with the adapters of a worker."""
+    return LoopActivities(
+        inspection=InspectionActivities(
+            workspaces=use.workspaces,
+            stores=use.stores,
+            ledgers=use.ledgers,
+            differ=use.differ,
+            runner=use.checks,
+            has_ended=use.has_ended,
+            history=last_commits,
+            packets=open_packets,
+            project=_project_id,
+            settings=settings.gates.for_project,
+        ),
+        gates=GateActivities(use.workspaces, use.stores, use.checks, use.has_ended, settings.gates.for_project),
+        tasks=TaskActivities(use.stores, planners, settings.privacy.prompt_privacy_of),
+    )
+
+
+def _project_id(workspace: Path) -> str:
+    return state_folder(workspace).name
+
+
+class Recall(Document):
+    """What is searched."""
+
+    project: str
+    """Id in the database of the memory."""
+    text: str
+    kind: Kind = Kind.FAILURE
+    limit: int = 5
+
+
+def memories(settings: Settings, service: ModelService) -> Memories:
+    """Return the memory of each project, as the settings have it; what is wrong with it costs nothing else."""
+    if not settings.memory.enabled:
+        return no_memories
+
+    # A local model is read once.
+    embedder = cache(lambda: choose_embedder(settings.memory, service))
+
+    def opened(workspace: Path) -> MemoryStore:
+        level = settings.privacy.prompt_privacy_of(str(workspace.resolve()))
+        # A failing line may quote any file: at this level none of it leaves the host.
+        leaves = settings.memory.embedder == "openai" and level is PromptPrivacy.SUMMARY
+        return open_memory(settings, None if leaves else embedder())
+
+    return SparedMemories(opened, lambda workspace: state_folder(workspace).name, shown=settings.memory.shown)
+
+
+def print_recalled(settings: Settings, service: ModelService) -> None:
+    """Read a `Recall` as JSON from standard input, and print what was found as JSON.
+
+    Raises:
+        InvalidRequestError: the input is something else.
+        SettingsError: the embedder of the settings cannot be used.
+    """
+    try:
+        wanted = Recall.model_validate_json(sys.stdin.buffer.read())
+    except ValidationError as error:
+        raise InvalidRequestError(f"recall: {first_problem(error)}") from None
+    memory = MemoryStore(memory_database(settings), choose_embedder(settings.memory, service), settings.memory)
+    print(json.dumps([one.model_dump(mode="json") for one in _found(memory, wanted)]))
+
+
+def _found(memory: MemoryStore, wanted: Recall) -> tuple[Value, ...]:
+    if wanted.kind is Kind.FAILURE:
+        return memory.recall(wanted.project, Query(text=wanted.text, limit=wanted.limit, solved=False, in_words=True))
+    return memory.search(wanted.project, wanted.text, kind=wanted.kind, limit=wanted.limit)
+
+
+def copies_of(settings: Settings, client: Client) -> Copies | None:
+    """Return the copies in the bucket of the settings; None: they name none.
+
+    Raises:
+        SettingsError: the library for it is not installed.
+    """
+    if not settings.remote.bucket:
+        return None
+    bucket, codec = S3Bucket(settings.remote), client.data_converter.payload_codec
+    sealed = SealedBucket(bucket, codec.keys) if isinstance(codec, SealingCodec) else bucket
+    return Copies(sealed, host_identity(settings).queues(settings), PackedTrees(), open_local_store)
+
+
+def need_bucket(settings: Settings) -> None:
+    """Look whether the bucket of the settings can be used, if they name one.
+
+    Raises:
+        SettingsError: its server ignores conditional writes.
+        ServiceUnavailableError: it does not answer, or refuses.
+    """
+    if settings.remote.bucket:
+        bucket = S3Bucket(settings.remote)
+        probe(bucket, str(bucket))

@@ -1,0 +1,525 @@
+"""Worker deployments: histories to replay, promotion, ramp, rollback."""
+
+import asyncio
+import atexit
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+import temporalio.api.deployment.v1 as deployments
+import temporalio.api.workflowservice.v1 as service
+from temporalio.api.enums.v1 import WorkerDeploymentVersionStatus
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
+from tightloop.client.calls import Calls
+from tightloop.client.connection import CALL_TIMEOUT
+from tightloop.client.encryption import data_converter
+from tightloop.client.execution import version_name
+from tightloop.client.setup import topology_of
+from tightloop.client.staffing import count_open, workers_on
+from tightloop.client.workers import Poller, is_live, read_routing, workers_of
+from tightloop.errors import InvalidRequestError, ServiceUnavailableError, SettingsError
+from tightloop.settings import Settings
+from tightloop.value import counted
+from worker.build import WORKFLOW_TYPES
+from worker.connect import connect
+from worker.hosting.startup import build_id_of
+from worker.replay import foreign_type, replay
+
+BATCH = 10
+"""Histories that a process gets at a time."""
+SHOWN = 20
+"""Further failures are only counted; the junit file has all."""
+_UNPRINTABLE = {code: "?" for code in range(32) if chr(code) not in "\t\n\r"}
+"""XML has no place for them."""
+
+
+class Run(NamedTuple):
+    """A run of a workflow."""
+
+    workflow_id: str
+    run_id: str
+    workflow_type: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the replay of a run ended."""
+
+    run: Run
+    events: int
+    seconds: float
+    failure: str = ""
+    """Why the code does not fit the history, or why it could not be read."""
+
+    @property
+    def skipped(self) -> bool:
+        """Whether it was left out, because no worker of this installation runs its type."""
+        return self.run.workflow_type not in WORKFLOW_TYPES
+
+
+def query_of(settings: Settings, query: str = "", days: int | None = None) -> str:
+    """Return Temporal's query for the runs of a query that are open or ended in the last days.
+
+    Args:
+        settings: those in force.
+        query: empty: all workflows on the task queues of the installation.
+        days: None: however long ago they ended.
+    """
+    queue = settings.temporal.task_queue
+    # Others may share the namespace. The coder and the retention run on the queues of hosts.
+    ours = f"TaskQueue = '{queue}' OR TaskQueue STARTS_WITH '{queue}-workspace-'"
+    asked = f"({query or ours})"
+    if days is None:
+        return asked
+    since = (datetime.now(UTC) - timedelta(days=days)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return f"{asked} AND (ExecutionStatus = 'Running' OR CloseTime >= '{since}')"
+
+
+async def find_runs(client: Client, query: str) -> list[Run]:
+    """Return the runs that a query finds.
+
+    Raises:
+        InvalidRequestError: Temporal does not understand it.
+        ServiceUnavailableError: Temporal does not answer.
+    """
+    try:
+        return [Run(one.id, one.run_id, one.workflow_type) async for one in client.list_workflows(query)]
+    except RPCError as error:
+        if error.status is RPCStatusCode.INVALID_ARGUMENT:
+            raise InvalidRequestError(f"Temporal does not understand the query {query!r}: {error.message}") from error
+        raise ServiceUnavailableError(f"Temporal cannot be asked for histories: {error.message}") from error
+
+
+def replay_runs(settings: Settings, runs: Sequence[Run]) -> list[Outcome]:
+    """Replay the histories of runs, and return those that Temporal still had; skip foreign types."""
+    batches = [runs[start : start + BATCH] for start in range(0, len(runs), BATCH)]
+    processes = min(len(batches), os.cpu_count() or 1)
+    if not processes:
+        return []
+    # A replay has a runtime of native threads, which a fork would not have.
+    with ProcessPoolExecutor(processes, get_context("spawn"), _leave_quietly) as pool:
+        return [outcome for done in pool.map(_replay_batch, [settings] * len(batches), batches) for outcome in done]
+
+
+def _leave_quietly() -> None:
+    # The native threads of the SDK can abort the interpreter while it finalizes.
+    atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush(), os._exit(0)))
+
+
+def _replay_batch(settings: Settings, runs: Sequence[Run]) -> list[Outcome]:
+    return asyncio.run(_replay_each(settings, runs))
+
+
+async def _replay_each(settings: Settings, runs: Sequence[Run]) -> list[Outcome]:
+    client, converter = await connect(settings), data_converter(settings)
+    outcomes = []
+    for run in runs:
+        began = time.monotonic()
+        outcome = Outcome(run, 0, 0.0)
+        if outcome.skipped:
+            outcomes.append(outcome)
+            continue
+        try:
+            history = await client.get_workflow_handle(run.workflow_id, run_id=run.run_id).fetch_history()
+            done = await replay(history, converter, namespace=client.namespace)
+            events, failure = done.events, done.failure
+        except SettingsError as error:
+            events, failure = 0, error.message
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                continue  # its retention has passed meanwhile
+            raise ServiceUnavailableError(
+                f"the history of {run.workflow_id} cannot be read: {error.message}"
+            ) from error
+        outcomes.append(Outcome(run, events, time.monotonic() - began, failure))
+    return outcomes
+
+
+def failed(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Return those that this code must not go on with."""
+    return [outcome for outcome in outcomes if outcome.failure]
+
+
+def account_of(outcomes: Sequence[Outcome]) -> str:
+    """Return what did not fit and why, and how many did."""
+    bad = failed(outcomes)
+    lines = []
+    for outcome in bad[:SHOWN]:
+        run = outcome.run
+        lines += [f"{run.workflow_type} {run.workflow_id} (run {run.run_id}) does not fit:", outcome.failure, ""]
+    if len(bad) > SHOWN:
+        lines += [f"... and {len(bad) - SHOWN} more", ""]
+    skipped = Counter(outcome.run.workflow_type for outcome in outcomes if outcome.skipped)
+    lines += [f"skipped {_histories(count)}: {foreign_type(name)}" for name, count in sorted(skipped.items())]
+    events, replayed = sum(outcome.events for outcome in outcomes), len(outcomes) - skipped.total()
+    total = f"replayed {_histories(replayed)} of {counted(events, 'event')}"
+    if not bad:
+        return "\n".join([*lines, f"{total}: the current code fits" if replayed else "no history was found to replay"])
+    lines.append(f"{total}: the current code does not fit {len(bad)} of them")
+    lines.append("Guard the change with workflow.patched(), or let them end with the code that recorded them.")
+    return "\n".join(lines)
+
+
+def _histories(count: int) -> str:
+    return f"{count} {'history' if count == 1 else 'histories'}"
+
+
+def write_junit(outcomes: Sequence[Outcome], file: Path) -> None:
+    """Write the outcomes as a report of tests, as build servers read it.
+
+    Raises:
+        InvalidRequestError: the file cannot be written.
+    """
+    spent = sum(outcome.seconds for outcome in outcomes)
+    suite = ElementTree.Element(
+        "testsuite",
+        name="replay",
+        tests=str(len(outcomes)),
+        failures=str(len(failed(outcomes))),
+        skipped=str(sum(outcome.skipped for outcome in outcomes)),
+        time=f"{spent:.3f}",
+    )
+    for outcome in outcomes:
+        run = outcome.run
+        name = f"{run.workflow_id} (run {run.run_id})"
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=run.workflow_type, name=name, time=f"{outcome.seconds:.3f}"
+        )
+        if outcome.failure:
+            text = outcome.failure.translate(_UNPRINTABLE)
+            ElementTree.SubElement(case, "failure", message="the current code does not fit").text = text
+        if outcome.skipped:
+            ElementTree.SubElement(case, "skipped", message=foreign_type(run.workflow_type))
+    try:
+        ElementTree.ElementTree(suite).write(file, encoding="utf-8", xml_declaration=True)
+    except OSError as error:
+        raise InvalidRequestError(f"the report cannot be written to {file}: {error.strerror or error}") from None
+
+
+DRAINED = WorkerDeploymentVersionStatus.WORKER_DEPLOYMENT_VERSION_STATUS_DRAINED
+
+
+@dataclass(frozen=True)
+class Build:
+    """A build of the deployment, as Temporal knows it."""
+
+    build_id: str
+    state: str
+    """`current`, `ramping at 30 %`, `draining`, `drained` or `not in use`."""
+    open_workflows: int
+    workers: int
+    """Processes that live, on all task queues."""
+
+
+UNVERSIONED = "unversioned"
+"""Stands for a build where workers have no version."""
+
+
+class Deployment:
+    """Looks at the builds of a deployment, and sends new workflows to one of them or to workers without a version."""
+
+    def __init__(self, client: Client, settings: Settings, name: str, build_id: str) -> None:
+        """Take what `find_deployment` found; an empty build stands for workers without a version."""
+        self.name, self.build_id = name, build_id
+        self._client, self._settings, self._calls = client, settings, Calls(client)
+
+    @property
+    def version(self) -> str:
+        """The build of this installation, as Temporal names it; empty: its workers have none."""
+        return version_name(self.name, self.build_id) if self.build_id else ""
+
+    @property
+    def target(self) -> str:
+        """How a sentence calls those who are to get new workflows."""
+        return self.version or workers_of("")
+
+    # -- what is there ----------------------------------------------------------------------------------
+
+    async def builds(self) -> list[Build]:
+        """Return the builds that Temporal knows, the one for new workflows first."""
+        answer = await self._describe()
+        routing = answer.worker_deployment_info.routing_config
+        summaries = answer.worker_deployment_info.version_summaries
+        in_use = [one.deployment_version.build_id for one in summaries if one.status != DRAINED]
+        workers = await self._live_workers(await self._queues(in_use))
+        found = []
+        for summary in summaries:
+            name = version_name(self.name, summary.deployment_version.build_id)
+            processes = {one.process for each in workers.values() for one in each if one.version == name}
+            found.append(
+                Build(
+                    summary.deployment_version.build_id,
+                    _state(summary, routing),
+                    await count_open(self._calls, name),
+                    len(processes),
+                )
+            )
+        # On queues of their own, such as those of screens, workers need no version.
+        if unversioned := {one.process for one in workers[self._settings.temporal.task_queue] if not one.version}:
+            state = "not in use" if routing.current_deployment_version.build_id else "current"
+            found.append(Build(UNVERSIONED, state, await self._count_unversioned(), len(unversioned)))
+        return sorted(found, key=lambda one: (one.state != "current", "ramping" not in one.state))
+
+    async def _count_unversioned(self) -> int:
+        query = f"({query_of(self._settings)}) AND TemporalWorkerDeploymentVersion IS NULL"
+        async with self._calls.bounded("", CALL_TIMEOUT):
+            return (await self._client.count_workflows(f"{query} AND ExecutionStatus = 'Running'")).count
+
+    async def _describe(self) -> service.DescribeWorkerDeploymentResponse:
+        request = service.DescribeWorkerDeploymentRequest(namespace=self._client.namespace, deployment_name=self.name)
+        async with self._calls.bounded("", CALL_TIMEOUT):
+            try:
+                return await self._client.workflow_service.describe_worker_deployment(request, timeout=CALL_TIMEOUT)
+            except RPCError as error:
+                if error.status is not RPCStatusCode.NOT_FOUND or error.message.startswith("Namespace"):
+                    raise
+        raise InvalidRequestError(
+            f"Temporal knows no worker of deployment {self.name!r}. Start the workers of this build with "
+            f"worker.deployment: {self.name}"
+        )
+
+    async def _queues(self, build_ids: Iterable[str]) -> tuple[str, ...]:
+        """Return the task queues that matter: where somebody works, and those of builds."""
+        there = await topology_of(self._calls, self._settings)
+        queues = dict.fromkeys((there.main_queue, *there.homes, *there.named))
+        for build_id in build_ids:
+            version = deployments.WorkerDeploymentVersion(deployment_name=self.name, build_id=build_id)
+            request = service.DescribeWorkerDeploymentVersionRequest(
+                namespace=self._client.namespace, deployment_version=version
+            )
+            async with self._calls.bounded("", CALL_TIMEOUT):
+                answer = await self._client.workflow_service.describe_worker_deployment_version(
+                    request, timeout=CALL_TIMEOUT
+                )
+            queues |= dict.fromkeys(one.name for one in answer.version_task_queues)
+        return tuple(queues)
+
+    async def _live_workers(self, queues: Sequence[str]) -> dict[str, list[Poller]]:
+        found = await asyncio.gather(*(workers_on(self._calls, queue) for queue in queues))
+        return {queue: [one for one in each if is_live(one)] for queue, each in zip(queues, found, strict=True)}
+
+    def move_command(self, build_id: str) -> str:
+        """Return the command that moves what is open on another build to this one at once."""
+        query = f'TemporalWorkerDeploymentVersion="{version_name(self.name, build_id)}" AND ExecutionStatus="Running"'
+        to = (
+            f"one_time --versioning-override-deployment-name {self.name} --versioning-override-build-id {self.build_id}"
+            if self.build_id
+            else "auto_upgrade"
+        )
+        return f"temporal workflow update-options --query '{query}' --versioning-override-behavior {to} --yes"
+
+    # -- what has to hold -------------------------------------------------------------------------------
+
+    async def need_workers(self) -> None:
+        """Look for live workers of this build wherever new workflows would need them.
+
+        Raises:
+            InvalidRequestError: some are missing; Temporal itself would let the workflows wait for them.
+        """
+        current = (await self._describe()).worker_deployment_info.routing_config.current_deployment_version.build_id
+        queues = await self._queues([current] if current else [])
+        main = self._settings.temporal.task_queue
+        missing = [
+            queue
+            for queue, workers in (await self._live_workers(queues)).items()
+            if not any(one.version == self.version for one in workers)
+            # Work for a queue without versions goes to whoever is there.
+            and (queue == main or any(one.version for one in workers))
+        ]
+        if missing:
+            raise InvalidRequestError(
+                f"no worker {f'of {self.version}' if self.version else 'without a version'} lives on "
+                f"{_listed(missing)}: new workflows would wait there. Start such workers beside those that are there, "
+                "then try again"
+            )
+
+    async def need_fitting_histories(self, days: int) -> str:
+        """Replay what is open or ended in the last days against the code of this installation, and return how it went.
+
+        Raises:
+            InvalidRequestError: the code does not fit; the message says which workflow, and why.
+        """
+        runs = await find_runs(self._client, query_of(self._settings, days=days))
+        outcomes = await asyncio.to_thread(replay_runs, self._settings, runs)
+        if failed(outcomes):
+            raise InvalidRequestError(f"no new workflow goes to {self.target}:\n\n{account_of(outcomes)}")
+        return account_of(outcomes)
+
+    # -- what is changed --------------------------------------------------------------------------------
+
+    async def make_current(self) -> None:
+        """Let new workflows start there, and pinned ones move there as a new run of theirs follows."""
+        known = await self._describe()
+        request = service.SetWorkerDeploymentCurrentVersionRequest(
+            namespace=self._client.namespace,
+            deployment_name=self.name,
+            build_id=self.build_id,
+            conflict_token=known.conflict_token,
+            identity=self._client.identity,
+        )
+        async with self._calls.bounded("", CALL_TIMEOUT):
+            await self._client.workflow_service.set_worker_deployment_current_version(request, timeout=CALL_TIMEOUT)
+
+    async def ramp(self, percent: float) -> None:
+        """Let a share of new workflows, and of new runs, start on this build; 0 ends that."""
+        known = await self._describe()
+        if not percent and not known.worker_deployment_info.routing_config.ramping_deployment_version.build_id:
+            return
+        request = service.SetWorkerDeploymentRampingVersionRequest(
+            namespace=self._client.namespace,
+            deployment_name=self.name,
+            build_id=self.build_id if percent else "",
+            percentage=percent,
+            conflict_token=known.conflict_token,
+            identity=self._client.identity,
+        )
+        async with self._calls.bounded("", CALL_TIMEOUT):
+            await self._client.workflow_service.set_worker_deployment_ramping_version(request, timeout=CALL_TIMEOUT)
+
+
+async def find_deployment(client: Client, settings: Settings, *, unversioned: bool = False) -> Deployment:
+    """Return the deployment that the settings name.
+
+    Args:
+        client: of the server.
+        settings: those in force.
+        unversioned: for workers without a version. Where the settings name no deployment, it is the one whose workers
+            are on the task queue of the episodes, or whom Temporal sends their work.
+
+    Raises:
+        SettingsError: there is none.
+    """
+    name, build_id = settings.worker.deployment, "" if unversioned else build_id_of(settings.worker)
+    if not name and unversioned:
+        calls, queue = Calls(client), settings.temporal.task_queue
+        routing = await read_routing(client, calls.bounded, queue)
+        versions = [routing.current, *(one.version for one in await workers_on(calls, queue))]
+        name = next(filter(None, versions), "").partition(":")[0]
+    if not name:
+        raise SettingsError(
+            "worker.deployment is not set, so workers have no versions. Give the deployment a name in the settings "
+            "of all workers: worker.deployment: tightloop"
+        )
+    return Deployment(client, settings, name, build_id)
+
+
+def _state(
+    summary: deployments.WorkerDeploymentInfo.WorkerDeploymentVersionSummary, routing: deployments.RoutingConfig
+) -> str:
+    match summary.status:
+        case WorkerDeploymentVersionStatus.WORKER_DEPLOYMENT_VERSION_STATUS_CURRENT:
+            return "current"
+        case WorkerDeploymentVersionStatus.WORKER_DEPLOYMENT_VERSION_STATUS_RAMPING:
+            return f"ramping at {routing.ramping_version_percentage:g} %"
+        case WorkerDeploymentVersionStatus.WORKER_DEPLOYMENT_VERSION_STATUS_DRAINING:
+            return "draining"
+    return "drained" if summary.status == DRAINED else "not in use"
+
+
+def _listed(queues: Sequence[str]) -> str:
+    names = ", ".join(map(repr, queues))
+    return f"task queue {names}" if len(queues) == 1 else f"task queues {names}"
+
+
+_BACK = "workers without a version get new workflows again"
+
+
+async def status(client: Client, settings: Settings) -> str:
+    """Return the builds of the deployment as lines: which are in use, what is open on them, who works.
+
+    Raises:
+        SettingsError: the settings name no deployment, and none has the task queue.
+    """
+    deployment = await find_deployment(client, settings, unversioned=not settings.worker.deployment)
+    builds = await deployment.builds()
+    rows = [("BUILD", "STATE", "OPEN", "WORKERS"), *map(_row, builds)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines.append(_installation(deployment, builds))
+    for one in builds:
+        if one.open_workflows and not one.workers and one.build_id != UNVERSIONED:
+            lines.append(_left(one))
+            if one.build_id != deployment.build_id:
+                lines.append(f"  what fits this build moves by: {deployment.move_command(one.build_id)}")
+    return "\n".join(lines)
+
+
+def _installation(deployment: Deployment, builds: Sequence[Build]) -> str:
+    if deployment.build_id:
+        note = "" if any(one.build_id == deployment.build_id for one in builds) else ", which has no workers yet"
+        return f"deployment {deployment.name}; this installation is build {deployment.build_id}{note}"
+    line = f"deployment {deployment.name}; the workers of this installation have no version (worker.deployment)"
+    if any(one.state == "current" and one.build_id != UNVERSIONED for one in builds):
+        line += "\nThey get no new workflows. Send these back to them: tightloop deploy promote --unversioned"
+    return line
+
+
+async def promote(client: Client, settings: Settings, days: int, *, unversioned: bool = False) -> str:
+    """Let new workflows start on the build of this installation, or on workers without a version.
+
+    Raises:
+        InvalidRequestError: it has no live workers on a task queue, or does not fit a history; nothing was changed.
+    """
+    deployment = await find_deployment(client, settings, unversioned=unversioned)
+    told = await _checked(deployment, days)
+    await deployment.make_current()
+    if unversioned:
+        # A build that is promoted ends the ramp by itself.
+        await deployment.ramp(0)
+    new = f"{deployment.version} is current: new workflows start on it" if deployment.version else _BACK
+    return "\n".join([told, new, await _drain(deployment)])
+
+
+async def ramp(client: Client, settings: Settings, percent: float, days: int) -> str:
+    """Let a share of new workflows start on the build of this installation, checked as for `promote`; 0 ends that.
+
+    Raises:
+        InvalidRequestError: as for `promote`; nothing was changed.
+    """
+    deployment = await find_deployment(client, settings)
+    told = await _checked(deployment, days) if percent else "no build is ramping any more"
+    await deployment.ramp(percent)
+    return f"{told}\n{percent:g} % of new workflows start on {deployment.version}" if percent else told
+
+
+async def _checked(deployment: Deployment, days: int) -> str:
+    await deployment.need_workers()
+    told = await deployment.need_fitting_histories(days)
+    # The replay may have taken minutes.
+    await deployment.need_workers()
+    return told
+
+
+async def _drain(deployment: Deployment) -> str:
+    """Return what is still open on other builds, and how it gets away from there."""
+    own = deployment.build_id or UNVERSIONED
+    left = [one for one in await deployment.builds() if one.build_id != own and one.open_workflows]
+    if not left:
+        return "nothing is open on other builds: their workers may stop"
+    lines = [_left(one) for one in left]
+    lines.append(
+        "They end there, or move when a new run of theirs follows, at the latest after the iteration that runs. Keep "
+        "the workers of these builds until tightloop deploy status shows 0. What cannot wait fits this build:"
+    )
+    lines += [f"  {deployment.move_command(one.build_id)}" for one in left]
+    return "\n".join(lines)
+
+
+def _left(build: Build) -> str:
+    orphaned = "" if build.workers else ", which has no live workers: they stand still until it has"
+    return f"{counted(build.open_workflows, 'workflow')} still open on {build.build_id}{orphaned}"
+
+
+def _row(build: Build) -> tuple[str, str, str, str]:
+    return build.build_id, build.state, str(build.open_workflows), str(build.workers)

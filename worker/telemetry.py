@@ -1,0 +1,368 @@
+"""Traces and metrics of a worker."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from temporalio import activity
+from temporalio.client import Client, Interceptor
+from temporalio.common import MetricMeter
+from temporalio.exceptions import ApplicationError
+from temporalio.runtime import OpenTelemetryConfig, PrometheusConfig
+from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput
+from temporalio.worker import Interceptor as WorkerInterceptor
+
+from activities.alerts.activity import AlertsSent, SendAlertsRequest
+from activities.model.observed import OBSERVER, Operation
+from activities.retention import Collected
+from tightloop import telemetry
+from tightloop.episode.checkpoint import Tracked
+from tightloop.episode.planning import PlanningOutcome, ReflectionOutcome
+from tightloop.errors import SettingsError, TightloopError
+from tightloop.executor.model import ExecutorReport, Usage
+from tightloop.settings import Settings
+from tightloop.telemetry import METRICS, TelemetrySettings, class_name
+
+if TYPE_CHECKING:
+    # An optional dependency, loaded where a collector is named.
+    from opentelemetry.metrics import Counter, Histogram, Meter
+    from opentelemetry.trace import Span, Tracer
+
+
+BUCKETS: Mapping[str, tuple[float, ...]] = {
+    # Seconds; an iteration may take 3 s to be looked at.
+    "tightloop_tracker_seconds": (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0),
+    # A person may answer at once, or after the weekend.
+    "tightloop_answer_seconds": (10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0, 259200.0, 604800.0),
+    "tightloop_bandit_findings": (0.0, 1.0, 2.0, 5.0, 10.0, 50.0),
+    "tightloop_changed_line_coverage": (0.1, 0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0),
+    "tightloop_call_cost_usd": (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 20.0, 100.0),
+    "tightloop_episode_cost_usd": (0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 50.0, 100.0, 500.0),
+    "tightloop_episode_tokens": (1e3, 1e4, 1e5, 3e5, 1e6, 3e6, 1e7, 1e8),
+    "tightloop_episode_minutes": (1.0, 5.0, 15.0, 60.0, 240.0, 480.0, 720.0, 1440.0),
+    "tightloop_episode_iterations": (1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 15.0, 30.0, 100.0),
+    **telemetry.BUCKETS,
+}
+
+
+def prometheus_name(name: str) -> str:
+    """Return a name of OpenTelemetry's conventions as Prometheus takes it."""
+    return name.replace(".", "_")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One thing to count (a whole number) or one value to put into a histogram (a float)."""
+
+    name: str
+    value: int | float
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+Record = Callable[[Sample], None]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What the workers of a connection record with."""
+
+    record: Record
+    tracer: "Tracer | None" = None
+
+
+def recording_of(client: Client) -> Recording | None:
+    """Return what the workers of this connection record with; None where it has no metrics."""
+    runtime = client.service_client.config.runtime
+    if runtime is None or runtime.metric_meter is MetricMeter.noop:
+        return None
+    # Known by what they carry: with their class OpenTelemetry would be loaded.
+    traced = next((one for one in client.config()["interceptors"] if hasattr(one, "tracer")), None)
+    meter = getattr(traced, "meter", None)
+    record = _by_core(runtime.metric_meter) if meter is None else _by_opentelemetry(meter)
+    return Recording(record, getattr(traced, "tracer", None))
+
+
+def _by_core(meter: MetricMeter) -> Record:
+    def record(sample: Sample) -> None:
+        name, labels = prometheus_name(sample.name), {prometheus_name(k): v for k, v in sample.labels.items()}
+        if isinstance(sample.value, int):
+            meter.create_counter(name, METRICS[sample.name]).add(sample.value, labels)
+        else:
+            meter.create_histogram_float(name, METRICS[sample.name]).record(sample.value, labels)
+
+    return record
+
+
+def _by_opentelemetry(meter: "Meter") -> Record:
+    """Record with exemplars: a value that is measured within a sampled span names it."""
+
+    @cache
+    def counter(name: str) -> "Counter":
+        return meter.create_counter(name, description=METRICS[name])
+
+    @cache
+    def histogram(name: str) -> "Histogram":
+        return meter.create_histogram(
+            name, description=METRICS[name], explicit_bucket_boundaries_advisory=list(BUCKETS[name])
+        )
+
+    def record(sample: Sample) -> None:
+        if isinstance(sample.value, int):
+            counter(sample.name).add(sample.value, sample.labels)
+        else:
+            histogram(sample.name).record(sample.value, sample.labels)
+
+    return record
+
+
+logger = logging.getLogger("tightloop")
+
+METRICS_EVERY = timedelta(seconds=2)
+FLUSH_SECONDS = 2.5
+"""At the end: until the last metrics went out. The SDK's native part cannot be told to send at once."""
+
+
+COMPLAIN_SECONDS = 600.0
+"""Interval between warnings that a collector does not accept data."""
+_EXPORTERS = {
+    "temporalio.core": "metric_export",
+    "opentelemetry.exporter.otlp.proto.http.metric_exporter": "metric_exporter",
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter": "trace_exporter",
+}
+"""Loggers, and what the names of their records contain when an export failed."""
+
+
+class _Seldom(logging.Filter):
+    """Lets one record in `COMPLAIN_SECONDS` through: while nobody answers there is one every two seconds."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        self._part, self._said = part, -COMPLAIN_SECONDS
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if self._part not in record.name:
+            return True
+        now = time.monotonic()
+        if now - self._said < COMPLAIN_SECONDS:
+            return False
+        self._said = now
+        return True
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """Telemetry of a worker's connection; empty where telemetry is off."""
+
+    interceptors: tuple[Interceptor, ...] = ()
+    metrics: OpenTelemetryConfig | PrometheusConfig | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """On every metric."""
+
+
+@contextlib.asynccontextmanager
+async def observed(settings: Settings) -> AsyncIterator[Telemetry]:
+    """Observe a worker while the block runs; what is left at its end has some seconds to go out.
+
+    Raises:
+        SettingsError: the packages for it are not installed.
+    """
+    wanted = settings.telemetry
+    endpoint = wanted.endpoint(os.environ)
+    if wanted.told(os.environ):
+        logger.info("telemetry: %s", wanted.told(os.environ))
+    metrics, tags = _metrics(wanted, endpoint)
+    if not endpoint:
+        yield Telemetry(metrics=metrics, tags=tags)
+        return
+    for name, part in _EXPORTERS.items():
+        logging.getLogger(name).addFilter(_Seldom(part))
+    try:
+        # Imported here: it loads OpenTelemetry, which is an optional dependency.
+        from tightloop.client.tracing import exporting
+    except ImportError as error:
+        raise SettingsError(
+            f"telemetry is on, but a package for it is missing ({error.name}). "
+            "Install it: pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+        ) from None
+    with exporting(endpoint, wanted.service_name, measures=isinstance(metrics, OpenTelemetryConfig)) as tracing:
+        try:
+            yield Telemetry((tracing,), metrics, tags)
+        finally:
+            if isinstance(metrics, OpenTelemetryConfig):
+                await asyncio.sleep(FLUSH_SECONDS)
+
+
+def _metrics(
+    wanted: TelemetrySettings, endpoint: str
+) -> tuple[OpenTelemetryConfig | PrometheusConfig | None, dict[str, str]]:
+    """Return where metrics go, and the name of the service as each of the two has it."""
+    name = os.environ.get("OTEL_SERVICE_NAME") or wanted.service_name
+    if wanted.prometheus_bind:
+        prometheus = PrometheusConfig(
+            bind_address=wanted.prometheus_bind,
+            durations_as_seconds=True,
+            histogram_bucket_overrides={prometheus_name(metric): bounds for metric, bounds in BUCKETS.items()},
+        )
+        return prometheus, {"service_name": name}
+    if not endpoint:
+        return None, {}
+    # What the collector wants to see, such as a key; the exporter of traces reads it by itself.
+    from opentelemetry.util.re import parse_env_headers
+
+    given = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_HEADERS") or os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")
+    collector = OpenTelemetryConfig(
+        url=f"{endpoint}/v1/metrics",
+        http=True,
+        headers=dict(parse_env_headers(given, liberal=True)),
+        metric_periodicity=METRICS_EVERY,
+        durations_as_seconds=True,
+        histogram_bucket_overrides=BUCKETS,
+    )
+    return collector, {"service.name": name}
+
+
+class Calls:
+    """Observes the calls that activities make: a span for each, and for those of models how long and how much."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._record = recording.record
+        self._tracer = recording.tracer
+
+    @contextmanager
+    def observe(self, operation: Operation) -> Iterator[None]:
+        """Observe a call until the block ends."""
+        name = f"{operation.kind} {operation.name}"
+        began = time.monotonic()
+        with nullcontext() if self._tracer is None else self._tracer.start_as_current_span(name) as span:
+            try:
+                yield
+            except BaseException as error:
+                operation.note({telemetry.ERROR: operation.attributes.get(telemetry.ERROR) or type(error).__name__})
+                raise
+            finally:
+                if span is not None:
+                    _describe(span, operation)
+                # Within the span, which the exemplars then name.
+                if operation.kind == telemetry.CHAT:
+                    self._measure(operation, time.monotonic() - began)
+
+    def _measure(self, operation: Operation, seconds: float) -> None:
+        known = operation.attributes
+        labels = {name: str(known[name]) for name in sorted(telemetry.LABELS & known.keys())}
+        self._record(Sample(telemetry.DURATION, seconds, labels))
+        for kind, name in (("input", telemetry.INPUT_TOKENS), ("output", telemetry.OUTPUT_TOKENS)):
+            if isinstance(tokens := known.get(name), int):
+                self._record(Sample(telemetry.USAGE, float(tokens), {**labels, telemetry.KIND: kind}))
+
+
+def _describe(span: "Span", operation: Operation) -> None:
+    span.set_attributes(operation.attributes)
+    if telemetry.ERROR in operation.attributes:
+        from opentelemetry.trace import Status, StatusCode
+
+        span.set_status(Status(StatusCode.ERROR))
+
+
+def samples(request: object, result: object, seconds: float) -> Iterator[Sample]:
+    """Return what is measured of an activity that ended well.
+
+    Args:
+        request: its input.
+        result: what it answered.
+        seconds: how long it took.
+    """
+    match result:
+        case Tracked():
+            status = getattr(getattr(request, "report", None), "status", None)
+            classed = result.tracking.probability_class.value
+            yield Sample("tightloop_iterations", 1, {"class": classed, "executor": status or "none"})
+            yield Sample("tightloop_tracker_seconds", float(seconds))
+            found = sum(not finding.refused for finding in result.findings)
+            yield Sample("tightloop_safety_findings", found, {"of": "change"})
+            yield from _usage("judge", result.usage)
+            yield from _measured(result.recalled, getattr(request, "report", None))
+        case PlanningOutcome():
+            yield Sample("tightloop_plans", 1, {"verdict": result.verdict.value})
+            yield Sample("tightloop_safety_findings", len(result.findings), {"of": "plan"})
+            yield from _usage("planner", result.usage)
+        case ReflectionOutcome():
+            yield from _usage("reflector", result.usage)
+        case ExecutorReport():
+            yield from _usage("executor", result.usage)
+        case Collected():
+            yield Sample("tightloop_freed_bytes", result.size_bytes)
+        case AlertsSent() if isinstance(request, SendAlertsRequest):
+            for delivery in result.deliveries:
+                if not delivery.known:
+                    sent = "failed" if delivery.at is None else "sent"
+                    yield Sample("tightloop_alerts", 1, {"cause": request.alert.kind.value, "result": sent})
+
+
+def _measured(recalled: int | None, report: ExecutorReport | None) -> Iterator[Sample]:
+    """Return what an iteration tells of the memory and of the change; None: it was not asked, or not measured."""
+    if recalled is not None:
+        yield Sample("tightloop_memory_searches", 1, {"result": "hit" if recalled else "miss"})
+    if report is not None and report.coverage is not None:
+        yield Sample("tightloop_changed_line_coverage", report.coverage)
+    if report is not None and report.bandit_findings is not None:
+        yield Sample("tightloop_bandit_findings", float(report.bandit_findings))
+
+
+def _usage(by: str, usage: Usage | None) -> Iterator[Sample]:
+    if usage is None:
+        return
+    # Providers count cached tokens among the input; here each token counts once.
+    cached = usage.cached_tokens or 0
+    counts = {"input": (usage.input_tokens or 0) - cached, "cached": cached, "output": usage.output_tokens or 0}
+    for kind, tokens in counts.items():
+        if tokens > 0:
+            yield Sample("tightloop_tokens", tokens, {"by": by, "kind": kind})
+    if usage.cost_usd is not None:
+        yield Sample("tightloop_call_cost_usd", usage.cost_usd, {"by": by})
+
+
+def measuring(client: Client) -> list[WorkerInterceptor]:
+    """Return what counts the activities of a worker of this connection; nothing where it has no metrics."""
+    recording = recording_of(client)
+    return [] if recording is None else [Measuring(recording)]
+
+
+class Measuring(WorkerInterceptor):
+    """Counts what the activities of a worker do."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._record = recording.record
+        self._calls = Calls(recording)
+
+    def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
+        """Measure an activity."""
+        return _Inbound(next, self._record, self._calls)
+
+
+class _Inbound(ActivityInboundInterceptor):
+    def __init__(self, next: ActivityInboundInterceptor, record: Record, calls: Calls) -> None:
+        super().__init__(next)
+        self._record = record
+        self._calls = calls
+
+    async def execute_activity(self, input: ExecuteActivityInput) -> Any:
+        OBSERVER.set(self._calls)
+        began = time.monotonic()
+        try:
+            result = await super().execute_activity(input)
+        except (TightloopError, ApplicationError) as error:
+            kind = error.type if isinstance(error, ApplicationError) else type(error).__name__
+            labels = {"activity": activity.info().activity_type, "error": class_name(kind)}
+            self._record(Sample("tightloop_activity_failures", 1, labels))
+            raise
+        for sample in samples(next(iter(input.args), None), result, time.monotonic() - began):
+            self._record(sample)
+        return result

@@ -1,0 +1,459 @@
+"""Coder workflow."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, ClassVar, NamedTuple, NoReturn
+
+from temporalio import workflow
+from temporalio.exceptions import ApplicationError
+
+from activities.coder.activity import CoderActivities
+from activities.coder.port import BeginRequest, Checked, CheckRequest, Judged, JudgeRequest, ToolRequest, TurnRequest
+from activities.workspace.scope import EpisodeScope
+from tightloop.coder import course
+from tightloop.coder.model import (
+    CODER,
+    PLANNER,
+    REFLECTOR,
+    TESTER,
+    CallHead,
+    CallResult,
+    CoderInput,
+    CoderProgress,
+    CoderResult,
+    CoderState,
+    CoderStatus,
+    Talk,
+    Turn,
+)
+from tightloop.coder.role import details_markdown
+from tightloop.episode.model import Queues, TimelineLine
+from tightloop.executor.model import ExecutorStatus, total
+from tightloop.question import Question
+from tightloop.safety.seal import check_start
+from tightloop.value.artifact import ArtifactRef
+from workflows.shared.activities import (
+    GRACE,
+    ActivityFailedError,
+    ActivityOptions,
+    ActivityRunner,
+    continue_as_new,
+    is_other_build_wanted,
+)
+from workflows.shared.messages import refusals
+from workflows.shared.reporting import STATUS
+
+Calls = Sequence[tuple[int, CallHead]]
+
+TURN_TIMEOUT = timedelta(minutes=15)
+"""Above the longest `coder.timeout_s`, which bounds one answer."""
+TOOL_TIMEOUT = timedelta(seconds=50)
+"""For a tool on files; a local activity, which a worker that dies must not hold up for long."""
+RUN_TIMEOUT = timedelta(hours=2)
+"""For a tool that runs a program, which has a shorter limit of its own."""
+
+
+class Why(StrEnum):
+    """Why a conversation ended."""
+
+    FINISHED = "finished"
+    BOUND = "bound"
+    STUCK = "stuck"
+    QUESTION = "question"
+    PAUSED = "paused"
+
+
+class Ended(NamedTuple):
+    """How a conversation ended."""
+
+    why: Why
+    result: ArtifactRef | None = None
+    """What the model said when it finished."""
+    reason: str = ""
+    question: Question | None = None
+
+
+class RunOver(Exception):  # noqa: N818 - it ends the run, it is not an error
+    """The coder continues as a new run."""
+
+
+class Conversations:
+    """Talks with the roles.
+
+    Attributes:
+        progress: how far the delivery has come; nobody else changes its turns, usage and talks.
+        pause_wanted: stop before the next turn.
+    """
+
+    def __init__(
+        self, given: CoderInput, scope: EpisodeScope, runner: ActivityRunner, show: Callable[[], None]
+    ) -> None:
+        self._given, self._scope, self._runner, self._show = given, scope, runner, show
+        self.session, self.bounds = given.session, given.bounds
+        self.progress: CoderProgress = given.progress
+        self.pause_wanted = False
+
+    def say(self, role: str, message: ArtifactRef) -> None:
+        """Tell a role something with its next turn; whatever it ended with before, this is news to the model."""
+        self._keep(role, course.told(self._talk(role), message))
+
+    async def talk(self, role: str) -> Ended:
+        """Go on with a role until it finishes, a bound is reached, it leads nowhere or a person is needed.
+
+        Raises:
+            RunOver: the history is long; what is under way is in `progress`.
+            ActivityFailedError: an activity failed for good.
+        """
+        talk = self._talk(role)
+        while True:
+            if calls := _left(talk):
+                talk = await self._make_calls(role, talk, calls)
+                if ended := _ended(talk):
+                    return ended
+            if self.pause_wanted:
+                return Ended(Why.PAUSED)
+            if workflow.info().is_continue_as_new_suggested() or self._may_change_build():
+                raise RunOver
+            if reason := course.bound_reached(role, self.progress, self.bounds) or self._out_of_time():
+                return Ended(Why.BOUND, reason=reason)
+            talk = course.after_turn(talk, await self._take_turn(role, talk))
+            self._keep(role, talk)
+            if reason := course.why_stuck(talk):
+                return Ended(Why.STUCK, reason=reason)
+
+    def close(self, role: str) -> None:
+        """Begin a new conversation the next time."""
+        self.progress = self.progress.evolve(
+            talks={name: talk for name, talk in self.progress.talks.items() if name != role}
+        )
+
+    def _talk(self, role: str) -> Talk:
+        return self.progress.talks.get(role, Talk())
+
+    def _keep(self, role: str, talk: Talk) -> None:
+        self.progress = self.progress.evolve(talks={**self.progress.talks, role: talk})
+
+    def _may_change_build(self) -> bool:
+        # After a turn at least: a run that is held on its build by an operator would do nothing else.
+        return self.progress.turns > self._given.progress.turns and is_other_build_wanted()
+
+    def _out_of_time(self) -> str:
+        worked = self._given.worked_s + (workflow.now() - workflow.info().start_time).total_seconds()
+        limit = self._given.wall_limit_s
+        return f"the delivery took its limit of {limit:g} s" if worked >= limit else ""
+
+    async def _take_turn(self, role: str, talk: Talk) -> Turn:
+        number = self.progress.turns + 1
+        self._show()
+        turn = await self._runner.run(
+            CoderActivities.take_turn,
+            TurnRequest(
+                scope=self._scope,
+                key=self._given.key,
+                session=self.session,
+                role=role,
+                number=number,
+                node=talk.node,
+                results=tuple(result.result for result in talk.results),
+                said=talk.said,
+                correction=talk.correction,
+            ),
+            ActivityOptions(f"{role}: turn {number}", TURN_TIMEOUT),
+        )
+        # A field that a service does not report is unknown in the sum, which is not zero.
+        usage = total((self.progress.usage, turn.usage))
+        model = turn.model if role == CODER else self.progress.model
+        self.progress = self.progress.evolve(turns=number, usage=usage, model=model)
+        return turn
+
+    async def _make_calls(self, role: str, talk: Talk, left: Calls) -> Talk:
+        turn = talk.turn
+        assert turn is not None
+        # Calls that only read may come in any order; one that changes something waits for those before it.
+        if all(call.reads for _, call in left):
+            results = await asyncio.gather(*(self._use_tool(turn, index, call) for index, call in left))
+            talk = talk.evolve(results=(*talk.results, *results))
+        else:
+            for index, call in left:
+                result = await self._use_tool(turn, index, call)
+                talk = talk.evolve(results=(*talk.results, result))
+                self._keep(role, talk)
+                if result.question is not None or result.finished:
+                    break
+        talk = course.after_results(talk, talk.results)
+        self._keep(role, talk)
+        return talk
+
+    async def _use_tool(self, turn: Turn, index: int, call: CallHead) -> CallResult:
+        request = ToolRequest(
+            scope=self._scope,
+            key=self._given.key,
+            session=self.session,
+            base_tree=self._given.base_tree,
+            turn=turn.number,
+            index=index,
+        )
+        if call.runs:
+            return await self._runner.run(CoderActivities.use_tool, request, ActivityOptions(call.tool, RUN_TIMEOUT))
+        # Two events fewer than an ordinary activity; the journal makes it happen once either way.
+        return await self._runner.run_local(CoderActivities.use_tool, request, TOOL_TIMEOUT)
+
+
+def _left(talk: Talk) -> Calls:
+    """Return the calls of the last answer that were not made yet."""
+    turn = talk.turn
+    return [] if turn is None or turn.problem else list(enumerate(turn.calls))[len(talk.results) :]
+
+
+def _ended(talk: Talk) -> Ended | None:
+    """Return how the results of the last answer end a conversation; None: they do not."""
+    for result in talk.results:
+        if result.question is not None:
+            return Ended(Why.QUESTION, question=result.question)
+        if result.finished:
+            return Ended(Why.FINISHED, result=result.result)
+    reason = course.why_stuck(talk)
+    return Ended(Why.STUCK, reason=reason) if reason else None
+
+
+BEGIN_TIMEOUT = timedelta(minutes=2)
+CHECK_TIMEOUT = timedelta(hours=2)
+"""For the whole definition of done; each check has a limit of its own."""
+_STATUS_OF = {Why.STUCK: ExecutorStatus.FAILED, Why.BOUND: ExecutorStatus.FAILED}
+
+
+class _Over(Exception):  # noqa: N818 - it ends the delivery, it is not an error
+    """The delivery has ended."""
+
+    def __init__(self, ended: Ended) -> None:
+        super().__init__(ended.reason)
+        self.ended = ended
+
+
+@workflow.defn
+class CoderWorkflow:
+    """One delivery to the built-in coder. Its history has one activity for each answer of a model."""
+
+    timeline_limit: ClassVar[int] = 100
+
+    @workflow.init
+    def __init__(self, given: CoderInput) -> None:
+        """Restore what the previous run left."""
+        self._given = given
+        self._scope = EpisodeScope(
+            episode_id=workflow.info().workflow_id,
+            workspace=given.workspace,
+            worktree=given.worktree,
+            request=given.request,
+            home=given.home,
+            within=given.within,
+        )
+        self._runner = ActivityRunner(lambda: Queues(home=given.home, absence_s=given.absence_s))
+        self._conversations = Conversations(given, self._scope, self._runner, self._show)
+        self._timeline: list[TimelineLine] = []
+
+    @workflow.run
+    async def run(self, given: CoderInput) -> CoderResult:
+        """Carry the delivery out. It never fails for what a model or a tool does: the result says how it ended."""
+        with refusals():
+            if given.sealed_as is not None:
+                info = workflow.info()
+                started = int(info.workflow_start_time.timestamp() * 1000)
+                check_start(
+                    given.sealed_as,
+                    started=started,
+                    is_child=info.parent is not None,
+                    is_continued=info.continued_run_id is not None,
+                )
+        try:
+            await self._begin()
+            while True:
+                await self._step()
+        except _Over as over:
+            return self._end(over.ended)
+        except ActivityFailedError as failure:
+            # As it was: once a person has mended what is wrong, it goes on from there.
+            progress = self._conversations.progress
+            self._enter(CoderState.FAILED)
+            return self._result(ExecutorStatus.FATAL, error=failure.reason).evolve(progress=progress)
+        except RunOver:
+            self._continue_as_new()
+
+    # -- the order of things ------------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        if self._given.session:
+            return
+        brief = await self._runner.run(
+            CoderActivities.begin_coding,
+            BeginRequest(scope=self._scope, key=self._given.key),
+            ActivityOptions("begin", BEGIN_TIMEOUT),
+        )
+        self._conversations.session, self._conversations.bounds = brief.session, brief.bounds
+        self._conversations.progress = brief.progress
+        if brief.progress.state is CoderState.INIT:
+            self._enter(CoderState.PLANNING if brief.bounds.planning else CoderState.CODING)
+        else:
+            self._enter(brief.progress.state)
+
+    async def _step(self) -> None:
+        """Do what the state says, and enter the next one."""
+        match self._conversations.progress.state:
+            case CoderState.PLANNING:
+                await self._plan()
+            case CoderState.CODING:
+                await self._code()
+            case CoderState.TESTING:
+                await self._test()
+            case CoderState.REFLECTING:
+                await self._reflect()
+            case state:
+                raise ApplicationError(f"a coder cannot be in state {state.value} here", non_retryable=True)
+
+    async def _plan(self) -> None:
+        ended = await self._talk(PLANNER)
+        # Without a plan of its own it works by that of the episode.
+        self._enter(CoderState.CODING, said=ended.result)
+
+    async def _code(self) -> None:
+        ended = await self._talk(CODER)
+        if ended.why is not Why.FINISHED:
+            raise _Over(ended)
+        self._enter(CoderState.TESTING)
+
+    async def _test(self) -> None:
+        """Run the definition of done; once it is green, have tests written that can fail."""
+        checked = await self._check()
+        if not checked.green:
+            if not course.may_reflect(self._conversations.progress, self._conversations.bounds):
+                raise _Over(Ended(Why.BOUND, reason=f"the checks are still red: {checked.summary}"))
+            self._enter(CoderState.REFLECTING, said=checked.said, role=REFLECTOR)
+            return
+        found = checked.bandit_findings
+        self._conversations.progress = self._conversations.progress.evolve(bandit_findings=found)
+        if course.wants_tests(self._conversations.progress, self._conversations.bounds):
+            await self._write_tests(checked)
+            return
+        raise _Over(Ended(Why.FINISHED))
+
+    async def _write_tests(self, checked: Checked) -> None:
+        await self._talk(TESTER)
+        self._conversations.progress = self._conversations.progress.evolve(tested=True)
+        judged: Judged = await self._runner.run(
+            CoderActivities.judge_tests,
+            JudgeRequest(
+                scope=self._scope,
+                key=self._given.key,
+                base_tree=self._given.base_tree,
+                coded_tree=checked.tree,
+            ),
+            ActivityOptions("prove that the new tests can fail", CHECK_TIMEOUT),
+        )
+        self._log("tests", judged.summary)
+        if judged.changed:
+            coverage = judged.covered / judged.changed
+            self._conversations.progress = self._conversations.progress.evolve(coverage=coverage)
+        if not judged.accepted and not judged.refused:
+            raise _Over(Ended(Why.FINISHED))
+        # Mutants that survive are work for the coder; without any the checks are run once more, with the new tests.
+        self._enter(CoderState.CODING if judged.survived else CoderState.TESTING, said=judged.said)
+
+    async def _reflect(self) -> None:
+        ended = await self._talk(REFLECTOR)
+        self._conversations.close(REFLECTOR)
+        self._conversations.progress = self._conversations.progress.evolve(round=self._conversations.progress.round + 1)
+        self._enter(CoderState.CODING, said=ended.result)
+
+    async def _talk(self, role: str) -> Ended:
+        """Go on with a role; what only a person can decide ends the delivery, and so does the last bound."""
+        ended = await self._conversations.talk(role)
+        if ended.why in (Why.QUESTION, Why.PAUSED) or (ended.why is Why.BOUND and role == CODER):
+            raise _Over(ended)
+        if ended.why is not Why.FINISHED:
+            self._log(role, ended.reason)
+        return ended
+
+    async def _check(self) -> Checked:
+        request = CheckRequest(
+            scope=self._scope, key=self._given.key, session=self._conversations.session, base_tree=self._given.base_tree
+        )
+        options = ActivityOptions("run the definition of done", CHECK_TIMEOUT + GRACE)
+        checked: Checked = await self._runner.run(CoderActivities.check_work, request, options)
+        if checked.question is not None:
+            raise _Over(Ended(Why.QUESTION, question=checked.question))
+        self._log("checks", checked.summary)
+        return checked
+
+    # -- how it ends ----------------------------------------------------------------------------------
+
+    def _end(self, ended: Ended) -> CoderResult:
+        if ended.question is not None:
+            return self._result(ExecutorStatus.NEEDS_PERSON).evolve(question=ended.question)
+        if ended.why is Why.PAUSED:
+            return self._result(ExecutorStatus.PAUSED)
+        status = _STATUS_OF.get(ended.why, ExecutorStatus.COMPLETED)
+        self._enter(CoderState.SUCCESS if status is ExecutorStatus.COMPLETED else CoderState.FAILED)
+        return self._result(status, error=ended.reason)
+
+    def _result(self, status: ExecutorStatus, *, error: str = "") -> CoderResult:
+        return CoderResult(
+            status=status, session=self._conversations.session, progress=self._conversations.progress, error=error
+        )
+
+    def _continue_as_new(self) -> NoReturn:
+        worked = (workflow.now() - workflow.info().start_time).total_seconds()
+        continue_as_new(
+            self._given.evolve(
+                session=self._conversations.session,
+                bounds=self._conversations.bounds,
+                progress=self._conversations.progress,
+                worked_s=self._given.worked_s + worked,
+            )
+        )
+
+    @workflow.signal(description="Stop before the next turn. The episode pauses, and goes on from there.")
+    def pause(self, *_reason: Any) -> None:
+        """Ask for a pause; asking twice is harmless."""
+        self._conversations.pause_wanted = True
+
+    # -- what people see --------------------------------------------------------------------------------
+
+    def _enter(self, state: CoderState, *, said: ArtifactRef | None = None, role: str = CODER) -> None:
+        """Go on with a state, and show it; `said` is for the next turn of a role."""
+        if said is not None:
+            self._conversations.say(role, said)
+        self._conversations.progress = self._conversations.progress.entering(state)
+        self._log(state.value.lower())
+        # Search attributes are plain text for everybody: an enum value, and nothing else.
+        workflow.upsert_search_attributes([STATUS.value_set(state.value.lower())])
+        self._show()
+
+    def _log(self, kind: str, text: str = "") -> None:
+        place = f"turn {self._conversations.progress.turns}"
+        entry = TimelineLine(at=workflow.now(), kind=kind, text=f"{text} ({place})" if text else place)
+        self._timeline = [*self._timeline, entry][-self.timeline_limit :]
+
+    def _show(self) -> None:
+        workflow.set_current_details(details_markdown(self.status()))
+
+    @property
+    def place(self) -> str:
+        """Where it is, for a replay."""
+        return f"{self._conversations.progress.state.value}, turn {self._conversations.progress.turns}"
+
+    @workflow.query(description="State, turns and tokens of the delivery")
+    def status(self) -> CoderStatus:
+        """Return a snapshot."""
+        return CoderStatus.of(
+            self._conversations.progress,
+            title=self._given.title,
+            session=self._conversations.session,
+            max_turns=self._conversations.bounds.max_turns,
+        )
+
+    @workflow.query(description="What happened in this run, newest last")
+    def timeline(self) -> list[TimelineLine]:
+        """Return the last lines."""
+        return list(self._timeline)

@@ -1,1 +1,0 @@
-"""The built-in coder as a workflow."""

@@ -1,1 +1,0 @@
-"""Retention: one collection on one host."""
