@@ -1,0 +1,20 @@
+"""Properties that hold for every run, whatever was recorded."""
+
+from collections import Counter
+
+from tests.support.differential.schedule import Observation, Schedule
+
+SUCCESSES = frozenset({"SUCCEEDED"})
+
+
+def violations(schedule: Schedule, seen: Observation) -> list[str]:
+    """Return the invariants that a run has broken."""
+    found = list(seen.broken)
+    if schedule.kind != "plan":
+        found += [f"delivered twice: {order}" for order, times in Counter(seen.deliveries).items() if times > 1]
+    if seen.outcome in SUCCESSES and not seen.proven:
+        found.append("success without a proof")
+    if seen.outcome == "stuck":
+        found.append("a wait without a bound")
+    found += [f"{sent.name} was lost" for sent in seen.sent if sent.taken in ("failed", "never answered")]
+    return sorted(set(found))

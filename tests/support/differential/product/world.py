@@ -1,0 +1,336 @@
+"""The world around one run: it numbers calls, lets moments happen, plays the person, and notes what can be compared."""
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from temporalio import activity
+from temporalio.api.enums.v1 import PendingActivityState, WorkflowExecutionStatus
+from temporalio.client import Client, WorkflowUpdateFailedError, WorkflowUpdateStage
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError
+
+from tests.support.differential.schedule import Act, Asked, Reply, Schedule, Sent
+from tightloop.errors import TightloopError
+from tightloop.value.artifact import ArtifactRef
+from worker.hosting.interceptor import as_application_error
+
+R = TypeVar("R")
+Step = dict[str, Any]
+BESIDE = frozenset({"record", "send_alerts"})
+"""Activities beside the work: while only these run, a workflow waits."""
+LOOK_S = 0.02
+SIGNALS = frozenset({"pause", "resume", "cancel"})
+STUCK_S = 15.0
+"""Without an event, a task, an activity or a question for so long, a run waits without a bound."""
+Files = dict[str, str]
+
+
+def reference(text: str, name: str = "stored") -> ArtifactRef:
+    """Return a reference that is equal for equal texts."""
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return ArtifactRef(sha256=digest, size_bytes=max(len(text), 1), media_type="application/json", name=name)
+
+
+class World:
+    """What surrounds the run of one schedule.
+
+    Attributes:
+        restart: replaces the worker of the workflows by one that remembers nothing.
+        broken: invariants that did not hold.
+    """
+
+    def __init__(
+        self, schedule: Schedule, client: Client, root: str, restart: Callable[[], Awaitable[None]]
+    ) -> None:
+        self.schedule, self.client, self.root, self.restart = schedule, client, root, restart
+        self.asked: list[Asked] = []
+        self.sent: list[Sent] = []
+        self.deliveries: list[str] = []
+        self.undone: list[str] = []
+        self.broken: list[str] = []
+        self.spent: dict[str, dict[str, float]] = {}
+        self.edit: Callable[[Act], None] = lambda _act: None
+        self.checkpoints: Callable[[], list[str]] = list
+        self.is_closing = False
+        self._numbers: dict[tuple[str, str, str], int] = {}
+        self._counts: Counter[str] = Counter()
+        self._desk = asyncio.Lock()
+        self._seen: dict[str, set[str]] = defaultdict(set)
+        self._replied = 0
+        self._continued = 0
+        self._last_answer: dict[tuple[str, str], int] = {}
+        self._updates: list[tuple[int, asyncio.Task[str]]] = []
+
+    # -- calls ----------------------------------------------------------------------------------------
+
+    def place(self, workflow_id: str) -> str:
+        """Return the place of a workflow in the run; empty: it is the one that was started."""
+        return "" if workflow_id == self.root else workflow_id.rsplit(".", 2)[-2] if "." in workflow_id else workflow_id
+
+    async def call(self, name: str, effect: Callable[[Step, int], R]) -> R:
+        """Make a call: its moments, its scripted failures, its effect.
+
+        Args:
+            name: of the call.
+            effect: gets the scripted result and the number of the attempt.
+        """
+        info = activity.info()
+        workflow_id = info.workflow_id or ""
+        place = self.place(workflow_id)
+        name = f"{place}:{name}" if place else name
+        key = (workflow_id, info.workflow_run_id or "", info.activity_id)
+        if key not in self._numbers:
+            self._counts[name] += 1
+            self._numbers[key] = self._counts[name]
+        number = self._numbers[key]
+        step = self._step(name, number)
+        is_first = info.attempt == 1
+        if is_first:
+            await self._moments(f"{name}#{number}", after=False)
+            if step.get("crash") == "before":
+                raise RuntimeError("the worker died before the work")
+        try:
+            result = effect(step, info.attempt)
+        except TightloopError as error:
+            raise as_application_error(error) from error
+        if is_first:
+            await self._moments(f"{name}#{number}", after=True)
+            if step.get("crash") == "after":
+                raise RuntimeError("the worker died after the work")
+        return result
+
+    def _step(self, name: str, number: int) -> Step:
+        steps = self.schedule.script.get(name, ())
+        if not steps:
+            return {}
+        if number <= len(steps):
+            return steps[number - 1]
+        return steps[-1] if steps[-1].get("repeat") else {}
+
+    async def _moments(self, at: str, *, after: bool) -> None:
+        info = activity.info()
+        for moment in self.schedule.moments:
+            if (moment.at, moment.after) == (at, after):
+                for act in moment.acts:
+                    await self.do(act, info.workflow_id or self.root)
+                await self._heed(info)
+
+    async def _heed(self, info: activity.Info) -> None:
+        """End the call where the workflow has cancelled it."""
+        if info.is_local:
+            return
+        described = await self._describe(info.workflow_id or self.root)
+        wanted = PendingActivityState.PENDING_ACTIVITY_STATE_CANCEL_REQUESTED
+        if any(
+            pending.activity_id == info.activity_id and pending.state == wanted
+            for pending in described.pending_activities
+        ):
+            for _ in range(500):
+                activity.heartbeat()
+                await asyncio.sleep(LOOK_S)
+
+    # -- acts -----------------------------------------------------------------------------------------
+
+    async def do(self, act: Act, workflow_id: str, *, completed: bool = False) -> None:
+        """Carry an act out, and wait until the workflow has processed it; `completed`: also answered it."""
+        if act.do == "edit":
+            self.edit(act)
+        elif act.do == "restart":
+            await self.restart()
+        else:
+            await self._send(act, workflow_id, completed=completed)
+
+    async def _send(self, act: Act, workflow_id: str, *, completed: bool) -> None:
+        if act.name == "restore":
+            known = self.checkpoints()
+            value: Any = known[int(act.value * len(known))] if known else "ckpt-0"
+        else:
+            value = act.value
+        arguments = [] if value is None else [value]
+        handle = self.client.get_workflow_handle(workflow_id)
+        index = len(self.sent)
+        self.sent.append(Sent(name=act.name, taken="taken"))
+        try:
+            if act.name in SIGNALS and not (act.name == "cancel" and isinstance(value, dict) and "reason" in value):
+                await handle.signal(act.name, *arguments)
+            else:
+                update = await handle.start_update(
+                    act.name, *arguments, wait_for_stage=WorkflowUpdateStage.ACCEPTED, result_type=str
+                )
+                waiting = asyncio.create_task(update.result())
+                self._updates.append((index, waiting))
+                if completed:
+                    await asyncio.wait([waiting], timeout=30)
+        except WorkflowUpdateFailedError:
+            self.sent[index] = Sent(name=act.name, taken="refused")
+        except RPCError:
+            self.sent[index] = Sent(name=act.name, taken="closed")
+        await self._until_processed(workflow_id)
+
+    async def settle_updates(self) -> None:
+        """Note how the updates were answered that were only accepted."""
+        for index, waiting in self._updates:
+            await asyncio.wait([waiting], timeout=10)
+            name = self.sent[index].name
+            if not waiting.done():
+                waiting.cancel()
+                self.sent[index] = Sent(name=name, taken="never answered")
+                self.broken.append(f"{name} was accepted and never answered")
+            elif waiting.exception() is not None:
+                self.sent[index] = Sent(name=name, taken="failed")
+
+    async def _describe(self, workflow_id: str) -> Any:
+        return (await self.client.get_workflow_handle(workflow_id).describe()).raw_description
+
+    async def _until_processed(self, workflow_id: str) -> None:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            described = await self._describe(workflow_id)
+            if not described.HasField("pending_workflow_task"):
+                return
+            await asyncio.sleep(LOOK_S / 2)
+
+    def continue_act(self) -> Act | None:
+        """Return the signal that arrives as a run is followed by another one; each once."""
+        if self._continued >= len(self.schedule.at_continue):
+            return None
+        self._continued += 1
+        return self.schedule.at_continue[self._continued - 1]
+
+    # -- the person -----------------------------------------------------------------------------------
+
+    async def idle(self) -> None:
+        """Wait until nothing but the person can make a difference."""
+        before: tuple[int, ...] = ()
+        while True:
+            now = await self._standing(self.root)
+            if now and now == before:
+                return
+            before = now
+            await asyncio.sleep(LOOK_S)
+
+    async def _standing(self, workflow_id: str) -> tuple[int, ...]:
+        """Return the lengths of all histories; nothing where something is under way."""
+        try:
+            described = await self._describe(workflow_id)
+        except RPCError:
+            return (0,)
+        if described.HasField("pending_workflow_task"):
+            return ()
+        if any(pending.activity_type.name not in BESIDE for pending in described.pending_activities):
+            return ()
+        lengths = [described.workflow_execution_info.history_length]
+        for child in described.pending_children:
+            inner = await self._standing(child.workflow_id)
+            if not inner:
+                return ()
+            lengths += inner
+        return tuple(lengths)
+
+    async def attend(self, questions: Callable[[], Awaitable[list[Any]]]) -> None:
+        """Reply to the open questions of a workflow, each when nothing else can happen.
+
+        Args:
+            questions: returns those that are open, with `id`, `kind`, `options` and `blocks`.
+        """
+        info = activity.info()
+        workflow_id = info.workflow_id or self.root
+        async with self._desk:
+            while True:
+                await self.idle()
+                try:
+                    waiting = await questions()
+                except RPCError:
+                    return
+                seen = self._seen[workflow_id]
+                unseen = [question for question in waiting if question.id not in seen]
+                if not unseen:
+                    return
+                seen.add(unseen[0].id)
+                await self._reply(unseen[0], workflow_id)
+
+    async def _reply(self, question: Any, workflow_id: str) -> None:
+        replies = self.schedule.replies
+        reply = replies[self._replied] if self._replied < len(replies) else Reply(do="act")
+        self._replied += 1
+        options = tuple(option.name for option in question.options)
+        kind, place = question.kind.value, self.place(workflow_id)
+        self._note_repetition(kind, question.title, workflow_id)
+        replied: str = reply.do
+        if reply.do == "answer":
+            replied = options[min(int(reply.pick * len(options)), len(options) - 1)]
+        self.asked.append(
+            Asked(of=place, kind=kind, options=options, blocks=bool(question.blocks), replied=replied)
+        )
+        for act in reply.before:
+            await self.do(act, workflow_id, completed=True)
+        if reply.do == "answer":
+            people = ("ada", "bob") if getattr(question, "count", 1) > 1 else ("ada",)
+            for by in people:
+                value = {"question": question.id, "option": replied, "text": reply.text, "by": by}
+                await self.do(Act(do="send", name="answer", value=value), workflow_id, completed=True)
+        elif reply.do == "act" and not reply.before:
+            await self.do(Act(do="send", name="cancel"), self.root, completed=True)
+
+    def _note_repetition(self, kind: str, title: str, workflow_id: str) -> None:
+        """An answered question that comes back before anything else was done was asked twice."""
+        done = sum(self._counts.values())
+        key = (workflow_id, f"{kind} {title}")
+        if kind not in ("fatal", "drift") and self._last_answer.get(key) == done:
+            self.broken.append(f"asked again: {kind}")
+        self._last_answer[key] = done
+
+    # -- what is seen ---------------------------------------------------------------------------------
+
+    def note_spending(self, workflow_id: str, spent: dict[str, float]) -> None:
+        """Keep the newest sums of a workflow; none of them may fall."""
+        before = self.spent.get(workflow_id, {})
+        for name, amount in spent.items():
+            if amount < before.get(name, 0) - 1e-9:
+                self.broken.append(f"spending fell: {name}")
+        self.spent[workflow_id] = spent
+
+    async def result_of(self, workflow_id: str, limit_s: float) -> Any:
+        """Wait for the end of a run.
+
+        Raises:
+            TimeoutError: nothing happens any more, and nothing ever will.
+        """
+        waiting = asyncio.create_task(self.client.get_workflow_handle(workflow_id).result())
+        until, before, since = time.monotonic() + limit_s, (-1,), time.monotonic()
+        try:
+            while time.monotonic() < until:
+                done, _ = await asyncio.wait([waiting], timeout=1.0)
+                if done:
+                    return waiting.result()
+                now = await self._standing(workflow_id)
+                if not now or now != before:
+                    before, since = now, time.monotonic()
+                elif time.monotonic() - since > STUCK_S:
+                    break
+            raise TimeoutError(workflow_id)
+        finally:
+            if not waiting.done():
+                waiting.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await waiting
+
+    async def stop(self) -> None:
+        """Terminate what still runs."""
+        described = await self._describe(self.root)
+        if described.workflow_execution_info.status == WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING:
+            with contextlib.suppress(RPCError):
+                await self.client.get_workflow_handle(self.root).terminate("the harness gives up")
+
+
+def cause_of(error: BaseException) -> ApplicationError | None:
+    """Return the application's error behind a failure of a workflow."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, ApplicationError):
+        seen = seen.__cause__ or getattr(seen, "cause", None)
+    return seen
