@@ -127,7 +127,7 @@ def _moments(draw: Draw, calls: Sequence[str], message: Callable[[], Act], most:
     return tuple(found.values())
 
 
-def _replies(draw: Draw, message: Callable[[], Act], count: int = 9) -> tuple[Reply, ...]:
+def _replies(draw: Draw, message: Callable[[], Act], count: int = 4) -> tuple[Reply, ...]:
     replies = []
     for _ in range(count):
         do = draw.weighed({"answer": 8, "silence": 0.5, "act": 2.0})
@@ -173,9 +173,9 @@ EPISODE_CALLS = ("open", "baseline", "plan", "plan", "handoff", "work", "work", 
 
 def draw_episode(draw: Draw) -> Schedule:
     """Return an episode."""
-    lines = draw.number(1, 4)
+    lines = draw.number(1, 3)
     checks = [f"lines {lines}", *draw.some(["have x.txt", "lack bad.txt", "lines 2"], 2)]
-    budget: dict[str, Any] = {"max_iterations": draw.one([2, 3, 4, 5, 8]), "max_executor_failures": draw.one([1, 2, 6])}
+    budget: dict[str, Any] = {"max_iterations": draw.one([1, 2, 2, 3, 4]), "max_executor_failures": draw.one([1, 2, 6])}
     if draw.chance(0.15):
         budget["max_tokens"] = draw.one([1500, 3000])
     if draw.chance(0.1):
@@ -222,7 +222,7 @@ def draw_episode(draw: Draw) -> Schedule:
         replies=_replies(draw, lambda: _episode_message(draw)),
         at_start=_at_start(draw),
         at_continue=_at_continue(draw),
-        cached=not draw.chance(0.1),
+        cached=not draw.chance(0.05),
         reopen=f"ckpt-{draw.number(0, 2)}" if draw.chance(0.08) else "",
     )
 
@@ -328,8 +328,9 @@ def _plan_source(draw: Draw, least: int, most: int, *, depth: int = 1) -> tuple[
                 else {"alternatives": [{"name": f"way{n}", "steps": body["steps"]} for n, body in enumerate(bodies)]}
             )
             script[f"prepare {name}"] = ({"plans": bodies, "repeat": True},)
-            for _, more in inner:
-                script |= {f"{name}:{call}": found for call, found in more.items()}
+            for way, (_, more) in enumerate(inner):
+                place = name if ways == 1 else f"{name}.way{way}"
+                script |= {f"{place}:{call}": found for call, found in more.items()}
             script[f"settle {name}"] = tuple(_stepped(draw, share=0.15) for _ in range(2))
         if what in ("shell", "model") and draw.chance(0.5):
             step["retry"] = {
@@ -397,7 +398,7 @@ def _revised(draw: Draw, source: dict[str, Any]) -> dict[str, Any]:
 
 def draw_plan(draw: Draw) -> Schedule:
     """Return a plan."""
-    source, script = _plan_source(draw, 2, 7)
+    source, script = _plan_source(draw, 2, 5)
     if draw.chance(0.5):
         source["definition_of_done"] = ["true"]
         script["verify"] = tuple(_crash(draw, {"failing": ["true"]} if draw.chance(0.25) else {}, 0.05) for _ in range(3))
@@ -444,7 +445,7 @@ def draw_plan(draw: Draw) -> Schedule:
         replies=_replies(draw, message),
         at_start=_at_start(draw),
         at_continue=_at_continue(draw),
-        cached=not draw.chance(0.1),
+        cached=not draw.chance(0.05),
     )
 
 
@@ -498,7 +499,7 @@ def draw_project(draw: Draw) -> Schedule:
         ),
         replies=_project_replies(draw, message),
         at_start=_at_start(draw),
-        cached=not draw.chance(0.1),
+        cached=not draw.chance(0.05),
     )
 
 
@@ -528,7 +529,31 @@ def _project_replies(draw: Draw, message: Callable[[], Act]) -> tuple[Reply, ...
 
 
 def draw_coder(draw: Draw) -> Schedule:
-    """Return a delivery to the coder: of its own, so that its bounds are those of the schedule."""
+    """Return deliveries to the coder: of a session of its own, or of an episode whose work it does."""
+    alone = _coder_alone(draw)
+    if draw.chance(0.6):
+        return alone
+    coder = {f"coder:{call}": steps for call, steps in alone.script.items()}
+    episode = draw_episode(draw)
+    script = {
+        **{call: steps for call, steps in episode.script.items() if call in ("open", "close", "prove", "track")},
+        "work": ({"status": "delegated", "repeat": True},),
+        **coder,
+    }
+    moments = tuple(
+        Moment(at=f"coder:{moment.at}", after=moment.after, acts=(Act(do="send", name="pause", to="root"),))
+        for moment in alone.moments
+    )
+    request = {**episode.request, "bounds": alone.request["bounds"], "executor": {"name": "coder"}}
+    return episode.model_copy(
+        update={
+            "kind": "coder", "request": request, "script": script, "reopen": "",
+            "moments": (*moments, *(moment for moment in episode.moments if moment.at.split("#")[0] != "work")),
+        }
+    )  # fmt: skip
+
+
+def _coder_alone(draw: Draw) -> Schedule:
     roles = ["coder", *draw.subset(["planner", "tester"], 0.4), "reflector"]
     bounds: dict[str, Any] = {
         "max_turns": draw.one([3, 6, 12, 60]), "rounds": draw.one([0, 1, 2, 3]), "planning": "planner" in roles,

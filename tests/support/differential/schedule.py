@@ -25,6 +25,8 @@ class Act(Data):
     """Of the message, or of the file."""
     value: Any = None
     """Argument of the message; where a choice is drawn, a number from 0 to 1."""
+    to: Literal["self", "root"] = "self"
+    """The workflow that makes the call, or the one that was started."""
 
 
 class Moment(Data):

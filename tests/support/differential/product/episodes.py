@@ -236,7 +236,7 @@ class EpisodeFolder:
         """Work once under each key; what broke off is not repeated."""
         key, order = request.key, request.key.rpartition("/")[2]
         if key in self.reports:
-            if attempt == 1:
+            if attempt == 1 and self.name not in self.world.cancelled:
                 self.world.broken.append(f"delivered twice: {order}")
             if step.get("crash") == "after":
                 return self.reports[key].evolve(status=ExecutorStatus.OUTCOME_UNKNOWN, attempt=attempt)

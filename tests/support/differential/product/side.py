@@ -28,9 +28,10 @@ from tests.support.differential.product.episodes import EpisodeActivities
 from tests.support.differential.product.plans import PlanFolder, ScriptedPlans
 from tests.support.differential.product.projects import ScriptedProjects, gate_checks
 from tests.support.differential.product.world import World, cause_of
-from tests.support.differential.schedule import Act, Observation, Schedule
+from tests.support.differential.schedule import Act, Observation, Schedule, Sent
 from tests.support.plan.doubles import impatient_staffing
 from tightloop.coder.input import CoderInput
+from tightloop.coder.model import CoderProgress, CoderStatus
 from tightloop.episode.checkpoint import RestoreTarget
 from tightloop.episode.input import EpisodeInput
 from tightloop.episode.model import EpisodeStatus
@@ -38,6 +39,7 @@ from tightloop.episode.timeline import TimelineLine
 from tightloop.loop.input import LoopInput
 from tightloop.loop.model import LoopStatus
 from tightloop.plan.input import PlanInput
+from tightloop.plan.engine.state import PlanEvent
 from tightloop.plan.request import PlanStatus, StepPage
 from tightloop.question import Option, QuestionKind
 from tightloop.value.artifact import ArtifactRef
@@ -52,6 +54,8 @@ from workflows.plan.workflow import PlanWorkflow
 WORKFLOWS = [EpisodeWorkflow, PlanWorkflow, LoopWorkflow, CoderWorkflow]
 WORKSPACE = "/sample/project"
 LIMIT_S = 150.0
+CONTINUED = 6
+"""Deliveries of a session of the coder after the first one."""
 SKIPS = 100_000
 TIMELINE: dict[str, str] = {}
 """Kinds of timeline entries by their name on this side, where it is another one than in the recordings."""
@@ -60,6 +64,11 @@ LEFT_OUT = frozenset({"alert"})
 NOT_SPENT = frozenset({"wall_time"})
 STATUS = {
     "EpisodeWorkflow": EpisodeStatus, "PlanWorkflow": PlanStatus, "LoopWorkflow": LoopStatus,
+}  # fmt: skip
+
+TYPES = {"episode": "EpisodeWorkflow", "plan": "PlanWorkflow", "project": "LoopWorkflow", "coder": "CoderWorkflow"}
+LINES: dict[str, Any] = {
+    "episode": list[TimelineLine], "plan": list[PlanEvent], "project": list[TimelineLine], "coder": list[TimelineLine],
 }  # fmt: skip
 
 
@@ -160,6 +169,12 @@ class Lane(EpisodeActivities, ScriptedPlans, ScriptedProjects, ScriptedCoders):
             if schedule.reopen in self.folders[root].records:
                 given = self._input(schedule).evolve(restore=again, replace=True)
                 outcome, code = await self._outcome(schedule, root, given)
+        for _ in range(CONTINUED):
+            if family_of(schedule) != "coder" or outcome not in ("paused", "needs_person"):
+                break
+            # As its episode does after a pause or an answer.
+            world.sent.append(Sent(name="delivery", taken=outcome))
+            outcome, code = await self._outcome(schedule, root, self._input(schedule))
         await world.settle_updates()
         return await self._observe(schedule, root, outcome, code)
 
@@ -176,8 +191,9 @@ class Lane(EpisodeActivities, ScriptedPlans, ScriptedProjects, ScriptedCoders):
 
     def _input(self, schedule: Schedule) -> Any:
         request = {"workspace": WORKSPACE, **schedule.request}
-        match schedule.kind:
+        match family_of(schedule):
             case "episode":
+                request.pop("bounds", None)
                 return EpisodeInput.model_validate({**request, "sealed_as": None})
             case "plan":
                 request["source"] = json.dumps(request["source"])
@@ -186,18 +202,17 @@ class Lane(EpisodeActivities, ScriptedPlans, ScriptedProjects, ScriptedCoders):
                 fields = {name: value for name, value in request.items() if name != "tasks"}
                 fields["gates"] = gate_checks(fields["gates"])
                 return LoopInput.model_validate({**fields, "sealed_as": None})
-            case "coder":
+            case _:
                 fields = {name: value for name, value in request.items() if name != "bounds"}
                 return CoderInput.model_validate({"key": "e/1.1", "base_tree": "tree", "title": "code it", **fields})
 
     async def _outcome(self, schedule: Schedule, root: str, given: Any = None) -> tuple[str, str]:
-        types = {"episode": "EpisodeWorkflow", "plan": "PlanWorkflow", "project": "LoopWorkflow", "coder": "CoderWorkflow"}
         signals: dict[str, Any] = {}
         if schedule.at_start and given is None:
             first = schedule.at_start[0]
             signals = {"start_signal": first.name, "start_signal_args": [] if first.value is None else [first.value]}
         await self.client.start_workflow(
-            types[schedule.kind],
+            TYPES[family_of(schedule)],
             given or self._input(schedule),
             id=root,
             task_queue=self.queue,
@@ -215,11 +230,12 @@ class Lane(EpisodeActivities, ScriptedPlans, ScriptedProjects, ScriptedCoders):
         return self._ended(schedule, result)
 
     def _ended(self, schedule: Schedule, result: dict[str, Any]) -> tuple[str, str]:
-        if schedule.kind == "coder":
+        if family_of(schedule) == "coder":
+            self.progress = CoderProgress.model_validate(result["progress"])
             if result.get("question"):
                 self.world.sent.append(_sent_question(result["question"]))
             progress = result.get("progress", {})
-            return result["status"], f"{progress.get('state')} {progress.get('round')}"
+            return result["status"], f"{progress.get('state')} round {progress.get('round', 1)}"
         return result["outcome"], ""
 
     def _failure(self, failure: WorkflowFailureError) -> tuple[str, str]:
@@ -238,10 +254,11 @@ class Lane(EpisodeActivities, ScriptedPlans, ScriptedProjects, ScriptedCoders):
         parts: dict[str, str] = {}
         spent: dict[str, float] = {}
         tree: dict[str, str] = {}
-        lines: list[TimelineLine] = []
+        lines: list[Any] = []
+        family = family_of(schedule)
         try:
-            lines = await handle.query("timeline", result_type=list[TimelineLine])
-            match schedule.kind:
+            lines = await handle.query("timeline", result_type=LINES[family])
+            match family:
                 case "episode":
                     status = await handle.query("status", result_type=EpisodeStatus)
                     spent = amounts(status.spent)
@@ -259,6 +276,11 @@ class Lane(EpisodeActivities, ScriptedPlans, ScriptedProjects, ScriptedCoders):
                     parts = {task.task_id: task.state.value for task in loop.tasks}
                     gates = loop.gate_result.checks if loop.gate_result else ()
                     parts |= {check.name: "passed" if check.passed else "failed" for check in gates}
+                case _:
+                    coder = await handle.query("status", result_type=CoderStatus)
+                    parts = {"turns": str(coder.turns), "round": str(coder.round), "state": coder.state.value}
+                    used = coder.usage.model_dump()
+                    spent = {name: round(float(value), 6) for name, value in used.items() if value is not None}
         except RPCError:
             world.broken.append("no answer to a query")
         if root in self.folders:
@@ -266,7 +288,8 @@ class Lane(EpisodeActivities, ScriptedPlans, ScriptedProjects, ScriptedCoders):
         elif schedule.kind in ("plan", "project"):
             tree = {"tree": self.tree.disk}
         together = schedule.kind == "project"
-        kinds = [TIMELINE.get(line.kind, line.kind) for line in lines if line.kind not in LEFT_OUT]
+        names = [name for line in lines if (name := _entry(line)).split()[0] not in LEFT_OUT]
+        kinds = [f"{TIMELINE.get(word, word)} {step}".strip() for word, _, step in (n.partition(" ") for n in names)]
         return Observation(
             outcome=outcome,
             code=code,
@@ -360,15 +383,24 @@ class Lane(EpisodeActivities, ScriptedPlans, ScriptedProjects, ScriptedCoders):
         return waiting
 
 
+def family_of(schedule: Schedule) -> str:
+    """Return which workflow a schedule starts: the coder also works within an episode."""
+    is_episode = schedule.kind == "coder" and "definition_of_done" in schedule.request
+    return "episode" if is_episode else schedule.kind
+
+
+def _entry(line: TimelineLine | PlanEvent) -> str:
+    """Return kind and step of a line."""
+    return f"{line.event if isinstance(line, PlanEvent) else line.kind} {line.step}".strip()
+
+
 def amounts(spent: Any) -> dict[str, float]:
     """Return the sums that do not depend on time."""
     values = spent.model_dump(mode="json")
     return {name: round(float(value), 6) for name, value in values.items() if name not in NOT_SPENT}
 
 
-def _sent_question(question: dict[str, Any]) -> Any:
-    from tests.support.differential.schedule import Sent
-
+def _sent_question(question: dict[str, Any]) -> Sent:
     return Sent(name=f"question {QuestionKind(question['kind']).value}", taken="returned")
 
 

@@ -23,6 +23,9 @@ R = TypeVar("R")
 Step = dict[str, Any]
 BESIDE = frozenset({"record", "send_alerts"})
 """Activities beside the work: while only these run, a workflow waits."""
+COMMANDS = frozenset({"dispatch", "verify"})
+"""What a project plan waits for without a question."""
+ROUND = "dispatch-"
 LOOK_S = 0.02
 SIGNALS = frozenset({"pause", "resume", "cancel"})
 STUCK_S = 15.0
@@ -42,6 +45,7 @@ class World:
     Attributes:
         restart: replaces the worker of the workflows by one that remembers nothing.
         broken: invariants that did not hold.
+        cancelled: ids of workflows that have cancelled a call.
     """
 
     def __init__(
@@ -56,7 +60,7 @@ class World:
         self.spent: dict[str, dict[str, float]] = {}
         self.edit: Callable[[Act], None] = lambda _act: None
         self.checkpoints: Callable[[], list[str]] = list
-        self.is_closing = False
+        self.cancelled: set[str] = set()
         self._numbers: dict[tuple[str, str, str], int] = {}
         self._counts: Counter[str] = Counter()
         self._desk = asyncio.Lock()
@@ -70,7 +74,11 @@ class World:
 
     def place(self, workflow_id: str) -> str:
         """Return the place of a workflow in the run; empty: it is the one that was started."""
-        return "" if workflow_id == self.root else workflow_id.rsplit(".", 2)[-2] if "." in workflow_id else workflow_id
+        if workflow_id == self.root:
+            return ""
+        parts = workflow_id.removeprefix(self.root).strip(".").split(".")
+        names = [part for part in parts if not part.isdigit() and not part.startswith(ROUND)]
+        return ".".join(names) or "round"
 
     async def call(self, name: str, effect: Callable[[Step, int], R]) -> R:
         """Make a call: its moments, its scripted failures, its effect.
@@ -130,6 +138,7 @@ class World:
             pending.activity_id == info.activity_id and pending.state == wanted
             for pending in described.pending_activities
         ):
+            self.cancelled.add(info.workflow_id or "")
             for _ in range(500):
                 activity.heartbeat()
                 await asyncio.sleep(LOOK_S)
@@ -143,7 +152,8 @@ class World:
         elif act.do == "restart":
             await self.restart()
         else:
-            await self._send(act, workflow_id, completed=completed)
+            target = self.root if act.to == "root" else workflow_id
+            await self._send(act, target, completed=completed)
 
     async def _send(self, act: Act, workflow_id: str, *, completed: bool) -> None:
         if act.name == "restore":
@@ -181,8 +191,10 @@ class World:
                 waiting.cancel()
                 self.sent[index] = Sent(name=name, taken="never answered")
                 self.broken.append(f"{name} was accepted and never answered")
-            elif waiting.exception() is not None:
-                self.sent[index] = Sent(name=name, taken="failed")
+            elif error := waiting.exception():
+                cause = cause_of(error)
+                is_refused = cause is not None and cause.type == "InvalidRequestError"
+                self.sent[index] = Sent(name=name, taken="refused" if is_refused else "failed")
 
     async def _describe(self, workflow_id: str) -> Any:
         return (await self.client.get_workflow_handle(workflow_id).describe()).raw_description
@@ -269,7 +281,9 @@ class World:
         )
         for act in reply.before:
             await self.do(act, workflow_id, completed=True)
-        if reply.do == "answer":
+        if reply.do == "answer" and kind in COMMANDS:
+            await self.do(Act(do="send", name=replied, value={"by": "ada"}), workflow_id, completed=True)
+        elif reply.do == "answer":
             people = ("ada", "bob") if getattr(question, "count", 1) > 1 else ("ada",)
             for by in people:
                 value = {"question": question.id, "option": replied, "text": reply.text, "by": by}
