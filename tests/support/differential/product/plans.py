@@ -56,7 +56,7 @@ class PlanFolder:
         self.plans: dict[str, Plan] = {}
         self.has_planner = "revise" in world.schedule.script
         self.proven_tree = ""
-        self.merged: dict[str, str] = {}
+        self.done: set[str] = set()
 
     def edit(self, act: Act) -> None:
         """Change a file as a person does."""
@@ -123,10 +123,11 @@ class PlanFolder:
     def _deliver(self, request: RunStepRequest) -> None:
         place = self.world.place(request.scope.episode_id)
         order = f"{request.step}.{request.attempt}"
-        order = f"{place}:{order}" if place else order
-        if order in self.world.deliveries and not self.world.schedule.script.get("revise"):
+        key = f"{request.scope.episode_id}/{request.scope.revision}/{order}"
+        if key in self.done:
             self.world.broken.append(f"delivered twice: {order}")
-        self.world.deliveries.append(order)
+        self.done.add(key)
+        self.world.deliveries.append(order if place in ("", "round") else f"{place}:{order}")
 
     def _result(self, step: Step, request: RunStepRequest) -> StepResult:
         used = usage_of(step)

@@ -65,7 +65,7 @@ class World:
         self._counts: Counter[str] = Counter()
         self._desk = asyncio.Lock()
         self._seen: dict[str, set[str]] = defaultdict(set)
-        self._replied = 0
+        self._replied = self._calls_made = self._in_flight = 0
         self._continued = 0
         self._last_answer: dict[tuple[str, str], int] = {}
         self._updates: list[tuple[int, asyncio.Task[str]]] = []
@@ -87,6 +87,14 @@ class World:
             name: of the call.
             effect: gets the scripted result and the number of the attempt.
         """
+        self._calls_made += 1
+        self._in_flight += 1
+        try:
+            return await self._call(name, effect)
+        finally:
+            self._in_flight -= 1
+
+    async def _call(self, name: str, effect: Callable[[Step, int], R]) -> R:
         info = activity.info()
         workflow_id = info.workflow_id or ""
         place = self.place(workflow_id)
@@ -193,8 +201,7 @@ class World:
                 self.broken.append(f"{name} was accepted and never answered")
             elif error := waiting.exception():
                 cause = cause_of(error)
-                is_refused = cause is not None and cause.type == "InvalidRequestError"
-                self.sent[index] = Sent(name=name, taken="refused" if is_refused else "failed")
+                self.sent[index] = Sent(name=name, taken="failed" if cause is None else "refused")
 
     async def _describe(self, workflow_id: str) -> Any:
         return (await self.client.get_workflow_handle(workflow_id).describe()).raw_description
@@ -219,12 +226,19 @@ class World:
     async def idle(self) -> None:
         """Wait until nothing but the person can make a difference."""
         before: tuple[int, ...] = ()
+        pause_s, quiet_since = LOOK_S, self._calls_made
+        await asyncio.sleep(LOOK_S)
         while True:
-            now = await self._standing(self.root)
-            if now and now == before:
-                return
-            before = now
-            await asyncio.sleep(LOOK_S)
+            # Looking costs the server more than anything else: only where no call is being made here.
+            if self._in_flight or quiet_since != self._calls_made:
+                before, quiet_since, pause_s = (), self._calls_made, LOOK_S
+            else:
+                now = await self._standing(self.root)
+                if now and now == before:
+                    return
+                pause_s = LOOK_S if now else min(pause_s * 2, 0.3)
+                before = now
+            await asyncio.sleep(pause_s)
 
     async def _standing(self, workflow_id: str) -> tuple[int, ...]:
         """Return the lengths of all histories; nothing where something is under way."""
@@ -319,7 +333,7 @@ class World:
         until, before, since = time.monotonic() + limit_s, (-1,), time.monotonic()
         try:
             while time.monotonic() < until:
-                done, _ = await asyncio.wait([waiting], timeout=1.0)
+                done, _ = await asyncio.wait([waiting], timeout=3.0)
                 if done:
                     return waiting.result()
                 now = await self._standing(workflow_id)
