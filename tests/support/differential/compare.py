@@ -48,7 +48,9 @@ def _compare(field: str, recorded: Any, seen: Any) -> Iterator[Difference]:
 
 def unexplained(schedule: Schedule, found: list[Difference]) -> list[Difference]:
     """Return the differences that nobody made on purpose."""
-    return [difference for difference in found if not any(_fits(intended, schedule, difference) for intended in INTENDED)]
+    return [
+        difference for difference in found if not any(_fits(intended, schedule, difference) for intended in INTENDED)
+    ]
 
 
 def _fits(intended: Intended, schedule: Schedule, difference: Difference) -> bool:

@@ -1,5 +1,6 @@
-"""Draws schedules that are dangerous: every bound, question and way back is likely, and most messages come too early."""
+"""Draws schedules that are dangerous: bounds, questions and ways back are likely, and messages come at bad moments."""
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -10,6 +11,7 @@ T = TypeVar("T")
 Step = dict[str, Any]
 SHARES: dict[Kind, int] = {"episode": 1300, "plan": 1000, "project": 400, "coder": 300}
 """Schedules of each kind in a full recording."""
+BARE = (Act(do="send", name="resume"), Act(do="send", name="cancel"))
 HOURS_S = (3_600.0, 7_200.0, 20_000.0)
 
 
@@ -78,11 +80,11 @@ def _episode_message(draw: Draw) -> Act:
         "pause": draw.one([None, "wait a moment", {"text": "stop", "by": "ada"}]),
         "resume": draw.one([None, "go on", "ckpt-0"]),
         "cancel": draw.one([None, "enough"]),
-        "respond": draw.one(["use the other way", {"text": "faster", "by": "ada"}, {"text": "a report", "resumes": False}]),
+        "respond": draw.one(["another way", {"text": "faster", "by": "ada"}, {"text": "a report", "resumes": False}]),
         "top_up": draw.one([{"iterations": 2}, {"executor_failures": 1, "tokens": 5000}, {"cost_usd": 1}]),
         "amend": draw.one([
-            {"goal": "another goal"}, {"definition_of_done": ["lines 1"]}, {"definition_of_done": ["lines 5", "have x.txt"]},
-            {"planner": "heuristic"}, {"goal": ""},
+            {"goal": "another goal"}, {"definition_of_done": ["lines 1"]}, {"goal": ""}, {"planner": "heuristic"},
+            {"definition_of_done": ["lines 5", "have x.txt"]},
         ]),
         "restore": draw.share(),
         "answer": draw.one(["end", "wait", "allow", "cancel", "q9"]),
@@ -105,8 +107,6 @@ def _plan_message(draw: Draw, steps: Sequence[str], source: dict[str, Any]) -> A
 
 
 def _text(source: dict[str, Any]) -> str:
-    import json
-
     return json.dumps(source)
 
 
@@ -115,9 +115,7 @@ def _moments(draw: Draw, calls: Sequence[str], message: Callable[[], Act], most:
     for _ in range(draw.number(0, most)):
         acts = [Act(do="restart")] if draw.chance(0.2) else [message()]
         if acts[0].name == "pause" and draw.chance(0.4):
-            acts.append(draw.one([
-                Act(do="send", name="answer", value="end"), Act(do="send", name="resume"), Act(do="send", name="cancel"),
-            ]))  # fmt: skip
+            acts.append(Act(do="send", name="answer", value="end") if draw.chance(0.4) else draw.one(BARE))
         elif draw.chance(0.2):
             acts.append(message())
         if acts[0].do == "send" and draw.chance(0.3):
@@ -140,7 +138,7 @@ def _replies(draw: Draw, message: Callable[[], Act], count: int = 4) -> tuple[Re
             before.append(Act(do="restart"))
         if do == "act":
             # What does not end the wait is followed by something that does.
-            before.append(draw.one([Act(do="send", name="resume"), Act(do="send", name="cancel")]))
+            before.append(draw.one(BARE))
         text = draw.one(["", "", "because"])
         # The first options go on, the last one mostly cancels.
         pick = draw.share() if draw.chance(0.5) else 0.0
@@ -243,7 +241,8 @@ def _planned(draw: Draw) -> Step:
 
 def _worked(draw: Draw) -> Step:
     what = draw.weighed({
-        "completed": 40, "idle": 6, "failed": 6, "timed_out": 3, "limit_hit": 8, "fatal": 2, "refused": 2, "no_change": 2,
+        "completed": 40, "idle": 6, "failed": 6, "timed_out": 3, "limit_hit": 8, "fatal": 2, "refused": 2,
+        "no_change": 2,
         "permission": 3, "clarification": 2, "work": 2, "crash": 3, "outcome_unknown": 2, "paused": 1,
     })  # fmt: skip
     if what in ("permission", "clarification", "work", "crash"):
@@ -280,91 +279,107 @@ def _tracked(draw: Draw) -> Step:
 # -- plans ----------------------------------------------------------------------------------------------
 
 
-def _plan_source(draw: Draw, least: int, most: int, *, depth: int = 1) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a plan and the script of its steps."""
-    count = draw.number(least, most)
-    names = [f"s{number}" for number in range(count)]
-    steps: list[dict[str, Any]] = []
-    script: dict[str, Any] = {}
-    taken: set[str] = set()
-    for number, name in enumerate(names):
-        before = [other for other in names[max(0, number - 4) : number] if other not in taken]
-        needs = draw.some(before, 2)
-        step: dict[str, Any] = {"id": name, "needs": needs}
+class PlanDraw:
+    """A plan that is being drawn, with the script of its steps."""
+
+    def __init__(self, draw: Draw, depth: int = 1) -> None:
+        self._draw, self._depth = draw, depth
+        self.steps: list[Step] = []
+        self.script: dict[str, Any] = {}
+
+    def source(self, least: int, most: int) -> dict[str, Any]:
+        """Draw the steps and return the plan."""
+        for number in range(self._draw.number(least, most)):
+            self._add(f"s{number}")
+        self.script = {name: found for name, found in self.script.items() if any(found)}
+        on_failure = self._draw.one(["ask", "ask", "fail", "compensate"])
+        # One at a time: what runs beside each other ends in any order.
+        return {"id": "drawn", "on_failure": on_failure, "max_parallel": 1, "steps": self.steps}
+
+    def _add(self, name: str) -> None:
+        draw, nested = self._draw, 1.0 if self._depth == 1 else 0.0
+        before = [step["id"] for step in self.steps[-4:] if step["id"].isalnum() and not step["id"].endswith("x")]
+        step: Step = {"id": name, "needs": draw.some(before, 2)}
+        self.steps.append(step)
         what = draw.weighed(
-            {"shell": 10, "none": 1, "gate": 3, "subplan": 1.2 if depth == 1 else 0, "for_each": 1.5, "model": 1.5, "branch": 0.5 if depth == 1 else 0}
-        )
-        results = tuple(_crash(draw, _stepped(draw), 0.06) for _ in range(4))
-        if what in ("shell", "for_each"):
-            step["shell"] = {"run": "true"}
-            step["access"] = draw.one(["writes", "writes", "none", "reads"])
-            if what == "for_each":
-                step["id"] = f"{name}-*"
-                step["for_each"] = list(range(draw.number(0, 3)))
-            script[f"step {step['id']}"] = results
-        elif what == "none":
-            pass
-        elif what == "model":
-            step["model"] = {"prompt": "say it"}
-            script[f"step {name}"] = tuple({**each, "tokens": draw.one([100, 800])} for each in results)
-        elif what == "gate":
-            approval: dict[str, Any] = {}
-            ask: dict[str, Any] = {}
-            if draw.chance(0.2):
-                ask["count"] = approval["count"] = 2
-            step["gate"] = {"approval": approval}
-            if draw.chance(0.25):
-                step["gate"]["window"] = ask["window"] = "evening"
-            if draw.chance(0.15):
-                ask["kind"] = draw.one(["policy", "clarification"])
-            script[f"step {name}"] = ({"ask": ask, "repeat": True},)
-        else:
-            ways = 1 if what == "subplan" else 2
-            inner = [_plan_source(draw, 1, 3, depth=depth + 1) for _ in range(ways)]
-            bodies = [{"id": "inner", "on_failure": draw.one(["fail", "ask"]), "steps": source["steps"]} for source, _ in inner]
-            step["subplan" if ways == 1 else "branch"] = (
-                {"steps": bodies[0]["steps"]}
-                if ways == 1
-                else {"alternatives": [{"name": f"way{n}", "steps": body["steps"]} for n, body in enumerate(bodies)]}
-            )
-            script[f"prepare {name}"] = ({"plans": bodies, "repeat": True},)
-            for way, (_, more) in enumerate(inner):
-                place = name if ways == 1 else f"{name}.way{way}"
-                script |= {f"{place}:{call}": found for call, found in more.items()}
-            script[f"settle {name}"] = tuple(_stepped(draw, share=0.15) for _ in range(2))
-        if what in ("shell", "model") and draw.chance(0.5):
-            step["retry"] = {
-                "attempts": draw.one([1, 2, 3]), "initial_s": draw.one(HOURS_S), "maximum_s": 100_000.0,
-            }  # fmt: skip
-        else:
-            step["retry"] = {"attempts": 1} if draw.chance(0.7) else {
-                "attempts": 2, "initial_s": 7_200.0, "maximum_s": 100_000.0,
-            }  # fmt: skip
-        if what == "shell" and draw.chance(0.1):
-            step["compensate"] = draw.one([{"none": True}, {"run": "undo"}])
+            {
+                "shell": 10, "none": 1, "gate": 3, "for_each": 1.5, "model": 1.5, "subplan": 1.2 * nested,
+                "branch": 0.5 * nested,
+            }
+        )  # fmt: skip
+        step["retry"] = _retry(draw) if what in ("shell", "model") else {"attempts": 1}
         if draw.chance(0.2):
             step["priority"] = draw.number(-2, 2)
-        steps.append(step)
-        script[f"undo {name}"] = ({"cannot": True} if draw.chance(0.1) else {},)
-        if what == "shell" and draw.chance(0.2):
+        if what == "gate":
+            self._gate(step)
+        elif what in ("subplan", "branch"):
+            self._nested(step, what)
+        elif what != "none":
+            self._command(step, what)
+        self.script[f"undo {name}"] = ({"cannot": True} if draw.chance(0.1) else {},)
+        if what == "shell":
+            self._failing(step, before)
+
+    def _command(self, step: Step, what: str) -> None:
+        draw, name = self._draw, step["id"]
+        results = tuple(_crash(draw, _stepped(draw), 0.06) for _ in range(4))
+        if what == "model":
+            step["model"] = {"prompt": "say it"}
+            results = tuple({**each, "tokens": draw.one([100, 800])} for each in results)
+        else:
+            step["shell"] = {"run": "true"}
+            step["access"] = draw.one(["writes", "writes", "none", "reads"])
+        if what == "for_each":
+            step["id"] = f"{name}-*"
+            step["for_each"] = list(range(draw.number(0, 3)))
+        self.script[f"step {step['id']}"] = results
+
+    def _gate(self, step: Step) -> None:
+        draw = self._draw
+        approval: dict[str, Any] = {}
+        ask: dict[str, Any] = {}
+        if draw.chance(0.2):
+            ask["count"] = approval["count"] = 2
+        gate: dict[str, Any] = {"approval": approval}
+        step["gate"] = gate
+        if draw.chance(0.25):
+            gate["window"] = ask["window"] = "evening"
+        if draw.chance(0.15):
+            ask["kind"] = draw.one(["policy", "clarification"])
+        self.script[f"step {step['id']}"] = ({"ask": ask, "repeat": True},)
+
+    def _nested(self, step: Step, what: str) -> None:
+        draw, name = self._draw, step["id"]
+        bodies = []
+        for way in range(1 if what == "subplan" else 2):
+            inner = PlanDraw(draw, self._depth + 1)
+            source = inner.source(1, 3)
+            bodies.append({**source, "id": "inner", "on_failure": draw.one(["fail", "ask"])})
+            place = name if what == "subplan" else f"{name}.way{way}"
+            self.script |= {f"{place}:{call}": found for call, found in inner.script.items()}
+        if what == "subplan":
+            step["subplan"] = {"steps": bodies[0]["steps"]}
+        else:
+            ways = [{"name": f"way{way}", "steps": body["steps"]} for way, body in enumerate(bodies)]
+            step["branch"] = {"alternatives": ways}
+        self.script[f"prepare {name}"] = ({"plans": bodies, "repeat": True},)
+        self.script[f"settle {name}"] = tuple(_stepped(draw, share=0.15) for _ in range(2))
+
+    def _failing(self, step: Step, before: list[str]) -> None:
+        draw, name = self._draw, step["id"]
+        if draw.chance(0.1):
+            step["compensate"] = draw.one([{"none": True}, {"run": "undo"}])
+        if draw.chance(0.25):
             # Another step does its work where it fails.
             other = f"{name}x"
-            steps.append({"id": other, "shell": {"run": "true"}, "retry": {"attempts": 1}})
-            script[f"step {other}"] = (_stepped(draw, share=0.2),)
-            undo = [other for other in draw.some([*before, name], 2) if "-*" not in other]
-            known = {step["id"] for step in steps}
-            step["on_failure"] = {
-                "to": f"{name}x", "recovers": draw.chance(0.8), "compensate": [name for name in undo if name in known],
-            }  # fmt: skip
-        if step["id"] != name:
-            taken.add(name)
-    source = {
-        "id": "drawn",
-        "on_failure": draw.one(["ask", "ask", "fail", "compensate"]),
-        "max_parallel": 1,
-        "steps": steps,
-    }
-    return source, {name: found for name, found in script.items() if any(found)}
+            self.steps.append({"id": other, "shell": {"run": "true"}, "retry": {"attempts": 1}})
+            self.script[f"step {other}"] = (_stepped(draw, share=0.2),)
+            undo = draw.some([*before, name], 2)
+            step["on_failure"] = {"to": other, "recovers": draw.chance(0.8), "compensate": undo}
+
+
+def _retry(draw: Draw) -> dict[str, Any]:
+    return {"attempts": draw.one([1, 1, 2, 3]), "initial_s": draw.one(HOURS_S), "maximum_s": 100_000.0}
 
 
 def _stepped(draw: Draw, share: float = 0.25) -> Step:
@@ -385,7 +400,13 @@ def _revised(draw: Draw, source: dict[str, Any]) -> dict[str, Any]:
     steps = [dict(step) for step in source["steps"]]
     what = draw.weighed({"add": 5, "change": 3, "drop": 2, "wrong": 1})
     if what == "add":
-        steps.append({"id": f"new{draw.number(0, 9)}", "shell": {"run": "true"}, "needs": draw.some([s["id"] for s in steps if "*" not in s["id"]], 1)})
+        steps.append(
+            {
+                "id": f"new{draw.number(0, 9)}",
+                "shell": {"run": "true"},
+                "needs": draw.some([s["id"] for s in steps if "*" not in s["id"]], 1),
+            }
+        )
     elif what == "change":
         draw.one(steps)["title"] = "another title"
         draw.one(steps)["priority"] = 9
@@ -396,32 +417,36 @@ def _revised(draw: Draw, source: dict[str, Any]) -> dict[str, Any]:
     return {**source, "steps": steps}
 
 
+def _plan_budget(draw: Draw, steps: int) -> dict[str, Any]:
+    bounds: dict[str, tuple[float, list[Any]]] = {
+        "max_attempts": (0.2, [max(2, steps + more) for more in (0, 0, 1, 3)]),
+        "max_tokens": (0.15, [500, 1500]),
+        "max_api_calls": (0.1, [1, 2]),
+        "max_wall_s": (0.08, [5_000.0]),
+        "max_revisions": (0.1, [1, 2]),
+        "max_fan_out": (0.05, [1]),
+    }
+    return {name: draw.one(values) for name, (share, values) in bounds.items() if draw.chance(share)}
+
+
 def draw_plan(draw: Draw) -> Schedule:
     """Return a plan."""
-    source, script = _plan_source(draw, 2, 5)
+    plan = PlanDraw(draw)
+    source = plan.source(2, 5)
+    script = plan.script
     if draw.chance(0.5):
         source["definition_of_done"] = ["true"]
-        script["verify"] = tuple(_crash(draw, {"failing": ["true"]} if draw.chance(0.25) else {}, 0.05) for _ in range(3))
+        failing = ({"failing": ["true"]} if draw.chance(0.25) else {} for _ in range(3))
+        script["verify"] = tuple(_crash(draw, step, 0.05) for step in failing)
         script["prove"] = tuple({"doubted": True} if draw.chance(0.25) else {} for _ in range(2))
-    budget: dict[str, Any] = {}
-    if draw.chance(0.2):
-        budget["max_attempts"] = max(2, len(source["steps"]) + draw.one([0, 0, 1, 3]))
-    if draw.chance(0.15):
-        budget["max_tokens"] = draw.one([500, 1500])
-    if draw.chance(0.1):
-        budget["max_api_calls"] = draw.one([1, 2])
-    if draw.chance(0.08):
-        budget["max_wall_s"] = 5_000.0
-    if draw.chance(0.1):
-        budget["max_revisions"] = draw.one([1, 2])
-    if draw.chance(0.05):
-        budget["max_fan_out"] = 1
-    source["budget"] = budget
+    source["budget"] = _plan_budget(draw, len(source["steps"]))
     if draw.chance(0.35):
-        script["revise"] = tuple({"source": _revised(draw, source)} if draw.chance(0.7) else {"tokens": 100} for _ in range(3))
+        revisions = ({"source": _revised(draw, source)} if draw.chance(0.7) else {"tokens": 100} for _ in range(3))
+        script["revise"] = tuple(revisions)
     names = [step["id"] for step in source["steps"]]
-    calls = ["open", "baseline", "verify", "prove", "close", "adopt", "revise", "load", *[f"step {name}" for name in names] * 2,
-             *[f"undo {name}" for name in names[:2]], *[f"prepare {name}" for name in names[:2]]]  # fmt: skip
+    calls = ["open", "baseline", "verify", "prove", "close", "adopt", "revise", "load"]
+    calls += [f"step {name}" for name in names] * 2
+    calls += [f"{call} {name}" for call in ("undo", "prepare") for name in names[:2]]
 
     def message() -> Act:
         return _plan_message(draw, names, source)
@@ -473,14 +498,14 @@ def draw_project(draw: Draw) -> Schedule:
         script[f"gate {gate}"] = (_crash(draw, {"s": "fail"} if draw.chance(0.15) else {}, 0.08),)
     script["inspect"] = ({"s": "fail"} if draw.chance(0.04) else _crash(draw, {}),)
     script["tasks"] = ({"s": "fail"} if draw.chance(0.05) else _crash(draw, {}),)
-    calls = ["inspect", "tasks", "results", "gates", "leave", *[f"gate {gate}" for gate in gates],
-             *[f"ptask_{number}:{call}" for number in range(1, count + 1) for call in ("work", "plan", "open")]]  # fmt: skip
+    calls = ["inspect", "tasks", "results", "gates", "leave", *[f"gate {gate}" for gate in gates]]
+    calls += [f"ptask_{number}:{call}" for number in range(1, count + 1) for call in ("work", "plan", "open")]
 
     def message() -> Act:
         name = draw.weighed({"pause": 4, "resume": 3, "cancel": 2, "dispatch": 2, "verify": 2})
         values: dict[str, Any] = {
-            "pause": None, "resume": None, "cancel": draw.one([None, "enough"]), "dispatch": {"parallel": 1, "by": "ada"},
-            "verify": {"by": "ada"},
+            "pause": None, "resume": None, "cancel": draw.one([None, "enough"]),
+            "dispatch": {"parallel": 1, "by": "ada"}, "verify": {"by": "ada"},
         }  # fmt: skip
         return Act(do="send", name=name, value=values[name])
 
@@ -494,9 +519,7 @@ def draw_project(draw: Draw) -> Schedule:
         seed=draw.seed,
         request=request,
         script={name: steps for name, steps in script.items() if any(steps)},
-        moments=tuple(
-            moment for moment in _moments(draw, calls, message, most=2)
-        ),
+        moments=tuple(moment for moment in _moments(draw, calls, message, most=2)),
         replies=_project_replies(draw, message),
         at_start=_at_start(draw),
         cached=not draw.chance(0.05),
@@ -553,6 +576,13 @@ def draw_coder(draw: Draw) -> Schedule:
     )  # fmt: skip
 
 
+PROPOSED = (
+    ["read"], ["edit"], ["edit", "run"], ["read", "read"], ["edit", "read", "run"], ["finish"], ["finish"],
+    ["edit", "finish"], ["run"], ["bad"], [], ["ask"],
+)  # fmt: skip
+"""Calls of one answer of a model."""
+
+
 def _coder_alone(draw: Draw) -> Schedule:
     roles = ["coder", *draw.subset(["planner", "tester"], 0.4), "reflector"]
     bounds: dict[str, Any] = {
@@ -583,8 +613,7 @@ def _coder_alone(draw: Draw) -> Schedule:
 
 
 def _turn(draw: Draw) -> Step:
-    calls = draw.one([["read"], ["edit"], ["edit", "run"], ["read", "read"], ["edit", "read", "run"], ["finish"], ["finish"],
-                      ["edit", "finish"], ["run"], ["bad"], [], ["ask"]])  # fmt: skip
+    calls = draw.one(PROPOSED)
     step: Step = {"calls": calls}
     if draw.chance(0.05):
         step["problem"] = "it was cut off"

@@ -309,6 +309,4 @@ class ScriptedPlans:
     async def close_plan(self, request: ClosePlanRequest) -> PlanClosed:
         plan = self.tree.plans.get(request.scope.plan.sha256) if request.scope.plan else None
         needs_proof = plan is not None and bool(plan.definition_of_done)
-        return await self.world.call(
-            "close", lambda _step, _attempt: self.tree.close(request, needs_proof=needs_proof)
-        )
+        return await self.world.call("close", lambda _step, _attempt: self.tree.close(request, needs_proof=needs_proof))

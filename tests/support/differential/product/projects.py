@@ -12,7 +12,7 @@ from activities.loop.gates.activity import (
     LeaveProjectRequest,
     RunGateRequest,
 )
-from activities.loop.inspection.activity import InspectionActivities, InspectRequest, Inspected
+from activities.loop.inspection.activity import Inspected, InspectionActivities, InspectRequest
 from activities.loop.tasks.activity import PlannedTasks, PlanTasksRequest, ReadResultsRequest, TaskResults
 from tests.support.differential.product.plans import PlanFolder
 from tests.support.differential.product.world import Step, World, reference
@@ -62,7 +62,9 @@ class ScriptedProjects:
         def effect(step: Step, _attempt: int) -> Inspected:
             if step.get("s") == "fail":
                 raise WorkspaceError("the project cannot be inspected")
-            return Inspected(packet_id="pkt_0123456789abcdef", packet=reference("packet"), project="p", goal=request.goal)
+            return Inspected(
+                packet_id="pkt_0123456789abcdef", packet=reference("packet"), project="p", goal=request.goal
+            )
 
         return await self.world.call("inspect", effect)
 
@@ -88,9 +90,7 @@ class ScriptedProjects:
 
     @activity.defn
     async def read_results(self, request: ReadResultsRequest) -> TaskResults:
-        found = tuple(
-            self.results.get((request.plan_id, name), TaskResult(task_id=name)) for name in request.tasks
-        )
+        found = tuple(self.results.get((request.plan_id, name), TaskResult(task_id=name)) for name in request.tasks)
         return await self.world.call("results", lambda _step, _attempt: TaskResults(results=found))
 
     @activity.defn

@@ -38,8 +38,8 @@ from tightloop.episode.model import EpisodeStatus
 from tightloop.episode.timeline import TimelineLine
 from tightloop.loop.input import LoopInput
 from tightloop.loop.model import LoopStatus
-from tightloop.plan.input import PlanInput
 from tightloop.plan.engine.state import PlanEvent
+from tightloop.plan.input import PlanInput
 from tightloop.plan.request import PlanStatus, StepPage
 from tightloop.question import Option, QuestionKind
 from tightloop.value.artifact import ArtifactRef

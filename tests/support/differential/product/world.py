@@ -48,9 +48,7 @@ class World:
         cancelled: ids of workflows that have cancelled a call.
     """
 
-    def __init__(
-        self, schedule: Schedule, client: Client, root: str, restart: Callable[[], Awaitable[None]]
-    ) -> None:
+    def __init__(self, schedule: Schedule, client: Client, root: str, restart: Callable[[], Awaitable[None]]) -> None:
         self.schedule, self.client, self.root, self.restart = schedule, client, root, restart
         self.asked: list[Asked] = []
         self.sent: list[Sent] = []
@@ -290,9 +288,7 @@ class World:
         replied: str = reply.do
         if reply.do == "answer":
             replied = options[min(int(reply.pick * len(options)), len(options) - 1)]
-        self.asked.append(
-            Asked(of=place, kind=kind, options=options, blocks=bool(question.blocks), replied=replied)
-        )
+        self.asked.append(Asked(of=place, kind=kind, options=options, blocks=bool(question.blocks), replied=replied))
         for act in reply.before:
             await self.do(act, workflow_id, completed=True)
         if reply.do == "answer" and kind in COMMANDS:
